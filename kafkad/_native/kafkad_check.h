@@ -1,0 +1,18 @@
+/* An assertion that stays on in every build and ends the process, also from noexcept nogil code, where Cython's
+ * own `assert` would print and go on. For "we are wrong" only; bytes that lie are Malformed, never this. */
+#ifndef KAFKAD_CHECK_H
+#define KAFKAD_CHECK_H
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define KAFKAD_CHECK(condition)                                                                       \
+    do {                                                                                              \
+        if (!(condition)) {                                                                           \
+            fprintf(stderr, "kafkad: broken invariant at %s:%d: %s\n", __FILE__, __LINE__, #condition); \
+            fflush(stderr);                                                                           \
+            abort();                                                                                  \
+        }                                                                                             \
+    } while (0)
+
+#endif

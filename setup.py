@@ -1,0 +1,42 @@
+"""Builds kafkad: every kafkad/_native/*.pyx is one extension; compiler directives stand here, once.
+
+Environment:
+  KAFKAD_ONLY=codec,batch   build just these extensions (while working on them)
+  KAFKAD_DEBUG=1            -O0 -g, bounds checks on
+"""
+
+import os
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+HERE = Path(__file__).parent
+NATIVE = HERE / "kafkad" / "_native"
+DEBUG = os.environ.get("KAFKAD_DEBUG") == "1"
+ONLY = {name for name in os.environ.get("KAFKAD_ONLY", "").split(",") if name}
+
+DIRECTIVES = {
+    "language_level": 3,
+    "boundscheck": DEBUG,
+    "wraparound": False,
+    "cdivision": True,
+    "initializedcheck": DEBUG,
+    "embedsignature": True,
+    "auto_pickle": False,
+}
+COMPILE = ["-O0", "-g"] if DEBUG else ["-O2", "-g1", "-fno-strict-aliasing"]
+
+extensions = [
+    Extension(
+        f"kafkad._native.{path.stem}",
+        [str(path.relative_to(HERE))],
+        include_dirs=[str(NATIVE.relative_to(HERE))],
+        define_macros=[("_GNU_SOURCE", "1")],
+        extra_compile_args=COMPILE,
+    )
+    for path in sorted(NATIVE.glob("*.pyx"))
+    if not ONLY or path.stem in ONLY
+]
+
+setup(ext_modules=cythonize(extensions, compiler_directives=DIRECTIVES, nthreads=2, quiet=True))

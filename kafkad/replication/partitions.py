@@ -1,0 +1,147 @@
+"""Which partitions live here: the metadata image turned into open logs.
+
+`Partitions` follows the image. A partition that the image places here gets a log (created, or the one that
+was found at start), is led in the image's leader epoch, and is entered in the table by which the data plane
+finds it; one that is gone is taken out of the table first, so that its waiters are answered, then its log
+goes.
+
+Beware: a topic that was deleted and made again has a new id. Its old logs are deleted before the new are
+made.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from kafkad.config.topic import TopicConfig
+from kafkad.protocol import errors
+from kafkad.protocol.errors import KafkaError
+
+logger = logging.getLogger(__name__)
+
+TOPIC_RESOURCE = 2  # ConfigResource.Type.TOPIC
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+
+class Partitions:
+    """The partitions of this broker: name and index, or topic id and index, to `log.Log`."""
+
+    def __init__(self, broker_id: int, config: Any, log_dirs: Any, table: Any) -> None:
+        self.broker_id = broker_id
+        self.config = config  # config.BrokerConfig
+        self.log_dirs = log_dirs
+        self.table = table  # _native.partition_table.PartitionTable
+        self._logs: dict[tuple[str, int], Any] = {}
+        self._image: Any = None
+
+    # -- look-ups ------------------------------------------------------------------------------------------
+
+    def get(self, topic: str, index: int) -> Any:
+        """The led log of a partition. KafkaError: UNKNOWN_TOPIC_OR_PARTITION, KAFKA_STORAGE_ERROR."""
+        log = self._logs.get((topic, index))
+        if log is not None:
+            return log
+        if self._image is not None:
+            known = self._image.topics.get(topic)
+            if known is not None and index in known.partitions:
+                replicas = known.partitions[index].replicas
+                here = self.broker_id in replicas
+                raise KafkaError(errors.KAFKA_STORAGE_ERROR if here else errors.NOT_LEADER_OR_FOLLOWER)
+        raise KafkaError(errors.UNKNOWN_TOPIC_OR_PARTITION)
+
+    def find(self, topic: str, index: int) -> Any | None:
+        """As `get`, but None where there is no log."""
+        return self._logs.get((topic, index))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self._logs.values()))
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    # -- following the image -------------------------------------------------------------------------------
+
+    def topic_config(self, image: Any, topic: str) -> TopicConfig:
+        return TopicConfig.resolve(self.config, image.configs.get((TOPIC_RESOURCE, topic), {}))
+
+    def apply(self, image: Any) -> None:
+        """Bring all partitions in line with `image`: at the start, when everything may have changed."""
+        self._image = image
+        wanted = {
+            (topic.name, index): topic.topic_id
+            for topic in image.topics.values()
+            for index, state in topic.partitions.items()
+            if self.broker_id in state.replicas
+        }
+        for (name, index), log in list(self._logs.items()):
+            if wanted.get((name, index)) != log.topic_id:
+                self._drop(name, index)
+        for topic in image.topics.values():
+            self._ensure_topic(image, topic)
+
+    def apply_delta(self, delta: Any, image: Any) -> None:
+        """Follow one committed change. Deletions first: a name may come back under a new id."""
+        self._image = image
+        for topic in delta.topics_deleted:
+            for index in list(topic.partitions):
+                if (topic.name, index) in self._logs:
+                    self._drop(topic.name, index)
+        for name in delta.topics_changed:
+            topic = image.topics.get(name)
+            if topic is not None:
+                self._ensure_topic(image, topic)
+        for resource_type, name in delta.configs_changed:
+            if resource_type == TOPIC_RESOURCE and name in image.topics:
+                config = self.topic_config(image, name)
+                for index in image.topics[name].partitions:
+                    log = self._logs.get((name, index))
+                    if log is not None:
+                        log.update_config(config)
+
+    def update_defaults(self, config: Any) -> None:
+        """The broker's own configuration changed: every log's effective configuration may have."""
+        self.config = config
+        for topic in self._image.topics.values():
+            resolved = self.topic_config(self._image, topic.name)
+            for index in topic.partitions:
+                log = self._logs.get((topic.name, index))
+                if log is not None:
+                    log.update_config(resolved)
+
+    def _ensure_topic(self, image: Any, topic: Any) -> None:
+        config: TopicConfig | None = None
+        for index, state in topic.partitions.items():
+            if self.broker_id not in state.replicas:
+                continue
+            log = self._logs.get((topic.name, index))
+            if log is None:
+                if config is None:
+                    config = self.topic_config(image, topic.name)
+                log = self._open(topic, index, config)
+                if log is None:
+                    continue
+            if state.leader == self.broker_id:
+                log.set_leader_epoch(state.leader_epoch)
+
+    def _open(self, topic: Any, index: int, config: TopicConfig) -> Any | None:
+        log = self.log_dirs.get(topic.name, index)
+        if log is not None and log.topic_id != topic.topic_id:
+            self.log_dirs.delete(topic.name, index)
+            log = None
+        if log is None:
+            try:
+                log = self.log_dirs.create(topic.name, index, topic.topic_id, config)
+            except (OSError, KafkaError) as trouble:
+                logger.error("partition %s-%d could not be created: %s", topic.name, index, trouble)
+                return None
+        else:
+            log.update_config(config)
+        self._logs[topic.name, index] = log
+        self.table.add(log.native, topic.name, topic.topic_id, internal=topic.name in INTERNAL_TOPICS)
+        return log
+
+    def _drop(self, name: str, index: int) -> None:
+        log = self._logs.pop((name, index))
+        self.table.remove(name, index)
+        self.log_dirs.delete(name, index)
+        logger.info("partition %s-%d deleted from %s", name, index, log.directory)

@@ -1,0 +1,50 @@
+"""The asyncio side of everything that waits: timers, threads, and the handler that ends a worker that is
+wrong.
+
+Parts below `server` take a `Scheduler` as an argument and know nothing of loops. All callbacks run on the
+loop's thread.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+
+class Handle(Protocol):
+    def cancel(self) -> object: ...
+
+
+class LoopScheduler:
+    """`call_later`, `call_soon` and `run_in_thread` on a running asyncio loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, threads: int = 2) -> None:
+        self._loop = loop
+        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="kafkad-io")
+        self._closed = False
+
+    def call_later(self, delay_ms: float, function: Callable[[], Any]) -> Handle:
+        return self._loop.call_later(delay_ms / 1000, function)
+
+    def call_soon(self, function: Callable[[], Any]) -> Handle:
+        return self._loop.call_soon(function)
+
+    def call_soon_threadsafe(self, function: Callable[[], Any]) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function)
+
+    def run_in_thread(
+        self, function: Callable[[], Any], done: Callable[[Any, BaseException | None], Any]
+    ) -> None:
+        """Run `function` off the loop; then `done(result, None)` or `done(None, trouble)` on it."""
+
+        def finished(future: "Future[Any]") -> None:
+            trouble = future.exception()
+            result = None if trouble is not None else future.result()
+            self.call_soon_threadsafe(lambda: done(result, trouble))
+
+        self._pool.submit(function).add_done_callback(finished)
+
+    def close(self) -> None:
+        """Waits for what runs in threads; nothing new is taken."""
+        self._pool.shutdown(wait=True)

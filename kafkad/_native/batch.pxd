@@ -5,9 +5,16 @@
     51 producer_epoch i16 | 53 base_sequence i32 | 57 records_count i32 | 61 records
 
 The CRC-32C covers bytes 21 to the end, so base offset and leader epoch may be patched in place.
+
+A record is a varint length and then so many bytes:
+
+    attributes i8 | timestamp_delta varlong | offset_delta varint | key_size varint, key | value_size varint, value
+    headers_count varint | headers_count times (key_size varint, key | value_size varint, value)
+
+A size below 0 is null (a header's key cannot be null).
 """
 
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 cdef enum:
     HEADER_SIZE = 61
@@ -47,13 +54,92 @@ cdef struct Rules:                # what a partition's configuration asks of a c
     int64_t before_max_ms         # message.timestamp.before.max.ms
     int64_t after_max_ms          # message.timestamp.after.max.ms
     bint compacted                # cleanup.policy has compact: every record needs a key
+    bint transactions             # transactional batches may come; else they are refused with INVALID_REQUEST
 
 # Parses the header at `data`. 0, or -1 when fewer than HEADER_SIZE bytes, a length that does not fit or a magic
 # other than 2. Checks nothing else.
 cdef int parse_header(const uint8_t* data, size_t size, BatchInfo* info) noexcept nogil
 
 # Everything that Kafka's LogValidator checks of a client's append, for one partition's `records` field.
-# 0: append as it is (base offset and leader epoch are the caller's to patch). NEED_PYTHON: compressed, or must be
-# rewritten, or a magic below 2: `validate_slow` decides. Else a Kafka error code, with info.message set.
-# May patch max_timestamp, the timestamp type bit and then the CRC in place (LogAppendTime, wrong max_timestamp).
+# 0: append as it is (base offset and leader epoch are the caller's to patch); then info.size == size. NEED_PYTHON:
+# compressed, or must be rebuilt, or a magic below 2: `kafkad.protocol.validation` decides. Else a Kafka error code,
+# with info.message set. May patch max_timestamp, the timestamp type bit and then the CRC in place (LogAppendTime,
+# wrong max_timestamp).
 cdef int validate(uint8_t* data, size_t size, const Rules* rules, int64_t now_ms, BatchInfo* info) noexcept nogil
+
+# The CRC in the header is that of the bytes; `info` as parse_header gave it.
+cdef bint crc_matches(const uint8_t* data, const BatchInfo* info) noexcept nogil
+
+
+# -- one record, all of it in memory -----------------------------------------------------------------------
+
+cdef struct RecordView:
+    int64_t timestamp_delta
+    int32_t offset_delta
+    int32_t key_size              # below 0: null
+    int32_t value_size            # below 0: null
+    int32_t headers_count
+    const uint8_t* key
+    const uint8_t* value
+    const uint8_t* headers        # of the first header's key_size
+
+cdef enum:
+    RECORD_COMPLETE = 0
+    RECORD_INCOMPLETE = 1         # its length runs past `end`, or the length itself does
+    RECORD_MALFORMED = 2
+
+# Reads the record at at[0] and moves at[0] behind it (only when RECORD_COMPLETE). Nothing of the view points
+# outside; the headers' own sizes are checked too.
+cdef int read_record(const uint8_t** at, const uint8_t* end, RecordView* view) noexcept nogil
+
+# A varint at p, NULL if it does not fit before `end`; else where it ends.
+cdef const uint8_t* take_varint(const uint8_t* p, const uint8_t* end, int32_t* value) noexcept nogil
+
+
+# -- records that come in pieces ---------------------------------------------------------------------------
+
+# A walk over all records of a batch, fed with its (decompressed) bytes in chunks cut anywhere: a state machine of
+# constant size, so that a bomb costs a chunk and not what it claims to hold.
+cdef struct Walk:
+    # what to ask of the records
+    int32_t records_count
+    int64_t base_timestamp
+    int64_t delta_mask            # 0 under LogAppendTime: every record has base_timestamp; else all ones
+    int64_t earliest_timestamp    # below: INVALID_TIMESTAMP, but -1 always passes
+    int64_t latest_timestamp      # above: the same
+    bint compacted
+    int64_t target_timestamp      # find the first record at or after it
+    int64_t target_delta          # and with at least this offset delta
+    # where it is inside a record that a chunk's end cut
+    int stage
+    int shift
+    uint64_t varint
+    int64_t left                  # bytes of this record
+    int64_t skip                  # bytes of this key or value
+    int32_t headers_left
+    RecordView cut
+    # what was found
+    int32_t records
+    bint consecutive              # offset deltas 0, 1, 2, …
+    int64_t max_timestamp         # -1 if no record has one
+    int32_t max_timestamp_delta   # offset delta of the first that has it
+    bint found                    # the first at or after target_timestamp
+    int64_t found_timestamp
+    int32_t found_delta
+    int32_t bad_record
+    int verdict                   # 0 or the error code
+    const char* message
+
+cdef void walk_begin(Walk* walk, const BatchInfo* info) noexcept nogil
+cdef void walk_rules(Walk* walk, const Rules* rules, int64_t now_ms) noexcept nogil
+cdef int walk_feed(Walk* walk, const uint8_t* data, size_t size) noexcept nogil    # 0, or the records do not parse
+cdef int walk_end(Walk* walk) noexcept nogil                                       # 0 or an error code
+
+
+# -- for Python --------------------------------------------------------------------------------------------
+
+cdef class BatchHeader:
+    cdef BatchInfo info
+
+cdef class AppendRules:
+    cdef Rules rules

@@ -1,12 +1,13 @@
 """JVM Kafka for the tests: its broker as a process, and its command-line tools as function calls.
 
-`run_tool("4.3.1", "kafka-topics", "--list", ...)` starts the class behind the script of that name with the jars that
-tools/fetch_jars.py brought. `JvmKafka` is a one-node KRaft broker with the interface of `kafkad.testing.Broker`, so a
-test takes either, and what a test expects of kafkad is first proved on the real thing (`pytest --broker=jvm`).
+`run_tool("4.3.1", "kafka-topics", "--list", ...)` starts the class behind the script of that name with the
+jars that tools/fetch_jars.py brought. `JvmKafka` is a one-node KRaft broker with the interface of
+`kafkad.testing.Broker`, so a test takes either, and what a test expects of kafkad is first proved on the
+real thing (`pytest --broker=jvm`).
 
-Starting a JVM is what these tests spend their time with, so: the C1 compiler only, the serial collector, and a class
-data archive of each version, made once (`-XX:ArchiveClassesAtExit`), which halves a tool's start.
-Beware: every JVM dies with the test process (PR_SET_PDEATHSIG), also when that is killed.
+Starting a JVM is what these tests spend their time with, so: the C1 compiler only, the serial collector,
+and a class data archive of each version, made once (`-XX:ArchiveClassesAtExit`), which halves a tool's
+start. Beware: every JVM dies with the test process (PR_SET_PDEATHSIG), also when that is killed.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ def jars(version: str) -> str:
 def class_archive(version: str) -> tuple[str, ...]:
     """JVM options that load Kafka's classes from an archive; made at the first call by a run of kafka-topics.
 
-    A JVM that finds the archive unfit (another Java, other jars) goes on without it, so nothing can go wrong here."""
+    A JVM that finds the archive unfit (another Java, other jars) goes on without it, so nothing can go
+    wrong here."""
     archive = JARS / f"kafka-{version}" / f"classes-{java_version(java())}.jsa"
     if not archive.is_file():
         partial = archive.with_suffix(f".{os.getpid()}")
@@ -213,8 +215,8 @@ def start_tool(version: str, tool: str, *arguments: object) -> subprocess.Popen[
 class JvmKafka:
     """One broker of JVM Kafka in KRaft mode, combined with its controller, as a process.
 
-    `standalone=True` formats as Kafka's quick start does (a dynamic quorum: kraft.version 1, voters in the log),
-    `False` with `controller.quorum.voters` (kraft.version 0)."""
+    `standalone=True` formats as Kafka's quick start does (a dynamic quorum: kraft.version 1, voters in the
+    log), `False` with `controller.quorum.voters` (kraft.version 0)."""
 
     kind = "jvm"
 

@@ -1,14 +1,17 @@
-"""Fetches the Java archives of the tests and the demo: JVM Kafka 4.3.1 and 3.9.1, and Spark's Kafka connector.
+"""Fetches the Java archives of the tests and the demo: JVM Kafka 4.3.1 and 3.9.1, and Spark's Kafka
+connector.
 
-No Maven is needed: PySpark brings Ivy, a dependency resolver in one jar, and this drives it with one Ivy file a
-set. Each set goes to .cache/jars/<set>/ and is stamped when it is complete, so a second call costs nothing.
+No Maven is needed: PySpark brings Ivy, a dependency resolver in one jar, and this drives it with one Ivy
+file a set. Each set goes to .cache/jars/<set>/ and is stamped when it is complete, so a second call costs
+nothing.
 
     python tools/fetch_jars.py            all sets
     python tools/fetch_jars.py kafka-4.3.1
 
-Beware: Spark's connector is listed jar by jar and not resolved transitively, because PySpark itself brings all
-the rest; of the token provider, a tiny and stable jar, an older release is taken, since not every place serves
-the newest. Kafka logs through slf4j-simple here instead of log4j, so that system properties set its level.
+Beware: Spark's connector is listed jar by jar and not resolved transitively, because PySpark itself brings
+all the rest; of the token provider, a tiny and stable jar, an older release is taken, since not every place
+serves the newest. Kafka logs through slf4j-simple here instead of log4j, so that system properties set its
+level.
 """
 
 from __future__ import annotations
@@ -142,8 +145,8 @@ def fetch(name: str) -> None:
         log = ivy_home / f"{name}.log"
         log.write_text(done.stdout + done.stderr)
         raise FetchError(
-            f"Ivy could not fetch the jars of {name} in {ATTEMPTS} attempts: is the Maven repository within reach?"
-            f" What Ivy said is in {log.relative_to(ROOT)}."
+            f"Ivy could not fetch the jars of {name}: is the Maven repository within reach?"
+            f" What it said in its last of {ATTEMPTS} attempts is in {log.relative_to(ROOT)}."
         )
     (partial / ".complete").write_text(wanted_stamp(name))
     shutil.rmtree(target, ignore_errors=True)

@@ -1,0 +1,99 @@
+# kafkad: `make run` starts a broker, `make test` proves it. Everything lands in .venv, build and .cache.
+#
+#   make run     environment, build, and a broker on 127.0.0.1:9092 with its data in ./data
+#   make build   the native extensions, in place
+#   make test    all that the tests need (jars, Java), then the tests; PYTEST_ARGS="-k groups" narrows them
+#   make check   ruff, mypy and the tests that read the source
+#   make bench   kafkad beside JVM Kafka and a bare C loop: one table
+#   make demo    336,776 flights through kafkad and Spark into Parquet, with a kill -9 in the middle, proved
+#   make soak    the long versions of the kill, power-loss and fuzz tests
+#   make clean   removes what was built (not ./data)
+#
+# A stamp file says that a step is done, so a second call costs nothing.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip --disable-pip-version-check --quiet
+LOGGED := > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log >&2; exit 1; }
+NATIVE := $(wildcard kafkad/_native/*.pyx kafkad/_native/*.pxd kafkad/_native/*.h)
+
+DATA_DIR ?= ./data
+LISTEN   ?= 127.0.0.1:9092
+PYTEST_ARGS ?=
+
+.PHONY: help run build test check bench demo soak clean jars java
+
+help:
+	@sed -n '3,11s/^# *//p' Makefile
+
+# -- the environment
+
+$(VENV)/.stamp-venv: tools/preflight.py
+	@$(PYTHON) tools/preflight.py
+	@[ -x $(PY) ] || { echo "making the environment in $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@$(PIP) install "setuptools>=77" "cython>=3.1" $(LOGGED)
+	@touch $@
+
+# KAFKAD_ONLY=none: register the package without building it here; the build is a step of its own
+$(VENV)/.stamp-run: $(VENV)/.stamp-venv pyproject.toml
+	@echo "installing what kafkad needs"
+	@KAFKAD_ONLY=none $(PIP) install --no-build-isolation --editable . $(LOGGED)
+	@touch $@
+
+$(VENV)/.stamp-test: $(VENV)/.stamp-venv pyproject.toml
+	@echo "installing what the tests need (PySpark is large: a minute or two)"
+	@KAFKAD_ONLY=none $(PIP) install --no-build-isolation --editable ".[test]" $(LOGGED)
+	@touch $@ $(VENV)/.stamp-run
+
+# -- the native extensions
+
+build: build/.stamp-native
+
+build/.stamp-native: $(VENV)/.stamp-venv setup.py $(NATIVE)
+	@mkdir -p build
+	@echo "building the native extensions"
+	@$(PY) setup.py --quiet build_ext --inplace > build/native.log 2>&1 || { tail -40 build/native.log; exit 1; }
+	@touch $@
+
+# -- what the tests need beside Python
+
+jars: $(VENV)/.stamp-test
+	@$(PY) tools/fetch_jars.py
+
+java: $(VENV)/.stamp-test
+	@$(PY) tools/ensure_java.py
+
+# -- commands
+
+run: $(VENV)/.stamp-run build/.stamp-native
+	@exec $(VENV)/bin/kafkad serve --data-dir $(DATA_DIR) --listen $(LISTEN)
+
+test: $(VENV)/.stamp-test build/.stamp-native java jars
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.stamp-test
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@$(PY) -m pytest tests/test_source.py
+
+bench: $(VENV)/.stamp-test build/.stamp-native java jars
+	@$(PY) -m bench
+
+demo: $(VENV)/.stamp-test build/.stamp-native java jars
+	@$(PY) -m kafkad.spark.demo
+
+soak: $(VENV)/.stamp-test build/.stamp-native java jars
+	@KAFKAD_SOAK=1 $(PY) -m pytest -m soak --timeout=7200 $(PYTEST_ARGS)
+
+clean:
+	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	@rm -f kafkad/_native/*.so $(patsubst %.pyx,%.c,$(wildcard kafkad/_native/*.pyx))
+	@find kafkad tests bench tools -name __pycache__ -prune -exec rm -rf {} +
+	@echo "removed what was built; $(VENV), .cache and ./data are still there"

@@ -1,0 +1,223 @@
+"""`Broker`: a kafkad process under the control of a test.
+
+It starts `kafkad serve` on port 0 of 127.0.0.1 with its own data directory, waits for the line that says on
+which port it is ready, and hands out the address. A test may kill it (`kill`, SIGKILL), shut it down
+(`stop`, SIGTERM) and start it again over the same data on the same port (`restart`), which is what a client
+meets in production.
+
+Without `data_dir` the data lies in a temporary directory that is deleted at the end. What the broker wrote to
+stderr is in `log`, and in the message of `BrokerFailed` when it does not start.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+READY = re.compile(r"^kafkad is ready on (\S+):(\d+)", re.MULTILINE)
+POLL_S = 0.005  # how often we look for the ready line
+LOG_TAIL_BYTES = 16_384  # what a failure quotes
+
+# A child dies with the thread that made it (see launch.py), so one thread, which lives as long as the
+# process, makes them all.
+_spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kafkad-spawner")
+
+
+class BrokerFailed(Exception):
+    """The broker exited or hung; the message quotes what it wrote to stderr."""
+
+
+class Broker:
+    """A kafkad broker process; a context manager.
+
+    config        Kafka's keys and values, as in server.properties (`{"num.partitions": 4}`); bool and int
+    are taken workers       processes that serve data_dir      kept afterwards if given; else temporary
+    properties    a server.properties to start from; its listeners and log.dirs then stand unless given here
+    listen        "host:port"; port 0 picks a free one timeout       seconds to wait for readiness and for a
+    clean shutdown
+    """
+
+    kind = "kafkad"
+
+    def __init__(
+        self,
+        workers: int = 1,
+        config: Mapping[str, object] | None = None,
+        data_dir: str | os.PathLike[str] | None = None,
+        *,
+        properties: str | os.PathLike[str] | None = None,
+        listen: str | None = None,
+        timeout: float = 30.0,
+        python: str = sys.executable,
+        env: Mapping[str, str] | None = None,
+    ):
+        self.workers = workers
+        self.config = dict(config or {})
+        self.properties = Path(properties) if properties is not None else None
+        self.timeout = timeout
+        self.python = python
+        self.env = dict(env or {})
+        self.host = ""
+        self.port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        self._listen = listen if listen is not None or properties is not None else "127.0.0.1:0"
+        self._scratch: Path | None = None
+        self._data_dir = Path(data_dir) if data_dir is not None else None
+
+    # -- what a test asks
+
+    @property
+    def bootstrap(self) -> str:
+        """`host:port` for a client's bootstrap.servers."""
+        if not self.port:
+            raise BrokerFailed("the broker has not been started: say `with Broker() as broker:`")
+        return f"{self.host}:{self.port}"
+
+    @property
+    def data_dir(self) -> Path:
+        return self._data_dir if self._data_dir is not None else self._scratch_directory() / "data"
+
+    @property
+    def pid(self) -> int:
+        if self.process is None:
+            raise BrokerFailed("the broker has not been started")
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def log(self) -> str:
+        """The end of what the broker wrote to stderr, over all its starts."""
+        return _tail(self._scratch_directory() / "stderr")
+
+    @property
+    def output(self) -> str:
+        """What it wrote to stdout since its last start."""
+        return _tail(self._scratch_directory() / "stdout")
+
+    # -- what a test does
+
+    def start(self) -> Self:
+        """Starts the process and returns when it is ready. Raises BrokerFailed."""
+        assert not self.running, "the broker runs already"
+        scratch = self._scratch_directory()
+        with open(scratch / "stdout", "wb") as out, open(scratch / "stderr", "ab") as err:
+            self.process = _spawn(
+                lambda: subprocess.Popen(
+                    self._command(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env={**os.environ, **self.env},
+                )
+            )
+        ready = self._wait_until_ready(scratch / "stdout")
+        self.host, self.port = ready[1].strip("[]"), int(ready[2])
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is flushed, nothing is said. Returns when the process is gone."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM: a clean shutdown. Returns the exit code; raises BrokerFailed if it takes too long."""
+        if self.process is None:
+            return 0
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            return self.process.wait(self.timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise BrokerFailed(f"the broker did not stop within {self.timeout:g} s of SIGTERM\n{self.log}")
+
+    def restart(self) -> None:
+        """Stops it if it runs, then starts it again over the same data, on the same port."""
+        if self.running:
+            self.stop()
+        if self.port:
+            self._listen = self.bootstrap
+        self.start()
+
+    def close(self) -> None:
+        """Ends the process in whatever way works and removes what was temporary."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(self.timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # -- how
+
+    def _command(self) -> list[str]:
+        command = [self.python, "-m", "kafkad.testing.launch", str(os.getpid()), "serve"]
+        if self.properties is not None:
+            command.append(str(self.properties))
+        if self.properties is None or self._data_dir is not None:
+            command += ["--data-dir", str(self.data_dir)]
+        if self._listen is not None:
+            command += ["--listen", self._listen]
+        command += ["--workers", str(self.workers)]
+        for key, value in self.config.items():
+            command += ["--override", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
+        return command
+
+    def _wait_until_ready(self, stdout: Path) -> re.Match[str]:
+        assert self.process is not None
+        deadline = time.monotonic() + self.timeout
+        while True:
+            code = self.process.poll()  # before reading: then nothing that a dead process wrote is missed
+            ready = READY.search(stdout.read_text(errors="replace"))
+            if ready:
+                return ready
+            if code is not None:
+                raise BrokerFailed(f"the broker exited with {code} before it was ready\n{self.log}")
+            if time.monotonic() > deadline:
+                log = self.log
+                self.kill()
+                raise BrokerFailed(f"the broker was not ready within {self.timeout:g} s\n{log}")
+            time.sleep(POLL_S)
+
+    def _scratch_directory(self) -> Path:
+        if self._scratch is None:
+            self._scratch = Path(tempfile.mkdtemp(prefix="kafkad-test-"))
+        return self._scratch
+
+
+def _spawn(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    return _spawner.submit(start).result()
+
+
+def _tail(path: Path) -> str:
+    if not path.exists():
+        return ""
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+        return file.read().decode(errors="replace")

@@ -1,0 +1,210 @@
+"""What the source must keep to: the layers, the purity of the middle, the shape of the tree, the map.
+
+Reads .py by its syntax tree and .pyx and .pxd by their import lines. Imports inside functions and under
+TYPE_CHECKING count as well: a dependency is a dependency, whenever it is taken up.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "kafkad"
+
+sys.path.insert(0, str(ROOT / "tools"))
+import architecture_map  # noqa: E402
+
+# From the ground up. What stands on one line may import what stands above it, and itself.
+LAYERS = [
+    "_native",
+    "protocol",
+    "clock metrics quota",
+    "config",
+    "net",
+    "log",
+    "remote",
+    "security",
+    "metadata",
+    "raft",
+    "zookeeper",
+    "replication",
+    "coordinator",
+    "controller",
+    "api",
+    "console",
+    "server",
+    "client",
+    "cli",
+    "__main__",
+    "testing",
+    "spark",
+]
+LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
+
+# narrower than its place: the client library is used without a broker
+ONLY = {"client": {"client", "protocol", "_native"}}
+
+# Time, chance, network and disk come in as arguments, so that a seed replays everything.
+PURE = {"protocol", "metadata", "raft", "coordinator", "controller", "replication"}
+IMPURE_FILES = {"replication/fetcher.py"}
+WORLD = {"time", "socket", "os", "random", "threading", "asyncio"}
+
+# Waiting is explicit: everywhere else a function runs to its end.
+MAY_WAIT = {"api", "net", "server", "client", "console", "cli", "testing", "spark"}
+
+DRAWERS = {"util", "utils", "common", "helpers", "helper", "misc", "manager"}
+
+SOURCES = sorted(
+    path
+    for kind in ("py", "pyx", "pxd")
+    for path in PACKAGE.rglob(f"*.{kind}")
+    if "__pycache__" not in path.parts
+)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def layer_of(path: Path) -> str | None:
+    """`log` for kafkad/log/segment.py, `clock` for kafkad/clock.py, None for kafkad/__init__.py."""
+    parts = path.relative_to(PACKAGE).parts
+    if len(parts) > 1:
+        return parts[0]
+    return None if path.stem == "__init__" else path.stem
+
+
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, full dotted name) of each module that a file imports, `from a import b` as a.b."""
+    package = ["kafkad", *path.relative_to(PACKAGE).parts[:-1]]
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if isinstance(node, ast.Import):
+                yield from ((node.lineno, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = package[: len(package) - node.level + 1] if node.level else []
+                module = ".".join([*base, *([node.module] if node.module else [])])
+                yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+        return
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        if found := re.match(r"\s*from\s+(\.*)([\w.]*)\s+c?import\s+\(?\s*([\w, *]*)", line):
+            dots, module, names = found.groups()
+            base = package[: len(package) - len(dots) + 1] if dots else []
+            module = ".".join([*base, *([module] if module else [])])
+            yield from ((number, f"{module}.{name.split(' as ')[0].strip()}") for name in names.split(","))
+        elif found := re.match(r"\s*c?import\s+([\w., ]+)", line):
+            yield from ((number, name.split(" as ")[0].strip()) for name in found[1].split(","))
+
+
+def target_of(module: str) -> str | None:
+    """The layer that a dotted name lies in; None if it is not ours, or is the bare package."""
+    parts = module.split(".")
+    if parts[0] != "kafkad" or len(parts) == 1 or parts[1] == "__version__":
+        return None
+    return parts[1]
+
+
+def test_every_folder_has_its_place_in_the_layers():
+    unplaced = {layer for path in SOURCES if (layer := layer_of(path)) and layer not in LEVEL}
+    assert not unplaced, f"add {sorted(unplaced)} to LAYERS, where imports go down only"
+
+
+def test_imports_go_down_only():
+    wrong = []
+    for path in SOURCES:
+        layer = layer_of(path)
+        if layer not in LEVEL:
+            continue
+        for line, module in imports_of(path):
+            target = target_of(module)
+            if target is None or target == layer:
+                continue
+            if target not in LEVEL:
+                wrong.append(f"{name_of(path)}:{line} imports {module}, which is nowhere in the layers")
+            elif LEVEL[target] >= LEVEL[layer]:
+                wrong.append(f"{name_of(path)}:{line} imports {module}: {layer} is not above {target}")
+            elif layer in ONLY and target not in ONLY[layer]:
+                wrong.append(f"{name_of(path)}:{line} imports {module}, and {layer} takes only {ONLY[layer]}")
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_pure_layers_know_no_time_chance_network_or_disk():
+    wrong = [
+        f"{name_of(path)}:{line} imports {module}"
+        for path in SOURCES
+        if layer_of(path) in PURE and name_of(path) not in IMPURE_FILES
+        for line, module in imports_of(path)
+        if module.split(".")[0] in WORLD
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_only_the_edges_wait():
+    wrong = [
+        f"{name_of(path)}:{node.lineno} async def {node.name}"
+        for path in SOURCES
+        if path.suffix == ".py" and layer_of(path) not in MAY_WAIT and name_of(path) not in IMPURE_FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.AsyncFunctionDef)
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_no_code_is_deeper_than_one_folder():
+    deep = [name_of(path) for path in SOURCES if len(path.relative_to(PACKAGE).parts) > 2]
+    assert not deep
+
+
+def test_every_file_opens_with_its_idea():
+    silent = []
+    for path in SOURCES:
+        text = path.read_text()
+        if not text.strip():
+            assert path.name == "__init__.py", f"{name_of(path)} is empty"
+        elif path.suffix == ".py":
+            if not ast.get_docstring(ast.parse(text)):
+                silent.append(name_of(path))
+        elif not re.match(r'(\s*#.*\n)*\s*(r?"""|#)', text):
+            silent.append(name_of(path))
+    assert not silent, f"no docstring at the top of {silent}"
+
+
+def test_no_drawer_is_called_utils():
+    assert not [name_of(path) for path in SOURCES if path.stem in DRAWERS]
+    assert not [path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name in DRAWERS]
+
+
+def test_the_map_in_architecture_md_is_the_tree():
+    document = architecture_map.DOCUMENT
+    block = architecture_map.FENCE.search(document.read_text())
+    assert block, "ARCHITECTURE.md has no block that opens with ```map"
+    listed, there = set(architecture_map.parse(block[1])), set(architecture_map.tree())
+    assert listed == there, (
+        f"gone: {sorted(listed - there)}; not on the map: {sorted(there - listed)};"
+        " python tools/architecture_map.py --write brings it up to date"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from kafkad.log import segment", ["kafkad.log.segment"]),
+        ("import kafkad.api.table as t, os", ["kafkad.api.table", "os"]),
+        (
+            "from .wire cimport Cursor, varint",
+            ["kafkad._native.wire.Cursor", "kafkad._native.wire.varint"],
+        ),
+        ("cimport cython", ["cython"]),
+        ("    from kafkad.net cimport listener", ["kafkad.net.listener"]),
+    ],
+)
+def test_the_reader_of_cython_imports(text, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+    path = tmp_path / "_native" / "x.pyx"
+    path.parent.mkdir()
+    path.write_text(text + "\n")
+    assert [module for _, module in imports_of(path)] == expected

@@ -7,6 +7,8 @@ Codes and names: org.apache.kafka.common.protocol.Errors.
 
 from typing import Final
 
+from kafkad._native.malformed import Malformed as Malformed
+
 # code, name, a client may try again
 TABLE: Final = (
     (-1, "UNKNOWN_SERVER_ERROR", False),
@@ -285,10 +287,6 @@ STREAMS_INVALID_TOPOLOGY: Final = 130
 STREAMS_INVALID_TOPOLOGY_EPOCH: Final = 131
 STREAMS_TOPOLOGY_FENCED: Final = 132
 SHARE_SESSION_LIMIT_REACHED: Final = 133
-
-
-class Malformed(Exception):
-    """Bytes from a socket or a disk that do not parse. `str(error)` says what and where."""
 
 
 class KafkaError(Exception):

@@ -1,0 +1,126 @@
+"""Every message of the protocol as a class, made from its schema when it is first asked for.
+
+    request = messages.MetadataRequest(topics=[messages.MetadataRequest.Topics(name="flights")])
+
+Fields are Kafka's in snake_case, by keyword, each with the schema's default; nested structs hang on their
+message under the field's name in CamelCase. A top-level class also says
+
+    NAME             "MetadataRequest"
+    API_KEY          of requests and responses, else None
+    RECORD_TYPE      the id of a record in its family (records_*.txt), else None
+    MIN_VERSION      with the versions that Kafka 4.0 dropped
+    MAX_VERSION      the highest stable one; LATEST_VERSION counts an unstable one too
+    FLEXIBLE_VERSION the first flexible one, schema.NEVER_FLEXIBLE if there is none
+
+Nothing is read at import but the names of the files: a broker that serves fifty APIs reads fifty small files,
+each at its first request, a tenth of a millisecond each."""
+
+from pathlib import Path
+from typing import Any
+
+from kafkad._native.codec import Message, Spec
+from kafkad.protocol.schema import NEVER_FLEXIBLE, NONE, Schema, camel_case, parse
+
+SCHEMAS = Path(__file__).parent / "schemas"
+
+API_FILES: dict[int, Path] = {}  # by key
+NAMES: dict[int, str] = {}  # Kafka's names of the APIs, "Metadata", by key
+RECORD_FILES: list[Path] = []  # everything else
+KEYS: dict[str, int] = {}  # by API name
+
+for _path in sorted(SCHEMAS.glob("*.txt")):
+    _number, _, _name = _path.stem.partition("_")
+    if _number.isdigit():
+        API_FILES[int(_number)] = _path
+        NAMES[int(_number)] = camel_case(_name)
+    else:
+        RECORD_FILES.append(_path)
+KEYS.update((name, key) for key, name in NAMES.items())
+
+
+def request_class(api_key: int) -> type[Message]:
+    """Raises KeyError for a key that Kafka does not have."""
+    return message_class(NAMES[api_key] + "Request")
+
+
+def response_class(api_key: int) -> type[Message]:
+    return message_class(NAMES[api_key] + "Response")
+
+
+def record_classes(family: str) -> list[type[Message]]:
+    """The messages of records_<family>.txt: control, metadata, group, transaction, share, raft, storage."""
+    return [message_class(name) for name in load(SCHEMAS / f"records_{family}.txt")]
+
+
+def all_names() -> list[str]:
+    """Names of all top-level messages; reads every file."""
+    return [name for path in (*API_FILES.values(), *RECORD_FILES) for name in load(path)]
+
+
+def message_class(name: str) -> type[Message]:
+    """By Kafka's name. Raises KeyError."""
+    found = globals().get(name)
+    if found is None:
+        api = name.removesuffix("Request").removesuffix("Response")
+        if api in KEYS:
+            load(API_FILES[KEYS[api]])
+        else:
+            for path in RECORD_FILES:
+                load(path)
+        found = globals().get(name)
+    if not (isinstance(found, type) and issubclass(found, Message)):
+        raise KeyError(name)
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    if name[:1].isupper():
+        try:
+            return message_class(name)
+        except KeyError:
+            pass
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+_loaded: dict[Path, list[str]] = {}
+
+
+def load(path: Path) -> list[str]:
+    """Makes the classes of one file attributes of this module, once; answers their names."""
+    if path not in _loaded:
+        schemas = parse(path.read_text())
+        for schema in schemas:
+            globals()[schema.name] = make_message(schema)
+        _loaded[path] = [schema.name for schema in schemas]
+    return _loaded[path]
+
+
+def make_message(schema: Schema) -> type[Message]:
+    return make_class(
+        schema.spec,
+        {
+            "NAME": schema.name,
+            "API_KEY": schema.key,
+            "RECORD_TYPE": schema.record,
+            "MIN_VERSION": schema.versions[0],
+            "MAX_VERSION": schema.highest_stable,
+            "LATEST_VERSION": schema.versions[1],
+            "FLEXIBLE_VERSION": NEVER_FLEXIBLE if schema.flexible == NONE else schema.flexible[0],
+        },
+    )
+
+
+def make_class(spec: Spec, attributes: dict[str, Any]) -> type[Message]:
+    body = {
+        "__slots__": tuple(field.name for field in spec.fields),
+        "__module__": __name__,
+        "__qualname__": spec.path,
+        "SPEC": spec,
+        **attributes,
+    }
+    body.update(
+        (camel_case(field.name), make_class(field.struct, {})) for field in spec.fields if field.struct
+    )
+    made = type(spec.path.rpartition(".")[2], (Message,), body)
+    spec.bind(made)
+    return made

@@ -46,20 +46,19 @@ RECORD_FILES = (
         "records_group",
         ["group-coordinator"],
         None,
-        "Records of __consumer_offsets; `record` is the int16 that opens the key, the value opens with its
-        version.",
+        "Records of __consumer_offsets: `record` as an int16 and the key; a version as an int16 and the value.",
     ),
     (
         "records_transaction",
         ["transaction-coordinator"],
         None,
-        "Records of __transaction_state; key and value open as in __consumer_offsets.",
+        "Records of __transaction_state; keys and values as in __consumer_offsets.",
     ),
     (
         "records_share",
         ["share-coordinator"],
         None,
-        "Records of __share_group_state; key and value open as in __consumer_offsets.",
+        "Records of __share_group_state; keys and values as in __consumer_offsets.",
     ),
     (
         "records_storage",
@@ -217,8 +216,10 @@ def merge(newer: Message, older: Message) -> Message:
 
 def merge_fields(newer: list[Field], older: list[Field], first_new: int, dropped: Range) -> list[Field]:
     """Fields of both in one order. What the newer says of its lowest version also holds further down to where
-    the older one began, and is then proven by `layout`.""" old_by_name = {each.name: each for each in older}
-    merged = [] for each in newer:
+    the older one began, and is then proven by `layout`."""
+    old_by_name = {each.name: each for each in older}
+    merged = []
+    for each in newer:
         old = old_by_name.get(each.name)
         if old is not None and old.versions.low < first_new == each.versions.low:
             assert old.type == each.type, each.name

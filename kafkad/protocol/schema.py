@@ -15,8 +15,8 @@ An API is one file, `NN_name.txt`, with its request and its response; records sh
     TopicRecord  record 2  versions 0  flexible 0+     `record` is to a family what `key` is to the APIs
 
 Types: bool int8 int16 uint16 int32 uint32 int64 float64 uuid string bytes records. Columns are two spaces or
-more apart. A default that is not written is 0, false, "", no bytes, [] or a struct of defaults; that of nullable
-`records` is null. `flexible` versions (KIP-482) have compact lengths and tagged fields; a field marked
+more apart. A default that is not written is 0, false, "", no bytes, [] or a struct of defaults; of nullable
+`records` it is null. `flexible` versions (KIP-482) have compact lengths and tagged fields; a field marked
 `never compact` keeps its long length.
 The result is `codec.Spec` trees; the C plans of single versions
 are made from those when a version is first used."""

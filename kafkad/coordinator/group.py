@@ -1,0 +1,905 @@
+"""The classic group: members agree on a protocol, one of them leads and assigns, everybody syncs.
+
+             join                    all joined, or timeout               leader's sync is durable
+    Empty ---------> PreparingRebalance -----------> CompletingRebalance -----------------------> Stable
+      ^                |     ^      ^                        |                                      |
+      |  nobody came   |     |      +-- join, leave, expiry -+                                      |
+      +----------------+     +---------------- join with news, leave, expiry -----------------------+
+
+    Dead: the coordinator let go of the group (unloaded, or its first record could not be written).
+
+Rule 1: everything that moves a group is in this file; the clock, timers, member ids and the log come through `Host`.
+Rule 2: a reply that is held (a parked JoinGroup or SyncGroup) is answered exactly once. It hangs on its member; who
+takes the member away, or parks a newer request of it, answers the older one.
+Rule 3: an assignment is told only after its record is durable; what happens meanwhile wins over the record.
+
+Behaviour and error codes are those of Kafka 4.3's GroupMetadataManager and ClassicGroup. Departures, all of them
+where Kafka leaves a request unanswered and thereby its connection stuck: a request that a newer one of the same
+member replaces gets REBALANCE_IN_PROGRESS, and a member that is removed while it waits for an assignment gets
+UNKNOWN_MEMBER_ID. KIP-134 (initial delay), KIP-345 (static members), KIP-394 (member ids), KIP-559 (protocol check)."""
+
+import logging
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any, Protocol
+
+from kafkad.protocol import codec, errors, messages
+from kafkad.protocol.errors import Malformed
+
+logger = logging.getLogger(__name__)
+
+Reply = Callable[[Any], object]
+
+CONSUMER_PROTOCOL = "consumer"
+NO_MEMBER = ""
+NO_LEADER = ""
+
+# A member that is new cannot heartbeat yet, and its client may have gone while the join was parked.
+NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
+
+REQUIRES_MEMBER_ID_FROM = 4  # JoinGroup: KIP-394
+SKIPS_ASSIGNMENT_FROM = 9  # JoinGroup: a returning static leader is told that it leads
+
+
+class State(StrEnum):
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+COMES_FROM: dict[State, frozenset[State]] = {
+    State.EMPTY: frozenset({State.PREPARING_REBALANCE}),
+    State.PREPARING_REBALANCE: frozenset({State.STABLE, State.COMPLETING_REBALANCE, State.EMPTY}),
+    State.COMPLETING_REBALANCE: frozenset({State.PREPARING_REBALANCE}),
+    State.STABLE: frozenset({State.COMPLETING_REBALANCE}),
+    State.DEAD: frozenset(State),
+}
+
+HEARTBEAT_ANSWERS: dict[State, int] = {
+    State.EMPTY: errors.UNKNOWN_MEMBER_ID,
+    State.PREPARING_REBALANCE: errors.REBALANCE_IN_PROGRESS,
+    State.COMPLETING_REBALANCE: errors.NONE,  # consumers start to heartbeat before their sync is answered
+    State.STABLE: errors.NONE,
+    State.DEAD: errors.COORDINATOR_NOT_AVAILABLE,
+}
+
+
+class Handle(Protocol):
+    def cancel(self) -> object: ...
+
+
+class Host(Protocol):
+    """What a group needs of the world."""
+
+    @property
+    def config(self) -> Any: ...
+
+    def now_ms(self) -> int: ...
+
+    def monotonic_ms(self) -> int: ...
+
+    def call_later(self, delay_ms: int, function: Callable[[], object]) -> Handle: ...
+
+    def new_uuid(self) -> str: ...
+
+    def store(
+        self, group: "ClassicGroup", assignments: dict[str, bytes], done: Callable[[int], object]
+    ) -> None:
+        """Appends the group as it is now, with these assignments; `done(error code)` once that is durable."""
+
+
+class Deadline:
+    """A timer that is pushed back much more often than it fires: a push moves a number, not the timer."""
+
+    __slots__ = ("_at_ms", "_due_ms", "_function", "_handle", "_host")
+
+    def __init__(self, host: Host, function: Callable[[], object]) -> None:
+        self._host = host
+        self._function = function
+        self._handle: Handle | None = None
+        self._at_ms = 0  # when it shall fire
+        self._due_ms = 0  # when the timer looks next; never later than _at_ms
+
+    def set(self, delay_ms: int) -> None:
+        self._at_ms = self._host.monotonic_ms() + delay_ms
+        if self._handle is not None:
+            if self._due_ms <= self._at_ms:
+                return
+            self._handle.cancel()
+        self._look_after(delay_ms)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _look_after(self, delay_ms: int) -> None:
+        self._due_ms = self._at_ms
+        self._handle = self._host.call_later(delay_ms, self._look)
+
+    def _look(self) -> None:
+        self._handle = None
+        remaining_ms = self._at_ms - self._host.monotonic_ms()
+        if remaining_ms > 0:
+            self._look_after(remaining_ms)
+        else:
+            self._function()
+
+
+class Member:
+    """One member; `protocols` are (name, metadata) pairs in the member's order of preference."""
+
+    __slots__ = (
+        "assignment",
+        "client_host",
+        "client_id",
+        "instance_id",
+        "is_new",
+        "join_reply",
+        "member_id",
+        "protocol_type",
+        "protocols",
+        "rebalance_timeout_ms",
+        "session_timeout_ms",
+        "sync_reply",
+    )
+
+    def __init__(
+        self,
+        member_id: str,
+        *,
+        instance_id: str | None,
+        client_id: str,
+        client_host: str,
+        rebalance_timeout_ms: int,
+        session_timeout_ms: int,
+        protocol_type: str,
+        protocols: Sequence[tuple[str, bytes]],
+        assignment: bytes = b"",
+    ) -> None:
+        self.member_id = member_id
+        self.instance_id = instance_id
+        self.client_id = client_id
+        self.client_host = client_host
+        self.rebalance_timeout_ms = rebalance_timeout_ms
+        self.session_timeout_ms = session_timeout_ms
+        self.protocol_type = protocol_type
+        self.protocols = list(protocols)
+        self.assignment = assignment
+        self.is_new = False
+        self.join_reply: Reply | None = None
+        self.sync_reply: Reply | None = None
+
+    def metadata(self, protocol: str | None) -> bytes:
+        for name, metadata in self.protocols:
+            if name == protocol:
+                return metadata
+        raise AssertionError(f"member {self.member_id} does not support the chosen protocol {protocol}")
+
+    def protocol_names(self) -> set[str]:
+        return {name for name, _ in self.protocols}
+
+    def vote(self, candidates: set[str]) -> str:
+        return next(name for name, _ in self.protocols if name in candidates)
+
+    def needs_no_heartbeat(self) -> bool:
+        """Who waits for us is alive; only a new member is not trusted, since its client may have gone."""
+        return not self.is_new and (self.join_reply is not None or self.sync_reply is not None)
+
+
+class ClassicGroup:
+    """The state of one group. Methods named after requests are called with those; `expire_*` by timers."""
+
+    def __init__(
+        self,
+        group_id: str,
+        host: Host,
+        *,
+        state: State = State.EMPTY,
+        generation: int = 0,
+        protocol_type: str | None = None,
+        protocol_name: str | None = None,
+        leader: str | None = None,
+        state_timestamp_ms: int | None = None,
+    ) -> None:
+        self.group_id = group_id
+        self.state = state
+        self.previous_state = State.DEAD
+        self.state_timestamp_ms = state_timestamp_ms
+        self.generation = generation
+        self.protocol_type = protocol_type
+        self.protocol_name = protocol_name
+        self.leader = leader
+        self.members: dict[str, Member] = {}
+        self.static_members: dict[str, str] = {}  # instance id -> member id
+        self.pending_join: set[str] = set()  # told their id (KIP-394), not back yet
+        self.pending_sync: set[str] = set()
+        self.subscribed_topics: set[str] | None = None  # None: unknown
+        self._host = host
+        self._joining_count = 0  # members whose JoinGroup is parked
+        self._support: dict[str, int] = {}  # protocol -> how many members support it
+        self._new_member_added = False  # during the initial delay, which it extends
+        self._sessions: dict[str, Deadline] = {}
+        self._join_timer = Deadline(host, self.expire_join)
+        self._sync_timer = Deadline(host, self.expire_pending_sync)
+        self._delay_ms = 0  # of the initial rebalance: the running slice, and what may still be added
+        self._delay_left_ms = 0
+
+    # -- what others ask about it
+
+    @property
+    def is_empty(self) -> bool:
+        return self.state is State.EMPTY
+
+    @property
+    def uses_consumer_protocol(self) -> bool:
+        return self.protocol_type == CONSUMER_PROTOCOL
+
+    @property
+    def joining_count(self) -> int:
+        return self._joining_count
+
+    def is_leader(self, member_id: str) -> bool:
+        return self.leader == member_id
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        """Not knowing the topics of a consumer group, every topic is taken for subscribed."""
+        if self.subscribed_topics is None:
+            return self.uses_consumer_protocol
+        return topic in self.subscribed_topics
+
+    def all_joined(self) -> bool:
+        return len(self.members) == self._joining_count and not self.pending_join
+
+    def rebalance_timeout_ms(self) -> int:
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    def check_member(self, member_id: str, instance_id: str | None) -> int:
+        """NONE, or why a request in this member's name is refused."""
+        if instance_id is not None:
+            current = self.static_members.get(instance_id)
+            if current is None:
+                return errors.UNKNOWN_MEMBER_ID
+            if current != member_id:
+                return errors.FENCED_INSTANCE_ID
+        return errors.NONE if member_id in self.members else errors.UNKNOWN_MEMBER_ID
+
+    def check_commit(self, member_id: str, instance_id: str | None, generation: int) -> int:
+        """May this member commit offsets? Generation -1 without a member is a simple consumer: only while Empty."""
+        if self.state is State.DEAD:
+            return errors.COORDINATOR_NOT_AVAILABLE
+        if generation < 0 and self.state is State.EMPTY:
+            return errors.NONE
+        if generation >= 0 or member_id or instance_id is not None:
+            code = self.check_member(member_id, instance_id)
+            if code:
+                return code
+            if generation != self.generation:
+                return errors.ILLEGAL_GENERATION
+        elif self.state is not State.EMPTY:
+            return errors.UNKNOWN_MEMBER_ID
+        if self.state is State.COMPLETING_REBALANCE:
+            return errors.REBALANCE_IN_PROGRESS
+        return errors.NONE
+
+    def touch(self, member_id: str) -> None:
+        """A commit keeps the session alive, as a heartbeat does."""
+        if self.state in (State.STABLE, State.PREPARING_REBALANCE):
+            self._extend_session(self.members[member_id])
+
+    def check_delete(self) -> int:
+        if self.state is State.DEAD:
+            return errors.GROUP_ID_NOT_FOUND
+        return errors.NONE if self.is_empty else errors.NON_EMPTY_GROUP
+
+    def check_delete_offsets(self) -> int:
+        """Consumer groups may be in use: then only topics that they are not subscribed to lose their offsets."""
+        if self.state is State.DEAD:
+            return errors.GROUP_ID_NOT_FOUND
+        return errors.NONE if self.is_empty or self.uses_consumer_protocol else errors.NON_EMPTY_GROUP
+
+    def describe(self) -> Any:
+        stable = self.state is State.STABLE
+        return messages.DescribeGroupsResponse.Groups(
+            group_id=self.group_id,
+            group_state=str(self.state),
+            protocol_type=self.protocol_type or "",
+            protocol_data=(self.protocol_name or "") if stable else "",
+            members=[
+                messages.DescribeGroupsResponse.Groups.Members(
+                    member_id=member.member_id,
+                    group_instance_id=member.instance_id,
+                    client_id=member.client_id,
+                    client_host=member.client_host,
+                    member_metadata=member.metadata(self.protocol_name) if stable else b"",
+                    member_assignment=member.assignment,
+                )
+                for member in self.members.values()
+            ],
+        )
+
+    # -- JoinGroup
+
+    def join(self, request: Any, version: int, client_id: str, client_host: str, reply: Reply) -> None:
+        member_id = request.member_id
+        if not self._accepts(member_id):
+            self.remove(member_id)
+            reply(join_error(errors.GROUP_MAX_SIZE_REACHED, NO_MEMBER))
+        elif self.state is State.DEAD:
+            reply(join_error(errors.COORDINATOR_NOT_AVAILABLE, member_id))
+        elif not self._supports(request.protocol_type, {protocol.name for protocol in request.protocols}):
+            reply(join_error(errors.INCONSISTENT_GROUP_PROTOCOL, member_id))
+        elif member_id == NO_MEMBER:
+            self._join_new(request, version, client_id, client_host, reply)
+        elif member_id in self.pending_join:
+            if request.group_instance_id is not None:  # only dynamic members are told to come again
+                reply(join_error(errors.UNKNOWN_SERVER_ERROR, member_id))
+                return
+            self._add_joining(member_id, request, client_id, client_host, reply)
+        else:
+            code = self.check_member(member_id, request.group_instance_id)
+            if code:
+                reply(join_error(code, member_id))
+            else:
+                self._join_again(self.members[member_id], request, reply)
+
+    def _join_new(self, request: Any, version: int, client_id: str, client_host: str, reply: Reply) -> None:
+        instance_id = request.group_instance_id
+        member_id = f"{client_id if instance_id is None else instance_id}-{self._host.new_uuid()}"
+        if instance_id is not None:
+            old_member_id = self.static_members.get(instance_id)
+            if old_member_id is None:
+                self._add_joining(member_id, request, client_id, client_host, reply)
+            else:
+                self._replace_joining(old_member_id, member_id, request, version, reply)
+        elif version >= REQUIRES_MEMBER_ID_FROM:
+            self.pending_join.add(member_id)
+            self._session(member_id).set(request.session_timeout_ms)
+            reply(join_error(errors.MEMBER_ID_REQUIRED, member_id))
+        else:
+            self._add_joining(member_id, request, client_id, client_host, reply)
+
+    def _join_again(self, member: Member, request: Any, reply: Reply) -> None:
+        """A member of the group joins: a rebalance if it brings news or leads, else just what it missed."""
+        same = member.protocols == _protocols(request)
+        leads = self.is_leader(member.member_id)
+        if self.state is State.EMPTY:
+            reply(join_error(errors.UNKNOWN_MEMBER_ID, member.member_id))
+        elif self.state is State.COMPLETING_REBALANCE and same:
+            reply(self._joined(member, with_members=leads))  # the answer to its first join got lost
+        elif self.state is State.STABLE and same and not leads:
+            reply(self._joined(member, with_members=False))
+        else:
+            # In Stable a leader that joins wants a new assignment, for reasons that we do not see.
+            self._update(member, request, reply)
+            self._prepare_or_complete(f"member {member.member_id} joins again: {_reason(request)}")
+
+    def _add_joining(
+        self, member_id: str, request: Any, client_id: str, client_host: str, reply: Reply
+    ) -> None:
+        member = Member(
+            member_id,
+            instance_id=request.group_instance_id,
+            client_id=client_id,
+            client_host=client_host,
+            rebalance_timeout_ms=request.rebalance_timeout_ms,
+            session_timeout_ms=request.session_timeout_ms,
+            protocol_type=request.protocol_type,
+            protocols=_protocols(request),
+        )
+        member.is_new = True
+        if self.state is State.PREPARING_REBALANCE and self.previous_state is State.EMPTY:
+            self._new_member_added = True
+        self.add(member, reply)
+        self._session(member_id).set(NEW_MEMBER_JOIN_TIMEOUT_MS)
+        self._prepare_or_complete(f"new member {member_id}: {_reason(request)}")
+
+    def _replace_joining(self, old_id: str, new_id: str, request: Any, version: int, reply: Reply) -> None:
+        """A static member came back under a new id (KIP-345): in Stable without a rebalance, if it can be."""
+        leader_before = self.leader
+        member = self._replace_static(old_id, new_id)
+        old = (member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms)
+        self._extend_session(member)
+        self._update(member, request, reply)
+
+        if self.state is State.COMPLETING_REBALANCE:
+            # The leader may be assigning to the old id already; the new one would get nothing.
+            self._prepare_rebalance(f"static member {member.instance_id} came back as {new_id}")
+        elif self.state is not State.STABLE:
+            self._maybe_complete_join()
+        elif self._select_protocol() != self.protocol_name:
+            self._prepare_or_complete(f"static member {member.instance_id} changes the protocol")
+        else:
+            assignments = {other.member_id: other.assignment for other in self.members.values()}
+
+            def stored(code: int) -> None:
+                if self.members.get(new_id) is not member or member.join_reply is not reply:
+                    return  # replaced once more, left, or answered by a rebalance
+                if code:
+                    logger.warning("group %s: static member %s could not be stored", self.group_id, new_id)
+                    self._undo_replacement(member, old_id, old)
+                    failed = self._joined(member, with_members=False)
+                    failed.error_code, failed.member_id, failed.leader = (
+                        code,
+                        NO_MEMBER,
+                        leader_before or NO_LEADER,
+                    )
+                    reply(failed)
+                elif self.state is State.STABLE:
+                    response = self._joined(member, with_members=False)
+                    if version >= SKIPS_ASSIGNMENT_FROM and self.is_leader(new_id):
+                        response = self._joined(member, with_members=True)
+                        response.skip_assignment = True
+                    elif version < SKIPS_ASSIGNMENT_FROM:
+                        response.leader = leader_before or NO_LEADER  # so that it does not assign anew
+                    self._answer_join(member, response)
+
+            self._host.store(self, assignments, stored)
+
+    def _undo_replacement(self, member: Member, old_id: str, old: tuple[Any, int, int]) -> None:
+        self._park_join(member, None)
+        self._count_support(member, -1)
+        member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms = old
+        self._count_support(member, +1)
+        self._extend_session(self._replace_static(member.member_id, old_id))
+
+    def _accepts(self, member_id: str) -> bool:
+        """Is there room (group.max.size)? While preparing, those who came count, so that the last are turned away."""
+        size_max = self._host.config.group_max_size
+        if self.state in (State.EMPTY, State.DEAD):
+            return True
+        if self.state is State.PREPARING_REBALANCE:
+            member = self.members.get(member_id)
+            return (member is not None and member.join_reply is not None) or self._joining_count < size_max
+        return member_id in self.members or len(self.members) < size_max
+
+    # -- SyncGroup
+
+    def sync(self, request: Any, reply: Reply) -> None:
+        code = self._check_sync(request)
+        if code:
+            reply(messages.SyncGroupResponse(error_code=code))
+            return
+        member = self.members[request.member_id]
+        self._synced(member.member_id)
+        if self.state is State.STABLE:
+            reply(self._assigned(member))
+            return
+        assert self.state is State.COMPLETING_REBALANCE
+        self._answer_sync(member, messages.SyncGroupResponse(error_code=errors.REBALANCE_IN_PROGRESS))
+        member.sync_reply = reply
+        if self.is_leader(member.member_id):
+            self._assign({item.member_id: bytes(item.assignment) for item in request.assignments})
+
+    def _check_sync(self, request: Any) -> int:
+        if self.state is State.DEAD:
+            return errors.COORDINATOR_NOT_AVAILABLE
+        if self.state is State.EMPTY:
+            return errors.UNKNOWN_MEMBER_ID
+        code = self.check_member(request.member_id, request.group_instance_id)
+        if code:
+            return code
+        if request.generation_id != self.generation:
+            return errors.ILLEGAL_GENERATION
+        if request.protocol_type is not None and request.protocol_type != self.protocol_type:
+            return errors.INCONSISTENT_GROUP_PROTOCOL
+        if request.protocol_name is not None and request.protocol_name != self.protocol_name:
+            return errors.INCONSISTENT_GROUP_PROTOCOL
+        if self.state is State.PREPARING_REBALANCE:
+            return errors.REBALANCE_IN_PROGRESS
+        return errors.NONE
+
+    def _assign(self, given: dict[str, bytes]) -> None:
+        """The leader's assignment; members that it forgot get an empty one."""
+        assignments = {member_id: given.get(member_id, b"") for member_id in self.members}
+        generation = self.generation
+
+        def stored(code: int) -> None:
+            if self.state is not State.COMPLETING_REBALANCE or self.generation != generation:
+                return  # a rebalance began meanwhile and answered everybody
+            if code:
+                self._reset_assignments(code)
+                self._prepare_or_complete(f"the assignment could not be stored (error {code})")
+                return
+            for member in self.members.values():
+                member.assignment = assignments.get(member.member_id, b"")
+            self._move_to(State.STABLE)
+            for member in list(self.members.values()):
+                if self._answer_sync(member, self._assigned(member)):
+                    self._extend_session(member)
+
+        self._host.store(self, assignments, stored)
+
+    def _reset_assignments(self, code: int) -> None:
+        for member in self.members.values():
+            member.assignment = b""
+        for member in list(self.members.values()):
+            if self._answer_sync(member, messages.SyncGroupResponse(error_code=code)):
+                self._extend_session(member)
+
+    def _synced(self, member_id: str) -> None:
+        self.pending_sync.discard(member_id)
+        if not self.pending_sync:
+            self._sync_timer.cancel()
+
+    # -- Heartbeat, LeaveGroup
+
+    def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> int:
+        if self.state is State.DEAD:
+            return errors.COORDINATOR_NOT_AVAILABLE
+        code = self.check_member(member_id, instance_id)
+        if code:
+            return code
+        if generation != self.generation:
+            return errors.ILLEGAL_GENERATION
+        if self.state is not State.EMPTY:
+            self._extend_session(self.members[member_id])
+        return HEARTBEAT_ANSWERS[self.state]
+
+    def leave(self, identities: Sequence[tuple[str, str | None]]) -> list[int]:
+        """Takes (member id, instance id) pairs out of the group; an error code for each.
+
+        An administrator removes a static member by its instance id alone."""
+        codes = [self._leave_one(member_id, instance_id) for member_id, instance_id in identities]
+        if errors.NONE in codes:
+            if self.state in (State.STABLE, State.COMPLETING_REBALANCE):
+                self._prepare_or_complete("members left")
+            elif self.state is State.PREPARING_REBALANCE:
+                self._maybe_complete_join()
+        return codes
+
+    def _leave_one(self, member_id: str, instance_id: str | None) -> int:
+        if member_id == NO_MEMBER:
+            known = None if instance_id is None else self.static_members.get(instance_id)
+            if known is None:
+                return errors.UNKNOWN_MEMBER_ID
+            member_id = known
+        elif member_id not in self.pending_join:
+            code = self.check_member(member_id, instance_id)
+            if code:
+                return code
+        logger.info("group %s: member %s left", self.group_id, member_id)
+        self.remove(member_id)
+        return errors.NONE
+
+    # -- the rebalance
+
+    def _prepare_or_complete(self, reason: str) -> None:
+        if self.state in COMES_FROM[State.PREPARING_REBALANCE]:
+            self._prepare_rebalance(reason)
+        else:
+            self._maybe_complete_join()
+
+    def _prepare_rebalance(self, reason: str) -> None:
+        if self.state is State.COMPLETING_REBALANCE:
+            self._reset_assignments(errors.REBALANCE_IN_PROGRESS)
+        self.pending_sync.clear()
+        self._sync_timer.cancel()
+        initial = self.is_empty
+        self._move_to(State.PREPARING_REBALANCE)
+        logger.info("group %s: rebalance after generation %d: %s", self.group_id, self.generation, reason)
+        if initial:  # more members of a new group are likely on their way (KIP-134)
+            self._delay_ms = self._host.config.group_initial_rebalance_delay_ms
+            self._delay_left_ms = max(self.rebalance_timeout_ms() - self._delay_ms, 0)
+            self._join_timer.set(self._delay_ms)
+        elif self.all_joined():
+            self.complete_join()
+        else:
+            self._join_timer.set(self.rebalance_timeout_ms())
+
+    def _maybe_complete_join(self) -> None:
+        """The initial rebalance waits for its delay even when all have joined."""
+        preparing = self.state is State.PREPARING_REBALANCE and self.previous_state is not State.EMPTY
+        if preparing and self.all_joined():
+            self.complete_join()
+
+    def _extend_initial_delay(self) -> bool:
+        if self.previous_state is not State.EMPTY or not self._new_member_added or not self._delay_left_ms:
+            return False
+        self._new_member_added = False
+        slice_ms = min(self._host.config.group_initial_rebalance_delay_ms, self._delay_left_ms)
+        self._delay_left_ms = max(self._delay_left_ms - self._delay_ms, 0)
+        self._delay_ms = slice_ms
+        self._join_timer.set(slice_ms)
+        return True
+
+    def complete_join(self) -> None:
+        """All came, or time is up: who did not come is out (static members stay until their session ends)."""
+        self._join_timer.cancel()
+        if self.state is not State.PREPARING_REBALANCE:
+            return
+        late = [m.member_id for m in self.members.values() if m.join_reply is None and m.instance_id is None]
+        for member_id in late:
+            self.remove(member_id)
+        if late:
+            logger.info("group %s: members that did not join again are out: %s", self.group_id, late)
+
+        if self.members and not self._elect_joined_leader():
+            logger.warning("group %s: nobody joined in time, waiting for sessions to end", self.group_id)
+            self._join_timer.set(self.rebalance_timeout_ms())
+            return
+
+        self.generation += 1
+        self.pending_sync.clear()
+        self._new_member_added = False
+        if not self.members:
+            self.protocol_name = None
+            self.subscribed_topics = self._subscribed_topics()
+            self._move_to(State.EMPTY)
+            logger.info("group %s: generation %d is empty", self.group_id, self.generation)
+            self._host.store(self, {}, self._stored_empty)
+            return
+
+        self.protocol_name = self._select_protocol()
+        self.subscribed_topics = self._subscribed_topics()
+        self._move_to(State.COMPLETING_REBALANCE)
+        logger.info(
+            "group %s: generation %d has %d members", self.group_id, self.generation, len(self.members)
+        )
+        self._sync_timer.set(self.rebalance_timeout_ms())
+        for member in self.members.values():
+            self._extend_session(member)
+            member.is_new = False
+            self.pending_sync.add(member.member_id)
+        for member in list(self.members.values()):
+            self._answer_join(member, self._joined(member, with_members=self.is_leader(member.member_id)))
+
+    def _stored_empty(self, code: int) -> None:
+        # Without the record the generation before it comes back with a restart, and its members time out.
+        if code:
+            logger.warning("group %s: that it is empty could not be stored (error %d)", self.group_id, code)
+
+    def _elect_joined_leader(self) -> bool:
+        """A leader that did not join gives way to one that did; False if nobody did."""
+        leader = self.members.get(self.leader or NO_MEMBER)
+        if leader is not None and leader.join_reply is not None:
+            return True
+        for member in self.members.values():
+            if member.join_reply is not None:
+                self.leader = member.member_id
+                return True
+        return False
+
+    # -- timers
+
+    def expire_join(self) -> None:
+        if not self._extend_initial_delay():
+            self.complete_join()
+
+    def expire_session(self, member_id: str) -> None:
+        if member_id in self.pending_join:
+            logger.info("group %s: %s never came back with its id", self.group_id, member_id)
+            self.remove(member_id)
+        else:
+            member = self.members.get(member_id)
+            if member is None or member.needs_no_heartbeat():
+                return
+            logger.info("group %s: the session of member %s ended", self.group_id, member_id)
+            self.remove(member_id)
+            if self.state in (State.STABLE, State.COMPLETING_REBALANCE):
+                self._prepare_or_complete(f"the session of member {member_id} ended")
+                return
+        if self.state is State.PREPARING_REBALANCE and self.all_joined():
+            self.complete_join()
+
+    def expire_pending_sync(self) -> None:
+        if self.state not in (State.COMPLETING_REBALANCE, State.STABLE) or not self.pending_sync:
+            return
+        late = sorted(self.pending_sync)
+        for member_id in late:
+            self.remove(member_id)
+        self._prepare_rebalance(f"no SyncGroup came from {late}")
+
+    # -- membership
+
+    def add(self, member: Member, reply: Reply | None = None) -> None:
+        assert self._supports(member.protocol_type, member.protocol_names()) or not self.members
+        if member.instance_id is not None:
+            assert member.instance_id not in self.static_members
+            self.static_members[member.instance_id] = member.member_id
+        if not self.members:
+            self.protocol_type = member.protocol_type
+        if self.leader is None:
+            self.leader = member.member_id
+        self.members[member.member_id] = member
+        self._count_support(member, +1)
+        self._park_join(member, reply)
+        self.pending_join.discard(member.member_id)
+
+    def remove(self, member_id: str) -> None:
+        """Takes a member, or one that is pending, out; requests of it that are parked are answered."""
+        session = self._sessions.pop(member_id, None)
+        if session is not None:
+            session.cancel()
+        self.pending_join.discard(member_id)
+        self._synced(member_id)
+        member = self.members.pop(member_id, None)
+        if member is None:
+            return
+        self._count_support(member, -1)
+        if member.instance_id is not None:
+            del self.static_members[member.instance_id]
+        if self.leader == member_id:
+            self.leader = next(iter(self.members), None)
+        self._answer_join(member, join_error(errors.UNKNOWN_MEMBER_ID, NO_MEMBER))
+        self._answer_sync(member, messages.SyncGroupResponse(error_code=errors.UNKNOWN_MEMBER_ID))
+
+    def _update(self, member: Member, request: Any, reply: Reply) -> None:
+        self._count_support(member, -1)
+        member.protocols = _protocols(request)
+        self._count_support(member, +1)
+        member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        member.session_timeout_ms = request.session_timeout_ms
+        self._answer_join(member, join_error(errors.REBALANCE_IN_PROGRESS, member.member_id))
+        self._park_join(member, reply)
+
+    def _replace_static(self, old_id: str, new_id: str) -> Member:
+        """The same member under a new id; whoever still uses the old one is fenced."""
+        member = self.members.pop(old_id)
+        assert member.instance_id is not None
+        self._answer_join(member, join_error(errors.FENCED_INSTANCE_ID, old_id))
+        self._answer_sync(member, messages.SyncGroupResponse(error_code=errors.FENCED_INSTANCE_ID))
+        session = self._sessions.pop(old_id, None)
+        if session is not None:
+            session.cancel()
+        self._synced(old_id)
+        member.member_id = new_id
+        member.is_new = False
+        self.members[new_id] = member
+        self.static_members[member.instance_id] = new_id
+        if self.leader == old_id:
+            self.leader = new_id
+        return member
+
+    def close(self, code: int) -> None:
+        """The group is let go: every parked request gets `code`, no timer is left."""
+        self._move_to(State.DEAD)
+        self.cancel_timers()
+        for member in list(self.members.values()):
+            self._answer_join(member, join_error(code, member.member_id))
+            self._answer_sync(member, messages.SyncGroupResponse(error_code=code))
+
+    def cancel_timers(self) -> None:
+        self._join_timer.cancel()
+        self._sync_timer.cancel()
+        for session in self._sessions.values():
+            session.cancel()
+        self._sessions.clear()
+        self.pending_join.clear()
+
+    def loaded(self) -> None:
+        """Read from the log: members have one session timeout to show up."""
+        self.subscribed_topics = self._subscribed_topics()
+        for member in self.members.values():
+            self._extend_session(member)
+        if len(self.members) > self._host.config.group_max_size:
+            self._prepare_rebalance("the group is larger than group.max.size")
+
+    # -- protocols
+
+    def _supports(self, protocol_type: str, names: set[str]) -> bool:
+        if self.is_empty:
+            return bool(protocol_type) and bool(names)
+        size = len(self.members)
+        return protocol_type == self.protocol_type and any(
+            self._support.get(name, 0) == size for name in names
+        )
+
+    def _select_protocol(self) -> str:
+        """Each member votes for its favourite among those that all support; of equals the first named wins."""
+        size = len(self.members)
+        candidates = {name for name, count in self._support.items() if count == size}
+        votes: dict[str, int] = {}
+        for member in self.members.values():
+            choice = member.vote(candidates)
+            votes[choice] = votes.get(choice, 0) + 1
+        return max(votes, key=votes.__getitem__)
+
+    def _count_support(self, member: Member, step: int) -> None:
+        for name in member.protocol_names():
+            self._support[name] = self._support.get(name, 0) + step
+
+    def _subscribed_topics(self) -> set[str] | None:
+        """What consumers are subscribed to, from their metadata, if it can be read; other protocols are opaque."""
+        if not self.uses_consumer_protocol:
+            return None
+        if not self.members:
+            return set()
+        if self.protocol_name is None:
+            return None
+        topics: set[str] = set()
+        try:
+            for member in self.members.values():
+                # a version, then the fields of version 0, which every later version begins with
+                subscription, _ = codec.decode(
+                    messages.ConsumerProtocolSubscription, 0, member.metadata(self.protocol_name), 2
+                )
+                topics.update(subscription.topics)
+        except Malformed as trouble:
+            logger.warning("group %s: a member's subscription cannot be read: %s", self.group_id, trouble)
+            return None
+        return topics
+
+    # -- small parts
+
+    def _move_to(self, state: State) -> None:
+        assert self.state in COMES_FROM[state], f"{self.group_id}: from {self.state} to {state}"
+        self.previous_state = self.state
+        self.state = state
+        self.state_timestamp_ms = self._host.now_ms()
+
+    def _session(self, member_id: str) -> Deadline:
+        session = self._sessions.get(member_id)
+        if session is None:
+            session = self._sessions[member_id] = Deadline(self._host, lambda: self.expire_session(member_id))
+        return session
+
+    def _extend_session(self, member: Member) -> None:
+        self._session(member.member_id).set(member.session_timeout_ms)
+
+    def _park_join(self, member: Member, reply: Reply | None) -> None:
+        self._joining_count += (reply is not None) - (member.join_reply is not None)
+        member.join_reply = reply
+
+    def _answer_join(self, member: Member, response: Any) -> None:
+        reply = member.join_reply
+        if reply is not None:
+            self._park_join(member, None)
+            reply(response)
+
+    def _answer_sync(self, member: Member, response: Any) -> bool:
+        reply, member.sync_reply = member.sync_reply, None
+        if reply is None:
+            return False
+        reply(response)
+        return True
+
+    def _joined(self, member: Member, *, with_members: bool) -> Any:
+        response = messages.JoinGroupResponse(
+            error_code=errors.NONE,
+            generation_id=self.generation,
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol_name,
+            leader=self.leader or NO_LEADER,
+            skip_assignment=False,
+            member_id=member.member_id,
+        )
+        if with_members:
+            response.members = [
+                messages.JoinGroupResponse.Members(
+                    member_id=other.member_id,
+                    group_instance_id=other.instance_id,
+                    metadata=other.metadata(self.protocol_name),
+                )
+                for other in self.members.values()
+            ]
+        return response
+
+    def _assigned(self, member: Member) -> Any:
+        return messages.SyncGroupResponse(
+            error_code=errors.NONE,
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol_name,
+            assignment=member.assignment,
+        )
+
+
+def _protocols(request: Any) -> list[tuple[str, bytes]]:
+    return [(protocol.name, bytes(protocol.metadata)) for protocol in request.protocols]
+
+
+def _reason(request: Any) -> str:
+    return request.reason or "no reason given"
+
+
+def join_error(code: int, member_id: str) -> Any:
+    return messages.JoinGroupResponse(
+        error_code=code,
+        generation_id=-1,
+        protocol_type=None,
+        protocol_name=None,
+        leader=NO_LEADER,
+        member_id=member_id,
+    )

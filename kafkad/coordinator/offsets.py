@@ -1,0 +1,103 @@
+"""Committed offsets of one partition of `__consumer_offsets`: what stands in the log, and nothing that is on its way.
+
+An offset is put here when its record is durable, so a fetch never tells what a crash could take back. What is still
+on its way is known to the partition (runtime.py), which asks about it where it deletes.
+
+Offsets that were committed in a transaction (in a log that JVM Kafka wrote) wait under their producer id until the
+transaction's marker; of a transactional and a plain commit the one whose record came last in the log wins."""
+
+from collections.abc import Iterator
+
+from kafkad.coordinator.records import NEVER, NO_TOPIC_ID, CommittedOffset
+
+Key = tuple[str, str, int]  # group id, topic, partition
+
+
+class Offsets:
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
+        self._open: dict[
+            int, dict[Key, CommittedOffset]
+        ] = {}  # producer id -> its open transaction's commits
+
+    # -- plain commits
+
+    def put(self, key: Key, committed: CommittedOffset) -> None:
+        group_id, topic, partition = key
+        topics = self._groups.get(group_id)
+        if topics is None:
+            topics = self._groups[group_id] = {}
+        partitions = topics.get(topic)
+        if partitions is None:
+            partitions = topics[topic] = {}
+        partitions[partition] = committed
+
+    def get(self, key: Key) -> CommittedOffset | None:
+        group_id, topic, partition = key
+        return self._groups.get(group_id, {}).get(topic, {}).get(partition)
+
+    def remove(self, key: Key) -> None:
+        """A tombstone: it also undoes what open transactions said about the partition."""
+        group_id, topic, partition = key
+        topics = self._groups.get(group_id, {})
+        partitions = topics.get(topic, {})
+        if partitions.pop(partition, None) is not None and not partitions:
+            del topics[topic]
+            if not topics:
+                del self._groups[group_id]
+        for commits in self._open.values():
+            commits.pop(key, None)
+
+    def group_ids(self) -> set[str]:
+        """Groups that have an offset, or an open transaction's."""
+        return {*self._groups, *(key[0] for commits in self._open.values() for key in commits)}
+
+    def of_group(self, group_id: str) -> dict[str, dict[int, CommittedOffset]]:
+        return self._groups.get(group_id, {})
+
+    def keys_of_group(self, group_id: str) -> Iterator[Key]:
+        """Also those that only an open transaction has."""
+        for topic, partitions in self.of_group(group_id).items():
+            for partition in partitions:
+                yield group_id, topic, partition
+        for commits in self._open.values():
+            for key in commits:
+                if key[0] == group_id and self.get(key) is None:
+                    yield key
+
+    def keys_of_topic(self, topic: str, topic_id: bytes) -> Iterator[Key]:
+        """Offsets of this topic; those of an older topic of the same name stay where their topic id tells so."""
+        for group_id, topics in self._groups.items():
+            for partition, committed in topics.get(topic, {}).items():
+                if committed.topic_id in (NO_TOPIC_ID, topic_id):
+                    yield group_id, topic, partition
+
+    def __len__(self) -> int:
+        return sum(len(partitions) for topics in self._groups.values() for partitions in topics.values())
+
+    # -- transactions
+
+    def put_in_transaction(self, producer_id: int, key: Key, committed: CommittedOffset) -> None:
+        self._open.setdefault(producer_id, {})[key] = committed
+
+    def end_transaction(self, producer_id: int, *, commit: bool) -> None:
+        for key, committed in self._open.pop(producer_id, {}).items():
+            current = self.get(key)
+            if commit and (current is None or committed.record_offset > current.record_offset):
+                self.put(key, committed)
+
+    def is_unstable(self, key: Key) -> bool:
+        return any(key in commits for commits in self._open.values())
+
+    def has_transactions(self, group_id: str) -> bool:
+        return any(key[0] == group_id for commits in self._open.values() for key in commits)
+
+
+def is_expired(committed: CommittedOffset, base_ms: int | None, now_ms: int, retention_ms: int) -> bool:
+    """`base_ms`: since when the group is Empty, if that is what counts; else the commit does.
+
+    A retention time that the client gave (OffsetCommit v2-4) goes before the broker's."""
+    if committed.expire_timestamp_ms != NEVER:
+        return now_ms >= committed.expire_timestamp_ms
+    since_ms = committed.commit_timestamp_ms if base_ms is None else base_ms
+    return now_ms - since_ms >= retention_ms

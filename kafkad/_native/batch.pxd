@@ -73,27 +73,28 @@ cdef bint crc_matches(const uint8_t* data, const BatchInfo* info) noexcept nogil
 
 # -- one record, all of it in memory -----------------------------------------------------------------------
 
-cdef struct RecordView:
-    int64_t timestamp_delta
-    int32_t offset_delta
-    int32_t key_size              # below 0: null
-    int32_t value_size            # below 0: null
-    int32_t headers_count
-    const uint8_t* key
-    const uint8_t* value
-    const uint8_t* headers        # of the first header's key_size
+cdef extern from "record.h" nogil:
+    ctypedef struct RecordView:
+        int64_t timestamp_delta
+        int32_t offset_delta
+        int32_t key_size          # below 0: null
+        int32_t value_size        # below 0: null
+        int32_t headers_count
+        const uint8_t* key
+        const uint8_t* value
+        const uint8_t* headers    # the first header's key_size
 
-cdef enum:
-    RECORD_COMPLETE = 0
-    RECORD_INCOMPLETE = 1         # its length runs past `end`, or the length itself does
-    RECORD_MALFORMED = 2
+    cdef enum:
+        RECORD_COMPLETE
+        RECORD_INCOMPLETE         # its length, or what it says, runs past `end`
+        RECORD_MALFORMED
 
-# Reads the record at at[0] and moves at[0] behind it (only when RECORD_COMPLETE). Nothing of the view points
-# outside; the headers' own sizes are checked too.
-cdef int read_record(const uint8_t** at, const uint8_t* end, RecordView* view) noexcept nogil
+    # Reads the record at `p`; when complete, next[0] is where the one after it starts. Nothing of the view points
+    # outside of the record; its headers were looked through.
+    int record_read(const uint8_t* p, const uint8_t* end, RecordView* view, const uint8_t** next)
 
-# A varint at p, NULL if it does not fit before `end`; else where it ends.
-cdef const uint8_t* take_varint(const uint8_t* p, const uint8_t* end, int32_t* value) noexcept nogil
+    # A varint at p: where it ends, NULL if not before `end`.
+    const uint8_t* record_varint(const uint8_t* p, const uint8_t* end, int32_t* value)
 
 
 # -- records that come in pieces ---------------------------------------------------------------------------

@@ -196,115 +196,6 @@ cdef void note_walk(const Walk* walk, BatchInfo* info) noexcept nogil:
     info.message = walk.message
 
 
-# -- one record --------------------------------------------------------------------------------------------
-
-cdef const uint8_t* long_varint(const uint8_t* p, const uint8_t* end, uint32_t value, int32_t* out) noexcept nogil:
-    cdef int shift = 7
-    cdef uint32_t byte
-    while p < end and shift < 35:
-        byte = p[0]
-        p += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            out[0] = <int32_t>((value >> 1) ^ (0 - (value & 1)))
-            return p
-        shift += 7
-    return NULL
-
-
-cdef inline const uint8_t* short_varint(const uint8_t* p, const uint8_t* end, int32_t* out) noexcept nogil:
-    cdef uint32_t value
-    if p >= end:
-        return NULL
-    value = p[0]
-    if value < 0x80:
-        out[0] = <int32_t>((value >> 1) ^ (0 - (value & 1)))
-        return p + 1
-    return long_varint(p + 1, end, value & 0x7F, out)
-
-
-cdef const uint8_t* take_varint(const uint8_t* p, const uint8_t* end, int32_t* value) noexcept nogil:
-    return short_varint(p, end, value)
-
-
-cdef inline const uint8_t* take_varlong(const uint8_t* p, const uint8_t* end, int64_t* out) noexcept nogil:
-    cdef uint64_t value = 0
-    cdef uint64_t byte
-    cdef int shift = 0
-    while p < end and shift < 70:
-        byte = p[0]
-        p += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            out[0] = <int64_t>((value >> 1) ^ (0 - (value & 1)))
-            return p
-        shift += 7
-    return NULL
-
-
-cdef const uint8_t* pass_headers(const uint8_t* p, const uint8_t* end, int32_t count) noexcept nogil:
-    cdef int32_t size
-    while count > 0:
-        p = short_varint(p, end, &size)
-        if p == NULL or size < 0 or size > end - p:
-            return NULL
-        p = short_varint(p + size, end, &size)
-        if p == NULL or size > end - p:
-            return NULL
-        if size > 0:
-            p += size
-        count -= 1
-    return p
-
-
-cdef inline int one_record(const uint8_t** at, const uint8_t* end, RecordView* view) noexcept nogil:
-    cdef const uint8_t* p = at[0]
-    cdef const uint8_t* body_end
-    cdef int32_t length
-    p = short_varint(p, end, &length)
-    if p == NULL:
-        return RECORD_INCOMPLETE              # or a length of more than 5 bytes: the state machine tells
-    if length < 0:
-        return RECORD_MALFORMED
-    if length > end - p:
-        return RECORD_INCOMPLETE
-    if length == 0:
-        return RECORD_MALFORMED
-    body_end = p + length
-    p = take_varlong(p + 1, body_end, &view.timestamp_delta)      # behind the attributes, which mean nothing
-    if p == NULL:
-        return RECORD_MALFORMED
-    p = short_varint(p, body_end, &view.offset_delta)
-    if p == NULL:
-        return RECORD_MALFORMED
-    p = short_varint(p, body_end, &view.key_size)
-    if p == NULL or view.key_size > body_end - p:
-        return RECORD_MALFORMED
-    view.key = p
-    if view.key_size > 0:
-        p += view.key_size
-    p = short_varint(p, body_end, &view.value_size)
-    if p == NULL or view.value_size > body_end - p:
-        return RECORD_MALFORMED
-    view.value = p
-    if view.value_size > 0:
-        p += view.value_size
-    p = short_varint(p, body_end, &view.headers_count)
-    if p == NULL or view.headers_count < 0 or view.headers_count > body_end - p:
-        return RECORD_MALFORMED
-    view.headers = p
-    if view.headers_count > 0:
-        p = pass_headers(p, body_end, view.headers_count)
-    if p != body_end:
-        return RECORD_MALFORMED
-    at[0] = p
-    return RECORD_COMPLETE
-
-
-cdef int read_record(const uint8_t** at, const uint8_t* end, RecordView* view) noexcept nogil:
-    return one_record(at, end, view)
-
-
 # -- the walk ----------------------------------------------------------------------------------------------
 
 cdef void walk_begin(Walk* walk, const BatchInfo* info) noexcept nogil:
@@ -350,23 +241,29 @@ cdef void refuse_record(Walk* walk, int code, const char* message) noexcept nogi
         walk.message = message
 
 
+# What is asked of one record beside its shape. Called only for the records that `walk_feed` could not wave through.
+cdef void judge_record(Walk* walk, int64_t timestamp, int32_t offset_delta, int32_t key_size) noexcept nogil:
+    if timestamp >= walk.target_timestamp and offset_delta >= walk.target_delta and not walk.found:
+        walk.found = True
+        walk.found_timestamp = timestamp
+        walk.found_delta = offset_delta
+    if walk.compacted and key_size < 0:
+        refuse_record(walk, INVALID_RECORD, "Compacted topic cannot accept message without key")
+    elif (timestamp < walk.earliest_timestamp or timestamp > walk.latest_timestamp) and timestamp != -1:
+        refuse_record(walk, INVALID_TIMESTAMP, "Timestamp is out of the range that the topic allows")
+
+
 cdef inline void take_record(Walk* walk, const RecordView* view) noexcept nogil:
     cdef int64_t timestamp = <int64_t>(
         <uint64_t>walk.base_timestamp + <uint64_t>(view.timestamp_delta & walk.delta_mask)
     )
-    if view.offset_delta != walk.records:
-        walk.consecutive = False
+    walk.consecutive = walk.consecutive & (view.offset_delta == walk.records)
     if timestamp > walk.max_timestamp:
         walk.max_timestamp = timestamp
         walk.max_timestamp_delta = view.offset_delta
-    if timestamp >= walk.target_timestamp and view.offset_delta >= walk.target_delta and not walk.found:
-        walk.found = True
-        walk.found_timestamp = timestamp
-        walk.found_delta = view.offset_delta
-    if walk.compacted and view.key_size < 0:
-        refuse_record(walk, INVALID_RECORD, "Compacted topic cannot accept message without key")
-    elif (timestamp < walk.earliest_timestamp or timestamp > walk.latest_timestamp) and timestamp != -1:
-        refuse_record(walk, INVALID_TIMESTAMP, "Timestamp is out of the range that the topic allows")
+    if (timestamp < walk.earliest_timestamp) | (timestamp > walk.latest_timestamp) \
+            | (timestamp >= walk.target_timestamp) | (walk.compacted & (view.key_size < 0)):
+        judge_record(walk, timestamp, view.offset_delta, view.key_size)
     walk.records += 1
 
 
@@ -450,6 +347,7 @@ cdef const uint8_t* walk_cut(Walk* walk, const uint8_t* p, const uint8_t* end) n
 
 cdef int walk_feed(Walk* walk, const uint8_t* data, size_t size) noexcept nogil:
     cdef const uint8_t* p = data
+    cdef const uint8_t* next
     cdef const uint8_t* end = data + size
     cdef RecordView view
     cdef int outcome
@@ -459,10 +357,11 @@ cdef int walk_feed(Walk* walk, const uint8_t* data, size_t size) noexcept nogil:
         if walk.stage == LENGTH and walk.shift == 0:
             outcome = RECORD_COMPLETE
             while walk.records < walk.records_count:
-                outcome = one_record(&p, end, &view)
+                outcome = record_read(p, end, &view, &next)
                 if outcome != RECORD_COMPLETE:
                     break
                 take_record(walk, &view)
+                p = next
             if outcome == RECORD_MALFORMED:
                 return walk_refuse(walk, "A record's length and its fields do not agree")
             if walk.records == walk.records_count:

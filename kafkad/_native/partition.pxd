@@ -11,6 +11,9 @@ The row is 256 bytes in shared memory, written under a sequence lock by its owne
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kafkad._native.batch cimport BatchInfo, Rules
+from kafkad._native.index cimport Index
+from kafkad._native.producer_table cimport ProducerMap, ProducerTable
+from kafkad._native.watermarks cimport RowSlot
 
 cdef struct Row:
     uint32_t sequence
@@ -32,7 +35,7 @@ cdef struct Row:
     int64_t stable_segment
     int64_t stable_position
     uint64_t waiters                # one bit a worker that wants its doorbell rung on advance
-    uint8_t spare[96]
+    uint8_t spare[112]              # to 256 bytes
 
 cdef struct LogFile:                # an open .log; a response that is being sent holds a reference
     int fd
@@ -57,6 +60,27 @@ cdef struct ReadInfo:
     int64_t position
     int64_t size                    # bytes to send; 0 at the end of what may be read
 
+cdef struct Segment:                # one .log with its indexes; the last of the array is the active one
+    int64_t base_offset
+    int64_t size
+    LogFile* file                   # NULL until it is read or appended to
+    Index offsets                   # not open until needed
+    Index times
+    int64_t max_timestamp           # largest of its batches, and the last offset of the batch that has it; UNKNOWN: look
+    int64_t max_timestamp_offset    # into the time index
+    int64_t first_timestamp         # max timestamp of its first batch, which ages it; UNKNOWN: not read yet, -1: none
+    int64_t created_ms
+    int64_t bytes_since_index
+    bint index_ignored              # found to lie: every look-up scans from the start
+    bint touched                    # read since the last sweep of idle files
+
+cdef enum:
+    RECENT = 128                    # a power of two
+
+cdef struct RecentBatch:            # where the latest batches of the active segment stand: tail reads find theirs here
+    int64_t base_offset
+    int64_t position
+
 cdef enum Advance:                  # why `advanced` is called
     ADVANCED_HIGH_WATERMARK = 1     # HW (and so LSO) moved: acks and consumers
     ADVANCED_END = 2                # LEO moved: followers
@@ -76,6 +100,64 @@ cdef class Partition:
     cdef void* advanced_context
     cdef void* waiting_produces
     cdef void* waiting_fetches
+
+    # -- ours ----------------------------------------------------------------------------------------------
+    cdef readonly RowSlot slot
+    cdef readonly ProducerTable producers
+    cdef ProducerMap* producer_map
+    cdef char* directory                    # every file is opened by its full path, so that idle ones need no fd
+    cdef Segment* segments
+    cdef int segment_count
+    cdef int segment_capacity
+    cdef RecentBatch* recent                # a ring, made at the first append
+    cdef uint32_t recent_end                # entries ever put; the last RECENT of them stand
+    cdef uint32_t recent_count
+    cdef Rules rules
+    cdef int closed_code                    # what to answer while not `open`
+    cdef int32_t index_interval_bytes
+    cdef int64_t segment_bytes
+    cdef int64_t segment_age_max_ms         # segment.ms less this partition's jitter
+    cdef int64_t index_size_max
+    cdef int64_t flush_interval             # flush.messages; the ack waits when so many would be unflushed
+    cdef public bint follows_end            # HW follows LEO by itself (the only replica); else a replication layer moves it
+    cdef public bint notify_log             # call log.on_advance() when HW moves: somebody waits there
+    cdef bint flush_asked
+    cdef int64_t first_unstable             # first offset of the oldest open transaction, -1 when none
+    cdef readonly int wants                 # why the last append said NEED_PYTHON: WANTS_ROLL or WANTS_SLOW_PATH
+    cdef bint completed                     # the last trusted append ended this transaction
+    cdef bint completed_aborted
+    cdef int64_t completed_producer
+    cdef int64_t completed_first
+    cdef int64_t completed_last
+    cdef readonly int failure               # the errno that took this partition offline
+
+    cdef int append_checked(self, uint8_t* records, size_t size, int origin, int32_t epoch, int64_t now_ms,
+                            AppendInfo* info) noexcept nogil
+    cdef Segment* active(self) noexcept nogil
+    cdef int segment_floor(self, int64_t offset) noexcept nogil
+    cdef int path_of(self, int64_t base_offset, const char* suffix, char* out) noexcept nogil
+    cdef int open_file(self, Segment* segment) noexcept nogil
+    cdef int open_for_append(self, Segment* segment) noexcept nogil
+    cdef int open_offset_index(self, Segment* segment) noexcept nogil
+    cdef int open_time_index(self, Segment* segment) noexcept nogil
+    cdef void load_max_timestamp(self, Segment* segment) noexcept nogil
+    cdef int64_t first_timestamp_of(self, Segment* segment) noexcept nogil
+    cdef bint must_roll(self, Segment* segment, int64_t size, int64_t max_timestamp, int64_t last_offset,
+                        int64_t now_ms) noexcept nogil
+    cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
+                    int64_t* batch_size) noexcept nogil
+    cdef int close_segment(self, Segment* segment) noexcept nogil
+    cdef void remember(self, int64_t base_offset, int64_t position) noexcept nogil
+    cdef void row_begin(self) noexcept nogil
+    cdef void row_end(self) noexcept nogil
+    cdef void move_stable(self) noexcept nogil
+    cdef void tell(self, int why) noexcept nogil
+    cdef int refused(self, int failure, const char* doing) noexcept nogil
+    cdef int raise_refused(self, int failure, const char* doing) except -1
+    cdef int release_file(self, Segment* segment) except -1
+    cdef bint put_high_watermark(self, int64_t offset, int64_t segment, int64_t position) noexcept
+
+    # -- the reactor's -------------------------------------------------------------------------------------
 
     # One client batch (the `records` field of one partition in a Produce). The bytes are patched in place and
     # written by one pwritev. 0 when appended or recognised as a duplicate; NEED_PYTHON when `log.append_client`

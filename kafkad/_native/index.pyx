@@ -1,0 +1,147 @@
+"""Kafka's sparse indexes beside a segment, mapped.
+
+`.index` has 8 bytes an entry, `.timeindex` 12, big-endian, sorted; offsets are relative to the segment's base.
+The active segment's files are stretched to segment.index.bytes (a hole on disk) and cut to their entries when the
+segment is rolled or closed, as Kafka does; so a file that was not closed ends in zeros, and is rebuilt by recovery.
+
+Beware: a store into a hole of a mapped file on a full disk is a SIGBUS. `index_reserve` asks for the blocks first.
+"""
+
+from libc.errno cimport EINTR, EOPNOTSUPP, ENOSYS, errno
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.string cimport memset
+
+from kafkad._native.wire cimport KAFKAD_CHECK, put_i32, put_i64
+
+cdef extern from "<fcntl.h>" nogil:
+    int c_open "open"(const char* path, int flags, ...)
+    int fallocate(int fd, int mode, int64_t offset, int64_t length)
+    enum: O_RDONLY, O_RDWR, O_CREAT, O_CLOEXEC
+
+cdef extern from "<unistd.h>" nogil:
+    int c_close "close"(int fd)
+    int ftruncate(int fd, int64_t length)
+    int64_t pwrite(int fd, const void* data, size_t size, int64_t offset)
+    int64_t lseek(int fd, int64_t offset, int whence)
+    enum: SEEK_END
+
+cdef extern from "<sys/mman.h>" nogil:
+    void* mmap(void* address, size_t length, int protection, int flags, int fd, int64_t offset)
+    int munmap(void* address, size_t length)
+    void* MAP_FAILED
+    enum: PROT_READ, PROT_WRITE, MAP_SHARED
+
+cdef enum:
+    BLOCK = 4096                # blocks are asked for by the page
+
+
+cdef int allocate_to(Index* index, int fd, int64_t size) noexcept nogil:
+    # Blocks for the file's first `size` bytes, by whole pages, never past its end.
+    cdef int64_t wanted = (size + BLOCK - 1) // BLOCK * BLOCK
+    cdef uint8_t zeros[BLOCK]
+    cdef int64_t length
+    if wanted > <int64_t>index.mapped:
+        wanted = index.mapped
+    if wanted <= index.allocated:
+        return 0
+    while fallocate(fd, 0, index.allocated, wanted - index.allocated) != 0:
+        if errno == EINTR:
+            continue
+        if errno != EOPNOTSUPP and errno != ENOSYS:
+            return -errno
+        memset(zeros, 0, BLOCK)             # a file system without fallocate: write what is a hole anyway
+        while index.allocated < wanted:
+            length = wanted - index.allocated
+            if length > BLOCK:
+                length = BLOCK
+            length = pwrite(fd, zeros, length, index.allocated)
+            if length < 0:
+                return -errno
+            index.allocated += length
+        break
+    index.allocated = wanted
+    return 0
+
+
+cdef int index_open(Index* index, const char* path, int32_t entry_size, int64_t size_max, bint writable) noexcept nogil:
+    cdef int fd, failure
+    cdef int64_t size, stretched
+    cdef void* map
+    memset(index, 0, sizeof(Index))
+    index.entry_size = entry_size
+    fd = c_open(path, (O_RDWR | O_CREAT if writable else O_RDONLY) | O_CLOEXEC, 0o644)
+    if fd < 0:
+        return -errno
+    size = lseek(fd, 0, SEEK_END)
+    size -= size % entry_size
+    index.entries = <int32_t>(size // entry_size)
+    stretched = size
+    if writable:
+        stretched = size_max - size_max % entry_size
+        if stretched < size:
+            stretched = size
+        if ftruncate(fd, stretched) != 0:
+            failure = -errno
+            c_close(fd)
+            return failure
+    if stretched == 0:                      # an empty index: open, with nothing to map
+        c_close(fd)
+        index.writable = writable
+        return 0
+    map = mmap(NULL, stretched, PROT_READ | PROT_WRITE if writable else PROT_READ, MAP_SHARED, fd, 0)
+    if map == MAP_FAILED:
+        failure = -errno
+        c_close(fd)
+        return failure
+    index.map = <uint8_t*>map
+    index.mapped = stretched
+    index.entries_max = <int32_t>(stretched // entry_size)
+    index.writable = writable
+    index.allocated = size - size % BLOCK   # the page of the last entry is asked for again: it may be new
+    c_close(fd)
+    return 0
+
+
+cdef int index_reserve(Index* index, const char* path) noexcept nogil:
+    cdef int fd, failure
+    cdef int64_t needed = (<int64_t>index.entries + 1) * index.entry_size
+    if needed <= index.allocated:
+        return 0
+    fd = c_open(path, O_RDWR | O_CLOEXEC)
+    if fd < 0:
+        return -errno
+    failure = allocate_to(index, fd, needed)
+    c_close(fd)
+    return failure
+
+
+cdef void offset_index_append(Index* index, int32_t relative_offset, int32_t position) noexcept nogil:
+    cdef uint8_t* at = index.map + <size_t>index.entries * OFFSET_ENTRY_SIZE
+    KAFKAD_CHECK(index.entries < index.entries_max)
+    put_i32(at, relative_offset)
+    put_i32(at + 4, position)
+    index.entries += 1
+
+
+cdef void time_index_append(Index* index, int64_t timestamp, int32_t relative_offset) noexcept nogil:
+    cdef uint8_t* at = index.map + <size_t>index.entries * TIME_ENTRY_SIZE
+    KAFKAD_CHECK(index.entries < index.entries_max)
+    put_i64(at, timestamp)
+    put_i32(at + 8, relative_offset)
+    index.entries += 1
+
+
+cdef int index_close(Index* index, const char* path) noexcept nogil:
+    cdef int fd, failure = 0
+    if index.map != NULL:
+        munmap(index.map, index.mapped)
+    if index.writable:
+        fd = c_open(path, O_RDWR | O_CLOEXEC)
+        if fd < 0:
+            failure = -errno
+        else:
+            if ftruncate(fd, <int64_t>index.entries * index.entry_size) != 0:
+                failure = -errno
+            c_close(fd)
+    memset(index, 0, sizeof(Index))
+    return failure

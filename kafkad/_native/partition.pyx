@@ -1,0 +1,1155 @@
+"""A partition's hot state: appends and reads in C, on the files themselves.
+
+An append is: validate, look at the producer, ask whether the segment must be rolled (then Python does), patch base
+offset and leader epoch into the bytes, one pwrite, an index entry every index.interval.bytes, the row, and a call to
+whoever waits. Nothing is changed before the write has succeeded; a short write is cut off again.
+
+A read answers a region of a file: the segment by binary search, the batch from the ring of recent ones, else from the
+offset index and a walk over headers. The end of the region is the position of HW, LSO or LEO, which stand in the row.
+
+Files are opened by path when first needed; `release_idle` closes what nobody read since the last sweep. An idle
+partition has no fd and no mapping.
+
+Beware: all of this belongs to one thread, the owner's loop. Only a FileRef may travel to a flusher thread."""
+
+import os
+
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.errno cimport EMFILE, ENFILE, ENOENT, ENOMEM, EROFS, EACCES
+from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memmove, memset, strdup
+
+from kafkad._native.batch cimport (
+    CONTROL, HEADER_SIZE, LENGTH_OVERHEAD, NEED_PYTHON, TIMESTAMP_LOG_APPEND, TRANSACTIONAL, BatchInfo, validate)
+from kafkad._native.fileio cimport Window, close_fd, cut, is_fatal, open_path, read_at, window_at, window_init, write_at
+from kafkad._native.index cimport (
+    OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, Index, index_close, index_open, index_reserve, offset_entry_offset,
+    offset_entry_position, offset_index_append, offset_index_floor, time_entry_offset, time_entry_timestamp,
+    time_index_append, time_index_floor)
+from kafkad._native.producer_table cimport (
+    ProducerBatch, parse_marker, producer_check, producer_end, producer_first_unstable, producer_record,
+    producer_reserve)
+from kafkad._native.watermarks cimport RowSlot
+from kafkad._native.wire cimport KAFKAD_CHECK, get_i16, get_i32, get_i64, put_i32, put_i64
+
+from kafkad._native.watermarks import private_row
+
+cdef extern from "<fcntl.h>" nogil:
+    enum: O_RDONLY, O_RDWR, O_CLOEXEC
+
+cdef extern from "<errno.h>" nogil:
+    enum: EBADMSG
+
+cdef extern from * nogil:
+    """
+    #define kafkad_add(p, n) __atomic_add_fetch((p), (n), __ATOMIC_ACQ_REL)
+    #define kafkad_store(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
+    #define kafkad_fence() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+    """
+    int kafkad_add(int* p, int n)
+    void kafkad_store(uint32_t* p, uint32_t value)
+    void kafkad_fence()
+
+cdef enum:                          # Kafka's error codes, see protocol/errors.py
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    NOT_LEADER_OR_FOLLOWER = 6
+    RECORD_LIST_TOO_LARGE = 18
+    INVALID_TXN_STATE = 48
+    KAFKA_STORAGE_ERROR = 56
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+
+cdef enum:
+    PATH_SIZE = 4352                # PATH_MAX and a file name
+    MAGIC_POSITION = 16
+
+cdef enum:                          # of append_checked
+    CLIENT = 0
+    COORDINATOR = 1
+    RAFT = 2
+    REPLICA = 3
+
+WANTS_NOTHING = 0
+WANTS_ROLL = 1
+WANTS_SLOW_PATH = 2
+
+cdef int64_t UNKNOWN = INT64_MIN
+
+if sizeof(Row) != 256:
+    raise ImportError("a partition's row is 256 bytes")
+
+
+cdef void log_file_retain(LogFile* file) noexcept nogil:
+    kafkad_add(&file.references, 1)
+
+
+cdef void log_file_release(LogFile* file) noexcept nogil:
+    if kafkad_add(&file.references, -1) == 0:
+        close_fd(file.fd)
+        free(file)
+
+
+cdef class FileRef:
+    """An open log file, held so that it can be flushed in another thread while its segment comes and goes."""
+
+    cdef LogFile* file
+
+    def __dealloc__(self):
+        if self.file != NULL:
+            log_file_release(self.file)
+
+    @property
+    def fd(self) -> int:
+        return self.file.fd
+
+
+cdef class Partition:
+    def __cinit__(self, str topic, int index, bytes topic_id, str directory, RowSlot slot=None, ProducerTable producers=None):
+        cdef bytes path = os.fsencode(directory)
+        self.topic = topic
+        self.index = index
+        self.slot = private_row() if slot is None else slot
+        self.producers = ProducerTable() if producers is None else producers
+        self.producer_map = &self.producers.map
+        self.row = <Row*>self.slot.at
+        self.directory = strdup(path)
+        if self.directory == NULL:
+            raise MemoryError()
+        self.closed_code = NOT_LEADER_OR_FOLLOWER
+        self.follows_end = True
+        self.first_unstable = -1
+        self.flush_interval = INT64_MAX
+        self.segment_bytes = 1 << 30
+        self.segment_age_max_ms = INT64_MAX
+        self.index_interval_bytes = 4096
+        self.index_size_max = 10 << 20
+        self.rules.max_message_bytes = 1048588
+        self.rules.compression_type = -1
+        self.rules.before_max_ms = INT64_MAX
+        self.rules.after_max_ms = INT64_MAX
+        self.row_begin()
+        self.row.partition = index
+        if topic_id is not None:
+            if len(topic_id) != 16:
+                raise ValueError("a topic id is 16 bytes")
+            memcpy(self.row.topic_id, PyBytes_AS_STRING(topic_id), 16)
+        self.row.leader_epoch = -1
+        self.row.highest_tiered_offset = -1
+        self.row_end()
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(self.segment_count):
+            self.close_segment(&self.segments[i])
+        free(self.segments)
+        free(self.recent)
+        free(self.directory)
+
+    # -- the row -------------------------------------------------------------------------------------------
+
+    cdef void row_begin(self) noexcept nogil:
+        kafkad_store(&self.row.sequence, self.row.sequence | 1)
+        kafkad_fence()
+
+    cdef void row_end(self) noexcept nogil:
+        kafkad_store(&self.row.sequence, (self.row.sequence | 1) + 1)
+
+    cdef void move_stable(self) noexcept nogil:
+        # LSO is HW, or the start of the oldest open transaction; that one's position stands since it was found.
+        if self.first_unstable < 0 or self.first_unstable >= self.row.high_watermark:
+            self.row.last_stable_offset = self.row.high_watermark
+            self.row.stable_segment = self.row.high_watermark_segment
+            self.row.stable_position = self.row.high_watermark_position
+
+    cdef void tell(self, int why) noexcept nogil:
+        if self.advanced != NULL:
+            self.advanced(self.advanced_context, <void*>self, why)
+        if self.notify_log:
+            with gil:
+                call_log(self)
+
+    cdef int refused(self, int failure, const char* doing) noexcept nogil:
+        # The world said no. What is wrong with the disk for good takes the directory offline, through Python.
+        if is_fatal(failure):
+            with gil:
+                fail_log(self, -failure, doing)
+        return KAFKA_STORAGE_ERROR
+
+    # -- files ---------------------------------------------------------------------------------------------
+
+    cdef Segment* active(self) noexcept nogil:
+        return &self.segments[self.segment_count - 1]
+
+    cdef int segment_floor(self, int64_t offset) noexcept nogil:
+        # The last segment whose base offset is <= offset, -1 when none.
+        cdef int low = 0, high = self.segment_count, middle
+        if high and self.segments[high - 1].base_offset <= offset:
+            return high - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self.segments[middle].base_offset <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low - 1
+
+    cdef int path_of(self, int64_t base_offset, const char* suffix, char* out) noexcept nogil:
+        return snprintf(out, PATH_SIZE, "%s/%020lld.%s", self.directory, <long long>base_offset, suffix)
+
+    cdef int open_file(self, Segment* segment) noexcept nogil:
+        cdef char path[PATH_SIZE]
+        cdef int fd
+        segment.touched = True
+        if segment.file != NULL:
+            return 0
+        self.path_of(segment.base_offset, b"log", path)
+        fd = open_path(path, O_RDWR | O_CLOEXEC)
+        if fd == -EROFS or fd == -EACCES:
+            fd = open_path(path, O_RDONLY | O_CLOEXEC)
+        if fd < 0:
+            return fd
+        segment.file = <LogFile*>malloc(sizeof(LogFile))
+        if segment.file == NULL:
+            close_fd(fd)
+            return -ENOMEM
+        segment.file.fd = fd
+        segment.file.references = 1
+        return 0
+
+    cdef int open_for_append(self, Segment* segment) noexcept nogil:
+        cdef char path[PATH_SIZE]
+        cdef int failure = self.open_file(segment)
+        if failure != 0:
+            return failure
+        if not segment.offsets.writable:
+            self.path_of(segment.base_offset, b"index", path)
+            index_close(&segment.offsets, path)
+            failure = index_open(&segment.offsets, path, OFFSET_ENTRY_SIZE, self.index_size_max, True)
+            if failure != 0:
+                return failure
+        if not segment.times.writable:
+            self.path_of(segment.base_offset, b"timeindex", path)
+            index_close(&segment.times, path)
+            failure = index_open(&segment.times, path, TIME_ENTRY_SIZE, self.index_size_max, True)
+            if failure != 0:
+                return failure
+        if self.recent == NULL:
+            self.recent = <RecentBatch*>malloc(RECENT * sizeof(RecentBatch))
+            if self.recent == NULL:
+                return -ENOMEM
+        self.load_max_timestamp(segment)
+        return 0
+
+    cdef int open_offset_index(self, Segment* segment) noexcept nogil:
+        cdef char path[PATH_SIZE]
+        segment.touched = True
+        if segment.offsets.map != NULL or segment.offsets.writable:
+            return 0
+        self.path_of(segment.base_offset, b"index", path)
+        return index_open(&segment.offsets, path, OFFSET_ENTRY_SIZE, 0, False)
+
+    cdef int open_time_index(self, Segment* segment) noexcept nogil:
+        cdef char path[PATH_SIZE]
+        segment.touched = True
+        if segment.times.map != NULL or segment.times.writable:
+            return 0
+        self.path_of(segment.base_offset, b"timeindex", path)
+        return index_open(&segment.times, path, TIME_ENTRY_SIZE, 0, False)
+
+    cdef void load_max_timestamp(self, Segment* segment) noexcept nogil:
+        if segment.max_timestamp != UNKNOWN:
+            return
+        segment.max_timestamp = -1
+        segment.max_timestamp_offset = segment.base_offset
+        if segment.size == 0 or self.open_time_index(segment) != 0:
+            return
+        if segment.times.entries:
+            segment.max_timestamp = time_entry_timestamp(&segment.times, segment.times.entries - 1)
+            segment.max_timestamp_offset = segment.base_offset + time_entry_offset(&segment.times, segment.times.entries - 1)
+
+    cdef int64_t first_timestamp_of(self, Segment* segment) noexcept nogil:
+        cdef uint8_t header[HEADER_SIZE]
+        if segment.first_timestamp == UNKNOWN and segment.size >= HEADER_SIZE and self.open_file(segment) == 0:
+            if read_at(segment.file.fd, header, HEADER_SIZE, 0) == HEADER_SIZE:
+                segment.first_timestamp = get_i64(header + 35) if header[MAGIC_POSITION] >= 2 else -1
+        return segment.first_timestamp if segment.first_timestamp >= 0 else -1
+
+    cdef int close_segment(self, Segment* segment) noexcept nogil:
+        # Writable indexes get their last time entry and are cut to size. 0, or the first -errno.
+        cdef char path[PATH_SIZE]
+        cdef int failure = 0, status
+        if segment.times.writable:
+            self.path_of(segment.base_offset, b"timeindex", path)
+            if segment.max_timestamp > -1 and segment.times.entries < segment.times.entries_max and (
+                    segment.times.entries == 0
+                    or segment.max_timestamp > time_entry_timestamp(&segment.times, segment.times.entries - 1)):
+                failure = index_reserve(&segment.times, path)
+                if failure == 0:
+                    time_index_append(&segment.times, segment.max_timestamp,
+                                      <int32_t>(segment.max_timestamp_offset - segment.base_offset))
+        self.path_of(segment.base_offset, b"timeindex", path)
+        status = index_close(&segment.times, path)
+        failure = failure if failure != 0 else status
+        self.path_of(segment.base_offset, b"index", path)
+        status = index_close(&segment.offsets, path)
+        failure = failure if failure != 0 else status
+        if segment.file != NULL:
+            log_file_release(segment.file)
+            segment.file = NULL
+        return failure
+
+    # -- append --------------------------------------------------------------------------------------------
+
+    cdef bint must_roll(self, Segment* segment, int64_t size, int64_t max_timestamp, int64_t last_offset,
+                        int64_t now_ms) noexcept nogil:
+        # Kafka's LogSegment.shouldRoll.
+        cdef int64_t first
+        if segment.size > self.segment_bytes - size or last_offset - segment.base_offset > INT32_MAX:
+            return True
+        if segment.offsets.writable and segment.offsets.entries >= segment.offsets.entries_max:
+            return True
+        if segment.times.writable and segment.times.entries >= segment.times.entries_max - 1:
+            return True
+        if segment.size == 0 or self.segment_age_max_ms == INT64_MAX:
+            return False
+        first = self.first_timestamp_of(segment)
+        return (max_timestamp - first if first >= 0 else now_ms - segment.created_ms) > self.segment_age_max_ms
+
+    cdef void remember(self, int64_t base_offset, int64_t position) noexcept nogil:
+        cdef RecentBatch* entry = &self.recent[self.recent_end & (RECENT - 1)]
+        entry.base_offset = base_offset
+        entry.position = position
+        self.recent_end += 1
+        if self.recent_count < RECENT:
+            self.recent_count += 1
+
+    cdef int append(self, uint8_t* records, size_t size, int64_t now_ms, AppendInfo* info) noexcept nogil:
+        cdef BatchInfo batch
+        cdef int code
+        info.base_offset = -1
+        info.end_offset = -1
+        info.append_time_ms = -1
+        info.log_start_offset = self.row.log_start_offset
+        info.bad_record = -1
+        info.message = NULL
+        if not self.open:
+            return self.closed_code
+        batch.bad_record = -1
+        batch.message = NULL
+        code = validate(records, size, &self.rules, now_ms, &batch)
+        if code != 0:
+            self.wants = 2
+            info.bad_record = batch.bad_record
+            info.message = batch.message
+            return code
+        return self.append_checked(records, size, CLIENT, self.row.leader_epoch, now_ms, info)
+
+    cdef int append_checked(self, uint8_t* records, size_t size, int origin, int32_t epoch, int64_t now_ms,
+                            AppendInfo* info) noexcept nogil:
+        # One valid v2 batch. Everything that can refuse comes before the write, everything after it cannot fail.
+        cdef Segment* segment
+        cdef ProducerBatch duplicate
+        cdef char path[PATH_SIZE]
+        cdef int16_t attributes = get_i16(records + 21)
+        cdef int64_t max_timestamp = get_i64(records + 35)
+        cdef int64_t producer_id = get_i64(records + 43)
+        cdef int16_t producer_epoch = get_i16(records + 51)
+        cdef int32_t base_sequence = get_i32(records + 53)
+        cdef int32_t delta = get_i32(records + 23)
+        cdef int64_t base_offset = self.row.log_end_offset
+        cdef int64_t last_offset, transaction, latest, latest_offset
+        cdef int32_t coordinator_epoch = -1
+        cdef int code, failure, marker = -1, why
+        cdef bint index_it
+
+        if <int64_t>size > self.segment_bytes:
+            info.message = b"the batch is larger than segment.bytes"
+            return RECORD_LIST_TOO_LARGE
+        if origin == REPLICA:
+            base_offset = get_i64(records)
+            KAFKAD_CHECK(base_offset >= self.row.log_end_offset)
+        last_offset = base_offset + delta
+        info.log_start_offset = self.row.log_start_offset
+        if attributes & CONTROL and producer_id >= 0:
+            marker = parse_marker(records, size, &coordinator_epoch)
+        if producer_id >= 0:
+            code = producer_check(self.producer_map, producer_id, producer_epoch, base_sequence, delta,
+                                  origin == CLIENT, &duplicate)
+            if code == -1:
+                info.base_offset = duplicate.last_offset - duplicate.offset_delta
+                info.end_offset = duplicate.last_offset + 1
+                info.append_time_ms = duplicate.timestamp
+                return 0
+            if code != 0 and origin != REPLICA:
+                info.message = b"the producer's epoch or sequence is not the expected one"
+                return code
+            if origin == CLIENT and attributes & TRANSACTIONAL:
+                info.message = b"the record is not part of an ongoing transaction"
+                return INVALID_TXN_STATE
+            if producer_reserve(self.producer_map) != 0:
+                return KAFKA_STORAGE_ERROR
+
+        segment = self.active()
+        if self.must_roll(segment, size, max_timestamp, last_offset, now_ms):
+            self.wants = 1
+            return NEED_PYTHON
+        if segment.file == NULL or not segment.times.writable:
+            failure = self.open_for_append(segment)
+            if failure != 0:
+                return self.refused(failure, b"opening the active segment")
+            if self.must_roll(segment, size, max_timestamp, last_offset, now_ms):
+                self.wants = 1
+                return NEED_PYTHON
+        index_it = segment.bytes_since_index > self.index_interval_bytes
+        latest = segment.max_timestamp
+        latest_offset = segment.max_timestamp_offset
+        if max_timestamp > latest:
+            latest = max_timestamp
+            latest_offset = last_offset
+        if index_it:
+            self.path_of(segment.base_offset, b"index", path)
+            failure = index_reserve(&segment.offsets, path)
+            if failure == 0:
+                self.path_of(segment.base_offset, b"timeindex", path)
+                failure = index_reserve(&segment.times, path)
+            if failure != 0:
+                return self.refused(failure, b"growing an index")
+
+        if origin != REPLICA:
+            put_i64(records, base_offset)
+            put_i32(records + 12, epoch)
+        failure = write_at(segment.file.fd, records, size, segment.size)
+        if failure != 0:
+            if cut(segment.file.fd, segment.size) != 0:
+                failure = -5                # EIO: what stands beyond the end is not known any more
+            info.message = b"the log could not be written"
+            return self.refused(failure, b"appending")
+
+        segment.max_timestamp = latest
+        segment.max_timestamp_offset = latest_offset
+        if segment.size == 0:
+            segment.first_timestamp = max_timestamp
+        if index_it:
+            offset_index_append(&segment.offsets, <int32_t>(last_offset - segment.base_offset), <int32_t>segment.size)
+            if segment.times.entries == 0 or latest > time_entry_timestamp(&segment.times, segment.times.entries - 1):
+                if latest > -1:
+                    time_index_append(&segment.times, latest, <int32_t>(latest_offset - segment.base_offset))
+            segment.bytes_since_index = 0
+        segment.bytes_since_index += size
+        if base_offset != self.row.log_end_offset:
+            self.recent_count = 0           # a hole: what is between two entries of the ring is no longer one batch
+        self.remember(base_offset, segment.size)
+        segment.size += size
+
+        if producer_id >= 0:
+            if marker >= 0:
+                transaction = producer_end(self.producer_map, producer_id, producer_epoch, coordinator_epoch, max_timestamp)
+                if transaction >= 0:
+                    self.completed_producer = producer_id
+                    self.completed_first = transaction
+                    self.completed_last = last_offset
+                    self.completed_aborted = marker == 0
+                    self.completed = True
+            elif not attributes & CONTROL:
+                producer_record(self.producer_map, producer_id, producer_epoch, base_sequence, base_offset, last_offset,
+                                max_timestamp, attributes & TRANSACTIONAL != 0)
+
+        why = ADVANCED_END
+        self.row_begin()
+        self.row.log_end_offset = last_offset + 1
+        self.row.end_segment = segment.base_offset
+        self.row.end_position = segment.size
+        if self.first_unstable < 0 and attributes & TRANSACTIONAL and not attributes & CONTROL:
+            self.first_unstable = base_offset       # LSO stays where HW was: everything below is decided
+            self.row.last_stable_offset = base_offset
+            self.row.stable_segment = segment.base_offset
+            self.row.stable_position = segment.size - size
+        if self.follows_end and self.row.log_end_offset - self.row.flushed_offset < self.flush_interval:
+            self.row.high_watermark = self.row.log_end_offset
+            self.row.high_watermark_segment = segment.base_offset
+            self.row.high_watermark_position = segment.size
+            self.move_stable()
+            why |= ADVANCED_HIGH_WATERMARK
+        self.row_end()
+
+        info.base_offset = base_offset
+        info.end_offset = last_offset + 1
+        info.append_time_ms = max_timestamp if attributes & TIMESTAMP_LOG_APPEND else -1
+        if not self.flush_asked and self.row.log_end_offset - self.row.flushed_offset >= self.flush_interval:
+            self.flush_asked = True
+            with gil:
+                ask_flush(self)
+        self.tell(why)
+        return 0
+
+    # -- read ----------------------------------------------------------------------------------------------
+
+    cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
+                    int64_t* batch_size) noexcept nogil:
+        # The first batch that ends at or after `target` and begins below `limit`. 1, 0 when there is none, -errno.
+        cdef Window window
+        cdef const uint8_t* header
+        cdef int64_t at = 0, size, last, wanted, indexed = -1
+        cdef uint32_t low, high, middle
+        cdef int32_t slot
+        cdef int failure
+
+        if segment == self.active() and self.recent_count and limit == segment.size:
+            low = self.recent_end - self.recent_count
+            if self.recent[low & (RECENT - 1)].base_offset <= target:
+                high = self.recent_end
+                while high - low > 1:
+                    middle = low + (high - low) // 2
+                    if self.recent[middle & (RECENT - 1)].base_offset <= target:
+                        low = middle
+                    else:
+                        high = middle
+                position[0] = self.recent[low & (RECENT - 1)].position
+                high = low + 1
+                batch_size[0] = (limit if high == self.recent_end else self.recent[high & (RECENT - 1)].position) - position[0]
+                return 1
+
+        failure = self.open_file(segment)
+        if failure != 0:
+            return failure
+        if not segment.index_ignored and self.open_offset_index(segment) == 0 and segment.offsets.entries:
+            slot = offset_index_floor(&segment.offsets, target - segment.base_offset)
+            if slot >= 0:
+                at = offset_entry_position(&segment.offsets, slot)
+                indexed = segment.base_offset + offset_entry_offset(&segment.offsets, slot)
+                if at <= 0 or at >= segment.size:
+                    segment.index_ignored = True
+                    at = 0
+                    indexed = -1
+        window_init(&window, segment.file.fd)
+        while at < limit:
+            wanted = limit - at
+            if wanted > HEADER_SIZE:
+                wanted = HEADER_SIZE
+            header = window_at(&window, at, wanted, limit) if wanted > MAGIC_POSITION else NULL
+            size = -1
+            if header != NULL:
+                size = <int64_t>get_i32(header + 8) + LENGTH_OVERHEAD
+                last = get_i64(header)
+                if header[MAGIC_POSITION] >= 2 and wanted == HEADER_SIZE:
+                    last += get_i32(header + 23)
+            if header == NULL or size <= MAGIC_POSITION or size > limit - at or header[MAGIC_POSITION] > 2 or (
+                    indexed >= 0 and (last > indexed or last < segment.base_offset)):
+                if indexed < 0:
+                    return -EBADMSG
+                segment.index_ignored = True        # the entry lied: from the start, without the index
+                at = 0
+                indexed = -1
+                continue
+            if last >= target:
+                position[0] = at
+                batch_size[0] = size
+                return 1
+            at += size
+            indexed = -1
+        return 0
+
+    cdef int read(self, int64_t offset, int64_t max_bytes, bint at_least_one, int isolation, int32_t leader_epoch,
+                  ReadInfo* info) noexcept nogil:
+        cdef Segment* segment
+        cdef Row* row = self.row
+        cdef int64_t bound, bound_segment, bound_position, limit, position, batch_size = 0, size
+        cdef int at, found
+        info.high_watermark = row.high_watermark
+        info.last_stable_offset = row.last_stable_offset
+        info.log_start_offset = row.log_start_offset
+        info.file = NULL
+        info.position = 0
+        info.size = 0
+        if not self.open:
+            return self.closed_code
+        if leader_epoch >= 0 and leader_epoch != row.leader_epoch:
+            return FENCED_LEADER_EPOCH if leader_epoch < row.leader_epoch else UNKNOWN_LEADER_EPOCH
+        if offset < row.log_start_offset or offset > row.log_end_offset:
+            return OFFSET_OUT_OF_RANGE
+        if isolation == 0:
+            bound = row.high_watermark
+            bound_segment = row.high_watermark_segment
+            bound_position = row.high_watermark_position
+        elif isolation == 1:
+            bound = row.last_stable_offset
+            bound_segment = row.stable_segment
+            bound_position = row.stable_position
+        else:                               # 2: to the end, for followers and for the owner itself
+            bound = row.log_end_offset
+            bound_segment = row.end_segment
+            bound_position = row.end_position
+        if offset >= bound:
+            return 0
+        at = self.segment_floor(offset)
+        KAFKAD_CHECK(at >= 0)
+        while at < self.segment_count:
+            segment = &self.segments[at]
+            if segment.base_offset > bound_segment:
+                return 0
+            limit = bound_position if segment.base_offset == bound_segment else segment.size
+            found = self.locate(segment, offset, limit, &position, &batch_size)
+            if found < 0:
+                if found == -EBADMSG:
+                    return CORRUPT_MESSAGE
+                return self.refused(found, b"reading")
+            if found:
+                size = limit - position
+                if size > max_bytes:
+                    size = max_bytes
+                if size < batch_size:       # not one whole batch: all of it, or nothing (KIP-74)
+                    if not at_least_one:
+                        return 0
+                    size = batch_size
+                found = self.open_file(segment)
+                if found != 0:
+                    return self.refused(found, b"opening a segment")
+                log_file_retain(segment.file)
+                info.file = segment.file
+                info.position = position
+                info.size = size
+                return 0
+            at += 1
+        return 0
+
+    # -- what Python asks for ------------------------------------------------------------------------------
+
+    @property
+    def topic_id(self) -> bytes:
+        return PyBytes_FromStringAndSize(<char*>self.row.topic_id, 16)
+
+    @property
+    def end_offset(self) -> int:
+        return self.row.log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        return self.row.high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        return self.row.last_stable_offset
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.row.log_start_offset
+
+    @property
+    def flushed_offset(self) -> int:
+        return self.row.flushed_offset
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.row.leader_epoch
+
+    @property
+    def generation(self) -> int:
+        return self.row.generation
+
+    @property
+    def size(self) -> int:
+        """Bytes of all segments."""
+        cdef int64_t total = 0
+        cdef int i
+        for i in range(self.segment_count):
+            total += self.segments[i].size
+        return total
+
+    @property
+    def count(self) -> int:
+        return self.segment_count
+
+    def __repr__(self) -> str:
+        return f"<Partition {self.topic}-{self.index} {self.row.log_start_offset}..{self.row.log_end_offset}>"
+
+    def configure(self, *, int32_t max_message_bytes, int compression_type, bint log_append_time, int64_t before_max_ms,
+                  int64_t after_max_ms, bint compacted, int64_t segment_bytes, int64_t segment_age_max_ms,
+                  int32_t index_interval_bytes, int64_t index_size_max, int64_t flush_interval) -> None:
+        self.rules.max_message_bytes = max_message_bytes
+        self.rules.compression_type = compression_type
+        self.rules.log_append_time = log_append_time
+        self.rules.before_max_ms = before_max_ms
+        self.rules.after_max_ms = after_max_ms
+        self.rules.compacted = compacted
+        self.segment_bytes = segment_bytes
+        self.segment_age_max_ms = segment_age_max_ms
+        self.index_interval_bytes = index_interval_bytes
+        self.index_size_max = index_size_max
+        self.flush_interval = flush_interval
+
+    @property
+    def rule_values(self) -> tuple:
+        """(max_message_bytes, compression_type, log_append_time, before_max_ms, after_max_ms, compacted)."""
+        return (self.rules.max_message_bytes, self.rules.compression_type, bool(self.rules.log_append_time),
+                self.rules.before_max_ms, self.rules.after_max_ms, bool(self.rules.compacted))
+
+    def set_directory(self, str directory) -> None:
+        """The directory was renamed; open files stay good."""
+        cdef char* copy = strdup(<bytes>os.fsencode(directory))
+        if copy == NULL:
+            raise MemoryError()
+        free(self.directory)
+        self.directory = copy
+
+    def set_topic_id(self, bytes topic_id) -> None:
+        if len(topic_id) != 16:
+            raise ValueError("a topic id is 16 bytes")
+        self.row_begin()
+        memcpy(self.row.topic_id, PyBytes_AS_STRING(topic_id), 16)
+        self.row_end()
+
+    def lead(self, int32_t epoch) -> None:
+        """Appends and reads are served from now on, under this leader epoch."""
+        self.row_begin()
+        self.row.leader_epoch = epoch
+        self.row_end()
+        self.open = self.failure == 0
+        if self.follows_end:
+            self.settle_high_watermark()
+
+    def close_to_clients(self, int code=NOT_LEADER_OR_FOLLOWER, int failure=0) -> None:
+        """Answers `code` from now on, and whoever waits is told that the partition is gone."""
+        self.open = False
+        self.closed_code = code
+        if failure:
+            self.failure = failure
+        self.row_begin()
+        self.row.leader_epoch = -1
+        self.row_end()
+        self.tell(PARTITION_GONE)
+
+    # -- segments ------------------------------------------------------------------------------------------
+
+    def add_segment(self, int64_t base_offset, int64_t size, int64_t created_ms, max_timestamp=None) -> None:
+        """A segment whose files exist, after the last. `max_timestamp`: (timestamp, offset) where it is known."""
+        cdef Segment* segment
+        cdef Segment* more
+        cdef int capacity
+        if self.segment_count and base_offset <= self.active().base_offset:
+            raise ValueError("segments come in order")
+        if self.segment_count == self.segment_capacity:
+            capacity = self.segment_capacity * 2 if self.segment_capacity else 1
+            more = <Segment*>realloc(self.segments, capacity * sizeof(Segment))
+            if more == NULL:
+                raise MemoryError()
+            self.segments = more
+            self.segment_capacity = capacity
+        segment = &self.segments[self.segment_count]
+        memset(segment, 0, sizeof(Segment))
+        segment.base_offset = base_offset
+        segment.size = size
+        segment.created_ms = created_ms
+        segment.max_timestamp = UNKNOWN
+        segment.first_timestamp = UNKNOWN
+        if max_timestamp is not None:
+            segment.max_timestamp, segment.max_timestamp_offset = max_timestamp
+        self.segment_count += 1
+        self.recent_count = 0
+
+    def segment_rows(self) -> list:
+        """(base_offset, size, created_ms) of each, oldest first."""
+        cdef int i
+        return [(self.segments[i].base_offset, self.segments[i].size, self.segments[i].created_ms)
+                for i in range(self.segment_count)]
+
+    @property
+    def active_base_offset(self) -> int:
+        return self.active().base_offset
+
+    @property
+    def active_size(self) -> int:
+        return self.active().size
+
+    def segment_max_timestamp(self, int at) -> tuple:
+        """(timestamp, offset) of the largest record timestamp in segment number `at`; -1 where there is none."""
+        cdef Segment* segment
+        if not 0 <= at < self.segment_count:
+            raise IndexError(at)
+        segment = &self.segments[at]
+        self.load_max_timestamp(segment)
+        return (segment.max_timestamp, segment.max_timestamp_offset)
+
+    def roll(self, int64_t base_offset, int64_t now_ms) -> None:
+        """The files of a new active segment exist; the old one's indexes are cut to their size."""
+        cdef Segment* old = self.active()
+        cdef LogFile* file = old.file
+        cdef int failure
+        if base_offset == old.base_offset:              # an empty segment whose index is "full": begin it again
+            KAFKAD_CHECK(old.size == 0)
+            self.close_segment(old)
+            return
+        old.file = NULL                                 # readers and the flusher still want it
+        failure = self.close_segment(old)
+        old.file = file
+        old.touched = True
+        if failure != 0:
+            self.raise_refused(failure, b"closing an index")
+        self.add_segment(base_offset, 0, now_ms)
+        self.row_begin()
+        self.row.end_segment = base_offset
+        self.row.end_position = 0
+        self.row_end()
+
+    def drop_segments(self, int first, int end) -> list:
+        """Forgets segments number `first` up to `end`; their base offsets. A reader that has one open may finish."""
+        cdef int i
+        cdef list gone = []
+        if not 0 <= first <= end <= self.segment_count:
+            raise IndexError((first, end))
+        for i in range(first, end):
+            gone.append(self.segments[i].base_offset)
+            self.close_segment(&self.segments[i])
+        memmove(&self.segments[first], &self.segments[end], (self.segment_count - end) * sizeof(Segment))
+        self.segment_count -= end - first
+        if end > first:
+            self.recent_count = 0
+        return gone
+
+    def release_idle(self) -> int:
+        """Closes files and indexes of segments that are not active and were not read since the last call."""
+        cdef int i, closed = 0
+        for i in range(self.segment_count - 1):
+            if self.segments[i].touched:
+                self.segments[i].touched = False
+            elif self.segments[i].file != NULL or self.segments[i].offsets.map != NULL or self.segments[i].times.map != NULL:
+                self.close_segment(&self.segments[i])
+                closed += 1
+        return closed
+
+    def close_files(self) -> None:
+        """Cuts the indexes and closes everything; appends and reads open again what they need."""
+        cdef int i, failure, first = 0
+        for i in range(self.segment_count):
+            self.load_max_timestamp(&self.segments[i])
+            failure = self.close_segment(&self.segments[i])
+            first = first if first != 0 else failure
+        self.recent_count = 0
+        if first != 0:
+            self.raise_refused(first, b"closing")
+
+    cdef int raise_refused(self, int failure, const char* doing) except -1:
+        self.refused(failure, doing)
+        raise OSError(-failure, f"{doing.decode()}: {os.strerror(-failure)}", os.fsdecode(<bytes>self.directory))
+
+    # -- offsets -------------------------------------------------------------------------------------------
+
+    def find_end(self) -> int:
+        """Walks the active segment from its last index entry; the offset after its last batch becomes LEO. Bytes
+        beyond the last whole batch make it raise ValueError."""
+        cdef Segment* segment = self.active()
+        cdef Window window
+        cdef const uint8_t* header
+        cdef int64_t at = 0, next_offset = segment.base_offset, size, last
+        cdef int failure
+        cdef bint indexed = False
+        if segment.size:
+            failure = self.open_file(segment)
+            if failure != 0:
+                self.raise_refused(failure, b"opening the active segment")
+            if self.open_offset_index(segment) == 0 and segment.offsets.entries:
+                at = offset_entry_position(&segment.offsets, segment.offsets.entries - 1)
+                indexed = True
+                if at <= 0 or at >= segment.size:
+                    at = 0
+                    indexed = False
+            window_init(&window, segment.file.fd)
+            while at < segment.size:
+                size = segment.size - at
+                if size > HEADER_SIZE:
+                    size = HEADER_SIZE
+                header = window_at(&window, at, size, segment.size) if size > MAGIC_POSITION else NULL
+                last = -1
+                if header != NULL and header[MAGIC_POSITION] <= 2:
+                    last = get_i64(header)
+                    if header[MAGIC_POSITION] == 2:
+                        last = last + get_i32(header + 23) if size == HEADER_SIZE else -1
+                    size = <int64_t>get_i32(header + 8) + LENGTH_OVERHEAD
+                if last < next_offset or size <= MAGIC_POSITION or size > segment.size - at:
+                    if not indexed:
+                        raise ValueError(f"no batch at position {at} of segment {segment.base_offset}")
+                    segment.index_ignored = True
+                    at = 0
+                    next_offset = segment.base_offset
+                    indexed = False
+                    continue
+                next_offset = last + 1
+                at += size
+            # idle until used
+            self.release_file(segment)
+        self.set_end(next_offset)
+        return next_offset
+
+    cdef int release_file(self, Segment* segment) except -1:
+        if segment.file != NULL and not segment.times.writable:
+            self.close_segment(segment)
+        return 0
+
+    def set_end(self, int64_t end_offset) -> None:
+        self.row_begin()
+        self.row.log_end_offset = end_offset
+        self.row.end_segment = self.active().base_offset
+        self.row.end_position = self.active().size
+        self.row_end()
+
+    def set_flushed(self, int64_t offset) -> None:
+        """What the disk is known to hold; of a log that was just loaded, all of it up to the recovery point."""
+        self.row_begin()
+        self.row.flushed_offset = offset
+        self.row_end()
+
+    def set_log_start(self, int64_t offset) -> None:
+        """Never back."""
+        if offset > self.row.log_start_offset:
+            self.row_begin()
+            self.row.log_start_offset = offset
+            self.row.local_log_start_offset = offset
+            self.row_end()
+
+    def position_of(self, int64_t offset) -> tuple:
+        """(segment base, position) of the batch that holds `offset`, or of the log's end."""
+        cdef int at = self.segment_floor(offset)
+        cdef int64_t position, size
+        cdef int found
+        if offset >= self.row.log_end_offset or at < 0:
+            if at < 0:
+                return (self.segments[0].base_offset, 0)
+            return (self.row.end_segment, self.row.end_position)
+        while at < self.segment_count:
+            found = self.locate(&self.segments[at], offset, self.segments[at].size, &position, &size)
+            if found < 0:
+                if found == -EBADMSG:
+                    raise ValueError(f"segment {self.segments[at].base_offset} is corrupt")
+                self.raise_refused(found, b"reading")
+            if found:
+                return (self.segments[at].base_offset, position)
+            at += 1
+        return (self.row.end_segment, self.row.end_position)
+
+    def advance_high_watermark(self, int64_t offset) -> bool:
+        """Moves HW forward, at most to LEO; whether it moved. For a replication or quorum layer, and for loading."""
+        cdef int64_t segment, position
+        if offset > self.row.log_end_offset:
+            offset = self.row.log_end_offset
+        if offset <= self.row.high_watermark and self.row.high_watermark != 0:
+            return False
+        segment, position = self.position_of(offset)
+        return self.put_high_watermark(offset, segment, position)
+
+    cdef bint put_high_watermark(self, int64_t offset, int64_t segment, int64_t position) noexcept:
+        cdef bint moved = offset > self.row.high_watermark
+        self.row_begin()
+        self.row.high_watermark = offset
+        self.row.high_watermark_segment = segment
+        self.row.high_watermark_position = position
+        self.move_stable()
+        self.row_end()
+        if moved:
+            self.tell(ADVANCED_HIGH_WATERMARK)
+        return moved
+
+    def settle_high_watermark(self) -> None:
+        """HW moves to LEO as far as the flush policy lets it."""
+        if self.row.log_end_offset - self.row.flushed_offset < self.flush_interval:
+            if self.row.log_end_offset >= self.row.high_watermark:
+                self.put_high_watermark(self.row.log_end_offset, self.row.end_segment, self.row.end_position)
+        elif self.row.flushed_offset > self.row.high_watermark:
+            self.advance_high_watermark(self.row.flushed_offset)
+
+    def refresh_stable(self) -> None:
+        """Finds the oldest open transaction again, after loading, truncation or the end of a transaction."""
+        cdef int64_t first = producer_first_unstable(self.producer_map)
+        cdef int64_t segment, position
+        self.first_unstable = first
+        if first >= 0 and first < self.row.log_start_offset:
+            first = self.row.log_start_offset
+            self.first_unstable = first
+        if 0 <= first < self.row.high_watermark:
+            segment, position = self.position_of(first)
+            self.row_begin()
+            self.row.last_stable_offset = first
+            self.row.stable_segment = segment
+            self.row.stable_position = position
+            self.row_end()
+        else:
+            self.row_begin()
+            self.move_stable()
+            self.row_end()
+            self.tell(ADVANCED_HIGH_WATERMARK)
+
+    def truncated(self, int64_t end_offset, int64_t position) -> None:
+        """The active segment was cut at `position` (its later ones are dropped already): watermarks follow."""
+        cdef Segment* segment = self.active()
+        segment.size = position
+        segment.bytes_since_index = 0
+        segment.max_timestamp = UNKNOWN
+        segment.first_timestamp = UNKNOWN
+        self.recent_count = 0
+        self.row_begin()
+        self.row.generation += 1
+        self.row.log_end_offset = end_offset
+        self.row.end_segment = segment.base_offset
+        self.row.end_position = position
+        if self.row.flushed_offset > end_offset:
+            self.row.flushed_offset = end_offset
+        if self.row.high_watermark >= end_offset:
+            self.row.high_watermark = end_offset
+            self.row.high_watermark_segment = segment.base_offset
+            self.row.high_watermark_position = position
+        if self.row.last_stable_offset >= end_offset:
+            self.row.last_stable_offset = end_offset
+            self.row.stable_segment = segment.base_offset
+            self.row.stable_position = position
+        self.row_end()
+
+    # -- flush ---------------------------------------------------------------------------------------------
+
+    def files_to_flush(self) -> tuple:
+        """(end offset, generation, [(base offset, FileRef)]): the segments with bytes at or beyond the flushed offset."""
+        cdef list files = []
+        cdef FileRef reference
+        cdef int i, failure
+        for i in range(self.segment_count):
+            if i + 1 < self.segment_count and self.segments[i + 1].base_offset <= self.row.flushed_offset:
+                continue
+            failure = self.open_file(&self.segments[i])
+            if failure != 0:
+                self.raise_refused(failure, b"opening a segment to flush it")
+            reference = FileRef.__new__(FileRef)
+            log_file_retain(self.segments[i].file)
+            reference.file = self.segments[i].file
+            files.append((self.segments[i].base_offset, reference))
+        return (self.row.log_end_offset, self.row.generation, files)
+
+    def flushed(self, int64_t end_offset, uint32_t generation) -> bool:
+        """Everything below `end_offset` is on the disk. Whether the flush policy asks for another round at once."""
+        self.flush_asked = False
+        if generation != self.row.generation and end_offset > self.row.log_end_offset:
+            end_offset = self.row.log_end_offset
+        if end_offset > self.row.flushed_offset:
+            self.set_flushed(end_offset)
+        if self.follows_end:
+            self.settle_high_watermark()
+        if self.row.log_end_offset - self.row.flushed_offset >= self.flush_interval:
+            self.flush_asked = True
+        return self.flush_asked
+
+    # -- append and read, for Python -----------------------------------------------------------------------
+
+    def try_append(self, records not None, int64_t now_ms, bint checked=False) -> tuple:
+        """`append` on a writable buffer: (code, base_offset, end_offset, append_time_ms, log_start_offset, bad_record,
+        message). `checked`: the records are the slow path's, valid as they stand."""
+        cdef Py_buffer view
+        cdef AppendInfo info
+        cdef int code
+        PyObject_GetBuffer(records, &view, PyBUF_WRITABLE)
+        try:
+            if checked:
+                KAFKAD_CHECK(view.len >= HEADER_SIZE)
+                info.append_time_ms = -1
+                info.base_offset = -1
+                info.end_offset = -1
+                info.bad_record = -1
+                info.message = NULL
+                info.log_start_offset = self.row.log_start_offset
+                if self.open:
+                    code = self.append_checked(<uint8_t*>view.buf, view.len, CLIENT, self.row.leader_epoch, now_ms, &info)
+                else:
+                    code = self.closed_code
+            else:
+                code = self.append(<uint8_t*>view.buf, view.len, now_ms, &info)
+        finally:
+            PyBuffer_Release(&view)
+        return (code, info.base_offset, info.end_offset, info.append_time_ms, info.log_start_offset, info.bad_record,
+                None if info.message == NULL else info.message.decode())
+
+    def append_trusted(self, batch not None, int64_t now_ms, int origin, int32_t epoch) -> tuple:
+        """One batch of the broker's own making: (code, base_offset). Served also while not open to clients."""
+        cdef Py_buffer view
+        cdef AppendInfo info
+        cdef int code
+        PyObject_GetBuffer(batch, &view, PyBUF_WRITABLE)
+        try:
+            if view.len < HEADER_SIZE or get_i32(<uint8_t*>view.buf + 8) + LENGTH_OVERHEAD != view.len:
+                raise ValueError("append takes exactly one batch")
+            if self.failure:
+                return (KAFKA_STORAGE_ERROR, -1)
+            info.base_offset = -1
+            code = self.append_checked(<uint8_t*>view.buf, view.len, origin, epoch, now_ms, &info)
+        finally:
+            PyBuffer_Release(&view)
+        return (code, info.base_offset)
+
+    def take_completed(self):
+        """(producer_id, first_offset, last_offset, aborted) of the transaction that the last append ended, or None."""
+        if not self.completed:
+            return None
+        self.completed = False
+        return (self.completed_producer, self.completed_first, self.completed_last, bool(self.completed_aborted))
+
+    def try_read(self, int64_t offset, int64_t max_bytes, bint at_least_one=True, int isolation=0,
+                 int32_t leader_epoch=-1) -> tuple:
+        """`read`, and the bytes themselves: (code, high_watermark, last_stable_offset, log_start_offset, bytes)."""
+        cdef ReadInfo info
+        cdef bytes data = b""
+        cdef int code
+        cdef int64_t n
+        cdef bint was_open = self.open
+        if isolation == 2 and not self.failure:
+            self.open = True                # the broker reads its own logs before and beside leading them
+        code = self.read(offset, max_bytes, at_least_one, isolation, leader_epoch, &info)
+        if isolation == 2 and not self.failure:
+            self.open = was_open
+        if code == 0 and info.size:
+            try:
+                data = PyBytes_FromStringAndSize(NULL, info.size)
+                n = read_at(info.file.fd, <uint8_t*>PyBytes_AS_STRING(data), info.size, info.position)
+            finally:
+                log_file_release(info.file)
+            if n != info.size:
+                return (self.refused(<int>n if n < 0 else -5, b"reading"), info.high_watermark, info.last_stable_offset,
+                        info.log_start_offset, b"")
+        return (code, info.high_watermark, info.last_stable_offset, info.log_start_offset, data)
+
+    def read_region(self, int64_t offset, int64_t max_bytes, bint at_least_one=True, int isolation=0) -> tuple:
+        """(code, segment position, size): what `read` would send. For tests."""
+        cdef ReadInfo info
+        cdef int code = self.read(offset, max_bytes, at_least_one, isolation, -1, &info)
+        if info.file != NULL:
+            log_file_release(info.file)
+        return (code, info.position, info.size)
+
+
+cdef void call_log(Partition partition) noexcept:
+    try:
+        partition.log.on_advance()
+    except Exception as e:
+        unexpected(partition, e)
+
+
+cdef void fail_log(Partition partition, int error, const char* doing) noexcept:
+    partition.failure = error
+    partition.open = False
+    partition.closed_code = KAFKA_STORAGE_ERROR
+    try:
+        if partition.log is not None:
+            partition.log.on_failure(OSError(error, f"{doing.decode()}: {os.strerror(error)}"))
+    except Exception as e:
+        unexpected(partition, e)
+
+
+cdef void ask_flush(Partition partition) noexcept:
+    try:
+        partition.log.request_flush()
+    except Exception as e:
+        unexpected(partition, e)
+
+
+cdef void unexpected(Partition partition, object error) noexcept:
+    import logging
+
+    logging.getLogger("kafkad.log").error("%s-%d", partition.topic, partition.index, exc_info=error)

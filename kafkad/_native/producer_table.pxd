@@ -1,0 +1,56 @@
+"""Who may append what next: see producer_table.pyx."""
+
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
+
+cdef enum:
+    BATCHES_KEPT = 5            # Kafka's NUM_BATCHES_TO_RETAIN: as many as a client may have in flight
+
+cdef struct ProducerBatch:
+    int32_t last_sequence
+    int32_t offset_delta        # last offset - first offset, and last sequence - first sequence
+    int64_t last_offset
+    int64_t timestamp
+
+cdef struct Producer:
+    int64_t producer_id         # -1: a free place in the table
+    int16_t epoch
+    int16_t batch_count
+    int32_t coordinator_epoch
+    int64_t last_timestamp
+    int64_t transaction_start   # first offset of the open transaction, -1 when none
+    ProducerBatch batches[BATCHES_KEPT]     # oldest first
+
+cdef struct ProducerMap:
+    Producer* places            # open addressing, linear probing, a power of two; NULL while empty
+    int32_t count
+    int32_t capacity
+
+cdef Producer* producer_find(const ProducerMap* map, int64_t producer_id) noexcept nogil
+
+# 0: in sequence (or not checked); -1: `duplicate` is the batch that it repeats; else Kafka's error code.
+# `sequenced` is False for what does not come from a client: only the epoch is looked at.
+cdef int producer_check(const ProducerMap* map, int64_t producer_id, int16_t epoch, int32_t base_sequence,
+                        int32_t offset_delta, bint sequenced, ProducerBatch* duplicate) noexcept nogil
+
+# Makes room for one more producer, so that `producer_record` cannot fail after the write. 0, or -ENOMEM.
+cdef int producer_reserve(ProducerMap* map) noexcept nogil
+
+# A data batch was appended.
+cdef void producer_record(ProducerMap* map, int64_t producer_id, int16_t epoch, int32_t base_sequence, int64_t base_offset,
+                          int64_t last_offset, int64_t timestamp, bint transactional) noexcept nogil
+
+# An end-of-transaction marker was appended. The first offset of the transaction that it ends, -1 when there was none.
+cdef int64_t producer_end(ProducerMap* map, int64_t producer_id, int16_t epoch, int32_t coordinator_epoch,
+                          int64_t timestamp) noexcept nogil
+
+# The lowest first offset of an open transaction, -1 when none is open.
+cdef int64_t producer_first_unstable(const ProducerMap* map) noexcept nogil
+
+cdef void producers_clear(ProducerMap* map) noexcept nogil
+
+# Reads an end-of-transaction marker off a control batch: 0 abort, 1 commit; -1 when it is another control record, or
+# malformed.
+cdef int parse_marker(const uint8_t* batch, int64_t size, int32_t* coordinator_epoch) noexcept nogil
+
+cdef class ProducerTable:
+    cdef ProducerMap map

@@ -1,0 +1,114 @@
+"""The files beside the metadata log: snapshots, the election state, the bootstrap records.
+
+    <metadata.log.dir>/bootstrap.checkpoint                              what a fresh cluster starts with
+    <metadata.log.dir>/__cluster_metadata-0/quorum-state                 the newest election, one line of JSON
+    <metadata.log.dir>/__cluster_metadata-0/<offset>-<epoch>.checkpoint  a snapshot: all metadata below offset
+
+Each is written to another name, fsynced, renamed, and its directory fsynced: it is there whole or not at all. Only
+bytes here; what they mean stands in kafkad.raft.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable
+from typing import Final
+
+METADATA_TOPIC: Final = "__cluster_metadata"
+METADATA_TOPIC_ID: Final = bytes(15) + b"\x01"  # Kafka: Uuid.METADATA_TOPIC_ID
+
+_SNAPSHOT: Final = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
+_LEFTOVER: Final = re.compile(r"\d{20}-\d{10}.*\.checkpoint\.(part|deleted)")
+
+SnapshotId = tuple[int, int]  # (offset, epoch): it holds what lies below the offset
+
+
+class MetadataFiles:
+    """`directory` is metadata.log.dir, or the first of log.dirs."""
+
+    def __init__(self, directory: str) -> None:
+        self.root = directory
+        self.directory = os.path.join(directory, f"{METADATA_TOPIC}-0")
+        os.makedirs(self.directory, exist_ok=True)
+
+    # -- bootstrap.checkpoint, quorum-state ----------------------------------------------------------------
+
+    def read_bootstrap(self) -> bytes | None:
+        return _read(os.path.join(self.root, "bootstrap.checkpoint"))
+
+    def write_bootstrap(self, content: bytes) -> None:
+        _write(os.path.join(self.root, "bootstrap.checkpoint"), [content])
+
+    def read_quorum_state(self) -> bytes | None:
+        return _read(os.path.join(self.directory, "quorum-state"))
+
+    def write_quorum_state(self, content: bytes) -> None:
+        _write(os.path.join(self.directory, "quorum-state"), [content])
+
+    # -- snapshots -----------------------------------------------------------------------------------------
+
+    def snapshots(self) -> list[SnapshotId]:
+        """Those that are there, oldest first."""
+        found = map(_SNAPSHOT.fullmatch, os.listdir(self.directory))
+        return sorted((int(match[1]), int(match[2])) for match in found if match)
+
+    def read_snapshot(self, snapshot: SnapshotId) -> bytes:
+        content = _read(self._path(snapshot))
+        if content is None:
+            raise FileNotFoundError(self._path(snapshot))
+        return content
+
+    def write_snapshot(self, snapshot: SnapshotId, pieces: Iterable[bytes | bytearray]) -> int:
+        """Its size in bytes. Nothing is left behind where it fails."""
+        return _write(self._path(snapshot), pieces, temporary=".part")
+
+    def delete_snapshot(self, snapshot: SnapshotId) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(snapshot))
+
+    def set_aside(self, snapshot: SnapshotId) -> str:
+        """Take a damaged snapshot out of the way, under a name that Kafka ignores too; the new path."""
+        path = self._path(snapshot)
+        os.replace(path, path + ".corrupt")
+        return path + ".corrupt"
+
+    def size(self, snapshot: SnapshotId) -> int:
+        return os.stat(self._path(snapshot)).st_size
+
+    def delete_leftovers(self) -> None:
+        """Snapshots that were being written or deleted when the broker last stopped."""
+        for name in os.listdir(self.directory):
+            if _LEFTOVER.fullmatch(name):
+                os.unlink(os.path.join(self.directory, name))
+
+    def _path(self, snapshot: SnapshotId) -> str:
+        return os.path.join(self.directory, f"{snapshot[0]:020d}-{snapshot[1]:010d}.checkpoint")
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def _write(path: str, pieces: Iterable[bytes | bytearray], temporary: str = ".tmp") -> int:
+    size = 0
+    try:
+        with open(path + temporary, "wb") as file:
+            for piece in pieces:
+                size += file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path + temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path + temporary)
+        raise
+    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    return size

@@ -1,0 +1,61 @@
+"""Features: the levels that a cluster has agreed on, and the range that this broker can do (KIP-584).
+
+One row a feature, as Kafka 4.3.1 ships them. `metadata.version` decides in which versions metadata records are
+written; the others switch protocols on (KIP-848 groups, KIP-890 transactions, KIP-966 eligible leader replicas, ...).
+`kraft.version` is not part of the image: it stands in control records of the metadata log (KIP-853).
+
+Beware: a cluster that has finalized a level we do not know must not be served; `unsupported` says so.
+"""
+
+from typing import Final, NamedTuple
+
+METADATA_VERSION: Final = "metadata.version"
+KRAFT_VERSION: Final = "kraft.version"
+ELIGIBLE_LEADER_REPLICAS_VERSION: Final = "eligible.leader.replicas.version"
+
+# levels of metadata.version from which on something holds (Kafka: MetadataVersion)
+ZK_MIGRATION: Final = 8  # 3.4-IV0
+SCRAM: Final = 11  # 3.5-IV2
+TRANSACTIONS: Final = 13  # 3.6-IV1: metadata records may be grouped by Begin- and EndTransactionRecord
+DELEGATION_TOKENS: Final = 14  # 3.6-IV2
+CONTROLLER_REGISTRATION: Final = 15  # 3.7-IV0
+DIRECTORY_ASSIGNMENT: Final = 17  # 3.7-IV2
+ELIGIBLE_LEADER_REPLICAS: Final = 23  # 4.0-IV1
+CORDONED_LOG_DIRS: Final = 30  # 4.3-IV0
+
+
+class Feature(NamedTuple):
+    """Levels: the lowest and highest that we can do, and the one a fresh cluster starts with."""
+
+    name: str
+    lowest: int
+    highest: int
+    fresh: int
+
+
+SUPPORTED: Final = (
+    Feature("eligible.leader.replicas.version", 0, 1, 1),
+    Feature("group.version", 0, 1, 1),
+    Feature("kraft.version", 0, 1, 1),
+    Feature("metadata.version", 7, 30, 30),
+    Feature("share.version", 0, 1, 1),
+    Feature("streams.version", 0, 1, 1),
+    Feature("transaction.version", 0, 2, 2),
+)
+BY_NAME: Final = {feature.name: feature for feature in SUPPORTED}
+
+
+def fresh_levels() -> dict[str, int]:
+    """What `kafka-storage format` of 4.3.1 finalizes: metadata.version first, the others by name."""
+    others = sorted(f.name for f in SUPPORTED if f.name not in (METADATA_VERSION, KRAFT_VERSION))
+    return {name: BY_NAME[name].fresh for name in [METADATA_VERSION, *others]}
+
+
+def unsupported(levels: dict[str, int]) -> str | None:
+    """One sentence about the first finalized level that this broker cannot do, or None."""
+    for name, level in levels.items():
+        feature = BY_NAME.get(name)
+        lowest, highest = (feature.lowest, feature.highest) if feature is not None else (0, 0)
+        if not lowest <= level <= highest:
+            return f"the cluster has finalized {name} at level {level}, and this broker can do {lowest} to {highest}"
+    return None

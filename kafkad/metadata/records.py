@@ -1,0 +1,123 @@
+"""Metadata records: how one record of the cluster's metadata stands in a log batch or a snapshot.
+
+    value = uvarint frame version (1) | uvarint record type | uvarint record version | body       (Kafka: MetadataRecordSerde)
+
+A record whose type is not known here is not an error: it becomes an `UnknownRecord`, kept byte for byte, so that a
+snapshot written by us holds it still. A version that is not known is one: its meaning for us would be a guess.
+
+Which version of a record is written follows from the finalized metadata.version (Kafka: MetadataVersion), so that
+every broker the cluster may still have can read it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kafkad.metadata.features import (
+    CORDONED_LOG_DIRS,
+    DIRECTORY_ASSIGNMENT,
+    ELIGIBLE_LEADER_REPLICAS,
+    ZK_MIGRATION,
+)
+from kafkad.protocol import codec, messages
+from kafkad.protocol.errors import Malformed
+
+FRAME_VERSION: Final = 1
+
+CLASSES: Final[dict[int, Any]] = {cls.RECORD_TYPE: cls for cls in messages.record_classes("metadata")}
+
+
+@dataclass(slots=True, frozen=True)
+class UnknownRecord:
+    """A record of a type that is not known here, as it stands in the batch (frame and all)."""
+
+    kind: int
+    value: bytes
+
+
+def encode_record(record: Any, metadata_version: int) -> bytes:
+    """The value of one metadata record, in the version that `metadata_version` asks for."""
+    if type(record) is UnknownRecord:
+        return record.value
+    version = record_version(record, metadata_version)
+    return b"\x01" + _uvarint(record.RECORD_TYPE) + _uvarint(version) + codec.encode(record, version)
+
+
+def decode_record(value: bytes | memoryview) -> Any:
+    """One metadata record: a message of kafkad.protocol.messages, or an UnknownRecord. Raises Malformed."""
+    frame, position = _read_uvarint(value, 0)
+    if frame != FRAME_VERSION:
+        raise Malformed(f"metadata record with frame version {frame}; only {FRAME_VERSION} is known")
+    kind, position = _read_uvarint(value, position)
+    version, position = _read_uvarint(value, position)
+    cls = CLASSES.get(kind)
+    if cls is None:
+        return UnknownRecord(kind, bytes(value))
+    if version > cls.MAX_VERSION:
+        raise Malformed(f"{cls.NAME} of version {version}; at most {cls.MAX_VERSION} is known")
+    message, end = codec.decode(cls, version, value, position)
+    if end != len(value):
+        raise Malformed(f"{len(value) - end} bytes left over after a {cls.NAME}")
+    return message
+
+
+def record_version(record: Any, metadata_version: int) -> int:
+    """The version in which `record` is written under a finalized metadata.version (Kafka: MetadataVersion)."""
+    chooser = _VERSIONS.get(type(record))
+    return chooser(record, metadata_version) if chooser is not None else 0
+
+
+def _register_broker(_: Any, level: int) -> int:
+    if level >= CORDONED_LOG_DIRS:
+        return 4
+    if level >= DIRECTORY_ASSIGNMENT:
+        return 3
+    return 2 if level >= ZK_MIGRATION else 1
+
+
+def _partition(_: Any, level: int) -> int:
+    if level >= ELIGIBLE_LEADER_REPLICAS:
+        return 2
+    return 1 if level >= DIRECTORY_ASSIGNMENT else 0
+
+
+def _registration_change(record: Any, _: int) -> int:
+    """The lowest version that can say it, whatever the level: what Kafka's controller writes."""
+    if record.cordoned_log_dirs is not None:
+        return 3
+    if record.log_dirs:
+        return 2
+    return 1 if record.in_controlled_shutdown else 0
+
+
+_VERSIONS: Final[dict[Any, Any]] = {
+    messages.RegisterBrokerRecord: _register_broker,
+    messages.PartitionRecord: _partition,
+    messages.PartitionChangeRecord: _partition,
+    messages.BrokerRegistrationChangeRecord: _registration_change,
+}
+
+
+def _uvarint(number: int) -> bytes:
+    assert number >= 0
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _read_uvarint(buffer: bytes | memoryview, position: int) -> tuple[int, int]:
+    """(number, next position); at most three bytes, since Kafka's fields here are int16."""
+    number = 0
+    for shift in (0, 7, 14):
+        if position >= len(buffer):
+            raise Malformed("metadata record ends inside its frame")
+        byte = buffer[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if number > 0x7FFF:
+                raise Malformed(f"metadata record with {number} where an int16 belongs")
+            return number, position
+    raise Malformed("metadata record with an overlong varint")

@@ -1,0 +1,491 @@
+"""A quorum of one: the metadata log written as Kafka's own single voter writes it.
+
+    open      newest whole snapshot, then the log above it, give the image
+    lead      a new epoch: quorum-state first, then LeaderChange as the epoch's first record, fsynced
+    append    records → one batch → fsync → image; what `append` has returned is committed, since we are the majority
+    snapshot  after enough new bytes, or an hour; the log below the oldest snapshot kept may then go
+
+The log, the files beside it and the clock are arguments; nothing here does I/O of its own, so a cluster can run in
+one process from one seed.
+
+Rule: records are replayed before they are written. One that cannot follow the image never reaches the log.
+Rule: after a failed write or flush nothing is appended any more: what is on disk is then unknown until the next start.
+
+Beware: `write_snapshot` may run in another thread; it reads an image, which never changes, and writes one file.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from kafkad.metadata import features
+from kafkad.metadata.image import MetadataImage
+from kafkad.metadata.records import decode_record, encode_record
+from kafkad.metadata.replay import Delta, Loader, ReplayError
+from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import KafkaError, Malformed
+from kafkad.protocol.records import read_batches
+from kafkad.raft.bootstrap import build_bootstrap, build_voters_checkpoint, first_records, read_bootstrap
+from kafkad.raft.control_records import (
+    Voter,
+    control_batch,
+    leader_change,
+    read_control,
+    read_voters,
+    voters_record,
+)
+from kafkad.raft.election_state import ElectionState, uuid_text
+from kafkad.raft.snapshots import (
+    BATCH_SIZE_MAX,
+    build_snapshot,
+    data_batch,
+    group_records,
+    read_snapshot,
+    read_timestamp,
+)
+
+logger = logging.getLogger(__name__)
+
+SnapshotId = tuple[int, int]  # (offset, epoch): it holds what lies below the offset
+
+# Where kafkad has no controller listener, a voter still needs an address in the voter set; a Kafka that opens the
+# directory puts its own in.
+_NO_LISTENER: Final = {"CONTROLLER": ("localhost", 9093)}
+
+
+class UnusableMetadata(Exception):
+    """The metadata directory cannot be served; the text is one sentence for the operator."""
+
+
+class MetadataLog(Protocol):
+    """What is needed of kafkad.log.Log."""
+
+    directory: str
+    log_start_offset: int
+    end_offset: int
+    leader_epoch: int
+    size: int
+
+    def append(self, batch: bytearray, now_ms: int, *, origin: str = ..., epoch: int | None = ...) -> int: ...
+    def flush(self) -> None: ...
+    def batches(self, start: int, end: int) -> Iterable[bytes]: ...
+    def set_leader_epoch(self, epoch: int) -> None: ...
+    def delete_records(self, before_offset: int) -> int: ...
+    def apply_retention(self, now_ms: int) -> int: ...
+    def truncate_fully_and_start_at(self, offset: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    """What is needed of kafkad.log.metadata_files.MetadataFiles."""
+
+    def read_bootstrap(self) -> bytes | None: ...
+    def write_bootstrap(self, content: bytes) -> None: ...
+    def read_quorum_state(self) -> bytes | None: ...
+    def write_quorum_state(self, content: bytes) -> None: ...
+    def snapshots(self) -> list[SnapshotId]: ...
+    def read_snapshot(self, snapshot: SnapshotId) -> bytes: ...
+    def write_snapshot(self, snapshot: SnapshotId, pieces: Iterable[bytes | bytearray]) -> int: ...
+    def delete_snapshot(self, snapshot: SnapshotId) -> None: ...
+    def set_aside(self, snapshot: SnapshotId) -> str: ...
+    def size(self, snapshot: SnapshotId) -> int: ...
+    def delete_leftovers(self) -> None: ...
+
+
+@dataclass(slots=True, frozen=True)
+class SnapshotPolicy:
+    """When snapshots are made, and how long they and the log are kept. Kafka's defaults."""
+
+    new_bytes_max: int = 20 << 20  # metadata.log.max.record.bytes.between.snapshots
+    interval_ms_max: int = 3_600_000  # metadata.log.max.snapshot.interval.ms; 0: by size only
+    retention_bytes: int = 100 << 20  # metadata.max.retention.bytes; -1: no limit
+    retention_ms: int = 7 * 86_400_000  # metadata.max.retention.ms; -1: no limit
+
+    @staticmethod
+    def of(config: Any) -> "SnapshotPolicy":
+        return SnapshotPolicy(
+            config.metadata_log_max_record_bytes_between_snapshots,
+            config.metadata_log_max_snapshot_interval_ms,
+            config.metadata_max_retention_bytes,
+            config.metadata_max_retention_ms,
+        )
+
+
+class SingleVoter:
+    """The one voter of a quorum. `image` is what is committed; it is replaced, never changed."""
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        directory_id: bytes,
+        cluster_id: str,
+        log: MetadataLog,
+        files: Files,
+        clock: Any,
+        policy: SnapshotPolicy | None = None,
+        static_voters: Sequence[int] = (),
+        endpoints: dict[str, tuple[str, int]] | None = None,
+        min_insync_replicas: int = 1,
+    ) -> None:
+        """`static_voters`: the ids of controller.quorum.voters. `endpoints`: our controller listeners, as told to others."""
+        self.node_id = node_id
+        self.directory_id = directory_id
+        self.epoch = 0
+        self.is_leader = False
+        self.image = MetadataImage(cluster_id, node_id)
+        self._log = log
+        self._files = files
+        self._clock = clock
+        self._policy = policy or SnapshotPolicy()
+        self._static_voters = tuple(static_voters)
+        self._endpoints = dict(endpoints or {})
+        self._min_insync_replicas = min_insync_replicas
+        self._loader = Loader(self.image)
+        self._kraft_version = 0
+        self._voters: tuple[Voter, ...] = ()
+        self._voters_offset = -1  # -1: no voters in the log itself
+        self._broken = False
+        self._last_snapshot: SnapshotId | None = None
+        self._new_bytes = 0  # of the log, since the last snapshot
+        self._snapshot_ms = 0  # monotonic: when the last snapshot was made, or we started
+
+    # -- start ---------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Load what is there; a directory that was never used is formatted first. Raises UnusableMetadata."""
+        self._files.delete_leftovers()
+        self._snapshot_ms = self._clock.monotonic_ms()
+        if self._log.end_offset == 0 and not self._files.snapshots():
+            self._format()
+        snapshot = self._load_snapshot()
+        if snapshot is not None and snapshot[0] > self._log.end_offset:
+            logger.warning(
+                "the metadata log ends at %d, below its snapshot at %d: it goes on from there",
+                self._log.end_offset,
+                snapshot[0],
+            )
+            self._log.truncate_fully_and_start_at(snapshot[0])
+        self._last_snapshot = snapshot
+        last_epoch = self._replay_log(snapshot[0] if snapshot is not None else 0)
+        self.image, _ = self._loader.finish()
+        trouble = features.unsupported(self.image.features)
+        if trouble is not None:
+            raise UnusableMetadata(f"{self._log.directory}: {trouble}")
+        self.epoch = max(
+            last_epoch, snapshot[1] if snapshot is not None else 0, self._election().leader_epoch
+        )
+        self._check_voters()
+
+    def _format(self) -> None:
+        now_ms = self._clock.now_ms()
+        if self._files.read_bootstrap() is None:
+            self._files.write_bootstrap(build_bootstrap(now_ms))
+        if not self._static_voters:
+            content = build_voters_checkpoint(self._as_voter(), now_ms)
+            self._files.write_snapshot((0, 0), [content])
+        logger.info("formatted %s for a metadata log of its own", self._log.directory)
+
+    def _load_snapshot(self) -> SnapshotId | None:
+        """Feed the newest snapshot that is whole. Damaged ones are set aside, those below the log deleted."""
+        start = self._log.log_start_offset
+        for snapshot in reversed(self._files.snapshots()):
+            if snapshot[0] < start:
+                self._files.delete_snapshot(snapshot)
+                continue
+            try:
+                content = read_snapshot(self._files.read_snapshot(snapshot))
+                loader = Loader(self.image)
+                loader.feed(
+                    content.records,
+                    last_offset=snapshot[0] - 1,
+                    epoch=snapshot[1] if snapshot[0] else -1,
+                    timestamp_ms=content.timestamp_ms,
+                )
+            except Malformed as trouble:
+                path = self._files.set_aside(snapshot)
+                logger.error(
+                    "metadata snapshot is damaged (%s): set aside as %s, an older one is tried", trouble, path
+                )
+                continue
+            self._loader = loader
+            self._kraft_version, self._voters = content.kraft_version, content.voters
+            return snapshot
+        if start > 0:
+            raise UnusableMetadata(
+                f"{self._log.directory}: the metadata log begins at offset {start} and no whole snapshot reaches that"
+                " far; put one back (a damaged one is named *.checkpoint.corrupt) or restore the directory"
+            )
+        return None
+
+    def _replay_log(self, start: int) -> int:
+        """Feed the log from `start` on; the epoch of its last batch, 0 without one. Raises UnusableMetadata."""
+        epoch = 0
+        for raw in self._log.batches(start, self._log.end_offset):
+            self._new_bytes += len(raw)
+            for batch in read_batches(raw):
+                if batch.last_offset < start:
+                    continue
+                epoch = batch.leader_epoch
+                try:
+                    self._replay_batch(batch)
+                except Malformed as trouble:
+                    raise UnusableMetadata(
+                        f"{self._log.directory}: the metadata log cannot be used from offset {batch.base_offset} on:"
+                        f" {trouble}"
+                    ) from trouble
+        return epoch
+
+    def _replay_batch(self, batch: Any) -> None:
+        place = {
+            "last_offset": batch.last_offset,
+            "epoch": batch.leader_epoch,
+            "timestamp_ms": batch.max_timestamp,
+        }
+        if not batch.is_control:
+            self._loader.feed([decode_record(record.value or b"") for record in batch.records()], **place)
+            return
+        self._loader.skip(**place)
+        for message in read_control(batch):
+            if type(message) is messages.KRaftVersionRecord:
+                self._kraft_version = message.k_raft_version
+            elif type(message) is messages.VotersRecord:
+                self._voters, self._voters_offset = read_voters(message), batch.base_offset
+
+    def _election(self) -> ElectionState:
+        content = self._files.read_quorum_state()
+        if content is None:
+            return ElectionState(leader_epoch=0)
+        try:
+            return ElectionState.decode(content)
+        except Malformed as trouble:
+            # The log says which epochs were led, and an epoch without a record has nobody it could be mixed up with.
+            logger.error(
+                "%s/quorum-state is damaged and will be written anew: %s", self._log.directory, trouble
+            )
+            return ElectionState(leader_epoch=0)
+
+    def _check_voters(self) -> None:
+        voters = (
+            {voter.voter_id for voter in self._voters}
+            or set(self._election().voters)
+            or set(self._static_voters)
+        )
+        if voters - {self.node_id}:
+            raise UnusableMetadata(
+                f"{self._log.directory}: the voters of this metadata log are {sorted(voters)}, and a broker that is"
+                f" a quorum of its own can only follow a log whose one voter is node.id {self.node_id}"
+            )
+        for voter in self._voters:
+            if voter.directory_id != self.directory_id:
+                raise UnusableMetadata(
+                    f"{self._log.directory}: the voter of this metadata log has directory.id"
+                    f" {uuid_text(voter.directory_id)}, and meta.properties says {uuid_text(self.directory_id)}"
+                )
+
+    # -- leading -------------------------------------------------------------------------------------------
+
+    def lead(self) -> None:
+        """Begin a new epoch as its leader; on an empty log, write the bootstrap records too."""
+        assert not self.is_leader
+        self.epoch += 1
+        election = ElectionState(leader_epoch=self.epoch, leader_id=self.node_id, voters=(self.node_id,))
+        self._files.write_quorum_state(election.encode(self._kraft_version))
+        self._log.set_leader_epoch(self.epoch)
+        control: list[Any] = [leader_change(self.node_id, [self.node_id])]
+        control.extend(self._voters_update())
+        now_ms = self._clock.now_ms()
+        base_offset = self._log.end_offset
+        batch = control_batch(control, base_offset=base_offset, epoch=self.epoch, now_ms=now_ms)
+        self.is_leader = True
+        self._write(batch, len(control), now_ms)
+        self._loader.skip(last_offset=base_offset + len(control) - 1, epoch=self.epoch, timestamp_ms=now_ms)
+        if self._loader.in_transaction:
+            logger.warning("a metadata transaction of an earlier leader is aborted")
+            self.append([messages.AbortTransactionRecord(reason="Controller failover")])
+        if not self.image.metadata_version:
+            self._append_bootstrap()
+        else:
+            self._commit()
+
+    def _voters_update(self) -> list[Any]:
+        """With kraft.version 1: the voter set, where it does not stand in the log yet or says where we once listened."""
+        if self._kraft_version == 0:
+            return []
+        [recorded] = self._voters
+        ours = self._as_voter()
+        if not self._endpoints:
+            ours = ours._replace(endpoints=recorded.endpoints)
+        if self._voters_offset >= 0 and recorded == ours:
+            return []
+        self._voters, self._voters_offset = (ours,), self._log.end_offset
+        return [messages.KRaftVersionRecord(k_raft_version=self._kraft_version), voters_record(self._voters)]
+
+    def _as_voter(self) -> Voter:
+        return Voter(self.node_id, self.directory_id, self._endpoints or dict(_NO_LISTENER))
+
+    def _append_bootstrap(self) -> None:
+        try:
+            bootstrap = read_bootstrap(self._files.read_bootstrap())
+        except Malformed as trouble:
+            raise UnusableMetadata(
+                f"bootstrap.checkpoint beside {self._log.directory}: {trouble}"
+            ) from trouble
+        self.append(first_records(bootstrap, self._min_insync_replicas))
+
+    def append(self, records: Sequence[Any], *, atomic: bool = True) -> Delta:
+        """Commit these records: they are on disk and in `image` when this returns what they changed.
+
+        Atomic: all in one batch. Else in as many as it takes, each of which may be the last to survive.
+        Raises KafkaError(KAFKA_STORAGE_ERROR), after which nothing can be appended; ReplayError (nothing was written).
+        """
+        assert self.is_leader
+        if self._broken:
+            raise KafkaError(
+                errors.KAFKA_STORAGE_ERROR, "the metadata log could not be written; see the broker's log"
+            )
+        level = self.image.metadata_version or _level_in(records)
+        now_ms = self._clock.now_ms()
+        values = [encode_record(record, level) for record in records]
+        self._rehearse(records)
+        position = 0
+        groups = list(group_records(values))
+        if atomic and len(groups) > 1:
+            raise KafkaError(errors.POLICY_VIOLATION, f"{len(records)} metadata records do not fit one batch")
+        for group in groups:
+            base_offset = self._log.end_offset
+            batch = data_batch(group, base_offset=base_offset, epoch=self.epoch, now_ms=now_ms)
+            assert len(batch) <= BATCH_SIZE_MAX + 61  # a batch's header
+            self._write(batch, len(group), now_ms, flush=False)
+            self._loader.feed(
+                records[position : position + len(group)],
+                last_offset=base_offset + len(group) - 1,
+                epoch=self.epoch,
+                timestamp_ms=now_ms,
+            )
+            position += len(group)
+        return self._commit()
+
+    def _rehearse(self, records: Sequence[Any]) -> None:
+        """Replay on a copy: raises ReplayError before anything is written."""
+        if not self._loader.in_transaction:
+            Loader(self.image).feed(records, last_offset=0, epoch=0, timestamp_ms=0)
+
+    def _write(self, batch: bytearray, record_count: int, now_ms: int, *, flush: bool = True) -> None:
+        expected = self._log.end_offset
+        try:
+            base_offset = self._log.append(batch, now_ms, origin="raft", epoch=self.epoch)
+            if flush:
+                self._log.flush()
+        except (OSError, KafkaError) as trouble:
+            self._fail(trouble)
+        assert base_offset == expected
+        assert self._log.end_offset == expected + record_count
+        self._new_bytes += len(batch)
+
+    def _commit(self) -> Delta:
+        try:
+            self._log.flush()
+        except (OSError, KafkaError) as trouble:
+            self._fail(trouble)
+        self.image, delta = self._loader.finish()
+        assert self.image.offset == self._log.end_offset - 1
+        return delta
+
+    def _fail(self, trouble: Exception) -> None:
+        self._broken = True
+        logger.error("the metadata log in %s could not be written: %s", self._log.directory, trouble)
+        raise KafkaError(
+            errors.KAFKA_STORAGE_ERROR, f"the metadata log could not be written: {trouble}"
+        ) from trouble
+
+    # -- snapshots -----------------------------------------------------------------------------------------
+
+    def snapshot_due(self) -> MetadataImage | None:
+        """The image to make a snapshot of now, or None: ask after appends and from time to time."""
+        image = self.image
+        newer = self._last_snapshot is None or image.offset + 1 > self._last_snapshot[0]
+        if self._broken or not newer or self._loader.in_transaction or image.offset < 0:
+            return None
+        waited_ms = self._clock.monotonic_ms() - self._snapshot_ms
+        policy = self._policy
+        if self._new_bytes >= policy.new_bytes_max or 0 < policy.interval_ms_max <= waited_ms:
+            return image
+        return None
+
+    def begin_snapshot(self, image: MetadataImage) -> SnapshotId:
+        """Start counting towards the next one; the id of this one."""
+        self._new_bytes = 0
+        self._snapshot_ms = self._clock.monotonic_ms()
+        self._last_snapshot = (image.offset + 1, image.epoch)
+        return self._last_snapshot
+
+    def write_snapshot(self, image: MetadataImage) -> int:
+        """Write it, fsynced, and say its size. Touches nothing of ours but files: it may run in another thread."""
+        level = image.metadata_version
+        return self._files.write_snapshot(
+            (image.offset + 1, image.epoch),
+            build_snapshot(
+                (encode_record(record, level) for record in image.records()),
+                epoch=image.epoch,
+                timestamp_ms=image.timestamp_ms,
+                now_ms=self._clock.now_ms(),
+                kraft_version=self._kraft_version,
+                voters=self._voters,
+            ),
+        )
+
+    def clean(self) -> int:
+        """Delete the oldest snapshots, and the log below the next, while they are too old or too much; how many went.
+
+        The newest snapshot always stays (Kafka: KafkaRaftLog.maybeClean).
+        """
+        snapshots = self._files.snapshots()
+        deleted = 0
+        while len(snapshots) > 1 and self._exceeds(snapshots):
+            self._log.delete_records(snapshots[1][0])
+            self._log.apply_retention(self._clock.now_ms())
+            self._files.delete_snapshot(snapshots.pop(0))
+            deleted += 1
+        return deleted
+
+    def _exceeds(self, snapshots: list[SnapshotId]) -> bool:
+        policy = self._policy
+        if policy.retention_bytes >= 0:
+            size = self._log.size + sum(map(self._files.size, snapshots))
+            if size > policy.retention_bytes:
+                return True
+        if policy.retention_ms < 0:
+            return False
+        try:
+            timestamp_ms = read_timestamp(self._files.read_snapshot(snapshots[0]))
+        except Malformed:
+            return False
+        return self._clock.now_ms() - timestamp_ms > policy.retention_ms
+
+    def maybe_snapshot(self) -> bool:
+        """All of the above in one go, here and now; was one made?"""
+        image = self.snapshot_due()
+        if image is None:
+            return False
+        snapshot = self.begin_snapshot(image)
+        size = self.write_snapshot(image)
+        logger.info("metadata snapshot at offset %d, epoch %d: %d bytes", *snapshot, size)
+        self.clean()
+        return True
+
+    def close(self) -> None:
+        """Flush and close the log. The image stays readable."""
+        self.is_leader = False
+        if not self._broken:
+            self._log.flush()
+        self._log.close()
+
+
+def _level_in(records: Sequence[Any]) -> int:
+    """metadata.version as these records will set it: the first ones in a log are written at the level they bring."""
+    for record in records:
+        if type(record) is messages.FeatureLevelRecord and record.name == features.METADATA_VERSION:
+            return int(record.feature_level)
+    raise ReplayError("the first metadata records do not say metadata.version")

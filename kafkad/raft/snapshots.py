@@ -1,0 +1,120 @@
+"""Snapshots: all metadata below an offset in one file, in the format of log batches.
+
+    control batch   SnapshotHeader [KRaftVersion, Voters]
+    data batches    the image's records (Kafka: RecordsSnapshotWriter)
+    control batch   SnapshotFooter
+
+Offsets count up from 0 in the file. All batches carry the epoch of the snapshot's name. `bootstrap.checkpoint`, with
+the records a fresh cluster starts with, has the same format (Kafka: BatchFileWriter), in epoch 0.
+
+A snapshot is used whole or not at all: a missing footer, a wrong CRC or a record that does not parse makes it corrupt.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from kafkad.metadata.records import decode_record
+from kafkad.protocol import messages
+from kafkad.protocol.errors import Malformed
+from kafkad.protocol.records import Record, build_batch, read_batches
+from kafkad.raft.control_records import Voter, control_batch, read_control, read_voters, voters_record
+
+BATCH_SIZE_MAX: Final = 8 << 20  # bytes of one batch; Kafka: KafkaRaftClient.MAX_BATCH_SIZE_BYTES
+_BATCH_RECORDS: Final = 1024  # Kafka: RaftSnapshotWriter's batch
+_RECORD_OVERHEAD: Final = 32  # more than the frame of a record takes
+
+
+class Snapshot(NamedTuple):
+    """What a snapshot holds; `timestamp_ms` is the append time of the last log record in it."""
+
+    records: list[Any]
+    timestamp_ms: int
+    kraft_version: int
+    voters: tuple[Voter, ...]
+
+
+def build_snapshot(
+    values: Iterable[bytes],
+    *,
+    epoch: int,
+    timestamp_ms: int,
+    now_ms: int,
+    kraft_version: int = 0,
+    voters: Iterable[Voter] = (),
+) -> Iterator[bytearray]:
+    """The batches of a snapshot of these encoded records, one after the other."""
+    header: list[Any] = [messages.SnapshotHeaderRecord(last_contained_log_timestamp=timestamp_ms)]
+    if kraft_version > 0:
+        header.append(messages.KRaftVersionRecord(k_raft_version=kraft_version))
+        header.append(voters_record(voters))
+    yield control_batch(header, base_offset=0, epoch=epoch, now_ms=now_ms)
+    offset = len(header)
+    for group in group_records(values, count_max=_BATCH_RECORDS):
+        yield data_batch(group, base_offset=offset, epoch=epoch, now_ms=now_ms)
+        offset += len(group)
+    yield control_batch([messages.SnapshotFooterRecord()], base_offset=offset, epoch=epoch, now_ms=now_ms)
+
+
+def read_snapshot(content: bytes) -> Snapshot:
+    """Raises Malformed: the snapshot is not whole."""
+    header: Any = None
+    footer = False
+    kraft_version, voters = 0, ()
+    records: list[Any] = []
+    for batch in read_batches(content):
+        if footer:
+            raise Malformed("the snapshot goes on after its footer")
+        if not batch.is_control:
+            if header is None:
+                raise Malformed("the snapshot does not begin with its header")
+            for record in batch.records():
+                if record.value is None:
+                    raise Malformed("the snapshot has a record without a value")
+                records.append(decode_record(record.value))
+            continue
+        for message in read_control(batch):
+            kind = type(message)
+            if kind is messages.SnapshotHeaderRecord:
+                header = message
+            elif kind is messages.SnapshotFooterRecord:
+                footer = True
+            elif kind is messages.KRaftVersionRecord:
+                kraft_version = message.k_raft_version
+            elif kind is messages.VotersRecord:
+                voters = read_voters(message)
+    if header is None or not footer:
+        raise Malformed("the snapshot has no footer: it was cut off")
+    return Snapshot(records, header.last_contained_log_timestamp, kraft_version, voters)
+
+
+def read_timestamp(content: bytes) -> int:
+    """Append time of the last log record in a snapshot, from its header. Raises Malformed."""
+    for batch in read_batches(content):
+        for message in read_control(batch) if batch.is_control else ():
+            if type(message) is messages.SnapshotHeaderRecord:
+                return int(message.last_contained_log_timestamp)
+        break
+    raise Malformed("the snapshot does not begin with its header")
+
+
+def data_batch(values: list[bytes], *, base_offset: int, epoch: int, now_ms: int) -> bytearray:
+    return build_batch(
+        [Record(key=None, value=value, timestamp=now_ms) for value in values],
+        base_offset=base_offset,
+        leader_epoch=epoch,
+    )
+
+
+def group_records(values: Iterable[bytes], *, count_max: int = 1 << 30) -> Iterator[list[bytes]]:
+    """Encoded records in groups of which each fits one batch."""
+    group: list[bytes] = []
+    size = 0
+    for value in values:
+        cost = len(value) + _RECORD_OVERHEAD
+        if group and (size + cost > BATCH_SIZE_MAX or len(group) == count_max):
+            yield group
+            group, size = [], 0
+        group.append(value)
+        size += cost
+    if group:
+        yield group

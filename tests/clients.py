@@ -1,0 +1,77 @@
+"""librdkafka in a few verbs, for the tests: produce, read, wait. Whatever goes wrong fails the test."""
+
+import time
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+WAIT_S = 30
+
+
+def producer(broker, **config):
+    return Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 5, **config})
+
+
+def produce(broker, topic, records, **config):
+    """Writes (key, value) pairs and returns the delivered messages in order; no failure is let pass."""
+    delivered = []
+
+    def on_delivery(error, message):
+        assert error is None, error
+        delivered.append(message)
+
+    client = producer(broker, **config)
+    for key, value in records:
+        client.produce(topic, value=value, key=key, on_delivery=on_delivery)
+        client.poll(0)
+    assert client.flush(WAIT_S) == 0
+    return delivered
+
+
+def consumer(broker, group="reader", **config):
+    return Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "session.timeout.ms": 6000,
+            "heartbeat.interval.ms": 500,
+            **config,
+        }
+    )
+
+
+def read(client, count, timeout=WAIT_S):
+    """The next `count` messages; fails rather than waits for ever."""
+    messages = []
+    deadline = time.monotonic() + timeout
+    while len(messages) < count:
+        assert time.monotonic() < deadline, f"{len(messages)} of {count} messages after {timeout} s"
+        for message in client.consume(min(1000, count - len(messages)), timeout=0.5):
+            assert not message.error(), message.error()
+            messages.append(message)
+    return messages
+
+
+def read_partition(broker, topic, count, partition=0, offset=OFFSET_BEGINNING, **config):
+    client = consumer(broker, **config)
+    client.assign([TopicPartition(topic, partition, offset)])
+    try:
+        return read(client, count)
+    finally:
+        client.close()
+
+
+def wait_until(condition, timeout=WAIT_S):
+    deadline = time.monotonic() + timeout
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.05)
+    return result
+
+
+def create_topic(broker, name, partitions=1, config=None):
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(name, partitions, 1, config=config or {})])[name].result(WAIT_S)
+    return name

@@ -1,0 +1,79 @@
+"""Fixtures of all tests.
+
+The client tests take their broker from the fixture `broker` (one for the session) or `make_broker` (as many
+as the test wants), and do not care what it is: `pytest --broker=jvm` runs the same tests against JVM Kafka,
+which proves the tests, and `--broker=kafkad`, the default, against kafkad.
+
+`rounds(20, 200)` is 20 in the suite and 200 in `make soak`.
+"""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+KINDS = ("kafkad", "jvm")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--broker",
+        choices=KINDS,
+        default=os.environ.get("KAFKAD_TEST_BROKER", "kafkad"),
+        help="what the client tests run against: kafkad (default) or jvm, the real thing",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The Spark jobs come last: they take the longest and say the least about what is wrong."""
+    items.sort(key=lambda item: item.get_closest_marker("spark") is not None)
+
+
+@pytest.fixture(scope="session")
+def broker_kind(pytestconfig: pytest.Config) -> str:
+    return pytestconfig.getoption("broker")
+
+
+def _new_broker(kind: str, directory: Path, config: dict[str, object]):
+    from tests.jvm import TEST_CONFIG, JvmKafka
+
+    if kind == "jvm":
+        return JvmKafka(directory / "data", config=config)
+    from kafkad.testing import Broker
+
+    return Broker(config={**TEST_CONFIG, **config}, data_dir=directory / "data")
+
+
+@pytest.fixture(scope="session")
+def broker(broker_kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+    """The broker that the client tests share; give your topics and groups names of their own (`unique`)."""
+    with _new_broker(broker_kind, tmp_path_factory.mktemp("broker"), {}) as running:
+        yield running
+
+
+@pytest.fixture
+def make_broker(broker_kind: str, tmp_path: Path) -> Iterator[Callable]:
+    """`make_broker(config={...})`: a running broker of this test's own, ended with it."""
+    with ExitStack() as running:
+
+        def make(config: dict[str, object] | None = None, name: str = "own"):
+            return running.enter_context(_new_broker(broker_kind, tmp_path / name, config or {}))
+
+        yield make
+
+
+@pytest.fixture
+def unique(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """`unique("topic")`: a name that no other test uses."""
+    suffix = uuid.uuid4().hex[:8]
+    return lambda prefix: f"{prefix}-{suffix}"
+
+
+@pytest.fixture(scope="session")
+def rounds() -> Callable[[int, int], int]:
+    """`rounds(short, long)`: how often to repeat, in the suite and in `make soak`."""
+    soaking = os.environ.get("KAFKAD_SOAK") == "1"
+    return lambda short, long: long if soaking else short

@@ -8,27 +8,29 @@
 
     Dead: the coordinator let go of the group (unloaded, or its first record could not be written).
 
-Rule 1: everything that moves a group is in this file; the clock, timers, member ids and the log come through `Host`.
-Rule 2: a reply that is held (a parked JoinGroup or SyncGroup) is answered exactly once. It hangs on its member; who
-takes the member away, or parks a newer request of it, answers the older one.
+Rule 1: everything that moves a group is in this file; the clock, timers, member ids and the log come
+through `Host`.
+Rule 2: a reply that is held (a parked JoinGroup or SyncGroup) is answered exactly once. It hangs on its
+member; who takes the member away, or parks a newer request of it, answers the older one.
 Rule 3: an assignment is told only after its record is durable; what happens meanwhile wins over the record.
 
-Behaviour and error codes are those of Kafka 4.3's GroupMetadataManager and ClassicGroup. Departures, all of them
-where Kafka leaves a request unanswered and thereby its connection stuck: a request that a newer one of the same
-member replaces gets REBALANCE_IN_PROGRESS, and a member that is removed while it waits for an assignment gets
-UNKNOWN_MEMBER_ID. KIP-134 (initial delay), KIP-345 (static members), KIP-394 (member ids), KIP-559 (protocol check)."""
+Behaviour and error codes are those of Kafka 4.3's GroupMetadataManager and ClassicGroup. Departures, all of
+them where Kafka leaves a request unanswered and thereby its connection stuck: a request that a newer one of
+the same member replaces gets REBALANCE_IN_PROGRESS, and a member that is removed while it waits for an
+assignment gets UNKNOWN_MEMBER_ID. KIP-134 (initial delay), KIP-345 (static members), KIP-394 (member ids),
+KIP-559 (protocol check)."""
 
 import logging
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
+from kafkad.coordinator.deadline import Deadline, Handle
+from kafkad.coordinator.member import Member, Reply
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import Malformed
 
 logger = logging.getLogger(__name__)
-
-Reply = Callable[[Any], object]
 
 CONSUMER_PROTOCOL = "consumer"
 NO_MEMBER = ""
@@ -66,10 +68,6 @@ HEARTBEAT_ANSWERS: dict[State, int] = {
 }
 
 
-class Handle(Protocol):
-    def cancel(self) -> object: ...
-
-
 class Host(Protocol):
     """What a group needs of the world."""
 
@@ -88,105 +86,6 @@ class Host(Protocol):
         self, group: "ClassicGroup", assignments: dict[str, bytes], done: Callable[[int], object]
     ) -> None:
         """Appends the group as it is now, with these assignments; `done(error code)` once that is durable."""
-
-
-class Deadline:
-    """A timer that is pushed back much more often than it fires: a push moves a number, not the timer."""
-
-    __slots__ = ("_at_ms", "_due_ms", "_function", "_handle", "_host")
-
-    def __init__(self, host: Host, function: Callable[[], object]) -> None:
-        self._host = host
-        self._function = function
-        self._handle: Handle | None = None
-        self._at_ms = 0  # when it shall fire
-        self._due_ms = 0  # when the timer looks next; never later than _at_ms
-
-    def set(self, delay_ms: int) -> None:
-        self._at_ms = self._host.monotonic_ms() + delay_ms
-        if self._handle is not None:
-            if self._due_ms <= self._at_ms:
-                return
-            self._handle.cancel()
-        self._look_after(delay_ms)
-
-    def cancel(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-    def _look_after(self, delay_ms: int) -> None:
-        self._due_ms = self._at_ms
-        self._handle = self._host.call_later(delay_ms, self._look)
-
-    def _look(self) -> None:
-        self._handle = None
-        remaining_ms = self._at_ms - self._host.monotonic_ms()
-        if remaining_ms > 0:
-            self._look_after(remaining_ms)
-        else:
-            self._function()
-
-
-class Member:
-    """One member; `protocols` are (name, metadata) pairs in the member's order of preference."""
-
-    __slots__ = (
-        "assignment",
-        "client_host",
-        "client_id",
-        "instance_id",
-        "is_new",
-        "join_reply",
-        "member_id",
-        "protocol_type",
-        "protocols",
-        "rebalance_timeout_ms",
-        "session_timeout_ms",
-        "sync_reply",
-    )
-
-    def __init__(
-        self,
-        member_id: str,
-        *,
-        instance_id: str | None,
-        client_id: str,
-        client_host: str,
-        rebalance_timeout_ms: int,
-        session_timeout_ms: int,
-        protocol_type: str,
-        protocols: Sequence[tuple[str, bytes]],
-        assignment: bytes = b"",
-    ) -> None:
-        self.member_id = member_id
-        self.instance_id = instance_id
-        self.client_id = client_id
-        self.client_host = client_host
-        self.rebalance_timeout_ms = rebalance_timeout_ms
-        self.session_timeout_ms = session_timeout_ms
-        self.protocol_type = protocol_type
-        self.protocols = list(protocols)
-        self.assignment = assignment
-        self.is_new = False
-        self.join_reply: Reply | None = None
-        self.sync_reply: Reply | None = None
-
-    def metadata(self, protocol: str | None) -> bytes:
-        for name, metadata in self.protocols:
-            if name == protocol:
-                return metadata
-        raise AssertionError(f"member {self.member_id} does not support the chosen protocol {protocol}")
-
-    def protocol_names(self) -> set[str]:
-        return {name for name, _ in self.protocols}
-
-    def vote(self, candidates: set[str]) -> str:
-        return next(name for name, _ in self.protocols if name in candidates)
-
-    def needs_no_heartbeat(self) -> bool:
-        """Who waits for us is alive; only a new member is not trusted, since its client may have gone."""
-        return not self.is_new and (self.join_reply is not None or self.sync_reply is not None)
 
 
 class ClassicGroup:
@@ -267,7 +166,8 @@ class ClassicGroup:
         return errors.NONE if member_id in self.members else errors.UNKNOWN_MEMBER_ID
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int) -> int:
-        """May this member commit offsets? Generation -1 without a member is a simple consumer: only while Empty."""
+        """May this member commit offsets? Generation -1 without a member is a simple consumer: only while
+        Empty."""
         if self.state is State.DEAD:
             return errors.COORDINATOR_NOT_AVAILABLE
         if generation < 0 and self.state is State.EMPTY:
@@ -295,7 +195,8 @@ class ClassicGroup:
         return errors.NONE if self.is_empty else errors.NON_EMPTY_GROUP
 
     def check_delete_offsets(self) -> int:
-        """Consumer groups may be in use: then only topics that they are not subscribed to lose their offsets."""
+        """Consumer groups may be in use: then only topics that they are not subscribed to lose their
+        offsets."""
         if self.state is State.DEAD:
             return errors.GROUP_ID_NOT_FOUND
         return errors.NONE if self.is_empty or self.uses_consumer_protocol else errors.NON_EMPTY_GROUP
@@ -446,7 +347,8 @@ class ClassicGroup:
         self._extend_session(self._replace_static(member.member_id, old_id))
 
     def _accepts(self, member_id: str) -> bool:
-        """Is there room (group.max.size)? While preparing, those who came count, so that the last are turned away."""
+        """Is there room (group.max.size)? While preparing, those who came count, so that the last are
+        turned away."""
         size_max = self._host.config.group_max_size
         if self.state in (State.EMPTY, State.DEAD):
             return True
@@ -788,7 +690,8 @@ class ClassicGroup:
         )
 
     def _select_protocol(self) -> str:
-        """Each member votes for its favourite among those that all support; of equals the first named wins."""
+        """Each member votes for its favourite among those that all support; of equals the first named
+        wins."""
         size = len(self.members)
         candidates = {name for name, count in self._support.items() if count == size}
         votes: dict[str, int] = {}
@@ -802,7 +705,8 @@ class ClassicGroup:
             self._support[name] = self._support.get(name, 0) + step
 
     def _subscribed_topics(self) -> set[str] | None:
-        """What consumers are subscribed to, from their metadata, if it can be read; other protocols are opaque."""
+        """What consumers are subscribed to, from their metadata, if it can be read; other protocols are
+        opaque."""
         if not self.uses_consumer_protocol:
             return None
         if not self.members:

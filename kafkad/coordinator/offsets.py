@@ -1,10 +1,12 @@
-"""Committed offsets of one partition of `__consumer_offsets`: what stands in the log, and nothing that is on its way.
+"""Committed offsets of one partition of `__consumer_offsets`: what stands in the log, and nothing that is
+on its way.
 
-An offset is put here when its record is durable, so a fetch never tells what a crash could take back. What is still
-on its way is known to the partition (runtime.py), which asks about it where it deletes.
+An offset is put here when its record is durable, so a fetch never tells what a crash could take back. What
+is still on its way is known to the partition (runtime.py), which asks about it where it deletes.
 
-Offsets that were committed in a transaction (in a log that JVM Kafka wrote) wait under their producer id until the
-transaction's marker; of a transactional and a plain commit the one whose record came last in the log wins."""
+Offsets that were committed in a transaction (in a log that JVM Kafka wrote) wait under their producer id
+until the transaction's marker; of a transactional and a plain commit the one whose record came last in the
+log wins."""
 
 from collections.abc import Iterator
 
@@ -66,7 +68,8 @@ class Offsets:
                     yield key
 
     def keys_of_topic(self, topic: str, topic_id: bytes) -> Iterator[Key]:
-        """Offsets of this topic; those of an older topic of the same name stay where their topic id tells so."""
+        """Offsets of this topic; those of an older topic of the same name stay where their topic id tells
+        so."""
         for group_id, topics in self._groups.items():
             for partition, committed in topics.get(topic, {}).items():
                 if committed.topic_id in (NO_TOPIC_ID, topic_id):

@@ -1,0 +1,132 @@
+"""Membership of classic groups, and their administration.
+
+JoinGroup (key 11), v0-9.   v1 rebalance timeout. v4 member id required (KIP-394). v5 static members (KIP-345).
+  v6 flexible. v7 protocol type told. v8 reason. v9 skip assignment.
+Heartbeat (key 12), v0-4.   v3 static members. v4 flexible.
+LeaveGroup (key 13), v0-5.   v3 several members. v4 flexible. v5 reason.
+SyncGroup (key 14), v0-5.   v3 static members. v4 flexible. v5 protocol type and name are mandatory (KIP-559).
+DescribeGroups (key 15), v0-6.   v3 authorized operations. v5 flexible. v6 an unknown group is an error.
+ListGroups (key 16), v0-5.   v3 flexible. v4 by state. v5 by type.
+DeleteGroups (key 42), v0-2.   v2 flexible.
+
+A JoinGroup may be held for minutes: its answer is a future, and only its own connection waits. When a
+connection closes nothing happens to its member until the session ends, as in Kafka. Not yet: consumer
+(KIP-848), share and streams groups; authorization."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from kafkad.api.context import RequestContext, Services
+from kafkad.protocol import errors, messages
+
+# AclOperation codes that a group knows: read, delete, describe, describe configs, alter configs
+GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8, 10, 11))
+
+
+def response_of(start: Callable[[Callable[[Any], None]], object]) -> Any:
+    """What `start(reply)` replies with: itself if that came at once, else a future of it."""
+    at_once: list[Any] = []
+    future: asyncio.Future[Any] | None = None
+
+    def reply(response: Any) -> None:
+        if future is None:
+            at_once.append(response)
+        elif not future.done():  # it is cancelled when the broker stops
+            future.set_result(response)
+
+    start(reply)
+    if at_once:
+        return at_once[0]
+    future = asyncio.get_running_loop().create_future()
+    return future
+
+
+def join_group(services: Services, context: RequestContext, request: Any) -> Any:
+    def start(reply: Callable[[Any], None]) -> None:
+        def joined(response: Any) -> None:
+            if context.version < 7:
+                response.protocol_name = response.protocol_name or ""  # not nullable before
+            reply(response)
+
+        host = f"/{context.client_host}"  # as Java writes an address; tools show it
+        services.groups.join(request, context.version, context.client_id, host, joined)
+
+    return response_of(start)
+
+
+def sync_group(services: Services, context: RequestContext, request: Any) -> Any:
+    if context.version >= 5 and (request.protocol_type is None or request.protocol_name is None):
+        return messages.SyncGroupResponse(error_code=errors.INCONSISTENT_GROUP_PROTOCOL)
+    return response_of(lambda reply: services.groups.sync(request, reply))
+
+
+def heartbeat(services: Services, context: RequestContext, request: Any) -> Any:
+    code = services.groups.heartbeat(
+        request.group_id, request.member_id, request.group_instance_id, request.generation_id
+    )
+    return messages.HeartbeatResponse(error_code=code)
+
+
+def leave_group(services: Services, context: RequestContext, request: Any) -> Any:
+    single = context.version < 3
+    if single:
+        identities = [(request.member_id, None)]
+    else:
+        identities = [(member.member_id, member.group_instance_id) for member in request.members]
+
+    def start(reply: Callable[[Any], None]) -> None:
+        def left(outcome: tuple[int, list[int]]) -> None:
+            top_code, codes = outcome
+            response = messages.LeaveGroupResponse(error_code=top_code)
+            if single and not top_code:
+                response.error_code = codes[0]
+            elif not top_code:
+                response.members = [
+                    messages.LeaveGroupResponse.Members(
+                        member_id=member_id, group_instance_id=instance_id, error_code=code
+                    )
+                    for (member_id, instance_id), code in zip(identities, codes, strict=True)
+                ]
+            reply(response)
+
+        services.groups.leave(request.group_id, identities, left)
+
+    return response_of(start)
+
+
+def describe_groups(services: Services, context: RequestContext, request: Any) -> Any:
+    response = messages.DescribeGroupsResponse()
+    for group_id in request.groups:
+        described = services.groups.describe(group_id, context.version)
+        if request.include_authorized_operations and not described.error_code:
+            described.authorized_operations = GROUP_OPERATIONS
+        response.groups.append(described)
+    return response
+
+
+def list_groups(services: Services, context: RequestContext, request: Any) -> Any:
+    return services.groups.list(request.states_filter, request.types_filter)
+
+
+def delete_groups(services: Services, context: RequestContext, request: Any) -> Any:
+    group_ids = list(dict.fromkeys(request.groups_names))  # each once
+    response = messages.DeleteGroupsResponse(
+        results=[messages.DeleteGroupsResponse.Results(group_id=group_id) for group_id in group_ids]
+    )
+    missing = len(group_ids)
+    if not missing:
+        return response
+
+    def start(reply: Callable[[Any], None]) -> None:
+        def deleted(result: Any, code: int) -> None:
+            nonlocal missing
+            result.error_code = code
+            missing -= 1
+            if not missing:
+                reply(response)
+
+        for result in response.results:
+            services.groups.delete_group(result.group_id, lambda code, result=result: deleted(result, code))
+
+    return response_of(start)

@@ -1,0 +1,231 @@
+"""Committed offsets.
+
+OffsetCommit (key 8), v2-10.   v2-4 retention time. v3 throttle. v6 leader epoch. v7 static members. v8 flexible.
+  v9 group not found. v10 topic ids. Topics and partitions have to exist.
+OffsetFetch (key 9), v1-10.   v1 errors per partition only. v2 null topics mean all. v3 throttle. v5 leader epoch.
+  v6 flexible. v7 require stable. v8 several groups. v9 member epoch (of consumer groups; ignored). v10
+  topic ids.
+OffsetDelete (key 47), v0.   Not of topics that the group is subscribed to (KIP-496).
+
+An unknown group has committed nothing: offset -1 for each partition, and no error.
+Not yet: TxnOffsetCommit, consumer groups, authorization."""
+
+from collections.abc import Callable
+from typing import Any
+
+from kafkad.api.context import RequestContext, Services
+from kafkad.api.groups import response_of
+from kafkad.protocol import errors, messages
+
+TOPIC_IDS_FROM = 10
+GROUPS_FROM = 8  # OffsetFetch: several groups
+TOP_LEVEL_ERROR_FROM = 2  # OffsetFetch
+NO_TOPIC_ID = bytes(16)
+
+
+def offset_commit(services: Services, context: RequestContext, request: Any) -> Any:
+    refused = _take_out_unknown(services.metadata.image, context.version >= TOPIC_IDS_FROM, request)
+    if not request.topics:
+        return messages.OffsetCommitResponse(topics=refused)
+
+    def start(reply: Callable[[Any], None]) -> None:
+        def committed(response: Any) -> None:
+            response.topics = _merge(refused, response.topics)
+            reply(response)
+
+        services.groups.commit(request, context.version, committed if refused else reply)
+
+    return response_of(start)
+
+
+def _take_out_unknown(image: Any, by_id: bool, request: Any) -> list[Any]:
+    """Leaves the topics and partitions that exist, with name and id; answers the others' part of the
+    response."""
+    Answer = messages.OffsetCommitResponse.Topics
+    refused: list[Any] = []
+    known: list[Any] = []
+    for topic in request.topics:
+        found = image.topics_by_id.get(topic.topic_id) if by_id else image.topics.get(topic.name)
+        if found is None:
+            wrong, code = (
+                topic.partitions,
+                errors.UNKNOWN_TOPIC_ID if by_id else errors.UNKNOWN_TOPIC_OR_PARTITION,
+            )
+        else:
+            topic.name, topic.topic_id = found.name, found.topic_id
+            wrong = [p for p in topic.partitions if p.partition_index not in found.partitions]
+            code = errors.UNKNOWN_TOPIC_OR_PARTITION
+            if wrong:
+                topic.partitions = [p for p in topic.partitions if p.partition_index in found.partitions]
+            if topic.partitions:
+                known.append(topic)
+        if wrong:
+            refused.append(
+                Answer(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partitions=[
+                        Answer.Partitions(partition_index=p.partition_index, error_code=code) for p in wrong
+                    ],
+                )
+            )
+    request.topics = known
+    return refused
+
+
+def offset_fetch(services: Services, context: RequestContext, request: Any) -> Any:
+    groups = request.groups if context.version >= GROUPS_FROM else [_single_group(request)]
+    answers: list[Any] = [None] * len(groups)
+    missing = len(groups)
+
+    def start(reply: Callable[[Any], None]) -> None:
+        def fetched(position: int, answer: Any) -> None:
+            nonlocal missing
+            answers[position] = answer
+            missing -= 1
+            if not missing:
+                reply(_fetch_response(context.version, groups, answers))
+
+        for position, group in enumerate(groups):
+            _fetch_group(
+                services, context, group, request.require_stable, lambda a, at=position: fetched(at, a)
+            )
+
+    return response_of(start) if groups else messages.OffsetFetchResponse()
+
+
+def _fetch_group(
+    services: Services, context: RequestContext, group: Any, require_stable: bool, done: Callable[[Any], None]
+) -> None:
+    image = services.metadata.image
+    by_id = context.version >= TOPIC_IDS_FROM
+    everything = group.topics is None
+    unknown: list[Any] = []
+    if by_id and not everything:
+        for topic in group.topics:
+            found = image.topics_by_id.get(topic.topic_id)
+            if found is None:
+                unknown.append(topic)
+            else:
+                topic.name = found.name
+        group.topics = [topic for topic in group.topics if topic.name]
+
+    def fetched(answer: Any) -> None:
+        if by_id and everything:
+            # A topic is only told by its id; one that is gone has none.
+            for topic in answer.topics:
+                found = image.topics.get(topic.name)
+                topic.topic_id = NO_TOPIC_ID if found is None else found.topic_id
+            answer.topics = [topic for topic in answer.topics if topic.topic_id != NO_TOPIC_ID]
+        if not answer.error_code:
+            answer.topics.extend(_failed_topic(topic, errors.UNKNOWN_TOPIC_ID) for topic in unknown)
+        done(answer)
+
+    services.groups.fetch(group, require_stable, fetched)
+
+
+def _single_group(request: Any) -> Any:
+    """The one group of a request before v8, in the form of the later ones."""
+    Group = messages.OffsetFetchRequest.Groups
+    topics = None
+    if request.topics is not None:
+        topics = [
+            Group.Topics(name=topic.name, partition_indexes=topic.partition_indexes)
+            for topic in request.topics
+        ]
+    return Group(group_id=request.group_id, topics=topics)
+
+
+def _fetch_response(version: int, groups: list[Any], answers: list[Any]) -> Any:
+    if version >= GROUPS_FROM:
+        return messages.OffsetFetchResponse(groups=answers)
+    Topic = messages.OffsetFetchResponse.Topics
+    (group,), (answer,) = groups, answers
+    topics, code = answer.topics, answer.error_code
+    if code and version < TOP_LEVEL_ERROR_FROM:  # there every partition has to say it
+        topics, code = [_failed_topic(topic, code) for topic in group.topics], errors.NONE
+    return messages.OffsetFetchResponse(
+        error_code=code,
+        topics=[
+            Topic(
+                name=topic.name,
+                partitions=[
+                    Topic.Partitions(
+                        partition_index=partition.partition_index,
+                        committed_offset=partition.committed_offset,
+                        committed_leader_epoch=partition.committed_leader_epoch,
+                        metadata=partition.metadata,
+                        error_code=partition.error_code,
+                    )
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in topics
+        ],
+    )
+
+
+def _failed_topic(topic: Any, code: int) -> Any:
+    Topic = messages.OffsetFetchResponse.Groups.Topics
+    return Topic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        partitions=[
+            Topic.Partitions(
+                partition_index=index,
+                committed_offset=-1,
+                committed_leader_epoch=-1,
+                metadata="",
+                error_code=code,
+            )
+            for index in topic.partition_indexes
+        ],
+    )
+
+
+def offset_delete(services: Services, context: RequestContext, request: Any) -> Any:
+    Answer = messages.OffsetDeleteResponse.Topics
+    image = services.metadata.image
+    refused: list[Any] = []
+    known: list[Any] = []
+    for topic in request.topics:
+        found = image.topics.get(topic.name)
+        existing = {} if found is None else found.partitions
+        wrong = [p.partition_index for p in topic.partitions if p.partition_index not in existing]
+        topic.partitions = [p for p in topic.partitions if p.partition_index in existing]
+        if topic.partitions:
+            known.append(topic)
+        if wrong:
+            refused.append(
+                Answer(
+                    name=topic.name,
+                    partitions=[
+                        Answer.Partitions(partition_index=index, error_code=errors.UNKNOWN_TOPIC_OR_PARTITION)
+                        for index in wrong
+                    ],
+                )
+            )
+    request.topics = known
+
+    def start(reply: Callable[[Any], None]) -> None:
+        def deleted(response: Any) -> None:
+            if not response.error_code:
+                response.topics = _merge(refused, response.topics)
+            reply(response)
+
+        services.groups.delete_offsets(request, deleted)
+
+    return response_of(start)
+
+
+def _merge(refused: list[Any], done: list[Any]) -> list[Any]:
+    """Topics of two halves of a response; one that is in both halves becomes one topic."""
+    by_name = {topic.name: topic for topic in refused if topic.name}
+    merged = list(refused)
+    for topic in done:
+        other = by_name.get(topic.name)
+        if other is None:
+            merged.append(topic)
+        else:
+            other.partitions.extend(topic.partitions)
+    return merged

@@ -1,0 +1,54 @@
+"""Deadlines: timers that are pushed back far more often than they fire.
+
+Every heartbeat and commit moves its session's end. A push only changes a number; the timer fires where it
+was set, sees that it is early, and looks again later. So a busy group costs one timer a session timeout,
+not one a request."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Handle(Protocol):
+    def cancel(self) -> object: ...
+
+
+class Timers(Protocol):
+    def monotonic_ms(self) -> int: ...
+
+    def call_later(self, delay_ms: int, function: Callable[[], object]) -> Handle: ...
+
+
+class Deadline:
+    __slots__ = ("_at_ms", "_due_ms", "_function", "_handle", "_timers")
+
+    def __init__(self, timers: Timers, function: Callable[[], object]) -> None:
+        self._timers = timers
+        self._function = function
+        self._handle: Handle | None = None
+        self._at_ms = 0  # when it shall fire
+        self._due_ms = 0  # when the timer looks next; never later than _at_ms
+
+    def set(self, delay_ms: int) -> None:
+        self._at_ms = self._timers.monotonic_ms() + delay_ms
+        if self._handle is not None:
+            if self._due_ms <= self._at_ms:
+                return
+            self._handle.cancel()
+        self._look_after(delay_ms)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _look_after(self, delay_ms: int) -> None:
+        self._due_ms = self._at_ms
+        self._handle = self._timers.call_later(delay_ms, self._look)
+
+    def _look(self) -> None:
+        self._handle = None
+        remaining_ms = self._at_ms - self._timers.monotonic_ms()
+        if remaining_ms > 0:
+            self._look_after(remaining_ms)
+        else:
+            self._function()

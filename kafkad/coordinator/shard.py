@@ -1,0 +1,538 @@
+"""A shard: the groups and offsets of one partition of `__consumer_offsets`, and its only writer.
+
+    request -> group or offsets decide -> records -> storage.append ... durable -> applied, then answered
+
+Answers keep the order of appends. What is appended but not durable yet stands in `writes`; whoever deletes
+looks there too, since a commit on its way would otherwise survive the deletion of its group.
+
+Beware: `storage.append` may call back before it returns. Nothing in here changes state after an append that
+the callback could have needed."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kafkad.coordinator import records
+from kafkad.coordinator.deadline import Deadline, Handle
+from kafkad.coordinator.group import ClassicGroup, State, join_error
+from kafkad.coordinator.member import Member, Reply
+from kafkad.coordinator.offsets import Key, Offsets, is_expired
+from kafkad.coordinator.records import (
+    NEVER,
+    NO_TOPIC_ID,
+    CommittedOffset,
+    Entry,
+    GroupRecord,
+    OffsetRecord,
+)
+from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import Malformed
+from kafkad.protocol.records import COMMIT, Record, build_batch, read_batches
+
+if TYPE_CHECKING:
+    from kafkad.coordinator.runtime import GroupCoordinator
+
+logger = logging.getLogger(__name__)
+
+Done = Callable[[int], object]
+
+INVALID_OFFSET = -1
+NO_EPOCH = -1
+GROUP_ID_NOT_FOUND_FROM = (
+    9  # OffsetCommit: what older clients expect for an unknown group is ILLEGAL_GENERATION
+)
+TOMBSTONES_MAX = 2_000  # in one batch: about 200 KB, below any sane max.message.bytes
+
+# What a failed append means to a client of the coordinator.
+APPEND_ERRORS: dict[int, int] = {
+    errors.UNKNOWN_TOPIC_OR_PARTITION: errors.COORDINATOR_NOT_AVAILABLE,
+    errors.NOT_ENOUGH_REPLICAS: errors.COORDINATOR_NOT_AVAILABLE,
+    errors.REQUEST_TIMED_OUT: errors.COORDINATOR_NOT_AVAILABLE,
+    errors.NOT_LEADER_OR_FOLLOWER: errors.NOT_COORDINATOR,
+    errors.KAFKA_STORAGE_ERROR: errors.NOT_COORDINATOR,
+    errors.MESSAGE_TOO_LARGE: errors.UNKNOWN_SERVER_ERROR,
+    errors.RECORD_LIST_TOO_LARGE: errors.UNKNOWN_SERVER_ERROR,
+    errors.INVALID_FETCH_SIZE: errors.UNKNOWN_SERVER_ERROR,
+}
+
+
+class Write:
+    """A batch on its way: what it changes in the offsets, and who waits for it."""
+
+    __slots__ = ("changes", "code", "waiting")
+
+    def __init__(self, changes: Sequence[tuple[Key, CommittedOffset | None]], done: Done | None) -> None:
+        self.changes = changes
+        self.waiting: list[Done] = [] if done is None else [done]
+        self.code: int | None = None  # None: on its way
+
+
+class Shard:
+    """The groups and offsets of one partition of `__consumer_offsets`. It is the `Host` of its groups."""
+
+    def __init__(self, coordinator: "GroupCoordinator", index: int) -> None:
+        self.index = index
+        self.groups: dict[str, ClassicGroup] = {}
+        self.offsets = Offsets()
+        self.writes: deque[Write] = deque()
+        self.loading = True
+        self._coordinator = coordinator
+        self._expiry = Deadline(self, self._expire_and_come_again)
+
+    # -- Host
+
+    @property
+    def config(self) -> Any:
+        return self._coordinator.config
+
+    def now_ms(self) -> int:
+        return self._coordinator.clock.now_ms()
+
+    def monotonic_ms(self) -> int:
+        return self._coordinator.clock.monotonic_ms()
+
+    def call_later(self, delay_ms: int, function: Callable[[], object]) -> Handle:
+        return self._coordinator.scheduler.call_later(delay_ms, function)
+
+    def new_uuid(self) -> str:
+        return self._coordinator.new_uuid()
+
+    def store(self, group: ClassicGroup, assignments: dict[str, bytes], done: Done) -> None:
+        entry = (records.group_key(group.group_id), records.group_value(group, assignments))
+        self.append([entry], done=done)
+
+    # -- writing
+
+    def append(
+        self,
+        entries: Iterable[Entry],
+        changes: Sequence[tuple[Key, CommittedOffset | None]] = (),
+        done: Done | None = None,
+    ) -> None:
+        """One batch. When it is durable `changes` are applied and `done(NONE)` called; else `done(error
+        code)`."""
+        timestamp_ms = self.now_ms()
+        batch = build_batch([Record(key=key, value=value, timestamp=timestamp_ms) for key, value in entries])
+        write = Write(changes, done)
+        self.writes.append(write)
+        self._coordinator.storage.append(self.index, batch, lambda code: self._appended(write, code))
+
+    def _appended(self, write: Write, code: int) -> None:
+        """A refusal may overtake what went before; its answer may not."""
+        assert write.code is None, "a write has one outcome"
+        write.code = code
+        while self.writes and self.writes[0].code is not None:
+            first = self.writes.popleft()
+            outcome = APPEND_ERRORS.get(first.code or 0, first.code or 0)
+            if outcome == errors.NONE:
+                for key, committed in first.changes:
+                    if committed is None:
+                        self.offsets.remove(key)
+                    else:
+                        self.offsets.put(key, committed)
+            for done in first.waiting:
+                done(outcome)
+
+    def after_writes(self, done: Done) -> None:
+        """`done(error code)` when all that is on its way has arrived; now, if nothing is."""
+        if self.writes:
+            self.writes[-1].waiting.append(done)
+        else:
+            done(errors.NONE)
+
+    def keys_on_their_way(self, group_id: str | None = None) -> set[Key]:
+        """Offsets being committed: not to be fetched yet, but to be deleted with their group or topic."""
+        return {
+            key
+            for write in self.writes
+            for key, committed in write.changes
+            if committed is not None and (group_id is None or key[0] == group_id)
+        }
+
+    def _append_tombstones(self, keys: list[Key], done: Done | None = None) -> None:
+        for start in range(0, len(keys), TOMBSTONES_MAX):
+            some = keys[start : start + TOMBSTONES_MAX]
+            last = start + TOMBSTONES_MAX >= len(keys)
+            self.append(
+                [(records.offset_key(*key), None) for key in some],
+                [(key, None) for key in some],
+                done if last else None,
+            )
+
+    def _delete_group(self, group: ClassicGroup, done: Done | None = None) -> None:
+        """Its offsets, then the group. It is gone for others at once, and back if it could not be written."""
+        keys = sorted({*self.offsets.keys_of_group(group.group_id), *self.keys_on_their_way(group.group_id)})
+
+        def deleted(code: int) -> None:
+            if code:
+                self.groups.setdefault(group.group_id, group)
+            if done is not None:
+                done(code)
+
+        del self.groups[group.group_id]
+        group.cancel_timers()
+        self._append_tombstones(keys)
+        self.append([(records.group_key(group.group_id), None)], done=deleted)
+
+    # -- reading the log
+
+    def replay(self, buffer: Any) -> None:
+        """Whole batches of the partition, in order. Raises Malformed."""
+        assert self.loading
+        for batch in read_batches(buffer):
+            if batch.is_control:
+                for record in batch.records():
+                    kind = int.from_bytes((record.key or b"")[2:4], "big", signed=True)
+                    self.offsets.end_transaction(batch.producer_id, commit=kind == COMMIT)
+                continue
+            for record in batch.records():
+                found = records.read(record.key, record.value)
+                if isinstance(found, OffsetRecord):
+                    self._replay_offset(
+                        found, record.offset, batch.producer_id if batch.is_transactional else None
+                    )
+                elif isinstance(found, GroupRecord):
+                    self._replay_group(found)
+
+    def _replay_offset(self, found: OffsetRecord, record_offset: int, transaction_of: int | None) -> None:
+        key = (found.group_id, found.topic, found.partition)
+        if found.value is None:
+            self.offsets.remove(key)
+            return
+        committed = found.value._replace(record_offset=record_offset)
+        if transaction_of is None:
+            self.offsets.put(key, committed)
+        else:
+            self.offsets.put_in_transaction(transaction_of, key, committed)
+
+    def _replay_group(self, found: GroupRecord) -> None:
+        value = found.value
+        if value is None:
+            self.groups.pop(found.group_id, None)
+            return
+        group = ClassicGroup(
+            found.group_id,
+            self,
+            state=State.STABLE if value.members else State.EMPTY,
+            generation=value.generation,
+            protocol_type=value.protocol_type or None,
+            protocol_name=value.protocol,
+            leader=value.leader,
+            state_timestamp_ms=None if value.current_state_timestamp == -1 else value.current_state_timestamp,
+        )
+        if value.members and value.protocol is None:
+            raise Malformed(f"group {found.group_id} has members but no protocol")
+        for stored in value.members:
+            if stored.member_id in group.members or stored.group_instance_id in group.static_members:
+                raise Malformed(f"group {found.group_id} has member {stored.member_id} twice")
+            timeout_ms = (
+                stored.session_timeout if stored.rebalance_timeout == -1 else stored.rebalance_timeout
+            )
+            group.add(
+                Member(
+                    stored.member_id,
+                    instance_id=stored.group_instance_id,
+                    client_id=stored.client_id,
+                    client_host=stored.client_host,
+                    rebalance_timeout_ms=timeout_ms,
+                    session_timeout_ms=stored.session_timeout,
+                    protocol_type=value.protocol_type,
+                    protocols=[(value.protocol, bytes(stored.subscription))],
+                    assignment=bytes(stored.assignment),
+                )
+            )
+        self.groups[found.group_id] = group
+
+    def finish_load(self) -> None:
+        self.loading = False
+        for group_id in self.offsets.group_ids():
+            if group_id not in self.groups:  # a simple consumer: offsets, but never a member
+                self.groups[group_id] = ClassicGroup(group_id, self, state_timestamp_ms=self.now_ms())
+        for group in list(self.groups.values()):
+            group.loaded()
+        self._expiry.set(self.config.offsets_retention_check_interval_ms)
+        logger.info(
+            "__consumer_offsets-%d: %d groups and %d offsets loaded",
+            self.index,
+            len(self.groups),
+            len(self.offsets),
+        )
+
+    def close(self, code: int) -> None:
+        """The partition is not ours any more: everybody who waits is told."""
+        self._expiry.cancel()
+        for group in self.groups.values():
+            group.close(code)
+        self.groups.clear()
+        for write in self.writes:
+            waiting, write.waiting = write.waiting, []
+            for done in waiting:
+                done(code)
+
+    # -- groups
+
+    def join(self, request: Any, version: int, client_id: str, client_host: str, reply: Reply) -> None:
+        group = self.groups.get(request.group_id)
+        if group is not None:
+            group.join(request, version, client_id, client_host, reply)
+            return
+        if request.member_id:
+            reply(join_error(errors.UNKNOWN_MEMBER_ID, request.member_id))
+            return
+        group = ClassicGroup(request.group_id, self, state_timestamp_ms=self.now_ms())
+        self.groups[group.group_id] = group
+        first_state_ms = group.state_timestamp_ms or 0
+        group.join(request, version, client_id, client_host, reply)
+
+        def created(code: int) -> None:
+            if code:
+                logger.warning("group %s could not be created (error %d)", group.group_id, code)
+                group.close(code)
+                if self.groups.get(group.group_id) is group:
+                    del self.groups[group.group_id]
+
+        self.append(
+            [(records.group_key(group.group_id), records.new_group_value(first_state_ms))], done=created
+        )
+
+    def sync(self, request: Any, reply: Reply) -> None:
+        group = self.groups.get(request.group_id)
+        if group is None:
+            reply(messages.SyncGroupResponse(error_code=errors.UNKNOWN_MEMBER_ID))
+        else:
+            group.sync(request, reply)
+
+    def leave(self, group_id: str, identities: Sequence[tuple[str, str | None]], reply: Reply) -> None:
+        """reply(top error code, [error code of each])."""
+        group = self.groups.get(group_id)
+        if group is None:
+            codes = [errors.UNKNOWN_MEMBER_ID] * len(identities)
+        elif group.state is State.DEAD:
+            reply((errors.COORDINATOR_NOT_AVAILABLE, []))
+            return
+        else:
+            codes = group.leave(identities)
+        self.after_writes(lambda code: reply((code, [] if code else codes)))
+
+    def delete_group(self, group_id: str, done: Done) -> None:
+        group = self.groups.get(group_id)
+        code = errors.GROUP_ID_NOT_FOUND if group is None else group.check_delete()
+        if group is None or code:
+            done(code)
+        else:
+            logger.info("group %s is deleted", group_id)
+            self._delete_group(group, done)
+
+    # -- offsets
+
+    def commit(self, request: Any, version: int, reply: Reply) -> None:
+        group_id = request.group_id
+        generation = request.generation_id_or_member_epoch
+        group = self.groups.get(group_id)
+        if group is None:
+            if generation >= 0:
+                not_found = version >= GROUP_ID_NOT_FOUND_FROM
+                reply(
+                    commit_error(
+                        request, errors.GROUP_ID_NOT_FOUND if not_found else errors.ILLEGAL_GENERATION
+                    )
+                )
+                return
+            group = self.groups[group_id] = ClassicGroup(group_id, self, state_timestamp_ms=self.now_ms())
+        code = group.check_commit(request.member_id, request.group_instance_id, generation)
+        if code:
+            reply(commit_error(request, code))
+            return
+        group.touch(request.member_id)
+
+        now_ms = self.now_ms()
+        retention_ms = request.retention_time_ms
+        expire_ms = NEVER if retention_ms == -1 else now_ms + retention_ms
+        metadata_size_max = self.config.offset_metadata_max_bytes
+        entries: list[Entry] = []
+        changes: list[tuple[Key, CommittedOffset | None]] = []
+        response = messages.OffsetCommitResponse()
+        for topic in request.topics:
+            answer = messages.OffsetCommitResponse.Topics(name=topic.name, topic_id=topic.topic_id)
+            response.topics.append(answer)
+            for partition in topic.partitions:
+                index, metadata = partition.partition_index, partition.committed_metadata or ""
+                code = errors.OFFSET_METADATA_TOO_LARGE if len(metadata) > metadata_size_max else errors.NONE
+                answer.partitions.append(
+                    messages.OffsetCommitResponse.Topics.Partitions(partition_index=index, error_code=code)
+                )
+                if code:
+                    continue
+                committed = CommittedOffset(
+                    partition.committed_offset,
+                    partition.committed_leader_epoch,
+                    metadata,
+                    now_ms,
+                    expire_ms,
+                    topic.topic_id,
+                )
+                entries.append(
+                    (records.offset_key(group_id, topic.name, index), records.offset_value(committed))
+                )
+                changes.append(((group_id, topic.name, index), committed))
+
+        def committed_or_not(code: int) -> None:
+            reply(commit_error(request, code) if code else response)
+
+        if entries:
+            self.append(entries, changes, committed_or_not)
+        else:
+            self.after_writes(committed_or_not)
+
+    def fetch(self, asked: Any, require_stable: bool) -> Any:
+        """Of one group: the topics asked for, or with null topics everything that it has committed."""
+        group = self.groups.get(asked.group_id)
+        known = {} if group is None or group.state is State.DEAD else self.offsets.of_group(asked.group_id)
+        answer = messages.OffsetFetchResponse.Groups(group_id=asked.group_id)
+        if asked.topics is None:
+            wanted = [(name, NO_TOPIC_ID, list(partitions)) for name, partitions in known.items()]
+        else:
+            wanted = [(topic.name, topic.topic_id, topic.partition_indexes) for topic in asked.topics]
+        for name, topic_id, indexes in wanted:
+            topic = messages.OffsetFetchResponse.Groups.Topics(name=name, topic_id=topic_id)
+            answer.topics.append(topic)
+            partitions = known.get(name, {})
+            for index in indexes:
+                found = messages.OffsetFetchResponse.Groups.Topics.Partitions(
+                    partition_index=index,
+                    committed_offset=INVALID_OFFSET,
+                    committed_leader_epoch=NO_EPOCH,
+                    metadata="",
+                )
+                topic.partitions.append(found)
+                committed = partitions.get(index)
+                if require_stable and self.offsets.is_unstable((asked.group_id, name, index)):
+                    found.error_code = errors.UNSTABLE_OFFSET_COMMIT
+                elif committed is not None and _same_topic(committed.topic_id, topic_id):
+                    found.committed_offset = committed.offset
+                    found.committed_leader_epoch = committed.leader_epoch
+                    found.metadata = committed.metadata
+        return answer
+
+    def delete_offsets(self, request: Any, reply: Reply) -> None:
+        group = self.groups.get(request.group_id)
+        code = errors.GROUP_ID_NOT_FOUND if group is None else group.check_delete_offsets()
+        if group is None or code:
+            reply(messages.OffsetDeleteResponse(error_code=code))
+            return
+        known = {*self.offsets.keys_of_group(request.group_id), *self.keys_on_their_way(request.group_id)}
+        response = messages.OffsetDeleteResponse()
+        keys: list[Key] = []
+        for topic in request.topics:
+            subscribed = group.is_subscribed_to(topic.name)
+            answer = messages.OffsetDeleteResponse.Topics(name=topic.name)
+            response.topics.append(answer)
+            for partition in topic.partitions:
+                key = (request.group_id, topic.name, partition.partition_index)
+                code = errors.GROUP_SUBSCRIBED_TO_TOPIC if subscribed else errors.NONE
+                answer.partitions.append(
+                    messages.OffsetDeleteResponse.Topics.Partitions(partition_index=key[2], error_code=code)
+                )
+                if key in known and not subscribed:
+                    keys.append(key)
+
+        def deleted(code: int) -> None:
+            reply(messages.OffsetDeleteResponse(error_code=code) if code else response)
+
+        if keys:
+            self._append_tombstones(keys, deleted)
+        else:
+            self.after_writes(deleted)
+
+    def delete_offsets_of_topics(self, topics: Sequence[tuple[str, bytes]]) -> None:
+        keys: set[Key] = set()
+        for name, topic_id in topics:
+            keys.update(self.offsets.keys_of_topic(name, topic_id))
+            keys.update(key for key in self.keys_on_their_way() if key[1] == name)
+        self._append_tombstones(sorted(keys))
+
+    # -- expiry
+
+    def _expire_and_come_again(self) -> None:
+        self.expire()
+        self._expiry.set(self.config.offsets_retention_check_interval_ms)
+
+    def expire(self) -> None:
+        """Forgets offsets past offsets.retention.minutes, and Empty groups that have none left."""
+        now_ms = self.now_ms()
+        retention_ms = self.config.offsets_retention_minutes * 60_000
+        busy = self.keys_on_their_way()
+        expired: list[Key] = []
+        done_with: list[ClassicGroup] = []
+        for group in self.groups.values():
+            keys, is_all = self._expired_of(group, now_ms, retention_ms, busy)
+            expired.extend(keys)
+            if is_all and group.is_empty and not group.pending_join:
+                done_with.append(group)
+        self._append_tombstones(expired)
+        for group in done_with:
+            self._delete_group(group)
+        if expired or done_with:
+            logger.info(
+                "__consumer_offsets-%d: %d offsets and %d groups expired",
+                self.index,
+                len(expired),
+                len(done_with),
+            )
+
+    def _expired_of(
+        self, group: ClassicGroup, now_ms: int, retention_ms: int, busy: set[Key]
+    ) -> tuple[list[Key], bool]:
+        """Which offsets of a group have expired, and whether that leaves none (KIP-211).
+
+        Those of a group with members count from their commit, and only for topics that it is not subscribed
+        to; those of an Empty group from when it became so; those of simple consumers from their commit."""
+        base_ms: int | None = None
+        if group.protocol_type is not None:
+            if group.is_empty:
+                base_ms = group.state_timestamp_ms
+            elif not (
+                group.uses_consumer_protocol
+                and group.subscribed_topics is not None
+                and group.state is State.STABLE
+            ):
+                return [], False
+        keys: list[Key] = []
+        is_all = not self.offsets.has_transactions(group.group_id)
+        is_all = is_all and not any(key[0] == group.group_id for key in busy)
+        for topic, partitions in self.offsets.of_group(group.group_id).items():
+            if group.is_subscribed_to(topic):
+                is_all = False
+                continue
+            for partition, committed in partitions.items():
+                key = (group.group_id, topic, partition)
+                old = is_expired(committed, base_ms, now_ms, retention_ms)
+                if old and key not in busy and not self.offsets.is_unstable(key):
+                    keys.append(key)
+                else:
+                    is_all = False
+        return keys, is_all
+
+
+def _same_topic(committed: bytes, asked: bytes) -> bool:
+    """A topic id that either side does not know fits every topic."""
+    return committed == asked or NO_TOPIC_ID in (committed, asked)
+
+
+def commit_error(request: Any, code: int) -> Any:
+    return messages.OffsetCommitResponse(
+        topics=[
+            messages.OffsetCommitResponse.Topics(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partitions=[
+                    messages.OffsetCommitResponse.Topics.Partitions(
+                        partition_index=partition.partition_index, error_code=code
+                    )
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )

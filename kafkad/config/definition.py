@@ -1,0 +1,252 @@
+"""What a configuration key is: its type, default, allowed values, and when it may change.
+
+Every key of Kafka is one `Key` row in a table: `broker_keys.py`, `topic.py`, `group.py`, `client_metrics.py`.
+A row parses its own value from text and says in one sentence what is wrong with it; the same sentence goes to
+the operator (start-up) and to the client (INVALID_CONFIG). The rules of the types are those of ConfigDef.
+
+Caveats. A default is a value, not text, and is not validated: some of Kafka's lie outside of their own range.
+Lists of defaults are shared; `Key.default_value()` gives a fresh one.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+Value = bool | int | float | str | list[str] | None
+
+# Types, by the names that Kafka's documentation gives them.
+BOOLEAN: Final = "boolean"
+INT: Final = "int"
+SHORT: Final = "short"
+LONG: Final = "long"
+DOUBLE: Final = "double"
+STRING: Final = "string"
+LIST: Final = "list"  # comma-separated text
+CLASS: Final = "class"  # the name of a Java class: kept, never loaded
+PASSWORD: Final = "password"  # text that is never shown
+
+# Importance, for the documentation.
+HIGH: Final = "high"
+MEDIUM: Final = "medium"
+LOW: Final = "low"
+
+# When a broker's key may change (KIP-226).
+READ_ONLY: Final = "read-only"  # at a restart
+PER_BROKER: Final = "per-broker"  # while it runs, for this broker only
+CLUSTER_WIDE: Final = "cluster-wide"  # while it runs, for this broker or for all
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+SECOND: Final = 1000  # in milliseconds, as the three below
+MINUTE: Final = 60 * SECOND
+HOUR: Final = 60 * MINUTE
+DAY: Final = 24 * HOUR
+INT_MAX: Final = 2**31 - 1
+LONG_MAX: Final = 2**63 - 1
+DOUBLE_MAX: Final = 1.7976931348623157e308
+
+HIDDEN: Final = "[hidden]"  # stands for a password in messages
+BITS: Final = {SHORT: 16, INT: 32, LONG: 64}
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[dDfF]?")
+_COMMA = re.compile(r"\s*,\s*")
+
+
+class ConfigError(ValueError):
+    """A value that cannot be: one sentence that names the key, the value and what is allowed."""
+
+
+class Valid:
+    """What a key allows beyond its type. `reason(value)` is None for a value that may be, else why it may
+    not; `allowed` is the same for people, in Kafka's notation."""
+
+    __slots__ = ("allowed", "reason")
+
+    def __init__(self, allowed: str, reason: Callable[[Any], str | None]) -> None:
+        self.allowed = allowed
+        self.reason = reason
+
+
+def at_least(low: float) -> Valid:
+    return Valid(f"[{low},...]", lambda n: f"Value must be at least {low}" if n < low else None)
+
+
+def between(low: float, high: float) -> Valid:
+    def reason(n: float) -> str | None:
+        if n < low:
+            return f"Value must be at least {low}"
+        return f"Value must be no more than {high}" if n > high else None
+
+    return Valid(f"[{low},...,{high}]", reason)
+
+
+def one_of(*names: str) -> Valid:
+    text = ", ".join(names)
+    return Valid(f"[{text}]", lambda s: None if s in names else f"String must be one of: {text}")
+
+
+def one_of_any_case(*names: str) -> Valid:
+    text = ", ".join(names)
+    upper = frozenset(name.upper() for name in names)
+    return Valid(
+        f"(case insensitive) [{text}]",
+        lambda s: None if s.upper() in upper else f"String must be one of (case insensitive): {text}",
+    )
+
+
+def distinct(*names: str, empty: bool) -> Valid:
+    """A list without doubles or empty entries; of `names` only, where there are any."""
+    text = ", ".join(names)
+
+    def reason(values: list[str]) -> str | None:
+        if not values:
+            return None if empty else "List must not be empty"
+        if len(set(values)) < len(values):
+            return "List must not contain an entry twice"
+        if "" in values:
+            return "List must not contain an empty entry"
+        if names and not set(values) <= set(names):
+            return f"String must be one of: {text}"
+        return None
+
+    return Valid(f"[{text}]" if names else "" if empty else "non-empty list", reason)
+
+
+def matching(pattern: str, allowed: str, message: str) -> Valid:
+    """Text that matches a regular expression; of a list, every entry. Compiled at its first use."""
+
+    def reason(value: str | list[str]) -> str | None:
+        texts = value if isinstance(value, list) else [value]
+        return None if all(re.fullmatch(pattern, text) for text in texts) else message
+
+    return Valid(allowed, reason)
+
+
+ANY: Final = Valid("", lambda value: None)
+NON_EMPTY: Final = Valid("non-empty string", lambda s: None if s else "String must be non-empty")
+SOME: Final = distinct(empty=False)  # a list with at least one entry
+SOME_OR_NONE: Final = distinct(empty=True)
+GZIP_LEVEL: Final = Valid(
+    "[1,...,9] or -1", lambda n: None if n == -1 or 1 <= n <= 9 else "Value must be from 1 to 9, or -1"
+)
+
+
+class Key:
+    """One row of a table of keys."""
+
+    __slots__ = (
+        "attribute",
+        "default",
+        "doc",
+        "importance",
+        "internal",
+        "name",
+        "synonyms",
+        "type",
+        "update",
+        "valid",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        type: str,
+        default: Value,
+        valid: Valid,
+        importance: str,
+        update: str = READ_ONLY,
+        doc: str = "",
+        *,
+        internal: bool = False,
+        synonyms: tuple[str, ...] = (),
+    ) -> None:
+        self.name = name
+        self.type = type
+        self.default = default
+        self.valid = valid
+        self.importance = importance
+        self.update = update
+        self.doc = doc
+        self.internal = internal  # not listed, but accepted
+        self.synonyms = (
+            synonyms  # the broker's keys that a topic's or group's default comes from, and their unit
+        )
+        self.attribute = name.replace(".", "_")
+
+    def __repr__(self) -> str:
+        return f"Key({self.name!r})"
+
+    @property
+    def sensitive(self) -> bool:
+        return self.type is PASSWORD
+
+    def default_value(self) -> Value:
+        return list(self.default) if isinstance(self.default, list) else self.default
+
+    def parse(self, text: str) -> Value:
+        """The value that `text` stands for. Raises ConfigError."""
+        return self.check(self._typed(text), text)
+
+    def check(self, value: Value, text: str | None = None) -> Value:
+        if reason := self.valid.reason(value):
+            raise self.error(to_string(value) if text is None else text, reason)
+        return value
+
+    def error(self, text: str | None, reason: str) -> ConfigError:
+        shown = HIDDEN if self.sensitive else text
+        return ConfigError(f"Invalid value {shown} for configuration {self.name}: {reason}")
+
+    def _typed(self, text: str) -> Value:
+        kind = self.type
+        text = text.strip()
+        if kind in BITS:
+            half = 1 << (BITS[kind] - 1)
+            if _INTEGER.fullmatch(text) and -half <= (number := int(text)) < half:
+                return number
+            raise self._not_a_number(text)
+        if kind is BOOLEAN:
+            lower = text.lower()
+            if lower not in ("true", "false"):
+                raise self.error(text, "Expected value to be either true or false")
+            return lower == "true"
+        if kind is LIST:
+            return _COMMA.split(text) if text else []
+        if kind is DOUBLE:
+            if _DECIMAL.fullmatch(text):
+                return float(text.rstrip("dDfF"))
+            raise self._not_a_number(text)
+        return text
+
+    def _not_a_number(self, text: str) -> ConfigError:
+        allowed = f", allowed is {self.valid.allowed}" if self.valid.allowed else ""
+        return self.error(text, f"Not a number of type {self.type.upper()}{allowed}")
+
+
+def by_name(keys: Iterable[Key]) -> dict[str, Key]:
+    return {key.name: key for key in keys}
+
+
+def to_string(value: Value) -> str | None:
+    """A value as Kafka writes it, in DescribeConfigs and elsewhere; None for null."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ",".join(value)
+    return _java_double(value) if isinstance(value, float) else str(value)
+
+
+def _java_double(number: float) -> str:
+    """Double.toString: an exponent below 1e-3 and from 1e7 on, written E, and always a decimal point."""
+    if number == 0 or 1e-3 <= abs(number) < 1e7:
+        return repr(number)
+    digits, _, exponent = f"{number:.16e}".partition("e")
+    for precision in range(1, 17):  # the fewest digits that read back as the same number
+        text = f"{number:.{precision}e}"
+        if float(text) == number:
+            digits, _, exponent = text.partition("e")
+            break
+    return f"{digits}E{int(exponent)}"

@@ -1,0 +1,285 @@
+"""The codecs of record batches: whole buffers, and in chunks of bounded size.
+
+0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd. The libraries do the work and let go of the GIL; what stands here is Kafka's
+framing and the guard against bytes that lie:
+
+- `chunks` never holds more than CHUNK bytes of output (a snappy block, which cannot be cut, at most 22 times its
+  own size; a zstd frame keeps its window besides), whatever the data claims to hold.
+- Data that ends early or does not decode is Malformed, also when all that was asked for came out before the end.
+- lz4 is a frame of independent blocks (the Java client reads no other). What stands behind its end mark is ignored,
+  as behind a gzip member that no other follows: both as in Java. zstd frames must fill the data.
+- snappy is written as xerial frames it, in blocks of 32 KB; librdkafka's unframed snappy is read too."""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any, Final, Protocol
+
+import cramjam
+import lz4.frame
+import zstandard
+
+from kafkad.protocol.errors import Malformed
+
+NONE: Final = 0
+GZIP: Final = 1
+SNAPPY: Final = 2
+LZ4: Final = 3
+ZSTD: Final = 4
+NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+
+CHUNK: Final = 256 << 10
+
+XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
+XERIAL_HEADER: Final = XERIAL_MAGIC + struct.pack(">ii", 1, 1)  # version, oldest compatible version
+XERIAL_BLOCK: Final = 32 << 10
+SNAPPY_RATIO_MAX: Final = 22  # a copy of 64 bytes takes 3
+
+LZ4_MAGIC: Final = 0x184D2204
+ZSTD_MAGIC: Final = 0xFD2FB528
+ZSTD_SKIPPABLE: Final = 0x184D2A50  # to 0x184D2A5F
+
+
+def compress(codec: int, data: Any, level: int | None = None) -> bytes:
+    """`data` as one compressed unit, framed as Kafka's Java client frames it."""
+    compressor = Compressor(codec, level)
+    return compressor.write(data) + compressor.finish()
+
+
+def decompress(codec: int, data: Any, max_size: int) -> bytes:
+    """All that `data` holds; Malformed if it does not decode, or holds more than `max_size` bytes."""
+    pieces: list[Any] = []
+    size = 0
+    for chunk in chunks(codec, data, min(CHUNK, max_size + 1)):
+        size += len(chunk)
+        if size > max_size:
+            raise Malformed(f"{NAMES[codec]} data holds more than {max_size} bytes")
+        pieces.append(chunk)
+    return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+
+
+def chunks(codec: int, data: Any, chunk_size: int = CHUNK) -> Iterator[Any]:
+    """What `data` holds, as buffers of at most `chunk_size` bytes (snappy: a block's). Malformed as soon as it shows."""
+    try:
+        reader = READERS[codec]
+    except (KeyError, TypeError):
+        raise Malformed(f"unknown compression type {codec}") from None
+    return reader(memoryview(data).cast("B"), chunk_size)
+
+
+# -- reading -----------------------------------------------------------------------------------------------
+
+
+def _plain_chunks(data: memoryview, chunk_size: int) -> Iterator[Any]:
+    for position in range(0, len(data), chunk_size):
+        yield data[position : position + chunk_size]
+
+
+def _gzip_chunks(data: memoryview, chunk_size: int) -> Iterator[bytes]:
+    position = 0
+    while True:
+        member = zlib.decompressobj(wbits=31)
+        unread: Any = b""
+        while not member.eof:
+            if not unread:
+                unread = data[position : position + chunk_size]
+                position += len(unread)
+            try:
+                chunk = member.decompress(unread, chunk_size)
+            except zlib.error as error:
+                raise Malformed(f"gzip: {error}") from None
+            unread = member.unconsumed_tail
+            if chunk:
+                yield chunk
+            elif not unread and not member.eof and position >= len(data):
+                raise Malformed("gzip: the data ends before its end")
+        position -= len(member.unused_data)
+        if bytes(data[position : position + 2]) != b"\x1f\x8b":
+            return
+
+
+def _snappy_chunks(data: memoryview, chunk_size: int) -> Iterator[Any]:
+    if bytes(data[:8]) != XERIAL_MAGIC:
+        yield _snappy_block(data)
+        return
+    if len(data) < 16:
+        raise Malformed("snappy: the header is cut off")
+    position = 16
+    while position < len(data):
+        if bytes(data[position : position + 8]) == XERIAL_MAGIC:  # streams may follow one another
+            position += 16
+            continue
+        if len(data) - position < 4:
+            raise Malformed("snappy: a block's size is cut off")
+        (size,) = struct.unpack_from(">i", data, position)
+        position += 4
+        if size < 0 or size > len(data) - position:
+            raise Malformed(f"snappy: a block of {size} bytes where {len(data) - position} remain")
+        yield _snappy_block(data[position : position + size])
+        position += size
+
+
+def _snappy_block(block: memoryview) -> Any:
+    try:
+        claimed = cramjam.snappy.decompress_raw_len(block)
+        if claimed > SNAPPY_RATIO_MAX * len(block):
+            raise Malformed(f"snappy: {len(block)} bytes cannot hold the {claimed} that they claim")
+        return cramjam.snappy.decompress_raw(block)
+    except cramjam.DecompressionError as error:
+        raise Malformed(str(error)) from None
+
+
+def _lz4_chunks(data: memoryview, chunk_size: int) -> Iterator[bytes]:
+    if len(data) < 7 or struct.unpack_from("<I", data)[0] != LZ4_MAGIC:
+        raise Malformed("lz4: no frame")
+    if data[4] & 0xE3 != 0x60:  # version 1, blocks independent, reserved bits clear
+        raise Malformed("lz4: not a frame of version 1 with independent blocks")
+    context = lz4.frame.create_decompression_context()
+    position = 0
+    while True:
+        try:
+            chunk, read, ended = lz4.frame.decompress_chunk(context, data[position:], max_length=chunk_size)
+        except RuntimeError as error:
+            raise Malformed(f"lz4: {error}") from None
+        position += read
+        if chunk:
+            yield chunk
+        if ended:
+            return
+        if not chunk and not read:
+            raise Malformed("lz4: the data ends before the end mark")
+
+
+_zstd_decompressors: list[Any] = []  # spare ones: making one costs twice as much as a small batch
+
+
+def _zstd_chunks(data: memoryview, chunk_size: int) -> Iterator[bytes]:
+    _check_zstd_frames(data)
+    decompressor = _zstd_decompressors.pop() if _zstd_decompressors else zstandard.ZstdDecompressor()
+    try:
+        reader = decompressor.stream_reader(data, read_across_frames=True)
+        while chunk := reader.read(chunk_size):
+            yield chunk
+    except zstandard.ZstdError as error:
+        raise Malformed(f"zstd: {error}") from None
+    finally:
+        _zstd_decompressors.append(decompressor)
+
+
+def _check_zstd_frames(data: memoryview) -> None:
+    """Whole frames fill the data (RFC 8878): the library's reader takes a cut frame for the end of the data."""
+    position, end = 0, len(data)
+    if end == 0:
+        raise Malformed("zstd: no frame")
+    try:
+        while position < end:
+            (magic,) = struct.unpack_from("<I", data, position)
+            position += 4
+            if magic & 0xFFFFFFF0 == ZSTD_SKIPPABLE:
+                position += 4 + struct.unpack_from("<I", data, position)[0]
+                continue
+            if magic != ZSTD_MAGIC:
+                raise Malformed("zstd: no frame where one should start")
+            descriptor = data[position]
+            single_segment = descriptor >> 5 & 1
+            content_size = (single_segment, 2, 4, 8)[descriptor >> 6]
+            position += 1 + (not single_segment) + (0, 1, 2, 4)[descriptor & 3] + content_size
+            last = False
+            while not last:
+                block = data[position] | data[position + 1] << 8 | data[position + 2] << 16
+                last = bool(block & 1)
+                position += 3 + (1 if block >> 1 & 3 == 1 else block >> 3)  # type 1: one byte, repeated
+            position += 4 * (descriptor >> 2 & 1)  # checksum
+    except (IndexError, struct.error):
+        position = end + 1
+    if position != end:
+        raise Malformed("zstd: the data ends before its last frame does")
+
+
+READERS: Final = {
+    NONE: _plain_chunks,
+    GZIP: _gzip_chunks,
+    SNAPPY: _snappy_chunks,
+    LZ4: _lz4_chunks,
+    ZSTD: _zstd_chunks,
+}
+
+
+# -- writing -----------------------------------------------------------------------------------------------
+
+
+class _Writer(Protocol):
+    def compress(self, data: Any, /) -> bytes: ...
+
+    def flush(self) -> bytes: ...
+
+
+class Compressor:
+    """Compresses what is written, piece by piece; `finish` gives the rest and ends the frame."""
+
+    __slots__ = ("_head", "_writer")
+
+    def __init__(self, codec: int, level: int | None = None) -> None:
+        self._head = b""
+        self._writer: _Writer
+        if codec == NONE:
+            self._writer = _Plain()
+        elif codec == GZIP:
+            self._writer = zlib.compressobj(-1 if level is None else level, wbits=31)
+        elif codec == SNAPPY:
+            self._head = XERIAL_HEADER
+            self._writer = _Snappy()
+        elif codec == LZ4:
+            writer = lz4.frame.LZ4FrameCompressor(
+                block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+                block_linked=False,
+                compression_level=0 if level is None else level,
+            )
+            self._head = writer.begin()
+            self._writer = writer
+        elif codec == ZSTD:
+            self._writer = zstandard.ZstdCompressor(level=3 if level is None else level).compressobj()
+        else:
+            raise ValueError(f"unknown compression type {codec}")
+
+    def write(self, data: Any) -> bytes:
+        head, self._head = self._head, b""
+        return head + self._writer.compress(data)
+
+    def finish(self) -> bytes:
+        return self._head + self._writer.flush()
+
+
+class _Plain:
+    __slots__ = ()
+
+    def compress(self, data: Any) -> bytes:
+        return bytes(data)
+
+    def flush(self) -> bytes:
+        return b""
+
+
+class _Snappy:
+    """Collects up to a block."""
+
+    __slots__ = ("_block",)
+
+    def __init__(self) -> None:
+        self._block = bytearray()
+
+    def compress(self, data: Any) -> bytes:
+        self._block += data
+        pieces = []
+        while len(self._block) >= XERIAL_BLOCK:
+            pieces.append(_xerial_block(self._block[:XERIAL_BLOCK]))
+            del self._block[:XERIAL_BLOCK]
+        return b"".join(pieces)
+
+    def flush(self) -> bytes:
+        return _xerial_block(self._block) if self._block else b""
+
+
+def _xerial_block(data: bytearray) -> bytes:
+    block = bytes(cramjam.snappy.compress_raw(data))
+    return struct.pack(">i", len(block)) + block

@@ -24,6 +24,7 @@ class BatchHeader:
     bad_record: int
     message: str | None
     def crc_matches(self, buffer: Buffer, position: int = 0) -> bool: ...
+    def seal(self, buffer: Buffer) -> None: ...
 
 class AppendRules:
     def __init__(
@@ -55,6 +56,7 @@ class RecordWalk:
     ) -> None: ...
     records: int
     consecutive: bool
+    message: str | None
     found: tuple[int, int] | None
     largest: tuple[int, int] | None
     def feed(self, chunk: Buffer) -> int: ...

@@ -14,7 +14,7 @@ at once; one that a border cuts goes byte by byte through a state machine that k
 
 Beware: the timestamps of a client are any 64 bits, so sums and differences are made unsigned."""
 
-from libc.stdint cimport INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from kafkad._native.crc32c cimport crc32c
@@ -442,6 +442,19 @@ cdef class BatchHeader:
             matches = crc_matches(&buffer[position], &self.info)
         return matches
 
+    def seal(self, uint8_t[::1] buffer not None):
+        """Length and CRC of the batch that fills `buffer` put right, after its records were exchanged; then these
+        are its header fields. What a walk found stays."""
+        cdef BatchInfo walked = self.info
+        cdef size_t size = buffer.shape[0]
+        if size < HEADER_SIZE or size > INT32_MAX:
+            raise ValueError("the batch is too short or too long")
+        put_i32(&buffer[8], <int32_t>(size - LENGTH_OVERHEAD))
+        put_i32(&buffer[CRC_AT], <int32_t>crc32c(&buffer[ATTRIBUTES_AT], size - ATTRIBUTES_AT))
+        read_header(&buffer[0], &self.info)
+        self.info.walked_max_timestamp = walked.walked_max_timestamp
+        self.info.walked_max_offset = walked.walked_max_offset
+
 
 cdef class AppendRules:
     """What a partition's configuration asks of client appends; the defaults are Kafka's."""
@@ -534,6 +547,9 @@ cdef class RecordWalk:
     def records(self): return self.walk.records
     @property
     def consecutive(self): return bool(self.walk.consecutive)
+
+    @property
+    def message(self): return None if self.walk.message == NULL else self.walk.message.decode()
 
     @property
     def found(self):

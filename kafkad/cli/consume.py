@@ -29,7 +29,7 @@ COMMIT_SECONDS = 5.0
     "properties",
     multiple=True,
     metavar="KEY=VALUE",
-    help="print.key, print.value, print.offset, print.partition, print.timestamp, print.headers, key.separator",
+    help="print.key, print.value, print.offset, print.partition, print.timestamp, print.headers, ...",
 )
 @server_options
 def command(

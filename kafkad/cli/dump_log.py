@@ -213,7 +213,7 @@ def dump_index(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def check_index(path: Path) -> Iterator[dict[str, Any]]:
-    """One row of trouble for each entry that its segment does not bear out, else one that says how many do."""
+    """A row of trouble for each entry that its segment does not bear out, and one that counts them all."""
     spans: dict[int, tuple[int, int]] = {}
     by_offset: list[tuple[int, int, int]] = []
     for position, data in whole_batches(path.with_suffix(".log")):

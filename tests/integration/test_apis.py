@@ -1,0 +1,633 @@
+"""Every API at every version that ApiVersions tells: asked over a socket, answered with what it is about.
+
+A client library uses one version of each API; this test uses them all. The requests of a version are built
+from the same values, with the fields that the version has.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kafkad.api.table import ROWS
+from kafkad.protocol import errors, messages, records
+from kafkad.testing import Broker
+from tests.wire import Wire, batch, create_topic
+
+PRODUCE_UNTIL_IDS = 12
+FETCH_UNTIL_IDS = 12
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
+        yield broker
+
+
+@pytest.fixture
+def wire(broker):
+    with Wire(broker.bootstrap, timeout=20) as wire:
+        yield wire
+
+
+_numbers = iter(range(10_000))
+
+
+def fresh(word: str) -> str:
+    return f"{word}-{next(_numbers)}"
+
+
+def versions_of(name: str) -> list[int]:
+    row = next(row for row in ROWS if row.name == name)
+    return list(range(row.low, row.high + 1))
+
+
+def every_version(name: str):
+    return pytest.mark.parametrize("version", versions_of(name))
+
+
+def produce(wire: Wire, topic: str, topic_id: bytes, version: int, *values: bytes):
+    struct = messages.ProduceRequest.TopicData
+    data = struct(partition_data=[struct.PartitionData(index=0, records=bytes(batch(*values)))])
+    if version > PRODUCE_UNTIL_IDS:
+        data.topic_id = topic_id
+    else:
+        data.name = topic
+    request = messages.ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[data])
+    response = wire.ask(request, version)
+    return response.responses[0].partition_responses[0]
+
+
+def filled(wire: Wire, count: int = 3) -> tuple[str, bytes]:
+    """A topic with `count` records in as many batches."""
+    topic = fresh("topic")
+    topic_id = create_topic(wire, topic)
+    for number in range(count):
+        assert produce(wire, topic, topic_id, 9, b"%d" % number).error_code == 0
+    return topic, topic_id
+
+
+@every_version("Produce")
+def test_produce(wire, version):
+    topic = fresh("topic")
+    topic_id = create_topic(wire, topic)
+    for number in range(3):
+        answer = produce(wire, topic, topic_id, version, b"a", b"b")
+        assert answer.error_code == 0 and answer.base_offset == 2 * number
+        assert answer.log_append_time_ms == -1
+        assert answer.log_start_offset == (0 if version >= 5 else -1)
+
+
+@every_version("Fetch")
+def test_fetch(wire, version):
+    topic, topic_id = filled(wire, 5)
+    struct = messages.FetchRequest.Topics
+    asked = struct(partitions=[struct.Partitions(partition=0, fetch_offset=2, partition_max_bytes=1 << 20)])
+    if version > FETCH_UNTIL_IDS:
+        asked.topic_id = topic_id
+    else:
+        asked.topic = topic
+    request = messages.FetchRequest(max_wait_ms=100, min_bytes=1, max_bytes=1 << 20, topics=[asked])
+    if version >= 7:
+        request.session_epoch = -1
+    response = wire.ask(request, version)
+    assert response.error_code == 0
+    answer = response.responses[0].partitions[0]
+    assert (answer.error_code, answer.high_watermark) == (0, 5)
+    got = [r for b in records.read_batches(answer.records) for r in b.records()]
+    assert [(r.offset, r.value) for r in got] == [(2, b"2"), (3, b"3"), (4, b"4")]
+
+
+@every_version("Fetch")
+def test_fetch_session_tells_only_what_changed(wire, version):
+    """KIP-227, from the first version that has sessions."""
+    topic, topic_id = filled(wire, 1)
+    struct = messages.FetchRequest.Topics
+
+    def ask(session_id, epoch, topics):
+        request = messages.FetchRequest(max_wait_ms=1, min_bytes=1, max_bytes=1 << 20, topics=topics)
+        if version >= 7:
+            request.session_id, request.session_epoch = session_id, epoch
+        return wire.ask(request, version)
+
+    asked = struct(partitions=[struct.Partitions(partition=0, fetch_offset=1, partition_max_bytes=1 << 20)])
+    if version > FETCH_UNTIL_IDS:
+        asked.topic_id = topic_id
+    else:
+        asked.topic = topic
+    first = ask(0, 0, [asked])
+    assert first.error_code == 0 and len(first.responses) == 1
+    if version < 7:
+        assert first.session_id == 0
+        return
+    assert first.session_id > 0
+    assert ask(first.session_id, 1, []).responses == []
+    assert produce(wire, topic, topic_id, 9, b"new").error_code == 0
+    third = ask(first.session_id, 2, [])
+    assert len(third.responses) == 1 and third.responses[0].partitions[0].records
+    assert ask(first.session_id, 9, []).error_code == errors.INVALID_FETCH_SESSION_EPOCH
+    assert ask(123456789, 1, []).error_code == errors.FETCH_SESSION_ID_NOT_FOUND
+
+
+@every_version("ListOffsets")
+def test_list_offsets(wire, version):
+    topic, _ = filled(wire, 4)
+
+    def ask(timestamp):
+        asked = messages.ListOffsetsRequest.Topics.Partitions(partition_index=0, timestamp=timestamp)
+        request = messages.ListOffsetsRequest(
+            replica_id=-1, topics=[messages.ListOffsetsRequest.Topics(name=topic, partitions=[asked])]
+        )
+        return wire.ask(request, version).topics[0].partitions[0]
+
+    assert (ask(-1).error_code, ask(-1).offset) == (0, 4)
+    assert (ask(-2).error_code, ask(-2).offset) == (0, 0)
+    by_time = ask(1)
+    assert by_time.error_code == 0 and by_time.offset == 0 and by_time.timestamp > 0
+    assert ask(2**60).offset == -1
+    newest = ask(-3)
+    if version >= 7:
+        assert newest.error_code == 0 and 0 <= newest.offset < 4 and newest.timestamp > 0
+    else:
+        assert newest.error_code == errors.UNSUPPORTED_VERSION
+    if version >= 8:
+        assert ask(-4).offset == 0
+
+
+@every_version("Metadata")
+def test_metadata(wire, broker, version):
+    topic, topic_id = filled(wire, 1)
+    asked = messages.MetadataRequest.Topics(name=topic)
+    response = wire.ask(messages.MetadataRequest(topics=[asked]), version)
+    assert [(b.host, b.port) for b in response.brokers] == [("127.0.0.1", broker.port)]
+    assert response.topics[0].name == topic and response.topics[0].partitions[0].leader_id >= 0
+    if version >= 2:
+        assert len(response.cluster_id) == 22
+    if version >= 10:
+        assert response.topics[0].topic_id == topic_id
+    everything = wire.ask(messages.MetadataRequest(topics=None if version else []), version)
+    assert topic in {t.name for t in everything.topics}
+    unknown = messages.MetadataRequest(topics=[messages.MetadataRequest.Topics(name=fresh("nosuch"))])
+    if version >= 4:
+        unknown.allow_auto_topic_creation = False
+        assert wire.ask(unknown, version).topics[0].error_code == errors.UNKNOWN_TOPIC_OR_PARTITION
+    if version >= 12:
+        by_id = messages.MetadataRequest(
+            topics=[messages.MetadataRequest.Topics(name=None, topic_id=topic_id)]
+        )
+        assert wire.ask(by_id, version).topics[0].name == topic
+
+
+def commit(wire: Wire, group: str, topic: str, topic_id: bytes, version: int, offset: int = 2):
+    struct = messages.OffsetCommitRequest.Topics
+    partitions = [struct.Partitions(partition_index=0, committed_offset=offset, committed_metadata="note")]
+    asked = (
+        struct(topic_id=topic_id, partitions=partitions)
+        if version >= 10
+        else struct(name=topic, partitions=partitions)
+    )
+    request = messages.OffsetCommitRequest(group_id=group, topics=[asked])
+    return wire.ask(request, version).topics[0].partitions[0].error_code
+
+
+def ready_coordinator(wire: Wire, group: str) -> None:
+    import time
+
+    for _ in range(200):
+        found = wire.ask(messages.FindCoordinatorRequest(key=group), 2)
+        if found.error_code == 0:
+            return
+        time.sleep(0.05)
+    raise AssertionError(found)
+
+
+@every_version("OffsetCommit")
+def test_offset_commit(wire, version):
+    topic, topic_id = filled(wire, 1)
+    group = fresh("group")
+    ready_coordinator(wire, group)
+    assert commit(wire, group, topic, topic_id, version) == 0
+
+
+@every_version("OffsetFetch")
+def test_offset_fetch(wire, version):
+    topic, topic_id = filled(wire, 1)
+    group = fresh("group")
+    ready_coordinator(wire, group)
+    assert commit(wire, group, topic, topic_id, 8) == 0
+
+    def ask(name):
+        request = messages.OffsetFetchRequest()
+        if version >= 8:
+            struct = messages.OffsetFetchRequest.Groups
+            asked = struct.Topics(partition_indexes=[0])
+            if version >= 10:
+                asked.topic_id = topic_id
+            else:
+                asked.name = topic
+            request.groups = [struct(group_id=name, topics=[asked])]
+            found = wire.ask(request, version).groups[0]
+        else:
+            request.group_id = name
+            request.topics = [messages.OffsetFetchRequest.Topics(name=topic, partition_indexes=[0])]
+            found = wire.ask(request, version)
+        assert found.error_code == 0
+        return found.topics[0].partitions[0]
+
+    known = ask(group)
+    assert (known.error_code, known.committed_offset, known.metadata) == (0, 2, "note")
+    unknown = ask(fresh("unknown"))
+    assert (unknown.error_code, unknown.committed_offset) == (0, -1)
+
+
+@every_version("FindCoordinator")
+def test_find_coordinator(wire, broker, version):
+    group = fresh("group")
+    ready_coordinator(wire, group)
+    if version >= 4:
+        response = wire.ask(messages.FindCoordinatorRequest(coordinator_keys=[group]), version)
+        found = response.coordinators[0]
+        assert found.key == group
+    else:
+        found = wire.ask(messages.FindCoordinatorRequest(key=group), version)
+    assert (found.error_code, found.host, found.port) == (0, "127.0.0.1", broker.port)
+
+
+def join(wire: Wire, group: str, version: int):
+    protocol = messages.JoinGroupRequest.Protocols(name="range", metadata=b"anything")
+    request = messages.JoinGroupRequest(
+        group_id=group, session_timeout_ms=10_000, protocol_type="consumer", protocols=[protocol]
+    )
+    if version >= 1:
+        request.rebalance_timeout_ms = 10_000
+    joined = wire.ask(request, version)
+    if version >= 4:
+        assert joined.error_code == errors.MEMBER_ID_REQUIRED  # KIP-394
+        request.member_id = joined.member_id
+        joined = wire.ask(request, version)
+    assert joined.error_code == 0, joined
+    return joined
+
+
+def member_of(wire: Wire, join_version: int = 3, sync_version: int = 3):
+    """A group with one stable member: (group, member id, generation)."""
+    group = fresh("group")
+    ready_coordinator(wire, group)
+    joined = join(wire, group, join_version)
+    assignment = messages.SyncGroupRequest.Assignments(member_id=joined.member_id, assignment=b"yours")
+    request = messages.SyncGroupRequest(
+        group_id=group,
+        generation_id=joined.generation_id,
+        member_id=joined.member_id,
+        assignments=[assignment],
+    )
+    if sync_version >= 5:
+        request.protocol_type, request.protocol_name = "consumer", "range"
+    synced = wire.ask(request, sync_version)
+    assert (synced.error_code, synced.assignment) == (0, b"yours")
+    return group, joined.member_id, joined.generation_id
+
+
+@every_version("JoinGroup")
+def test_join_group(wire, version):
+    group, member_id, generation = member_of(wire, join_version=version)
+    assert generation == 1 and member_id and group
+
+
+@every_version("SyncGroup")
+def test_sync_group(wire, version):
+    group, member_id, _ = member_of(wire, sync_version=version)
+    request = messages.SyncGroupRequest(group_id=group, generation_id=99, member_id=member_id)
+    if version >= 5:
+        request.protocol_type, request.protocol_name = "consumer", "range"
+    assert wire.ask(request, version).error_code == errors.ILLEGAL_GENERATION
+
+
+@every_version("Heartbeat")
+def test_heartbeat(wire, version):
+    group, member_id, generation = member_of(wire)
+    beat = messages.HeartbeatRequest(group_id=group, generation_id=generation, member_id=member_id)
+    assert wire.ask(beat, version).error_code == 0
+    beat.member_id = "stranger"
+    assert wire.ask(beat, version).error_code == errors.UNKNOWN_MEMBER_ID
+
+
+@every_version("LeaveGroup")
+def test_leave_group(wire, version):
+    group, member_id, _ = member_of(wire)
+    request = messages.LeaveGroupRequest(group_id=group)
+    if version >= 3:
+        request.members = [messages.LeaveGroupRequest.Members(member_id=member_id)]
+    else:
+        request.member_id = member_id
+    response = wire.ask(request, version)
+    assert response.error_code == 0
+    if version >= 3:
+        assert [(m.member_id, m.error_code) for m in response.members] == [(member_id, 0)]
+
+
+@every_version("DescribeGroups")
+def test_describe_groups(wire, version):
+    group, member_id, _ = member_of(wire)
+    nobody = fresh("nobody")
+    known, unknown = wire.ask(messages.DescribeGroupsRequest(groups=[group, nobody]), version).groups
+    assert (known.error_code, known.group_state, known.protocol_data) == (0, "Stable", "range")
+    assert [(m.member_id, m.member_assignment) for m in known.members] == [(member_id, b"yours")]
+    if version >= 6:
+        assert unknown.error_code == errors.GROUP_ID_NOT_FOUND
+    else:
+        assert (unknown.error_code, unknown.group_state) == (0, "Dead")
+
+
+@every_version("ListGroups")
+def test_list_groups(wire, version):
+    group, _, _ = member_of(wire)
+    request = messages.ListGroupsRequest()
+    if version >= 4:
+        request.states_filter = ["Stable"]
+    if version >= 5:
+        request.types_filter = ["classic"]
+    response = wire.ask(request, version)
+    assert response.error_code == 0
+    assert group in {g.group_id for g in response.groups}
+    if version >= 4:
+        request.states_filter = ["Empty"]
+        assert group not in {g.group_id for g in wire.ask(request, version).groups}
+
+
+@every_version("DeleteGroups")
+def test_delete_groups(wire, version):
+    topic, topic_id = filled(wire, 1)
+    empty = fresh("group")
+    ready_coordinator(wire, empty)
+    assert commit(wire, empty, topic, topic_id, 8) == 0
+    busy, _, _ = member_of(wire)
+    response = wire.ask(messages.DeleteGroupsRequest(groups_names=[empty, busy, fresh("none")]), version)
+    codes = [result.error_code for result in response.results]
+    assert codes == [0, errors.NON_EMPTY_GROUP, errors.GROUP_ID_NOT_FOUND]
+
+
+@every_version("SaslHandshake")
+def test_sasl_handshake_is_refused_on_a_listener_without_sasl(wire, version):
+    response = wire.ask(messages.SaslHandshakeRequest(mechanism="PLAIN"), version)
+    assert (response.error_code, response.mechanisms) == (errors.ILLEGAL_SASL_STATE, [])
+
+
+@every_version("ApiVersions")
+def test_api_versions_tells_the_table(wire, version):
+    request = messages.ApiVersionsRequest(client_software_name="test", client_software_version="1")
+    response = wire.ask(request, version)
+    assert response.error_code == 0
+    told = {a.api_key: (a.min_version, a.max_version) for a in response.api_keys}
+    assert told == {row.key: (row.low if row.told_from is None else row.told_from, row.high) for row in ROWS}
+    if version >= 3:
+        assert "metadata.version" in {f.name for f in response.supported_features}
+        assert response.finalized_features_epoch >= 0
+
+
+@every_version("CreateTopics")
+def test_create_topics(wire, version):
+    struct = messages.CreateTopicsRequest.Topics
+    name = fresh("made")
+    topic = struct(
+        name=name,
+        num_partitions=2,
+        replication_factor=1,
+        configs=[struct.Configs(name="retention.ms", value="1000")],
+    )
+    told = wire.ask(messages.CreateTopicsRequest(topics=[topic], timeout_ms=10_000), version).topics[0]
+    assert (told.name, told.error_code) == (name, 0)
+    if version >= 5:
+        assert (told.num_partitions, told.replication_factor) == (2, 1)
+        assert {c.name: c.value for c in told.configs}["retention.ms"] == "1000"
+    if version >= 7:
+        assert told.topic_id != bytes(16)
+    again = wire.ask(messages.CreateTopicsRequest(topics=[topic], timeout_ms=10_000), version).topics[0]
+    assert again.error_code == errors.TOPIC_ALREADY_EXISTS
+    bad = struct(name="a/b", num_partitions=1, replication_factor=1)
+    told = wire.ask(messages.CreateTopicsRequest(topics=[bad], timeout_ms=10_000), version).topics[0]
+    assert told.error_code == errors.INVALID_TOPIC_EXCEPTION
+    only = struct(name=fresh("checked"), num_partitions=1, replication_factor=1)
+    request = messages.CreateTopicsRequest(topics=[only], timeout_ms=10_000, validate_only=True)
+    assert wire.ask(request, version).topics[0].error_code == 0
+    assert only.name not in {t.name for t in wire.ask(messages.MetadataRequest(topics=None), 9).topics}
+
+
+@every_version("DeleteTopics")
+def test_delete_topics(wire, version):
+    topic, topic_id = filled(wire, 1)
+    request = messages.DeleteTopicsRequest(timeout_ms=10_000)
+    if version >= 6:
+        request.topics = [messages.DeleteTopicsRequest.Topics(name=None, topic_id=topic_id)]
+    else:
+        request.topic_names = [topic]
+    told = wire.ask(request, version).responses[0]
+    assert told.error_code == 0 and told.name == topic
+    told = wire.ask(request, version).responses[0]
+    assert told.error_code in (errors.UNKNOWN_TOPIC_OR_PARTITION, errors.UNKNOWN_TOPIC_ID)
+    assert create_topic(wire, topic) != topic_id
+
+
+@every_version("DeleteRecords")
+def test_delete_records(wire, version):
+    topic, _ = filled(wire, 5)
+
+    def ask(offset):
+        struct = messages.DeleteRecordsRequest.Topics
+        partition = struct.Partitions(partition_index=0, offset=offset)
+        request = messages.DeleteRecordsRequest(
+            topics=[struct(name=topic, partitions=[partition])], timeout_ms=5000
+        )
+        answer = wire.ask(request, version).topics[0].partitions[0]
+        return answer.error_code, answer.low_watermark
+
+    assert ask(2) == (0, 2)
+    assert ask(1) == (0, 2)
+    assert ask(6)[0] == errors.OFFSET_OUT_OF_RANGE
+    assert ask(-1) == (0, 5)
+
+
+@every_version("InitProducerId")
+def test_init_producer_id(wire, version):
+    request = messages.InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
+    one, two = wire.ask(request, version), wire.ask(request, version)
+    assert (one.error_code, one.producer_epoch) == (0, 0)
+    assert one.producer_id >= 0 and two.producer_id > one.producer_id
+    request.transactional_id = "not yet"
+    assert wire.ask(request, version).error_code == errors.INVALID_REQUEST
+
+
+@every_version("OffsetForLeaderEpoch")
+def test_offset_for_leader_epoch(wire, version):
+    topic, _ = filled(wire, 3)
+    struct = messages.OffsetForLeaderEpochRequest.Topics
+
+    def ask(epoch):
+        partition = struct.Partitions(partition=0, leader_epoch=epoch)
+        request = messages.OffsetForLeaderEpochRequest(topics=[struct(topic=topic, partitions=[partition])])
+        return wire.ask(request, version).topics[0].partitions[0]
+
+    answer = ask(0)
+    assert (answer.error_code, answer.leader_epoch, answer.end_offset) == (0, 0, 3)
+    assert ask(7).end_offset == -1
+
+
+@every_version("DescribeConfigs")
+def test_describe_configs(wire, version):
+    topic, _ = filled(wire, 1)
+    struct = messages.DescribeConfigsRequest.Resources
+    request = messages.DescribeConfigsRequest(
+        resources=[struct(resource_type=2, resource_name=topic, configuration_keys=None)],
+        include_synonyms=True,
+    )
+    result = wire.ask(request, version).results[0]
+    assert result.error_code == 0
+    told = {c.name: c.value for c in result.configs}
+    assert told["segment.bytes"] == str(1 << 30) and told["cleanup.policy"] == "delete"
+    request.resources[0].resource_name = fresh("nosuch")
+    assert wire.ask(request, version).results[0].error_code == errors.UNKNOWN_TOPIC_OR_PARTITION
+
+
+@every_version("AlterConfigs")
+def test_alter_configs(wire, version):
+    topic, _ = filled(wire, 1)
+    struct = messages.AlterConfigsRequest.Resources
+    resource = struct(
+        resource_type=2, resource_name=topic, configs=[struct.Configs(name="segment.bytes", value="2097152")]
+    )
+    assert wire.ask(messages.AlterConfigsRequest(resources=[resource]), version).responses[0].error_code == 0
+    assert topic_config(wire, topic, "segment.bytes") == "2097152"
+    resource.configs[0].value = "three"
+    told = wire.ask(messages.AlterConfigsRequest(resources=[resource]), version).responses[0]
+    assert told.error_code == errors.INVALID_CONFIG
+    assert topic_config(wire, topic, "segment.bytes") == "2097152"
+
+
+def topic_config(wire: Wire, topic: str, key: str) -> str:
+    struct = messages.DescribeConfigsRequest.Resources
+    asked = struct(resource_type=2, resource_name=topic, configuration_keys=[key])
+    result = wire.ask(messages.DescribeConfigsRequest(resources=[asked]), 4).results[0]
+    return result.configs[0].value
+
+
+@every_version("IncrementalAlterConfigs")
+def test_incremental_alter_configs(wire, version):
+    topic, _ = filled(wire, 1)
+    struct = messages.IncrementalAlterConfigsRequest.Resources
+
+    def alter(operation, value, validate_only=False):
+        change = struct.Configs(name="retention.ms", config_operation=operation, value=value)
+        resource = struct(resource_type=2, resource_name=topic, configs=[change])
+        request = messages.IncrementalAlterConfigsRequest(resources=[resource], validate_only=validate_only)
+        return wire.ask(request, version).responses[0].error_code
+
+    assert alter(0, "5000", validate_only=True) == 0
+    assert topic_config(wire, topic, "retention.ms") == "604800000"
+    assert alter(0, "5000") == 0
+    assert topic_config(wire, topic, "retention.ms") == "5000"
+    assert alter(1, None) == 0
+    assert topic_config(wire, topic, "retention.ms") == "604800000"
+    assert alter(0, "soon") == errors.INVALID_CONFIG
+
+
+@every_version("DescribeLogDirs")
+def test_describe_log_dirs(wire, broker, version):
+    topic, _ = filled(wire, 2)
+    struct = messages.DescribeLogDirsRequest.Topics
+    response = wire.ask(
+        messages.DescribeLogDirsRequest(topics=[struct(topic=topic, partitions=[0])]), version
+    )
+    [result] = response.results
+    assert result.error_code == 0 and result.log_dir == str(broker.data_dir)
+    [told] = result.topics
+    assert told.name == topic and told.partitions[0].partition_size > 100
+    if version >= 4:
+        assert result.total_bytes > result.usable_bytes > 0
+    everything = wire.ask(messages.DescribeLogDirsRequest(topics=None), version).results[0].topics
+    assert topic in {t.name for t in everything}
+
+
+@every_version("CreatePartitions")
+def test_create_partitions(wire, version):
+    topic, _ = filled(wire, 1)
+
+    def ask(count):
+        asked = messages.CreatePartitionsRequest.Topics(name=topic, count=count, assignments=None)
+        request = messages.CreatePartitionsRequest(topics=[asked], timeout_ms=10_000)
+        return wire.ask(request, version).results[0].error_code
+
+    assert ask(3) == 0
+    described = wire.ask(messages.MetadataRequest(topics=[messages.MetadataRequest.Topics(name=topic)]), 9)
+    assert len(described.topics[0].partitions) == 3
+    assert ask(2) == errors.INVALID_PARTITIONS
+
+
+@every_version("OffsetDelete")
+def test_offset_delete(wire, version):
+    topic, topic_id = filled(wire, 1)
+    group = fresh("group")
+    ready_coordinator(wire, group)
+    assert commit(wire, group, topic, topic_id, 8) == 0
+    struct = messages.OffsetDeleteRequest.Topics
+    asked = struct(name=topic, partitions=[struct.Partitions(partition_index=0)])
+    response = wire.ask(messages.OffsetDeleteRequest(group_id=group, topics=[asked]), version)
+    assert (response.error_code, response.topics[0].partitions[0].error_code) == (0, 0)
+
+
+@every_version("DescribeCluster")
+def test_describe_cluster(wire, broker, version):
+    response = wire.ask(messages.DescribeClusterRequest(), version)
+    assert response.error_code == 0 and len(response.cluster_id) == 22
+    assert [(b.host, b.port) for b in response.brokers] == [("127.0.0.1", broker.port)]
+
+
+@every_version("DescribeProducers")
+def test_describe_producers(wire, version):
+    topic = fresh("topic")
+    create_topic(wire, topic)
+    data = bytes(batch(b"a", b"b", producer_id=4711, producer_epoch=3, base_sequence=0))
+    struct = messages.ProduceRequest.TopicData
+    partition = struct.PartitionData(index=0, records=data)
+    produced = messages.ProduceRequest(
+        acks=-1, timeout_ms=1000, topic_data=[struct(name=topic, partition_data=[partition])]
+    )
+    assert wire.ask(produced, 9).responses[0].partition_responses[0].error_code == 0
+    asked = messages.DescribeProducersRequest.Topics(name=topic, partition_indexes=[0, 9])
+    known, unknown = wire.ask(messages.DescribeProducersRequest(topics=[asked]), version).topics[0].partitions
+    assert [(p.producer_id, p.producer_epoch, p.last_sequence) for p in known.active_producers] == [
+        (4711, 3, 1)
+    ]
+    assert unknown.error_code == errors.UNKNOWN_TOPIC_OR_PARTITION
+
+
+@every_version("ListConfigResources")
+def test_list_config_resources(wire, version):
+    topic, _ = filled(wire, 1)
+    request = messages.ListConfigResourcesRequest()
+    if version >= 1:
+        request.resource_types = [2]
+    response = wire.ask(request, version)
+    assert response.error_code == 0
+    if version >= 1:
+        assert (2, topic) in {(r.resource_type, r.resource_name) for r in response.config_resources}
+
+
+@every_version("DescribeTopicPartitions")
+def test_describe_topic_partitions(wire, version):
+    topic = fresh("topic")
+    create_topic(wire, topic, partitions=5)
+    asked = [messages.DescribeTopicPartitionsRequest.Topics(name=topic)]
+    first = wire.ask(
+        messages.DescribeTopicPartitionsRequest(topics=asked, response_partition_limit=3), version
+    )
+    assert [p.partition_index for p in first.topics[0].partitions] == [0, 1, 2]
+    assert (first.next_cursor.topic_name, first.next_cursor.partition_index) == (topic, 3)
+    cursor = messages.DescribeTopicPartitionsRequest.Cursor(topic_name=topic, partition_index=3)
+    rest = wire.ask(messages.DescribeTopicPartitionsRequest(topics=asked, cursor=cursor), version)
+    assert [p.partition_index for p in rest.topics[0].partitions] == [3, 4] and rest.next_cursor is None
+
+
+def test_the_table_is_covered():
+    """A row without a test here would be an API that is told and not tried."""
+    tested = set(re.findall(r'@every_version\("(\w+)"\)', Path(__file__).read_text()))
+    assert tested == {row.name for row in ROWS}

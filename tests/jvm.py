@@ -180,7 +180,8 @@ class Said:
 
     @property
     def lines(self) -> list[str]:
-        return self.stdout.splitlines()
+        """Of stdout, without the newer tools' remarks on older options."""
+        return [line for line in self.stdout.splitlines() if not line.startswith("Option --")]
 
 
 def run_tool(

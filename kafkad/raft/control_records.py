@@ -8,19 +8,20 @@
 Key: int16 version (0), int16 type. Value: the message, at version 0; it repeats its version inside.
 """
 
-import struct
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from kafkad.protocol import codec, messages
-from kafkad.protocol.errors import Malformed
-from kafkad.protocol.records import Record, build_batch
-
-LEADER_CHANGE: Final = 2
-SNAPSHOT_HEADER: Final = 3
-SNAPSHOT_FOOTER: Final = 4
-KRAFT_VERSION: Final = 5
-KRAFT_VOTERS: Final = 6
+from kafkad.protocol.records import (
+    KRAFT_VERSION,
+    KRAFT_VOTERS,
+    LEADER_CHANGE,
+    SNAPSHOT_FOOTER,
+    SNAPSHOT_HEADER,
+    build_batch,
+    control_kind,
+    control_record,
+)
 
 CLASSES: Final[dict[int, Any]] = {
     LEADER_CHANGE: messages.LeaderChangeMessage,
@@ -30,7 +31,6 @@ CLASSES: Final[dict[int, Any]] = {
     KRAFT_VOTERS: messages.VotersRecord,
 }
 TYPES: Final[dict[Any, int]] = {cls: number for number, cls in CLASSES.items()}
-_KEY: Final = struct.Struct(">hh")
 
 
 class Voter(NamedTuple):
@@ -46,7 +46,7 @@ def control_batch(records: Iterable[Any], *, base_offset: int, epoch: int, now_m
     """One control batch of these messages."""
     return build_batch(
         [
-            Record(key=_KEY.pack(0, TYPES[type(message)]), value=codec.encode(message, 0), timestamp=now_ms)
+            control_record(TYPES[type(message)], codec.encode(message, 0), timestamp=now_ms)
             for message in records
         ],
         base_offset=base_offset,
@@ -59,9 +59,7 @@ def read_control(batch: Any) -> list[Any]:
     """The messages of a control batch; records of types that are not known are left out. Raises Malformed."""
     found = []
     for record in batch.records():
-        if record.key is None or len(record.key) < 4:
-            raise Malformed("a control record without its key")
-        cls = CLASSES.get(_KEY.unpack_from(record.key)[1])
+        cls = CLASSES.get(control_kind(record))
         if cls is not None:
             message, _ = codec.decode(cls, 0, record.value or b"")
             found.append(message)

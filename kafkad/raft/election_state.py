@@ -7,11 +7,11 @@
 Kafka: FileQuorumStateStore, QuorumStateData. Beware: Kafka reads the first line only, and wants every field.
 """
 
-import base64
 import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from kafkad.metadata.uuids import uuid_bytes, uuid_text
 from kafkad.protocol.errors import Malformed
 
 NOBODY = -1
@@ -58,17 +58,3 @@ class ElectionState:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as trouble:
             raise Malformed(f"quorum-state cannot be read: {trouble!r}") from trouble
-
-
-def uuid_text(value: bytes) -> str:
-    """A uuid as Kafka writes it: 22 characters of base64url."""
-    assert len(value) == 16
-    return base64.urlsafe_b64encode(value).decode().rstrip("=")
-
-
-def uuid_bytes(text: str) -> bytes:
-    """Raises ValueError."""
-    value = base64.urlsafe_b64decode(text + "==")
-    if len(value) != 16:
-        raise ValueError(f"{text!r} is not a uuid")
-    return value

@@ -23,6 +23,7 @@ from kafkad.metadata import features
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.records import decode_record, encode_record
 from kafkad.metadata.replay import Delta, Loader, ReplayError
+from kafkad.metadata.uuids import uuid_text
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.protocol.records import read_batches
@@ -35,7 +36,7 @@ from kafkad.raft.control_records import (
     read_voters,
     voters_record,
 )
-from kafkad.raft.election_state import ElectionState, uuid_text
+from kafkad.raft.election_state import ElectionState
 from kafkad.raft.snapshots import (
     BATCH_SIZE_MAX,
     build_snapshot,
@@ -333,6 +334,11 @@ class SingleVoter:
                 f"bootstrap.checkpoint beside {self._log.directory}: {trouble}"
             ) from trouble
         self.append(first_records(bootstrap, self._min_insync_replicas))
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next record will have."""
+        return self._log.end_offset
 
     def append(self, records: Sequence[Any], *, atomic: bool = True) -> Delta:
         """Commit these records: they are on disk and in `image` when this returns what they changed.

@@ -64,6 +64,8 @@ def read_snapshot(content: bytes) -> Snapshot:
     for batch in read_batches(content):
         if footer:
             raise Malformed("the snapshot goes on after its footer")
+        if not batch.is_intact():
+            raise Malformed(f"the snapshot's batch at offset {batch.base_offset} has a wrong CRC")
         if not batch.is_control:
             if header is None:
                 raise Malformed("the snapshot does not begin with its header")

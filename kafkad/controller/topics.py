@@ -1,0 +1,495 @@
+"""Topics: planned here as records, written by the controller.
+
+Each planner looks at an image and a request and gives the records and the answer; it changes nothing. A request for
+several topics succeeds for some and fails for others; what succeeds goes into one batch.
+
+Names: 1 to 249 of [a-zA-Z0-9._-], but not "." and "..". Two names that differ only in "." against "_" collide, since
+metrics cannot tell them apart (Kafka: Topic).
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from kafkad.config.definition import to_string
+from kafkad.config.topic import TOPIC_KEYS, topic_values, validate_topic_configs
+from kafkad.metadata.image import (
+    DIRECTORY_MIGRATING,
+    DIRECTORY_UNASSIGNED,
+    INTERNAL_TOPICS,
+    TOPIC,
+    MetadataImage,
+    PartitionState,
+    partition_record,
+)
+from kafkad.metadata.placement import UsableBroker, place
+from kafkad.metadata.uuids import random_uuid
+from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import KafkaError
+
+METADATA_TOPIC: Final = "__cluster_metadata"
+PARTITIONS_MAX: Final = 10_000  # new ones in one request; Kafka: MAX_PARTITIONS_PER_BATCH
+_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+# DescribeConfigsResponse.ConfigSource
+SOURCE_TOPIC, SOURCE_BROKER, SOURCE_DEFAULT_BROKER, SOURCE_STATIC, SOURCE_DEFAULT = 1, 2, 3, 4, 5
+
+
+class Cluster(NamedTuple):
+    """What planners need beside the image."""
+
+    config: Any  # config.BrokerConfig
+    random: Any
+
+
+def invalid_name(name: str) -> str | None:
+    """Why a topic cannot be called so, in Kafka's words, or None."""
+    if not name:
+        reason = "the empty string is not allowed"
+    elif name in (".", ".."):
+        reason = f"'{name}' is not allowed"
+    elif len(name) > 249:
+        reason = f"the length of '{name}' is longer than the max allowed length 249"
+    elif not _NAME.fullmatch(name):
+        reason = f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
+    else:
+        return None
+    return f"Topic name is invalid: {reason}"
+
+
+def plan_create(image: MetadataImage, cluster: Cluster, request: Any) -> tuple[list[Any], Any]:
+    """(records, CreateTopicsResponse). With validate_only there are no records."""
+    response = messages.CreateTopicsResponse()
+    twice = named_twice(topic.name for topic in request.topics)
+    records: list[Any] = []
+    wanted = _partition_count(request, cluster.config)
+    taken = {_folded(name): name for name in image.topics if "." in name or "_" in name}
+    for topic in request.topics:
+        if topic.name in twice:
+            continue
+        result = messages.CreateTopicsResponse.Topics(name=topic.name)
+        response.topics.append(result)
+        try:
+            if topic.name == METADATA_TOPIC:
+                raise KafkaError(
+                    errors.INVALID_REQUEST, f"Creation of internal topic {METADATA_TOPIC} is prohibited."
+                )
+            if wanted > PARTITIONS_MAX:
+                raise KafkaError(
+                    errors.POLICY_VIOLATION, "Excessively large number of partitions per request."
+                )
+            _check_new_name(image, taken, topic.name)
+            records += _create(image, cluster, topic, result)
+        except KafkaError as trouble:
+            result.error_code, result.error_message = trouble.code, trouble.message
+            continue
+        if "." in topic.name or "_" in topic.name:
+            taken.setdefault(_folded(topic.name), topic.name)
+    for name in sorted(twice):
+        response.topics.append(
+            messages.CreateTopicsResponse.Topics(
+                name=name, error_code=errors.INVALID_REQUEST, error_message="Duplicate topic name."
+            )
+        )
+    return ([] if request.validate_only else records), response
+
+
+def _partition_count(request: Any, config: Any) -> int:
+    """New partitions that the whole request asks for."""
+    return sum(
+        len(topic.assignments)
+        or (config.num_partitions if topic.num_partitions == -1 else topic.num_partitions)
+        for topic in request.topics
+    )
+
+
+def _folded(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _check_new_name(image: MetadataImage, taken: Mapping[str, str], name: str) -> None:
+    reason = invalid_name(name)
+    if reason is not None:
+        raise KafkaError(errors.INVALID_TOPIC_EXCEPTION, reason)
+    if name in image.topics:
+        raise KafkaError(errors.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+    if "." in name or "_" in name:
+        other = taken.get(_folded(name))
+        if other is not None:
+            raise KafkaError(
+                errors.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {other}"
+            )
+
+
+def _create(image: MetadataImage, cluster: Cluster, topic: Any, result: Any) -> list[Any]:
+    """The records of one new topic, in Kafka's order; fills in its result. Raises KafkaError."""
+    overrides = _overrides(topic)
+    validate_topic_configs(overrides, cluster.config)
+    if topic.assignments:
+        assignments = _assigned(image, topic)
+    else:
+        assignments = _placed(image, cluster, topic)
+    topic_id = random_uuid(cluster.random)
+    result.topic_id = topic_id
+    result.num_partitions = len(assignments)
+    result.replication_factor = len(assignments[0])
+    result.configs = described_configs(cluster.config, overrides)
+    records = [messages.TopicRecord(name=topic.name, topic_id=topic_id)]
+    records += [
+        messages.ConfigRecord(resource_type=TOPIC, resource_name=topic.name, name=name, value=value)
+        for name, value in overrides.items()
+    ]
+    if image.elr_enabled and "min.insync.replicas" in overrides:
+        records.append(messages.ClearElrRecord(topic_name=topic.name))
+    records += [new_partition(image, topic_id, index, replicas) for index, replicas in enumerate(assignments)]
+    return records
+
+
+def _overrides(topic: Any) -> dict[str, str]:
+    missing = [config.name for config in topic.configs if config.value is None]
+    if missing:
+        raise KafkaError(
+            errors.INVALID_CONFIG, f"Null value not supported for topic configs: {','.join(missing)}"
+        )
+    return {config.name: config.value for config in topic.configs}
+
+
+def _assigned(image: MetadataImage, topic: Any) -> list[list[int]]:
+    """Replicas by partition as the request lists them."""
+    if topic.replication_factor != -1:
+        raise KafkaError(
+            errors.INVALID_REQUEST,
+            "A manual partition assignment was specified, but replication factor was not set to -1.",
+        )
+    if topic.num_partitions != -1:
+        raise KafkaError(
+            errors.INVALID_REQUEST,
+            "A manual partition assignment was specified, but numPartitions was not set to -1.",
+        )
+    by_index: dict[int, list[int]] = {}
+    factor = None
+    for assignment in topic.assignments:
+        index = assignment.partition_index
+        if index in by_index:
+            raise KafkaError(
+                errors.INVALID_REPLICA_ASSIGNMENT,
+                f"Found multiple manual partition assignments for partition {index}",
+            )
+        _check_assignment(image, index, assignment.broker_ids, factor)
+        factor = len(assignment.broker_ids)
+        by_index[index] = assignment.broker_ids
+    if by_index.keys() != set(range(len(by_index))):
+        raise KafkaError(
+            errors.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence"
+        )
+    return [by_index[index] for index in range(len(by_index))]
+
+
+def _check_assignment(image: MetadataImage, index: int, replicas: Sequence[int], factor: int | None) -> None:
+    """Kafka: validateManualPartitionAssignment."""
+    includes = "The manual partition assignment includes"
+    reason = None
+    if not replicas:
+        reason = f"{includes} an empty replica list."
+    for replica in sorted(replicas):
+        broker = image.brokers.get(replica)
+        if broker is None:
+            reason = f"{includes} broker {replica}, but no such broker is registered."
+        elif not broker.placeable:
+            reason = f"{includes} broker {replica}, but all its log directories are cordoned."
+        elif replicas.count(replica) > 1:
+            reason = f"{includes} the broker {replica} more than once."
+        if reason is not None:
+            break
+    if reason is None and factor is not None and len(replicas) != factor:
+        reason = (
+            f"{includes} a partition with {len(replicas)} replica(s), but this is not consistent with previous"
+            f" partitions, which have {factor} replica(s)."
+        )
+    if reason is None and not any(image.brokers[replica].active for replica in replicas):
+        reason = (
+            f"All brokers specified in the manual partition assignment for partition {index}"
+            " are fenced or in controlled shutdown."
+        )
+    if reason is not None:
+        raise KafkaError(errors.INVALID_REPLICA_ASSIGNMENT, reason)
+
+
+def _placed(image: MetadataImage, cluster: Cluster, topic: Any) -> list[list[int]]:
+    factor, count = topic.replication_factor, topic.num_partitions
+    if factor < -1 or factor == 0:
+        raise KafkaError(
+            errors.INVALID_REPLICATION_FACTOR,
+            "Replication factor must be larger than 0, or -1 to use the default value.",
+        )
+    if count < -1 or count == 0:
+        raise KafkaError(
+            errors.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
+        )
+    if factor == -1:
+        factor = cluster.config.default_replication_factor
+    if count == -1:
+        count = cluster.config.num_partitions
+    try:
+        return place(usable_brokers(image), count, factor, cluster.random)
+    except KafkaError as trouble:
+        raise KafkaError(
+            trouble.code, f"Unable to replicate the partition {factor} time(s): {trouble.message}"
+        ) from trouble
+
+
+def usable_brokers(image: MetadataImage) -> list[UsableBroker]:
+    return [UsableBroker(b.broker_id, b.rack, b.fenced) for b in image.brokers.values() if b.placeable]
+
+
+def new_partition(image: MetadataImage, topic_id: bytes, index: int, replicas: Sequence[int]) -> Any:
+    """The PartitionRecord of a new partition: led by its first replica that is up. Raises KafkaError."""
+    isr = tuple(replica for replica in replicas if image.brokers[replica].active)
+    if not isr:
+        raise KafkaError(
+            errors.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {len(replicas)} time(s): "
+            "All brokers are currently fenced or in controlled shutdown.",
+        )
+    state = PartitionState(
+        leader=isr[0],
+        leader_epoch=0,
+        replicas=tuple(replicas),
+        isr=isr,
+        directories=tuple(default_directory(image, replica) for replica in replicas),
+        partition_epoch=0,
+    )
+    return partition_record(topic_id, index, state)
+
+
+def default_directory(image: MetadataImage, broker_id: int) -> bytes:
+    """Where a new replica goes: known if the broker has one directory; else the broker chooses, and reports."""
+    directories = image.brokers[broker_id].directories
+    if not directories:
+        return DIRECTORY_MIGRATING
+    return directories[0] if len(directories) == 1 else DIRECTORY_UNASSIGNED
+
+
+def described_configs(config: Any, overrides: Mapping[str, str]) -> list[Any]:
+    """All configs of a topic with these overrides, as CreateTopics v5+ tells them (KIP-525)."""
+    values = topic_values(config, overrides)
+    described = []
+    for name in sorted(values):
+        key = TOPIC_KEYS[name]
+        if key.internal and name not in overrides:
+            continue
+        described.append(
+            messages.CreateTopicsResponse.Topics.Configs(
+                name=name,
+                value=overrides.get(name, to_string(values[name])),
+                config_source=_source(config, key, overrides),
+                is_sensitive=key.sensitive,
+            )
+        )
+    return described
+
+
+def _source(config: Any, key: Any, overrides: Mapping[str, str]) -> int:
+    if key.name in overrides:
+        return SOURCE_TOPIC
+    for name in key.synonyms:
+        if name in config.dynamic_broker:
+            return SOURCE_BROKER
+        if name in config.dynamic_default:
+            return SOURCE_DEFAULT_BROKER
+        if name in config.static:
+            return SOURCE_STATIC
+    return SOURCE_DEFAULT
+
+
+def named_twice(names: Iterable[Any]) -> set[Any]:
+    seen: set[Any] = set()
+    twice: set[Any] = set()
+    for name in names:
+        (twice if name in seen else seen).add(name)
+    return twice
+
+
+# -- what the broker makes by itself -----------------------------------------------------------------------
+
+
+def auto_created(image: MetadataImage, config: Any, name: str) -> Any:
+    """The CreatableTopic for a topic that a client asked for, or that a coordinator needs.
+
+    Internal topics have their own size and configs; unlike Kafka's, their replication factor is no more than there
+    are live brokers, so that one broker is enough.
+    """
+    cls = messages.CreateTopicsRequest.Topics
+    if name not in INTERNAL_TOPICS:
+        return cls(name=name, num_partitions=-1, replication_factor=-1)
+    count, factor, configs = _INTERNAL[name](config)
+    live = sum(broker.active and broker.placeable for broker in image.brokers.values())
+    return cls(
+        name=name,
+        num_partitions=count,
+        replication_factor=max(1, min(factor, live)),
+        configs=[cls.Configs(name=key, value=value) for key, value in configs.items()],
+    )
+
+
+def _consumer_offsets(config: Any) -> tuple[int, int, dict[str, str]]:
+    return (
+        config.offsets_topic_num_partitions,
+        config.offsets_topic_replication_factor,
+        {
+            "cleanup.policy": "compact",
+            "compression.type": "producer",
+            "segment.bytes": str(config.offsets_topic_segment_bytes),
+        },
+    )
+
+
+def _transaction_state(config: Any) -> tuple[int, int, dict[str, str]]:
+    return (
+        config.transaction_state_log_num_partitions,
+        config.transaction_state_log_replication_factor,
+        {
+            "cleanup.policy": "compact",
+            "compression.type": "uncompressed",
+            "min.insync.replicas": str(config.transaction_state_log_min_isr),
+            "segment.bytes": str(config.transaction_state_log_segment_bytes),
+            "unclean.leader.election.enable": "false",
+        },
+    )
+
+
+def _share_group_state(config: Any) -> tuple[int, int, dict[str, str]]:
+    return (
+        config.share_coordinator_state_topic_num_partitions,
+        config.share_coordinator_state_topic_replication_factor,
+        {
+            "cleanup.policy": "delete",
+            "compression.type": "none",
+            "min.insync.replicas": str(config.share_coordinator_state_topic_min_isr),
+            "retention.ms": "-1",
+            "segment.bytes": str(config.share_coordinator_state_topic_segment_bytes),
+        },
+    )
+
+
+_INTERNAL: Final[dict[str, Callable[[Any], tuple[int, int, dict[str, str]]]]] = {
+    "__consumer_offsets": _consumer_offsets,
+    "__transaction_state": _transaction_state,
+    "__share_group_state": _share_group_state,
+}
+
+
+# -- deleting, growing -------------------------------------------------------------------------------------
+
+
+def plan_delete(image: MetadataImage, config: Any, version: int, request: Any) -> tuple[list[Any], Any]:
+    """(records, DeleteTopicsResponse). Topics are named, or from v6 on named or given by id."""
+    cls = messages.DeleteTopicsResponse.Responses
+    response = messages.DeleteTopicsResponse()
+    answers = response.responses
+    named = [(name, bytes(16)) for name in request.topic_names]
+    named += [(topic.name, topic.topic_id) for topic in request.topics]
+
+    def refuse(name: str | None, topic_id: bytes, code: int, message: str | None = None) -> None:
+        answers.append(cls(name=name, topic_id=topic_id, error_code=code, error_message=message))
+
+    if not config.delete_topic_enable:
+        # v3 brought the code of its own
+        code = errors.TOPIC_DELETION_DISABLED if version >= 3 else errors.INVALID_REQUEST
+        for name, topic_id in named:
+            refuse(name, topic_id, code, "Topic deletion is disabled.")
+        return [], response
+
+    double_names = named_twice(name for name, _ in named if name is not None)
+    double_ids = named_twice(topic_id for name, topic_id in named if name is None and any(topic_id))
+    chosen: dict[bytes, Any] = {}
+    for name in sorted(double_names):
+        refuse(name, bytes(16), errors.INVALID_REQUEST, "Duplicate topic name.")
+    for topic_id in sorted(double_ids):
+        refuse(None, topic_id, errors.INVALID_REQUEST, "Duplicate topic id.")
+    for name, topic_id in sorted(named, key=lambda pair: pair[0] is not None):  # ids first, as Kafka does
+        if name in double_names or (name is None and topic_id in double_ids):
+            continue
+        if name is not None and any(topic_id):
+            refuse(
+                name, topic_id, errors.INVALID_REQUEST, "You may not specify both topic name and topic id."
+            )
+        elif name is None and not any(topic_id):
+            refuse(None, topic_id, errors.INVALID_REQUEST, "Neither topic name nor id were specified.")
+        elif name is None:
+            topic = image.topics_by_id.get(topic_id)
+            if topic is None:
+                refuse(None, topic_id, errors.UNKNOWN_TOPIC_ID)
+            else:
+                chosen[topic_id] = topic
+        else:
+            topic = image.topics.get(name)
+            if topic is None:
+                refuse(name, bytes(16), errors.UNKNOWN_TOPIC_OR_PARTITION)
+            elif topic.topic_id in chosen or topic.topic_id in double_ids:
+                chosen.pop(topic.topic_id, None)
+                refuse(
+                    name,
+                    topic.topic_id,
+                    errors.INVALID_REQUEST,
+                    "The provided topic name maps to an ID that was already supplied.",
+                )
+            else:
+                chosen[topic.topic_id] = topic
+    answers.extend(cls(name=topic.name, topic_id=topic_id) for topic_id, topic in chosen.items())
+    return [messages.RemoveTopicRecord(topic_id=topic_id) for topic_id in chosen], response
+
+
+def plan_grow(image: MetadataImage, cluster: Cluster, request: Any) -> tuple[list[Any], Any]:
+    """(records, CreatePartitionsResponse)."""
+    cls = messages.CreatePartitionsResponse.Results
+    response = messages.CreatePartitionsResponse()
+    twice = named_twice(topic.name for topic in request.topics)
+    records: list[Any] = []
+    for name in sorted(twice):
+        response.results.append(
+            cls(name=name, error_code=errors.INVALID_REQUEST, error_message="Duplicate topic name.")
+        )
+    for asked in request.topics:
+        if asked.name in twice:
+            continue
+        result = cls(name=asked.name)
+        response.results.append(result)
+        try:
+            records += _grow(image, cluster, asked)
+        except KafkaError as trouble:
+            result.error_code, result.error_message = trouble.code, trouble.message
+    return ([] if request.validate_only else records), response
+
+
+def _grow(image: MetadataImage, cluster: Cluster, asked: Any) -> list[Any]:
+    topic = image.topics.get(asked.name)
+    if topic is None:
+        raise KafkaError(errors.UNKNOWN_TOPIC_OR_PARTITION)
+    count = len(topic.partitions)
+    if asked.count == count:
+        raise KafkaError(errors.INVALID_PARTITIONS, f"Topic already has {count} partition(s).")
+    if asked.count < count:
+        raise KafkaError(
+            errors.INVALID_PARTITIONS,
+            f"The topic {asked.name} currently has {count} partition(s); {asked.count} would not be an increase.",
+        )
+    added = asked.count - count
+    if added > PARTITIONS_MAX:
+        raise KafkaError(errors.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+    factor = len(next(iter(topic.partitions.values())).replicas)
+    if asked.assignments is None:
+        replicas = place(usable_brokers(image), added, factor, cluster.random)
+    else:
+        if len(asked.assignments) != added:
+            raise KafkaError(
+                errors.INVALID_REPLICA_ASSIGNMENT,
+                f"Attempted to add {added} additional partition(s), but only {len(asked.assignments)}"
+                " assignment(s) were specified.",
+            )
+        replicas = [assignment.broker_ids for assignment in asked.assignments]
+        for index, listed in enumerate(replicas, count):
+            _check_assignment(image, index, listed, factor)
+    return [
+        new_partition(image, topic.topic_id, index, listed) for index, listed in enumerate(replicas, count)
+    ]

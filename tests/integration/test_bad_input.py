@@ -158,8 +158,10 @@ def test_every_truncation_of_a_request_closes_or_is_answered(broker, topic):
     assert_alive(broker)
 
 
-def test_random_frames_never_hurt(broker):
-    chance = random.Random(7)
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_random_frames_never_hurt(broker, rounds):
+    chance = random.Random(int(os.environ.get("KAFKAD_SEED", "7")))
     valid = [
         codec.encode_request(messages.MetadataRequest(topics=None), 12, 1, "fuzz"),
         codec.encode_request(
@@ -169,8 +171,8 @@ def test_random_frames_never_hurt(broker):
         codec.encode_request(produce_request("target", batch(b"x" * 50)), 9, 1, "fuzz"),
         codec.encode_request(messages.FetchRequest(max_wait_ms=1), 12, 1, "fuzz"),
     ]
-    until = time.monotonic() + float(os.environ.get("KAFKAD_FUZZ_SECONDS", "10"))
-    rounds = 0
+    until = time.monotonic() + rounds(20, 600)
+    sent = 0
     while time.monotonic() < until:
         frame = bytearray(chance.choice(valid))
         for _ in range(chance.randrange(1, 6)):
@@ -185,8 +187,8 @@ def test_random_frames_never_hurt(broker):
                 wire.socket.recv(65536)
             except (TimeoutError, ConnectionError):
                 pass
-        rounds += 1
-    assert rounds > 20
+        sent += 1
+    assert sent > 100
     assert_alive(broker)
 
 

@@ -2,7 +2,7 @@
 
 Idempotent producers (librdkafka, acks=all) write numbered records to several partitions while the broker is
 killed at random moments and started again. The producers live through all rounds, as they do in production.
-`KAFKAD_KILL_ROUNDS` says how many rounds; `make soak` sets 200.
+20 rounds here, 200 in `make soak`.
 """
 
 import os
@@ -17,7 +17,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kafkad.testing import Broker
 
-ROUNDS = int(os.environ.get("KAFKAD_KILL_ROUNDS", "20"))
 SEED = int(os.environ.get("KAFKAD_SEED", "20260801"))
 PARTITIONS = 4
 PRODUCERS = 2
@@ -115,8 +114,9 @@ def read_all(bootstrap: str, ends: dict[int, tuple[int, int]]) -> dict[int, list
     return records
 
 
-@pytest.mark.timeout(60 + ROUNDS * 20)
-def test_acknowledged_records_survive_kill_9_once_and_in_order(tmp_path):
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_acknowledged_records_survive_kill_9_once_and_in_order(tmp_path, rounds):
     chance = random.Random(SEED)
     config = {
         "log.segment.bytes": 200_000,  # rolls, and so snapshots and new indexes, happen all the time
@@ -131,7 +131,7 @@ def test_acknowledged_records_survive_kill_9_once_and_in_order(tmp_path):
         for writer in writers:
             writer.start()
         high = dict.fromkeys(range(PARTITIONS), 0)
-        for _ in range(ROUNDS):
+        for _ in range(rounds(20, 200)):
             time.sleep(chance.uniform(0.05, 0.6))
             told = {p: w[1] for p, w in watermarks(broker.bootstrap).items()}
             time.sleep(chance.uniform(0, 0.05))

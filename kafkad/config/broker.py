@@ -327,8 +327,8 @@ def _check_log(config: BrokerConfig) -> None:
         raise _wrong(config, "cordoned.log.dirs", "* must be the only entry")
     if "*" not in cordoned and not set(cordoned) <= set(known):
         raise _wrong(config, "cordoned.log.dirs", f"Entries must be in log.dirs, which is {','.join(known)}")
-    if reason := conflict(config.topic_defaults, tiered=config.remote_log_storage_system_enable):
-        raise ConfigError(reason)
+    if conflicting := conflict(config.topic_defaults, tiered=config.remote_log_storage_system_enable):
+        raise ConfigError(conflicting)
 
 
 def _check_listeners(config: BrokerConfig) -> None:

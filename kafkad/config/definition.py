@@ -187,12 +187,18 @@ class Key:
 
     def parse(self, text: str) -> Value:
         """The value that `text` stands for. Raises ConfigError."""
-        return self.check(self._typed(text), text)
-
-    def check(self, value: Value, text: str | None = None) -> Value:
+        value = self._typed(text)
         if reason := self.valid.reason(value):
-            raise self.error(to_string(value) if text is None else text, reason)
+            raise self.error(text, reason)
         return value
+
+    def stored(self, text: str, otherwise: Value) -> Value:
+        """The value of what stands in a metadata log: whoever wrote it found it valid, though perhaps by
+        another Kafka's rules, so it only has to be of the type, else it is as if it were not there."""
+        try:
+            return self._typed(text)
+        except ConfigError:
+            return otherwise
 
     def error(self, text: str | None, reason: str) -> ConfigError:
         shown = HIDDEN if self.sensitive else text

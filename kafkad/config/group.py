@@ -101,11 +101,11 @@ BOUNDS: Final = {
 
 
 def group_values(broker: "BrokerConfig", overrides: Mapping[str, str]) -> dict[str, Any]:
-    """Every group key with its value for a group. Unknown keys are passed over. Raises ConfigError."""
+    """Every group key with its value for a group, its own as they stand in the metadata log."""
     values = dict(broker.group_defaults)
     for name, text in overrides.items():
         if key := GROUP_KEYS.get(name):
-            values[name] = key.parse(text)
+            values[name] = key.stored(text, values[name])
     return values
 
 
@@ -114,8 +114,9 @@ def validate_group_configs(overrides: Mapping[str, str], broker: "BrokerConfig")
     for name in overrides:
         if name not in GROUP_KEYS:
             raise KafkaError(INVALID_CONFIG, f"Unknown group config name: {name}")
+    values: dict[str, Any] = dict(broker.group_defaults)
     try:
-        values = group_values(broker, overrides)
+        values.update({name: GROUP_KEYS[name].parse(text) for name, text in overrides.items()})
     except ConfigError as error:
         raise KafkaError(INVALID_CONFIG, str(error))
     for name, (low, high) in BOUNDS.items():

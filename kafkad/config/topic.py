@@ -166,8 +166,8 @@ class TopicConfig:
 
     @classmethod
     def resolve(cls, broker: "BrokerConfig", overrides: Mapping[str, str]) -> "TopicConfig":
-        """The configuration of a topic with these values of its own. Keys that are no longer known (of an
-        older Kafka's metadata log) are passed over. Raises ConfigError."""
+        """The configuration of a topic with these values of its own, as they stand in the metadata log:
+        what is no longer known or valid there is passed over."""
         values = topic_values(broker, overrides)
         return cls(**{TOPIC_KEYS[name].attribute: value for name, value in values.items()})
 
@@ -214,11 +214,11 @@ def _inherited(broker: "BrokerConfig", key: Key) -> Value:
 
 
 def topic_values(broker: "BrokerConfig", overrides: Mapping[str, str]) -> dict[str, Value]:
-    """Every topic key with its value as configured. Raises ConfigError."""
+    """Every topic key with its value as configured."""
     values = dict(broker.topic_defaults)
     for name, text in overrides.items():
         if key := TOPIC_KEYS.get(name):
-            values[name] = key.parse(text)
+            values[name] = key.stored(text, values[name])
     return values
 
 

@@ -1,0 +1,517 @@
+"""Configuration as resources: topics, brokers, groups, client metrics subscriptions and log levels.
+
+DescribeConfigs (key 32), v1-4.   v1 synonyms and sources (KIP-226). v3 types and documentation (KIP-569).
+v4 flexible. AlterConfigs (key 33), v0-2.   v2 flexible. It replaces all that a resource has: what it does
+not name is deleted. IncrementalAlterConfigs (key 44), v0-1.   v1 flexible. Sets, deletes, and edits lists
+(KIP-339). ListConfigResources (key 74), v0-1.   v0 knows client metrics only (KIP-714), v1 every type
+(KIP-1142).
+
+Resources are judged one by one and each has its own error; `plan_config_changes` decides, the controller
+writes. The name of a broker resource is this broker's id, or "" for all brokers. A value that must not be
+shown, or that of a key nobody knows, is null. Sources of the rules: ConfigHelper, ConfigAdminManager,
+ConfigurationControlManager.
+
+Not yet: authorization; policies (alter.config.policy.class.name is a Java class)."""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from kafkad.api.context import RequestContext, Services, code_of
+from kafkad.config import loggers
+from kafkad.config.broker import BrokerConfig, base_key, is_sensitive
+from kafkad.config.broker_keys import BROKER_KEYS, BROKER_QUOTA_KEYS
+from kafkad.config.client_metrics import (
+    CLIENT_METRICS_KEYS,
+    client_metrics_values,
+    validate_client_metrics_configs,
+)
+from kafkad.config.definition import ConfigError, Key, Value, to_string
+from kafkad.config.dynamic import (
+    APPEND,
+    DELETE,
+    DYNAMIC_KEYS,
+    SET,
+    SUBTRACT,
+    VALUE_SIZE_MAX,
+    Operation,
+    apply_operations,
+    changed,
+    validate_broker_configs,
+)
+from kafkad.config.group import GROUP_KEYS, group_values, validate_group_configs
+from kafkad.config.topic import TOPIC_KEYS, topic_values, validate_topic_configs
+from kafkad.metadata.features import CORDONED_LOG_DIRS
+from kafkad.metadata.image import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC, MetadataImage
+from kafkad.protocol import messages
+from kafkad.protocol.errors import (
+    BROKER_ID_NOT_REGISTERED,
+    INVALID_CONFIG,
+    INVALID_REQUEST,
+    INVALID_TOPIC_EXCEPTION,
+    NONE,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    UNSUPPORTED_VERSION,
+    KafkaError,
+)
+
+# where a value comes from: DescribeConfigsResponse.ConfigSource
+TOPIC_CONFIG: Final = 1
+DYNAMIC_BROKER_CONFIG: Final = 2
+DYNAMIC_DEFAULT_BROKER_CONFIG: Final = 3
+STATIC_BROKER_CONFIG: Final = 4
+DEFAULT_CONFIG: Final = 5
+DYNAMIC_BROKER_LOGGER_CONFIG: Final = 6
+CLIENT_METRICS_CONFIG: Final = 7
+GROUP_CONFIG: Final = 8
+
+# DescribeConfigsResponse.ConfigType; 0 is unknown
+TYPES: Final = {
+    "boolean": 1,
+    "string": 2,
+    "int": 3,
+    "short": 4,
+    "long": 5,
+    "double": 6,
+    "list": 7,
+    "class": 8,
+    "password": 9,
+}
+
+# Keys of one meaning, of which the first that is set wins (DynamicBrokerConfig.brokerConfigSynonyms).
+SYNONYMS: Final = {
+    **dict.fromkeys(("log.roll.ms", "log.roll.hours"), ("log.roll.ms", "log.roll.hours")),
+    **dict.fromkeys(
+        ("log.roll.jitter.ms", "log.roll.jitter.hours"), ("log.roll.jitter.ms", "log.roll.jitter.hours")
+    ),
+    **dict.fromkeys(
+        ("log.retention.ms", "log.retention.minutes", "log.retention.hours"),
+        ("log.retention.ms", "log.retention.minutes", "log.retention.hours"),
+    ),
+    "log.flush.interval.ms": ("log.flush.interval.ms", "log.flush.scheduler.interval.ms"),
+}
+
+Synonym = tuple[str, str | None, int]  # key, value, source
+
+
+class Resource(NamedTuple):
+    kind: int
+    name: str
+    operations: list[Operation]
+
+
+class Change(NamedTuple):
+    """What the controller is to write for one resource: a value, or None for a key to delete."""
+
+    kind: int
+    name: str
+    values: dict[str, str | None]
+
+
+class Plan(NamedTuple):
+    changes: list[Change]
+    errors: dict[int, KafkaError]  # by the resource's place in the request; the others may be written
+
+
+# --- DescribeConfigs --------------------------------------------------------------------------------------
+
+
+def describe_configs(services: Services, context: RequestContext, request: Any) -> Any:
+    image, config = services.metadata.image, services.config
+    results = []
+    for asked in request.resources:
+        entries: list[Any] = []
+        code, message = NONE, None
+        try:
+            entries = describe(
+                image, config, asked.resource_type, asked.resource_name, asked.configuration_keys
+            )
+        except KafkaError as error:
+            code, message = error.code, error.message
+        if not request.include_synonyms:
+            for entry in entries:
+                entry.synonyms = []
+        if not request.include_documentation:
+            for entry in entries:
+                entry.documentation = None
+        results.append(
+            messages.DescribeConfigsResponse.Results(
+                error_code=code,
+                error_message=message,
+                resource_type=asked.resource_type,
+                resource_name=asked.resource_name,
+                configs=entries,
+            )
+        )
+    return messages.DescribeConfigsResponse(results=results)
+
+
+def describe(
+    image: MetadataImage, config: BrokerConfig, kind: int, name: str, only: Collection[str] | None = None
+) -> list[Any]:
+    """The entries of one resource, all of them or `only` those. Raises KafkaError."""
+    wanted: Callable[[str], bool] = (lambda key: True) if not only else set(only).__contains__
+    own = image.configs.get((kind, name), {})
+    if kind == TOPIC:
+        check_topic_name(name)
+        if name not in image.topics:
+            raise KafkaError(UNKNOWN_TOPIC_OR_PARTITION, None)
+        values = topic_values(config, own)
+        return _describe_keys(config, TOPIC_KEYS, values, own, TOPIC_CONFIG, wanted)
+    if kind == BROKER:
+        if name:
+            _check_broker_id(config, name, f"{config.node_id} or empty string,")
+            return _describe_broker(config, wanted)
+        return [
+            _broker_entry(config, key, text, per_broker=False)
+            for key, text in config.dynamic_default.items()
+            if wanted(key)
+        ]
+    if kind == BROKER_LOGGER:
+        if not name:
+            raise KafkaError(INVALID_REQUEST, "Broker id must not be empty")
+        _check_broker_id(config, name, str(config.node_id))
+        return [_logger_entry(key, level) for key, level in loggers.levels().items() if wanted(key)]
+    if kind == CLIENT_METRICS:
+        if not name:
+            raise KafkaError(INVALID_REQUEST, "Client metrics subscription name must not be empty")
+        values = client_metrics_values(own)
+        return _describe_keys(config, CLIENT_METRICS_KEYS, values, own, CLIENT_METRICS_CONFIG, wanted)
+    if kind == GROUP:
+        if not name:
+            raise KafkaError(INVALID_REQUEST, "Group name must not be empty")
+        values = group_values(config, own)
+        return _describe_keys(config, GROUP_KEYS, values, own, GROUP_CONFIG, wanted)
+    raise KafkaError(INVALID_REQUEST, f"Unsupported resource type: {kind}")
+
+
+def _describe_keys(
+    config: BrokerConfig,
+    keys: Mapping[str, Key],
+    values: Mapping[str, Value],
+    own: Mapping[str, str],
+    source: int,
+    wanted: Callable[[str], bool],
+) -> list[Any]:
+    """The entries of a topic, a group or a subscription, whose own values lie over the broker's."""
+    entries = []
+    for name, key in keys.items():
+        if not wanted(name) or (key.internal and name not in own):
+            continue
+        value = to_string(values[name])
+        synonyms: list[Synonym] = [(name, value, source)] if name in own else []
+        if key.synonyms:
+            synonyms += _broker_synonyms(config, key.synonyms[0])
+        elif source == GROUP_CONFIG:
+            synonyms.append((name, to_string(key.default), DEFAULT_CONFIG))
+        entries.append(_entry(name, value, synonyms, key, read_only=False))
+    return entries
+
+
+def _describe_broker(config: BrokerConfig, wanted: Callable[[str], bool]) -> list[Any]:
+    given = config.static | config.dynamic_default | config.dynamic_broker
+    entries = [
+        _broker_entry(config, name, text)
+        for name, text in given.items()
+        if wanted(name) and (name not in BROKER_KEYS or BROKER_KEYS[name].internal)
+    ]
+    entries += [
+        _broker_entry(config, name, to_string(config.value(name)))
+        for name, key in BROKER_KEYS.items()
+        if wanted(name) and not key.internal
+    ]
+    return entries
+
+
+def _broker_entry(config: BrokerConfig, name: str, text: str | None, per_broker: bool = True) -> Any:
+    synonyms = _broker_synonyms(config, name)
+    if not per_broker:
+        synonyms = [synonym for synonym in synonyms if synonym[2] == DYNAMIC_DEFAULT_BROKER_CONFIG]
+    key = BROKER_KEYS.get(base_key(name)) or BROKER_QUOTA_KEYS.get(name)
+    return _entry(name, text, synonyms, key, read_only=name not in DYNAMIC_KEYS)
+
+
+def _broker_synonyms(config: BrokerConfig, name: str) -> list[Synonym]:
+    """Where the value of a broker's key may come from, the first being where it does."""
+    base = base_key(name)
+    names = SYNONYMS.get(name, (name,) if base == name else (name, base))
+    defaults = {
+        other: to_string(BROKER_KEYS[other].default)
+        for other in names
+        if other in BROKER_KEYS and BROKER_KEYS[other].default is not None
+    }
+    found: list[Synonym] = []
+    for layer, source in (
+        (config.dynamic_broker, DYNAMIC_BROKER_CONFIG),
+        (config.dynamic_default, DYNAMIC_DEFAULT_BROKER_CONFIG),
+        (config.static, STATIC_BROKER_CONFIG),
+        (defaults, DEFAULT_CONFIG),
+    ):
+        found += [(other, layer[other], source) for other in names if other in layer]
+    while found and found[0][0] != name:
+        del found[0]
+    hidden = is_sensitive(name)
+    return [(other, None if hidden else value, source) for other, value, source in found]
+
+
+def _entry(name: str, value: str | None, synonyms: list[Synonym], key: Key | None, *, read_only: bool) -> Any:
+    hidden = key is None or key.sensitive
+    return messages.DescribeConfigsResponse.Results.Configs(
+        name=name,
+        value=None if hidden else value,
+        read_only=read_only,
+        config_source=synonyms[0][2] if synonyms else DEFAULT_CONFIG,
+        is_sensitive=hidden,
+        synonyms=[
+            messages.DescribeConfigsResponse.Results.Configs.Synonyms(name=other, value=text, source=source)
+            for other, text, source in synonyms
+        ],
+        config_type=TYPES[key.type] if key else 0,
+        documentation=key.doc if key and key.name == name else None,
+    )
+
+
+def _logger_entry(name: str, level: str) -> Any:
+    return messages.DescribeConfigsResponse.Results.Configs(
+        name=name, value=level, config_source=DYNAMIC_BROKER_LOGGER_CONFIG, documentation=None
+    )
+
+
+# --- AlterConfigs and IncrementalAlterConfigs -------------------------------------------------------------
+
+
+async def alter_configs(services: Services, context: RequestContext, request: Any) -> Any:
+    image = services.metadata.image
+    resources = []
+    for asked in request.resources:
+        given = [Operation(config.name, SET, config.value) for config in asked.configs]
+        named = {operation.key for operation in given}
+        current = image.configs.get((asked.resource_type, asked.resource_name), {})
+        given += [Operation(key, DELETE, None) for key in current if key not in named]
+        resources.append(Resource(asked.resource_type, asked.resource_name, given))
+    plan = plan_config_changes(image, services.config, resources, loggers_too=False)
+    await _write(services, plan, resources, request.validate_only)
+    return messages.AlterConfigsResponse(
+        responses=_responses(messages.AlterConfigsResponse.Responses, resources, plan)
+    )
+
+
+async def incremental_alter_configs(services: Services, context: RequestContext, request: Any) -> Any:
+    resources = [
+        Resource(
+            asked.resource_type,
+            asked.resource_name,
+            [Operation(config.name, config.config_operation, config.value) for config in asked.configs],
+        )
+        for asked in request.resources
+    ]
+    plan = plan_config_changes(services.metadata.image, services.config, resources)
+    if not request.validate_only:
+        for place, resource in enumerate(resources):
+            if resource.kind == BROKER_LOGGER and place not in plan.errors:
+                for operation in resource.operations:
+                    loggers.set_level(operation.key, operation.value if operation.kind == SET else None)
+    await _write(services, plan, resources, request.validate_only)
+    return messages.IncrementalAlterConfigsResponse(
+        responses=_responses(messages.IncrementalAlterConfigsResponse.Responses, resources, plan)
+    )
+
+
+async def _write(services: Services, plan: Plan, resources: list[Resource], validate_only: bool) -> None:
+    """Has the controller write; where it refuses, the resources get its error."""
+    if not plan.changes:
+        return
+    try:
+        await services.controller.incremental_alter_configs(plan.changes, validate_only)
+    except KafkaError as error:
+        refused = {(change.kind, change.name) for change in plan.changes}
+        for place, resource in enumerate(resources):
+            if place not in plan.errors and (resource.kind, resource.name) in refused:
+                plan.errors[place] = KafkaError(code_of(error), error.message)
+
+
+def _responses(make: Callable[..., Any], resources: list[Resource], plan: Plan) -> list[Any]:
+    responses = []
+    for place, resource in enumerate(resources):
+        error = plan.errors.get(place)
+        responses.append(
+            make(
+                error_code=error.code if error else NONE,
+                error_message=error.message if error else None,
+                resource_type=resource.kind,
+                resource_name=resource.name,
+            )
+        )
+    return responses
+
+
+def plan_config_changes(
+    image: MetadataImage, config: BrokerConfig, resources: list[Resource], *, loggers_too: bool = True
+) -> Plan:
+    """What to write, and which resources are refused. A resource whose values stay as they are is neither,
+    except a broker's: writing its values again makes it read its key stores again (KAFKA-14136)."""
+    plan = Plan([], {})
+    names = [(resource.kind, resource.name) for resource in resources]
+    for place, resource in enumerate(resources):
+        try:
+            if names.count(names[place]) > 1:
+                raise KafkaError(INVALID_REQUEST, "Each resource must appear at most once.")
+            _check_operations(resource)
+            if resource.kind == BROKER_LOGGER and loggers_too:
+                _check_loggers(config, resource)
+            else:
+                values = _plan_resource(image, config, resource)
+                if values:
+                    plan.changes.append(Change(resource.kind, resource.name, values))
+        except KafkaError as error:
+            plan.errors[place] = error
+        except ConfigError as error:
+            plan.errors[place] = KafkaError(INVALID_CONFIG, str(error))
+    return plan
+
+
+def _check_operations(resource: Resource) -> None:
+    keys = [operation.key for operation in resource.operations]
+    if len(set(keys)) < len(keys):
+        raise KafkaError(INVALID_REQUEST, "Error due to duplicate config keys")
+    nulls = [key for key, kind, value in resource.operations if kind != DELETE and value is None]
+    if nulls:
+        raise KafkaError(INVALID_REQUEST, f"Null value not supported for : {', '.join(nulls)}")
+
+
+def _plan_resource(image: MetadataImage, config: BrokerConfig, resource: Resource) -> dict[str, str | None]:
+    """The values to write for one resource. Raises KafkaError."""
+    kind, name, operations = resource
+    before = image.configs.get((kind, name), {})
+    if kind not in KEYS:
+        raise KafkaError(INVALID_REQUEST, f"Unknown resource type {kind}")
+    if kind == BROKER and name:
+        _check_broker_id(config, name, f"{config.node_id},", "Node id")
+    changes = apply_operations(before, operations, KEYS[kind])
+    after = changed(before, changes)
+    if kind == TOPIC:
+        if not name:
+            raise KafkaError(INVALID_REQUEST, "Default topic resources are not allowed.")
+        check_topic_name(name)
+        _check_sizes(changes)
+        validate_topic_configs(after, config, before)
+        if name not in image.topics:
+            raise KafkaError(UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
+    elif kind == BROKER:
+        _check_broker_changes(image, config, name, changes, after)
+    elif kind == GROUP:
+        if not name:
+            raise KafkaError(INVALID_REQUEST, "Default group resources are not allowed.")
+        _check_sizes(changes)
+        validate_group_configs(after, config)
+    else:
+        if not name:
+            raise KafkaError(INVALID_REQUEST, "Subscription name can't be empty")
+        _check_sizes(changes)
+        validate_client_metrics_configs(after)
+    return {key: value for key, value in changes.items() if kind == BROKER or value != before.get(key)}
+
+
+KEYS: Final = {TOPIC: TOPIC_KEYS, BROKER: BROKER_KEYS, GROUP: GROUP_KEYS, CLIENT_METRICS: CLIENT_METRICS_KEYS}
+
+
+def _check_broker_changes(
+    image: MetadataImage,
+    config: BrokerConfig,
+    name: str,
+    changes: Mapping[str, str | None],
+    after: dict[str, str],
+) -> None:
+    validate_broker_configs(config, after, per_broker=bool(name))
+    _check_sizes(changes)
+    if "cordoned.log.dirs" in changes and image.metadata_version < CORDONED_LOG_DIRS:
+        reason = "value cannot be set because it requires metadata.version >= 4.3-IV0"
+        raise KafkaError(INVALID_CONFIG, f"The cordoned.log.dirs configuration {reason}")
+    if "min.insync.replicas" in changes and image.elr_enabled:
+        if name:
+            reason = "Broker-level min.insync.replicas cannot be altered while ELR is enabled."
+            raise KafkaError(INVALID_CONFIG, reason)
+        if changes["min.insync.replicas"] is None:
+            reason = "Cluster-level min.insync.replicas cannot be removed while ELR is enabled."
+            raise KafkaError(INVALID_CONFIG, reason)
+    if name and int(name) not in image.brokers:
+        raise KafkaError(BROKER_ID_NOT_REGISTERED, f"No node with id {name} found.")
+
+
+def _check_sizes(changes: Mapping[str, str | None]) -> None:
+    if any(value is not None and len(value) > VALUE_SIZE_MAX for value in changes.values()):
+        reason = f"it exceeds the maximum value size of {VALUE_SIZE_MAX} bytes."
+        raise KafkaError(INVALID_CONFIG, f"The configuration value cannot be added because {reason}")
+
+
+def _check_loggers(config: BrokerConfig, resource: Resource) -> None:
+    """Rules: RuntimeLoggerManager."""
+    _check_broker_id(config, resource.name, f"{config.node_id},", "Node id")
+    for name, kind, level in resource.operations:
+        if kind not in (SET, DELETE):
+            verb = {APPEND: "APPEND operation", SUBTRACT: "SUBTRACT operation"}.get(
+                kind, f"Unknown operation type {kind}"
+            )
+            raise KafkaError(INVALID_REQUEST, f"{verb} is not allowed for the BROKER_LOGGER resource")
+        if not loggers.exists(name):
+            raise KafkaError(INVALID_CONFIG, f"Logger {name} does not exist!")
+        if kind == SET and level not in loggers.LEVELS:
+            raise KafkaError(
+                INVALID_CONFIG,
+                f"Cannot set the log level of {name} to {level} as it is not a supported log level. "
+                f"Valid log levels are {', '.join(loggers.LEVELS)}",
+            )
+        if kind == DELETE and name == loggers.ROOT:
+            raise KafkaError(INVALID_REQUEST, "Removing the log level of the root logger is not allowed")
+
+
+def _check_broker_id(config: BrokerConfig, name: str, expected: str, what: str = "Broker id") -> None:
+    if not re.fullmatch(r"[+-]?[0-9]+", name):
+        raise KafkaError(INVALID_REQUEST, f"{what} must be an integer, but it is: {name}")
+    if int(name) != config.node_id:
+        reason = f"Unexpected broker id, expected {expected} but received {name}"
+        raise KafkaError(INVALID_REQUEST, reason)
+
+
+def check_topic_name(name: str) -> None:
+    """Kafka's rules of topic names (Topic.validate). Raises KafkaError(INVALID_TOPIC_EXCEPTION)."""
+    if not name:
+        reason = "the empty string is not allowed"
+    elif name in (".", ".."):
+        reason = f"'{name}' is not allowed"
+    elif len(name) > 249:
+        reason = f"the length of '{name}' is longer than the max allowed length 249"
+    elif not re.fullmatch(r"[a-zA-Z0-9._-]+", name):
+        reason = f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
+    else:
+        return
+    raise KafkaError(INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {reason}")
+
+
+# --- ListConfigResources ----------------------------------------------------------------------------------
+
+
+def list_config_resources(services: Services, context: RequestContext, request: Any) -> Any:
+    image = services.metadata.image
+    supported = (
+        (CLIENT_METRICS,) if context.version == 0 else (GROUP, CLIENT_METRICS, BROKER_LOGGER, BROKER, TOPIC)
+    )
+    asked = set(request.resource_types) or set(supported)
+    if not asked <= set(supported):
+        return messages.ListConfigResourcesResponse(error_code=UNSUPPORTED_VERSION)
+    return messages.ListConfigResourcesResponse(
+        config_resources=[
+            messages.ListConfigResourcesResponse.ConfigResources(resource_name=name, resource_type=kind)
+            for kind in supported
+            if kind in asked
+            for name in _resource_names(image, kind)
+        ]
+    )
+
+
+def _resource_names(image: MetadataImage, kind: int) -> Iterable[str]:
+    if kind == TOPIC:
+        return image.topics
+    if kind in (BROKER, BROKER_LOGGER):
+        return [str(broker_id) for broker_id, broker in image.brokers.items() if not broker.fenced]
+    return [name for configured, name in image.configs if configured == kind]

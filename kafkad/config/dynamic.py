@@ -1,0 +1,224 @@
+"""Configuration that changes while the broker runs (KIP-226, KIP-339).
+
+Two sets of values come from the metadata log: one for all brokers (resource name "") and one for this
+broker. They lie over the file, this broker's on top, and each change gives a new `BrokerConfig`. A request
+is judged before it is written (`validate_broker_configs`); what is in the log already, perhaps from another
+Kafka, is applied as far as it can be (`with_dynamic`), since a broker must start with whatever stands
+there.
+
+Operations on lists act on the value that is set, or the key's default, never on what the file says.
+Source of the rules: DynamicBrokerConfig, ConfigAdminManager, ConfigurationControlManager.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from kafkad.config.broker import BrokerConfig, base_key
+from kafkad.config.broker_keys import BROKER_KEYS, BROKER_QUOTA_KEYS
+from kafkad.config.definition import LIST, PER_BROKER, READ_ONLY, ConfigError, Key, to_string
+from kafkad.protocol.errors import INVALID_CONFIG, INVALID_REQUEST, KafkaError
+
+# IncrementalAlterConfigs' operations
+SET: Final = 0
+DELETE: Final = 1
+APPEND: Final = 2
+SUBTRACT: Final = 3
+
+VALUE_SIZE_MAX: Final = 32767  # of a value in the metadata log: Kafka's Short.MAX_VALUE
+
+DYNAMIC_KEYS: Final = frozenset(
+    [key.name for key in BROKER_KEYS.values() if key.update != READ_ONLY] + list(BROKER_QUOTA_KEYS)
+)
+
+# These may be changed for a listener only: listener.name.<listener>.<key>.
+SECURITY_KEYS: Final = frozenset(
+    (
+        "ssl.key.password",
+        "ssl.keystore.certificate.chain",
+        "ssl.keystore.key",
+        "ssl.keystore.location",
+        "ssl.keystore.password",
+        "ssl.keystore.type",
+        "ssl.truststore.certificates",
+        "ssl.truststore.location",
+        "ssl.truststore.password",
+        "ssl.truststore.type",
+    )
+)
+
+# Of a listener, but for all brokers at once too.
+CLUSTER_WIDE_LISTENER_KEYS: Final = frozenset(
+    ("max.connection.creation.rate", "max.connections", "num.network.threads")
+)
+
+# Kafka at most doubles or halves these in one step.
+THREAD_COUNTS: Final = (
+    "background.threads",
+    "log.cleaner.threads",
+    "num.io.threads",
+    "num.network.threads",
+    "num.recovery.threads.per.data.dir",
+    "num.replica.fetchers",
+)
+
+# Kafka can open and close listeners while it runs; kafkad binds them once.
+FIXED_HERE: Final = ("listener.security.protocol.map", "listeners")
+
+
+class Operation(NamedTuple):
+    key: str
+    kind: int  # SET, DELETE, APPEND or SUBTRACT
+    value: str | None
+
+
+def apply_operations(
+    current: Mapping[str, str], operations: Iterable[Operation], keys: Mapping[str, Key]
+) -> dict[str, str | None]:
+    """What each operated key shall be, None being deleted. Raises KafkaError: INVALID_CONFIG for a list
+    operation on what is no list."""
+    result: dict[str, str | None] = {}
+    for key, kind, value in operations:
+        if kind == DELETE:
+            result[key] = None
+        elif kind == SET:
+            result[key] = value
+        elif kind in (APPEND, SUBTRACT):
+            assert value is not None  # the handler refused it
+            row = keys.get(key)
+            if row is None or row.type is not LIST:
+                verb = "APPEND" if kind == APPEND else "SUBTRACT"
+                reason = f"Can't {verb} to key {key} because its type is not LIST."
+                raise KafkaError(INVALID_CONFIG, reason)
+            before = current.get(key, to_string(row.default) or "")
+            result[key] = _edited(before, kind, value.split(","))
+        else:
+            raise KafkaError(INVALID_REQUEST, f"Unknown operations type {kind}")
+    return result
+
+
+def _edited(before: str, kind: int, values: list[str]) -> str:
+    entries = [entry for entry in before.split(",") if entry]
+    for value in values:
+        if kind == APPEND and value not in entries:
+            entries.append(value)
+        elif kind == SUBTRACT and value in entries:
+            entries.remove(value)
+    return ",".join(entries)
+
+
+def changed(current: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """The values after `changes`."""
+    after: dict[str, str | None] = {**current, **changes}
+    return {key: value for key, value in after.items() if value is not None}
+
+
+def validate_broker_configs(config: BrokerConfig, texts: Mapping[str, str], *, per_broker: bool) -> None:
+    """Refuses dynamic values, all that this broker (or, not `per_broker`, every broker) shall have.
+    Raises KafkaError(INVALID_REQUEST), which is what Kafka answers here."""
+    for refuse, reason in (
+        (_is_static, "Cannot update these configs dynamically"),
+        (
+            SECURITY_KEYS.__contains__,
+            "These security configs can be dynamically updated only per-listener using the listener prefix",
+        ),
+    ):
+        _refuse(texts, refuse, reason)
+    try:
+        for name, text in texts.items():
+            if key := _row(name):
+                key.parse(text)
+    except ConfigError as error:
+        raise KafkaError(INVALID_REQUEST, str(error))
+    if not per_broker:
+        reason = "Cannot update these configs at default cluster level, broker id must be specified"
+        _refuse(texts, _is_per_broker, reason)
+    try:
+        if per_broker:
+            after = BrokerConfig(config.static, config.dynamic_default, texts)
+        else:
+            after = BrokerConfig(config.static, texts, config.dynamic_broker)
+        _check_step(config, after)
+    except ConfigError as error:
+        raise KafkaError(INVALID_REQUEST, str(error))
+
+
+def _refuse(texts: Mapping[str, str], refuse, reason: str) -> None:  # type: ignore[no-untyped-def]
+    if names := sorted(filter(refuse, texts)):
+        raise KafkaError(INVALID_REQUEST, f"{reason}: [{', '.join(names)}]")
+
+
+def _row(name: str) -> Key | None:
+    return BROKER_KEYS.get(base_key(name)) or BROKER_QUOTA_KEYS.get(name)
+
+
+def _is_static(name: str) -> bool:
+    """Keys that nobody knows are not: they are kept for whoever reads them."""
+    return name in BROKER_KEYS and name not in DYNAMIC_KEYS
+
+
+def _is_per_broker(name: str) -> bool:
+    if name in BROKER_KEYS:
+        return BROKER_KEYS[name].update == PER_BROKER
+    base = base_key(name)
+    return base != name and base not in CLUSTER_WIDE_LISTENER_KEYS
+
+
+def _check_step(before: BrokerConfig, after: BrokerConfig) -> None:
+    """What may change, but not by so much. Raises ConfigError."""
+    for name in THREAD_COUNTS:
+        old, new = before.value(name), after.value(name)
+        wrong = f"Dynamic thread count update validation failed for {name}={new}, value should"
+        if new < old // 2:
+            raise ConfigError(f"{wrong} be at least half the current value {old}")
+        if new > old * 2:
+            raise ConfigError(f"{wrong} not be greater than double the current value {old}")
+    for name in FIXED_HERE:
+        if before.value(name) != after.value(name):
+            text = to_string(after.value(name))
+            raise BROKER_KEYS[name].error(text, "kafkad cannot change its listeners while it runs")
+
+
+def with_dynamic(
+    config: BrokerConfig, default: Mapping[str, str], broker: Mapping[str, str]
+) -> tuple[BrokerConfig, list[str]]:
+    """The configuration with these dynamic values instead of those it has, and sentences on what of them
+    had to be left out. Never raises."""
+    complaints: list[str] = []
+    layers = (
+        _usable(default, "cluster-wide default", complaints, per_broker=False),
+        _usable(broker, "per-broker", complaints, per_broker=True),
+    )
+    try:
+        return BrokerConfig(config.static, *layers), complaints
+    except ConfigError as error:
+        complaints.append(f"The dynamic configuration cannot be applied: {error}")
+        return config, complaints
+
+
+def _usable(
+    texts: Mapping[str, str], layer: str, complaints: list[str], *, per_broker: bool
+) -> dict[str, str]:
+    usable = {}
+    for name, text in texts.items():
+        reason = None
+        if _is_static(name):
+            reason = "it cannot change while the broker runs"
+        elif name in SECURITY_KEYS:
+            reason = "it can change for a listener only"
+        elif not per_broker and _is_per_broker(name):
+            reason = "it can change for one broker only"
+        elif key := _row(name):
+            try:
+                key.parse(text)
+            except ConfigError as error:
+                reason = str(error)
+        if reason:
+            complaints.append(f"The {layer} {name} is ignored: {reason}")
+        else:
+            usable[name] = text
+    return usable
+
+
+def changed_keys(before: BrokerConfig, after: BrokerConfig) -> set[str]:
+    """The keys whose value differs."""
+    return {name for name in BROKER_KEYS if before.value(name) != after.value(name)}

@@ -46,7 +46,7 @@ RECORD_FILES = (
         "records_group",
         ["group-coordinator"],
         None,
-        "Records of __consumer_offsets: `record` as an int16 and the key; a version as an int16 and the value.",
+        "Records of __consumer_offsets: `record` as an int16 and the key; a version, int16, and the value.",
     ),
     (
         "records_transaction",

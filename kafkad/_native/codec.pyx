@@ -1,20 +1,21 @@
 """The codec: one interpreter for every Kafka message, driven by plans instead of generated code.
 
-A message class is a `Message` with one slot a field, described by a `Spec` (kafkad/protocol/schema.py makes both from
-the notation). For each version somebody uses, the spec builds a `Plan` once: an array of C steps in wire order, then the
-tagged fields by tag, then the fields that this version does not have. Decoding and encoding walk the steps and switch
-on their kind; values go straight in and out of the objects' slots, whose places in memory are known to the step.
+A message class is a `Message` with one slot a field, described by a `Spec` (protocol/schema.py and messages.py
+make both from the notation). For each version somebody uses, the spec builds a `Plan` once: an array of C steps,
+the fields in wire order, then the tagged ones by tag, then those that this version does not have. Decoding and
+encoding walk the steps and switch on their kind; values go straight in and out of the objects' slots, whose
+places in memory the steps know.
 
 Rules, all as Kafka's generated classes have them unless it says otherwise:
-  Reading. An array may claim no more elements than the bytes left could hold at the least size of one element, so
-    a small frame cannot claim millions. A null where the version has none, a length below -1, a string that is longer
+  Reading. An array may claim no more elements than the bytes left could hold, each at its least size, so a small
+    frame cannot claim millions. A null where the version has none, a length below -1, a string that is longer
     than 32767 bytes or not UTF-8: Malformed (Kafka takes lengths below -1 for null, and replaces bad UTF-8).
     Fields that the version lacks get their default.
   Writing. A field that the version lacks must have its default unless it is ignorable, else ValueError; so
     for a null that the version has not, an integer out of range, and whatever does not fit its type.
-  Tagged fields (KIP-482). A known tag is read by its content, its size is not looked at; the last one of duplicates
-    counts; a tag that this message has in other versions only is Malformed; unknown ones are kept in `unknown_tags` and
-    written back in the order of tags. A tagged field that has its default is not written.
+  Tagged fields (KIP-482). A known tag is read by its content, its size is not looked at; the last one of
+    duplicates counts; a tag that this message has in other versions only is Malformed; unknown ones are kept in
+    `unknown_tags` and written back in the order of tags. A tagged field that has its default is not written.
   A nullable struct has an int8 before it, negative for null; a tagged one an unsigned varint, 0 for null.
 There is no recursion but along the nesting of the schema, so depth is bounded by the schemas.
 """
@@ -133,7 +134,9 @@ cdef class Field:
     cdef Py_ssize_t slot
     cdef object empty_struct             # to compare with
 
-    def __init__(self, name, type, default, struct, versions, nullable, tagged, tag, ignorable, never_compact):
+    def __init__(
+        self, name, type, default, struct, versions, nullable, tagged, tag, ignorable, never_compact
+    ):
         self.name = name
         self.type = type
         self.default = default
@@ -226,25 +229,25 @@ cdef struct Step:
 
 
 cdef class Plan:
-    """How one version of a struct lies on the wire: steps[:present], then steps[:tagged], then the absent ones."""
+    """How one version of a struct lies on the wire."""
 
     cdef Spec spec
     cdef PyTypeObject* cls
     cdef int version
     cdef bint flexible
-    cdef int present
-    cdef int tagged                     # ends of the three runs in `steps`
+    cdef Step* steps                    # [:present] in wire order, [present:tagged] by tag,
+    cdef int present                    # [tagged:count] the fields that the version lacks
+    cdef int tagged
     cdef int count
-    cdef Step* steps
     cdef size_t least_size
     cdef list children
     cdef frozenset other_tags           # tags of other versions
 
     def __cinit__(self, Spec spec, int version):
         cdef Field field
-        cdef list present = [f for f in spec.fields if holds(f.versions, version) and not holds(f.tagged, version)]
         cdef list tagged = [f for f in spec.fields if holds(f.tagged, version)]
         cdef list absent = [f for f in spec.fields if not holds(f.versions, version)]
+        cdef list present = [f for f in spec.fields if f not in tagged and f not in absent]
         cdef int at = 0
         self.spec = spec
         self.cls = <PyTypeObject*><PyObject*>spec.cls
@@ -326,7 +329,10 @@ cdef class Message:
         cdef Spec spec = type(self).SPEC
         cdef Field field
         for field in spec.fields:
-            set_slot(self, field.slot, values.pop(field.name) if field.name in values else field.fresh_default())
+            if field.name in values:
+                set_slot(self, field.slot, values.pop(field.name))
+            else:
+                set_slot(self, field.slot, field.fresh_default())
         if values:
             self.unknown_tags = values.pop("unknown_tags", None)
             if values:
@@ -350,11 +356,17 @@ cdef class Message:
             parts.append(f"unknown_tags={self.unknown_tags!r}")
         return f"{spec.path.rpartition('.')[2]}({', '.join(parts)})"
 
-    def __copy__(self):
+    def __reduce__(self):
         cdef Spec spec = type(self).SPEC
-        other = type(self)(**{field.name: getattr(self, field.name) for field in spec.fields})
-        (<Message>other).unknown_tags = self.unknown_tags
-        return other
+        values = {field.name: getattr(self, field.name) for field in spec.fields}
+        return rebuild, (type(self), values, self.unknown_tags)
+
+
+def rebuild(cls, values, unknown_tags):
+    """For copy and pickle."""
+    message = cls(**values)
+    message.unknown_tags = unknown_tags
+    return message
 
 
 cdef inline PyObject** slot_of(object message, Py_ssize_t slot) noexcept:
@@ -554,7 +566,10 @@ cdef object read_array(Plan plan, Step* step, int64_t count, Cursor* c):
             size = read_size(plan, step, step.element, c)
             if size < 0:
                 raise malformed(plan, step, "a null element")
-            item = read_text(plan, step, size, c) if step.element == STRING else read_bytes(plan, step, size, c)
+            if step.element == STRING:
+                item = read_text(plan, step, size, c)
+            else:
+                item = read_bytes(plan, step, size, c)
         Py_INCREF(item)
         PyList_SET_ITEM(items, at, item)
     return items
@@ -566,19 +581,21 @@ cdef object read_array(Plan plan, Step* step, int64_t count, Cursor* c):
 cdef int write_struct(Plan plan, object message, WriteBuffer* out) except -1:
     cdef Step* step = NULL
     cdef int at
-    cdef PyObject* value
+    cdef PyObject* held
+    cdef object value
     if not PyObject_TypeCheck(message, plan.cls):
         raise ValueError(f"a {type(message).__name__} where {plan.spec.path} belongs")
     try:
         for at in range(plan.count):
             step = &plan.steps[at]
-            value = slot_of(message, step.slot)[0]
-            if value == NULL:
+            held = slot_of(message, step.slot)[0]
+            if held == NULL:
                 raise ValueError(f"{plan.spec.path}.{(<Field>step.field).name} was deleted")
             if at < plan.present:
-                write_value(plan, step, <object>value, out)
-            elif step.must_be_default and value != step.constant:
-                if not (<Field>step.field).is_default(<object>value):
+                value = <object>held  # ours while it is written, whatever its buffer or __index__ may do
+                write_value(plan, step, value, out)
+            elif step.must_be_default and held != step.constant:
+                if not (<Field>step.field).is_default(<object>held):
                     raise ValueError(f"{plan.spec.path} v{plan.version} has no {(<Field>step.field).name}")
     except (TypeError, OverflowError, BufferError) as error:
         raise ValueError(f"{plan.spec.path}.{(<Field>step.field).name}: {error}")
@@ -593,6 +610,7 @@ cdef int write_tags(Plan plan, Message message, WriteBuffer* out) except -1:
     cdef Step* step
     cdef int at
     cdef uint32_t count = 0
+    cdef object value
     cdef object unknown = message.unknown_tags or None
     for at in range(plan.present, plan.tagged):
         count += says_more_than_default(&plan.steps[at], message)
@@ -608,8 +626,9 @@ cdef int write_tags(Plan plan, Message message, WriteBuffer* out) except -1:
         if unknown is not None:
             unknown = write_unknown_tags(plan, unknown, step.tag, out)
         if says_more_than_default(step, message):
+            value = <object>slot_of(message, step.slot)[0]
             write_uvarint(out, step.tag)
-            write_tagged(plan, step, <object>slot_of(message, step.slot)[0], out)
+            write_tagged(plan, step, value, out)
     if unknown is not None:
         write_unknown_tags(plan, unknown, 1 << 40, out)
     return 0

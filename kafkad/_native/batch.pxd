@@ -8,8 +8,8 @@ The CRC-32C covers bytes 21 to the end, so base offset and leader epoch may be p
 
 A record is a varint length and then so many bytes:
 
-    attributes i8 | timestamp_delta varlong | offset_delta varint | key_size varint, key | value_size varint, value
-    headers_count varint | headers_count times (key_size varint, key | value_size varint, value)
+attributes i8 | timestamp_delta varlong | offset_delta varint | key_size varint, key | value_size varint,
+value headers_count varint | headers_count times (key_size varint, key | value_size varint, value)
 
 A size below 0 is null (a header's key cannot be null).
 """

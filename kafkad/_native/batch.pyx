@@ -1,16 +1,20 @@
-"""Record batches where they stand: the header, the walk over the records, and what Kafka checks of a client append.
+"""Record batches where they stand: the header, the walk over the records, and what Kafka checks of a client
+append.
 
-The rules are those of Kafka's ProduceRequest.validateRecords, UnifiedLog.analyzeAndValidateRecords and LogValidator,
-in their order, so that a batch with two faults gets Kafka's answer for the first. Four differences, all on purpose:
+The rules are those of Kafka's ProduceRequest.validateRecords, UnifiedLog.analyzeAndValidateRecords and
+LogValidator, in their order, so that a batch with two faults gets Kafka's answer for the first. Four
+differences, all on purpose:
 
 - Bytes behind the one batch are refused (INVALID_RECORD); Kafka cuts off a partial second batch in silence.
-- An uncompressed batch with wrong inner offset deltas is rebuilt like a compressed one; Kafka stores it as it is.
-- A client batch marked LogAppendTime is always refused (INVALID_TIMESTAMP); Kafka resets the mark when the topic
-  has CreateTime and the timestamp happens to be in range.
+- An uncompressed batch with wrong inner offset deltas is rebuilt like a compressed one; Kafka stores it as
+  it is.
+- A client batch marked LogAppendTime is always refused (INVALID_TIMESTAMP); Kafka resets the mark when the
+  topic has CreateTime and the timestamp happens to be in range.
 - An unknown compression type is UNSUPPORTED_COMPRESSION_TYPE; Kafka fails with UNKNOWN_SERVER_ERROR.
 
-One walk serves all: `walk_feed` takes the records in pieces. While a record lies in the piece as a whole it is read
-at once; one that a border cuts goes byte by byte through a state machine that keeps sizes only, never contents.
+One walk serves all: `walk_feed` takes the records in pieces. While a record lies in the piece as a whole it
+is read at once; one that a border cuts goes byte by byte through a state machine that keeps sizes only,
+never contents.
 
 Beware: the timestamps of a client are any 64 bits, so sums and differences are made unsigned."""
 
@@ -443,8 +447,8 @@ cdef class BatchHeader:
         return matches
 
     def seal(self, uint8_t[::1] buffer not None):
-        """Length and CRC of the batch that fills `buffer` put right, after its records were exchanged; then these
-        are its header fields. What a walk found stays."""
+        """Length and CRC of the batch that fills `buffer` put right, after its records were exchanged;
+        then these are its header fields. What a walk found stays."""
         cdef BatchInfo walked = self.info
         cdef size_t size = buffer.shape[0]
         if size < HEADER_SIZE or size > INT32_MAX:

@@ -197,8 +197,8 @@ cdef int put_record(Output* output, Record record, int64_t timestamp_delta, int3
 
 
 def encode(records, int64_t base_offset=0):
-    """Records as they stand in a batch, uncompressed, behind room for its header:
-    (bytearray, count, last offset delta, base timestamp, max timestamp). The first record's timestamp is the base."""
+    """Records as they stand in a batch, uncompressed, behind room for its header: (bytearray, count,
+    last offset delta, base timestamp, max timestamp). The first record's timestamp is the base."""
     cdef Output output = Output(NULL, 0, 0)
     cdef int64_t base_timestamp = -1
     cdef int64_t max_timestamp = -1

@@ -1,13 +1,15 @@
 """The codecs of record batches: whole buffers, and in chunks of bounded size.
 
-0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd. The libraries do the work and let go of the GIL; what stands here is Kafka's
-framing and the guard against bytes that lie:
+0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd. The libraries do the work and let go of the GIL; what stands here
+is Kafka's framing and the guard against bytes that lie:
 
-- `chunks` never holds more than CHUNK bytes of output (a snappy block, which cannot be cut, at most 22 times its
-  own size; a zstd frame keeps its window besides), whatever the data claims to hold.
-- Data that ends early or does not decode is Malformed, also when all that was asked for came out before the end.
-- lz4 is a frame of independent blocks (the Java client reads no other). What stands behind its end mark is ignored,
-  as behind a gzip member that no other follows: both as in Java. zstd frames must fill the data.
+- `chunks` never holds more than CHUNK bytes of output (a snappy block, which cannot be cut, at most 22
+  times its own size; a zstd frame keeps its window besides), whatever the data claims to hold.
+- Data that ends early or does not decode is Malformed, also when all that was asked for came out before
+  the end.
+- lz4 is a frame of independent blocks (the Java client reads no other). What stands behind its end mark
+  is ignored, as behind a gzip member that no other follows: both as in Java. zstd frames must fill the
+  data.
 - snappy is written as xerial frames it, in blocks of 32 KB; librdkafka's unframed snappy is read too."""
 
 import struct
@@ -59,7 +61,8 @@ def decompress(codec: int, data: Any, max_size: int) -> bytes:
 
 
 def chunks(codec: int, data: Any, chunk_size: int = CHUNK) -> Iterator[Any]:
-    """What `data` holds, as buffers of at most `chunk_size` bytes (snappy: a block's). Malformed as soon as it shows."""
+    """What `data` holds, as buffers of at most `chunk_size` bytes (snappy: a block's). Malformed as soon
+    as it shows."""
     try:
         reader = READERS[codec]
     except (KeyError, TypeError):
@@ -167,7 +170,7 @@ def _zstd_chunks(data: memoryview, chunk_size: int) -> Iterator[bytes]:
 
 
 def _check_zstd_frames(data: memoryview) -> None:
-    """Whole frames fill the data (RFC 8878): the library's reader takes a cut frame for the end of the data."""
+    """Whole frames fill the data (RFC 8878): the library's reader takes a cut frame for the data's end."""
     position, end = 0, len(data)
     if end == 0:
         raise Malformed("zstd: no frame")

@@ -1,8 +1,9 @@
 """Record batches as objects: what the control plane, the command line and the client library build and read.
 
-`build_batch` makes one batch of `Record`s, `read_batches` cuts a buffer into `Batch`es, whose header fields are
-attributes and whose `records()` decompresses and decodes. `find_timestamp` and `find_max_timestamp` look for one
-record without decoding any. The produce and fetch path uses none of this: see `_native/batch` and `validation`.
+`build_batch` makes one batch of `Record`s, `read_batches` cuts a buffer into `Batch`es, whose header fields
+are attributes and whose `records()` decompresses and decodes. `find_timestamp` and `find_max_timestamp`
+look for one record without decoding any. The produce and fetch path uses none of this: see `_native/batch`
+and `validation`.
 
 Beware: record timestamps of a LogAppendTime batch are its max_timestamp, whatever their deltas say."""
 
@@ -41,7 +42,8 @@ _MARKER_VALUE: Final = struct.Struct(">hi")  # version, coordinator epoch
 
 
 class Batch(BatchHeader):
-    """One batch of magic 2 in a buffer: its header fields are attributes. The CRC is not looked at unless asked for."""
+    """One batch of magic 2 in a buffer: its header fields are attributes. The CRC is not looked at
+    unless asked for."""
 
     __slots__ = ("_bytes",)
 
@@ -66,7 +68,8 @@ class Batch(BatchHeader):
         return self.crc_matches(self._bytes)
 
     def __repr__(self) -> str:
-        return f"Batch(offsets {self.base_offset}-{self.last_offset}, {self.records_count} records, {self.size} bytes)"
+        offsets = f"offsets {self.base_offset}-{self.last_offset}"
+        return f"Batch({offsets}, {self.records_count} records, {self.size} bytes)"
 
 
 def build_batch(
@@ -112,8 +115,8 @@ def build_batch(
 
 
 def read_batches(buffer: Any) -> Iterator[Batch]:
-    """The batches of a buffer, one after the other. A batch that the buffer's end cuts is left out, as a Fetch
-    response may end in one; a length or a magic that cannot be is Malformed."""
+    """The batches of a buffer, one after the other. A batch that the buffer's end cuts is left out, as a
+    Fetch response may end in one; a length or a magic that cannot be is Malformed."""
     view = memoryview(buffer).cast("B")
     position = 0
     while len(view) - position > MAGIC_AT:
@@ -153,7 +156,8 @@ def end_marker(kind: int, coordinator_epoch: int, *, timestamp: int) -> Record:
 
 
 def find_timestamp(buffer: Any, timestamp: int, from_offset: int = 0) -> tuple[int, int] | None:
-    """(timestamp, offset) of the first record at or after both in the one batch of `buffer`. Raises Malformed."""
+    """(timestamp, offset) of the first record at or after both in the one batch of `buffer`. Raises
+    Malformed."""
     header = BatchHeader(buffer)
     walk = RecordWalk(header, target=timestamp, from_offset=from_offset)
     for chunk in codecs.chunks(header.compression, memoryview(buffer).cast("B")[HEADER_SIZE : header.size]):
@@ -165,8 +169,8 @@ def find_timestamp(buffer: Any, timestamp: int, from_offset: int = 0) -> tuple[i
 
 
 def find_max_timestamp(buffer: Any) -> tuple[int, int] | None:
-    """(timestamp, offset) of the first record with the largest timestamp in the one batch of `buffer`; None if no
-    record has a timestamp. Raises Malformed."""
+    """(timestamp, offset) of the first record with the largest timestamp in the one batch of `buffer`;
+    None if no record has a timestamp. Raises Malformed."""
     header = BatchHeader(buffer)
     walk = RecordWalk(header)
     for chunk in codecs.chunks(header.compression, memoryview(buffer).cast("B")[HEADER_SIZE : header.size]):

@@ -1,15 +1,16 @@
 """The slow half of a client's append: what `_native/batch.validate` answered NEED_PYTHON to.
 
-Compressed batches are decompressed chunk by chunk and walked natively as the chunks come, so memory stays at a
-chunk whatever the batch claims to hold, and the GIL is free meanwhile. A batch that passes is stored as it came,
-unless the topic asks for another codec (recompressed, chunk by chunk) or the inner offset deltas are wrong
-(rebuilt; the one case that takes the decompressed records into memory, as old clients' batches are small).
+Compressed batches are decompressed chunk by chunk and walked natively as the chunks come, so memory stays
+at a chunk whatever the batch claims to hold, and the GIL is free meanwhile. A batch that passes is stored
+as it came, unless the topic asks for another codec (recompressed, chunk by chunk) or the inner offset
+deltas are wrong (rebuilt; the one case that takes the decompressed records into memory, as old clients'
+batches are small).
 
 The rules themselves stand in `_native/batch.pyx`; here is only the order in which they are asked.
 
-DECOMPRESSED_FACTOR bounds the work that one batch can cause. Kafka has no such bound. 64 times max.message.bytes, and
-64 MiB at least, is far above what real data reach and keeps a bomb under a tenth of a second; a larger batch is
-MESSAGE_TOO_LARGE, which makes producers split it."""
+DECOMPRESSED_FACTOR bounds the work that one batch can cause. Kafka has no such bound. 64 times
+max.message.bytes, and 64 MiB at least, is far above what real data reach and keeps a bomb under a tenth
+of a second; a larger batch is MESSAGE_TOO_LARGE, which makes producers split it."""
 
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ COMPRESSION_MASK: Final = 0x07
 
 
 class InvalidBatch(KafkaError):
-    """A client's batch is refused. `bad_record` is the index of the record at fault, -1 if it is the batch's."""
+    """A client's batch is refused. `bad_record` is the index of the record at fault, -1 if the batch is."""
 
     def __init__(self, code: int, message: str | None, bad_record: int = -1) -> None:
         super().__init__(code, message)
@@ -38,8 +39,9 @@ class InvalidBatch(KafkaError):
 def validate_slow(
     records: bytearray | memoryview, rules: AppendRules, now_ms: int, *, level: int | None = None
 ) -> tuple[bytearray | memoryview, BatchHeader]:
-    """The one client batch in `records` (writable), ready for its offsets: the same buffer, patched where it must
-    be, or a new one; and its header with what the walk found. `level` is for a recompression. Raises InvalidBatch."""
+    """The one client batch in `records` (writable), ready for its offsets: the same buffer, patched
+    where it must be, or a new one; and its header with what the walk found. `level` is for a
+    recompression. Raises InvalidBatch."""
     verdict, header = rules.check_header(records)
     if verdict == NEED_PYTHON:
         raise InvalidBatch(INVALID_RECORD, "Only record batches of magic 2 may be produced")

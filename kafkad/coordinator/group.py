@@ -228,6 +228,7 @@ class ClassicGroup:
         if not self._accepts(member_id):
             self.remove(member_id)
             reply(join_error(errors.GROUP_MAX_SIZE_REACHED, NO_MEMBER))
+            self._maybe_complete_join()  # the others may have waited for just this one
         elif self.state is State.DEAD:
             reply(join_error(errors.COORDINATOR_NOT_AVAILABLE, member_id))
         elif not self._supports(request.protocol_type, {protocol.name for protocol in request.protocols}):

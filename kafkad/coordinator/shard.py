@@ -28,7 +28,7 @@ from kafkad.coordinator.records import (
 )
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import Malformed
-from kafkad.protocol.records import COMMIT, Record, build_batch, read_batches
+from kafkad.protocol.records import COMMIT, Record, build_batch, control_kind, read_batches
 
 if TYPE_CHECKING:
     from kafkad.coordinator.runtime import GroupCoordinator
@@ -183,8 +183,7 @@ class Shard:
         for batch in read_batches(buffer):
             if batch.is_control:
                 for record in batch.records():
-                    kind = int.from_bytes((record.key or b"")[2:4], "big", signed=True)
-                    self.offsets.end_transaction(batch.producer_id, commit=kind == COMMIT)
+                    self.offsets.end_transaction(batch.producer_id, commit=control_kind(record) == COMMIT)
                 continue
             for record in batch.records():
                 found = records.read(record.key, record.value)

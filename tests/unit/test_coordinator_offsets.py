@@ -1,0 +1,627 @@
+"""Committed offsets: who may commit, what is fetched, what a restart finds, and when offsets are forgotten."""
+
+import pytest
+from coordinator_world import GROUP, World, play
+
+from kafkad.coordinator import records
+from kafkad.coordinator.records import CommittedOffset
+from kafkad.coordinator.runtime import java_hash, partition_of
+from kafkad.protocol import codec, errors, messages
+from kafkad.protocol.errors import Malformed
+from kafkad.protocol.records import ABORT, COMMIT, Record, build_batch, end_marker
+
+STABLE = """
+    join A
+      A: MEMBER_ID_REQUIRED
+    join A
+    tick 3000
+      A: joined 1 as leader, members A
+    sync A A=t0
+      A: assigned t0
+"""
+DAY_MS = 24 * 60 * 60 * 1000
+
+
+def test_members_commit_with_their_generation():
+    world = play(STABLE)
+    play(
+        """
+        commit A t_0=10
+          A: NONE
+        commit A t_0=11 t_1=5
+          A: NONE NONE
+        fetch t_0 t_1 t_2
+          t_0=11 t_1=5 t_2=-1
+        fetch
+          t_0=11 t_1=5
+        commit A t_0=12 generation=0
+          A: ILLEGAL_GENERATION
+        commit A t_0=12 id=somebody
+          A: UNKNOWN_MEMBER_ID
+        commit - t_0=12
+          -: UNKNOWN_MEMBER_ID
+        fetch t_0
+          t_0=11
+        """,
+        world,
+    )
+
+
+def test_a_commit_keeps_the_session_alive():
+    world = play(STABLE)
+    play(
+        """
+        tick 9000
+        commit A t_0=1
+          A: NONE
+        tick 9000
+        heartbeat A
+          A: NONE
+        """,
+        world,
+    )
+
+
+def test_a_commit_is_let_through_while_a_rebalance_is_prepared_but_not_while_it_completes():
+    world = play(STABLE)
+    play(
+        """
+        join B version=3
+        commit A t_0=1
+          A: NONE
+        join A
+          A: joined 2 as leader, members A B
+          B: joined 2 after A
+        commit A t_0=2
+          A: REBALANCE_IN_PROGRESS
+        """,
+        world,
+    )
+
+
+def test_simple_consumers_commit_without_a_group():
+    play(
+        """
+        fetch t_0
+          t_0=-1
+        commit - t_0=7
+          -: NONE
+        fetch
+          t_0=7
+        describe
+          Empty
+        log
+          offset t_0 7
+        """
+    )
+
+
+def test_an_unknown_group_refuses_a_generation_as_the_version_expects():
+    play(
+        """
+        commit A t_0=1 generation=3 version=8
+          A: ILLEGAL_GENERATION
+        commit A t_0=1 generation=3 version=9
+          A: GROUP_ID_NOT_FOUND
+        fetch
+          nothing
+        describe
+          Dead
+        """
+    )
+
+
+def test_an_offset_is_visible_when_it_is_durable():
+    play(
+        """
+        hold
+        commit - t_0=7
+        fetch t_0
+          t_0=-1
+        # who asks for stable offsets waits
+        fetch t_0 stable=yes
+        release
+          -: NONE
+          t_0=7
+        """
+    )
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        ("NOT_ENOUGH_REPLICAS", "COORDINATOR_NOT_AVAILABLE"),
+        ("REQUEST_TIMED_OUT", "COORDINATOR_NOT_AVAILABLE"),
+        ("UNKNOWN_TOPIC_OR_PARTITION", "COORDINATOR_NOT_AVAILABLE"),
+        ("NOT_LEADER_OR_FOLLOWER", "NOT_COORDINATOR"),
+        ("KAFKA_STORAGE_ERROR", "NOT_COORDINATOR"),
+        ("MESSAGE_TOO_LARGE", "UNKNOWN_SERVER_ERROR"),
+    ],
+)
+def test_a_commit_that_fails_is_answered_in_words_a_client_knows(failure, told):
+    play(
+        f"""
+        hold
+        commit - t_0=7
+        fetch t_0 stable=yes
+        release {failure}
+          -: {told}
+          {"NOT_COORDINATOR" if told == "COORDINATOR_NOT_AVAILABLE" else told}
+        fetch t_0
+          t_0=-1
+        """
+    )
+
+
+def test_too_much_metadata_is_refused_for_its_partition_only():
+    world = World(offset_metadata_max_bytes=4)
+    request = messages.OffsetCommitRequest(group_id=GROUP)
+    request.topics.append(
+        messages.OffsetCommitRequest.Topics(
+            name="t",
+            partitions=[
+                messages.OffsetCommitRequest.Topics.Partitions(
+                    partition_index=index, committed_offset=5, committed_metadata=metadata
+                )
+                for index, metadata in enumerate(["1234", "12345", None])
+            ],
+        )
+    )
+    answers = []
+    world.coordinator.commit(request, 9, answers.append)
+    codes = [partition.error_code for partition in answers[0].topics[0].partitions]
+    assert codes == [errors.NONE, errors.OFFSET_METADATA_TOO_LARGE, errors.NONE]
+    play("fetch\n  t_0=5 t_2=5", world)
+    assert world.shard.offsets.get((GROUP, "t", 0)).metadata == "1234"
+
+
+def test_answers_keep_the_order_of_commits_though_one_is_refused_early():
+    world = World()
+    world.storage.hold()
+    world.commit("-", t_0=1)
+    world.commit("-", t_0=2)
+    (_, _, first), (_, _, second) = world.storage.held
+    second(errors.MESSAGE_TOO_LARGE)
+    assert world.take_heard() == []
+    first(errors.NONE)
+    assert world.take_heard() == ["-: NONE", "-: UNKNOWN_SERVER_ERROR"]
+
+
+# -- topic ids
+
+
+def test_an_offset_of_the_topic_that_had_the_name_before_is_not_told():
+    world = World()
+    old, new = bytes(15) + b"\x01", bytes(15) + b"\x02"
+    request = messages.OffsetCommitRequest(group_id=GROUP)
+    request.topics.append(
+        messages.OffsetCommitRequest.Topics(
+            name="t",
+            topic_id=old,
+            partitions=[
+                messages.OffsetCommitRequest.Topics.Partitions(partition_index=0, committed_offset=9)
+            ],
+        )
+    )
+    world.coordinator.commit(request, 10, lambda response: None)
+
+    def fetched(topic_id):
+        asked = messages.OffsetFetchRequest.Groups(
+            group_id=GROUP,
+            topics=[
+                messages.OffsetFetchRequest.Groups.Topics(name="t", topic_id=topic_id, partition_indexes=[0])
+            ],
+        )
+        answers = []
+        world.coordinator.fetch(asked, False, answers.append)
+        return answers[0].topics[0].partitions[0].committed_offset
+
+    assert [fetched(old), fetched(new), fetched(bytes(16))] == [9, -1, 9]
+
+    world.coordinator.on_topics_deleted([("t", new)])
+    assert fetched(old) == 9
+    world.coordinator.on_topics_deleted([("other", old), ("t", old)])
+    assert fetched(old) == -1
+
+
+def test_a_deleted_topic_takes_commits_on_their_way_with_it():
+    world = World()
+    world.storage.hold()
+    world.commit("-", t_0=1)
+    world.coordinator.on_topics_deleted([("t", bytes(16))])
+    world.storage.release()
+    play("fetch t_0\n  t_0=-1\nreload\nfetch t_0\n  t_0=-1", _silent(world))
+
+
+# -- what a restart finds
+
+
+def test_a_restart_finds_offsets_and_members():
+    world = play(STABLE)
+    play(
+        """
+        commit A t_0=10
+          A: NONE
+        commit A t_0=11 t_1=4
+          A: NONE NONE
+        reload
+        describe
+          Stable A
+        heartbeat A
+          A: NONE
+        fetch
+          t_0=11 t_1=4
+        commit A t_0=12
+          A: NONE
+        # loaded members have a session like all others
+        tick 10000
+        describe
+          Empty
+        reload
+        describe
+          Empty
+        fetch
+          t_0=12 t_1=4
+        """,
+        world,
+    )
+    assert world.group.generation == 2
+
+
+def test_a_restart_forgets_a_generation_whose_assignment_was_not_written():
+    world = play(STABLE)
+    play(
+        """
+        join A
+          A: joined 2 as leader, members A
+        reload
+        heartbeat A
+          A: ILLEGAL_GENERATION
+        heartbeat A generation=1
+          A: NONE
+        """,
+        world,
+    )
+
+
+def test_deleted_groups_and_offsets_stay_deleted():
+    play(
+        """
+        commit - t_0=7 t_1=8
+          -: NONE NONE
+        delete t_0
+          deleted: NONE
+        # nothing is written for what is not there
+        delete t_5
+          deleted: NONE
+        reload
+        fetch
+          t_1=8
+        delete
+          deleted: NONE
+        log
+          offset t_0 7
+          offset t_1 8
+          offset t_0 -
+          offset t_1 -
+          group -
+        reload
+        fetch
+          nothing
+        describe
+          Dead
+        delete
+          deleted: GROUP_ID_NOT_FOUND
+        delete t_0
+          deleted: GROUP_ID_NOT_FOUND
+        """
+    )
+
+
+def test_a_group_in_use_is_not_deleted_nor_are_the_offsets_of_its_topics():
+    world = play(STABLE)
+    play(
+        """
+        commit A t_0=1 u_0=2
+          A: NONE NONE
+        delete
+          deleted: NON_EMPTY_GROUP
+        delete t_0
+          deleted: GROUP_SUBSCRIBED_TO_TOPIC
+        delete u_0
+          deleted: NONE
+        fetch
+          t_0=1
+        leave A
+          A: left, NONE
+        delete t_0
+          deleted: NONE
+        delete
+          deleted: NONE
+        """,
+        world,
+    )
+
+
+def test_a_deleted_group_takes_commits_on_their_way_with_it():
+    play(
+        """
+        hold
+        commit - t_0=7
+        delete
+        release
+          -: NONE
+          deleted: NONE
+        fetch
+          nothing
+        reload
+        fetch
+          nothing
+        describe
+          Dead
+        """
+    )
+
+
+def test_a_group_whose_deletion_fails_is_back():
+    play(
+        """
+        commit - t_0=7
+          -: NONE
+        hold
+        delete
+        release NOT_ENOUGH_REPLICAS
+          deleted: COORDINATOR_NOT_AVAILABLE
+        describe
+          Empty
+        fetch
+          t_0=7
+        """
+    )
+
+
+def test_a_group_that_is_loading_says_so():
+    world = World()
+    shard = world.coordinator.begin_load(world.shard.index)
+    play(
+        """
+        join A
+          A: COORDINATOR_LOAD_IN_PROGRESS
+        commit - t_0=1
+          -: COORDINATOR_LOAD_IN_PROGRESS
+        fetch t_0
+          COORDINATOR_LOAD_IN_PROGRESS
+        # nobody can say yet that it is wrong
+        heartbeat A generation=7
+          A: NONE
+        """,
+        world,
+    )
+    assert world.coordinator.list([], []).error_code == errors.COORDINATOR_LOAD_IN_PROGRESS
+    shard.finish_load()
+    play("fetch t_0\n  t_0=-1", world)
+
+
+def test_a_larger_group_than_allowed_is_rebalanced_when_it_is_loaded():
+    world = play(STABLE)
+    world.config.group_max_size = 0
+    world.reload()
+    world.heartbeat("A")
+    assert world.take_heard() == ["A: REBALANCE_IN_PROGRESS"]
+
+
+# -- expiry
+
+
+def _long_lived():
+    """A member that lives for a week and a day, with an offset of its topic and one of another."""
+    world = play(
+        """
+        join A version=3 session=1800000
+        tick 3000
+          A: joined 1 as leader, members A
+        sync A A=t0
+          A: assigned t0
+        commit A t_0=1 u_0=2
+          A: NONE NONE
+        """
+    )
+    for _ in range(0, 8 * DAY_MS, 1_700_000):
+        world.heartbeat("A")
+        world.tick(1_700_000)
+    assert set(world.take_heard()) == {"A: NONE"}
+    return world
+
+
+def test_a_living_group_keeps_the_offsets_of_topics_that_it_is_subscribed_to():
+    play("fetch\n  t_0=1\ndescribe\n  Stable A", _long_lived())
+
+
+def test_offsets_of_an_empty_group_count_from_when_it_became_empty():
+    world = _long_lived()
+    world.leave("A")
+    world.take_heard()
+    world.tick(7 * DAY_MS - 600_000)
+    play("fetch\n  t_0=1\ndescribe\n  Empty", world)
+    world.tick(2 * 600_000)
+    play("fetch\n  nothing\ndescribe\n  Dead\nreload\nfetch\n  nothing\ndescribe\n  Dead", world)
+
+
+def test_offsets_of_simple_consumers_count_from_their_commit():
+    world = World()
+    world.commit("-", t_0=1)
+    world.tick(6 * DAY_MS)
+    world.commit("-", t_1=1)
+    world.tick(DAY_MS + 600_000)
+    play("fetch\n  t_1=1\ndescribe\n  Empty", _silent(world))
+    world.tick(6 * DAY_MS)
+    play("describe\n  Dead", world)
+
+
+def test_a_retention_time_of_the_clients_own_goes_first():
+    world = World()
+    world.commit("-", version=2, retention=1_000, t_0=1)
+    world.commit("-", version=2, t_1=1)
+    world.tick(600_000)
+    play("fetch\n  t_1=1", _silent(world))
+
+
+def test_a_commit_on_its_way_is_not_expired_by_the_one_before():
+    world = World()
+    world.commit("-", t_0=1)
+    world.clock.advance(8 * DAY_MS)
+    world.storage.hold()
+    world.commit("-", t_0=2)
+    world.expire()
+    world.storage.release()
+    play("fetch\n  t_0=2\nreload\nfetch\n  t_0=2", _silent(world))
+
+
+def test_many_tombstones_are_written_in_several_batches(monkeypatch):
+    monkeypatch.setattr("kafkad.coordinator.shard.TOMBSTONES_MAX", 3)
+    world = World()
+    world.commit("-", **{f"t_{index}": 1 for index in range(7)})
+    before = world.storage.appends
+    play("delete\n  deleted: NONE\nreload\nfetch\n  nothing", _silent(world))
+    assert world.storage.appends == before + 3 + 1
+
+
+def _silent(world):
+    world.take_heard()
+    return world
+
+
+# -- the record formats
+
+
+def test_records_are_written_in_the_versions_of_kafka_4_3():
+    key = records.offset_key("g", "t", 3)
+    assert key == b"\x00\x01" + b"\x00\x01g" + b"\x00\x01t" + b"\x00\x00\x00\x03"
+    topic_id = bytes(range(16))
+    value = records.offset_value(CommittedOffset(5, 2, "m", 1_000, topic_id=topic_id))
+    assert value == (
+        b"\x00\x04" + (5).to_bytes(8, "big") + (2).to_bytes(4, "big") + b"\x02m" + (1_000).to_bytes(8, "big")
+        + b"\x01\x00\x10" + topic_id
+    )  # fmt: skip
+    with_expiry = records.offset_value(CommittedOffset(5, 2, "m", 1_000, 2_000))
+    assert with_expiry == (
+        b"\x00\x01" + (5).to_bytes(8, "big") + b"\x00\x01m" + (1_000).to_bytes(8, "big") + (2_000).to_bytes(8, "big")
+    )  # fmt: skip
+    assert records.group_key("g") == b"\x00\x02\x00\x01g"
+    empty = records.new_group_value(7)
+    assert empty == (
+        b"\x00\x03" + b"\x00\x00" + bytes(4) + b"\xff\xff" + b"\xff\xff" + (7).to_bytes(8, "big") + bytes(4)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_every_version_of_an_offset_is_read(version):
+    value = messages.OffsetCommitValue(offset=9, metadata="x", commit_timestamp=4)
+    data = version.to_bytes(2, "big") + codec.encode(value, version)
+    for kind in (b"\x00\x00", b"\x00\x01"):  # before 4.x the type was the key's version
+        found = records.read(kind + records.offset_key("g", "t", 1)[2:], data)
+        assert found.value == CommittedOffset(9, -1, "x", 4)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (None, b"\x00\x04"),
+        (b"\x00", b""),
+        (b"\x00\x01\x00\x05g", None),
+        (b"\x00\x02\x00\x01g", b""),
+        (b"\x00\x02\x00\x01g", b"\x00\x05" + bytes(50)),
+        (b"\x00\x02\x00\x01g", b"\x00\x03\x00"),
+        (b"\x00\x01\x00\x01g\x00\x01t\x00\x00\x00\x03", b"\xff\xff" + bytes(50)),
+    ],
+)
+def test_a_record_that_lies_is_refused(key, value):
+    with pytest.raises(Malformed):
+        records.read(key, value)
+
+
+def test_records_of_newer_groups_do_no_harm():
+    """KIP-848 groups of a JVM broker: their offsets are found, their members are not ours to know."""
+    world = World()
+    index = world.shard.index
+    newer = [
+        Record(key=kind.to_bytes(2, "big") + b"\x00\x01g", value=b"\x00\x00" + bytes(9))
+        for kind in range(3, 18)
+    ]
+    offset = Record(key=records.offset_key(GROUP, "t", 0), value=records.offset_value(CommittedOffset(5)))
+    world.storage.logs[index] = [bytes(build_batch([*newer, offset]))]
+    play("reload\nfetch\n  t_0=5\ndescribe\n  Empty", world)
+
+
+def test_a_partition_that_cannot_be_read_is_not_served():
+    world = World()
+    index = world.shard.index
+    broken = build_batch([Record(key=records.group_key(GROUP), value=b"\x00\x09")])
+    with pytest.raises(Malformed):
+        world.coordinator.load(index, [bytes(broken)])
+    world.join("A")
+    assert world.take_heard() == ["A: NOT_COORDINATOR"]
+
+
+def test_offsets_committed_in_transactions_wait_for_their_marker():
+    def batch(producer_id, offset, base):
+        key, value = records.offset_key(GROUP, "t", 0), records.offset_value(CommittedOffset(offset))
+        record = Record(key=key, value=value)
+        if producer_id is None:
+            return bytes(build_batch([record], base_offset=base))
+        return bytes(
+            build_batch(
+                [record],
+                base_offset=base,
+                producer_id=producer_id,
+                producer_epoch=0,
+                base_sequence=0,
+                transactional=True,
+            )
+        )
+
+    def marker(producer_id, kind, base):
+        return bytes(
+            build_batch(
+                [end_marker(kind, 0, timestamp=0)],
+                base_offset=base,
+                producer_id=producer_id,
+                producer_epoch=0,
+                transactional=True,
+                control=True,
+            )
+        )
+
+    world = World()
+    index = world.shard.index
+    world.storage.logs[index] = [batch(None, 1, 0), batch(7, 5, 1), batch(8, 6, 2), marker(8, ABORT, 3)]
+    play("reload\nfetch t_0\n  t_0=1\nfetch t_0 stable=yes\n  t_0=-1 UNSTABLE_OFFSET_COMMIT", world)
+    world.storage.logs[index].append(marker(7, COMMIT, 4))
+    play("reload\nfetch t_0 stable=yes\n  t_0=5", world)
+    # a plain commit after the transaction's, before its marker, is the newer one
+    world.storage.logs[index] = [batch(7, 5, 0), batch(None, 9, 1), marker(7, COMMIT, 2)]
+    play("reload\nfetch t_0\n  t_0=9", world)
+
+
+# -- which partition
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", 0),
+        ("a", 97),
+        ("group", 98629247),
+        ("console-consumer-12345", 158455506),
+        ("polygenelubricants", -(1 << 31)),
+        ("grüße", 98768023),
+        ("\U0001f600", 1772899),
+    ],
+)
+def test_groups_are_spread_by_javas_hash(text, value):
+    assert java_hash(text) == value
+
+
+def test_the_hash_without_an_absolute_value_is_partition_0():
+    assert partition_of("polygenelubricants", 50) == 0
+    assert partition_of("console-consumer-12345", 50) == 6

@@ -1,0 +1,902 @@
+"""Connections of the data plane: buffers, answers in order, sending, deadlines.
+
+**Answers.** Every request opens a `Slot` at the end of its connection's list; the answer is written into the slot,
+now or later, and leaves when all before it have left. A slot's answer is its own bytes with file regions between
+them: bytes go by sendmsg, many slots at once, regions by sendfile; MSG_MORE joins a header to its region, TCP_CORK a
+region to what follows. Small regions are read and sent with their header, which is cheaper.
+
+**Input.** A read goes to a scratch area that all connections share, and whole frames are served there. Only what is
+left over (a partial frame, frames behind one that waits) is kept, in a buffer from the pool, which grows with the
+bytes that have come and not with the size that was claimed. The sum of these buffers is bounded: beyond it nothing
+more is read, and who holds a buffer without sending is closed first (reactor.pyx).
+
+**Epoll** is edge-triggered for both directions and set once: `readable` and `blocked` remember what was told, so muting a
+connection costs no system call.
+
+Beware: `conn_close` frees at the end of the turn, so a frame that closes its own connection can still return. All of
+it belongs to the event loop's thread."""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memmove, memset
+
+from kafkad._native.partition cimport LogFile, log_file_release
+from kafkad._native.wire cimport KAFKAD_CHECK, put_i32
+
+import socket
+
+cdef extern from * nogil:
+    """
+    #include <errno.h>
+    #include <netinet/in.h>
+    #include <netinet/tcp.h>
+    #include <stdint.h>
+    #include <stdlib.h>
+    #include <sys/epoll.h>
+    #include <sys/eventfd.h>
+    #include <sys/sendfile.h>
+    #include <sys/socket.h>
+    #include <sys/timerfd.h>
+    #include <sys/uio.h>
+    #include <time.h>
+    #include <unistd.h>
+
+    static inline int64_t kafkad_clock_ms(clockid_t clock) {
+        struct timespec t;
+        clock_gettime(clock, &t);
+        return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+    }
+    static inline int kafkad_epoll_add(int epoll_fd, int fd, void* pointer, int edge_triggered) {
+        struct epoll_event event = {0};
+        event.events = edge_triggered ? (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET) : EPOLLIN;
+        event.data.ptr = pointer;
+        return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event);
+    }
+    static inline void kafkad_epoll_remove(int epoll_fd, int fd) {
+        struct epoll_event event = {0};
+        epoll_ctl(epoll_fd, EPOLL_CTL_DEL, fd, &event);
+    }
+    static inline ssize_t kafkad_send(int fd, struct iovec* parts, int count, int more) {
+        struct msghdr message = {0};
+        message.msg_iov = parts;
+        message.msg_iovlen = count;
+        return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
+    }
+    static inline void kafkad_cork(int fd, int on) {
+        setsockopt(fd, IPPROTO_TCP, TCP_CORK, &on, sizeof(on));
+    }
+    """
+    cdef struct iovec:
+        void* iov_base
+        size_t iov_len
+    int CLOCK_REALTIME, CLOCK_MONOTONIC, EPOLL_CLOEXEC, EFD_CLOEXEC, EFD_NONBLOCK, TFD_CLOEXEC, TFD_NONBLOCK
+    int64_t kafkad_clock_ms(int clock)
+    int kafkad_epoll_add(int epoll_fd, int fd, void* pointer, int edge_triggered)
+    void kafkad_epoll_remove(int epoll_fd, int fd)
+    ssize_t kafkad_send(int fd, iovec* parts, int count, int more)
+    void kafkad_cork(int fd, int on)
+    int epoll_create1(int flags)
+    int eventfd(unsigned int value, int flags)
+    int timerfd_create(int clock, int flags)
+    ssize_t sendfile(int out, int into, int64_t* position, size_t size)
+    ssize_t pread(int fd, void* data, size_t size, int64_t position)
+    ssize_t write(int fd, const void* data, size_t size)
+    int close(int fd)
+
+cdef enum:
+    IOVECS = 64
+    COPIES_SIZE = 64 * 1024
+    # A region up to this size is read and sent with its header (2 system calls, one copy) instead of sendfile
+    # between cork and uncork (5 system calls, none).
+    COPY_MAX = 16 * 1024
+    FREE_SLOTS_MAX = 4096
+    POOLED_BYTES_MAX = 32 * 1024 * 1024
+    SMALLEST_BUFFER = 64
+
+
+# -- core --------------------------------------------------------------------------------------------------
+
+cdef Core* core_new() noexcept:
+    cdef Core* core = <Core*>calloc(1, sizeof(Core))
+    KAFKAD_CHECK(core is not NULL)
+    core.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
+    core.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+    core.timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)
+    core.wake_kind = KIND_WAKE
+    core.timer_kind = KIND_TIMER
+    core.scratch = <uint8_t*>malloc(SCRATCH_SIZE)
+    core.copies = <uint8_t*>malloc(COPIES_SIZE)
+    KAFKAD_CHECK(core.scratch is not NULL and core.copies is not NULL)
+    core.pooled_bytes_max = POOLED_BYTES_MAX
+    core_read_clocks(core)
+    if core.epoll_fd >= 0 and core.wake_fd >= 0 and core.timer_fd >= 0:
+        kafkad_epoll_add(core.epoll_fd, core.wake_fd, &core.wake_kind, 0)
+        kafkad_epoll_add(core.epoll_fd, core.timer_fd, &core.timer_kind, 0)
+    return core
+
+
+cdef void core_free(Core* core) noexcept:
+    cdef Slot* slot
+    conn_reap(core)
+    core_trim(core)
+    while core.free_slots is not NULL:
+        slot = core.free_slots
+        core.free_slots = slot.next
+        free(slot)
+    for fd in (core.wake_fd, core.timer_fd, core.epoll_fd):
+        if fd >= 0:
+            close(fd)
+    free(core.heap)
+    free(core.scratch)
+    free(core.copies)
+    free(core)
+
+
+cdef void core_read_clocks(Core* core) noexcept nogil:
+    core.now_ms = kafkad_clock_ms(CLOCK_REALTIME)
+    core.monotonic_ms = kafkad_clock_ms(CLOCK_MONOTONIC)
+
+
+cdef void core_wake(Core* core) noexcept nogil:
+    cdef uint64_t one = 1
+    if not core.woken:
+        core.woken = True
+        write(core.wake_fd, &one, 8)
+
+
+cdef void core_fatal(Core* core) noexcept:
+    """Call in an except block: the exception goes to the server's `on_fatal`, which ends the worker."""
+    import sys
+    (<object>core.reactor).fatal(sys.exc_info()[1])
+
+
+# -- timers: a binary heap, the earliest first -------------------------------------------------------------
+
+cdef inline void heap_put(Core* core, Py_ssize_t place, Timer* timer) noexcept nogil:
+    core.heap[place] = timer
+    timer.place = place
+
+
+cdef void heap_sift(Core* core, Py_ssize_t place) noexcept nogil:
+    cdef Timer* timer = core.heap[place]
+    cdef Py_ssize_t parent, child
+    while place > 0:
+        parent = (place - 1) >> 1
+        if core.heap[parent].deadline_ms <= timer.deadline_ms:
+            break
+        heap_put(core, place, core.heap[parent])
+        place = parent
+    while True:
+        child = 2 * place + 1
+        if child >= core.heap_size:
+            break
+        if child + 1 < core.heap_size and core.heap[child + 1].deadline_ms < core.heap[child].deadline_ms:
+            child += 1
+        if core.heap[child].deadline_ms >= timer.deadline_ms:
+            break
+        heap_put(core, place, core.heap[child])
+        place = child
+    heap_put(core, place, timer)
+
+
+cdef void timer_start(Core* core, Timer* timer, int64_t deadline_ms, TimerFunction expired) noexcept nogil:
+    timer.deadline_ms = deadline_ms
+    timer.expired = expired
+    if core.heap_size == core.heap_capacity:
+        core.heap_capacity = max(64, core.heap_capacity * 2)
+        core.heap = <Timer**>realloc(core.heap, core.heap_capacity * sizeof(Timer*))
+        KAFKAD_CHECK(core.heap is not NULL)
+    core.heap_size += 1
+    core.heap[core.heap_size - 1] = timer
+    heap_sift(core, core.heap_size - 1)
+
+
+cdef void timer_stop(Core* core, Timer* timer) noexcept nogil:
+    cdef Py_ssize_t place = timer.place
+    if place < 0:
+        return
+    KAFKAD_CHECK(core.heap[place] is timer)
+    timer.place = -1
+    core.heap_size -= 1
+    if place < core.heap_size:
+        heap_put(core, place, core.heap[core.heap_size])
+        heap_sift(core, place)
+
+
+cdef void timers_expire(Core* core) noexcept nogil:
+    cdef Timer* timer
+    while core.heap_size and core.heap[0].deadline_ms <= core.monotonic_ms:
+        timer = core.heap[0]
+        timer_stop(core, timer)
+        timer.expired(core, timer)
+
+
+# -- buffer pool: sizes 64, 80, 96, 112, 128, 160, … so that at most a fifth is unused ----------------------
+
+cdef inline int buffer_class(size_t size, size_t* rounded) noexcept nogil:
+    cdef int power = 6
+    cdef int quarter
+    if size < SMALLEST_BUFFER:
+        size = SMALLEST_BUFFER
+    while (<size_t>2 << power) <= size:
+        power += 1
+    quarter = <int>((size - (<size_t>1 << power) + ((<size_t>1 << power) >> 2) - 1) >> (power - 2))
+    if quarter == 4:
+        quarter = 0
+        power += 1
+    rounded[0] = (<size_t>1 << power) + <size_t>quarter * ((<size_t>1 << power) >> 2)
+    return (power - 6) * 4 + quarter
+
+
+cdef uint8_t* buffer_take(Core* core, size_t size, size_t* capacity) noexcept nogil:
+    cdef int place = buffer_class(size, capacity)
+    cdef void* buffer
+    core.stats.buffered_bytes += <int64_t>capacity[0]
+    if place < BUFFER_CLASSES and core.buffers[place].free is not NULL:
+        buffer = core.buffers[place].free
+        core.buffers[place].free = (<void**>buffer)[0]
+        core.stats.pooled_bytes -= <int64_t>capacity[0]
+        return <uint8_t*>buffer
+    buffer = malloc(capacity[0])
+    KAFKAD_CHECK(buffer is not NULL)
+    return <uint8_t*>buffer
+
+
+cdef void buffer_give(Core* core, uint8_t* buffer, size_t capacity) noexcept nogil:
+    cdef size_t rounded
+    cdef int place = buffer_class(capacity, &rounded)
+    core.stats.buffered_bytes -= <int64_t>capacity
+    if place < BUFFER_CLASSES and core.stats.pooled_bytes + <int64_t>capacity <= core.pooled_bytes_max:
+        (<void**>buffer)[0] = core.buffers[place].free
+        core.buffers[place].free = buffer
+        core.stats.pooled_bytes += <int64_t>capacity
+    else:
+        free(buffer)
+
+
+cdef void core_trim(Core* core) noexcept nogil:
+    cdef void* buffer
+    for place in range(BUFFER_CLASSES):
+        while core.buffers[place].free is not NULL:
+            buffer = core.buffers[place].free
+            core.buffers[place].free = (<void**>buffer)[0]
+            free(buffer)
+    core.stats.pooled_bytes = 0
+
+
+cdef uint8_t* input_reserve(Conn* conn, uint32_t size) noexcept nogil:
+    """Room for `size` bytes of input in all, counted from the first unserved one, which moves to the front."""
+    cdef uint32_t held = conn.input_end - conn.input_start
+    cdef uint8_t* grown
+    cdef size_t capacity
+    if size > conn.input_capacity:
+        grown = buffer_take(conn.core, size, &capacity)
+        if conn.input is not NULL:
+            memcpy(grown, conn.input + conn.input_start, held)
+            buffer_give(conn.core, conn.input, conn.input_capacity)
+        conn.input = grown
+        conn.input_capacity = <uint32_t>capacity
+    elif conn.input_start and size > conn.input_capacity - conn.input_start:
+        memmove(conn.input, conn.input + conn.input_start, held)
+    else:
+        return conn.input
+    conn.input_start = 0
+    conn.input_end = held
+    return conn.input
+
+
+cdef void input_release(Conn* conn) noexcept nogil:
+    if conn.input is not NULL:
+        buffer_give(conn.core, conn.input, conn.input_capacity)
+        conn.input = NULL
+    conn.input_start = 0
+    conn.input_end = 0
+    conn.input_capacity = 0
+
+
+# -- slots -------------------------------------------------------------------------------------------------
+
+cdef Slot* slot_open(Conn* conn, int16_t api_key, int16_t api_version, int32_t correlation_id) noexcept nogil:
+    cdef Core* core = conn.core
+    cdef Slot* slot = core.free_slots
+    if slot is not NULL:
+        core.free_slots = slot.next
+        core.free_slot_count -= 1
+    else:
+        slot = <Slot*>malloc(sizeof(Slot))
+        KAFKAD_CHECK(slot is not NULL)
+    memset(slot, 0, sizeof(Slot) - SLOT_INLINE)
+    slot.conn = conn
+    slot.request_id = conn.next_request_id
+    conn.next_request_id += 1
+    slot.api_key = api_key
+    slot.api_version = api_version
+    slot.correlation_id = correlation_id
+    slot.data = slot.inline_data
+    slot.capacity = SLOT_INLINE
+    slot.regions = &slot.inline_region
+    slot.region_capacity = 1
+    if conn.last is NULL:
+        conn.first = slot
+    else:
+        conn.last.next = slot
+    conn.last = slot
+    conn.slot_count += 1
+    conn.pending_count += 1
+    put_i32(slot.data + 4, correlation_id)
+    slot.size = 8
+    return slot
+
+
+cdef uint8_t* slot_extend(Slot* slot, size_t size) noexcept nogil:
+    cdef uint8_t* grown
+    cdef size_t capacity
+    if slot.size + size > slot.capacity:
+        capacity = max(<size_t>slot.capacity * 2, slot.size + size)
+        KAFKAD_CHECK(capacity < <size_t>1 << 31)
+        if slot.data is slot.inline_data:
+            grown = <uint8_t*>malloc(capacity)
+            if grown is not NULL:
+                memcpy(grown, slot.data, slot.size)
+        else:
+            grown = <uint8_t*>realloc(slot.data, capacity)
+        KAFKAD_CHECK(grown is not NULL)
+        slot.data = grown
+        slot.capacity = <uint32_t>capacity
+    slot.size += <uint32_t>size
+    return slot.data + slot.size - size
+
+
+cdef void slot_region(Slot* slot, LogFile* file, int64_t position, int64_t size) noexcept nogil:
+    cdef Region* regions
+    cdef Region* region
+    if slot.region_count == slot.region_capacity:
+        regions = <Region*>malloc(slot.region_capacity * 4 * sizeof(Region))
+        KAFKAD_CHECK(regions is not NULL)
+        memcpy(regions, slot.regions, slot.region_count * sizeof(Region))
+        if slot.regions is not &slot.inline_region:
+            free(slot.regions)
+        slot.regions = regions
+        slot.region_capacity *= 4
+    region = &slot.regions[slot.region_count]
+    slot.region_count += 1
+    region.at = slot.size
+    region.file = file
+    region.position = position
+    region.size = size
+
+
+cdef void slot_pend(Slot* slot, void* waiting, CancelFunction cancel, bint overtakable) noexcept nogil:
+    slot.waiting = waiting
+    slot.cancel = cancel
+    if overtakable:
+        slot.overtakable = True
+        slot.conn.pending_produces += 1
+
+
+cdef void slot_settle(Slot* slot) noexcept nogil:
+    cdef Conn* conn = slot.conn
+    KAFKAD_CHECK(not slot.ready)
+    slot.ready = True
+    slot.waiting = NULL
+    slot.cancel = NULL
+    conn.pending_count -= 1
+    if slot.overtakable:
+        conn.pending_produces -= 1
+    if conn.first is slot or conn.pending_count == 0:
+        conn_run(conn)
+
+
+cdef void slot_finish(Slot* slot) noexcept nogil:
+    cdef int64_t total = slot.size - 4
+    for i in range(slot.region_count):
+        total += slot.regions[i].size
+    KAFKAD_CHECK(total < <int64_t>1 << 31)
+    put_i32(slot.data, <int32_t>total)
+    slot_settle(slot)
+
+
+cdef void slot_drop(Slot* slot) noexcept nogil:
+    slot.silent = True
+    slot.size = 0
+    slot_settle(slot)
+
+
+cdef void slot_free(Slot* slot) noexcept nogil:
+    """Takes the first slot of its connection away."""
+    cdef Conn* conn = slot.conn
+    cdef Core* core = conn.core
+    KAFKAD_CHECK(conn.first is slot)
+    conn.first = slot.next
+    if slot.next is NULL:
+        conn.last = NULL
+    conn.slot_count -= 1
+    for i in range(slot.region_sent, slot.region_count):
+        log_file_release(slot.regions[i].file)
+    if slot.regions is not &slot.inline_region:
+        free(slot.regions)
+    if slot.data is not slot.inline_data:
+        free(slot.data)
+    if core.free_slot_count < FREE_SLOTS_MAX:
+        slot.next = core.free_slots
+        core.free_slots = slot
+        core.free_slot_count += 1
+    else:
+        free(slot)
+
+
+# -- connections -------------------------------------------------------------------------------------------
+
+cdef Conn* conn_new(Core* core, int fd, PyObject* listener, int phase) noexcept:
+    """A connection over `fd` (or fed, -1), watched from now on; NULL when epoll refuses it."""
+    cdef Conn* conn = <Conn*>calloc(1, sizeof(Conn))
+    KAFKAD_CHECK(conn is not NULL)
+    conn.kind = KIND_CONNECTION
+    conn.fd = fd
+    conn.core = core
+    conn.phase = phase
+    core.stats.accepted += 1
+    conn.id = <uint64_t>core.stats.accepted
+    if fd >= 0 and kafkad_epoll_add(core.epoll_fd, fd, conn, 1) != 0:
+        free(conn)
+        return NULL
+    Py_INCREF(<object>listener)
+    conn.listener = listener
+    core.stats.connections += 1
+    conn.active_ms = core.monotonic_ms
+    conn.older = core.newest
+    if core.newest is not NULL:
+        core.newest.newer = conn
+    else:
+        core.oldest = conn
+    core.newest = conn
+    return conn
+
+
+cdef inline void conn_unlink(Conn* conn) noexcept nogil:
+    if conn.older is not NULL:
+        conn.older.newer = conn.newer
+    else:
+        conn.core.oldest = conn.newer
+    if conn.newer is not NULL:
+        conn.newer.older = conn.older
+    else:
+        conn.core.newest = conn.older
+    conn.older = NULL
+    conn.newer = NULL
+
+
+cdef void conn_touch(Conn* conn) noexcept nogil:
+    cdef Core* core = conn.core
+    conn.active_ms = core.monotonic_ms
+    if core.newest is conn:
+        return
+    conn_unlink(conn)
+    conn.older = core.newest
+    core.newest.newer = conn
+    core.newest = conn
+
+
+cdef void conn_run(Conn* conn) noexcept nogil:
+    cdef Core* core = conn.core
+    if conn.queued or conn.busy or conn.closed:
+        return
+    conn.queued = True
+    conn.run_next = NULL
+    if core.run_last is NULL:
+        core.run_first = conn
+    else:
+        core.run_last.run_next = conn
+    core.run_last = conn
+    if not core.polling:
+        core_wake(core)
+
+
+cdef bint conn_may_serve(Conn* conn, int16_t api_key) noexcept nogil:
+    """The channel's mute: behind pending Produces only a Produce may run, behind anything else pending nothing."""
+    return conn.pending_count == 0 or (
+        api_key == 0 and conn.pending_count == conn.pending_produces and conn.slot_count < SLOTS_MAX)
+
+
+cdef void conn_close(Conn* conn, const char* reason) noexcept nogil:
+    """Now for the peer and all that waits; the memory goes at the end of the turn. No reason: the peer left."""
+    cdef Core* core = conn.core
+    cdef Slot* slot
+    if conn.closed:
+        return
+    conn.closed = True
+    if conn.fd >= 0:
+        kafkad_epoll_remove(core.epoll_fd, conn.fd)
+        close(conn.fd)
+    conn_unlink(conn)
+    slot = conn.first
+    while slot is not NULL:
+        if slot.cancel is not NULL:
+            slot.cancel(slot)
+        slot = slot.next
+    while conn.first is not NULL:
+        slot_free(conn.first)
+    core.stats.connections -= 1
+    core.stats.closed += 1
+    with gil:
+        conn_closed(conn, reason)
+    conn.run_next = NULL
+    conn.older = core.dead
+    core.dead = conn
+    if not core.polling:
+        core_wake(core)
+
+
+cdef void conn_closed(Conn* conn, const char* reason) noexcept:
+    cdef Connection handle = None
+    try:
+        if conn.handle is not NULL:
+            handle = <Connection>conn.handle
+            handle.conn = NULL
+            Py_DECREF(handle)
+            conn.handle = NULL
+        if conn.writer is not NULL:
+            writer = <object>conn.writer
+            conn.writer = NULL
+            Py_DECREF(writer)
+            writer(None)
+        (<object>conn.core.reactor).closed(
+            PyBytes_FromStringAndSize(<char*>conn.peer, 16), conn.peer_port, <object>conn.listener, handle,
+            None if reason is NULL else reason.decode("utf-8", "replace"))
+        Py_DECREF(<object>conn.listener)
+        conn.listener = NULL
+    except BaseException:
+        core_fatal(conn.core)
+
+
+cdef void conn_reap(Core* core) noexcept nogil:
+    cdef Conn* conn = core.dead
+    cdef Conn* following
+    cdef Conn** link
+    if conn is NULL:
+        return
+    link = &core.starved_first
+    while link[0] is not NULL:
+        if link[0].closed:
+            link[0] = link[0].starved_next
+        else:
+            link = &link[0].starved_next
+    link = &core.run_first
+    core.run_last = NULL
+    while link[0] is not NULL:
+        if link[0].closed:
+            link[0] = link[0].run_next
+        else:
+            core.run_last = link[0]
+            link = &link[0].run_next
+    core.dead = NULL
+    while conn is not NULL:
+        following = conn.older
+        input_release(conn)
+        free(conn)
+        conn = following
+
+
+# -- sending -----------------------------------------------------------------------------------------------
+
+cdef void conn_flush(Conn* conn) noexcept nogil:
+    cdef Core* core = conn.core
+    cdef iovec parts[IOVECS]
+    cdef int count
+    cdef size_t gathered, copied
+    cdef Slot* slot
+    cdef Region* region
+    cdef Region* pending                 # the region to send by sendfile after the gathered bytes
+    cdef uint32_t sent, upto, index
+    cdef ssize_t n
+    cdef int64_t position
+    cdef bint more
+
+    if conn.closed or conn.blocked:
+        return
+    if conn.fd < 0:
+        with gil:
+            flush_writer(conn)
+        return
+    while conn.first is not NULL and conn.first.ready:
+        # gather bytes of ready slots up to the first big region
+        count = 0
+        gathered = 0
+        copied = 0
+        pending = NULL
+        more = False
+        slot = conn.first
+        while slot is not NULL and slot.ready and pending is NULL and count < IOVECS - 1:
+            sent = slot.sent
+            index = slot.region_sent
+            while count < IOVECS - 1:
+                region = &slot.regions[index] if index < slot.region_count else NULL
+                upto = region.at if region is not NULL else slot.size
+                if upto > sent:
+                    parts[count].iov_base = slot.data + sent
+                    parts[count].iov_len = upto - sent
+                    gathered += upto - sent
+                    sent = upto
+                    count += 1
+                if region is NULL:
+                    break
+                if region.size > COPY_MAX or copied + <size_t>region.size > COPIES_SIZE:
+                    pending = region
+                    more = upto < slot.size or index + 1 < slot.region_count or (
+                        slot.next is not NULL and slot.next.ready)
+                    break
+                if pread(region.file.fd, core.copies + copied, <size_t>region.size, region.position) != region.size:
+                    conn_close(conn, "a log file is shorter than the answer that was promised from it")
+                    return
+                parts[count].iov_base = core.copies + copied
+                parts[count].iov_len = <size_t>region.size
+                gathered += <size_t>region.size
+                copied += <size_t>region.size
+                count += 1
+                index += 1
+            else:
+                break                    # no room for more parts
+            slot = slot.next
+
+        if more and not conn.corked:
+            conn.corked = True
+            kafkad_cork(conn.fd, 1)
+        if gathered:
+            n = kafkad_send(conn.fd, parts, count, pending is not NULL)
+            core.stats.writes += 1
+            if n < 0:
+                if errno == EINTR:
+                    continue
+                if errno == EAGAIN:
+                    conn.blocked = True
+                    return
+                conn_close(conn, NULL)
+                return
+            core.stats.bytes_out += n
+            sent_bytes(conn, <size_t>n)
+            if <size_t>n < gathered:
+                continue                 # to be told EAGAIN, which arms the edge
+        elif pending is NULL:
+            sent_bytes(conn, 0)          # only silent slots
+        if pending is not NULL:
+            slot = conn.first
+            while pending.size:
+                position = pending.position
+                n = sendfile(conn.fd, pending.file.fd, &position, <size_t>min(pending.size, <int64_t>1 << 30))
+                core.stats.sendfiles += 1
+                if n > 0:
+                    core.stats.bytes_out += n
+                    pending.position += n
+                    pending.size -= n
+                elif n == 0:
+                    conn_close(conn, "a log file is shorter than the answer that was promised from it")
+                    return
+                elif errno == EAGAIN:
+                    conn.blocked = True
+                    conn_touch(conn)
+                    return
+                elif errno != EINTR:
+                    conn_close(conn, NULL)
+                    return
+            sent_bytes(conn, 0)
+    if conn.corked:
+        conn.corked = False
+        kafkad_cork(conn.fd, 0)
+
+
+cdef void sent_bytes(Conn* conn, size_t n) noexcept nogil:
+    """Moves on over `n` bytes that were sent, and over regions and slots that have nothing left."""
+    cdef Slot* slot
+    cdef Region* region
+    cdef size_t step
+    while conn.first is not NULL and conn.first.ready:
+        slot = conn.first
+        region = &slot.regions[slot.region_sent] if slot.region_sent < slot.region_count else NULL
+        step = (region.at if region is not NULL else slot.size) - slot.sent
+        if step:
+            if n == 0:
+                return
+            if step > n:
+                step = n
+            slot.sent += <uint32_t>step
+            n -= step
+            continue
+        if region is NULL:
+            slot_free(slot)
+            continue
+        if region.size:
+            if n == 0:
+                return
+            step = min(<size_t>region.size, n)
+            region.position += <int64_t>step
+            region.size -= <int64_t>step
+            n -= step
+            if region.size:
+                return
+        log_file_release(region.file)
+        slot.region_sent += 1
+
+
+cdef void flush_writer(Conn* conn) noexcept:
+    """A fed connection: the ready answers as one bytes object for its writer."""
+    cdef Slot* slot
+    cdef Region* region
+    cdef uint32_t sent
+    cdef bytes piece
+    pieces = []
+    try:
+        while conn.first is not NULL and conn.first.ready:
+            slot = conn.first
+            sent = 0
+            for index in range(slot.region_count):
+                region = &slot.regions[index]
+                pieces.append(PyBytes_FromStringAndSize(<char*>slot.data + sent, region.at - sent))
+                sent = region.at
+                piece = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>region.size)
+                if pread(region.file.fd, PyBytes_AS_STRING(piece), <size_t>region.size, region.position) != region.size:
+                    conn_close(conn, "a log file is shorter than the answer that was promised from it")
+                    return
+                pieces.append(piece)
+            pieces.append(PyBytes_FromStringAndSize(<char*>slot.data + sent, slot.size - sent))
+            slot_free(slot)
+        answer = b"".join(pieces)
+        if answer and conn.writer is not NULL:
+            conn.core.stats.bytes_out += len(answer)
+            (<object>conn.writer)(answer)
+    except BaseException:
+        core_fatal(conn.core)
+
+
+# -- the Python side ---------------------------------------------------------------------------------------
+
+cdef Connection conn_handle(Conn* conn):
+    cdef Connection handle
+    if conn.handle is not NULL:
+        return <Connection>conn.handle
+    handle = Connection.__new__(Connection)
+    handle.conn = conn
+    handle.id = conn.id
+    handle.listener = <str>(<object>conn.listener)
+    handle.peer_host = host_of(PyBytes_FromStringAndSize(<char*>conn.peer, 16))
+    handle.peer_port = conn.peer_port
+    Py_INCREF(handle)
+    conn.handle = <PyObject*>handle
+    return handle
+
+
+def host_of(bytes address not None):
+    """The text of 16 address bytes, IPv4 in dots."""
+    if address.startswith(b"\0" * 10 + b"\xff\xff"):
+        return socket.inet_ntop(socket.AF_INET, address[12:])
+    return socket.inet_ntop(socket.AF_INET6, address)
+
+
+cdef class Connection:
+    """A client connection as Python's handlers see it. Stays valid after the socket is closed: answers to a closed
+    connection go nowhere."""
+
+    @property
+    def closed(self):
+        return self.conn is NULL
+
+    @property
+    def phase(self):
+        return PHASE_READY if self.conn is NULL else self.conn.phase
+
+    @phase.setter
+    def phase(self, int phase):
+        if phase not in (PHASE_HANDSHAKE, PHASE_AUTHENTICATING, PHASE_READY):
+            raise ValueError("a phase is 0, 1 or 2")
+        if self.conn is not NULL:
+            self.conn.phase = phase
+
+    @property
+    def local_host(self):
+        return self.local_address()[0]
+
+    @property
+    def local_port(self):
+        return self.local_address()[1]
+
+    def local_address(self):
+        if self.conn is NULL or self.conn.fd < 0:
+            return "", 0
+        here = socket.socket(fileno=self.conn.fd)
+        try:
+            return here.getsockname()[:2] if here.family in (socket.AF_INET, socket.AF_INET6) else ("", 0)
+        finally:
+            here.detach()
+
+    cdef Slot* slot_of(self, uint32_t request_id) except? NULL:
+        """NULL when the connection is closed; ValueError when the request has been answered."""
+        cdef Slot* slot
+        if self.conn is NULL:
+            return NULL
+        slot = self.conn.first
+        while slot is not NULL and slot.request_id != request_id:
+            slot = slot.next
+        if slot is NULL or slot.ready or slot.cancel is not NULL:
+            raise ValueError(f"request {request_id} of connection {self.id} waits for no answer")
+        return slot
+
+    cdef int answered(self) except -1:
+        cdef Conn* conn = self.conn
+        if not conn.core.polling:            # an answer that comes later leaves at once
+            with nogil:
+                conn_flush(conn)
+
+    def respond(self, uint32_t request_id, *pieces):
+        """Answer a dispatched request with header and body (bytes-like); the size is put before them here."""
+        cdef Slot* slot = self.slot_of(request_id)
+        cdef Py_buffer view
+        if slot is NULL:
+            return
+        slot.size = 4
+        for piece in pieces:
+            PyObject_GetBuffer(piece, &view, PyBUF_SIMPLE)
+            memcpy(slot_extend(slot, <size_t>view.len), view.buf, <size_t>view.len)
+            PyBuffer_Release(&view)
+        slot_finish(slot)
+        self.answered()
+
+    def no_response(self, uint32_t request_id):
+        """The request is dealt with and has no answer."""
+        cdef Slot* slot = self.slot_of(request_id)
+        if slot is not NULL:
+            slot_drop(slot)
+            self.answered()
+
+    def close(self, reason=None):
+        """Close the connection; one line of the log says why when there is a reason."""
+        cdef bytes text
+        if self.conn is not NULL:
+            if reason is None:
+                conn_close(self.conn, NULL)
+            else:
+                text = str(reason).encode("utf-8", "replace")
+                conn_close(self.conn, text)
+
+    def feed(self, data):
+        """Bytes of a connection that has no socket of its own (TLS). Answers how many are kept unserved: stop
+        feeding above some bound, and go on when `buffered` has fallen."""
+        cdef Py_buffer view
+        cdef Conn* conn = self.conn
+        cdef uint64_t held
+        if conn is NULL:
+            return 0
+        if conn.fd >= 0:
+            raise ValueError("this connection reads its own socket")
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        held = conn.input_end - conn.input_start
+        if view.len and held + <uint64_t>view.len < <uint64_t>1 << 31:
+            input_reserve(conn, <uint32_t>(held + view.len))
+            memcpy(conn.input + conn.input_end, view.buf, <size_t>view.len)
+            conn.input_end += <uint32_t>view.len
+            conn.core.stats.bytes_in += view.len
+            conn_touch(conn)
+            conn_run(conn)
+        PyBuffer_Release(&view)
+        return conn.input_end - conn.input_start
+
+    @property
+    def buffered(self):
+        """Input bytes that wait to be served."""
+        return 0 if self.conn is NULL else self.conn.input_end - self.conn.input_start
+
+    def pause_writing(self):
+        """A fed connection's transport is full: serve nothing more until `resume_writing`."""
+        if self.conn is not NULL and self.conn.fd < 0:
+            self.conn.blocked = True
+
+    def resume_writing(self):
+        if self.conn is not NULL and self.conn.fd < 0:
+            self.conn.blocked = False
+            conn_run(self.conn)
+
+    def __repr__(self):
+        return f"<Connection {self.id} {self.listener} {self.peer_host}:{self.peer_port}>"

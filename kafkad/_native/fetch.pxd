@@ -1,0 +1,57 @@
+"""Fetch (key 1) in C. See fetch.pyx."""
+
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from kafkad._native.connection cimport Conn, Core, Slot, Timer
+from kafkad._native.fetch_session cimport Fetched, Session, SessionCache
+from kafkad._native.partition cimport ReadInfo
+from kafkad._native.partition_table cimport Entry, PartitionTable
+from kafkad._native.wire cimport Cursor
+
+cdef enum Context:                  # of a request, after Kafka's FetchContext
+    SESSIONLESS = 0
+    FULL = 1                        # asks for a session
+    INCREMENTAL = 2
+
+cdef struct Result:                 # what one partition gives
+    Fetched* fetched
+    int code
+    bint unknown                    # not in the table: an error, but none to answer at once for
+    ReadInfo read
+    void* copy                      # bytes that Python read, or NULL
+
+cdef struct FetchRequest:
+    int16_t version
+    int context
+    int32_t replica_id
+    int32_t wait_ms_max
+    int32_t bytes_min
+    int32_t bytes_max
+    int8_t isolation
+    int32_t session_id
+    int32_t session_epoch
+    Session* session                # retained
+
+cdef struct WaitingFetch:
+    Timer timer                     # first
+    FetchRequest request
+    Slot* slot
+    int64_t available               # bytes counted over all partitions, each up to its own limit
+    bint due                        # to be answered at the end of this turn
+    WaitingFetch* due_next
+
+cdef class Fetching:
+    cdef Core* core
+    cdef PartitionTable table
+    cdef SessionCache cache
+    cdef public int32_t max_bytes   # fetch.max.bytes
+    cdef Result* results            # scratch of the request at hand
+    cdef uint32_t result_capacity
+    cdef WaitingFetch* due
+    cdef void forget(self) noexcept
+
+# NULL, or why the connection must be closed. `body` stands behind the client id.
+cdef const char* fetch_frame(Fetching self, Conn* conn, int16_t version, int32_t correlation_id,
+                             Cursor* body) noexcept nogil
+cdef void fetch_advanced(Fetching self, Entry* entry, uint32_t why) noexcept nogil    # marks who is to be answered,
+cdef void fetch_settle(Fetching self) noexcept nogil                                  # and answers them

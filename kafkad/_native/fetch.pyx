@@ -1,0 +1,705 @@
+"""Fetch (key 1), v4 to v18, from the frame to the answer.
+
+v5 log start offset. v7 sessions (KIP-227). v9 leader epoch (KIP-320). v11 rack. v12 flexible. v13 topic ids. v15 replica
+state is tagged. v16 node endpoints, v17 directory id, v18 high watermark: followers' and hints, not used here.
+
+A request becomes a session (an old one, a new one, or one for the time of the request: fetch_session.pyx), whose
+partitions are read in order until the bytes are used up; the first that has data gives at least one batch (KIP-74). When
+that is too little and the client will wait, the request waits on the entries of its partitions; each advance of one
+counts its bytes again, and the request is read anew and answered at min_bytes, an error, or the deadline (DelayedFetch).
+The answer is header bytes and regions of log files.
+
+A request of a session that another still waits on answers that other one first: its epoch is over.
+
+Not yet: followers (NOT_LEADER_OR_FOLLOWER, as from a leader that does not know the replica), preferred read replicas, leader
+hints, quotas, authorization."""
+
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memset
+
+from kafkad._native.batch cimport NEED_PYTHON
+from kafkad._native.connection cimport (
+    Conn, Core, Slot, Timer, slot_extend, slot_finish, slot_open, slot_pend, slot_region, timer_start, timer_stop,
+)
+from kafkad._native.fetch_session cimport (
+    Fetched, Session, SessionCache, cache_add, cache_find, cache_free, cache_init, cache_remove, cache_touch,
+    next_epoch, session_add, session_find, session_forget, session_move_last, session_new, session_release,
+)
+from kafkad._native.partition cimport PARTITION_GONE, Partition, ReadInfo, log_file_release
+from kafkad._native.partition_table cimport (
+    Entry, PartitionTable, Topic, TopicKey, Watch, key_new, key_release, key_retain, topic_by_id, topic_by_name,
+    topic_entry, unwatch, watch_fetch,
+)
+from kafkad._native.wire cimport (
+    Cursor, KAFKAD_CHECK, cursor_init, get_i32, put_i16, put_i32, put_i64, put_uvarint, read_i8, read_i16, read_i32,
+    read_i64, read_raw, read_uvarint, remaining,
+)
+
+import logging
+
+from kafkad.protocol.errors import KafkaError
+
+cdef enum:                              # error codes, org.apache.kafka.common.protocol.Errors
+    UNKNOWN_SERVER_ERROR = -1
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    NOT_LEADER_OR_FOLLOWER = 6
+    KAFKA_STORAGE_ERROR = 56
+    FETCH_SESSION_ID_NOT_FOUND = 70
+    INVALID_FETCH_SESSION_EPOCH = 71
+    UNKNOWN_TOPIC_ID = 100
+    FETCH_SESSION_TOPIC_ID_ERROR = 106
+
+cdef enum:
+    INITIAL_EPOCH = 0                   # FetchMetadata: ask for a session
+    FINAL_EPOCH = -1                    # close it, ask for none
+    REPLICA_STATE_TAG = 1
+    # A partition of a request costs four times its bytes while it is served: half a million partitions at most.
+    REQUEST_SIZE_MAX = 8 * 1024 * 1024
+    RESULTS_KEPT = 16384                # scratch for so many partitions is kept
+
+log = logging.getLogger("kafkad.fetch")
+
+cdef const char* MALFORMED = "a Fetch does not parse"
+
+
+# -- parsing -----------------------------------------------------------------------------------------------
+
+cdef inline void skip_tags(Cursor* body) noexcept nogil:
+    cdef uint32_t count = read_uvarint(body)
+    while count and not body.failed:
+        read_uvarint(body)
+        read_raw(body, read_uvarint(body))
+        count -= 1
+
+
+cdef inline int64_t read_count(Cursor* body, bint flexible, size_t smallest) noexcept nogil:
+    """Of an array that may not be null; fails when so many elements cannot follow."""
+    cdef int64_t count = <int64_t>read_uvarint(body) - 1 if flexible else read_i32(body)
+    if count < 0 or <uint64_t>count * smallest > remaining(body):
+        body.failed = True
+        return 0
+    return count
+
+
+cdef TopicKey* read_topic(Fetching self, Cursor* body, int16_t version, bint wanted) noexcept nogil:
+    """A topic's name or id; its key (a new reference) when `wanted`."""
+    cdef int32_t size
+    cdef const uint8_t* data
+    cdef Topic* topic
+    if version >= 13:
+        data = read_raw(body, 16)
+        if not wanted:
+            return NULL
+        topic = topic_by_id(&self.table.table, data)
+        return key_retain(topic.key) if topic is not NULL else key_new(&self.table.table, NULL, 0, data)
+    size = <int32_t>read_uvarint(body) - 1 if version >= 12 else read_i16(body)
+    if size < 0:
+        body.failed = True
+        return NULL
+    data = read_raw(body, <size_t>size)
+    if not wanted:
+        return NULL
+    topic = topic_by_name(&self.table.table, <char*>data, <size_t>size)
+    return key_retain(topic.key) if topic is not NULL else key_new(&self.table.table, <char*>data, <size_t>size, NULL)
+
+
+cdef void walk_topics(Fetching self, Cursor* body, int16_t version, Session* session) noexcept nogil:
+    """Parses topics and forgotten topics; updates `session` with them unless it is NULL."""
+    cdef bint flexible = version >= 12
+    cdef size_t smallest = 33 if version >= 12 else 28 if version >= 9 else 24 if version >= 5 else 16
+    cdef size_t topic_smallest = 18 if version >= 13 else 3 if version >= 12 else 6
+    cdef int64_t topics = read_count(body, flexible, topic_smallest)
+    cdef int64_t parts
+    cdef TopicKey* key
+    cdef Fetched* fetched
+    cdef int32_t index, leader_epoch, bytes_max
+    cdef int64_t offset
+    while topics and not body.failed:
+        topics -= 1
+        key = read_topic(self, body, version, session is not NULL)
+        parts = read_count(body, flexible, smallest)
+        while parts and not body.failed:
+            parts -= 1
+            index = read_i32(body)
+            leader_epoch = read_i32(body) if version >= 9 else -1
+            offset = read_i64(body)
+            if version >= 12:
+                read_i32(body)                          # last_fetched_epoch: followers'
+            if version >= 5:
+                read_i64(body)                          # log_start_offset: followers'
+            bytes_max = read_i32(body)
+            if flexible:
+                skip_tags(body)
+            if session is not NULL:
+                fetched = session_add(session, key, index)
+                fetched.leader_epoch = leader_epoch
+                fetched.offset = offset
+                fetched.bytes_max = max(bytes_max, 0)
+        if flexible:
+            skip_tags(body)
+        if key is not NULL:
+            key_release(key)
+    if version < 7:
+        return
+    topics = read_count(body, flexible, topic_smallest)
+    while topics and not body.failed:
+        topics -= 1
+        key = read_topic(self, body, version, session is not NULL)
+        parts = read_count(body, flexible, 4)
+        while parts and not body.failed:
+            parts -= 1
+            index = read_i32(body)
+            if session is not NULL:
+                fetched = session_find(session, key, index)
+                if fetched is not NULL:
+                    session_forget(session, fetched)
+        if flexible:
+            skip_tags(body)
+        if key is not NULL:
+            key_release(key)
+
+
+cdef bint parse(Fetching self, Cursor* body, FetchRequest* request, Cursor* topics) noexcept nogil:
+    """All of the body; `topics` is left where they begin."""
+    cdef int16_t version = request.version
+    cdef uint32_t tags, tag, size
+    cdef const uint8_t* data
+    cdef int64_t rack
+    if version >= 12:
+        skip_tags(body)                                 # of the header
+    request.replica_id = read_i32(body) if version <= 14 else -1
+    request.wait_ms_max = read_i32(body)
+    request.bytes_min = read_i32(body)
+    request.bytes_max = read_i32(body)
+    request.isolation = read_i8(body)
+    request.session_id = read_i32(body) if version >= 7 else 0
+    request.session_epoch = read_i32(body) if version >= 7 else FINAL_EPOCH
+    topics[0] = body[0]
+    walk_topics(self, body, version, NULL)
+    if version >= 11:
+        rack = <int64_t>read_uvarint(body) - 1 if version >= 12 else read_i16(body)
+        if rack < 0:
+            return False
+        read_raw(body, <size_t>rack)
+    if version >= 12:
+        tags = read_uvarint(body)
+        while tags and not body.failed:
+            tags -= 1
+            tag = read_uvarint(body)
+            size = read_uvarint(body)
+            data = read_raw(body, size)
+            if version >= 15 and tag == REPLICA_STATE_TAG and data is not NULL and size >= 4:
+                request.replica_id = get_i32(data)
+    return not body.failed and remaining(body) == 0
+
+
+# -- reading -----------------------------------------------------------------------------------------------
+
+cdef Entry* entry_of(Fetching self, Fetched* fetched) noexcept nogil:
+    cdef Topic* topic
+    if fetched.generation != self.table.table.generation:
+        if fetched.session.uses_ids:
+            topic = topic_by_id(&self.table.table, fetched.key.id)
+        else:
+            topic = topic_by_name(&self.table.table, fetched.key.name, fetched.key.name_size)
+        fetched.entry = topic_entry(topic, fetched.index)
+        fetched.generation = self.table.table.generation
+        if topic is not NULL and topic.key is not fetched.key:
+            key_release(fetched.key)                    # known by now, or made anew
+            fetched.key = key_retain(topic.key)
+    return fetched.entry
+
+
+cdef int unknown_code(Fetching self, Fetched* fetched) noexcept nogil:
+    if fetched.session.uses_ids and topic_by_id(&self.table.table, fetched.key.id) is NULL:
+        return UNKNOWN_TOPIC_ID
+    return UNKNOWN_TOPIC_OR_PARTITION
+
+
+cdef void read_python(Fetching self, Entry* entry, Fetched* fetched, int64_t bytes_max, bint at_least_one,
+                      int isolation, Result* result) noexcept nogil:
+    self.core.stats.python_reads += 1
+    with gil:
+        read_slow(entry, fetched.offset, bytes_max, at_least_one, isolation, result)
+
+
+cdef void read_slow(Entry* entry, int64_t offset, int64_t bytes_max, bint at_least_one, int isolation,
+                    Result* result) noexcept:
+    cdef Partition partition = <Partition>entry.partition
+    cdef bytes data
+    try:
+        data = partition.log.read(offset, bytes_max, below="stable" if isolation else "high_watermark")
+        if len(data) <= bytes_max or at_least_one:
+            Py_INCREF(data)
+            result.copy = <void*><PyObject*>data
+            result.read.size = len(data)
+        result.code = 0
+    except KafkaError as error:
+        result.code = error.code
+    except Exception:
+        log.exception("reading %s-%d at %d failed", partition.topic, partition.index, offset)
+        result.code = UNKNOWN_SERVER_ERROR
+
+
+cdef void drop_copy(Result* result) noexcept nogil:
+    with gil:
+        Py_DECREF(<object><PyObject*>result.copy)
+    result.copy = NULL
+
+
+cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read, bint* failed,
+                       uint32_t* known) noexcept nogil:
+    """Reads every partition of the session in order into `results`; answers how many there are."""
+    cdef Session* session = request.session
+    cdef Fetched* fetched
+    cdef Result* result
+    cdef Entry* entry
+    cdef uint32_t count = 0
+    cdef int64_t left = min(request.bytes_max, self.max_bytes)
+    cdef int64_t limit
+    cdef bint at_least_one = True
+    bytes_read[0] = 0
+    failed[0] = False
+    known[0] = 0
+    if session.count > self.result_capacity:
+        self.result_capacity = max(<uint32_t>64, session.count + session.count // 4)
+        self.results = <Result*>realloc(self.results, self.result_capacity * sizeof(Result))
+        KAFKAD_CHECK(self.results is not NULL)
+    left = max(left, 0)
+    fetched = session.first
+    while fetched is not NULL:
+        result = &self.results[count]
+        count += 1
+        result.fetched = fetched
+        result.copy = NULL
+        result.unknown = False
+        result.read.size = 0
+        result.read.file = NULL
+        entry = entry_of(self, fetched)
+        if entry is NULL:
+            result.code = unknown_code(self, fetched)
+            result.unknown = True
+        elif request.replica_id >= 0:
+            result.code = NOT_LEADER_OR_FOLLOWER
+        else:
+            limit = min(left, <int64_t>fetched.bytes_max)
+            result.code = (<Partition>entry.partition).read(
+                fetched.offset, limit, at_least_one, request.isolation, fetched.leader_epoch, &result.read)
+            if result.code == NEED_PYTHON:
+                read_python(self, entry, fetched, limit, at_least_one, request.isolation, result)
+        if not result.unknown:
+            known[0] += 1
+        if result.code:
+            failed[0] = failed[0] or not result.unknown
+            result.read.high_watermark = -1
+            result.read.last_stable_offset = -1
+            result.read.log_start_offset = -1
+            result.read.size = 0
+            if result.code == KAFKA_STORAGE_ERROR and request.version <= 5:
+                result.code = NOT_LEADER_OR_FOLLOWER    # older clients do not know the other
+        elif result.read.size:
+            at_least_one = False
+            bytes_read[0] += result.read.size
+            left = max(left - result.read.size, 0)
+        fetched = fetched.next
+    return count
+
+
+cdef void drop_results(Fetching self, uint32_t count) noexcept nogil:
+    cdef uint32_t i
+    for i in range(count):
+        if self.results[i].copy is not NULL:
+            drop_copy(&self.results[i])
+        elif self.results[i].read.size:
+            log_file_release(self.results[i].read.file)
+    trim_results(self)
+
+
+cdef void trim_results(Fetching self) noexcept nogil:
+    if self.result_capacity > RESULTS_KEPT:
+        free(self.results)
+        self.results = NULL
+        self.result_capacity = 0
+
+
+# -- the answer --------------------------------------------------------------------------------------------
+
+cdef inline bint changed(Result* result) noexcept nogil:
+    """Whether an incremental answer tells of this partition; notes what it tells (CachedPartition)."""
+    cdef Fetched* fetched = result.fetched
+    cdef bint tell = result.read.size > 0 or result.code != 0
+    if fetched.high_watermark != result.read.high_watermark:
+        fetched.high_watermark = result.read.high_watermark
+        tell = True
+    if fetched.log_start_offset != result.read.log_start_offset:
+        fetched.log_start_offset = result.read.log_start_offset
+        tell = True
+    if result.code:
+        fetched.high_watermark = -1                     # told again when the error is over
+    return tell
+
+
+cdef void put_count(Slot* slot, bint flexible, uint32_t count) noexcept nogil:
+    cdef uint8_t* at
+    if flexible:
+        at = slot_extend(slot, 5)
+        slot.size -= <uint32_t>(5 - put_uvarint(at, count + 1))
+    else:
+        put_i32(slot_extend(slot, 4), <int32_t>count)
+
+
+cdef void put_head(Slot* slot, int16_t version, int16_t code, int32_t session_id, uint32_t topics) noexcept nogil:
+    cdef uint8_t* at
+    if version >= 12:
+        slot_extend(slot, 1)[0] = 0                     # tags of the header
+    put_i32(slot_extend(slot, 4), 0)                    # throttle_time_ms
+    if version >= 7:
+        at = slot_extend(slot, 6)
+        put_i16(at, code)
+        put_i32(at + 2, session_id)
+    put_count(slot, version >= 12, topics)
+
+
+cdef void answer_error(Slot* slot, int16_t code, int32_t session_id) noexcept nogil:
+    put_head(slot, slot.api_version, code, session_id, 0)
+    if slot.api_version >= 12:
+        slot_extend(slot, 1)[0] = 0
+    slot_finish(slot)
+
+
+cdef void put_topic(Slot* slot, int16_t version, TopicKey* key) noexcept nogil:
+    cdef uint8_t* at
+    if version >= 13:
+        memcpy(slot_extend(slot, 16), key.id, 16)
+        return
+    if version >= 12:
+        at = slot_extend(slot, 5)
+        slot.size -= <uint32_t>(5 - put_uvarint(at, key.name_size + 1))
+    else:
+        put_i16(slot_extend(slot, 2), <int16_t>key.name_size)
+    memcpy(slot_extend(slot, key.name_size), key.name, key.name_size)
+
+
+cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* result) noexcept nogil:
+    cdef bint flexible = version >= 12
+    cdef uint8_t* start = slot_extend(slot, 48)
+    cdef uint8_t* at = start
+    put_i32(at, result.fetched.index)
+    put_i16(at + 4, <int16_t>result.code)
+    put_i64(at + 6, result.read.high_watermark)
+    put_i64(at + 14, result.read.last_stable_offset)
+    at += 22
+    if version >= 5:
+        put_i64(at, result.read.log_start_offset)
+        at += 8
+    if flexible:                                        # aborted transactions: none, or null when not asked for
+        at[0] = 1 if isolation else 0
+        at += 1
+    else:
+        put_i32(at, 0 if isolation else -1)
+        at += 4
+    if version >= 11:
+        put_i32(at, -1)                                 # preferred_read_replica
+        at += 4
+    if flexible:
+        at += put_uvarint(at, <uint32_t>result.read.size + 1)
+    else:
+        put_i32(at, <int32_t>result.read.size)
+        at += 4
+    slot.size -= <uint32_t>(48 - (at - start))
+    if result.copy is not NULL:
+        with gil:
+            memcpy(slot_extend(slot, <size_t>result.read.size), PyBytes_AS_STRING(<object><PyObject*>result.copy),
+                   <size_t>result.read.size)
+        drop_copy(result)
+    elif result.read.size:
+        slot_region(slot, result.read.file, result.read.position, result.read.size)
+    if flexible:
+        slot_extend(slot, 1)[0] = 0
+
+
+cdef void answer(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
+    """Writes and finishes the answer from `results`."""
+    cdef Session* session = request.session
+    cdef int16_t version = request.version
+    cdef bint flexible = version >= 12
+    cdef uint32_t kept = 0, topics = 0, i, j
+    cdef Result* result
+    cdef TopicKey* key = NULL
+    if request.context == INCREMENTAL:
+        if session.epoch != next_epoch(request.session_epoch):
+            drop_results(self, count)
+            answer_error(slot, INVALID_FETCH_SESSION_EPOCH, session.id)
+            return
+        for i in range(count):
+            result = &self.results[i]
+            if changed(result):
+                if result.read.size:
+                    session_move_last(session, result.fetched)
+                if kept != i:
+                    self.results[kept] = result[0]
+                kept += 1
+        count = kept
+    elif request.context == FULL and count:
+        for i in range(count):
+            changed(&self.results[i])
+        cache_add(&self.cache, session, self.core.monotonic_ms)
+        count_sessions(self)
+    for i in range(count):                              # neighbours of one topic share its element
+        if i == 0 or self.results[i].fetched.key is not key:
+            key = self.results[i].fetched.key
+            topics += 1
+    put_head(slot, version, 0, session.id if request.context != SESSIONLESS else 0, topics)
+    i = 0
+    while i < count:
+        key = self.results[i].fetched.key
+        j = i
+        while j < count and self.results[j].fetched.key is key:
+            j += 1
+        put_topic(slot, version, key)
+        put_count(slot, flexible, j - i)
+        while i < j:
+            put_partition(slot, version, request.isolation, &self.results[i])
+            i += 1
+        if flexible:
+            slot_extend(slot, 1)[0] = 0
+    if flexible:
+        slot_extend(slot, 1)[0] = 0
+    trim_results(self)
+    slot_finish(slot)
+
+
+cdef inline void count_sessions(Fetching self) noexcept nogil:
+    self.core.stats.sessions = self.cache.count
+    self.core.stats.session_partitions = self.cache.partitions
+    self.core.stats.session_evictions = self.cache.evictions
+
+
+# -- one request -------------------------------------------------------------------------------------------
+
+cdef int open_session(Fetching self, FetchRequest* request, Cursor* topics) noexcept nogil:
+    """FetchManager.newContext: 0 with `request.session` set, or the error of the session."""
+    cdef Session* session = NULL
+    cdef bint full = request.session_epoch == INITIAL_EPOCH or request.session_epoch == FINAL_EPOCH
+    if request.session_id != 0:
+        session = cache_find(&self.cache, request.session_id)
+    if full:
+        if session is not NULL:
+            cache_remove(&self.cache, session)
+            count_sessions(self)
+        request.context = SESSIONLESS if request.session_epoch == FINAL_EPOCH else FULL
+        request.session = session_new(request.version >= 13)
+        walk_topics(self, topics, request.version, request.session)
+        return 0
+    if session is NULL:
+        return FETCH_SESSION_ID_NOT_FOUND
+    if session.epoch != request.session_epoch:
+        return INVALID_FETCH_SESSION_EPOCH
+    if session.uses_ids != (request.version >= 13):
+        return FETCH_SESSION_TOPIC_ID_ERROR
+    session.references += 1
+    request.session = session
+    session.epoch = next_epoch(session.epoch)
+    if session.waiting is not NULL:
+        supersede(self, <WaitingFetch*>session.waiting)
+    walk_topics(self, topics, request.version, session)
+    if session.count == 0 or self.cache.partitions - session.cached_count + session.count > self.cache.partitions_max:
+        cache_remove(&self.cache, session)
+        count_sessions(self)
+        request.context = SESSIONLESS
+        if session.count:
+            request.session = NULL
+            session_release(session)
+            return FETCH_SESSION_ID_NOT_FOUND
+    else:
+        cache_touch(&self.cache, session, self.core.monotonic_ms)
+        count_sessions(self)
+        request.context = INCREMENTAL
+    return 0
+
+
+cdef const char* fetch_frame(Fetching self, Conn* conn, int16_t version, int32_t correlation_id,
+                             Cursor* body) noexcept nogil:
+    cdef FetchRequest request
+    cdef Cursor topics
+    cdef Slot* slot
+    cdef uint32_t count, known
+    cdef int64_t bytes_read
+    cdef bint failed
+    cdef int code
+    if remaining(body) > REQUEST_SIZE_MAX:
+        return "a Fetch is above 8 MiB"
+    memset(&request, 0, sizeof(FetchRequest))
+    request.version = version
+    if not parse(self, body, &request, &topics):
+        return MALFORMED
+    slot = slot_open(conn, 1, version, correlation_id)
+    if request.isolation != 0 and request.isolation != 1:
+        answer_error(slot, UNKNOWN_SERVER_ERROR, 0)     # as Kafka: IsolationLevel.forId fails after parsing
+        return NULL
+    request.bytes_max = min(request.bytes_max, self.max_bytes)
+    request.bytes_min = min(request.bytes_min, request.bytes_max)
+    code = open_session(self, &request, &topics)
+    if code:
+        answer_error(slot, <int16_t>code, 0)
+        return NULL
+    count = read_all(self, &request, &bytes_read, &failed, &known)
+    if conn.closed:                                     # by Python, in between
+        drop_results(self, count)
+        session_release(request.session)
+        return NULL
+    if request.wait_ms_max <= 0 or known == 0 or failed or bytes_read >= request.bytes_min:
+        answer(self, &request, slot, count)
+        session_release(request.session)
+    else:
+        wait_for_data(self, slot, &request, count, bytes_read)
+    return NULL
+
+
+# -- waiting -----------------------------------------------------------------------------------------------
+
+cdef void wait_for_data(Fetching self, Slot* slot, FetchRequest* request, uint32_t count,
+                        int64_t bytes_read) noexcept nogil:
+    cdef WaitingFetch* fetch = <WaitingFetch*>malloc(sizeof(WaitingFetch))
+    cdef Fetched* fetched
+    cdef Entry* entry
+    cdef uint32_t i
+    KAFKAD_CHECK(fetch is not NULL)
+    memset(fetch, 0, sizeof(WaitingFetch))
+    fetch.request = request[0]
+    fetch.slot = slot
+    fetch.available = bytes_read
+    for i in range(count):
+        self.results[i].fetched.available = self.results[i].read.size
+    drop_results(self, count)
+    fetched = request.session.first
+    while fetched is not NULL:
+        entry = entry_of(self, fetched)
+        if entry is not NULL:
+            watch_fetch(entry, &fetched.watch)
+        fetched = fetched.next
+    request.session.waiting = fetch
+    self.core.stats.fetch_waits += 1
+    timer_start(self.core, &fetch.timer, self.core.monotonic_ms + request.wait_ms_max, fetch_expired)
+    slot_pend(slot, fetch, fetch_cancelled, False)
+
+
+cdef void stop_waiting(Core* core, WaitingFetch* fetch) noexcept nogil:
+    cdef Fetched* fetched = fetch.request.session.first
+    timer_stop(core, &fetch.timer)
+    while fetched is not NULL:
+        unwatch(&fetched.watch, False)
+        fetched = fetched.next
+    fetch.request.session.waiting = NULL
+
+
+cdef void complete(Fetching self, WaitingFetch* fetch) noexcept nogil:
+    """Answers with what there is by now."""
+    cdef int64_t bytes_read
+    cdef bint failed
+    cdef uint32_t known, count
+    cdef Conn* conn = fetch.slot.conn
+    stop_waiting(self.core, fetch)
+    fetch.slot.cancel = fetch_abandoned                 # while Python may run
+    count = read_all(self, &fetch.request, &bytes_read, &failed, &known)
+    if fetch.slot is NULL:
+        drop_results(self, count)
+    else:
+        answer(self, &fetch.request, fetch.slot, count)
+    session_release(fetch.request.session)
+    free(fetch)
+
+
+cdef void fetch_abandoned(Slot* slot) noexcept nogil:
+    """The connection is closed while its answer is being made."""
+    (<WaitingFetch*>slot.waiting).slot = NULL
+
+
+cdef void supersede(Fetching self, WaitingFetch* fetch) noexcept nogil:
+    """Its session goes on without it: what it would answer at its end, now."""
+    drop_due(self, fetch)
+    stop_waiting(self.core, fetch)
+    answer_error(fetch.slot, INVALID_FETCH_SESSION_EPOCH, fetch.request.session.id)
+    session_release(fetch.request.session)
+    free(fetch)
+
+
+cdef void drop_due(Fetching self, WaitingFetch* fetch) noexcept nogil:
+    cdef WaitingFetch** link = &self.due
+    if fetch.due:
+        while link[0] is not fetch:
+            link = &link[0].due_next
+        link[0] = fetch.due_next
+        fetch.due = False
+
+
+cdef void fetch_expired(Core* core, Timer* timer) noexcept nogil:
+    core.stats.fetch_timeouts += 1
+    complete(<Fetching>core.fetching, <WaitingFetch*>timer)
+
+
+cdef void fetch_cancelled(Slot* slot) noexcept nogil:
+    cdef WaitingFetch* fetch = <WaitingFetch*>slot.waiting
+    drop_due(<Fetching>slot.conn.core.fetching, fetch)
+    stop_waiting(slot.conn.core, fetch)
+    session_release(fetch.request.session)
+    free(fetch)
+
+
+cdef void fetch_advanced(Fetching self, Entry* entry, uint32_t why) noexcept nogil:
+    cdef Watch* watch = entry.fetches
+    cdef Fetched* fetched
+    cdef WaitingFetch* fetch
+    cdef ReadInfo read
+    cdef int code
+    while watch is not NULL:
+        fetched = <Fetched*>watch
+        fetch = <WaitingFetch*>fetched.session.waiting
+        watch = watch.next
+        if fetch.due:
+            continue
+        if not (why & PARTITION_GONE):
+            read.size = 0
+            code = (<Partition>entry.partition).read(fetched.offset, fetched.bytes_max, True, fetch.request.isolation,
+                                                     fetched.leader_epoch, &read)
+            if code == 0:
+                if read.size:
+                    log_file_release(read.file)
+                fetch.available += min(read.size, <int64_t>fetched.bytes_max) - fetched.available
+                fetched.available = min(read.size, <int64_t>fetched.bytes_max)
+                if fetch.available < fetch.request.bytes_min:
+                    continue
+        fetch.due = True
+        fetch.due_next = self.due
+        self.due = fetch
+
+
+cdef void fetch_settle(Fetching self) noexcept nogil:
+    cdef WaitingFetch* fetch
+    while self.due is not NULL:
+        fetch = self.due
+        self.due = fetch.due_next
+        fetch.due = False
+        complete(self, fetch)
+
+
+cdef class Fetching:
+    def __cinit__(self, PartitionTable table not None, int32_t max_bytes, uint32_t slots, int64_t eviction_ms,
+                  int64_t partitions_max):
+        self.table = table
+        self.max_bytes = max_bytes
+        cache_init(&self.cache, &table.table, slots, eviction_ms, partitions_max)
+
+    def __dealloc__(self):
+        cache_free(&self.cache)
+        free(self.results)
+
+    cdef void forget(self) noexcept:
+        """Every session, at the end."""
+        while self.cache.oldest is not NULL:
+            cache_remove(&self.cache, self.cache.oldest)
+        count_sessions(self)

@@ -1,0 +1,84 @@
+"""Partitions by (topic name, index) and (topic id, index), for lookups without the GIL. See partition_table.pyx."""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from kafkad._native.partition cimport Partition
+
+cdef struct TopicKey:               # a topic's two names; shared by the table, fetch sessions and waiting requests
+    int32_t references
+    bint has_name
+    bint has_id
+    uint8_t id[16]
+    uint64_t name_hash
+    uint64_t id_hash
+    uint32_t name_size
+    char name[1]                    # name_size bytes
+
+cdef struct Watch:                  # a link in an entry's list of waiters; first member of what waits
+    Watch* previous
+    Watch* next
+    Entry* entry                    # NULL: not linked
+
+cdef struct Entry:                  # one partition of this worker
+    PyObject* partition             # Partition, a reference
+    Table* table
+    TopicKey* key
+    int32_t index
+    bint internal                   # clients may not produce to it
+    bint removed
+    Watch* produces                 # in the order of their offsets
+    Watch* last_produce
+    Watch* fetches
+    uint32_t advanced               # why it is in the pending list, 0: it is not
+    Entry* pending_next
+
+cdef struct Topic:
+    TopicKey* key
+    Topic* name_next
+    Topic* id_next
+    bint internal
+    int32_t capacity
+    int32_t count
+    Entry** entries                 # by partition index, NULL where not here
+
+ctypedef void (*WakeFunction)(void* context) noexcept nogil
+
+cdef struct Table:
+    uint64_t seed
+    uint32_t buckets                # a power of two
+    uint32_t topics
+    Topic** by_name
+    Topic** by_id
+    uint64_t generation             # raised by every change: cached Entry pointers are looked up again
+    Entry* pending                  # advanced since the reactor looked
+    Entry* graveyard                # removed; freed when nobody can hold a pointer any more
+    WakeFunction wake
+    void* wake_context
+
+cdef uint64_t hash_bytes(uint64_t seed, const void* data, size_t size) noexcept nogil
+
+cdef TopicKey* key_new(Table* table, const char* name, size_t name_size, const uint8_t* id) noexcept nogil
+cdef inline TopicKey* key_retain(TopicKey* key) noexcept nogil:
+    key.references += 1
+    return key
+cdef void key_release(TopicKey* key) noexcept nogil
+
+cdef Topic* topic_by_name(Table* table, const char* name, size_t size) noexcept nogil
+cdef Topic* topic_by_id(Table* table, const uint8_t* id) noexcept nogil
+
+cdef inline Entry* topic_entry(Topic* topic, int32_t index) noexcept nogil:
+    if topic is NULL or index < 0 or index >= topic.capacity:
+        return NULL
+    return topic.entries[index]
+
+cdef void watch_produce(Entry* entry, Watch* watch) noexcept nogil
+cdef void watch_fetch(Entry* entry, Watch* watch) noexcept nogil
+cdef void unwatch(Watch* watch, bint is_produce) noexcept nogil
+
+cdef class PartitionTable:
+    cdef Table table
+    cdef dict partitions            # (name, index) -> Partition
+    cdef void detach(self, Entry* entry) noexcept
+    cdef void bury_entry(self, Entry* entry) noexcept
+    cdef void bury(self) noexcept   # free what was removed; between turns only

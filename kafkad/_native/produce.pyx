@@ -1,0 +1,487 @@
+"""Produce (key 0), v3 to v13, from the frame to the answer.
+
+v3 transactional id. v5 log start offset. v7 zstd allowed. v8 record errors. v9 flexible. v10 leader hints (never set
+here: there is one broker). v13 topic ids.
+
+The whole body is parsed before anything is appended, so a frame that does not parse changes nothing. Then each partition's
+records go to `Partition.append`, or to its log in Python when that says so, and the answer is written at once. It is
+sent when every high watermark has reached the end of what was appended (which also waits for a flush that must come
+first): until then the request waits on the entries (`Watch`), and a timeout only patches error codes in the answer.
+
+Not yet: transactions (a transactional id is refused with INVALID_REQUEST), quotas, authorization."""
+
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memset
+
+cdef extern from "string.h" nogil:
+    size_t strnlen(const char* text, size_t size)
+
+from kafkad._native.batch cimport COMPRESSION_MASK, HEADER_SIZE, NEED_PYTHON, TRANSACTIONAL
+from kafkad._native.connection cimport (
+    Conn, Core, Slot, Timer, conn_close, slot_drop, slot_extend, slot_finish, slot_open, slot_pend, timer_start,
+    timer_stop,
+)
+from kafkad._native.partition cimport PARTITION_GONE, AppendInfo, Partition
+from kafkad._native.partition_table cimport (
+    Entry, PartitionTable, Topic, Watch, topic_by_id, topic_by_name, topic_entry, unwatch, watch_produce,
+)
+from kafkad._native.wire cimport (
+    Cursor, KAFKAD_CHECK, get_i16, put_i16, put_i32, put_i64, put_uvarint, read_i16, read_i32, read_raw, read_uvarint,
+    remaining,
+)
+
+import logging
+
+from kafkad.protocol.errors import KafkaError
+
+cdef enum:                              # error codes, org.apache.kafka.common.protocol.Errors
+    UNKNOWN_SERVER_ERROR = -1
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    INVALID_TOPIC_EXCEPTION = 17
+    INVALID_REQUIRED_ACKS = 21
+    INVALID_REQUEST = 42
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    INVALID_RECORD = 87
+    UNKNOWN_TOPIC_ID = 100
+
+cdef enum:
+    PARTS_MAX = 1 << 18                 # partitions, and topics, of one request
+    ZSTD = 4
+    MAGIC_AT = 16
+    ATTRIBUTES_AT = 21
+    MESSAGE_SIZE_MAX = 2000             # of an error's text in an answer
+
+log = logging.getLogger("kafkad.produce")
+
+cdef struct Outcome:                    # of one partition's append
+    int code
+    AppendInfo info
+    PyObject* text                      # bytes that own `info.message` when Python made it, else NULL
+
+
+# -- parsing -----------------------------------------------------------------------------------------------
+
+cdef const char* MALFORMED = "a Produce does not parse"
+
+
+cdef inline void skip_tags(Cursor* body) noexcept nogil:
+    cdef uint32_t count = read_uvarint(body)
+    while count and not body.failed:
+        read_uvarint(body)
+        read_raw(body, read_uvarint(body))
+        count -= 1
+
+
+cdef inline int64_t read_count(Cursor* body, bint flexible, size_t smallest) noexcept nogil:
+    """Of an array that may not be null; fails when so many elements cannot follow."""
+    cdef int64_t count = <int64_t>read_uvarint(body) - 1 if flexible else read_i32(body)
+    if count < 0 or <uint64_t>count * smallest > remaining(body):
+        body.failed = True
+        return 0
+    return count
+
+
+cdef bint parse_topics(Producing self, Cursor* body, int16_t version, uint32_t* topic_count,
+                       uint32_t* part_count) noexcept nogil:
+    cdef bint flexible = version >= 9
+    cdef int64_t topics = read_count(body, flexible, 6 if flexible else 6)
+    cdef int64_t parts, size, i, j
+    cdef uint32_t used = 0
+    cdef TopicParts* topic
+    cdef Part* part
+    if body.failed or topics > PARTS_MAX:
+        return False
+    if topics > self.topic_capacity:
+        self.topics = <TopicParts*>realloc(self.topics, <size_t>topics * sizeof(TopicParts))
+        KAFKAD_CHECK(self.topics is not NULL)
+        self.topic_capacity = <uint32_t>topics
+    for i in range(topics):
+        topic = &self.topics[i]
+        if version >= 13:
+            topic.name_size = -1
+            topic.name = read_raw(body, 16)
+        else:
+            topic.name_size = <int32_t>read_uvarint(body) - 1 if flexible else read_i16(body)
+            if topic.name_size < 0:
+                return False
+            topic.name = read_raw(body, <size_t>topic.name_size)
+        parts = read_count(body, flexible, 6 if flexible else 8)
+        if body.failed or used + parts > PARTS_MAX:
+            return False
+        topic.first = used
+        topic.count = <uint32_t>parts
+        if used + parts > self.part_capacity:
+            self.part_capacity = <uint32_t>max(used + parts, <int64_t>self.part_capacity * 2)
+            self.parts = <Part*>realloc(self.parts, self.part_capacity * sizeof(Part))
+            KAFKAD_CHECK(self.parts is not NULL)
+        for j in range(parts):
+            part = &self.parts[used]
+            used += 1
+            part.index = read_i32(body)
+            size = <int64_t>read_uvarint(body) - 1 if flexible else read_i32(body)
+            if size < -1:
+                return False
+            part.size = <int32_t>size
+            part.records = <uint8_t*>read_raw(body, <size_t>max(size, 0))
+            if flexible:
+                skip_tags(body)
+            if body.failed:
+                return False
+        if flexible:
+            skip_tags(body)
+    if flexible:
+        skip_tags(body)
+    topic_count[0] = <uint32_t>topics
+    part_count[0] = used
+    return not body.failed and remaining(body) == 0
+
+
+# -- one partition -----------------------------------------------------------------------------------------
+
+cdef int check_records(const Part* part, int16_t version, bint transactional) noexcept nogil:
+    """What depends on the request's version rather than on the partition (ProduceRequest.validateRecords)."""
+    cdef int16_t attributes
+    if part.size < HEADER_SIZE:
+        return INVALID_RECORD
+    if part.records[MAGIC_AT] != 2:
+        return INVALID_RECORD
+    if transactional:
+        return INVALID_REQUEST
+    attributes = get_i16(part.records + ATTRIBUTES_AT)
+    if version < 7 and (attributes & COMPRESSION_MASK) == ZSTD:
+        return UNSUPPORTED_COMPRESSION_TYPE
+    if attributes & TRANSACTIONAL:
+        return TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    return 0
+
+
+cdef void append_python(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
+    self.core.stats.python_appends += 1
+    with gil:
+        append_client(self.core.now_ms, entry, part, outcome)
+
+
+cdef void append_client(int64_t now_ms, Entry* entry, const Part* part, Outcome* outcome) noexcept:
+    """The slow path. Whatever it raises becomes an error code: a log line tells of what is not a KafkaError."""
+    cdef Partition partition = <Partition>entry.partition
+    cdef bytes text
+    view = PyMemoryView_FromMemory(<char*>part.records, part.size, 0x200)      # PyBUF_WRITE
+    try:
+        result = partition.log.append_client(view, now_ms)
+        outcome.info.base_offset = result.base_offset
+        outcome.info.end_offset = result.end_offset
+        outcome.info.append_time_ms = result.append_time_ms
+        outcome.info.log_start_offset = result.log_start_offset
+        outcome.code = 0
+    except KafkaError as error:
+        outcome.code = error.code
+        outcome.info.bad_record = getattr(error, "bad_record", -1)
+        if error.message:
+            text = error.message.encode("utf-8", "replace")[:MESSAGE_SIZE_MAX]
+            outcome.text = <PyObject*>text
+            outcome.info.message = PyBytes_AS_STRING(text)
+            Py_INCREF(text)
+    except Exception:
+        log.exception("appending to %s-%d failed", partition.topic, partition.index)
+        outcome.code = UNKNOWN_SERVER_ERROR
+    finally:
+        view.release()
+
+
+cdef void append_part(Producing self, Entry* entry, const Part* part, bint admin, int16_t version, bint transactional,
+                      Outcome* outcome) noexcept nogil:
+    outcome.info.bad_record = -1
+    outcome.info.message = NULL
+    outcome.text = NULL
+    if entry.internal and not admin:
+        outcome.code = INVALID_TOPIC_EXCEPTION
+        return
+    outcome.code = check_records(part, version, transactional)
+    if outcome.code:
+        return
+    outcome.code = (<Partition>entry.partition).append(part.records, <size_t>part.size, self.core.now_ms, &outcome.info)
+    if outcome.code == NEED_PYTHON:
+        append_python(self, entry, part, outcome)
+
+
+cdef inline uint8_t* put_text(uint8_t* at, bint flexible, const char* text, size_t size) noexcept nogil:
+    """A nullable string; NULL is null."""
+    if text is NULL:
+        if flexible:
+            at[0] = 0
+            return at + 1
+        put_i16(at, -1)
+        return at + 2
+    if flexible:
+        at += put_uvarint(at, <uint32_t>size + 1)
+    else:
+        put_i16(at, <int16_t>size)
+        at += 2
+    memcpy(at, text, size)
+    return at + size
+
+
+cdef uint32_t answer_part(Slot* slot, int16_t version, int32_t index, Outcome* outcome) noexcept nogil:
+    """Writes one partition's answer; tells where its error code stands."""
+    cdef bint flexible = version >= 9
+    cdef bint failed = outcome.code != 0
+    cdef const char* text = NULL
+    cdef size_t text_size = 0
+    cdef uint8_t* at
+    cdef uint8_t* start
+    cdef int count
+    cdef uint32_t code_at = slot.size + 4
+    if failed and version >= 8:
+        if outcome.info.message is not NULL:
+            text = outcome.info.message
+            text_size = strnlen(text, MESSAGE_SIZE_MAX)
+    start = slot_extend(slot, 64 + 2 * text_size)
+    at = start
+    put_i32(at, index)
+    put_i16(at + 4, <int16_t>outcome.code)
+    put_i64(at + 6, -1 if failed else outcome.info.base_offset)
+    put_i64(at + 14, -1 if failed else outcome.info.append_time_ms)
+    at += 22
+    if version >= 5:
+        put_i64(at, -1 if failed else outcome.info.log_start_offset)
+        at += 8
+    if version >= 8:
+        count = 1 if failed and outcome.info.bad_record >= 0 else 0
+        if flexible:
+            at += put_uvarint(at, <uint32_t>count + 1)
+        else:
+            put_i32(at, count)
+            at += 4
+        if count:
+            put_i32(at, outcome.info.bad_record)
+            at = put_text(at + 4, flexible, text, text_size)
+            if flexible:
+                at[0] = 0
+                at += 1
+        at = put_text(at, flexible, text, text_size)
+    if flexible:
+        at[0] = 0
+        at += 1
+    slot.size -= <uint32_t>(64 + 2 * text_size - (at - start))
+    return code_at
+
+
+# -- one request -------------------------------------------------------------------------------------------
+
+cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int32_t correlation_id,
+                               const uint8_t* client, int16_t client_size, Cursor* body) noexcept nogil:
+    cdef bint flexible = version >= 9
+    cdef uint32_t topic_count = 0, part_count = 0, wait_count = 0, i, j
+    cdef int64_t transactional_size
+    cdef int16_t acks
+    cdef int32_t timeout_ms
+    cdef bint admin, failed = False
+    cdef int refusal = 0
+    cdef TopicParts* parts
+    cdef Part* part
+    cdef Topic* topic
+    cdef Entry* entry
+    cdef uint64_t generation
+    cdef Slot* slot
+    cdef Outcome outcome
+    cdef uint8_t* at
+    cdef uint32_t code_at
+    cdef Wait* wait
+
+    if flexible:
+        skip_tags(body)                                 # of the header
+        transactional_size = <int64_t>read_uvarint(body) - 1
+    else:
+        transactional_size = read_i16(body)
+    if transactional_size < -1:
+        return MALFORMED
+    read_raw(body, <size_t>max(transactional_size, 0))
+    acks = read_i16(body)
+    timeout_ms = read_i32(body)
+    if body.failed or not parse_topics(self, body, version, &topic_count, &part_count):
+        return MALFORMED
+
+    admin = client_size == 14 and memcmp(client, b"__admin_client", 14) == 0
+    if acks < -1 or acks > 1:
+        refusal = INVALID_REQUIRED_ACKS
+    slot = slot_open(conn, 0, version, correlation_id)
+    if flexible:
+        slot_extend(slot, 1)[0] = 0
+        at = slot_extend(slot, 5)
+        slot.size -= <uint32_t>(5 - put_uvarint(at, topic_count + 1))
+    else:
+        put_i32(slot_extend(slot, 4), <int32_t>topic_count)
+    for i in range(topic_count):
+        parts = &self.topics[i]
+        if parts.name_size < 0:
+            memcpy(slot_extend(slot, 16), parts.name, 16)
+            topic = topic_by_id(&self.table.table, parts.name)
+        else:
+            at = slot_extend(slot, <size_t>parts.name_size + 5)
+            slot.size -= <uint32_t>(
+                <size_t>parts.name_size + 5 - <size_t>(put_text(at, flexible, <char*>parts.name, <size_t>parts.name_size) - at))
+            topic = topic_by_name(&self.table.table, <char*>parts.name, <size_t>parts.name_size)
+        if flexible:
+            at = slot_extend(slot, 5)
+            slot.size -= <uint32_t>(5 - put_uvarint(at, parts.count + 1))
+        else:
+            put_i32(slot_extend(slot, 4), <int32_t>parts.count)
+        generation = self.table.table.generation
+        for j in range(parts.count):
+            part = &self.parts[parts.first + j]
+            if generation != self.table.table.generation:   # Python ran, and changed the table
+                generation = self.table.table.generation
+                if parts.name_size < 0:
+                    topic = topic_by_id(&self.table.table, parts.name)
+                else:
+                    topic = topic_by_name(&self.table.table, <char*>parts.name, <size_t>parts.name_size)
+            entry = topic_entry(topic, part.index)
+            if entry is NULL or refusal:
+                memset(&outcome, 0, sizeof(Outcome))
+                outcome.info.bad_record = -1
+                if entry is NULL:
+                    outcome.code = UNKNOWN_TOPIC_ID if topic is NULL and version >= 13 else UNKNOWN_TOPIC_OR_PARTITION
+                else:
+                    outcome.code = refusal
+            else:
+                append_part(self, entry, part, admin, version, transactional_size >= 0, &outcome)
+            if conn.closed:                             # Python ran, and closed it: the slot is gone
+                drop_text(&outcome)
+                return NULL
+            code_at = answer_part(slot, version, part.index, &outcome)
+            drop_text(&outcome)
+            if outcome.code:
+                failed = True
+            elif acks and not entry.removed and (
+                    (<Partition>entry.partition).row.high_watermark < outcome.info.end_offset):
+                if wait_count == self.wait_capacity:
+                    self.wait_capacity = max(<uint32_t>16, self.wait_capacity * 2)
+                    self.waits = <Wait*>realloc(self.waits, self.wait_capacity * sizeof(Wait))
+                    KAFKAD_CHECK(self.waits is not NULL)
+                wait = &self.waits[wait_count]
+                wait_count += 1
+                wait.watch.entry = entry
+                wait.end_offset = outcome.info.end_offset
+                wait.code_at = code_at
+            elif acks and entry.removed:
+                put_i16(slot.data + code_at, UNKNOWN_TOPIC_OR_PARTITION)
+        if flexible:
+            slot_extend(slot, 1)[0] = 0
+    put_i32(slot_extend(slot, 4), 0)                    # throttle_time_ms
+    if flexible:
+        slot_extend(slot, 1)[0] = 0
+
+    if acks == 0:
+        slot_drop(slot)
+        if failed:
+            conn_close(conn, "a Produce with acks=0 failed")
+        return NULL
+    if wait_count == 0:
+        slot_finish(slot)
+    else:
+        wait_for_watermarks(self, slot, wait_count, timeout_ms)
+    return NULL
+
+
+cdef inline void drop_text(Outcome* outcome) noexcept nogil:
+    if outcome.text is not NULL:
+        with gil:
+            Py_DECREF(<object>outcome.text)
+        outcome.text = NULL
+
+
+# -- waiting -----------------------------------------------------------------------------------------------
+
+cdef void wait_for_watermarks(Producing self, Slot* slot, uint32_t count, int32_t timeout_ms) noexcept nogil:
+    cdef WaitingProduce* produce = <WaitingProduce*>malloc(sizeof(WaitingProduce) + (count - 1) * sizeof(Wait))
+    cdef Wait* wait
+    cdef Entry* entry
+    cdef uint32_t i
+    KAFKAD_CHECK(produce is not NULL)
+    produce.slot = slot
+    produce.waits_left = count
+    produce.wait_count = count
+    memcpy(produce.waits, self.waits, count * sizeof(Wait))
+    for i in range(count):
+        wait = &produce.waits[i]
+        wait.produce = produce
+        entry = wait.watch.entry
+        if entry.removed:                               # by Python, while a later partition of the request was appended
+            wait.watch.entry = NULL
+            produce.waits_left -= 1
+            put_i16(slot.data + wait.code_at, UNKNOWN_TOPIC_OR_PARTITION)
+        else:
+            watch_produce(entry, &wait.watch)
+    if produce.waits_left == 0:
+        free(produce)
+        slot_finish(slot)
+        return
+    self.core.stats.produce_waits += 1
+    timer_start(self.core, &produce.timer, self.core.monotonic_ms + max(timeout_ms, 0), produce_expired)
+    slot_pend(slot, produce, produce_cancelled, True)
+
+
+cdef void produce_settle(Core* core, WaitingProduce* produce) noexcept nogil:
+    cdef Slot* slot = produce.slot
+    timer_stop(core, &produce.timer)
+    free(produce)
+    slot_finish(slot)
+
+
+cdef void produce_expired(Core* core, Timer* timer) noexcept nogil:
+    cdef WaitingProduce* produce = <WaitingProduce*>timer
+    cdef Wait* wait
+    cdef uint32_t i
+    core.stats.produce_timeouts += 1
+    for i in range(produce.wait_count):
+        wait = &produce.waits[i]
+        if wait.watch.entry is not NULL:
+            unwatch(&wait.watch, True)
+            put_i16(produce.slot.data + wait.code_at, REQUEST_TIMED_OUT)
+    produce_settle(core, produce)
+
+
+cdef void produce_cancelled(Slot* slot) noexcept nogil:
+    """The connection is closed."""
+    cdef WaitingProduce* produce = <WaitingProduce*>slot.waiting
+    cdef uint32_t i
+    for i in range(produce.wait_count):
+        unwatch(&produce.waits[i].watch, True)
+    timer_stop(slot.conn.core, &produce.timer)
+    free(produce)
+
+
+cdef void produce_advanced(Producing self, Entry* entry, uint32_t why) noexcept nogil:
+    cdef int64_t high_watermark = (<Partition>entry.partition).row.high_watermark
+    cdef Wait* wait
+    cdef WaitingProduce* produce
+    while entry.produces is not NULL:
+        wait = <Wait*>entry.produces
+        if wait.end_offset > high_watermark:
+            if not (why & PARTITION_GONE):
+                break
+            put_i16(wait.produce.slot.data + wait.code_at,
+                    UNKNOWN_TOPIC_OR_PARTITION if entry.removed else NOT_LEADER_OR_FOLLOWER)
+        unwatch(&wait.watch, True)
+        produce = wait.produce
+        produce.waits_left -= 1
+        if produce.waits_left == 0:
+            produce_settle(self.core, produce)
+
+
+cdef class Producing:
+    def __cinit__(self, PartitionTable table not None):
+        self.table = table
+
+    def __dealloc__(self):
+        free(self.parts)
+        free(self.topics)
+        free(self.waits)

@@ -1,0 +1,39 @@
+"""The event loop's C half. See reactor.pyx."""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t
+
+from kafkad._native.connection cimport API_KEYS, Conn, Core
+from kafkad._native.fetch cimport Fetching
+from kafkad._native.partition_table cimport PartitionTable
+from kafkad._native.produce cimport Producing
+
+cdef struct Listener:
+    int kind                        # KIND_LISTENER, what epoll points to
+    int fd
+    int phase
+    bint paused                     # max.connections is reached: the backlog waits
+    PyObject* name                  # str
+
+cdef class Reactor:
+    cdef Core* core
+    cdef PartitionTable table
+    cdef Producing producing
+    cdef Fetching fetching
+    cdef object dispatch, on_fatal, log
+    cdef dict listeners             # fd -> address of its Listener
+    cdef dict names                 # every listener name, kept alive
+    cdef dict per_host              # 16 bytes of an address -> connections of it
+    cdef dict connections_max_per_host_overrides
+    cdef int connections_max_per_host
+    cdef int64_t connections_max
+    cdef int64_t idle_ms
+    cdef int64_t stall_ms
+    cdef int send_buffer_size, receive_buffer_size
+    cdef int16_t native_low[API_KEYS]
+    cdef int16_t native_high[API_KEYS]
+    cdef bint open
+    cdef object admit(self, int fd, uint8_t* peer, uint16_t port, PyObject* listener, int phase, writer)
+    cdef void welcome(self, Listener* listener, int fd, uint8_t* peer, uint16_t port) noexcept
+    cdef void accept_failed(self, Listener* listener, int number) noexcept
+    cdef void say(self, str text) noexcept

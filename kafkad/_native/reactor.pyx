@@ -1,0 +1,832 @@
+"""The reactor: sockets, frames and turns, in C.
+
+The asyncio loop watches `fileno()`, an epoll set, and calls `poll()` when it fires. One poll runs rounds until nothing
+is ready or its time is up. A round is
+
+    epoll_wait → accept | read, cut frames, serve → advanced partitions answer their waiters → deadlines → send
+
+A frame is Produce or Fetch, in the versions that `serve_native` named, and is answered in C; any other goes to
+`dispatch(connection, request_id, frame)`, whose answer comes by `connection.respond`, now or later. Behind a request
+that waits, its connection's next frames wait too (conn_may_serve); Produces alone may follow one another.
+
+Bounds, so that no connection costs the others more than its turn: bytes a read, frames a turn, calls of Python a
+turn, unanswered requests, bytes kept for partial frames (over all connections: `buffered_bytes_max`), and a socket
+that takes no more answers is not read. Idle connections are a list in order of their last activity.
+
+Beware: a Python exception in a callback is never passed over: it goes to `on_fatal`, which ends the worker."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset
+
+from kafkad._native.connection cimport (
+    API_KEYS, CALLS_PER_TURN, Conn, Connection, Core, FRAMES_PER_TURN, KIND_CONNECTION, KIND_LISTENER, KIND_TIMER,
+    KIND_WAKE, PHASE_AUTHENTICATING, PHASE_READY, SCRATCH_SIZE, SLOTS_MAX, Slot, conn_close, conn_flush, conn_handle,
+    conn_may_serve, conn_new, conn_reap, conn_run, conn_touch, core_fatal, core_free, core_new, core_read_clocks,
+    core_trim, core_wake, input_release, input_reserve, slot_drop, slot_open, slot_pend, timers_expire,
+)
+from kafkad._native.fetch cimport Fetching, fetch_advanced, fetch_frame, fetch_settle
+from kafkad._native.partition_table cimport Entry, PartitionTable, Table
+from kafkad._native.produce cimport Producing, produce_advanced, produce_frame
+from kafkad._native.wire cimport Cursor, KAFKAD_CHECK, cursor_init, get_i16, get_i32, read_i16, read_raw
+
+from kafkad._native.connection import host_of
+
+import errno as errors
+import logging
+import os
+import socket
+
+cdef extern from * nogil:
+    """
+    #include <arpa/inet.h>
+    #include <netinet/in.h>
+    #include <netinet/tcp.h>
+    #include <string.h>
+    #include <sys/epoll.h>
+    #include <sys/socket.h>
+    #include <sys/timerfd.h>
+    #include <sys/uio.h>
+    #include <unistd.h>
+
+    static inline void kafkad_arm(int timer_fd, int64_t deadline_ms) {
+        struct itimerspec when = {{0, 0}, {deadline_ms / 1000, (deadline_ms % 1000) * 1000000}};
+        timerfd_settime(timer_fd, TFD_TIMER_ABSTIME, &when, 0);
+    }
+    /* accept4; the peer's address as 16 bytes (IPv4 mapped into IPv6) and its port; -1 as accept4 */
+    static inline int kafkad_accept(int listener, uint8_t* peer, uint16_t* port) {
+        struct sockaddr_storage address;
+        socklen_t size = sizeof(address);
+        int fd = accept4(listener, (struct sockaddr*)&address, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        memset(peer, 0, 16);
+        *port = 0;
+        if (fd >= 0 && address.ss_family == AF_INET) {
+            peer[10] = peer[11] = 0xff;
+            memcpy(peer + 12, &((struct sockaddr_in*)&address)->sin_addr, 4);
+            *port = ntohs(((struct sockaddr_in*)&address)->sin_port);
+        } else if (fd >= 0 && address.ss_family == AF_INET6) {
+            memcpy(peer, &((struct sockaddr_in6*)&address)->sin6_addr, 16);
+            *port = ntohs(((struct sockaddr_in6*)&address)->sin6_port);
+        }
+        return fd;
+    }
+    static inline void kafkad_no_delay(int fd) {
+        int on = 1;
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+        setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+    }
+    static inline void kafkad_buffers(int fd, int send_size, int receive_size) {
+        if (send_size > 0) setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_size, sizeof(int));
+        if (receive_size > 0) setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &receive_size, sizeof(int));
+    }
+    static inline int kafkad_epoll_listen(int epoll_fd, int fd, void* pointer, int operation) {
+        struct epoll_event event = {0};
+        event.events = EPOLLIN;
+        event.data.ptr = pointer;
+        return epoll_ctl(epoll_fd, operation, fd, &event);
+    }
+    """
+    struct epoll_data_t:
+        void* ptr
+    struct epoll_event:
+        uint32_t events
+        epoll_data_t data
+    struct iovec:
+        void* iov_base
+        size_t iov_len
+    int EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLHUP, EPOLLERR, EPOLL_CTL_ADD, EPOLL_CTL_DEL
+    int epoll_wait(int epoll_fd, epoll_event* events, int count, int timeout_ms)
+    ssize_t readv(int fd, iovec* parts, int count)
+    ssize_t read(int fd, void* data, size_t size)
+    int close(int fd)
+    void kafkad_arm(int timer_fd, int64_t deadline_ms)
+    int kafkad_accept(int listener, uint8_t* peer, uint16_t* port)
+    void kafkad_no_delay(int fd)
+    void kafkad_buffers(int fd, int send_size, int receive_size)
+    int kafkad_epoll_listen(int epoll_fd, int fd, void* pointer, int operation)
+
+cdef enum:
+    EVENTS = 256
+    ROUNDS = 64                         # of one poll, and
+    POLL_MS = 5                         # its time, after which asyncio has its turn
+    ACCEPTS_PER_ROUND = 64
+    FIRST_BUFFER = 64 * 1024            # kept for a partial frame at first; doubled as its bytes come
+    TRIM_AFTER_MS = 2000                # pooled buffers live on as long as this without a poll
+
+
+# -- one connection's turn ---------------------------------------------------------------------------------
+
+cdef void serve(Reactor reactor, Conn* conn) noexcept nogil:
+    """Send, serve what is kept, read once, serve that, send."""
+    cdef Core* core = conn.core
+    cdef int frames = FRAMES_PER_TURN
+    cdef int calls = CALLS_PER_TURN
+    conn.busy = True
+    conn_flush(conn)
+    if not conn.closed and not conn.blocked:
+        if conn.input is not NULL:
+            serve_kept(reactor, conn, &frames, &calls)
+        if may_read(conn):
+            read_once(reactor, conn, &frames, &calls)
+        if conn.first is not NULL and conn.first.ready:
+            conn_flush(conn)
+    conn.busy = False
+    if conn.closed or conn.blocked:
+        return
+    if frames <= 0 or calls <= 0 or may_read(conn) or (conn.first is not NULL and conn.first.ready):
+        conn_run(conn)                                  # there may be more: after the others
+    elif conn.hung_up and not conn.readable and conn.first is NULL and conn.fd >= 0:
+        conn_close(conn, NULL)
+
+
+cdef bint may_read(Conn* conn) noexcept nogil:
+    """There may be bytes in the socket, and frames in them would be served."""
+    return (conn.readable and not conn.closed and not conn.blocked and not conn.starved
+            and conn.pending_count == conn.pending_produces and conn.slot_count < SLOTS_MAX
+            and not has_frame(conn))
+
+
+cdef inline bint has_frame(Conn* conn) noexcept nogil:
+    """A whole frame (or a bad size) is kept: it waits, so reading on would only keep more."""
+    cdef uint32_t held = conn.input_end - conn.input_start
+    cdef int32_t size
+    if held < 4:
+        return False
+    size = get_i32(conn.input + conn.input_start)
+    return size < 0 or <uint64_t>held >= <uint64_t>size + 4
+
+
+cdef void serve_kept(Reactor reactor, Conn* conn, int* frames, int* calls) noexcept nogil:
+    cdef size_t served = serve_bytes(
+        reactor, conn, conn.input + conn.input_start, conn.input_end - conn.input_start, frames, calls)
+    if conn.closed:
+        return
+    conn.input_start += <uint32_t>served
+    if conn.input_start == conn.input_end:
+        input_release(conn)
+
+
+cdef size_t serve_bytes(Reactor reactor, Conn* conn, uint8_t* data, size_t size, int* frames,
+                        int* calls) noexcept nogil:
+    """Serves whole frames from the front; answers how many bytes it is done with."""
+    cdef size_t at = 0
+    cdef int32_t frame_size
+    while size - at >= 4 and not conn.closed and frames[0] > 0 and calls[0] > 0:
+        frame_size = get_i32(data + at)
+        if frame_size < 0 or frame_size > conn.core.request_bytes_max:
+            conn.core.stats.bad_frames += 1
+            conn_close(conn, "a request's size is negative or above socket.request.max.bytes")
+            break
+        if size - at - 4 < <size_t>frame_size:
+            break
+        if not serve_frame(reactor, conn, data + at + 4, <size_t>frame_size, calls):
+            break
+        at += 4 + <size_t>frame_size
+        frames[0] -= 1
+    return at
+
+
+cdef void read_once(Reactor reactor, Conn* conn, int* frames, int* calls) noexcept nogil:
+    cdef Core* core = conn.core
+    cdef iovec parts[2]
+    cdef int count = 0
+    cdef uint32_t held = conn.input_end - conn.input_start
+    cdef uint32_t room = 0
+    cdef uint64_t whole = 0
+    cdef size_t asked, served
+    cdef ssize_t n
+
+    if held:                                            # a partial frame: the rest of it goes straight behind it
+        whole = <uint64_t>held + 4 if held < 4 else <uint64_t>get_i32(conn.input + conn.input_start) + 4
+        room = conn.input_capacity - conn.input_start - held
+        if room == 0 or (held < 4):
+            if not may_buffer(conn, min(whole, max(<uint64_t>FIRST_BUFFER, <uint64_t>held * 2))):
+                return
+            input_reserve(conn, <uint32_t>min(whole, max(<uint64_t>FIRST_BUFFER, <uint64_t>held * 2)))
+            room = conn.input_capacity - held
+        if held < 4:
+            room = min(room, 4 - held)
+        room = <uint32_t>min(<uint64_t>room, whole - held)
+        parts[0].iov_base = conn.input + conn.input_end
+        parts[0].iov_len = room
+        count = 1
+    elif core.stats.buffered_bytes > core.buffered_bytes_max and not may_buffer(conn, 0):
+        return
+    if not held or (held >= 4 and held + room == whole):
+        parts[count].iov_base = core.scratch
+        parts[count].iov_len = SCRATCH_SIZE
+        count += 1
+    asked = parts[0].iov_len + (parts[1].iov_len if count == 2 else 0)
+    n = readv(conn.fd, parts, count)
+    core.stats.reads += 1
+    if n <= 0:
+        if n < 0 and errno == EINTR:
+            return
+        conn.readable = False
+        if n == 0:
+            conn.hung_up = True
+            if conn.first is not NULL and conn.pending_count == conn.pending_produces:
+                return                                  # answers are on their way; then it closes
+            conn_close(conn, NULL)
+        elif errno != EAGAIN:
+            conn_close(conn, NULL)
+        return
+    if <size_t>n < asked and not conn.hung_up:
+        conn.readable = False
+    core.stats.bytes_in += n
+    conn_touch(conn)
+
+    if held:
+        conn.input_end += <uint32_t>min(<size_t>n, <size_t>room)
+        if has_frame(conn):
+            serve_kept(reactor, conn, frames, calls)
+            if conn.closed:
+                return
+        n -= min(<size_t>n, <size_t>room)
+        if n == 0:
+            return
+    if conn.input is NULL:
+        served = serve_bytes(reactor, conn, core.scratch, <size_t>n, frames, calls)
+        if conn.closed:
+            return
+    else:
+        served = 0                                      # the kept frame waits: these bytes wait behind it
+    if served < <size_t>n:
+        keep(conn, core.scratch + served, <uint32_t>(<size_t>n - served))
+
+
+cdef void keep(Conn* conn, const uint8_t* data, uint32_t size) noexcept nogil:
+    """Bytes that were read and cannot be served yet."""
+    cdef uint32_t held = conn.input_end - conn.input_start
+    cdef uint64_t wanted = <uint64_t>held + size
+    cdef int32_t whole
+    if held == 0 and size >= 4:
+        whole = get_i32(data)
+        if whole >= 0 and <uint64_t>whole + 4 > size:   # a partial frame: room for all of it if it is not too big
+            wanted = max(wanted, min(<uint64_t>whole + 4, <uint64_t>FIRST_BUFFER))
+    input_reserve(conn, <uint32_t>wanted)
+    memcpy(conn.input + conn.input_end, data, size)
+    conn.input_end += size
+
+
+cdef bint may_buffer(Conn* conn, uint64_t size) noexcept nogil:
+    """Whether `size` bytes may be kept for it. If not it waits until others have given theirs back."""
+    cdef Core* core = conn.core
+    if core.stats.buffered_bytes - conn.input_capacity + <int64_t>size <= core.buffered_bytes_max:
+        return True
+    if not conn.starved:
+        conn.starved = True
+        conn.starved_next = core.starved_first
+        core.starved_first = conn
+    return False
+
+
+cdef void feed_starved(Core* core) noexcept nogil:
+    cdef Conn* conn = core.starved_first
+    cdef Conn* following
+    if conn is NULL or core.stats.buffered_bytes >= core.buffered_bytes_max - FIRST_BUFFER:
+        return
+    core.starved_first = NULL
+    while conn is not NULL:
+        following = conn.starved_next
+        conn.starved = False
+        conn_run(conn)
+        conn = following
+
+
+# -- one frame ---------------------------------------------------------------------------------------------
+
+cdef bint serve_frame(Reactor reactor, Conn* conn, uint8_t* frame, size_t size, int* calls) noexcept nogil:
+    """False when the frame must wait for the answers before it."""
+    cdef Core* core = conn.core
+    cdef Cursor header
+    cdef int16_t key, version, client_size
+    cdef int32_t correlation_id
+    cdef const uint8_t* client
+    cdef const char* trouble
+
+    if conn.phase == PHASE_AUTHENTICATING:
+        if conn.pending_count:
+            return False
+        calls[0] -= 1
+        call_python(reactor, conn, frame, size, -1, -1, 0)
+        return True
+    if size < 10:
+        core.stats.bad_frames += 1
+        conn_close(conn, "a request's header does not parse")
+        return True
+    key = get_i16(frame)
+    if not conn_may_serve(conn, key):
+        return False
+    version = get_i16(frame + 2)
+    correlation_id = get_i32(frame + 4)
+    cursor_init(&header, frame + 8, size - 8)
+    client_size = read_i16(&header)
+    client = read_raw(&header, <size_t>max(client_size, 0))
+    if header.failed or client_size < -1:
+        core.stats.bad_frames += 1
+        conn_close(conn, "a request's header does not parse")
+        return True
+    if key >= 0 and key < API_KEYS:
+        core.stats.requests[key] += 1
+        if reactor.native_high[key] >= 0:
+            if conn.phase != PHASE_READY:
+                conn_close(conn, "a Produce or Fetch came before authentication")
+                return True
+            if version < reactor.native_low[key] or version > reactor.native_high[key]:
+                core.stats.bad_frames += 1
+                conn_close(conn, "a Produce's version is not served" if key == 0 else
+                           "a Fetch's version is not served")
+                return True
+            if key == 0:
+                trouble = produce_frame(reactor.producing, conn, version, correlation_id, client, client_size, &header)
+            else:
+                trouble = fetch_frame(reactor.fetching, conn, version, correlation_id, &header)
+            if trouble is not NULL:
+                core.stats.bad_frames += 1
+                conn_close(conn, trouble)
+            return True
+    calls[0] -= 1
+    call_python(reactor, conn, frame, size, key, version, correlation_id)
+    return True
+
+
+cdef void call_python(Reactor reactor, Conn* conn, const uint8_t* frame, size_t size, int16_t key, int16_t version,
+                      int32_t correlation_id) noexcept nogil:
+    cdef Slot* slot = slot_open(conn, key, version, correlation_id)
+    conn.core.stats.dispatched += 1
+    with gil:
+        try:
+            reactor.dispatch(conn_handle(conn), slot.request_id, PyBytes_FromStringAndSize(<char*>frame, <Py_ssize_t>size))
+        except BaseException:
+            core_fatal(conn.core)
+
+
+# -- accepting ---------------------------------------------------------------------------------------------
+
+cdef void accept_some(Reactor reactor, Listener* listener) noexcept nogil:
+    cdef Core* core = reactor.core
+    cdef uint8_t peer[16]
+    cdef uint16_t port = 0
+    cdef int fd
+    for _ in range(ACCEPTS_PER_ROUND):
+        if core.stats.connections >= reactor.connections_max:
+            if not listener.paused:
+                listener.paused = True
+                kafkad_epoll_listen(core.epoll_fd, listener.fd, listener, EPOLL_CTL_DEL)
+                with gil:
+                    reactor.say("max.connections is reached: new connections wait in the backlog")
+            return
+        fd = kafkad_accept(listener.fd, peer, &port)
+        if fd < 0:
+            if errno == EINTR:
+                continue
+            if errno != EAGAIN:
+                with gil:
+                    reactor.accept_failed(listener, errno)
+            return
+        with gil:
+            reactor.welcome(listener, fd, peer, port)
+
+
+cdef void resume_listeners(Reactor reactor) noexcept:
+    cdef Listener* listener
+    for address in reactor.listeners.values():
+        listener = <Listener*><size_t>address
+        if listener.paused and reactor.core.stats.connections < reactor.connections_max:
+            listener.paused = False
+            kafkad_epoll_listen(reactor.core.epoll_fd, listener.fd, listener, EPOLL_CTL_ADD)
+
+
+# -- a poll ------------------------------------------------------------------------------------------------
+
+cdef void run_rounds(Reactor reactor) noexcept nogil:
+    cdef Core* core = reactor.core
+    cdef epoll_event events[EVENTS]
+    cdef int count
+    cdef uint64_t ignored
+    cdef int kind
+    cdef Conn* conn
+    cdef Conn* last
+    cdef int64_t began
+    core_read_clocks(core)
+    began = core.monotonic_ms
+    for _ in range(ROUNDS):
+        core.stats.rounds += 1
+        count = epoll_wait(core.epoll_fd, events, EVENTS, 0)
+        core_read_clocks(core)
+        for i in range(max(count, 0)):
+            kind = (<int*>events[i].data.ptr)[0]
+            if kind == KIND_CONNECTION:
+                conn = <Conn*>events[i].data.ptr
+                if conn.closed:
+                    continue
+                if events[i].events & (EPOLLHUP | EPOLLERR):
+                    conn_close(conn, NULL)
+                    continue
+                if events[i].events & EPOLLRDHUP:
+                    conn.hung_up = True
+                if events[i].events & EPOLLIN:
+                    conn.readable = True
+                if events[i].events & EPOLLOUT:
+                    conn.blocked = False
+                if conn.hung_up and conn.pending_count > conn.pending_produces and long_polls(conn):
+                    conn_close(conn, NULL)              # nobody is there to wait for the data
+                    continue
+                conn_run(conn)
+            elif kind == KIND_LISTENER:
+                accept_some(reactor, <Listener*>events[i].data.ptr)
+            elif kind == KIND_WAKE:
+                read(core.wake_fd, &ignored, 8)
+                core.woken = False
+            else:
+                read(core.timer_fd, &ignored, 8)
+                core.timer_armed_ms = 0
+        last = core.run_last                            # who is queued again has its turn in the next round
+        while core.run_first is not NULL:
+            conn = core.run_first
+            core.run_first = conn.run_next
+            if core.run_first is NULL:
+                core.run_last = NULL
+            conn.queued = False
+            if not conn.closed:
+                serve(reactor, conn)
+            if conn is last:
+                break
+        answer_waiters(reactor)
+        timers_expire(core)
+        feed_starved(core)
+        conn_reap(core)
+        if count <= 0 and core.run_first is NULL and reactor.table.table.pending is NULL:
+            break
+        if core.monotonic_ms - began > POLL_MS:
+            break
+    if core.run_first is not NULL or reactor.table.table.pending is not NULL:
+        core_wake(core)
+
+
+cdef bint long_polls(Conn* conn) noexcept nogil:
+    cdef Slot* slot = conn.first
+    while slot is not NULL:
+        if not slot.ready and slot.cancel is not NULL and not slot.overtakable:
+            return True
+        slot = slot.next
+    return False
+
+
+cdef void answer_waiters(Reactor reactor) noexcept nogil:
+    """All partitions that advanced since the last look, each once."""
+    cdef Table* table = &reactor.table.table
+    cdef Entry* entry = table.pending
+    cdef Entry* following
+    cdef uint32_t why
+    if entry is NULL:
+        return
+    table.pending = NULL
+    while entry is not NULL:
+        following = entry.pending_next
+        why = entry.advanced
+        entry.advanced = 0
+        if entry.produces is not NULL:
+            produce_advanced(reactor.producing, entry, why)
+        if entry.fetches is not NULL:
+            fetch_advanced(reactor.fetching, entry, why)
+        if entry.removed:
+            KAFKAD_CHECK(entry.produces is NULL)
+            entry.pending_next = table.graveyard
+            table.graveyard = entry
+        entry = following
+    fetch_settle(reactor.fetching)
+
+
+cdef void arm(Reactor reactor) noexcept nogil:
+    """The timer fd fires at the earliest deadline; moving it later is left to its firing."""
+    cdef Core* core = reactor.core
+    cdef int64_t deadline = next_deadline(reactor)
+    if deadline == 0:
+        return
+    if core.timer_armed_ms == 0 or deadline < core.timer_armed_ms:
+        core.timer_armed_ms = deadline
+        kafkad_arm(core.timer_fd, deadline)
+
+
+cdef int64_t next_deadline(Reactor reactor) noexcept nogil:
+    """Monotonic ms, 0 for none."""
+    cdef Core* core = reactor.core
+    cdef int64_t deadline = 0
+    if core.heap_size:
+        deadline = core.heap[0].deadline_ms
+    if core.oldest is not NULL and reactor.idle_ms >= 0:
+        if deadline == 0 or core.oldest.active_ms + reactor.idle_ms + 1 < deadline:
+            deadline = core.oldest.active_ms + reactor.idle_ms + 1
+    if core.stats.pooled_bytes or core.starved_first is not NULL:
+        if deadline == 0 or core.monotonic_ms + TRIM_AFTER_MS < deadline:
+            deadline = core.monotonic_ms + TRIM_AFTER_MS
+    return deadline
+
+
+cdef void wake_core(void* context) noexcept nogil:
+    cdef Core* core = <Core*>context
+    if not core.polling:
+        core_wake(core)
+
+
+cdef class Reactor:
+    """See kafkad/_native/reactor.pyi for the arguments and methods."""
+
+    def __cinit__(self, PartitionTable partitions not None, dispatch, *, on_fatal=None, log=None,
+                  int32_t socket_request_max_bytes=100 * 1024 * 1024, int64_t buffered_bytes_max=512 * 1024 * 1024,
+                  int64_t connections_max=2147483647, int connections_max_per_ip=2147483647,
+                  connections_max_per_ip_overrides=None, int64_t connections_max_idle_ms=600_000,
+                  int64_t stall_ms=10_000, int send_buffer_bytes=100 * 1024, int receive_buffer_bytes=100 * 1024,
+                  int32_t fetch_max_bytes=55 * 1024 * 1024, int fetch_session_slots=1000,
+                  int64_t fetch_session_eviction_ms=120_000, int64_t fetch_session_partitions_max=1_000_000):
+        self.core = core_new()
+        if self.core.epoll_fd < 0 or self.core.wake_fd < 0 or self.core.timer_fd < 0:
+            raise OSError(errors.EMFILE, "no file descriptors for a reactor")
+        self.core.reactor = <PyObject*>self
+        self.core.request_bytes_max = socket_request_max_bytes
+        self.core.buffered_bytes_max = buffered_bytes_max
+        self.table = partitions
+        if partitions.table.wake is not NULL:
+            raise ValueError("this partition table has a reactor")
+        partitions.table.wake = wake_core
+        partitions.table.wake_context = self.core
+        self.dispatch = dispatch
+        self.on_fatal = on_fatal
+        self.log = log or logging.getLogger("kafkad.net")
+        self.listeners = {}
+        self.names = {}
+        self.per_host = {}
+        self.connections_max = connections_max
+        self.connections_max_per_host = connections_max_per_ip
+        self.connections_max_per_host_overrides = {
+            packed(host): limit for host, limit in (connections_max_per_ip_overrides or {}).items()}
+        self.idle_ms = connections_max_idle_ms
+        self.stall_ms = stall_ms
+        self.send_buffer_size = send_buffer_bytes
+        self.receive_buffer_size = receive_buffer_bytes
+        for i in range(API_KEYS):
+            self.native_low[i] = -1
+            self.native_high[i] = -1
+        self.producing = Producing(partitions)
+        self.producing.core = self.core
+        self.fetching = Fetching(partitions, fetch_max_bytes, fetch_session_slots, fetch_session_eviction_ms,
+                                 fetch_session_partitions_max)
+        self.fetching.core = self.core
+        self.core.fetching = <PyObject*>self.fetching
+        self.open = True
+
+    def __dealloc__(self):
+        if self.core is not NULL:
+            if self.table is not None and self.table.table.wake_context is self.core:
+                self.table.table.wake = NULL
+                self.table.table.wake_context = NULL
+            core_free(self.core)
+            self.core = NULL
+
+    def fileno(self):
+        return self.core.epoll_fd
+
+    def serve_native(self, int key, int low, int high):
+        if key not in (0, 1) or not 0 <= low <= high:
+            raise ValueError("only Produce (0) and Fetch (1) are served natively")
+        if low < (3, 4)[key] or high > (13, 18)[key]:
+            raise ValueError("natively served are Produce 3 to 13 and Fetch 4 to 18")
+        self.native_low[key] = <int16_t>low
+        self.native_high[key] = <int16_t>high
+
+    # -- listeners and connections
+
+    def add_listener(self, int fd, str name not None, *, int phase=PHASE_READY):
+        cdef Listener* listener
+        if fd in self.listeners:
+            raise ValueError("this listener is there already")
+        os.set_blocking(fd, False)
+        name = self.names.setdefault(name, name)
+        listener = <Listener*>calloc(1, sizeof(Listener))
+        KAFKAD_CHECK(listener is not NULL)
+        listener.kind = KIND_LISTENER
+        listener.fd = fd
+        listener.phase = phase
+        listener.name = <PyObject*>name
+        if kafkad_epoll_listen(self.core.epoll_fd, fd, listener, EPOLL_CTL_ADD) != 0:
+            free(listener)
+            raise OSError(errno, os.strerror(errno))
+        self.listeners[fd] = <size_t>listener
+
+    def remove_listener(self, int fd):
+        """Accept no more; the fd stays the caller's. Not to be called inside of a poll."""
+        cdef Listener* listener = <Listener*><size_t>self.listeners.pop(fd)
+        if not listener.paused:
+            kafkad_epoll_listen(self.core.epoll_fd, fd, listener, EPOLL_CTL_DEL)
+        free(listener)
+
+    def adopt(self, int fd, str listener not None, *, int phase=PHASE_READY):
+        """Serve a connected socket that something else accepted; its fd is the reactor's from now on."""
+        cdef uint8_t peer[16]
+        cdef uint16_t port = 0
+        cdef bytes host
+        memset(peer, 0, 16)
+        os.set_blocking(fd, False)
+        there = socket.socket(fileno=fd)
+        try:
+            if there.family in (socket.AF_INET, socket.AF_INET6):
+                address = there.getpeername()
+                host = packed(address[0])
+                memcpy(peer, PyBytes_AS_STRING(host), 16)
+                port = address[1]
+        finally:
+            there.detach()
+        listener = self.names.setdefault(listener, listener)
+        return self.admit(fd, peer, port, <PyObject*>listener, phase, None)
+
+    def attach(self, writer, str listener not None, *, peer=("", 0), int phase=PHASE_READY):
+        """A connection without a socket: bytes come by `feed`, answers go to `writer(bytes)`, `writer(None)` is told
+        that it was closed."""
+        cdef uint8_t address[16]
+        cdef bytes host
+        memset(address, 0, 16)
+        if peer[0]:
+            host = packed(peer[0])
+            memcpy(address, PyBytes_AS_STRING(host), 16)
+        listener = self.names.setdefault(listener, listener)
+        return self.admit(-1, address, peer[1], <PyObject*>listener, phase, writer)
+
+    cdef object admit(self, int fd, uint8_t* peer, uint16_t port, PyObject* listener, int phase, writer):
+        cdef Conn* conn
+        host = PyBytes_FromStringAndSize(<char*>peer, 16)
+        limit = self.connections_max_per_host_overrides.get(host, self.connections_max_per_host)
+        held = self.per_host.get(host, 0)
+        if held >= limit and (port or fd < 0):
+            self.core.stats.refused += 1
+            self.say(f"refused a connection from {host_of(host)}: max.connections.per.ip is {limit}")
+            if fd >= 0:
+                close(fd)
+            return None
+        if fd >= 0:
+            kafkad_no_delay(fd)
+            kafkad_buffers(fd, self.send_buffer_size, self.receive_buffer_size)
+        conn = conn_new(self.core, fd, listener, phase)
+        if conn is NULL:
+            close(fd)
+            self.say("epoll takes no more connections")
+            return None
+        memcpy(conn.peer, peer, 16)
+        conn.peer_port = port
+        self.per_host[host] = held + 1
+        if writer is not None:
+            Py_INCREF(writer)
+            conn.writer = <PyObject*>writer
+        if fd < 0 or not self.core.polling:
+            arm(self)
+            return conn_handle(conn)
+        return None
+
+    cdef void welcome(self, Listener* listener, int fd, uint8_t* peer, uint16_t port) noexcept:
+        try:
+            self.admit(fd, peer, port, listener.name, listener.phase, None)
+        except BaseException:
+            core_fatal(self.core)
+
+    cdef void accept_failed(self, Listener* listener, int number) noexcept:
+        """EMFILE and its like: the listener rests until the next connection is closed."""
+        if number in (errors.EMFILE, errors.ENFILE, errors.ENOBUFS, errors.ENOMEM) and self.core.stats.connections:
+            listener.paused = True
+            kafkad_epoll_listen(self.core.epoll_fd, listener.fd, listener, EPOLL_CTL_DEL)
+        self.say(f"accepting a connection failed: {os.strerror(number)}")
+
+    cdef void say(self, str text) noexcept:
+        try:
+            self.log.warning("%s", text)
+        except BaseException:
+            core_fatal(self.core)
+
+    def closed(self, bytes host, port, listener, connection, reason):
+        """Called by conn_close for every connection that ends."""
+        held = self.per_host.get(host, 0) - 1
+        if held > 0:
+            self.per_host[host] = held
+        else:
+            self.per_host.pop(host, None)
+        if reason is not None:
+            self.log.info("closed the connection from %s:%s on %s: %s", host_of(host), port, listener, reason)
+        if self.open:
+            resume_listeners(self)
+
+    def fatal(self, error):
+        if self.on_fatal is None:
+            self.log.critical("a callback of the reactor failed", exc_info=error)
+            os.abort()
+        self.on_fatal(error)
+
+    # -- turns
+
+    def poll(self):
+        """Do what is ready. The event loop calls it when `fileno()` is readable."""
+        if self.core.polling or not self.open:
+            return
+        self.table.bury()
+        self.core.stats.polls += 1
+        self.core.polling = True
+        with nogil:
+            run_rounds(self)
+            expire_idle(self)
+            conn_reap(self.core)
+            arm(self)
+        self.core.polling = False
+        if self.core.run_first is not NULL:
+            core_wake(self.core)
+
+    def next_deadline_ms(self):
+        """Monotonic milliseconds of the next deadline, or None. The reactor keeps its own timer: for tests."""
+        return next_deadline(self) or None
+
+    def tick(self):
+        """Look at the deadlines now. Never needed beside `poll`: for tests."""
+        self.poll()
+
+    def now_ms(self):
+        return self.core.now_ms
+
+    def set_limits(self, *, connections_max=None, connections_max_per_ip=None, connections_max_per_ip_overrides=None,
+                   connections_max_idle_ms=None, fetch_max_bytes=None):
+        """Dynamic configuration."""
+        if connections_max is not None:
+            self.connections_max = connections_max
+            resume_listeners(self)
+        if connections_max_per_ip is not None:
+            self.connections_max_per_host = connections_max_per_ip
+        if connections_max_per_ip_overrides is not None:
+            self.connections_max_per_host_overrides = {
+                packed(host): limit for host, limit in connections_max_per_ip_overrides.items()}
+        if connections_max_idle_ms is not None:
+            self.idle_ms = connections_max_idle_ms
+        if fetch_max_bytes is not None:
+            self.fetching.max_bytes = fetch_max_bytes
+
+    def stats(self):
+        """Counters since the start and gauges, by name; `requests` by API key."""
+        cdef dict values = self.core.stats
+        values["requests"] = {key: count for key, count in enumerate(values["requests"]) if count}
+        return values
+
+    def connections(self):
+        """(id, listener, peer host, peer port, idle ms, unanswered requests, kept input bytes) of each."""
+        cdef Conn* conn = self.core.oldest
+        rows = []
+        while conn is not NULL:
+            rows.append((conn.id, <object>conn.listener, host_of(PyBytes_FromStringAndSize(<char*>conn.peer, 16)),
+                         conn.peer_port, self.core.monotonic_ms - conn.active_ms, conn.slot_count, conn.input_capacity))
+            conn = conn.newer
+        return rows
+
+    def close(self):
+        """Close every connection. Listeners' fds stay their owner's."""
+        if not self.open:
+            return
+        self.open = False
+        for fd in list(self.listeners):
+            self.remove_listener(fd)
+        while self.core.oldest is not NULL:
+            conn_close(self.core.oldest, NULL)
+        self.core.polling = True
+        answer_waiters(self)
+        self.core.polling = False
+        conn_reap(self.core)
+        self.fetching.forget()
+        self.table.bury()
+
+
+cdef void expire_idle(Reactor reactor) noexcept nogil:
+    cdef Core* core = reactor.core
+    cdef Conn* conn
+    while core.oldest is not NULL and reactor.idle_ms >= 0 and (
+            core.monotonic_ms - core.oldest.active_ms > reactor.idle_ms):
+        core.stats.expired_idle += 1
+        conn_close(core.oldest, "idle for connections.max.idle.ms")
+    if core.starved_first is not NULL:                  # memory is short: who holds some and does not send goes first
+        conn = core.oldest
+        while conn is not NULL and core.monotonic_ms - conn.active_ms > reactor.stall_ms:
+            if conn.input_capacity:
+                conn_close(conn, "an unfinished request holds memory that others wait for")
+                break
+            conn = conn.newer
+    elif core.stats.pooled_bytes and core.stats.buffered_bytes == 0 and (
+            core.newest is NULL or core.monotonic_ms - core.newest.active_ms >= TRIM_AFTER_MS):
+        core_trim(core)
+
+
+def packed(str host):
+    """An address as 16 bytes, IPv4 mapped into IPv6. A host name is looked up."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            address = socket.inet_pton(family, host.split("%")[0])
+        except OSError:
+            continue
+        return address if len(address) == 16 else b"\0" * 10 + b"\xff\xff" + address
+    return packed(socket.gethostbyname(host))

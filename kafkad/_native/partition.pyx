@@ -262,15 +262,21 @@ cdef class Partition:
         return index_open(&segment.times, path, TIME_ENTRY_SIZE, 0, False)
 
     cdef void load_max_timestamp(self, Segment* segment) noexcept nogil:
+        cdef bint was_open
         if segment.max_timestamp != UNKNOWN:
             return
         segment.max_timestamp = -1
         segment.max_timestamp_offset = segment.base_offset
-        if segment.size == 0 or self.open_time_index(segment) != 0:
+        if segment.size == 0:
+            return
+        was_open = segment.times.map != NULL
+        if self.open_time_index(segment) != 0:
             return
         if segment.times.entries:
             segment.max_timestamp = time_entry_timestamp(&segment.times, segment.times.entries - 1)
             segment.max_timestamp_offset = segment.base_offset + time_entry_offset(&segment.times, segment.times.entries - 1)
+        if not was_open and not segment.times.writable:     # retention asks every partition: keep no mapping for it
+            index_close(&segment.times, b"")
 
     cdef int64_t first_timestamp_of(self, Segment* segment) noexcept nogil:
         cdef uint8_t header[HEADER_SIZE]
@@ -825,7 +831,6 @@ cdef class Partition:
         """Cuts the indexes and closes everything; appends and reads open again what they need."""
         cdef int i, failure, first = 0
         for i in range(self.segment_count):
-            self.load_max_timestamp(&self.segments[i])
             failure = self.close_segment(&self.segments[i])
             first = first if first != 0 else failure
         self.recent_count = 0
@@ -929,6 +934,77 @@ cdef class Partition:
                 return (self.segments[at].base_offset, position)
             at += 1
         return (self.row.end_segment, self.row.end_position)
+
+    def batch_by_timestamp(self, int at, int64_t timestamp, int64_t from_offset, int64_t after=-1):
+        """(position, size) in segment number `at` of the first batch that ends at or after `from_offset` and may hold a
+        record at or after `timestamp`; beyond the one at position `after` if that is given. None when there is none."""
+        cdef Segment* segment
+        cdef Window window
+        cdef const uint8_t* header
+        cdef int64_t position = 0, size = 0, wanted, last, batch_timestamp, target
+        cdef int32_t slot
+        cdef int found
+        if not 0 <= at < self.segment_count:
+            raise IndexError(at)
+        segment = &self.segments[at]
+        target = from_offset
+        if after < 0 and self.open_time_index(segment) == 0 and segment.times.entries:
+            slot = time_index_floor(&segment.times, timestamp)
+            if slot >= 0:
+                last = segment.base_offset + time_entry_offset(&segment.times, slot)
+                if target < last < self.row.log_end_offset:
+                    target = last
+        if after < 0:
+            found = self.locate(segment, target, segment.size, &position, &size)
+        else:
+            position = after
+            found = self.open_file(segment)
+            found = 1 if found == 0 else found
+        if found == 0:
+            return None
+        if found == 1:
+            found = self.open_file(segment)
+        if found < 0:
+            if found == -EBADMSG:
+                raise ValueError(f"segment {segment.base_offset} is corrupt")
+            self.raise_refused(found, b"reading")
+        window_init(&window, segment.file.fd)
+        while position < segment.size:
+            wanted = segment.size - position
+            if wanted > HEADER_SIZE:
+                wanted = HEADER_SIZE
+            header = window_at(&window, position, wanted, segment.size) if wanted >= 26 else NULL
+            if header == NULL or (header[MAGIC_POSITION] >= 2 and wanted < HEADER_SIZE):
+                raise ValueError(f"segment {segment.base_offset} is corrupt")
+            size = <int64_t>get_i32(header + 8) + LENGTH_OVERHEAD
+            if size <= MAGIC_POSITION or size > segment.size - position:
+                raise ValueError(f"segment {segment.base_offset} is corrupt")
+            last = get_i64(header)
+            if header[MAGIC_POSITION] >= 2:
+                last += get_i32(header + 23)
+                batch_timestamp = get_i64(header + 35)
+            else:
+                batch_timestamp = get_i64(header + 18) if header[MAGIC_POSITION] == 1 else -1
+            if position > after and last >= from_offset and batch_timestamp >= timestamp:
+                return (position, size)
+            position += size
+        return None
+
+    def read_batch(self, int at, int64_t position, int64_t size) -> bytes:
+        """`size` bytes at `position` of segment number `at`."""
+        cdef bytes data
+        cdef int64_t n
+        cdef int failure
+        if not 0 <= at < self.segment_count or position < 0 or size < 0 or position + size > self.segments[at].size:
+            raise IndexError((at, position, size))
+        failure = self.open_file(&self.segments[at])
+        if failure != 0:
+            self.raise_refused(failure, b"opening a segment")
+        data = PyBytes_FromStringAndSize(NULL, size)
+        n = read_at(self.segments[at].file.fd, <uint8_t*>PyBytes_AS_STRING(data), size, position)
+        if n != size:
+            self.raise_refused(<int>n if n < 0 else -5, b"reading")
+        return data
 
     def advance_high_watermark(self, int64_t offset) -> bool:
         """Moves HW forward, at most to LEO; whether it moved. For a replication or quorum layer, and for loading."""

@@ -1,0 +1,31 @@
+class ProducerTable:
+    def __len__(self) -> int: ...
+    def load(
+        self,
+        producer_id: int,
+        epoch: int,
+        last_sequence: int,
+        last_offset: int,
+        offset_delta: int,
+        timestamp: int,
+        coordinator_epoch: int,
+        transaction_start: int,
+    ) -> None: ...
+    def rows(self) -> list[tuple[int, int, int, int, int, int, int, int]]: ...
+    def clear(self) -> None: ...
+    def remove_expired(self, now_ms: int, expiration_ms: int) -> int: ...
+    def check(
+        self, producer_id: int, epoch: int, base_sequence: int, offset_delta: int, sequenced: bool = True
+    ) -> tuple[int, int, int]: ...
+    def record(
+        self,
+        producer_id: int,
+        epoch: int,
+        base_sequence: int,
+        base_offset: int,
+        last_offset: int,
+        timestamp: int,
+        transactional: bool = False,
+    ) -> None: ...
+    def end_transaction(self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp: int) -> int: ...
+    def first_unstable(self) -> int: ...

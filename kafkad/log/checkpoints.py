@@ -1,0 +1,166 @@
+"""Small files that must be whole: checkpoints, partition.metadata, meta.properties, the clean-shutdown mark.
+
+All but the mark are written beside, fsynced, renamed over and the directory fsynced, as Kafka does. A checkpoint is text:
+a version line, a count line, then one entry a line. Reading one that is damaged is never fatal: it raises Malformed,
+and the caller goes on without it, with one line in the log."""
+
+import base64
+import binascii
+import json
+import os
+from collections.abc import Iterable
+
+from kafkad.log.filenames import PARTITION_METADATA
+from kafkad.protocol.errors import Malformed
+
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+LOG_START_OFFSETS = "log-start-offset-checkpoint"
+HIGH_WATERMARKS = "replication-offset-checkpoint"
+CLEANER_OFFSETS = "cleaner-offset-checkpoint"
+CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+META_PROPERTIES = "meta.properties"
+
+OFFSET_MAX = (1 << 63) - 1
+
+
+def sync_directory(path: str) -> None:
+    """Names that were created, renamed or removed in it are on the disk afterwards."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_file(path: str, data: bytes, *, sync: bool = True) -> None:
+    """The file holds `data` or what it held before, whatever happens."""
+    beside = path + ".tmp"
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(fd, left) :]
+        if sync:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(beside, path)
+    if sync:
+        sync_directory(os.path.dirname(path) or ".")
+
+
+def checkpoint_text(lines: Iterable[str]) -> bytes:
+    entries = list(lines)
+    return "".join([f"0\n{len(entries)}\n", *(line + "\n" for line in entries)]).encode()
+
+
+def checkpoint_lines(data: bytes) -> list[list[str]]:
+    """The entries of a checkpoint, split at white space; an empty file has none. Raises Malformed."""
+    try:
+        lines = data.decode().splitlines()
+    except UnicodeDecodeError:
+        raise Malformed("a checkpoint is text") from None
+    if len(lines) < 2:
+        if lines and lines[0] != "0":
+            raise Malformed(f"unknown checkpoint version {lines[0]!r}")
+        return []
+    if lines[0] != "0":
+        raise Malformed(f"unknown checkpoint version {lines[0]!r}")
+    entries = [line.split() for line in lines[2:]]
+    if not lines[1].isdigit() or int(lines[1]) != len(entries):
+        raise Malformed(f"{len(entries)} checkpoint entries where {lines[1]!r} are announced")
+    return entries
+
+
+def write_offsets(path: str, offsets: dict[tuple[str, int], int]) -> None:
+    """`<topic> <partition> <offset>` a line."""
+    write_file(
+        path, checkpoint_text(f"{topic} {index} {offset}" for (topic, index), offset in offsets.items())
+    )
+
+
+def read_offsets(path: str) -> dict[tuple[str, int], int]:
+    """Empty when there is no such file. Raises Malformed."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        return {}
+    offsets = {}
+    for entry in checkpoint_lines(data):
+        try:
+            topic, index, offset = entry[0], int(entry[1]), int(entry[2])
+        except (IndexError, ValueError):
+            raise Malformed(f"not a checkpoint entry: {' '.join(entry)!r}") from None
+        if len(entry) != 3 or index < 0 or not 0 <= offset <= OFFSET_MAX:
+            raise Malformed(f"not a checkpoint entry: {' '.join(entry)!r}")
+        offsets[topic, index] = offset
+    return offsets
+
+
+def uuid_text(uuid: bytes) -> str:
+    """Kafka's form of a topic, cluster or directory id: 22 characters of base64url."""
+    return base64.urlsafe_b64encode(uuid).rstrip(b"=").decode()
+
+
+def uuid_bytes(text: str) -> bytes:
+    """Raises Malformed."""
+    try:
+        uuid = base64.urlsafe_b64decode(text + "==")
+    except (binascii.Error, ValueError):
+        raise Malformed(f"not an id: {text!r}") from None
+    if len(uuid) != 16:
+        raise Malformed(f"not an id: {text!r}")
+    return uuid
+
+
+def write_partition_metadata(directory: str, topic_id: bytes, *, sync: bool = True) -> None:
+    text = f"version: 0\ntopic_id: {uuid_text(topic_id)}"
+    write_file(os.path.join(directory, PARTITION_METADATA), text.encode(), sync=sync)
+
+
+def read_partition_metadata(directory: str) -> bytes | None:
+    """The topic id, or None when there is no such file. Raises Malformed."""
+    try:
+        with open(os.path.join(directory, PARTITION_METADATA), "rb") as file:
+            data = file.read(4096)
+    except FileNotFoundError:
+        return None
+    fields = {}
+    for line in data.decode("ascii", "replace").splitlines():
+        key, _, value = line.partition(":")
+        fields[key.strip()] = value.strip()
+    if fields.get("version") != "0" or "topic_id" not in fields:
+        raise Malformed(f"{PARTITION_METADATA} of {directory} is damaged")
+    topic_id = uuid_bytes(fields["topic_id"])
+    return None if topic_id == bytes(16) else topic_id
+
+
+def write_clean_shutdown(directory: str, broker_epoch: int) -> None:
+    """Kafka's mark (CleanShutdownFileHandler): after it, loading trusts every file."""
+    path = os.path.join(directory, CLEAN_SHUTDOWN)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":")).encode())
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    sync_directory(directory)
+
+
+def take_clean_shutdown(directory: str) -> tuple[bool, int]:
+    """(whether the mark was there, the broker epoch in it or -1). It is removed at once: a crash while loading is
+    unclean (KAFKA-10471)."""
+    path = os.path.join(directory, CLEAN_SHUTDOWN)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(4096)
+    except FileNotFoundError:
+        return False, -1
+    os.unlink(path)
+    sync_directory(directory)
+    try:
+        epoch = json.loads(data)["brokerEpoch"]
+    except (ValueError, KeyError, TypeError):
+        epoch = -1  # before Kafka 3.7 the file was empty
+    return True, epoch if isinstance(epoch, int) else -1

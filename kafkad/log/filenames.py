@@ -1,0 +1,68 @@
+"""Names of Kafka's files and directories, and back (LogFileUtils, LocalLog.parseTopicPartitionName).
+
+A segment's files carry its base offset in 20 digits; a partition's directory is `<topic>-<partition>`, and
+`<topic>-<partition>.<32 hex>-delete` (or -stray, -future) once it has left; the topic is cut so that 255 bytes hold."""
+
+import os
+import re
+from typing import Final
+
+LOG: Final = ".log"
+INDEX: Final = ".index"
+TIME_INDEX: Final = ".timeindex"
+TXN_INDEX: Final = ".txnindex"
+SNAPSHOT: Final = ".snapshot"
+SEGMENT_SUFFIXES: Final = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
+
+DELETED: Final = ".deleted"
+CLEANED: Final = ".cleaned"
+SWAP: Final = ".swap"
+
+DELETE_DIR: Final = "-delete"
+STRAY_DIR: Final = "-stray"
+FUTURE_DIR: Final = "-future"
+
+PARTITION_METADATA: Final = "partition.metadata"
+LEADER_EPOCHS: Final = "leader-epoch-checkpoint"
+METADATA_TOPIC: Final = "__cluster_metadata"
+
+NAME_MAX: Final = 255
+OFFSET_DIGITS: Final = 20
+
+_LEFT = re.compile(r"^(\S+)-(\d+)\.([0-9a-f]{32})(-delete|-stray|-future)$")
+_DIRECTORY = re.compile(r"^(\S+)-(\d{1,10})$")
+
+
+def segment_file(directory: str, base_offset: int, suffix: str) -> str:
+    return os.path.join(directory, f"{base_offset:020d}{suffix}")
+
+
+def offset_of(name: str) -> int | None:
+    """The offset that a file's name begins with, or None: `00000000000000000042.log` gives 42."""
+    digits = name[:OFFSET_DIGITS]
+    if len(digits) == OFFSET_DIGITS and digits.isascii() and digits.isdigit() and name[20:21] in ("", "."):
+        return int(digits)
+    return None
+
+
+def partition_directory(topic: str, partition: int) -> str:
+    return f"{topic}-{partition}"
+
+
+def left_directory(topic: str, partition: int, unique: str, suffix: str) -> str:
+    """The name of a partition's directory that is being deleted, or was found to be stray; `unique`: 32 hex digits."""
+    tail = f"-{partition}.{unique}{suffix}"
+    return topic[: NAME_MAX - len(tail)] + tail
+
+
+def parse_directory(name: str) -> tuple[str, int, str] | None:
+    """(topic, partition, "" or the suffix of a directory that has left), or None for what is no partition's."""
+    left = _LEFT.match(name)
+    if left:
+        return left[1], int(left[2]), left[4]
+    if name.endswith((DELETE_DIR, STRAY_DIR, FUTURE_DIR)):
+        return None
+    plain = _DIRECTORY.match(name)
+    if plain and int(plain[2]) < 1 << 31:
+        return plain[1], int(plain[2]), ""
+    return None

@@ -1,0 +1,913 @@
+"""One partition's log: Kafka's UnifiedLog over the native hot path.
+
+The native `Partition` appends and reads; what is rare is decided here: rolling, recovery, retention, truncation, the
+flush policy, DeleteRecords. The word for "NEED_PYTHON" from below is `append_client`, which does what is missing and goes
+below again, so that each rule stands once.
+
+Flush policy. With flush.messages = M an append that would leave M messages unflushed is written, but HW, and with it the
+ack and visibility, stays behind until an fdatasync that began after it. That runs in a flusher thread; all appends
+that come meanwhile share the next one (group commit). A failed fsync takes the log directory offline and is never
+tried again: the kernel may have dropped the pages (the fsyncgate of 2018).
+
+Durable states, weakest first: written (LEO) <= visible (HW) <= flushed (recovery point, by default only at a roll, at close and
+every flush.ms).
+
+Beware: one thread owns a log, the worker's loop. Only what `Scheduler.run_in_thread` is given runs elsewhere; it gets
+file references and paths, never the log."""
+
+import errno
+import logging
+import os
+import struct
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+
+from kafkad._native.batch import AppendRules
+from kafkad._native.partition import WANTS_ROLL, Partition
+from kafkad._native.producer_table import ProducerTable
+from kafkad._native.scan import replay_producers, scan_segment
+from kafkad.log import recovery
+from kafkad.log.checkpoints import (
+    read_partition_metadata,
+    sync_directory,
+    write_partition_metadata,
+)
+from kafkad.log.filenames import (
+    DELETED,
+    INDEX,
+    LEADER_EPOCHS,
+    LOG,
+    PARTITION_METADATA,
+    SEGMENT_SUFFIXES,
+    SNAPSHOT,
+    TIME_INDEX,
+    TXN_INDEX,
+    offset_of,
+    segment_file,
+)
+from kafkad.log.leader_epochs import LeaderEpochs
+from kafkad.log.producer_state import load_snapshot, write_snapshot
+from kafkad.log.retention import SegmentFacts, deletable_count
+from kafkad.log.txn_index import AbortedTxn, append_entries, read_txn_index, write_txn_index
+from kafkad.protocol.errors import (
+    CORRUPT_MESSAGE,
+    INVALID_RECORD,
+    KAFKA_STORAGE_ERROR,
+    NOT_LEADER_OR_FOLLOWER,
+    OFFSET_OUT_OF_RANGE,
+    POLICY_VIOLATION,
+    KafkaError,
+    Malformed,
+)
+from kafkad.protocol.records import find_max_timestamp, find_timestamp
+from kafkad.protocol.validation import InvalidBatch, validate_slow
+
+if TYPE_CHECKING:
+    from kafkad._native.watermarks import RowSlot
+    from kafkad.config.topic import TopicConfig
+
+logger = logging.getLogger("kafkad.log")
+
+NEED_PYTHON: Final = -1000
+HEADER_SIZE: Final = 61
+READ_SIZE: Final = 1 << 20
+LONG_MAX: Final = (1 << 63) - 1
+PRODUCER_EXPIRATION_MS: Final = 86_400_000  # producer.id.expiration.ms
+
+Below = Literal["high_watermark", "end", "stable"]
+ISOLATIONS: Final[dict[str, int]] = {"high_watermark": 0, "stable": 1, "end": 2}
+ORIGINS: Final[dict[str, int]] = {"coordinator": 1, "raft": 2, "replica": 3}
+CODECS: Final[dict[str, int]] = {
+    "producer": -1, "uncompressed": 0, "none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4,
+}  # fmt: skip
+_SIZE = struct.Struct(">i")
+# What makes a disk broken rather than full or busy: as in _native/fileio.is_fatal.
+FATAL: Final = frozenset(
+    (
+        errno.EIO,
+        errno.EROFS,
+        errno.ENODEV,
+        errno.ENXIO,
+        errno.EBADF,
+        errno.ESTALE,
+        errno.EUCLEAN,
+        errno.ENOTCONN,
+    )
+)
+
+
+class Handle(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Scheduler(Protocol):
+    """Time and threads, as an argument. The server's is asyncio's loop; a test's stands still until it is moved."""
+
+    def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Handle:
+        """Calls `fn` on the owner's loop, not before the present call is over, also with a delay of 0."""
+
+    def run_in_thread(self, fn: Callable[[], None], callback: Callable[[BaseException | None], None]) -> None:
+        """Runs `fn` beside the loop, then `callback` on the loop, with what `fn` raised or None."""
+
+
+class AppendResult(NamedTuple):
+    base_offset: int
+    end_offset: int  # acknowledge when HW has reached it
+    append_time_ms: int  # -1 unless message.timestamp.type=LogAppendTime
+    log_start_offset: int
+
+
+class TimestampOffset(NamedTuple):
+    timestamp: int  # -1 for earliest and latest
+    offset: int
+    leader_epoch: int  # -1 when unknown
+
+
+class Log:
+    """Opened by `Log.open`; then `set_leader_epoch` opens it to clients."""
+
+    __slots__ = (
+        "_config",
+        "_epochs",
+        "_flush_again",
+        "_flushing",
+        "_jitter",
+        "_last_flush_ms",
+        "_rules",
+        "_snapshot_offset",
+        "_unsynced_directories",
+        "_unsynced_paths",
+        "_waiting_flushed",
+        "_waiting_watermark",
+        "closed",
+        "directory",
+        "native",
+        "on_offline",
+        "partition",
+        "producer_expiration_ms",
+        "recovery_point",
+        "scanned_bytes",
+        "scheduler",
+        "topic",
+    )
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        directory: str,
+        topic: str,
+        partition: int,
+        config: "TopicConfig",
+        *,
+        now_ms: int,
+        clean: bool,
+        scheduler: Scheduler,
+        recovery_point: int = 0,
+        log_start_offset: int = 0,
+        high_watermark: int = 0,
+        topic_id: bytes | None = None,
+        row: "RowSlot | None" = None,
+        jitter: float = 0.0,
+        producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
+    ) -> "Log":
+        """Loads the partition in `directory` (its own, `…/<topic>-<partition>`), or creates it there. `clean`: the last
+        owner closed it. `topic_id` is written where there is none yet; one that differs raises Malformed. OSError when the
+        disk fails."""
+        created = not os.path.isdir(directory)
+        if created:
+            os.makedirs(directory, exist_ok=True)
+        self = cls()
+        self.directory = directory
+        self.topic = topic
+        self.partition = partition
+        self.scheduler = scheduler
+        self.producer_expiration_ms = producer_expiration_ms
+        self.on_offline: Callable[[Log, OSError], None] | None = None
+        self.closed = False
+        self._jitter = jitter
+        self._flushing = self._flush_again = False
+        self._waiting_flushed: list[tuple[int, Callable[[BaseException | None], None]]] = []
+        self._waiting_watermark: list[tuple[int, Callable[[BaseException | None], None]]] = []
+        self._unsynced_directories: set[str] = set()
+        self._unsynced_paths: set[str] = set()
+        self._last_flush_ms = now_ms
+
+        files = recovery.list_files(directory)
+        kept_id = _kept_topic_id(directory) if files.metadata else None
+        if topic_id is not None and kept_id is not None and kept_id != topic_id:
+            raise Malformed(f"{directory} belongs to another topic of that name (its id differs)")
+        self.native = Partition(topic, partition, topic_id or kept_id, directory, row, ProducerTable())
+        self.native.log = self
+        self._configure(config)
+        if topic_id is not None and kept_id is None:
+            write_partition_metadata(directory, topic_id, sync=False)
+            self._unsynced_paths.add(os.path.join(directory, PARTITION_METADATA))
+        if not files.sizes:
+            self._unsynced_directories.update((directory, os.path.dirname(directory)))
+        try:
+            self._epochs = LeaderEpochs.load(directory)
+        except Malformed as e:
+            logger.warning("%s is begun anew: %s", os.path.join(directory, LEADER_EPOCHS), e)
+            self._epochs = LeaderEpochs(os.path.join(directory, LEADER_EPOCHS))
+        loader = recovery.Loader(
+            directory,
+            self.native,
+            self._epochs,
+            now_ms=now_ms,
+            index_interval_bytes=config.index_interval_bytes,
+            producer_expiration_ms=producer_expiration_ms,
+        )
+        loaded = loader.load(
+            files, clean=clean, recovery_point=recovery_point, log_start_offset=log_start_offset
+        )
+        self.recovery_point = loaded.recovery_point
+        self.scanned_bytes = loaded.scanned_bytes
+        self._snapshot_offset = loaded.snapshot_offset
+        self.native.set_log_start(loaded.log_start_offset)
+        self.native.set_flushed(loaded.recovery_point)
+        self.native.advance_high_watermark(max(high_watermark, loaded.log_start_offset))
+        self.native.refresh_stable()
+        if loaded.end_offset > loaded.recovery_point and config.flush_messages < LONG_MAX:
+            # Acknowledged ones may be visible already: HW does not go back only because the flush mark does.
+            self.flush()
+        return self
+
+    def _configure(self, config: "TopicConfig") -> None:
+        self._config = config
+        rules: dict[str, Any] = {
+            "max_message_bytes": config.max_message_bytes,
+            "compression_type": CODECS[config.compression_type],
+            "log_append_time": config.message_timestamp_type == "LogAppendTime",
+            "before_max_ms": config.message_timestamp_before_max_ms,
+            "after_max_ms": config.message_timestamp_after_max_ms,
+            "compacted": "compact" in config.cleanup_policy,
+        }
+        self._rules = AppendRules(**rules)
+        jitter_ms = int(self._jitter * min(config.segment_jitter_ms, config.segment_ms))
+        self.native.configure(
+            **rules,
+            segment_bytes=config.segment_bytes,
+            segment_age_max_ms=config.segment_ms - jitter_ms,
+            index_interval_bytes=config.index_interval_bytes,
+            index_size_max=config.segment_index_bytes,
+            flush_interval=config.flush_messages,
+        )
+
+    # -- what it is ------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return f"<Log {self.topic}-{self.partition} {self.log_start_offset}..{self.end_offset} in {self.directory}>"
+
+    @property
+    def config(self) -> "TopicConfig":
+        return self._config
+
+    @property
+    def topic_id(self) -> bytes:
+        return self.native.topic_id
+
+    @property
+    def size(self) -> int:
+        return self.native.size
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.native.log_start_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self.native.end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        return self.native.high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        return self.native.last_stable_offset
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.native.leader_epoch
+
+    @property
+    def epochs(self) -> list[tuple[int, int]]:
+        """(leader epoch, its start offset), ascending."""
+        return self._epochs.entries
+
+    @property
+    def segments(self) -> list[tuple[int, int]]:
+        """(base offset, size) of each, oldest first."""
+        return [(base, size) for base, size, _ in self.native.segment_rows()]
+
+    def active_producers(self) -> list[tuple[int, int, int, int, int, int]]:
+        """(producer id, epoch, last sequence, last timestamp, coordinator epoch, start of the open transaction or -1)."""
+        return [(row[0], row[1], row[2], row[5], row[6], row[7]) for row in self.native.producers.rows()]
+
+    # -- leading ---------------------------------------------------------------------------------------------------
+
+    def set_leader_epoch(self, epoch: int) -> None:
+        """This broker leads the partition from LEO on under `epoch`: appends and reads are served."""
+        self._epochs.assign(epoch, self.end_offset)
+        self.native.lead(epoch)
+        if self.end_offset - self.native.flushed_offset >= self._config.flush_messages:
+            self.request_flush()
+
+    def resign(self, code: int = NOT_LEADER_OR_FOLLOWER) -> None:
+        """Clients get `code` from now on; whoever waits is answered."""
+        self.native.close_to_clients(code)
+        self._fail_waiters(KafkaError(code))
+
+    def update_config(self, config: "TopicConfig") -> None:
+        self._configure(config)
+        if self.native.open:
+            self.native.settle_high_watermark()
+            if self.end_offset - self.native.flushed_offset >= config.flush_messages:
+                self.request_flush()
+
+    # -- appending -------------------------------------------------------------------------------------------------
+
+    def append_client(self, records: memoryview | bytearray | bytes, now_ms: int) -> AppendResult:
+        """One client batch, by the slow path: whatever the native append could not do by itself. Raises KafkaError
+        (InvalidBatch where one record is to blame)."""
+        batch: Any = records
+        if memoryview(records).readonly:
+            batch = bytearray(records)
+        checked = False
+        while True:
+            code, base, end, time_ms, start, bad_record, message = self.native.try_append(
+                batch, now_ms, checked
+            )
+            if code == 0:
+                return AppendResult(base, end, time_ms, start)
+            if code != NEED_PYTHON:
+                raise InvalidBatch(code, message, bad_record)
+            if self.native.wants == WANTS_ROLL:
+                self.roll(now_ms)
+                continue
+            assert not checked
+            batch, _ = validate_slow(batch, self._rules, now_ms, level=self._compression_level())
+            if memoryview(batch).readonly:
+                batch = bytearray(batch)
+            if len(batch) < HEADER_SIZE:
+                raise InvalidBatch(INVALID_RECORD, "not a record batch")
+            checked = True
+
+    def _compression_level(self) -> int | None:
+        codec = self._config.compression_type
+        level = getattr(self._config, f"compression_{codec}_level", None)
+        return level if isinstance(level, int) else None
+
+    def append(
+        self,
+        batch: bytearray,
+        now_ms: int,
+        *,
+        origin: Literal["coordinator", "raft", "replica"] = "coordinator",
+        epoch: int | None = None,
+    ) -> int:
+        """One batch of the broker's own making or a leader's, which needs no look inside; offsets and `epoch` (default: the
+        leader epoch) are stamped in unless `origin` is "replica". Its base offset. Raises KafkaError."""
+        if origin == "replica":
+            epoch = _SIZE.unpack_from(batch, 12)[0]
+            if int.from_bytes(batch[:8], "big") < self.end_offset:
+                raise KafkaError(OFFSET_OUT_OF_RANGE, "the batch lies before the end of the log")
+        elif epoch is None:
+            epoch = self.native.leader_epoch
+        while True:
+            code, base = self.native.append_trusted(batch, now_ms, ORIGINS[origin], epoch)
+            if code == NEED_PYTHON:
+                self.roll(now_ms, int.from_bytes(batch[:8], "big") if origin == "replica" else None)
+                continue
+            break
+        if code:
+            raise KafkaError(code)
+        if epoch >= 0 and epoch != self._epochs.latest:
+            self._epochs.assign(epoch, base)
+        completed = self.native.take_completed()
+        if completed is not None:
+            self._complete_transaction(*completed)
+        return base
+
+    def _complete_transaction(self, producer_id: int, first: int, last: int, aborted: bool) -> None:
+        unstable = self.native.producers.first_unstable()
+        if aborted:
+            path = segment_file(self.directory, self.native.active_base_offset, TXN_INDEX)
+            entry = AbortedTxn(producer_id, first, last, unstable if unstable >= 0 else last + 1)
+            try:
+                append_entries(path, [entry])
+            except OSError as e:
+                raise self._refused(e) from e
+            self._unsynced_paths.add(path)
+        self.native.refresh_stable()
+
+    def roll(self, now_ms: int, base_offset: int | None = None) -> None:
+        """Begins a new active segment at LEO, or at `base_offset` behind it. Raises KafkaError."""
+        base = self.end_offset if base_offset is None else base_offset
+        old = self.native.active_base_offset
+        try:
+            if base != old:
+                recovery.create_segment_files(self.directory, base)
+            self.native.roll(base, now_ms)
+            if base == old:
+                recovery.create_segment_files(self.directory, base)
+                return
+            path = write_snapshot(self.directory, base, self.native.producers, sync=False)
+        except OSError as e:
+            raise self._refused(e) from e
+        self._snapshot_offset = base
+        self._unsynced_paths.update(
+            (path, segment_file(self.directory, old, INDEX), segment_file(self.directory, old, TIME_INDEX))
+        )
+        self._unsynced_directories.add(self.directory)
+        logger.debug("%s-%d rolled at %d", self.topic, self.partition, base)
+        self.request_flush()
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, max_bytes: int, *, below: Below = "high_watermark") -> bytes:
+        """Whole batches from the one that holds `offset`: at least one, else as many as fit; b"" at the end. Raises
+        KafkaError."""
+        code, _, _, _, data = self.native.try_read(offset, max_bytes, True, ISOLATIONS[below])
+        if code:
+            raise KafkaError(code)
+        return whole_batches(data)
+
+    def batches(self, start: int, end: int) -> Iterator[bytes]:
+        """The bytes of each batch that begins below `end`, from the one that holds `start`."""
+        offset = start
+        while offset < end:
+            data = self.read(offset, READ_SIZE, below="end")
+            if not data:
+                return
+            at = 0
+            while at < len(data):
+                size = _SIZE.unpack_from(data, at + 8)[0] + 12
+                base = int.from_bytes(data[at : at + 8], "big")
+                if base >= end:
+                    return
+                yield data[at : at + size]
+                offset = base + (_SIZE.unpack_from(data, at + 23)[0] if data[at + 16] >= 2 else 0) + 1
+                at += size
+
+    def aborted_transactions(self, start: int, end: int) -> list[AbortedTxn]:
+        """Those that overlap [start, end), for a consumer of committed data."""
+        found = []
+        for at, (base, _, _) in enumerate(self.native.segment_rows()):
+            if self._next_base(at) <= start:
+                continue
+            for txn in read_txn_index(segment_file(self.directory, base, TXN_INDEX)):
+                if txn.last_offset >= start and txn.first_offset < end:
+                    found.append(txn)
+                if txn.last_stable_offset >= end:
+                    return found
+        return found
+
+    # -- offsets ---------------------------------------------------------------------------------------------------
+
+    def earliest(self) -> TimestampOffset:
+        start = self.native.log_start_offset
+        entries = self._epochs.entries
+        epoch = entries[0][0] if entries and entries[0][1] <= start else -1
+        return TimestampOffset(-1, start, epoch)
+
+    def latest(self, isolation: int = 0) -> TimestampOffset:
+        """HW, or LSO for `isolation` 1 (read committed)."""
+        offset = self.native.last_stable_offset if isolation == 1 else self.native.high_watermark
+        epoch = self._epochs.latest
+        return TimestampOffset(-1, offset, -1 if epoch is None else epoch)
+
+    def offset_for_timestamp(self, timestamp: int, isolation: int = 0) -> TimestampOffset | None:
+        """The first record at or after `timestamp`, below HW (or LSO): exact inside its batch. None when there is none."""
+        bound = self.latest(isolation).offset
+        start = self.log_start_offset
+        for at in range(self.native.count):
+            if self.native.segment_max_timestamp(at)[0] < timestamp:
+                continue
+            position = -1
+            while True:
+                found = self._io(self.native.batch_by_timestamp, at, timestamp, start, position)
+                if found is None:
+                    break
+                position, size = found
+                data = self._io(self.native.read_batch, at, position, size)
+                record = find_timestamp(data, timestamp, start)
+                if record is not None:
+                    if record[1] >= bound:
+                        return None
+                    return TimestampOffset(record[0], record[1], _leader_epoch(data))
+        return None
+
+    def offset_for_max_timestamp(self) -> TimestampOffset | None:
+        """The first record that has the log's largest timestamp."""
+        best = max(range(self.native.count), key=lambda at: (self.native.segment_max_timestamp(at)[0], -at))
+        timestamp, offset = self.native.segment_max_timestamp(best)
+        if timestamp < 0:
+            return None
+        found = self._io(
+            self.native.batch_by_timestamp, best, timestamp, min(offset, self.end_offset - 1), -1
+        )
+        if found is None:
+            return None
+        data = self._io(self.native.read_batch, best, *found)
+        record = find_max_timestamp(data)
+        return None if record is None else TimestampOffset(record[0], record[1], _leader_epoch(data))
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """(epoch, end offset) as OffsetForLeaderEpoch answers; (-1, -1) when unknown."""
+        return self._epochs.end_offset_for(epoch, self.end_offset)
+
+    # -- flushing --------------------------------------------------------------------------------------------------
+
+    def request_flush(self) -> None:
+        """Off the loop, once for all who ask while none is under way; HW follows as the flush policy says."""
+        if self._flushing:
+            self._flush_again = True
+        elif not self.closed and not self.native.failure:
+            self._flushing = True
+            self.scheduler.call_later(0, self._begin_flush)
+
+    def await_flushed(self, offset: int, callback: Callable[[BaseException | None], None]) -> None:
+        """`callback(None)` when everything below `offset` is on the disk, or with the exception that prevents it."""
+        if self.native.flushed_offset >= offset:
+            callback(None)
+            return
+        self._waiting_flushed.append((offset, callback))
+        self.request_flush()
+
+    def await_high_watermark(self, offset: int, callback: Callable[[BaseException | None], None]) -> None:
+        """`callback(None)` when HW has reached `offset`: what acks=all waits for. Or with the exception."""
+        if self.native.high_watermark >= offset:
+            callback(None)
+            return
+        self._waiting_watermark.append((offset, callback))
+        self.native.notify_log = True
+
+    def flush(self) -> None:
+        """Blocks until everything is on the disk; for start and shutdown, and for the metadata log. Raises KafkaError."""
+        try:
+            end, generation, work = self._flush_work()
+            work()
+        except OSError as e:
+            self.on_failure(e)
+            raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
+        self._flushed(end, generation)
+
+    def flush_if_due(self, now_ms: int) -> None:
+        """flush.ms: no message stays unflushed for longer. Acks do not wait for it."""
+        if self._config.flush_ms >= LONG_MAX:
+            return
+        if self.native.flushed_offset >= self.end_offset:
+            self._last_flush_ms = now_ms
+        elif now_ms - self._last_flush_ms >= self._config.flush_ms:
+            self._last_flush_ms = now_ms
+            self.request_flush()
+
+    def _begin_flush(self) -> None:
+        self._flush_again = False
+        if self.closed or self.native.failure:
+            self._flushing = False
+            return
+        try:
+            end, generation, work = self._flush_work()
+        except OSError as e:
+            self._flushing = False
+            if e.errno not in FATAL:  # no descriptor or memory left: it may be had later
+                self.native.flushed(self.native.flushed_offset, self.native.generation)
+                self._fail_flush_waiters(e)
+                return
+            self.on_failure(e)
+            return
+        self.scheduler.run_in_thread(work, lambda error: self._end_flush(end, generation, error))
+
+    def _end_flush(self, end: int, generation: int, error: BaseException | None) -> None:
+        self._flushing = False
+        if error is not None:
+            if self.closed:
+                return
+            if not isinstance(error, OSError):
+                raise error
+            self.on_failure(error)
+            return
+        if self._flushed(end, generation) or self._flush_again or self._waiting_flushed:
+            self.request_flush()
+
+    def _flush_work(self) -> tuple[int, int, Callable[[], None]]:
+        # What to sync, taken on the loop; the work itself touches neither log nor partition.
+        end, generation, files = self.native.files_to_flush()
+        paths, self._unsynced_paths = self._unsynced_paths, set()
+        directories, self._unsynced_directories = self._unsynced_directories, set()
+        if self._epochs.unsynced:
+            self._epochs.unsynced = False
+            paths = {*paths, self._epochs.path}
+
+        def work() -> None:
+            for _, reference in files:
+                os.fdatasync(reference.fd)
+            for path in paths:
+                _sync_path(path)
+            for directory in directories:
+                try:
+                    sync_directory(directory)
+                except FileNotFoundError:
+                    pass  # renamed for deletion meanwhile
+
+        return end, generation, work
+
+    def _flushed(self, end: int, generation: int) -> bool:
+        again = self.native.flushed(end, generation)
+        self.recovery_point = max(self.recovery_point, self.native.flushed_offset)
+        if self._waiting_flushed:
+            flushed = self.native.flushed_offset
+            ready = [callback for offset, callback in self._waiting_flushed if offset <= flushed]
+            self._waiting_flushed = [waiter for waiter in self._waiting_flushed if waiter[0] > flushed]
+            for callback in ready:
+                callback(None)
+        return again
+
+    # -- what the native side calls --------------------------------------------------------------------------------
+
+    def on_advance(self) -> None:
+        reached = self.native.high_watermark
+        ready = [callback for offset, callback in self._waiting_watermark if offset <= reached]
+        self._waiting_watermark = [waiter for waiter in self._waiting_watermark if waiter[0] > reached]
+        self.native.notify_log = bool(self._waiting_watermark)
+        for callback in ready:
+            callback(None)
+
+    def on_failure(self, error: OSError) -> None:
+        """The disk is broken: this log serves nothing more, and its directory is to go offline."""
+        if self.closed:
+            return
+        self.closed = True
+        logger.error("%s-%d goes offline, %s: %s", self.topic, self.partition, self.directory, error)
+        self.native.close_to_clients(KAFKA_STORAGE_ERROR, error.errno or errno.EIO)
+        self._fail_waiters(KafkaError(KAFKA_STORAGE_ERROR, str(error)))
+        if self.on_offline is not None:
+            self.on_offline(self, error)
+
+    def _fail_flush_waiters(self, error: BaseException) -> None:
+        waiting, self._waiting_flushed = self._waiting_flushed, []
+        for _, callback in waiting:
+            callback(error)
+
+    def _fail_waiters(self, error: BaseException) -> None:
+        waiting, self._waiting_watermark = self._waiting_watermark, []
+        self.native.notify_log = False
+        self._fail_flush_waiters(error)
+        for _, callback in waiting:
+            callback(error)
+
+    def _refused(self, error: OSError) -> KafkaError:
+        if error.errno in FATAL:
+            self.on_failure(error)
+        return KafkaError(KAFKA_STORAGE_ERROR, str(error))
+
+    def _io(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except OSError as e:
+            raise self._refused(e) from e
+        except ValueError as e:
+            raise KafkaError(CORRUPT_MESSAGE, str(e)) from e
+
+    # -- deleting --------------------------------------------------------------------------------------------------
+
+    def delete_records(self, before_offset: int) -> int:
+        """DeleteRecords: the new log start offset; -1 stands for HW. Segments go with the next retention. Raises KafkaError."""
+        policy = self._config.cleanup_policy
+        if "compact" in policy and "delete" not in policy:
+            raise KafkaError(
+                POLICY_VIOLATION, "the topic is compacted, its records are not deleted by offset"
+            )
+        offset = self.high_watermark if before_offset == -1 else before_offset
+        if offset < 0 or offset > self.high_watermark:
+            raise KafkaError(OFFSET_OUT_OF_RANGE)
+        self.advance_log_start(offset)
+        return self.log_start_offset
+
+    def advance_log_start(self, offset: int) -> None:
+        """Never back. For followers, and for a metadata log above a snapshot."""
+        if offset > self.log_start_offset:
+            self.native.set_log_start(offset)
+            self._epochs.truncate_from_start(offset)
+            self.native.refresh_stable()
+
+    def apply_retention(self, now_ms: int) -> int:
+        """Deletes the oldest segments that retention or the log start offset lets go; how many."""
+        native = self.native
+        if self.closed or (native.count == 1 and native.active_size == 0):
+            return 0
+        by_policy = "delete" in self._config.cleanup_policy
+        retention_ms = self._config.retention_ms if by_policy else -1
+        rows = native.segment_rows()
+        facts = []
+        for at, (base, size, created_ms) in enumerate(rows):
+            largest = native.segment_max_timestamp(at)[0] if retention_ms >= 0 else 0
+            facts.append(
+                SegmentFacts(base, self._next_base(at), size, largest if largest >= 0 else created_ms)
+            )
+        count = deletable_count(
+            facts,
+            now_ms=now_ms,
+            high_watermark=self.high_watermark,
+            log_start_offset=self.log_start_offset,
+            retention_ms=retention_ms,
+            retention_bytes=self._config.retention_bytes if by_policy else -1,
+        )
+        if count:
+            if count == len(facts):
+                self.roll(now_ms)
+            self.advance_log_start(facts[count - 1].next_offset)
+            self._remove_segments(0, count)
+            logger.info("%s-%d: %d segments deleted, log start %d",
+                        self.topic, self.partition, count, self.log_start_offset)  # fmt: skip
+        return count
+
+    def _next_base(self, at: int) -> int:
+        rows = self.native.segment_rows()
+        return rows[at + 1][0] if at + 1 < len(rows) else self.end_offset
+
+    def _remove_segments(self, first: int, end: int) -> None:
+        # Renamed at once, unlinked later: a reader in another process may be about to open them.
+        gone = []
+        for base in self.native.drop_segments(first, end):
+            for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
+                path = segment_file(self.directory, base, suffix)
+                try:
+                    os.replace(path, path + DELETED)
+                except FileNotFoundError:
+                    continue
+                except OSError as e:
+                    raise self._refused(e) from e
+                gone.append(path + DELETED)
+        self.scheduler.call_later(self._config.file_delete_delay_ms, lambda: _unlink_all(gone))
+
+    def truncate_to(self, offset: int) -> None:
+        """Removes everything from `offset` on (to the start of the batch that holds it). Raises KafkaError."""
+        native = self.native
+        if offset >= self.end_offset:
+            return
+        try:
+            rows = native.segment_rows()
+            if offset <= rows[0][0]:
+                self._truncate_fully(offset)
+            else:
+                base, position = native.position_of(offset)
+                at = next(at for at, row in enumerate(rows) if row[0] == base)
+                for gone in native.drop_segments(at, native.count):
+                    if gone != base:
+                        recovery.remove_segment_files(self.directory, gone)
+                path = segment_file(self.directory, base, LOG)
+                os.truncate(path, position)
+                scan = scan_segment(
+                    self.directory, base, ProducerTable(), index_interval=self._config.index_interval_bytes
+                )
+                native.add_segment(base, scan.valid_size, rows[at][2], scan.max_timestamp)
+                native.truncated(offset, scan.valid_size)
+                txns = segment_file(self.directory, base, TXN_INDEX)
+                if os.path.exists(txns):
+                    write_txn_index(txns, [txn for txn in read_txn_index(txns) if txn.last_offset < offset])
+            self._epochs.truncate_from_end(offset)
+            self._reload_producers(offset)
+        except OSError as e:
+            raise self._refused(e) from e
+        except ValueError as e:
+            raise KafkaError(CORRUPT_MESSAGE, str(e)) from e
+        self.recovery_point = min(self.recovery_point, offset)
+        native.refresh_stable()
+
+    def _truncate_fully(self, offset: int) -> None:
+        for gone in self.native.drop_segments(0, self.native.count):
+            recovery.remove_segment_files(self.directory, gone)
+        recovery.create_segment_files(self.directory, offset)
+        self.native.add_segment(offset, 0, self._last_flush_ms)
+        self.native.truncated(offset, 0)
+        self._unsynced_directories.add(self.directory)
+
+    def _reload_producers(self, end_offset: int) -> None:
+        self.native.producers.clear()
+        start = self.log_start_offset
+        snapshots = sorted(
+            offset
+            for name in os.listdir(self.directory)
+            if name.endswith(SNAPSHOT) and (offset := offset_of(name)) is not None
+        )
+        for offset in snapshots:
+            if offset > end_offset:
+                os.unlink(segment_file(self.directory, offset, SNAPSHOT))
+        for offset in reversed([offset for offset in snapshots if offset <= end_offset]):
+            try:
+                path = segment_file(self.directory, offset, SNAPSHOT)
+                load_snapshot(path, self.native.producers, self._last_flush_ms, self.producer_expiration_ms)
+                start = offset
+                break
+            except Malformed as e:
+                logger.warning("%s is left out: %s", path, e)
+        self._snapshot_offset = start
+        for at, (base, _, _) in enumerate(self.native.segment_rows()):
+            if self._next_base(at) > start:
+                replay_producers(
+                    segment_file(self.directory, base, LOG), self.native.producers, start, end_offset
+                )
+
+    def remove_expired_producers(self, now_ms: int) -> int:
+        return self.native.producers.remove_expired(now_ms, self.producer_expiration_ms)
+
+    # -- closing ---------------------------------------------------------------------------------------------------
+
+    def release_idle(self) -> int:
+        """Closes files of old segments that nobody read since the last call."""
+        return self.native.release_idle()
+
+    def close(self, clean: bool = True) -> None:
+        """Clean: everything is on the disk afterwards, indexes cut, the producers in a snapshot; then the recovery point is
+        LEO. Raises KafkaError when the disk fails."""
+        if self.closed:
+            return
+        self.resign()
+        if clean:
+            end = self.end_offset
+            touched = (
+                self.native.flushed_offset < end
+                or end > max(self._snapshot_offset, 0)
+                or self._unsynced_paths
+                or self._epochs.unsynced
+            )
+            active = self.native.active_base_offset
+            try:
+                self.native.close_files()
+                if touched:
+                    if end > self._snapshot_offset and end > 0:
+                        write_snapshot(self.directory, end, self.native.producers, sync=False)
+                        self._unsynced_paths.add(segment_file(self.directory, end, SNAPSHOT))
+                        self._snapshot_offset = end
+                    self._unsynced_directories.add(self.directory)
+                    self._unsynced_paths.update(
+                        segment_file(self.directory, active, suffix) for suffix in (INDEX, TIME_INDEX)
+                    )
+                    self.flush()
+                    self.native.close_files()
+            except OSError as e:
+                self.on_failure(e)
+                raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
+            self.recovery_point = end
+        self.closed = True
+
+    def move_directory(self, directory: str) -> None:
+        """Renames the partition's directory, for deletion or as stray; it serves nothing any more. Raises KafkaError."""
+        self.resign()
+        self.closed = True
+        try:
+            os.rename(self.directory, directory)
+            sync_directory(os.path.dirname(directory))
+        except OSError as e:
+            raise self._refused(e) from e
+        self.directory = directory
+        self.native.set_directory(directory)
+
+
+def whole_batches(data: bytes) -> bytes:
+    """`data` without the part of a batch that it may end in."""
+    at = 0
+    while at + 12 <= len(data):
+        size = _SIZE.unpack_from(data, at + 8)[0] + 12
+        if size <= 12 or at + size > len(data):
+            break
+        at += size
+    return data if at == len(data) else data[:at]
+
+
+def _leader_epoch(batch: bytes) -> int:
+    return _SIZE.unpack_from(batch, 12)[0] if batch[16] >= 2 else -1
+
+
+def _kept_topic_id(directory: str) -> bytes | None:
+    try:
+        return read_partition_metadata(directory)
+    except Malformed as e:
+        logger.warning("%s", e)
+        return None
+
+
+def _sync_path(path: str) -> None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # deleted meanwhile
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+
+
+def _unlink_all(paths: list[str]) -> None:
+    for path in paths:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as e:
+            logger.warning("%s stays: %s", path, e)

@@ -1,0 +1,72 @@
+"""Producer snapshots: the producer table of a partition as of an offset, in Kafka's format (ProducerStateManager).
+
+`<offset>.snapshot`: version i16 = 1 | CRC-32C u32 of what follows | count i32 | entries of 46 bytes: producer id i64,
+epoch i16, last sequence i32, last offset i64, offset delta i32, timestamp i64, coordinator epoch i32, first offset of
+the open transaction i64 (-1: none). One is taken at every roll, with the new segment's base offset, and at a clean close;
+replaying the log from one gives the table at any later offset.
+
+Beware: producers expire by wall clock minus their last record's timestamp, also while loading; `now_ms` is an argument.
+A snapshot keeps only the last batch of a producer, so right after a restart only that one is known as a duplicate."""
+
+import os
+import struct
+
+from kafkad._native.crc32c import checksum
+from kafkad._native.producer_table import ProducerTable
+from kafkad.log.checkpoints import sync_directory
+from kafkad.log.filenames import SNAPSHOT, segment_file
+from kafkad.protocol.errors import Malformed
+
+VERSION = 1
+_HEAD = struct.Struct(">hIi")
+_ENTRY = struct.Struct(">qhiqiqiq")
+_CRC_END = 6  # the CRC covers what stands after it
+assert _ENTRY.size == 46
+
+# producer_id, epoch, last_sequence, last_offset, offset_delta, timestamp, coordinator_epoch, transaction_start
+ProducerRow = tuple[int, int, int, int, int, int, int, int]
+
+
+def encode_snapshot(rows: list[ProducerRow]) -> bytes:
+    body = struct.pack(">i", len(rows)) + b"".join(_ENTRY.pack(*row) for row in rows)
+    return struct.pack(">hI", VERSION, checksum(body)) + body
+
+
+def decode_snapshot(data: bytes) -> list[ProducerRow]:
+    """Raises Malformed."""
+    if len(data) < _HEAD.size:
+        raise Malformed("a producer snapshot is cut short")
+    version, crc, count = _HEAD.unpack_from(data)
+    if version != VERSION:
+        raise Malformed(f"unknown producer snapshot version {version}")
+    if checksum(data[_CRC_END:]) != crc:
+        raise Malformed("the CRC of a producer snapshot is wrong")
+    if count < 0 or len(data) != _HEAD.size + count * _ENTRY.size:
+        raise Malformed("a producer snapshot does not hold what it announces")
+    return list(_ENTRY.iter_unpack(data[_HEAD.size :]))
+
+
+def write_snapshot(directory: str, offset: int, producers: ProducerTable, *, sync: bool) -> str:
+    """The path of the new file. Without `sync` the next flush of the log takes it along."""
+    path = segment_file(directory, offset, SNAPSHOT)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        left = memoryview(encode_snapshot(producers.rows()))
+        while left:
+            left = left[os.write(fd, left) :]
+        if sync:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    if sync:
+        sync_directory(directory)
+    return path
+
+
+def load_snapshot(path: str, producers: ProducerTable, now_ms: int, expiration_ms: int) -> None:
+    """Adds the producers of a snapshot that have not expired. Raises Malformed, before any is added."""
+    with open(path, "rb") as file:
+        rows = decode_snapshot(file.read())
+    for row in rows:
+        if row[7] >= 0 or now_ms - row[5] < expiration_ms:
+            producers.load(*row)

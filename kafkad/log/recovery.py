@@ -1,0 +1,369 @@
+"""Loading a partition's directory: what to trust, what to scan, what to cut (Kafka's LogLoader).
+
+    .deleted, .cleaned  removed          .swap  renamed into place, after what it replaces is removed
+    clean mark          sizes and names are believed; only the end of the active segment is walked
+    no clean mark       from the segment of the recovery point on, every batch is checked; at the first bad one the log
+                        is cut, later segments go, indexes and producers are rebuilt
+
+Damaged small files (index, snapshot, checkpoint) are rebuilt or done without, with one line in the log.
+
+Beware: all of it runs in a loader's thread, before the partition has an owner loop."""
+
+import logging
+import os
+import stat
+from dataclasses import dataclass, field
+
+from kafkad._native.partition import Partition
+from kafkad._native.producer_table import ProducerTable
+from kafkad._native.scan import SegmentScan, replay_producers, scan_segment
+from kafkad.log.filenames import (
+    CLEANED,
+    DELETED,
+    INDEX,
+    LOG,
+    SEGMENT_SUFFIXES,
+    SNAPSHOT,
+    SWAP,
+    TIME_INDEX,
+    TXN_INDEX,
+    offset_of,
+    segment_file,
+)
+from kafkad.log.leader_epochs import LeaderEpochs
+from kafkad.log.producer_state import load_snapshot, write_snapshot
+from kafkad.log.txn_index import AbortedTxn, write_txn_index
+from kafkad.protocol.errors import Malformed
+
+logger = logging.getLogger("kafkad.log")
+
+INDEX_ENTRY_SIZES = {INDEX: 8, TIME_INDEX: 12}
+
+
+@dataclass(slots=True)
+class Files:
+    """What a partition's directory holds."""
+
+    sizes: dict[int, int] = field(default_factory=dict)  # base offset -> size of the .log
+    created_ms: dict[int, int] = field(default_factory=dict)  # its modification time
+    indexes: dict[str, dict[int, int]] = field(default_factory=lambda: {INDEX: {}, TIME_INDEX: {}})
+    snapshots: list[int] = field(default_factory=list)
+    metadata: bool = False
+
+
+@dataclass(slots=True)
+class Loaded:
+    end_offset: int
+    log_start_offset: int
+    recovery_point: int
+    snapshot_offset: int  # of the newest snapshot file, -1 when there is none
+    scanned_bytes: int
+
+
+def list_files(directory: str) -> Files:
+    """Names and sizes, after interrupted deletions and swaps are finished."""
+    files = _list(directory)
+    if files is None:
+        _finish_swaps(directory)
+        files = _list(directory)
+        assert files is not None
+    return files
+
+
+def _list(directory: str) -> Files | None:
+    # None: there are files of an interrupted deletion, cleaning or swap.
+    files = Files()
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            name = entry.name
+            if name.endswith((DELETED, CLEANED, SWAP)):
+                return None
+            offset = offset_of(name)
+            if offset is None:
+                files.metadata = files.metadata or name == "partition.metadata"
+                continue
+            suffix = name[20:]
+            if suffix == SNAPSHOT:
+                files.snapshots.append(offset)
+                continue
+            status = entry.stat()
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            if suffix == LOG:
+                files.sizes[offset] = status.st_size
+                files.created_ms[offset] = status.st_mtime_ns // 1_000_000
+            elif suffix in files.indexes:
+                files.indexes[suffix][offset] = status.st_size
+    files.snapshots.sort()
+    return files
+
+
+def _finish_swaps(directory: str) -> None:
+    # A cleaner writes .cleaned, renames all of a group to .swap, then removes the old ones and renames again. So a
+    # .swap without .cleaned is complete and wins over the files in its range; one at or above a .cleaned is not.
+    names = sorted(os.listdir(directory))
+    cleaned = [offset for name in names if name.endswith(CLEANED) and (offset := offset_of(name)) is not None]
+    swaps = []
+    for name in names:
+        path = os.path.join(directory, name)
+        if name.endswith((DELETED, CLEANED)):
+            os.unlink(path)
+        elif name.endswith(SWAP):
+            if cleaned and (offset_of(name) or 0) >= min(cleaned):
+                os.unlink(path)
+            else:
+                swaps.append(name)
+    low, high = 1 << 63, -1
+    for name in swaps:
+        base = offset_of(name)
+        if base is None or name[20:] != LOG + SWAP:
+            continue
+        low = min(low, base)
+        high = max(high, _next_offset_of_swap(directory, name, base))
+    for name in names:
+        offset = offset_of(name)
+        if offset is not None and low <= offset < high and name[20:] in SEGMENT_SUFFIXES:
+            _remove(os.path.join(directory, name))
+    for name in swaps:
+        logger.info("finishing the swap of %s", os.path.join(directory, name))
+        os.replace(os.path.join(directory, name), os.path.join(directory, name[: -len(SWAP)]))
+
+
+def _next_offset_of_swap(directory: str, name: str, base: int) -> int:
+    beside = os.path.join(directory, f"{base:020d}{LOG}")
+    kept = None
+    if os.path.exists(beside):
+        kept = beside + CLEANED  # goes with the next listing should we die here: the swap replaces it anyway
+        os.replace(beside, kept)
+    os.replace(os.path.join(directory, name), beside)
+    try:
+        return scan_segment(directory, base, ProducerTable(), write_indexes=False).next_offset
+    finally:
+        os.replace(beside, os.path.join(directory, name))
+        if kept:
+            os.replace(kept, beside)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def create_segment_files(directory: str, base_offset: int) -> None:
+    """An empty .log with both indexes; what stood there under the same names is gone."""
+    _remove(segment_file(directory, base_offset, TXN_INDEX))
+    for suffix in (LOG, INDEX, TIME_INDEX):
+        path = segment_file(directory, base_offset, suffix)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
+
+
+def remove_segment_files(directory: str, base_offset: int) -> None:
+    for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
+        _remove(segment_file(directory, base_offset, suffix))
+
+
+class Loader:
+    """Loads one directory into one Partition."""
+
+    def __init__(
+        self,
+        directory: str,
+        native: Partition,
+        epochs: LeaderEpochs,
+        *,
+        now_ms: int,
+        index_interval_bytes: int,
+        producer_expiration_ms: int,
+    ) -> None:
+        self.directory = directory
+        self.native = native
+        self.producers: ProducerTable = native.producers
+        self.epochs = epochs
+        self.now_ms = now_ms
+        self.index_interval_bytes = index_interval_bytes
+        self.producer_expiration_ms = producer_expiration_ms
+        self.scanned_bytes = 0
+
+    def load(self, files: Files, *, clean: bool, recovery_point: int, log_start_offset: int) -> Loaded:
+        directory = self.directory
+        self._remove_orphaned_indexes(files)
+        bases = sorted(files.sizes)
+        known: dict[int, SegmentScan] = {}
+        end_offset = None
+        if bases and not clean:
+            end_offset = self._recover(files, bases, known, recovery_point, log_start_offset)
+            bases = sorted(files.sizes)
+        elif bases:
+            for base in bases:
+                if not self._indexes_look_right(files, base):
+                    logger.warning("rebuilding the indexes of %s", segment_file(directory, base, LOG))
+                    known[base] = self._scan(base, ProducerTable(), producers_from=0)
+        for base in bases:
+            scan = known.get(base)
+            self.native.add_segment(
+                base, files.sizes[base], files.created_ms[base], scan.max_timestamp if scan else None
+            )
+        if bases and end_offset is None:
+            end_offset = self._find_end(files, bases, known)
+        if end_offset is None or end_offset < log_start_offset:
+            if end_offset is not None:
+                logger.warning("%s ends at %d, before its log start offset %d: all of it is removed",
+                               directory, end_offset, log_start_offset)  # fmt: skip
+                for base in self.native.drop_segments(0, self.native.count):
+                    remove_segment_files(directory, base)
+                self.producers.clear()
+                self.epochs.truncate_from_end(0)
+            create_segment_files(directory, log_start_offset)
+            self.native.add_segment(log_start_offset, 0, self.now_ms)
+            end_offset = log_start_offset
+            bases = [log_start_offset]
+        self.native.set_end(end_offset)
+        log_start_offset = max(log_start_offset, bases[0])
+        self.epochs.truncate_from_end(end_offset)
+        self.epochs.truncate_from_start(log_start_offset)
+        snapshot = self._producers_at_end(files, bases, end_offset, clean)
+        return Loaded(
+            end_offset=end_offset,
+            log_start_offset=log_start_offset,
+            recovery_point=end_offset if clean else min(recovery_point, end_offset),
+            snapshot_offset=snapshot,
+            scanned_bytes=self.scanned_bytes,
+        )
+
+    # -- segments ----------------------------------------------------------------------------------------------
+
+    def _remove_orphaned_indexes(self, files: Files) -> None:
+        for suffix, sizes in files.indexes.items():
+            for base in [base for base in sizes if base not in files.sizes]:
+                logger.warning("an index without its log: %s", segment_file(self.directory, base, suffix))
+                _remove(segment_file(self.directory, base, suffix))
+                del sizes[base]
+
+    @staticmethod
+    def _indexes_look_right(files: Files, base: int) -> bool:
+        for suffix, entry_size in INDEX_ENTRY_SIZES.items():
+            size = files.indexes[suffix].get(base)
+            if size is None or size % entry_size:
+                return False
+        return True
+
+    def _scan(self, base: int, producers: ProducerTable, *, producers_from: int) -> SegmentScan:
+        latest = self.epochs.latest
+        scan = scan_segment(
+            self.directory,
+            base,
+            producers,
+            epoch=-1 if latest is None else latest,
+            producers_from=producers_from,
+            index_interval=self.index_interval_bytes,
+        )
+        self.scanned_bytes += scan.valid_size
+        if scan.epochs:
+            self.epochs.assign_all(scan.epochs)
+        if scan.completed or os.path.exists(segment_file(self.directory, base, TXN_INDEX)):
+            aborted = [AbortedTxn(*row[:4]) for row in scan.completed if row[4]]
+            write_txn_index(segment_file(self.directory, base, TXN_INDEX), aborted)
+        return scan
+
+    def _cut(self, files: Files, scan: SegmentScan) -> None:
+        path = segment_file(self.directory, scan.base_offset, LOG)
+        if scan.fault is not None:
+            logger.warning(
+                "%s: %s; cut at position %d of %d, offset %d",
+                path, scan.fault, scan.valid_size, scan.file_size, scan.next_offset,
+            )  # fmt: skip
+            os.truncate(path, scan.valid_size)
+        files.sizes[scan.base_offset] = scan.valid_size
+
+    def _recover(
+        self,
+        files: Files,
+        bases: list[int],
+        known: dict[int, SegmentScan],
+        recovery_point: int,
+        log_start: int,
+    ) -> int:
+        first = max((at for at, base in enumerate(bases) if base <= recovery_point), default=0)
+        for base in bases[:first]:
+            if not self._indexes_look_right(files, base):
+                logger.warning("rebuilding the indexes of %s", segment_file(self.directory, base, LOG))
+                known[base] = self._scan(base, ProducerTable(), producers_from=0)
+        start = self._load_newest_snapshot(files, bases[first])
+        if start is None:
+            start = max(log_start, bases[0])
+        self._replay(bases[:first], start, bases[first])
+        for at in range(first, len(bases)):
+            base = bases[at]
+            if at > first:
+                self._write_snapshot(files, base)
+            scan = known[base] = self._scan(base, self.producers, producers_from=start)
+            self._cut(files, scan)
+            if scan.fault is not None:
+                for gone in bases[at + 1 :]:
+                    logger.warning("removed, it lies behind a damaged segment: %s",
+                                   segment_file(self.directory, gone, LOG))  # fmt: skip
+                    remove_segment_files(self.directory, gone)
+                    del files.sizes[gone]
+                break
+            if at + 1 < len(bases) and bases[at + 1] != scan.next_offset:
+                logger.warning("%s ends at %d, and the next segment begins at %d",
+                               segment_file(self.directory, base, LOG), scan.next_offset, bases[at + 1])  # fmt: skip
+        return scan.next_offset
+
+    def _find_end(self, files: Files, bases: list[int], known: dict[int, SegmentScan]) -> int:
+        try:
+            return self.native.find_end()
+        except ValueError as e:
+            logger.warning("%s: %s", self.directory, e)
+        base = bases[-1]
+        scan = known[base] = self._scan(base, ProducerTable(), producers_from=0)
+        self._cut(files, scan)
+        self.native.drop_segments(len(bases) - 1, len(bases))
+        self.native.add_segment(base, files.sizes[base], files.created_ms[base], scan.max_timestamp)
+        return scan.next_offset
+
+    # -- producers ---------------------------------------------------------------------------------------------
+
+    def _load_newest_snapshot(self, files: Files, not_after: int) -> int | None:
+        for offset in reversed([offset for offset in files.snapshots if offset <= not_after]):
+            path = segment_file(self.directory, offset, SNAPSHOT)
+            try:
+                load_snapshot(path, self.producers, self.now_ms, self.producer_expiration_ms)
+                return offset
+            except (Malformed, FileNotFoundError) as e:
+                logger.warning("%s is left out: %s", path, e)
+                _remove(path)
+                files.snapshots.remove(offset)
+        return None
+
+    def _replay(self, bases: list[int], start: int, end: int) -> None:
+        for at, base in enumerate(bases):
+            if at + 1 < len(bases) and bases[at + 1] <= start:
+                continue
+            if start < end:
+                replay_producers(segment_file(self.directory, base, LOG), self.producers, start, end)
+
+    def _write_snapshot(self, files: Files, offset: int) -> None:
+        write_snapshot(self.directory, offset, self.producers, sync=False)
+        if offset not in files.snapshots:
+            files.snapshots.append(offset)
+            files.snapshots.sort()
+
+    def _producers_at_end(self, files: Files, bases: list[int], end_offset: int, clean: bool) -> int:
+        for offset in [offset for offset in files.snapshots if offset > end_offset]:
+            _remove(segment_file(self.directory, offset, SNAPSHOT))
+            files.snapshots.remove(offset)
+        if clean:
+            start = self._load_newest_snapshot(files, end_offset)
+            if start is None:  # nobody ever appended with a producer id, or an upgrade: as Kafka, begin empty
+                return files.snapshots[-1] if files.snapshots else -1
+            self._replay(bases, start, end_offset)
+        elif end_offset > 0:
+            self._write_snapshot(files, end_offset)
+        wanted = {*bases, end_offset}
+        for offset in files.snapshots[:-1]:
+            if offset not in wanted:  # left by an earlier close
+                _remove(segment_file(self.directory, offset, SNAPSHOT))
+        return files.snapshots[-1] if files.snapshots else -1

@@ -1,0 +1,44 @@
+"""Which of the oldest segments may go (UnifiedLog.deleteOldSegments): by log start, by size, by age.
+
+    log start   all its offsets are below the log start offset (DeleteRecords)
+    size        what remains after it is still at least retention.bytes
+    age         its largest record timestamp is older than retention.ms, whatever the order of timestamps
+
+Segments go from the oldest on, never past the high watermark. The active one goes too when nothing is kept of it, once a
+new one has been rolled; an empty active one stays. Only log start applies without `delete` in cleanup.policy."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, frozen=True)
+class SegmentFacts:
+    base_offset: int
+    next_offset: int  # base offset of the next segment, or LEO
+    size: int
+    largest_timestamp: int  # of its records, else the file's modification time
+
+
+def deletable_count(
+    segments: list[SegmentFacts],
+    *,
+    now_ms: int,
+    high_watermark: int,
+    log_start_offset: int,
+    retention_ms: int,
+    retention_bytes: int,
+) -> int:
+    """How many of the oldest segments go. Negative limits mean none."""
+    count = 0
+    excess = sum(segment.size for segment in segments) - retention_bytes
+    for at, segment in enumerate(segments):
+        is_last = at == len(segments) - 1
+        if segment.next_offset > high_watermark or (is_last and segment.size == 0):
+            break
+        below_start = not is_last and segment.next_offset <= log_start_offset
+        too_large = retention_bytes >= 0 and excess - segment.size >= 0
+        too_old = retention_ms >= 0 and now_ms - segment.largest_timestamp > retention_ms
+        if not (below_start or too_large or too_old):
+            break
+        excess -= segment.size
+        count += 1
+    return count

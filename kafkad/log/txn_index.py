@@ -1,0 +1,42 @@
+"""The index of aborted transactions: `<base offset>.txnindex`, made with the first abort (Kafka's TransactionIndex).
+
+34 bytes an entry: version i16 = 0, producer id, first offset, last offset (of the marker), last stable offset at that
+time, i64 each. A consumer that reads committed data skips what the entries say about its range."""
+
+import struct
+from typing import NamedTuple
+
+_ENTRY = struct.Struct(">hqqqq")
+assert _ENTRY.size == 34
+
+
+class AbortedTxn(NamedTuple):
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+def encode_entry(txn: AbortedTxn) -> bytes:
+    return _ENTRY.pack(0, *txn)
+
+
+def read_txn_index(path: str) -> list[AbortedTxn]:
+    """Its whole entries; empty when there is no such file."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        return []
+    whole = data[: len(data) // _ENTRY.size * _ENTRY.size]
+    return [AbortedTxn(*entry[1:]) for entry in _ENTRY.iter_unpack(whole)]
+
+
+def append_entries(path: str, entries: list[AbortedTxn]) -> None:
+    with open(path, "ab") as file:
+        file.write(b"".join(map(encode_entry, entries)))
+
+
+def write_txn_index(path: str, entries: list[AbortedTxn]) -> None:
+    with open(path, "wb") as file:
+        file.write(b"".join(map(encode_entry, entries)))

@@ -68,11 +68,9 @@ def _look_up(
     isolation = request.isolation_level if request.replica_id == CONSUMER else 0
 
     if timestamp == LATEST:
-        found.offset = log.latest(isolation)
-        found.leader_epoch = log.leader_epoch
+        _, found.offset, found.leader_epoch = log.latest(isolation)
     elif timestamp in (EARLIEST, EARLIEST_LOCAL):
-        found.offset = log.log_start_offset
-        found.leader_epoch = log.epoch_of(found.offset)
+        _, found.offset, found.leader_epoch = log.earliest()
     elif timestamp in (LAST_TIERED, EARLIEST_PENDING_UPLOAD):
         return  # nothing is tiered: -1, -1
     elif timestamp == MAX_TIMESTAMP:

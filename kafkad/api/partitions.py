@@ -11,7 +11,6 @@ from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.replication.partitions import INTERNAL_TOPICS
 
-TO_HIGH_WATERMARK = -1  # DeleteRecordsRequest.HIGH_WATERMARK
 UNDEFINED_EPOCH = -1
 UNDEFINED_OFFSET = -1
 
@@ -31,12 +30,7 @@ def delete_records(services: Services, context: RequestContext, request: Any) ->
                 if topic.name in INTERNAL_TOPICS:
                     raise KafkaError(errors.INVALID_TOPIC_EXCEPTION)
                 log = services.partitions.get(topic.name, asked.partition_index)
-                if "delete" not in log.config.cleanup_policy:
-                    raise KafkaError(errors.POLICY_VIOLATION)
-                before = log.high_watermark if asked.offset == TO_HIGH_WATERMARK else asked.offset
-                if not 0 <= before <= log.high_watermark:
-                    raise KafkaError(errors.OFFSET_OUT_OF_RANGE)
-                done.low_watermark = log.delete_records(before)
+                done.low_watermark = log.delete_records(asked.offset)
             except KafkaError as trouble:
                 done.error_code = code_of(trouble)
     return response
@@ -77,15 +71,15 @@ def describe_producers(services: Services, context: RequestContext, request: Any
                 found.error_code = code_of(trouble)
                 found.error_message = trouble.message
                 continue
-            for producer in log.active_producers():
+            for producer_id, epoch, sequence, timestamp, coordinator_epoch, start in log.active_producers():
                 found.active_producers.append(
                     messages.DescribeProducersResponse.Topics.Partitions.ActiveProducers(
-                        producer_id=producer.producer_id,
-                        producer_epoch=producer.producer_epoch,
-                        last_sequence=producer.last_sequence,
-                        last_timestamp=producer.last_timestamp,
-                        coordinator_epoch=-1,
-                        current_txn_start_offset=-1,
+                        producer_id=producer_id,
+                        producer_epoch=epoch,
+                        last_sequence=sequence,
+                        last_timestamp=timestamp,
+                        coordinator_epoch=coordinator_epoch,
+                        current_txn_start_offset=start,
                     )
                 )
     return response

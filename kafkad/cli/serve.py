@@ -88,4 +88,4 @@ def command(
 
     from kafkad.server.lifecycle import serve
 
-    sys.exit(serve(config))
+    sys.exit(serve(config, hint=sys.stdout.isatty()))

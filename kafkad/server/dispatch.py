@@ -17,7 +17,7 @@ from typing import Any
 
 from kafkad.api.context import RequestContext, Services, code_of
 from kafkad.api.table import Api
-from kafkad.api.versions import unsupported_version_response
+from kafkad.api.versions import unsupported
 from kafkad.protocol import codec, errors
 from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.server.refusal import refusal
@@ -127,6 +127,6 @@ class Dispatcher:
         except Malformed as lie:
             connection.close(f"ApiVersions of an unknown version, and its header does not parse: {lie}")
             return
-        response = unsupported_version_response(api.low, api.high)
+        response = unsupported(self.services)
         assert response.error_code == errors.UNSUPPORTED_VERSION
         connection.respond(request_id, codec.encode_response(response, 0, header.correlation_id))

@@ -5,7 +5,7 @@ passed it: at once by default, after the fsync where the flush policy asks for o
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kafkad.protocol import errors
@@ -14,7 +14,6 @@ from kafkad.protocol.errors import KafkaError
 logger = logging.getLogger(__name__)
 
 OFFSETS_TOPIC = "__consumer_offsets"
-READ_BYTES = 8 << 20  # of one step of loading
 
 
 class GroupStorage:
@@ -42,33 +41,15 @@ class GroupStorage:
             logger.error("%s-%d could not be written: %s", OFFSETS_TOPIC, partition, trouble)
             callback(errors.KAFKA_STORAGE_ERROR)
             return
-        end = log.end_offset
-        if log.high_watermark >= end:
-            callback(errors.NONE)
-        else:
-            log.await_flushed(end, callback)
+        log.await_high_watermark(log.end_offset, lambda trouble: callback(_code(trouble)))
 
-    def read_all(self, partition: int) -> Any:
-        """All batches of a partition, in buffers of some megabytes."""
+    def read_all(self, partition: int) -> Iterator[bytes]:
+        """All batches of a partition, oldest first."""
         log = self.partitions.get(OFFSETS_TOPIC, partition)
-        offset = log.log_start_offset
-        while offset < log.end_offset:
-            data = log.read(offset, READ_BYTES, below="end")
-            if not data:
-                return
-            yield data
-            offset = _end_of(data)
+        return log.batches(log.log_start_offset, log.end_offset)
 
 
-def _end_of(data: bytes) -> int:
-    """The offset after the last whole batch of a buffer."""
-    position, end = 0, -1
-    while position + 61 <= len(data):
-        size = 12 + int.from_bytes(data[position + 8 : position + 12], "big")
-        if position + size > len(data):
-            break
-        base = int.from_bytes(data[position : position + 8], "big")
-        end = base + int.from_bytes(data[position + 23 : position + 27], "big") + 1
-        position += size
-    assert end >= 0
-    return end
+def _code(trouble: BaseException | None) -> int:
+    if trouble is None:
+        return errors.NONE
+    return trouble.code if isinstance(trouble, KafkaError) else errors.KAFKA_STORAGE_ERROR

@@ -34,14 +34,13 @@ class LoopScheduler:
             self._loop.call_soon_threadsafe(function)
 
     def run_in_thread(
-        self, function: Callable[[], Any], done: Callable[[Any, BaseException | None], Any]
+        self, function: Callable[[], Any], callback: Callable[[BaseException | None], Any]
     ) -> None:
-        """Run `function` off the loop; then `done(result, None)` or `done(None, trouble)` on it."""
+        """Run `function` off the loop; then `callback(None)`, or with what it raised, on the loop."""
 
         def finished(future: "Future[Any]") -> None:
             trouble = future.exception()
-            result = None if trouble is not None else future.result()
-            self.call_soon_threadsafe(lambda: done(result, trouble))
+            self.call_soon_threadsafe(lambda: callback(trouble))
 
         self._pool.submit(function).add_done_callback(finished)
 

@@ -1,0 +1,320 @@
+"""A worker: all parts of a broker in one process, in the order in which they need each other.
+
+Start                                                       Stop, backwards
+  1  lock the log directories, read meta.properties            8  groups answer NOT_COORDINATOR
+  2  bind the listeners (nobody is accepted yet)               7  the reactor answers what it can and closes
+  3  replay the metadata log, lead it                          6  background tasks end
+  4  open the partitions' logs                                 5  the broker is fenced in the metadata log
+  5  register this broker: its partitions are led              4  logs are flushed and closed, checkpoints written
+  6  load the groups                                           3  the metadata log is closed
+  7  accept                                                    2  the sockets are closed
+  8  background tasks                                          1  the clean-shutdown mark, last of all
+
+Beware: a start that fails half-way stops what it started and leaves no clean-shutdown mark.
+"""
+
+import asyncio
+import logging
+import random
+import uuid
+from collections.abc import Callable
+from socket import gethostname
+from typing import Any
+
+from kafkad._native.partition_table import PartitionTable
+from kafkad._native.reactor import Reactor
+from kafkad.api import table
+from kafkad.api.context import Services
+from kafkad.clock import Clock
+from kafkad.config.dynamic import with_dynamic
+from kafkad.controller.brokers import Registration
+from kafkad.controller.controller import Controller
+from kafkad.controller.producer_ids import ProducerIds
+from kafkad.coordinator.runtime import GroupCoordinator
+from kafkad.log.log_dirs import LogDirs
+from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
+from kafkad.metadata.image import BROKER, Endpoint, MetadataImage
+from kafkad.net import listener
+from kafkad.protocol.errors import Malformed
+from kafkad.raft.single_voter import SingleVoter, SnapshotPolicy
+from kafkad.replication.partitions import Partitions
+from kafkad.server.background import Background
+from kafkad.server.dispatch import Dispatcher
+from kafkad.server.group_storage import OFFSETS_TOPIC, GroupStorage
+from kafkad.server.scheduler import LoopScheduler
+
+logger = logging.getLogger("kafkad")
+
+SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
+
+
+class MetadataCache:
+    """The image that handlers read; replaced whole at every change."""
+
+    __slots__ = ("image",)
+
+    def __init__(self, image: MetadataImage) -> None:
+        self.image = image
+
+
+class Worker:
+    """One broker process. `start`, then `stop`; `fatal` is told when we find ourselves wrong."""
+
+    def __init__(
+        self, config: Any, loop: asyncio.AbstractEventLoop, fatal: Callable[[BaseException], None]
+    ) -> None:
+        self.config = config
+        self.loop = loop
+        self.fatal = fatal
+        self.clock = Clock()
+        self.scheduler = LoopScheduler(loop, threads=4)
+        self.endpoints: list[Any] = []  # as bound: ports are real
+        self.cluster_id = ""
+        self._sockets: list[tuple[Any, str]] = []  # listening, and the name of their listener
+        self._undo: list[tuple[str, Callable[[], Any]]] = []  # what was started, for the way back
+        self._clean = False
+
+    # -- start ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Everything up to accepting connections. Raises what server.lifecycle turns into one sentence."""
+        try:
+            self._open_directories()
+            self._bind()
+            self._open_metadata()
+            self._open_logs()
+            self._register()
+            self._load_groups()
+            self._serve()
+            self._begin_background()
+        except BaseException:
+            self._unwind(clean=False)
+            raise
+
+    def _started(self, what: str, undo: Callable[[], Any]) -> None:
+        self._undo.append((what, undo))
+
+    def _open_directories(self) -> None:
+        self._started("threads", self.scheduler.close)
+        self.log_dirs = LogDirs(self.config, clock=self.clock, scheduler=self.scheduler)
+        self.log_dirs.open()
+        self.cluster_id = self.log_dirs.cluster_id
+        self._started("log directories", lambda: self.log_dirs.close(clean=self._clean))
+
+    def _bind(self) -> None:
+        self._started("listeners", lambda: [socket.close() for socket, _ in self._sockets])
+        for endpoint in self.config.broker_endpoints:
+            [socket] = listener.bind(endpoint, backlog=self.config.socket_listen_backlog_size)
+            self._sockets.append((socket, endpoint.listener))
+            self.endpoints.append(endpoint._replace(port=socket.getsockname()[1]))
+
+    def _open_metadata(self) -> None:
+        directory = self.config.metadata_log_dir or self.config.log_dirs[0]
+        log = self.log_dirs.open_metadata_log(METADATA_TOPIC, METADATA_TOPIC_ID)
+        self.raft = SingleVoter(
+            node_id=self.config.node_id,
+            directory_id=self.log_dirs.directory_id(directory),
+            cluster_id=self.cluster_id,
+            log=log,
+            files=MetadataFiles(directory),
+            clock=self.clock,
+            policy=SnapshotPolicy.of(self.config),
+        )
+        self.raft.open()
+        self.raft.lead()
+        self._started("metadata log", self.raft.close)
+        self.metadata = MetadataCache(self.raft.image)
+        self.controller = Controller(self.raft, self.clock, random.SystemRandom(), self.config)
+
+    def _open_logs(self) -> None:
+        self._apply_dynamic_config(self.raft.image)
+        self.table = PartitionTable()
+        self.partitions = Partitions(self.config.node_id, self.config, self.log_dirs, self.table)
+        image = self.raft.image
+        self.log_dirs.load(lambda topic: self.partitions.topic_config(image, topic), known_topics(image))
+
+    def _register(self) -> None:
+        previous = self.log_dirs.previous_broker_epoch
+        registration = Registration(
+            broker_id=self.config.node_id,
+            incarnation_id=uuid.uuid4().bytes,
+            listeners=self._advertised(),
+            directories=tuple(self.log_dirs.directory_ids()),
+            rack=self.config.broker_rack,
+            previous_epoch=previous,
+        )
+        epoch = self.controller.register_broker(registration)
+        self.log_dirs.broker_epoch = epoch
+        self.metadata.image = self.raft.image
+        self.partitions.apply(self.raft.image)
+        self.controller.subscribe(self._on_change)
+        self._started("registration", self._leave)
+
+    def _advertised(self) -> dict[str, Endpoint]:
+        """What clients are told, by listener; port 0 becomes the one that was bound."""
+        ports = {endpoint.listener: endpoint.port for endpoint in self.endpoints}
+        return {
+            told.listener: Endpoint(
+                told.host or gethostname(),
+                told.port or ports[told.listener],
+                SECURITY_PROTOCOLS[told.protocol],
+            )
+            for told in self.config.advertised_endpoints
+            if told.listener in ports
+        }
+
+    def _leave(self) -> None:
+        try:
+            self.controller.fence_broker()
+        except Exception as trouble:
+            logger.warning("the broker could not be fenced in the metadata log: %s", trouble)
+
+    def _load_groups(self) -> None:
+        storage = GroupStorage(self.partitions, self.metadata, self.clock)
+        self.groups = GroupCoordinator(
+            self.config, self.clock, self.scheduler, storage, lambda: str(uuid.uuid4())
+        )
+        self._group_storage = storage
+        for index in range(storage.partition_count()):
+            self._load_group_partition(index)
+        self._started("groups", self.groups.close)
+
+    def _load_group_partition(self, index: int) -> None:
+        if index in self.groups.shards or self.partitions.find(OFFSETS_TOPIC, index) is None:
+            return
+        try:
+            self.groups.load(index, self._group_storage.read_all(index))
+        except Malformed as lie:
+            logger.error("%s-%d cannot be loaded, its groups are not served: %s", OFFSETS_TOPIC, index, lie)
+
+    def _serve(self) -> None:
+        config = self.config
+        self.services = Services(
+            config=config,
+            static_config=config,
+            clock=self.clock,
+            metadata=self.metadata,
+            controller=self.controller,
+            partitions=self.partitions,
+            log_dirs=self.log_dirs,
+            groups=self.groups,
+            producer_ids=ProducerIds(self.controller),
+            api_versions=table.TOLD,
+        )
+        dispatcher = Dispatcher(self.services, table.BY_KEY, self.fatal)
+        self.reactor = Reactor(
+            self.table,
+            dispatcher,
+            on_fatal=self.fatal,
+            socket_request_max_bytes=config.socket_request_max_bytes,
+            connections_max=config.max_connections,
+            connections_max_per_ip=config.max_connections_per_ip,
+            connections_max_per_ip_overrides=config.host_connection_limits,
+            connections_max_idle_ms=config.connections_max_idle_ms,
+            send_buffer_bytes=config.socket_send_buffer_bytes,
+            receive_buffer_bytes=config.socket_receive_buffer_bytes,
+            fetch_max_bytes=config.fetch_max_bytes,
+            fetch_session_slots=config.max_incremental_fetch_session_cache_slots,
+        )
+        for row in table.NATIVE:
+            self.reactor.serve_native(row.key, row.low, row.high)
+        for socket, name in self._sockets:
+            self.reactor.add_listener(socket.fileno(), name)
+        self.loop.add_reader(self.reactor.fileno(), self.reactor.poll)
+        self._started("connections", self._hang_up)
+
+    def _hang_up(self) -> None:
+        self.loop.remove_reader(self.reactor.fileno())
+        self.reactor.close()
+
+    def _begin_background(self) -> None:
+        config, clock = self.config, self.clock
+        background = Background(self.scheduler, self.fatal)
+        background.add("retention", lambda: self.config.log_retention_check_interval_ms, self._retention)
+        background.add(
+            "recovery checkpoint",
+            lambda: config.log_flush_offset_checkpoint_interval_ms,
+            self.log_dirs.checkpoint,
+        )
+        background.add(
+            "high watermark checkpoint",
+            lambda: config.replica_high_watermark_checkpoint_interval_ms,
+            self.log_dirs.checkpoint_high_watermarks,
+        )
+        background.add(
+            "flush by age", lambda: min(config.log_flush_scheduler_interval_ms, 1000), self._flush_due
+        )
+        background.add(
+            "expiry of producers",
+            lambda: config.producer_id_expiration_check_interval_ms,
+            lambda: [log.remove_expired_producers(clock.now_ms()) for log in self.partitions],
+        )
+        background.add("metadata snapshot", lambda: 10_000, self.raft.maybe_snapshot)
+        self._started("background tasks", background.stop)
+
+    # -- while it runs -------------------------------------------------------------------------------------
+
+    def _on_change(self, delta: Any, image: MetadataImage) -> None:
+        """One committed change of metadata: configuration first, then logs, then groups."""
+        if any(kind == BROKER for kind, _ in delta.configs_changed):
+            self._apply_dynamic_config(image)
+        self.metadata.image = image
+        self.partitions.apply_delta(delta, image)
+        if delta.topics_deleted:
+            self.groups.on_topics_deleted([(topic.name, topic.topic_id) for topic in delta.topics_deleted])
+        if OFFSETS_TOPIC in delta.topics_changed:
+            for index in range(self._group_storage.partition_count()):
+                self._load_group_partition(index)
+
+    def _apply_dynamic_config(self, image: MetadataImage) -> None:
+        own = str(self.config.node_id)
+        config, complaints = with_dynamic(
+            self.config, image.configs.get((BROKER, ""), {}), image.configs.get((BROKER, own), {})
+        )
+        for complaint in complaints:
+            logger.warning("%s", complaint)
+        self.config = config
+        self.controller.update_config(config)
+        if not hasattr(self, "services"):
+            return
+        self.services.config = config
+        self.groups.config = config
+        self.partitions.update_defaults(config)
+        self.reactor.set_limits(
+            connections_max=config.max_connections,
+            connections_max_per_ip=config.max_connections_per_ip,
+            connections_max_per_ip_overrides=config.host_connection_limits,
+            fetch_max_bytes=config.fetch_max_bytes,
+        )
+
+    def _retention(self) -> None:
+        now_ms = self.clock.now_ms()
+        for log in self.partitions:
+            log.apply_retention(now_ms)
+            log.release_idle()
+
+    def _flush_due(self) -> None:
+        now_ms = self.clock.now_ms()
+        for log in self.partitions:
+            log.flush_if_due(now_ms)
+
+    # -- stop ----------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """A clean shutdown: everything on disk, then the mark that says so."""
+        self._unwind(clean=True)
+
+    def _unwind(self, *, clean: bool) -> None:
+        self._clean = clean
+        while self._undo:
+            what, undo = self._undo.pop()
+            try:
+                undo()
+            except Exception:
+                logger.exception("stopping the %s failed", what)
+                self._clean = False
+
+
+def known_topics(image: MetadataImage) -> dict[str, bytes]:
+    """Topic name -> topic id: a log of any other is a stray."""
+    return {topic.name: topic.topic_id for topic in image.topics.values()}

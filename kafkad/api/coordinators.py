@@ -1,9 +1,9 @@
-"""FindCoordinator (key 10), v0-6.   v1 key type and message. v3 flexible. v4 several keys. v5 transaction errors.
-v6 share groups (KIP-932).
+"""FindCoordinator (key 10), v0-6.   v1 key type and message. v3 flexible. v4 several keys.
+v5 transaction errors. v6 share groups (KIP-932).
 
 A group's coordinator is the leader of its partition of `__consumer_offsets`. The topic is made when the first
-client asks; where that takes longer than the request the client is told COORDINATOR_NOT_AVAILABLE and asks again.
-A transactional id is answered with this broker, which then refuses the transaction with a reason of its own.
+client asks; if that does not succeed the client is told COORDINATOR_NOT_AVAILABLE and asks again. A
+transactional id is answered with this broker, which then refuses the transaction with a reason of its own.
 Not yet: transactions, share groups (INVALID_REQUEST), authorization."""
 
 import logging

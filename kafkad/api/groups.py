@@ -1,7 +1,7 @@
 """Membership of classic groups, and their administration.
 
-JoinGroup (key 11), v0-9.   v1 rebalance timeout. v4 member id required (KIP-394). v5 static members (KIP-345).
-  v6 flexible. v7 protocol type told. v8 reason. v9 skip assignment.
+JoinGroup (key 11), v0-9.   v1 rebalance timeout. v4 member id required (KIP-394). v5 static members
+  (KIP-345). v6 flexible. v7 protocol type told. v8 reason. v9 skip assignment.
 Heartbeat (key 12), v0-4.   v3 static members. v4 flexible.
 LeaveGroup (key 13), v0-5.   v3 several members. v4 flexible. v5 reason.
 SyncGroup (key 14), v0-5.   v3 static members. v4 flexible. v5 protocol type and name are mandatory (KIP-559).

@@ -1,10 +1,10 @@
 """Committed offsets.
 
-OffsetCommit (key 8), v2-10.   v2-4 retention time. v3 throttle. v6 leader epoch. v7 static members. v8 flexible.
-  v9 group not found. v10 topic ids. Topics and partitions have to exist.
-OffsetFetch (key 9), v1-10.   v1 errors per partition only. v2 null topics mean all. v3 throttle. v5 leader epoch.
-  v6 flexible. v7 require stable. v8 several groups. v9 member epoch (of consumer groups; ignored). v10
-  topic ids.
+OffsetCommit (key 8), v2-10.   v2-4 retention time. v3 throttle. v6 leader epoch. v7 static members.
+  v8 flexible. v9 group not found. v10 topic ids. Topics and partitions have to exist.
+OffsetFetch (key 9), v1-10.   v1 errors per partition only. v2 null topics mean all. v3 throttle. v5 leader
+  epoch. v6 flexible. v7 require stable. v8 several groups. v9 member epoch (of consumer groups; ignored).
+  v10 topic ids.
 OffsetDelete (key 47), v0.   Not of topics that the group is subscribed to (KIP-496).
 
 An unknown group has committed nothing: offset -1 for each partition, and no error.

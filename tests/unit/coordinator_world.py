@@ -1,6 +1,7 @@
 """A group coordinator alone in the world: the clock, timers, member ids and the log are the test's.
 
-`play` runs a transcript. A line at the margin is a command, the indented lines below it are all that came of it:
+`play` runs a transcript. A line at the margin is a command, the indented lines below it are all that came
+of it:
 
     join A
       A: MEMBER_ID_REQUIRED
@@ -8,8 +9,8 @@
     tick 3000
       A: joined 1 as leader, members A
 
-Commands: join, sync, heartbeat, leave, commit, fetch, tick, hold and release (the log), reload, expire, delete,
-describe, log. Clients are named by capital letters and remember their member id and generation, like real ones."""
+Commands: join, sync, heartbeat, leave, commit, fetch, tick, hold and release (the log), reload, expire,
+delete, describe, log. Clients are named by capital letters and remember their member id and generation."""
 
 import heapq
 import itertools

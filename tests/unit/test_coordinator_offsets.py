@@ -1,4 +1,4 @@
-"""Committed offsets: who may commit, what is fetched, what a restart finds, and when offsets are forgotten."""
+"""Committed offsets: who may commit, what is fetched, what a restart finds, when offsets are forgotten."""
 
 import pytest
 from coordinator_world import GROUP, World, play
@@ -505,7 +505,8 @@ def test_records_are_written_in_the_versions_of_kafka_4_3():
     )  # fmt: skip
     with_expiry = records.offset_value(CommittedOffset(5, 2, "m", 1_000, 2_000))
     assert with_expiry == (
-        b"\x00\x01" + (5).to_bytes(8, "big") + b"\x00\x01m" + (1_000).to_bytes(8, "big") + (2_000).to_bytes(8, "big")
+        b"\x00\x01" + (5).to_bytes(8, "big") + b"\x00\x01m"
+        + (1_000).to_bytes(8, "big") + (2_000).to_bytes(8, "big")
     )  # fmt: skip
     assert records.group_key("g") == b"\x00\x02\x00\x01g"
     empty = records.new_group_value(7)

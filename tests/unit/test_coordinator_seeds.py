@@ -1,4 +1,4 @@
-"""Clients, timers, the log and crashes of the broker in an order that a seed decides: what must hold whatever happens.
+"""Clients, timers, the log and crashes of the broker in an order that a seed decides: what always holds.
 
 A client here does what a consumer does: it joins, syncs, heartbeats, commits, leaves, loses answers and dies.
 After each event, and when all has come to rest, the invariants are checked:

@@ -97,8 +97,10 @@ def free_port() -> int:
 
 
 def random_uuid() -> str:
-    """Kafka's text form of an id: 22 characters of base64url."""
-    return urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+    """Kafka's text form of an id: 22 characters of base64url, of which the first is no dash."""
+    while (text := urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()).startswith("-"):
+        pass
+    return text
 
 
 @functools.cache

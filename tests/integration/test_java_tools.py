@@ -16,11 +16,12 @@ pytestmark = pytest.mark.java
 
 # part of what a broker must serve for today's clients, by the names that kafka-broker-api-versions prints
 SERVED = {
-    "Produce", "Fetch", "ListOffsets", "Metadata", "OffsetCommit", "OffsetFetch", "FindCoordinator", "JoinGroup",
-    "Heartbeat", "LeaveGroup", "SyncGroup", "DescribeGroups", "ListGroups", "SaslHandshake", "ApiVersions",
-    "CreateTopics", "DeleteTopics", "DeleteRecords", "InitProducerId", "OffsetForLeaderEpoch", "DescribeConfigs",
-    "AlterConfigs", "DescribeLogDirs", "CreatePartitions", "DeleteGroups", "IncrementalAlterConfigs",
-    "OffsetDelete", "DescribeCluster", "DescribeProducers",
+    "Produce", "Fetch", "ListOffsets", "Metadata", "OffsetCommit", "OffsetFetch", "FindCoordinator",
+    "JoinGroup", "Heartbeat", "LeaveGroup", "SyncGroup", "DescribeGroups", "ListGroups",
+    "SaslHandshake", "ApiVersions", "CreateTopics", "DeleteTopics", "DeleteRecords",
+    "InitProducerId", "OffsetForLeaderEpoch", "DescribeConfigs", "AlterConfigs", "DescribeLogDirs",
+    "CreatePartitions", "DeleteGroups", "IncrementalAlterConfigs", "OffsetDelete",
+    "DescribeCluster", "DescribeProducers",
 }  # fmt: skip
 
 
@@ -225,8 +226,8 @@ def test_performance_tools(tool, name, broker):
     create_topic(broker, name, 2)
     produced = run_tool(
         tool.version, "kafka-producer-perf-test", "--topic", name, "--num-records", 20000,
-        "--record-size", 500, "--throughput", -1, "--producer-props", f"bootstrap.servers={broker.bootstrap}", "acks=all",
-        "compression.type=lz4",
+        "--record-size", 500, "--throughput", -1, "--producer-props", f"bootstrap.servers={broker.bootstrap}",
+        "acks=all", "compression.type=lz4",
     )  # fmt: skip
     assert "20000 records sent" in produced.stdout
     consumed = tool("kafka-consumer-perf-test", "--topic", name, "--messages", 20000, "--timeout", 30000)

@@ -1,9 +1,9 @@
 """WriteBuffer: bytes that grow at the end, for encoding on the control plane.
 
-One malloc'd block, doubled when full. `reserve` makes room and answers where to write; the caller moves `size`
-on. The functions that may allocate say `except -1` (or NULL) and raise MemoryError; they take the GIL only then.
-Sizes that are not known beforehand are back-filled: `back_fill_uvarint` moves what was written since, and puts
-its size before it. Beware: growing moves the block, so keep positions, not pointers.
+One malloc'd block, doubled when full. `reserve` makes room and answers where to write; the caller moves
+`size` on. The functions that may allocate say `except -1` (or NULL) and raise MemoryError; they take the GIL
+only then. Sizes that are not known beforehand are back-filled: `back_fill_uvarint` moves what was written
+since, and puts its size before it. Beware: growing moves the block, so keep positions, not pointers.
 """
 
 from cpython.mem cimport PyMem_RawFree, PyMem_RawRealloc

@@ -1,21 +1,22 @@
 """The codec: one interpreter for every Kafka message, driven by plans instead of generated code.
 
-A message class is a `Message` with one slot a field, described by a `Spec` (protocol/schema.py and messages.py
-make both from the notation). For each version somebody uses, the spec builds a `Plan` once: an array of C steps,
-the fields in wire order, then the tagged ones by tag, then those that this version does not have. Decoding and
-encoding walk the steps and switch on their kind; values go straight in and out of the objects' slots, whose
-places in memory the steps know.
+A message class is a `Message` with one slot a field, described by a `Spec` (protocol/schema.py and
+messages.py make both from the notation). For each version somebody uses, the spec builds a `Plan` once: an
+array of C steps, the fields in wire order, then the tagged ones by tag, then those that this version does not
+have. Decoding and encoding walk the steps and switch on their kind; values go straight in and out of the
+objects' slots, whose places in memory the steps know.
 
 Rules, all as Kafka's generated classes have them unless it says otherwise:
-  Reading. An array may claim no more elements than the bytes left could hold, each at its least size, so a small
-    frame cannot claim millions. A null where the version has none, a length below -1, a string that is longer
-    than 32767 bytes or not UTF-8: Malformed (Kafka takes lengths below -1 for null, and replaces bad UTF-8).
-    Fields that the version lacks get their default.
+  Reading. An array may claim no more elements than the bytes left could hold, each at its least size, so a
+    small frame cannot claim millions. A null where the version has none, a length below -1, a string that is
+    longer than 32767 bytes or not UTF-8: Malformed (Kafka takes lengths below -1 for null, and replaces bad
+    UTF-8). Fields that the version lacks get their default.
   Writing. A field that the version lacks must have its default unless it is ignorable, else ValueError; so
     for a null that the version has not, an integer out of range, and whatever does not fit its type.
   Tagged fields (KIP-482). A known tag is read by its content, its size is not looked at; the last one of
-    duplicates counts; a tag that this message has in other versions only is Malformed; unknown ones are kept in
-    `unknown_tags` and written back in the order of tags. A tagged field that has its default is not written.
+    duplicates counts; a tag that this message has in other versions only is Malformed; unknown ones are kept
+    in `unknown_tags` and written back in the order of tags. A tagged field that has its default is not
+    written.
   A nullable struct has an int8 before it, negative for null; a tagged one an unsigned varint, 0 for null.
 There is no recursion but along the nesting of the schema, so depth is bounded by the schemas.
 """

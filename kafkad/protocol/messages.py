@@ -28,7 +28,7 @@ NAMES: dict[int, str] = {}  # Kafka's names of the APIs, "Metadata", by key
 RECORD_FILES: list[Path] = []  # everything else
 KEYS: dict[str, int] = {}  # by API name
 
-for _path in sorted(SCHEMAS.glob("*.txt")):
+for _path in sorted(SCHEMAS.iterdir()):
     _number, _, _name = _path.stem.partition("_")
     if _number.isdigit():
         API_FILES[int(_number)] = _path

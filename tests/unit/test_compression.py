@@ -1,4 +1,4 @@
-"""Codecs in Kafka's framing: against kafka-python's codecs both ways, in chunks, cut off, lying and exploding."""
+"""Codecs in Kafka's framing: against kafka-python's both ways, in chunks, cut off, lying and exploding."""
 
 import random
 import struct

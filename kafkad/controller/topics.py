@@ -67,7 +67,7 @@ def plan_create(image: MetadataImage, cluster: Cluster, request: Any) -> tuple[l
     for topic in request.topics:
         if topic.name in twice:
             continue
-        result = messages.CreateTopicsResponse.Topics(name=topic.name)
+        result = messages.CreateTopicsResponse.Topics(name=topic.name, error_message=None)
         response.topics.append(result)
         try:
             if topic.name == METADATA_TOPIC:
@@ -364,7 +364,7 @@ def _share_group_state(config: Any) -> tuple[int, int, dict[str, str]]:
         config.share_coordinator_state_topic_replication_factor,
         {
             "cleanup.policy": "delete",
-            "compression.type": "none",
+            "compression.type": "producer",
             "min.insync.replicas": str(config.share_coordinator_state_topic_min_isr),
             "retention.ms": "-1",
             "segment.bytes": str(config.share_coordinator_state_topic_segment_bytes),

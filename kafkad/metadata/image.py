@@ -148,7 +148,16 @@ class MetadataImage:
         "delegation_tokens",
         "unknown",
     )
-    __slots__ = (*PARTS, "cluster_id", "controller_id", "epoch", "next_producer_id", "offset", "timestamp_ms")
+    __slots__ = (
+        *PARTS,
+        "cluster_id",
+        "controller_id",
+        "epoch",
+        "kraft_version",
+        "next_producer_id",
+        "offset",
+        "timestamp_ms",
+    )
 
     def __init__(self, cluster_id: str = "", controller_id: int = -1) -> None:
         self.cluster_id = cluster_id
@@ -156,6 +165,7 @@ class MetadataImage:
         self.offset = -1
         self.epoch = -1
         self.timestamp_ms = -1  # append time of the last batch
+        self.kraft_version = 0  # of the quorum that wrote the log; not one of `features`
         self.features: dict[str, int] = {}
         self.brokers: dict[int, BrokerRegistration] = {}
         self.controllers: dict[int, ControllerRegistration] = {}

@@ -171,6 +171,7 @@ class SingleVoter:
         self._last_snapshot = snapshot
         last_epoch = self._replay_log(snapshot[0] if snapshot is not None else 0)
         self.image, _ = self._loader.finish()
+        self.image.kraft_version = self._kraft_version  # nobody else has seen this image yet
         trouble = features.unsupported(self.image.features)
         if trouble is not None:
             raise UnusableMetadata(f"{self._log.directory}: {trouble}")

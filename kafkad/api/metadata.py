@@ -1,0 +1,269 @@
+"""Metadata (key 3), v0-13.             v0 no topics means all. v1 null means all, v4 auto-create by request (KIP-204).
+    v5 offline replicas. v7 leader epochs. v8 authorized operations. v9 flexible. v10 topic ids. v11 no cluster
+    operations. v12 asked for by id. v13 error code of its own.
+DescribeTopicPartitions (key 75), v0.  Topics by name, a page of partitions at a time, ELR (KIP-966).
+
+A broker is told by the address of the listener that the request came in on; one that does not have this listener is
+not told at all. A topic that is not there is made if request and auto.create.topics.enable allow it, and told at once:
+Kafka answers UNKNOWN_TOPIC_OR_PARTITION once more, since its controller works elsewhere.
+Not yet: authorization.
+"""
+
+import inspect
+from collections.abc import Awaitable, Iterable
+from typing import Any
+
+from kafkad.api.context import RequestContext, Services
+from kafkad.controller.topics import invalid_name
+from kafkad.metadata.image import INTERNAL_TOPICS, BrokerRegistration, MetadataImage, PartitionState, Topic
+from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import KafkaError
+
+NO_NODE = -1
+NO_ID = bytes(16)
+
+# Without an authorizer everybody may do everything: a bit for each AclOperation that a resource knows.
+TOPIC_OPERATIONS = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
+CLUSTER_OPERATIONS = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
+
+Troubles = dict[str, KafkaError | None]
+
+
+def metadata(services: Services, context: RequestContext, request: Any) -> Any:
+    """MetadataResponse, or an awaitable of one if a topic has to be made first."""
+    image = services.metadata.image
+    asked = request.topics
+    everything = asked is None or (context.version == 0 and not asked)
+    if everything:
+        return _answer(services, context, request, image.topics, {})
+    if _misused(context.version, asked):
+        return _refused(services, context, request)
+    missing = [
+        topic.name
+        for topic in asked
+        if topic.topic_id == NO_ID and topic.name and topic.name not in image.topics
+    ]
+    if not missing or not request.allow_auto_topic_creation or not services.config.auto_create_topics_enable:
+        return _answer(services, context, request, None, {})
+    creatable = [name for name in dict.fromkeys(missing) if invalid_name(name) is None]
+    created = services.controller.auto_create(creatable)
+    if inspect.isawaitable(created):
+        return _answer_later(services, context, request, created)
+    return _answer(services, context, request, None, created)
+
+
+async def _answer_later(
+    services: Services, context: RequestContext, request: Any, created: Awaitable[Troubles]
+) -> Any:
+    return _answer(services, context, request, None, await created)
+
+
+def _misused(version: int, asked: Iterable[Any]) -> bool:
+    """Ids were put into v10 and v11 too early: they take names only."""
+    return version < 12 and any(topic.name is None or topic.topic_id != NO_ID for topic in asked)
+
+
+def _refused(services: Services, context: RequestContext, request: Any) -> Any:
+    response = _answer(services, context, request, (), {})
+    response.error_code = errors.INVALID_REQUEST
+    response.topics = [
+        messages.MetadataResponse.Topics(
+            error_code=errors.INVALID_REQUEST, name=topic.name or "", topic_id=topic.topic_id
+        )
+        for topic in request.topics
+    ]
+    return response
+
+
+def _answer(
+    services: Services, context: RequestContext, request: Any, names: Iterable[str] | None, troubles: Troubles
+) -> Any:
+    """`names`: what to tell; None: what the request asks for."""
+    image = services.metadata.image
+    told = _Told(image, context)
+    up = [broker for broker in image.brokers.values() if not broker.fenced and told.listens(broker)]
+    response = messages.MetadataResponse(
+        brokers=[
+            messages.MetadataResponse.Brokers(
+                node_id=broker.broker_id,
+                host=broker.listeners[context.listener].host,
+                port=broker.listeners[context.listener].port,
+                rack=broker.rack,
+            )
+            for broker in up
+        ],
+        cluster_id=image.cluster_id,
+        controller_id=up[0].broker_id if up else NO_NODE,
+    )
+    if names is not None:
+        response.topics = [told.topic(image.topics[name]) for name in names]
+    else:
+        response.topics = told.asked(request.topics, troubles)
+    if request.include_topic_authorized_operations and context.version >= 8:
+        for topic in response.topics:
+            topic.topic_authorized_operations = TOPIC_OPERATIONS
+    if request.include_cluster_authorized_operations and 8 <= context.version <= 10:
+        response.cluster_authorized_operations = CLUSTER_OPERATIONS
+    return response
+
+
+class _Told:
+    """What one listener's clients are told of an image."""
+
+    def __init__(self, image: MetadataImage, context: RequestContext) -> None:
+        self.image = image
+        self.listener = context.listener
+        self.version = context.version
+
+    def listens(self, broker: BrokerRegistration) -> bool:
+        return self.listener in broker.listeners
+
+    def asked(self, topics: Iterable[Any], troubles: Troubles) -> list[Any]:
+        """By id if any has one, as Kafka does; each topic once."""
+        topics = list(topics)
+        ids = dict.fromkeys(topic.topic_id for topic in topics if topic.topic_id != NO_ID)
+        cls = messages.MetadataResponse.Topics
+        answers = []
+        if ids:
+            for topic_id in ids:
+                topic = self.image.topics_by_id.get(topic_id)
+                if topic is None:
+                    answers.append(cls(error_code=errors.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id))
+                else:
+                    answers.append(self.topic(topic))
+            return answers
+        for name in dict.fromkeys(topic.name for topic in topics if topic.name is not None):
+            topic = self.image.topics.get(name)
+            if topic is None:
+                code = _absent_code(name, troubles)
+                answers.append(cls(error_code=code, name=name, is_internal=name in INTERNAL_TOPICS))
+            else:
+                answers.append(self.topic(topic))
+        return answers
+
+    def topic(self, topic: Topic) -> Any:
+        return messages.MetadataResponse.Topics(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            is_internal=topic.name in INTERNAL_TOPICS,
+            partitions=[self.partition(index, state) for index, state in topic.partitions.items()],
+        )
+
+    def partition(self, index: int, state: PartitionState) -> Any:
+        replicas, isr = self.replicas(state.replicas), self.replicas(state.isr)
+        leader = self.image.brokers.get(state.leader)
+        code = errors.NONE
+        if leader is None:
+            code = errors.LEADER_NOT_AVAILABLE
+        elif not self.listens(leader):
+            # v6 tells a wrong configuration from a leader that is down
+            code = errors.LISTENER_NOT_FOUND if self.version >= 6 else errors.LEADER_NOT_AVAILABLE
+        elif len(replicas) < len(state.replicas) or len(isr) < len(state.isr):
+            code = errors.REPLICA_NOT_AVAILABLE  # v0 only
+        return messages.MetadataResponse.Topics.Partitions(
+            error_code=code,
+            partition_index=index,
+            leader_id=self.leader(state),
+            leader_epoch=state.leader_epoch,
+            replica_nodes=replicas,
+            isr_nodes=isr,
+            offline_replicas=self.offline(state),
+        )
+
+    def leader(self, state: PartitionState) -> int:
+        broker = self.image.brokers.get(state.leader)
+        return state.leader if broker is not None and self.listens(broker) else NO_NODE
+
+    def replicas(self, replicas: tuple[int, ...]) -> list[int]:
+        """v0 leaves out those that are down."""
+        return [replica for replica in replicas if self.version > 0 or self.up(replica)]
+
+    def up(self, replica: int) -> bool:
+        broker = self.image.brokers.get(replica)
+        return broker is not None and not broker.fenced and self.listens(broker)
+
+    def offline(self, state: PartitionState) -> list[int]:
+        return [
+            replica
+            for replica, directory in zip(state.replicas, state.directories, strict=True)
+            if not self.up(replica) or not self.image.brokers[replica].has_online(directory)
+        ]
+
+
+def _absent_code(name: str, troubles: Troubles) -> int:
+    if invalid_name(name) is not None:
+        return errors.INVALID_TOPIC_EXCEPTION
+    trouble = troubles.get(name)
+    return errors.UNKNOWN_TOPIC_OR_PARTITION if trouble is None else trouble.code
+
+
+def describe_topic_partitions(services: Services, context: RequestContext, request: Any) -> Any:
+    """DescribeTopicPartitionsResponse. Raises KafkaError(INVALID_REQUEST) for a cursor that cannot be."""
+    image = services.metadata.image
+    told = _Told(image, context)
+    cursor = request.cursor
+    names = {topic.name for topic in request.topics} or image.topics.keys()
+    if cursor is not None:
+        if request.topics and cursor.topic_name not in names:
+            raise KafkaError(
+                errors.INVALID_REQUEST,
+                "DescribeTopicPartitionsRequest topic list should contain the cursor topic: "
+                + cursor.topic_name,
+            )
+        if cursor.partition_index < 0:
+            raise KafkaError(
+                errors.INVALID_REQUEST, "DescribeTopicPartitionsRequest cursor partition must be valid"
+            )
+    cls = messages.DescribeTopicPartitionsResponse
+    response = cls()
+    limit = services.config.max_request_partition_size_limit
+    remaining = max(min(limit, request.response_partition_limit), 1)
+    for name in sorted(name for name in names if cursor is None or name >= cursor.topic_name):
+        if remaining == 0:
+            response.next_cursor = cls.NextCursor(topic_name=name, partition_index=0)
+            break
+        topic = image.topics.get(name)
+        if topic is None:
+            if request.topics:
+                response.topics.append(
+                    cls.Topics(
+                        error_code=_absent_code(name, {}),
+                        name=name,
+                        is_internal=name in INTERNAL_TOPICS,
+                        topic_authorized_operations=TOPIC_OPERATIONS,
+                    )
+                )
+            continue
+        first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
+        end = min(len(topic.partitions), first + remaining)
+        response.topics.append(
+            cls.Topics(
+                name=name,
+                topic_id=topic.topic_id,
+                is_internal=name in INTERNAL_TOPICS,
+                partitions=[
+                    _described(told, index, topic.partitions[index])
+                    for index in range(first, end)
+                    if index in topic.partitions
+                ],
+                topic_authorized_operations=TOPIC_OPERATIONS,
+            )
+        )
+        if end < len(topic.partitions):
+            response.next_cursor = cls.NextCursor(topic_name=name, partition_index=end)
+            break
+        remaining -= max(end - first, 0)
+    return response
+
+
+def _described(told: _Told, index: int, state: PartitionState) -> Any:
+    return messages.DescribeTopicPartitionsResponse.Topics.Partitions(
+        partition_index=index,
+        leader_id=told.leader(state),
+        leader_epoch=state.leader_epoch,
+        replica_nodes=list(state.replicas),
+        isr_nodes=list(state.isr),
+        eligible_leader_replicas=list(state.elr),
+        last_known_elr=list(state.last_known_elr),
+        offline_replicas=told.offline(state),
+    )

@@ -1,0 +1,43 @@
+"""InitProducerId (key 22), v0-5.   v2 flexible. v3 an old id and epoch may be named (KIP-360). v4 PRODUCER_FENCED.
+
+A producer without a transactional id always gets a new id in epoch 0, also when it names an old one: a producer that
+must begin a new epoch raises it by itself and asks only once epochs have run out. Naming one of id and epoch without
+the other is INVALID_REQUEST.
+Not yet: transactions; a transactional id is INVALID_REQUEST.
+"""
+
+import inspect
+from collections.abc import Awaitable
+from typing import Any
+
+from kafkad.api.context import RequestContext, Services, code_of
+from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import KafkaError
+
+NOTHING = -1
+
+
+def init_producer_id(services: Services, context: RequestContext, request: Any) -> Any:
+    one_of_two = (request.producer_id == NOTHING) != (request.producer_epoch == NOTHING)
+    if request.transactional_id is not None or one_of_two:
+        return _refusal(errors.INVALID_REQUEST)
+    try:
+        producer_id = services.producer_ids.generate()
+    except KafkaError as trouble:
+        return _refusal(code_of(trouble))
+    return _later(producer_id) if inspect.isawaitable(producer_id) else _granted(producer_id)
+
+
+async def _later(generated: Awaitable[int]) -> Any:
+    try:
+        return _granted(await generated)
+    except KafkaError as trouble:
+        return _refusal(code_of(trouble))
+
+
+def _granted(producer_id: int) -> Any:
+    return messages.InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
+
+
+def _refusal(code: int) -> Any:
+    return messages.InitProducerIdResponse(error_code=code, producer_id=NOTHING, producer_epoch=NOTHING)

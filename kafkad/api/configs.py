@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from kafkad.api.context import RequestContext, Services, code_of
 from kafkad.config import loggers
 from kafkad.config.broker import BrokerConfig, base_key, is_sensitive
-from kafkad.config.broker_keys import BROKER_KEYS, BROKER_QUOTA_KEYS
+from kafkad.config.broker_keys import BROKER_KEYS, BROKER_QUOTA_KEYS, SYNONYMS
 from kafkad.config.client_metrics import (
     CLIENT_METRICS_KEYS,
     client_metrics_values,
@@ -78,18 +78,8 @@ TYPES: Final = {
     "password": 9,
 }
 
-# Keys of one meaning, of which the first that is set wins (DynamicBrokerConfig.brokerConfigSynonyms).
-SYNONYMS: Final = {
-    **dict.fromkeys(("log.roll.ms", "log.roll.hours"), ("log.roll.ms", "log.roll.hours")),
-    **dict.fromkeys(
-        ("log.roll.jitter.ms", "log.roll.jitter.hours"), ("log.roll.jitter.ms", "log.roll.jitter.hours")
-    ),
-    **dict.fromkeys(
-        ("log.retention.ms", "log.retention.minutes", "log.retention.hours"),
-        ("log.retention.ms", "log.retention.minutes", "log.retention.hours"),
-    ),
-    "log.flush.interval.ms": ("log.flush.interval.ms", "log.flush.scheduler.interval.ms"),
-}
+_INTEGER: Final = re.compile(r"[+-]?[0-9]+")
+_TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 Synonym = tuple[str, str | None, int]  # key, value, source
 
@@ -446,7 +436,11 @@ def _check_sizes(changes: Mapping[str, str | None]) -> None:
 
 def _check_loggers(config: BrokerConfig, resource: Resource) -> None:
     """Rules: RuntimeLoggerManager."""
-    _check_broker_id(config, resource.name, f"{config.node_id},", "Node id")
+    if not _INTEGER.fullmatch(resource.name):
+        raise KafkaError(INVALID_REQUEST, f"Node id must be an integer, but it is: {resource.name}")
+    if int(resource.name) != config.node_id:
+        reason = f"Expected {config.node_id}, but received {resource.name}"
+        raise KafkaError(INVALID_REQUEST, f"Unexpected node id. {reason}")
     for name, kind, level in resource.operations:
         if kind not in (SET, DELETE):
             verb = {APPEND: "APPEND operation", SUBTRACT: "SUBTRACT operation"}.get(
@@ -466,7 +460,7 @@ def _check_loggers(config: BrokerConfig, resource: Resource) -> None:
 
 
 def _check_broker_id(config: BrokerConfig, name: str, expected: str, what: str = "Broker id") -> None:
-    if not re.fullmatch(r"[+-]?[0-9]+", name):
+    if not _INTEGER.fullmatch(name):
         raise KafkaError(INVALID_REQUEST, f"{what} must be an integer, but it is: {name}")
     if int(name) != config.node_id:
         reason = f"Unexpected broker id, expected {expected} but received {name}"
@@ -481,7 +475,7 @@ def check_topic_name(name: str) -> None:
         reason = f"'{name}' is not allowed"
     elif len(name) > 249:
         reason = f"the length of '{name}' is longer than the max allowed length 249"
-    elif not re.fullmatch(r"[a-zA-Z0-9._-]+", name):
+    elif not _TOPIC_NAME.fullmatch(name):
         reason = f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
     else:
         return

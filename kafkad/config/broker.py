@@ -26,6 +26,7 @@ from kafkad.config.broker_keys import (
     FOREIGN_PREFIXES,
     PLUGIN_KEYS,
     RETIRED_KEYS,
+    SYNONYMS,
 )
 from kafkad.config.definition import HIDDEN, PASSWORD, ConfigError, Key, Value, to_string
 from kafkad.config.group import GROUP_KEYS
@@ -92,7 +93,7 @@ class BrokerConfig:
         own["static"] = _with_both_ids(static or {})
         own["dynamic_default"] = dict(dynamic_default or {})
         own["dynamic_broker"] = dict(dynamic_broker or {})
-        own["_given"] = given = self.static | self.dynamic_default | self.dynamic_broker
+        own["_given"] = given = _layered(self.static, self.dynamic_default, self.dynamic_broker)
         own["unknown_keys"], own["notes"] = [], []
         own["_values"] = values = dict(DEFAULTS)
         for attribute in LISTS:
@@ -200,6 +201,17 @@ def _with_both_ids(static: Mapping[str, str]) -> dict[str, str]:
     for name, other in (("node.id", "broker.id"), ("broker.id", "node.id")):
         if name in given:
             given.setdefault(other, given[name])
+    return given
+
+
+def _layered(static: dict[str, str], *dynamic: dict[str, str]) -> dict[str, str]:
+    """What is given in all. A dynamic value also puts the keys of the same meaning below it out of force."""
+    given = dict(static)
+    for layer in dynamic:
+        for name, text in layer.items():
+            for synonym in SYNONYMS.get(name, ()):
+                given.pop(synonym, None)
+            given[name] = text
     return given
 
 

@@ -807,6 +807,21 @@ BROKER_QUOTA_KEYS: Final = by_name((
         "Bytes a second that moves between log directories copy at most."),
 ))
 
+# Keys of one meaning, of which the first that is set wins (DynamicBrokerConfig.brokerConfigSynonyms).
+_ROLL: Final = ("log.roll.ms", "log.roll.hours")
+_JITTER: Final = ("log.roll.jitter.ms", "log.roll.jitter.hours")
+_RETENTION: Final = ("log.retention.ms", "log.retention.minutes", "log.retention.hours")
+SYNONYMS: Final = {
+    "log.flush.interval.ms": ("log.flush.interval.ms", "log.flush.scheduler.interval.ms"),
+    "log.retention.hours": _RETENTION,
+    "log.retention.minutes": _RETENTION,
+    "log.retention.ms": _RETENTION,
+    "log.roll.hours": _ROLL,
+    "log.roll.jitter.hours": _JITTER,
+    "log.roll.jitter.ms": _JITTER,
+    "log.roll.ms": _ROLL,
+}
+
 # Keys of Kafka 3.9 and older that 4.0 dropped: accepted, with the reason why they do nothing.
 _ZOOKEEPER: Final = "this node keeps the cluster's metadata in its own log"
 _ENCODER: Final = "passwords are not stored encrypted"

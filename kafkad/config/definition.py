@@ -62,11 +62,12 @@ class Valid:
     """What a key allows beyond its type. `reason(value)` is None for a value that may be, else why it may
     not; `allowed` is the same for people, in Kafka's notation."""
 
-    __slots__ = ("allowed", "reason")
+    __slots__ = ("allowed", "distinct", "reason")
 
-    def __init__(self, allowed: str, reason: Callable[[Any], str | None]) -> None:
+    def __init__(self, allowed: str, reason: Callable[[Any], str | None], distinct: bool = False) -> None:
         self.allowed = allowed
         self.reason = reason
+        self.distinct = distinct  # of a list: an entry that comes again is dropped
 
 
 def at_least(low: float) -> Valid:
@@ -97,21 +98,19 @@ def one_of_any_case(*names: str) -> Valid:
 
 
 def distinct(*names: str, empty: bool) -> Valid:
-    """A list without doubles or empty entries; of `names` only, where there are any."""
+    """A list of distinct, non-empty entries; of `names` only, where there are any."""
     text = ", ".join(names)
 
     def reason(values: list[str]) -> str | None:
         if not values:
             return None if empty else "List must not be empty"
-        if len(set(values)) < len(values):
-            return "List must not contain an entry twice"
         if "" in values:
             return "List must not contain an empty entry"
         if names and not set(values) <= set(names):
             return f"String must be one of: {text}"
         return None
 
-    return Valid(f"[{text}]" if names else "" if empty else "non-empty list", reason)
+    return Valid(f"[{text}]" if names else "" if empty else "non-empty list", reason, distinct=True)
 
 
 def matching(pattern: str, allowed: str, message: str) -> Valid:
@@ -218,7 +217,8 @@ class Key:
                 raise self.error(text, "Expected value to be either true or false")
             return lower == "true"
         if kind is LIST:
-            return _COMMA.split(text) if text else []
+            entries = _COMMA.split(text) if text else []
+            return list(dict.fromkeys(entries)) if self.valid.distinct else entries
         if kind is DOUBLE:
             if _DECIMAL.fullmatch(text):
                 return float(text.rstrip("dDfF"))

@@ -764,6 +764,10 @@ cdef class Partition:
                 for i in range(self.segment_count)]
 
     @property
+    def first_base_offset(self) -> int:
+        return self.segments[0].base_offset
+
+    @property
     def active_base_offset(self) -> int:
         return self.active().base_offset
 

@@ -1,8 +1,8 @@
 """Small files that must be whole: checkpoints, partition.metadata, meta.properties, the clean-shutdown mark.
 
-All but the mark are written beside, fsynced, renamed over and the directory fsynced, as Kafka does. A checkpoint is text:
-a version line, a count line, then one entry a line. Reading one that is damaged is never fatal: it raises Malformed,
-and the caller goes on without it, with one line in the log."""
+All but the mark are written beside, fsynced, renamed over and the directory fsynced, as Kafka does. A
+checkpoint is text: a version line, a count line, then one entry a line. Reading one that is damaged is never
+fatal: it raises Malformed, and the caller goes on without it, with one line in the log."""
 
 import base64
 import binascii
@@ -149,8 +149,8 @@ def write_clean_shutdown(directory: str, broker_epoch: int) -> None:
 
 
 def take_clean_shutdown(directory: str) -> tuple[bool, int]:
-    """(whether the mark was there, the broker epoch in it or -1). It is removed at once: a crash while loading is
-    unclean (KAFKA-10471)."""
+    """(whether the mark was there, the broker epoch in it or -1). It is removed at once: a crash while
+    loading is unclean (KAFKA-10471)."""
     path = os.path.join(directory, CLEAN_SHUTDOWN)
     try:
         with open(path, "rb") as file:

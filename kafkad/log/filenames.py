@@ -1,7 +1,8 @@
 """Names of Kafka's files and directories, and back (LogFileUtils, LocalLog.parseTopicPartitionName).
 
 A segment's files carry its base offset in 20 digits; a partition's directory is `<topic>-<partition>`, and
-`<topic>-<partition>.<32 hex>-delete` (or -stray, -future) once it has left; the topic is cut so that 255 bytes hold."""
+`<topic>-<partition>.<32 hex>-delete` (or -stray, -future) once it has left; the topic is cut so that 255
+bytes hold."""
 
 import os
 import re
@@ -50,13 +51,15 @@ def partition_directory(topic: str, partition: int) -> str:
 
 
 def left_directory(topic: str, partition: int, unique: str, suffix: str) -> str:
-    """The name of a partition's directory that is being deleted, or was found to be stray; `unique`: 32 hex digits."""
+    """The name of a partition's directory that is being deleted, or was found to be stray; `unique`: 32 hex
+    digits."""
     tail = f"-{partition}.{unique}{suffix}"
     return topic[: NAME_MAX - len(tail)] + tail
 
 
 def parse_directory(name: str) -> tuple[str, int, str] | None:
-    """(topic, partition, "" or the suffix of a directory that has left), or None for what is no partition's."""
+    """(topic, partition, "" or the suffix of a directory that has left), or None for what is no
+    partition's."""
     left = _LEFT.match(name)
     if left:
         return left[1], int(left[2]), left[4]

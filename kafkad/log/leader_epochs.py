@@ -1,8 +1,9 @@
 """Where each leader epoch begins (Kafka's LeaderEpochFileCache), kept in `leader-epoch-checkpoint`.
 
 Entries ascend in epoch and in start offset. A follower finds with them where its log and the leader's part
-(KIP-101, KIP-279). The file is written when the entries change, and fsynced with the next flush of the log: what is
-not on the disk yet is found again in the batches beyond the recovery point, which carry their epoch."""
+(KIP-101, KIP-279). The file is written when the entries change, and fsynced with the next flush of the log:
+what is not on the disk yet is found again in the batches beyond the recovery point, which carry their
+epoch."""
 
 import os
 from bisect import bisect_right
@@ -63,13 +64,15 @@ class LeaderEpochs:
         return True
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """`epoch` begins at `start_offset`; entries that contradict go. Writes the file when something changed."""
+        """`epoch` begins at `start_offset`; entries that contradict go. Writes the file when something
+        changed."""
         assert epoch >= 0 and start_offset >= 0
         if self._put(epoch, start_offset):
             self.write()
 
     def assign_all(self, entries: list[tuple[int, int]]) -> None:
-        if any([self._put(epoch, start) for epoch, start in entries]):
+        changed = [self._put(epoch, start) for epoch, start in entries]
+        if any(changed):
             self.write()
 
     def truncate_from_end(self, end_offset: int) -> None:
@@ -96,7 +99,8 @@ class LeaderEpochs:
         return self._epochs[at - 1] if at else None
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """(the largest known epoch <= `epoch`, the offset after its last), or (-1, -1) (OffsetForLeaderEpoch)."""
+        """(the largest known epoch <= `epoch`, the offset after its last), or (-1, -1)
+        (OffsetForLeaderEpoch)."""
         if epoch == UNDEFINED_EPOCH or not self._epochs:
             return UNDEFINED_EPOCH, UNDEFINED_OFFSET
         if epoch == self._epochs[-1]:

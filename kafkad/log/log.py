@@ -1,19 +1,16 @@
 """One partition's log: Kafka's UnifiedLog over the native hot path.
 
-The native `Partition` appends and reads; what is rare is decided here: rolling, recovery, retention, truncation, the
-flush policy, DeleteRecords. The word for "NEED_PYTHON" from below is `append_client`, which does what is missing and goes
-below again, so that each rule stands once.
+The native `Partition` appends and reads; what is rare is decided here: rolling, recovery, retention,
+truncation, the flush policy, DeleteRecords. The word for "NEED_PYTHON" from below is `append_client`, which
+does what is missing and goes below again, so that each rule stands once.
 
-Flush policy. With flush.messages = M an append that would leave M messages unflushed is written, but HW, and with it the
-ack and visibility, stays behind until an fdatasync that began after it. That runs in a flusher thread; all appends
-that come meanwhile share the next one (group commit). A failed fsync takes the log directory offline and is never
-tried again: the kernel may have dropped the pages (the fsyncgate of 2018).
+Flush policy. With flush.messages = M an append that would leave M messages unflushed is written, but HW, and
+with it the ack and visibility, stays behind until an fdatasync that began after it. That runs in a flusher
+thread; all appends that come meanwhile share the next one (group commit). A failed fsync takes the log
+directory offline and is never tried again: the kernel may have dropped the pages (the fsyncgate of 2018).
 
-Durable states, weakest first: written (LEO) <= visible (HW) <= flushed (recovery point, by default only at a roll, at close and
-every flush.ms).
-
-Beware: one thread owns a log, the worker's loop. Only what `Scheduler.run_in_thread` is given runs elsewhere; it gets
-file references and paths, never the log."""
+Beware: one thread owns a log, the worker's loop. Only what `Scheduler.run_in_thread` is given runs elsewhere;
+it gets file references and paths, never the log."""
 
 import errno
 import logging
@@ -101,7 +98,8 @@ class Handle(Protocol):
 
 
 class Scheduler(Protocol):
-    """Time and threads, as an argument. The server's is asyncio's loop; a test's stands still until it is moved."""
+    """Time and threads, as an argument. The server's is asyncio's loop; a test's stands still until it is
+    moved."""
 
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Handle:
         """Calls `fn` on the owner's loop, not before the present call is over, also with a delay of 0."""
@@ -151,7 +149,7 @@ class Log:
         "topic",
     )
 
-    # -- opening ---------------------------------------------------------------------------------------------------
+    # -- opening ---------------------------------------------------------------------------------------------
 
     @classmethod
     def open(
@@ -172,20 +170,70 @@ class Log:
         jitter: float = 0.0,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> "Log":
-        """Loads the partition in `directory` (its own, `…/<topic>-<partition>`), or creates it there. `clean`: the last
-        owner closed it. `topic_id` is written where there is none yet; one that differs raises Malformed. OSError when the
-        disk fails."""
-        created = not os.path.isdir(directory)
-        if created:
-            os.makedirs(directory, exist_ok=True)
-        self = cls()
+        """Loads the partition in `directory` (its own, `…/<topic>-<partition>`), or creates it there.
+        `clean`: the last owner closed it. `topic_id` is written where there is none yet; one that differs
+        raises Malformed. OSError when the disk fails."""
+        os.makedirs(directory, exist_ok=True)
+        files = recovery.list_files(directory)
+        kept_id = _kept_topic_id(directory) if files.metadata else None
+        if topic_id is not None and kept_id is not None and kept_id != topic_id:
+            raise Malformed(f"{directory} belongs to another topic of that name (its id differs)")
+        try:
+            epochs = LeaderEpochs.load(directory)
+        except Malformed as e:
+            logger.warning("%s is begun anew: %s", os.path.join(directory, LEADER_EPOCHS), e)
+            epochs = LeaderEpochs(os.path.join(directory, LEADER_EPOCHS))
+        native = Partition(topic, partition, topic_id or kept_id, directory, row, ProducerTable())
+        self = cls(directory, native, epochs, config, scheduler, jitter, producer_expiration_ms, now_ms)
+        if topic_id is not None and kept_id is None:
+            write_partition_metadata(directory, topic_id, sync=False)
+            self._unsynced_paths.add(os.path.join(directory, PARTITION_METADATA))
+        if not files.sizes:
+            self._unsynced_directories.update((directory, os.path.dirname(directory)))
+        loaded = recovery.Loader(
+            directory,
+            native,
+            epochs,
+            now_ms=now_ms,
+            index_interval_bytes=config.index_interval_bytes,
+            producer_expiration_ms=producer_expiration_ms,
+        ).load(files, clean=clean, recovery_point=recovery_point, log_start_offset=log_start_offset)
+        self.recovery_point = loaded.recovery_point
+        self.scanned_bytes = loaded.scanned_bytes
+        self._snapshot_offset = loaded.snapshot_offset
+        native.set_log_start(loaded.log_start_offset)
+        native.set_flushed(loaded.recovery_point)
+        native.advance_high_watermark(max(high_watermark, loaded.log_start_offset))
+        native.refresh_stable()
+        if loaded.end_offset > loaded.recovery_point and config.flush_messages < LONG_MAX:
+            # Acknowledged ones may be visible already: HW does not go back only because the flush mark does.
+            self.flush()
+        return self
+
+    def __init__(
+        self,
+        directory: str,
+        native: Partition,
+        epochs: LeaderEpochs,
+        config: "TopicConfig",
+        scheduler: Scheduler,
+        jitter: float,
+        producer_expiration_ms: int,
+        now_ms: int,
+    ) -> None:
         self.directory = directory
-        self.topic = topic
-        self.partition = partition
+        self.topic = native.topic
+        self.partition = native.index
+        self.native = native
+        native.log = self
         self.scheduler = scheduler
         self.producer_expiration_ms = producer_expiration_ms
         self.on_offline: Callable[[Log, OSError], None] | None = None
         self.closed = False
+        self.recovery_point = 0
+        self.scanned_bytes = 0  # by recovery
+        self._epochs = epochs
+        self._snapshot_offset = -1
         self._jitter = jitter
         self._flushing = self._flush_again = False
         self._waiting_flushed: list[tuple[int, Callable[[BaseException | None], None]]] = []
@@ -193,46 +241,7 @@ class Log:
         self._unsynced_directories: set[str] = set()
         self._unsynced_paths: set[str] = set()
         self._last_flush_ms = now_ms
-
-        files = recovery.list_files(directory)
-        kept_id = _kept_topic_id(directory) if files.metadata else None
-        if topic_id is not None and kept_id is not None and kept_id != topic_id:
-            raise Malformed(f"{directory} belongs to another topic of that name (its id differs)")
-        self.native = Partition(topic, partition, topic_id or kept_id, directory, row, ProducerTable())
-        self.native.log = self
         self._configure(config)
-        if topic_id is not None and kept_id is None:
-            write_partition_metadata(directory, topic_id, sync=False)
-            self._unsynced_paths.add(os.path.join(directory, PARTITION_METADATA))
-        if not files.sizes:
-            self._unsynced_directories.update((directory, os.path.dirname(directory)))
-        try:
-            self._epochs = LeaderEpochs.load(directory)
-        except Malformed as e:
-            logger.warning("%s is begun anew: %s", os.path.join(directory, LEADER_EPOCHS), e)
-            self._epochs = LeaderEpochs(os.path.join(directory, LEADER_EPOCHS))
-        loader = recovery.Loader(
-            directory,
-            self.native,
-            self._epochs,
-            now_ms=now_ms,
-            index_interval_bytes=config.index_interval_bytes,
-            producer_expiration_ms=producer_expiration_ms,
-        )
-        loaded = loader.load(
-            files, clean=clean, recovery_point=recovery_point, log_start_offset=log_start_offset
-        )
-        self.recovery_point = loaded.recovery_point
-        self.scanned_bytes = loaded.scanned_bytes
-        self._snapshot_offset = loaded.snapshot_offset
-        self.native.set_log_start(loaded.log_start_offset)
-        self.native.set_flushed(loaded.recovery_point)
-        self.native.advance_high_watermark(max(high_watermark, loaded.log_start_offset))
-        self.native.refresh_stable()
-        if loaded.end_offset > loaded.recovery_point and config.flush_messages < LONG_MAX:
-            # Acknowledged ones may be visible already: HW does not go back only because the flush mark does.
-            self.flush()
-        return self
 
     def _configure(self, config: "TopicConfig") -> None:
         self._config = config
@@ -255,10 +264,11 @@ class Log:
             flush_interval=config.flush_messages,
         )
 
-    # -- what it is ------------------------------------------------------------------------------------------------
+    # -- what it is ------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return f"<Log {self.topic}-{self.partition} {self.log_start_offset}..{self.end_offset} in {self.directory}>"
+        offsets = f"{self.log_start_offset}..{self.end_offset}"
+        return f"<Log {self.topic}-{self.partition} {offsets} in {self.directory}>"
 
     @property
     def config(self) -> "TopicConfig":
@@ -303,10 +313,11 @@ class Log:
         return [(base, size) for base, size, _ in self.native.segment_rows()]
 
     def active_producers(self) -> list[tuple[int, int, int, int, int, int]]:
-        """(producer id, epoch, last sequence, last timestamp, coordinator epoch, start of the open transaction or -1)."""
+        """(producer id, epoch, last sequence, last timestamp, coordinator epoch, start of the open
+        transaction or -1)."""
         return [(row[0], row[1], row[2], row[5], row[6], row[7]) for row in self.native.producers.rows()]
 
-    # -- leading ---------------------------------------------------------------------------------------------------
+    # -- leading ---------------------------------------------------------------------------------------------
 
     def set_leader_epoch(self, epoch: int) -> None:
         """This broker leads the partition from LEO on under `epoch`: appends and reads are served."""
@@ -327,11 +338,11 @@ class Log:
             if self.end_offset - self.native.flushed_offset >= config.flush_messages:
                 self.request_flush()
 
-    # -- appending -------------------------------------------------------------------------------------------------
+    # -- appending -------------------------------------------------------------------------------------------
 
     def append_client(self, records: memoryview | bytearray | bytes, now_ms: int) -> AppendResult:
-        """One client batch, by the slow path: whatever the native append could not do by itself. Raises KafkaError
-        (InvalidBatch where one record is to blame)."""
+        """One client batch, by the slow path: whatever the native append could not do by itself. Raises
+        KafkaError (InvalidBatch where one record is to blame)."""
         batch: Any = records
         if memoryview(records).readonly:
             batch = bytearray(records)
@@ -368,8 +379,9 @@ class Log:
         origin: Literal["coordinator", "raft", "replica"] = "coordinator",
         epoch: int | None = None,
     ) -> int:
-        """One batch of the broker's own making or a leader's, which needs no look inside; offsets and `epoch` (default: the
-        leader epoch) are stamped in unless `origin` is "replica". Its base offset. Raises KafkaError."""
+        """One batch of the broker's own making or a leader's, which needs no look inside; offsets and `epoch`
+        (default: the leader epoch) are stamped in unless `origin` is "replica". Its base offset. Raises
+        KafkaError."""
         if origin == "replica":
             epoch = _SIZE.unpack_from(batch, 12)[0]
             if int.from_bytes(batch[:8], "big") < self.end_offset:
@@ -425,11 +437,11 @@ class Log:
         logger.debug("%s-%d rolled at %d", self.topic, self.partition, base)
         self.request_flush()
 
-    # -- reading ---------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
     def read(self, offset: int, max_bytes: int, *, below: Below = "high_watermark") -> bytes:
-        """Whole batches from the one that holds `offset`: at least one, else as many as fit; b"" at the end. Raises
-        KafkaError."""
+        """Whole batches from the one that holds `offset`: at least one, else as many as fit; b"" at the end.
+        Raises KafkaError."""
         code, _, _, _, data = self.native.try_read(offset, max_bytes, True, ISOLATIONS[below])
         if code:
             raise KafkaError(code)
@@ -465,7 +477,7 @@ class Log:
                     return found
         return found
 
-    # -- offsets ---------------------------------------------------------------------------------------------------
+    # -- offsets ---------------------------------------------------------------------------------------------
 
     def earliest(self) -> TimestampOffset:
         start = self.native.log_start_offset
@@ -480,7 +492,8 @@ class Log:
         return TimestampOffset(-1, offset, -1 if epoch is None else epoch)
 
     def offset_for_timestamp(self, timestamp: int, isolation: int = 0) -> TimestampOffset | None:
-        """The first record at or after `timestamp`, below HW (or LSO): exact inside its batch. None when there is none."""
+        """The first record at or after `timestamp`, below HW (or LSO): exact inside its batch. None when
+        there is none."""
         bound = self.latest(isolation).offset
         start = self.log_start_offset
         for at in range(self.native.count):
@@ -519,7 +532,7 @@ class Log:
         """(epoch, end offset) as OffsetForLeaderEpoch answers; (-1, -1) when unknown."""
         return self._epochs.end_offset_for(epoch, self.end_offset)
 
-    # -- flushing --------------------------------------------------------------------------------------------------
+    # -- flushing --------------------------------------------------------------------------------------------
 
     def request_flush(self) -> None:
         """Off the loop, once for all who ask while none is under way; HW follows as the flush policy says."""
@@ -530,7 +543,8 @@ class Log:
             self.scheduler.call_later(0, self._begin_flush)
 
     def await_flushed(self, offset: int, callback: Callable[[BaseException | None], None]) -> None:
-        """`callback(None)` when everything below `offset` is on the disk, or with the exception that prevents it."""
+        """`callback(None)` when everything below `offset` is on the disk, or with the exception that prevents
+        it."""
         if self.native.flushed_offset >= offset:
             callback(None)
             return
@@ -546,7 +560,8 @@ class Log:
         self.native.notify_log = True
 
     def flush(self) -> None:
-        """Blocks until everything is on the disk; for start and shutdown, and for the metadata log. Raises KafkaError."""
+        """Blocks until everything is on the disk; for start and shutdown, and for the metadata log. Raises
+        KafkaError."""
         try:
             end, generation, work = self._flush_work()
             work()
@@ -627,7 +642,7 @@ class Log:
                 callback(None)
         return again
 
-    # -- what the native side calls --------------------------------------------------------------------------------
+    # -- what the native side calls --------------------------------------------------------------------------
 
     def on_advance(self) -> None:
         reached = self.native.high_watermark
@@ -673,10 +688,11 @@ class Log:
         except ValueError as e:
             raise KafkaError(CORRUPT_MESSAGE, str(e)) from e
 
-    # -- deleting --------------------------------------------------------------------------------------------------
+    # -- deleting --------------------------------------------------------------------------------------------
 
     def delete_records(self, before_offset: int) -> int:
-        """DeleteRecords: the new log start offset; -1 stands for HW. Segments go with the next retention. Raises KafkaError."""
+        """DeleteRecords: the new log start offset; -1 stands for HW. Segments go with the next retention.
+        Raises KafkaError."""
         policy = self._config.cleanup_policy
         if "compact" in policy and "delete" not in policy:
             raise KafkaError(
@@ -746,7 +762,8 @@ class Log:
         self.scheduler.call_later(self._config.file_delete_delay_ms, lambda: _unlink_all(gone))
 
     def truncate_to(self, offset: int) -> None:
-        """Removes everything from `offset` on (to the start of the batch that holds it). Raises KafkaError."""
+        """Removes everything from `offset` on (to the start of the batch that holds it). Raises
+        KafkaError."""
         native = self.native
         if offset >= self.end_offset:
             return
@@ -778,6 +795,20 @@ class Log:
             raise KafkaError(CORRUPT_MESSAGE, str(e)) from e
         self.recovery_point = min(self.recovery_point, offset)
         native.refresh_stable()
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Nothing is kept; the log goes on, empty, at `offset`: a snapshot has what was before. Raises
+        KafkaError."""
+        try:
+            self._truncate_fully(offset)
+            self._epochs.truncate_from_end(0)
+            self._reload_producers(offset)
+        except OSError as e:
+            raise self._refused(e) from e
+        self.native.set_log_start(offset)
+        self.native.advance_high_watermark(offset)
+        self.native.refresh_stable()
+        self.recovery_point = min(self.recovery_point, offset)
 
     def _truncate_fully(self, offset: int) -> None:
         for gone in self.native.drop_segments(0, self.native.count):
@@ -816,15 +847,15 @@ class Log:
     def remove_expired_producers(self, now_ms: int) -> int:
         return self.native.producers.remove_expired(now_ms, self.producer_expiration_ms)
 
-    # -- closing ---------------------------------------------------------------------------------------------------
+    # -- closing ---------------------------------------------------------------------------------------------
 
     def release_idle(self) -> int:
         """Closes files of old segments that nobody read since the last call."""
         return self.native.release_idle()
 
     def close(self, clean: bool = True) -> None:
-        """Clean: everything is on the disk afterwards, indexes cut, the producers in a snapshot; then the recovery point is
-        LEO. Raises KafkaError when the disk fails."""
+        """Clean: everything is on the disk afterwards, indexes cut, the producers in a snapshot; then the
+        recovery point is LEO. Raises KafkaError when the disk fails."""
         if self.closed:
             return
         self.resign()
@@ -857,7 +888,8 @@ class Log:
         self.closed = True
 
     def move_directory(self, directory: str) -> None:
-        """Renames the partition's directory, for deletion or as stray; it serves nothing any more. Raises KafkaError."""
+        """Renames the partition's directory, for deletion or as stray; it serves nothing any more. Raises
+        KafkaError."""
         self.resign()
         self.closed = True
         try:

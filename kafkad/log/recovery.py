@@ -2,7 +2,8 @@
 
     .deleted, .cleaned  removed          .swap  renamed into place, after what it replaces is removed
     clean mark          sizes and names are believed; only the end of the active segment is walked
-    no clean mark       from the segment of the recovery point on, every batch is checked; at the first bad one the log
+    no clean mark       from the segment of the recovery point on, every batch is checked; at the first bad
+    one the log
                         is cut, later segments go, indexes and producers are rebuilt
 
 Damaged small files (index, snapshot, checkpoint) are rebuilt or done without, with one line in the log.
@@ -99,8 +100,9 @@ def _list(directory: str) -> Files | None:
 
 
 def _finish_swaps(directory: str) -> None:
-    # A cleaner writes .cleaned, renames all of a group to .swap, then removes the old ones and renames again. So a
-    # .swap without .cleaned is complete and wins over the files in its range; one at or above a .cleaned is not.
+    # A cleaner writes .cleaned, renames all of a group to .swap, then removes the old ones and renames again.
+    # So a .swap without .cleaned is complete and wins over the files in its range; one at or above a .cleaned
+    # is not.
     names = sorted(os.listdir(directory))
     cleaned = [offset for name in names if name.endswith(CLEANED) and (offset := offset_of(name)) is not None]
     swaps = []
@@ -232,7 +234,7 @@ class Loader:
             scanned_bytes=self.scanned_bytes,
         )
 
-    # -- segments ----------------------------------------------------------------------------------------------
+    # -- segments --------------------------------------------------------------------------------------------
 
     def _remove_orphaned_indexes(self, files: Files) -> None:
         for suffix, sizes in files.indexes.items():
@@ -308,8 +310,8 @@ class Loader:
                     del files.sizes[gone]
                 break
             if at + 1 < len(bases) and bases[at + 1] != scan.next_offset:
-                logger.warning("%s ends at %d, and the next segment begins at %d",
-                               segment_file(self.directory, base, LOG), scan.next_offset, bases[at + 1])  # fmt: skip
+                path = segment_file(self.directory, base, LOG)
+                logger.warning("%s ends at %d, the next begins at %d", path, scan.next_offset, bases[at + 1])
         return scan.next_offset
 
     def _find_end(self, files: Files, bases: list[int], known: dict[int, SegmentScan]) -> int:
@@ -324,7 +326,7 @@ class Loader:
         self.native.add_segment(base, files.sizes[base], files.created_ms[base], scan.max_timestamp)
         return scan.next_offset
 
-    # -- producers ---------------------------------------------------------------------------------------------
+    # -- producers -------------------------------------------------------------------------------------------
 
     def _load_newest_snapshot(self, files: Files, not_after: int) -> int | None:
         for offset in reversed([offset for offset in files.snapshots if offset <= not_after]):

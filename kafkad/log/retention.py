@@ -4,8 +4,9 @@
     size        what remains after it is still at least retention.bytes
     age         its largest record timestamp is older than retention.ms, whatever the order of timestamps
 
-Segments go from the oldest on, never past the high watermark. The active one goes too when nothing is kept of it, once a
-new one has been rolled; an empty active one stays. Only log start applies without `delete` in cleanup.policy."""
+Segments go from the oldest on, never past the high watermark. The active one goes too when nothing is kept of
+it, once a new one has been rolled; an empty active one stays. Only log start applies without `delete` in
+cleanup.policy."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,9 @@
-"""`<base offset>.timeindex`, for people and tools: which offset is how old. The broker's own look-ups are `_native/index`.
+"""`<base offset>.timeindex`, for people and tools: which offset is how old. The broker's own look-ups are
+`_native/index`.
 
-12 bytes an entry: timestamp i64, relative offset i32. An entry says that no record up to the offset is younger than the
-timestamp. A file that was not closed ends in zeros (it is stretched to segment.index.bytes while active)."""
+12 bytes an entry: timestamp i64, relative offset i32. An entry says that no record up to the offset is
+younger than the timestamp. A file that was not closed ends in zeros (it is stretched to segment.index.bytes
+while active)."""
 
 import struct
 

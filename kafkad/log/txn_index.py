@@ -1,7 +1,8 @@
-"""The index of aborted transactions: `<base offset>.txnindex`, made with the first abort (Kafka's TransactionIndex).
+"""The index of aborted transactions: `<base offset>.txnindex`, made with the first abort (Kafka's
+TransactionIndex).
 
-34 bytes an entry: version i16 = 0, producer id, first offset, last offset (of the marker), last stable offset at that
-time, i64 each. A consumer that reads committed data skips what the entries say about its range."""
+34 bytes an entry: version i16 = 0, producer id, first offset, last offset (of the marker), last stable offset
+at that time, i64 each. A consumer that reads committed data skips what the entries say about its range."""
 
 import struct
 from typing import NamedTuple

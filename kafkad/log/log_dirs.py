@@ -1,0 +1,560 @@
+"""The data directories of a broker, and all logs in them (Kafka's LogManager).
+
+    <dir>/.lock                     held while we live, against JVM brokers too
+          meta.properties           cluster id, node id, and the directory's own id
+          .kafka_cleanshutdown      was there: every file is trusted. Removed as soon as it is read
+          *-checkpoint              recovery points, log starts, high watermarks of its partitions
+          <topic>-<partition>/      one log; -delete, -stray and -future are on their way out
+
+A directory that fails goes offline with its logs, the others serve on. A new partition goes where the fewest
+are. A partition that the metadata does not know is a stray: renamed, kept for the operator.
+
+Beware: F_OFD_SETLK, not flock (Java's POSIX lock would not see it) and not a POSIX lock (it would go with any
+other descriptor of the file that this process closes)."""
+
+import errno
+import fcntl
+import logging
+import os
+import random
+import shutil
+import struct
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from kafkad._native.watermarks import WatermarkTable
+from kafkad.config.properties import read_properties
+from kafkad.config.topic import TopicConfig
+from kafkad.log.checkpoints import (
+    HIGH_WATERMARKS,
+    LOG_START_OFFSETS,
+    META_PROPERTIES,
+    RECOVERY_POINTS,
+    read_offsets,
+    sync_directory,
+    take_clean_shutdown,
+    uuid_bytes,
+    uuid_text,
+    write_clean_shutdown,
+    write_file,
+    write_offsets,
+)
+from kafkad.log.filenames import (
+    DELETE_DIR,
+    FUTURE_DIR,
+    METADATA_TOPIC,
+    STRAY_DIR,
+    left_directory,
+    parse_directory,
+    partition_directory,
+)
+from kafkad.log.log import FATAL, Log, Scheduler
+from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
+
+logger = logging.getLogger("kafkad.log")
+
+LOCK = ".lock"
+FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
+METADATA_BATCH_MAX = 8 << 20  # KafkaRaftClient.MAX_BATCH_SIZE_BYTES
+REMOTE_INDEX_CACHE = "remote-log-index-cache"
+
+Key = tuple[str, int]
+
+
+class DirectoryTrouble(Exception):
+    """The data directories cannot be served; the text is one sentence for the operator."""
+
+
+class Directory:
+    """One data directory."""
+
+    def __init__(self, path: str, *, for_logs: bool) -> None:
+        self.path = path
+        self.for_logs = for_logs  # False: only the metadata log lives here
+        self.id = bytes(16)
+        self.offline = False
+        self.clean = False
+        self.broker_epoch = -1  # of the clean shutdown before
+        self.lock: int | None = None
+        self._logs: dict[Key, Log] = {}
+        self.written: dict[str, dict[Key, int]] = {}  # checkpoint name -> what it holds
+
+    def logs(self) -> list[Log]:
+        return list(self._logs.values())
+
+    def volume(self) -> tuple[int, int]:
+        """(total, usable) bytes of the file system; -1 when they cannot be had."""
+        try:
+            status = os.statvfs(self.path)
+        except OSError:
+            return -1, -1
+        return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+
+
+class LogDirs:
+    """`open`, then `load`; `close` at the end. All but `load`'s own threads belongs to the loop."""
+
+    def __init__(self, config: Any, clock: Any, scheduler: Scheduler) -> None:
+        self.config = config
+        self.clock = clock
+        self.scheduler = scheduler
+        self.cluster_id = ""
+        self.broker_epoch = -1  # to be kept in the clean-shutdown mark
+        self.previous_broker_epoch = -1
+        self.on_directory_offline: Callable[[str], None] | None = None
+        self.table = WatermarkTable()
+        self._directories: list[Directory] = []
+        self._logs: dict[Key, tuple[Log, Directory]] = {}
+
+    # -- opening -------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Locks every directory and reads or writes its identity. Raises DirectoryTrouble."""
+        paths = list(dict.fromkeys(os.path.abspath(path) for path in self.config.log_dirs))
+        for path in paths:
+            self._directories.append(Directory(path, for_logs=True))
+        own = self.config.metadata_log_dir
+        if own and os.path.abspath(own) not in paths:
+            self._directories.append(Directory(os.path.abspath(own), for_logs=False))
+        try:
+            for directory in self._directories:
+                self._take(directory)
+            if all(directory.offline for directory in self._directories if directory.for_logs):
+                raise DirectoryTrouble("none of the log directories can be used: " + ", ".join(paths))
+            self._identify()
+            for directory in self._online():
+                directory.clean, directory.broker_epoch = take_clean_shutdown(directory.path)
+        except BaseException:
+            self._unlock()
+            raise
+        epochs = {directory.broker_epoch for directory in self._online() if directory.for_logs}
+        self.previous_broker_epoch = epochs.pop() if len(epochs) == 1 else -1
+
+    def _online(self) -> list[Directory]:
+        return [directory for directory in self._directories if not directory.offline]
+
+    def _take(self, directory: Directory) -> None:
+        try:
+            os.makedirs(directory.path, exist_ok=True)
+            os.listdir(directory.path)
+            lock = os.open(os.path.join(directory.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as e:
+            logger.error("log directory %s cannot be used and is offline: %s", directory.path, e)
+            directory.offline = True
+            return
+        try:
+            fcntl.fcntl(lock, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        except OSError as e:
+            os.close(lock)
+            if e.errno in (errno.EAGAIN, errno.EACCES):
+                raise DirectoryTrouble(
+                    f"data directory {directory.path} is in use by another broker"
+                ) from None
+            logger.error("log directory %s cannot be locked and is offline: %s", directory.path, e)
+            directory.offline = True
+            return
+        directory.lock = lock
+
+    def _identify(self) -> None:
+        # meta.properties: the same cluster and node everywhere, a directory id of its own each.
+        found: dict[str, dict[str, str]] = {}
+        for directory in self._online():
+            path = os.path.join(directory.path, META_PROPERTIES)
+            try:
+                found[directory.path] = read_properties(path)
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError) as e:
+                raise DirectoryTrouble(f"{path} cannot be read: {e}") from e
+        clusters = {properties["cluster.id"] for properties in found.values() if properties.get("cluster.id")}
+        if len(clusters) > 1:
+            raise DirectoryTrouble(
+                "the data directories belong to different clusters: " + ", ".join(sorted(clusters))
+            )
+        self.cluster_id = clusters.pop() if clusters else uuid_text(_random_id())
+        ids: set[bytes] = set()
+        for directory in self._online():
+            properties = found.get(directory.path, {})
+            node = properties.get("node.id") or properties.get("broker.id")
+            if node is not None and node != str(self.config.node_id):
+                own = self.config.node_id
+                raise DirectoryTrouble(f"data directory {directory.path} is node {node}'s, not node {own}'s")
+            try:
+                text = properties.get("directory.id")
+                directory.id = uuid_bytes(text) if text else _random_id()
+            except Malformed as e:
+                raise DirectoryTrouble(f"{os.path.join(directory.path, META_PROPERTIES)}: {e}") from e
+            if directory.id in ids:
+                raise DirectoryTrouble(
+                    f"data directory {directory.path} has the same directory.id as another"
+                )
+            ids.add(directory.id)
+            wanted = {
+                **properties,
+                "cluster.id": self.cluster_id,
+                "directory.id": uuid_text(directory.id),
+                "node.id": str(self.config.node_id),
+                "version": "1",
+            }
+            wanted.pop("broker.id", None)
+            if wanted != properties:
+                text = "#\n" + "".join(f"{key}={value}\n" for key, value in sorted(wanted.items()))
+                try:
+                    write_file(os.path.join(directory.path, META_PROPERTIES), text.encode("latin-1"))
+                except OSError as e:
+                    raise DirectoryTrouble(
+                        f"meta.properties of {directory.path} cannot be written: {e}"
+                    ) from e
+
+    def _unlock(self) -> None:
+        for directory in self._directories:
+            if directory.lock is not None:
+                os.close(directory.lock)
+                directory.lock = None
+
+    def open_metadata_log(self, topic: str = METADATA_TOPIC, topic_id: bytes | None = None) -> Log:
+        """The metadata log, which is not among `all()`: whole batches are checked unless the shutdown was
+        clean."""
+        path = os.path.abspath(self.config.metadata_log_dir or self.config.log_dirs[0])
+        directory = next(directory for directory in self._directories if directory.path == path)
+        if directory.offline:
+            raise DirectoryTrouble(f"the metadata log's directory {path} is offline")
+        try:
+            return Log.open(
+                os.path.join(path, partition_directory(topic, 0)),
+                topic,
+                0,
+                self._metadata_config(),
+                now_ms=self.clock.now_ms(),
+                clean=directory.clean,
+                scheduler=self.scheduler,
+                topic_id=topic_id,
+                row=self.table.allocate(),
+            )
+        except (OSError, Malformed, KafkaError) as e:
+            raise DirectoryTrouble(f"the metadata log in {path} cannot be opened: {e}") from e
+
+    def _metadata_config(self) -> TopicConfig:
+        return TopicConfig.resolve(
+            self.config,
+            {
+                "cleanup.policy": "",
+                "compression.type": "producer",
+                "flush.messages": str((1 << 63) - 1),
+                "flush.ms": str((1 << 63) - 1),
+                "max.message.bytes": str(METADATA_BATCH_MAX),
+                "message.timestamp.type": "CreateTime",
+                "segment.bytes": str(self.config.metadata_log_segment_bytes),
+                "segment.ms": str(self.config.metadata_log_segment_ms),
+            },
+        )
+
+    # -- loading -------------------------------------------------------------------------------------------
+
+    def load(
+        self, config_for: Callable[[str], TopicConfig], known_topics: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Opens every log. `known_topics`: name -> id; a log of any other is a stray (None: there are none).
+        Raises DirectoryTrouble."""
+        now_ms = self.clock.now_ms()
+        jobs: list[Callable[[], None]] = []
+        unclean = False
+        for directory in self._online():
+            if not directory.for_logs:
+                continue
+            names = sorted(entry.name for entry in os.scandir(directory.path) if entry.is_dir())
+            checkpoints = {
+                name: self._read_checkpoint(directory, name)
+                for name in (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS)
+            }
+            directory.written = {name: dict(offsets) for name, offsets in checkpoints.items()}
+            unclean = unclean or (not directory.clean and bool(names))
+            for name in names:
+                parsed = parse_directory(name)
+                if parsed is None:
+                    if name != REMOTE_INDEX_CACHE:
+                        logger.warning("%s is no partition", os.path.join(directory.path, name))
+                    continue
+                topic, index, suffix = parsed
+                path = os.path.join(directory.path, name)
+                if suffix == DELETE_DIR:
+                    self.scheduler.call_later(self.config.log_segment_delete_delay_ms, _Remover(path))
+                elif suffix in (STRAY_DIR, FUTURE_DIR):
+                    logger.warning("left alone: %s", path)
+                elif topic != METADATA_TOPIC:
+                    jobs.append(
+                        self._loading(
+                            directory, path, topic, index, checkpoints, config_for, known_topics, now_ms
+                        )
+                    )
+        if unclean and len(jobs) > 1:
+            # The scans release the GIL, so threads pay; opening clean logs does not.
+            threads = min(os.cpu_count() or 1, max(2, self.config.num_recovery_threads_per_data_dir))
+            with ThreadPoolExecutor(threads, thread_name_prefix="kafkad-recovery") as pool:
+                for result in [pool.submit(job) for job in jobs]:
+                    result.result()
+        else:
+            for job in jobs:
+                job()
+
+    def _read_checkpoint(self, directory: Directory, name: str) -> dict[Key, int]:
+        path = os.path.join(directory.path, name)
+        try:
+            return read_offsets(path)
+        except (Malformed, OSError) as e:
+            logger.warning("%s is done without: %s", path, e)
+            return {}
+
+    def _loading(
+        self,
+        directory: Directory,
+        path: str,
+        topic: str,
+        index: int,
+        checkpoints: Mapping[str, Mapping[Key, int]],
+        config_for: Callable[[str], TopicConfig],
+        known_topics: Mapping[str, bytes] | None,
+        now_ms: int,
+    ) -> Callable[[], None]:
+        key = topic, index
+        config = config_for(topic) if known_topics is None or topic in known_topics else TopicConfig()
+
+        def job() -> None:
+            if directory.offline:
+                return
+            try:
+                log = Log.open(
+                    path,
+                    topic,
+                    index,
+                    config,
+                    now_ms=now_ms,
+                    clean=directory.clean,
+                    scheduler=self.scheduler,
+                    recovery_point=checkpoints[RECOVERY_POINTS].get(key, 0),
+                    log_start_offset=checkpoints[LOG_START_OFFSETS].get(key, 0),
+                    high_watermark=checkpoints[HIGH_WATERMARKS].get(key, 0),
+                    row=self.table.allocate(),
+                    jitter=random.random(),
+                    producer_expiration_ms=self.config.producer_id_expiration_ms,
+                )
+            except (OSError, KafkaError) as e:
+                logger.error("%s cannot be loaded, its directory is offline: %s", path, e)
+                self._go_offline(directory)
+                return
+            if known_topics is not None and (
+                topic not in known_topics
+                or (log.topic_id != bytes(16) and log.topic_id != known_topics[topic])
+            ):
+                stray = os.path.join(
+                    directory.path, left_directory(topic, index, uuid.uuid4().hex, STRAY_DIR)
+                )
+                logger.warning("%s is unknown to the metadata and moved to %s", path, stray)
+                log.move_directory(stray)
+                return
+            self._add(log, directory)
+
+        return job
+
+    def _add(self, log: Log, directory: Directory) -> None:
+        key = log.topic, log.partition
+        if key in self._logs:
+            other = self._logs[key][0].directory
+            raise DirectoryTrouble(f"a partition is there twice: {other}, {log.directory}")
+        log.on_offline = self._on_offline
+        self._logs[key] = (log, directory)
+        directory._logs[key] = log
+
+    # -- what is there -------------------------------------------------------------------------------------
+
+    def directories(self) -> list[Directory]:
+        """Those for logs, in the order of log.dirs."""
+        return [directory for directory in self._directories if directory.for_logs]
+
+    def directory_id(self, path: str) -> bytes:
+        """The id of a configured directory; zeros when it is offline since the start."""
+        return next(
+            directory.id for directory in self._directories if directory.path == os.path.abspath(path)
+        )
+
+    def directory_ids(self) -> list[bytes]:
+        """Of the online directories for logs: what a broker registers."""
+        return [directory.id for directory in self.directories() if not directory.offline]
+
+    def directory_of(self, topic: str, index: int) -> Directory:
+        return self._logs[topic, index][1]
+
+    def get(self, topic: str, index: int) -> Log | None:
+        found = self._logs.get((topic, index))
+        return None if found is None else found[0]
+
+    def all(self) -> list[Log]:
+        return [log for log, _ in self._logs.values()]
+
+    # -- creating and deleting -----------------------------------------------------------------------------
+
+    def create(self, topic: str, index: int, topic_id: bytes | None, config: TopicConfig) -> Log:
+        """A new, empty log where the fewest are. Raises KafkaError."""
+        assert (topic, index) not in self._logs, "the partition exists"
+        key = topic, index
+        while True:
+            online = [directory for directory in self.directories() if not directory.offline]
+            if not online:
+                raise KafkaError(KAFKA_STORAGE_ERROR, "all log directories are offline")
+            directory = min(online, key=lambda directory: len(directory._logs))
+            if any(key in offsets for offsets in directory.written.values()):
+                self._write_checkpoints(directory)  # a deleted partition of that name left its offsets there
+            path = os.path.join(directory.path, partition_directory(topic, index))
+            try:
+                log = Log.open(
+                    path,
+                    topic,
+                    index,
+                    config,
+                    now_ms=self.clock.now_ms(),
+                    clean=False,
+                    scheduler=self.scheduler,
+                    topic_id=topic_id,
+                    row=self.table.allocate(),
+                    jitter=random.random(),
+                    producer_expiration_ms=self.config.producer_id_expiration_ms,
+                )
+            except OSError as e:
+                if e.errno not in FATAL:
+                    raise KafkaError(KAFKA_STORAGE_ERROR, f"{path} cannot be created: {e}") from e
+                logger.error("%s cannot be created, its directory goes offline: %s", path, e)
+                self._go_offline(directory)
+                continue
+            except Malformed as e:
+                raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
+            self._add(log, directory)
+            return log
+
+    def delete(self, topic: str, index: int) -> None:
+        """The directory is renamed at once and removed after file.delete.delay.ms. Unknown partitions are no
+        error."""
+        found = self._logs.pop((topic, index), None)
+        if found is None:
+            return
+        log, directory = found
+        del directory._logs[topic, index]
+        if log.native.failure:
+            return  # its directory is offline: left as it is
+        path = os.path.join(directory.path, left_directory(topic, index, uuid.uuid4().hex, DELETE_DIR))
+        try:
+            log.move_directory(path)
+        except KafkaError as e:
+            logger.error("%s could not be renamed for deletion: %s", log.directory, e)
+            return
+        log.native.close_files()
+        self.scheduler.call_later(log.config.file_delete_delay_ms, _Remover(path))
+
+    # -- trouble -------------------------------------------------------------------------------------------
+
+    def _on_offline(self, log: Log, error: OSError) -> None:
+        found = self._logs.get((log.topic, log.partition))
+        if found is not None:
+            self._go_offline(found[1])
+
+    def _go_offline(self, directory: Directory) -> None:
+        # Nothing is read, written or synced there again until a restart.
+        if directory.offline:
+            return
+        directory.offline = True
+        logger.error("log directory %s is offline, with %d logs", directory.path, len(directory._logs))
+        for log in directory.logs():
+            log.on_failure(OSError(errno.EIO, "the log directory failed"))
+        if self.on_directory_offline is not None:
+            self.on_directory_offline(directory.path)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        """Recovery points, log starts and high watermarks of all partitions, where they changed."""
+        for directory in self.directories():
+            self._write_checkpoints(directory)
+
+    def checkpoint_high_watermarks(self) -> None:
+        for directory in self.directories():
+            self._write_checkpoints(directory, (HIGH_WATERMARKS,))
+
+    def _write_checkpoints(
+        self,
+        directory: Directory,
+        names: tuple[str, ...] = (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS),
+    ) -> None:
+        if directory.offline:
+            return
+        logs = directory._logs.items()
+        for name in names:
+            if name == RECOVERY_POINTS:
+                offsets = {key: log.recovery_point for key, log in logs}
+            elif name == HIGH_WATERMARKS:
+                offsets = {key: log.high_watermark for key, log in logs}
+            else:
+                offsets = {
+                    key: log.log_start_offset
+                    for key, log in logs
+                    if log.log_start_offset > log.native.first_base_offset
+                }
+            if directory.written.get(name) == offsets:
+                continue
+            try:
+                write_offsets(os.path.join(directory.path, name), offsets)
+            except OSError as e:
+                logger.error("%s of %s could not be written: %s", name, directory.path, e)
+                if e.errno in FATAL:
+                    self._go_offline(directory)
+                    return
+            else:
+                directory.written[name] = offsets
+
+    # -- closing -------------------------------------------------------------------------------------------
+
+    def close(self, clean: bool = True) -> None:
+        """Clean: every log is flushed and closed, checkpoints and the mark are written. The locks go last."""
+        for directory in self.directories():
+            if directory.offline:
+                continue
+            whole = clean
+            for log in directory.logs():
+                try:
+                    log.close(clean)
+                except KafkaError as e:
+                    logger.error("%s was not closed cleanly: %s", log.directory, e)
+                    whole = False
+            if not whole or directory.offline:
+                continue
+            try:
+                self._write_checkpoints(directory)
+                write_clean_shutdown(directory.path, self.broker_epoch)
+            except OSError as e:
+                logger.error("%s was not closed cleanly: %s", directory.path, e)
+        self._unlock()
+
+
+class _Remover:
+    """Removes a renamed directory, for the scheduler."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __call__(self) -> None:
+        try:
+            shutil.rmtree(self.path)
+            sync_directory(os.path.dirname(self.path))
+        except FileNotFoundError:
+            pass
+        except OSError as e:
+            logger.warning("%s stays: %s", self.path, e)
+
+
+def _random_id() -> bytes:
+    """As Kafka makes ids: random, and not one whose text begins with a dash, which tools take for an
+    option."""
+    while True:
+        made = uuid.uuid4().bytes
+        if not uuid_text(made).startswith("-"):
+            return made

@@ -75,7 +75,8 @@ def command(
         overrides.setdefault("listeners", "PLAINTEXT://127.0.0.1:9092")
     if listen is not None:
         overrides["listeners"] = f"PLAINTEXT://{listen}"
-        overrides.setdefault("advertised.listeners", "")
+        if properties is not None:  # what the file advertises is about its own listeners
+            overrides.setdefault("advertised.listeners", f"PLAINTEXT://{listen}")
     try:
         config = BrokerConfig.load(properties, overrides)
     except (ConfigError, OSError) as trouble:

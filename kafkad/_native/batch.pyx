@@ -13,12 +13,12 @@ differences, all on purpose:
 - An unknown compression type is UNSUPPORTED_COMPRESSION_TYPE; Kafka fails with UNKNOWN_SERVER_ERROR.
 
 One walk serves all: `walk_feed` takes the records in pieces. While a record lies in the piece as a whole it
-is read at once; one that a border cuts goes byte by byte through a state machine that keeps sizes only,
+is read at once (`record.h`); one that a border cuts goes byte by byte through a state machine that keeps sizes only,
 never contents.
 
 Beware: the timestamps of a client are any 64 bits, so sums and differences are made unsigned."""
 
-from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from kafkad._native.crc32c cimport crc32c
@@ -245,7 +245,7 @@ cdef void refuse_record(Walk* walk, int code, const char* message) noexcept nogi
         walk.message = message
 
 
-# What is asked of one record beside its shape. Called only for the records that `walk_feed` could not wave through.
+# What is asked of one record beside its shape; `walk_whole` waves through those that cannot be concerned.
 cdef void judge_record(Walk* walk, int64_t timestamp, int32_t offset_delta, int32_t key_size) noexcept nogil:
     if timestamp >= walk.target_timestamp and offset_delta >= walk.target_delta and not walk.found:
         walk.found = True
@@ -257,17 +257,16 @@ cdef void judge_record(Walk* walk, int64_t timestamp, int32_t offset_delta, int3
         refuse_record(walk, INVALID_TIMESTAMP, "Timestamp is out of the range that the topic allows")
 
 
-cdef inline void take_record(Walk* walk, const RecordView* view) noexcept nogil:
+cdef void take_record(Walk* walk, const RecordView* view) noexcept nogil:
     cdef int64_t timestamp = <int64_t>(
         <uint64_t>walk.base_timestamp + <uint64_t>(view.timestamp_delta & walk.delta_mask)
     )
-    walk.consecutive = walk.consecutive & (view.offset_delta == walk.records)
+    if view.offset_delta != walk.records:
+        walk.consecutive = False
     if timestamp > walk.max_timestamp:
         walk.max_timestamp = timestamp
         walk.max_timestamp_delta = view.offset_delta
-    if (timestamp < walk.earliest_timestamp) | (timestamp > walk.latest_timestamp) \
-            | (timestamp >= walk.target_timestamp) | (walk.compacted & (view.key_size < 0)):
-        judge_record(walk, timestamp, view.offset_delta, view.key_size)
+    judge_record(walk, timestamp, view.offset_delta, view.key_size)
     walk.records += 1
 
 
@@ -349,30 +348,61 @@ cdef const uint8_t* walk_cut(Walk* walk, const uint8_t* p, const uint8_t* end) n
         walk.shift = 0
 
 
+# The records that lie in the piece as a whole. Answers where the first one starts that does not; NULL if one is
+# malformed. What the loop asks and finds stands in locals, so that it lives in registers.
+cdef const uint8_t* walk_whole(Walk* walk, const uint8_t* p, const uint8_t* end) noexcept nogil:
+    cdef int32_t records = walk.records
+    cdef int32_t records_count = walk.records_count
+    cdef uint64_t base_timestamp = <uint64_t>walk.base_timestamp
+    cdef int64_t delta_mask = walk.delta_mask
+    cdef int64_t earliest = walk.earliest_timestamp
+    cdef int64_t latest = walk.latest_timestamp if walk.latest_timestamp < walk.target_timestamp \
+        else walk.target_timestamp - 1
+    cdef int32_t least_key_size = 0 if walk.compacted else INT32_MIN
+    cdef int64_t max_timestamp = walk.max_timestamp
+    cdef int32_t max_timestamp_delta = walk.max_timestamp_delta
+    cdef int32_t misplaced = 0
+    cdef int64_t timestamp
+    cdef const uint8_t* next
+    cdef RecordView view
+    cdef int outcome = RECORD_COMPLETE
+    while records < records_count:
+        outcome = record_read(p, end, &view, &next)
+        if outcome != RECORD_COMPLETE:
+            break
+        timestamp = <int64_t>(base_timestamp + <uint64_t>(view.timestamp_delta & delta_mask))
+        misplaced |= view.offset_delta ^ records
+        if timestamp > max_timestamp:
+            max_timestamp = timestamp
+            max_timestamp_delta = view.offset_delta
+        if (timestamp < earliest) | (timestamp > latest) | (view.key_size < least_key_size):
+            walk.records = records
+            judge_record(walk, timestamp, view.offset_delta, view.key_size)
+        records += 1
+        p = next
+    walk.records = records
+    walk.max_timestamp = max_timestamp
+    walk.max_timestamp_delta = max_timestamp_delta
+    walk.consecutive = walk.consecutive and misplaced == 0
+    if outcome == RECORD_MALFORMED:
+        return NULL
+    return p
+
+
 cdef int walk_feed(Walk* walk, const uint8_t* data, size_t size) noexcept nogil:
     cdef const uint8_t* p = data
-    cdef const uint8_t* next
     cdef const uint8_t* end = data + size
-    cdef RecordView view
-    cdef int outcome
     if walk.verdict != NONE and walk.bad_record < 0:
         return walk.verdict                       # it did not parse: nothing more to learn
     while p < end:
         if walk.stage == LENGTH and walk.shift == 0:
-            outcome = RECORD_COMPLETE
-            while walk.records < walk.records_count:
-                outcome = record_read(p, end, &view, &next)
-                if outcome != RECORD_COMPLETE:
-                    break
-                take_record(walk, &view)
-                p = next
-            if outcome == RECORD_MALFORMED:
-                return walk_refuse(walk, "A record's length and its fields do not agree")
-            if walk.records == walk.records_count:
+            p = walk_whole(walk, p, end)
+            if p != NULL and walk.records == walk.records_count:
                 if p < end:
                     return walk_refuse(walk, "The record batch has more bytes than its records")
                 break
-        p = walk_cut(walk, p, end)
+        if p != NULL:
+            p = walk_cut(walk, p, end)
         if p == NULL:
             return walk_refuse(walk, "A record's length and its fields do not agree")
     return NONE
@@ -529,7 +559,7 @@ cdef class RecordWalk:
         if rules is not None:
             walk_rules(&self.walk, &rules.rules, now_ms)
         if target is not None:
-            self.walk.target_timestamp = target
+            self.walk.target_timestamp = target if target > INT64_MIN else INT64_MIN + 1
             self.walk.target_delta = from_offset - header.info.base_offset if from_offset > 0 else INT64_MIN
 
     def feed(self, const uint8_t[::1] chunk not None):

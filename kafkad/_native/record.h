@@ -56,16 +56,16 @@ static __attribute__((noinline, unused)) const uint8_t *record_long_varlong(cons
     return NULL;
 }
 
-/* One and two bytes, which nearly all are, without a loop or a call. */
-KAFKAD_INLINE const uint8_t *record_varint(const uint8_t *p, const uint8_t *end, int32_t *out) {
-    if (p >= end)
+/* One and two bytes, which nearly all are, without a loop or a call. `room`: bytes that surely follow p. */
+KAFKAD_INLINE const uint8_t *record_varint_in(const uint8_t *p, const uint8_t *end, int room, int32_t *out) {
+    if (room < 1 && p >= end)
         return NULL;
     uint32_t first = p[0];
     if (first < 0x80) {
         *out = record_zigzag(first);
         return p + 1;
     }
-    if (end - p >= 2 && p[1] < 0x80) {
+    if ((room >= 2 || end - p >= 2) && p[1] < 0x80) {
         *out = record_zigzag((first & 0x7F) | (uint32_t)p[1] << 7);
         return p + 2;
     }
@@ -75,15 +75,15 @@ KAFKAD_INLINE const uint8_t *record_varint(const uint8_t *p, const uint8_t *end,
     return p;
 }
 
-KAFKAD_INLINE const uint8_t *record_varlong(const uint8_t *p, const uint8_t *end, int64_t *out) {
-    if (p >= end)
+KAFKAD_INLINE const uint8_t *record_varlong_in(const uint8_t *p, const uint8_t *end, int room, int64_t *out) {
+    if (room < 1 && p >= end)
         return NULL;
     uint64_t first = p[0];
     if (first < 0x80) {
         *out = record_zigzag64(first);
         return p + 1;
     }
-    if (end - p >= 2 && p[1] < 0x80) {
+    if ((room >= 2 || end - p >= 2) && p[1] < 0x80) {
         *out = record_zigzag64((first & 0x7F) | (uint64_t)p[1] << 7);
         return p + 2;
     }
@@ -91,6 +91,10 @@ KAFKAD_INLINE const uint8_t *record_varlong(const uint8_t *p, const uint8_t *end
     p = record_long_varlong(p, end, &value);
     *out = value;
     return p;
+}
+
+KAFKAD_INLINE const uint8_t *record_varint(const uint8_t *p, const uint8_t *end, int32_t *out) {
+    return record_varint_in(p, end, 0, out);
 }
 
 /* Behind `count` headers, NULL if they do not fit. */
@@ -110,6 +114,42 @@ static __attribute__((noinline, unused)) const uint8_t *record_pass_headers(cons
     return p;
 }
 
+/* The fields between `p` and `end`. With `room` the record is so long that its head needs no look at its end. */
+KAFKAD_INLINE int record_fields(const uint8_t *p, const uint8_t *end, int room, RecordView *view) {
+    p = record_varlong_in(p + 1, end, room, &view->timestamp_delta); /* behind the attributes, which mean nothing */
+    if (!p)
+        return RECORD_MALFORMED;
+    p = record_varint_in(p, end, room, &view->offset_delta);
+    if (!p)
+        return RECORD_MALFORMED;
+    p = record_varint_in(p, end, room, &view->key_size);
+    if (!p || view->key_size > end - p)
+        return RECORD_MALFORMED;
+    view->key = p;
+    p += view->key_size > 0 ? view->key_size : 0;
+    p = record_varint(p, end, &view->value_size);
+    if (!p)
+        return RECORD_MALFORMED;
+    view->value = p;
+    view->headers_count = 0;
+    if (view->value_size == end - p - 1 && end[-1] == 0) { /* the rest is the value and a 0 for no headers */
+        view->headers = end;
+        return RECORD_COMPLETE;
+    }
+    if (view->value_size > end - p)
+        return RECORD_MALFORMED;
+    p += view->value_size > 0 ? view->value_size : 0;
+    p = record_varint(p, end, &view->headers_count);
+    if (!p || view->headers_count < 0 || view->headers_count > end - p)
+        return RECORD_MALFORMED;
+    view->headers = p;
+    if (view->headers_count)
+        p = record_pass_headers(p, end, view->headers_count);
+    return p == end ? RECORD_COMPLETE : RECORD_MALFORMED;
+}
+
+#define RECORD_HEAD_MAX (1 + 10 + 5 + 5) /* attributes, timestamp delta, offset delta, key size */
+
 /* Reads the record at p. RECORD_INCOMPLETE: its length, or what it says, runs past `end`. */
 KAFKAD_INLINE int record_read(const uint8_t *p, const uint8_t *end, RecordView *view, const uint8_t **next) {
     int32_t length;
@@ -122,30 +162,8 @@ KAFKAD_INLINE int record_read(const uint8_t *p, const uint8_t *end, RecordView *
         return RECORD_INCOMPLETE;
     const uint8_t *body_end = p + length;
     *next = body_end;
-    __asm__("" : "+r"(body_end)); /* else the compiler finds it equal to the p below, and chains the records again */
-    p = record_varlong(p + 1, body_end, &view->timestamp_delta); /* behind the attributes, which mean nothing */
-    if (!p)
-        return RECORD_MALFORMED;
-    p = record_varint(p, body_end, &view->offset_delta);
-    if (!p)
-        return RECORD_MALFORMED;
-    p = record_varint(p, body_end, &view->key_size);
-    if (!p || view->key_size > body_end - p)
-        return RECORD_MALFORMED;
-    view->key = p;
-    p += view->key_size > 0 ? view->key_size : 0;
-    p = record_varint(p, body_end, &view->value_size);
-    if (!p || view->value_size > body_end - p)
-        return RECORD_MALFORMED;
-    view->value = p;
-    p += view->value_size > 0 ? view->value_size : 0;
-    p = record_varint(p, body_end, &view->headers_count);
-    if (!p || view->headers_count < 0 || view->headers_count > body_end - p)
-        return RECORD_MALFORMED;
-    view->headers = p;
-    if (view->headers_count)
-        p = record_pass_headers(p, body_end, view->headers_count);
-    return p == body_end ? RECORD_COMPLETE : RECORD_MALFORMED;
+    __asm__("" : "+r"(body_end)); /* else the compiler finds it equal to where the fields end, and chains records */
+    return length >= RECORD_HEAD_MAX ? record_fields(p, body_end, 2, view) : record_fields(p, body_end, 0, view);
 }
 
 #endif

@@ -1,7 +1,7 @@
 """Batches with anything in them: the native verdict is the slow twin's, and nothing crashes or takes memory.
 
 Three ways to make them: flipped bits under a right CRC, random fields and sizes in hand-made records, and
-pure noise. KAFKAD_FUZZ_SECONDS (default 3) is the time of each test for all three; a failure names its seed."""
+pure noise. KAFKAD_FUZZ_SECONDS (default 3) is what a test takes for all three; a failure names its seed."""
 
 import os
 import random

@@ -1,0 +1,112 @@
+"""The main job, as `make demo` runs it: real flights, a real producer, Spark, Parquet, and a kill -9."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.jvm import JARS, fetch_jars
+
+pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def connector() -> Path:
+    name = "spark-sql-kafka"
+    if not fetch_jars.is_complete(name) and fetch_jars.main([name]) != 0:
+        pytest.fail("the jars of Spark's Kafka connector are missing (make test fetches them)")
+    return JARS / name
+
+
+@pytest.fixture(scope="module")
+def all_flights():
+    from kafkad.spark import flights
+
+    return flights.load()
+
+
+def test_every_flight_lands_once(make_broker, connector, all_flights, tmp_path):
+    from kafkad.spark import demo
+
+    assert all_flights.num_rows == 336_776
+    outcome = demo.run(make_broker(), "flights", all_flights, tmp_path / "run", jars=connector)
+    assert sum(outcome.written.values()) == 336_776
+    assert min(outcome.written.values()) > 50_000
+    assert [row["rows"] for row in outcome.by_month][:3] == [
+        27004,
+        24951,
+        28834,
+    ]  # as R's documentation counts them
+    assert outcome.job_starts == 1
+
+
+def test_the_same_table_though_the_broker_is_killed_in_the_middle(
+    make_broker, connector, all_flights, tmp_path
+):
+    from kafkad.spark import demo
+
+    outcome = demo.run(make_broker(), "flights", all_flights, tmp_path / "run", jars=connector, kill=True)
+    assert outcome.killed_at_rows is not None
+    assert outcome.killed_at_rows < 336_776
+    assert sum(row["rows"] for row in outcome.by_month) == 336_776
+
+
+class TestTheProofItself:
+    """It would be worth little if it could not fail."""
+
+    @pytest.fixture
+    def sent(self, all_flights):
+        return all_flights.slice(0, 1000)
+
+    @pytest.fixture
+    def rows(self, sent):
+        import pyarrow as pa
+
+        place = pa.table(
+            {"kafka_partition": pa.array([0] * 1000, pa.int32()), "kafka_offset": pa.array(range(1000))}
+        )
+        return pa.table([*sent.columns, *place.columns], names=[*sent.column_names, *place.column_names])
+
+    def test_the_same_rows_in_another_order_pass(self, rows, sent):
+        from kafkad.spark import landed
+
+        landed.prove_equal(rows.sort_by([("kafka_offset", "descending")]), sent)
+        landed.prove_offsets(rows, {0: 1000})
+
+    @pytest.mark.parametrize("take", [slice(0, 999), [*range(999), 998]], ids=["one lost", "one doubled"])
+    def test_a_lost_or_doubled_row_fails(self, rows, sent, take):
+        from kafkad.spark import landed
+
+        indexes = list(range(1000))[take] if isinstance(take, slice) else take
+        wrong = rows.take(indexes)
+        with pytest.raises(landed.Unproven):
+            landed.prove_equal(wrong, sent)
+        with pytest.raises(landed.Unproven):
+            landed.prove_offsets(wrong, {0: 1000})
+
+    def test_a_changed_value_fails(self, rows, sent):
+        import pyarrow.compute as pc
+
+        from kafkad.spark import landed
+
+        index = rows.column_names.index("distance")
+        wrong = rows.set_column(index, "distance", pc.add(rows["distance"], 1).cast("int32"))
+        with pytest.raises(landed.Unproven, match="distance"):
+            landed.prove_equal(wrong, sent)
+
+    def test_only_files_that_a_commit_names_count(self, tmp_path):
+        import json
+
+        from kafkad.spark import landed
+
+        log = tmp_path / "_spark_metadata"
+        log.mkdir()
+
+        def entry(name, *files):
+            rows = [json.dumps({"path": f"file:///t/month%3D1/{file}", "action": "add"}) for file in files]
+            (log / name).write_text("\n".join(["v1", *rows]))
+
+        entry("8", "old")  # its content is in 9.compact
+        entry("9.compact", "a", "b")
+        entry("10", "c")
+        (log / ".10.crc").write_text("not an entry")
+        assert landed.committed_files(tmp_path) == ["/t/month=1/a", "/t/month=1/b", "/t/month=1/c"]

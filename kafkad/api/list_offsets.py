@@ -20,6 +20,7 @@ EARLIEST_LOCAL = -4
 LAST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
 
+LEADER_EPOCH_SINCE = 4
 CONSUMER = -1
 DEBUGGING_CONSUMER = -2
 
@@ -44,6 +45,8 @@ def list_offsets(services: Services, context: RequestContext, request: Any) -> A
                 _look_up(services, context, request, topic.name, asked, found)
             except KafkaError as trouble:
                 found.error_code = code_of(trouble)
+            if context.version < LEADER_EPOCH_SINCE:
+                found.leader_epoch = -1
     return response
 
 

@@ -654,7 +654,7 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                     continue
                 if errno == EAGAIN:
                     conn.blocked = True
-                    return
+                    break
                 conn_close(conn, NULL)
                 return
             core.stats.bytes_out += n
@@ -678,13 +678,14 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                     return
                 elif errno == EAGAIN:
                     conn.blocked = True
-                    conn_touch(conn)
-                    return
+                    break
                 elif errno != EINTR:
                     conn_close(conn, NULL)
                     return
+            if conn.blocked:
+                break
             sent_bytes(conn, 0)
-    if conn.corked:
+    if conn.corked:                          # also when blocked: under cork a window below the MSS stays unused
         conn.corked = False
         kafkad_cork(conn.fd, 0)
 

@@ -1,11 +1,11 @@
 """Listening sockets: bound so that a second broker on the same port is told, not let in.
 
-SO_REUSEPORT, which lets every worker have a listener of its own, also lets another broker of the same user bind the
-same port in silence. So a port is probed first by an exclusive bind; a single listener simply keeps that one. With
-several, whoever keeps them open owns them: closing one resets the connections in its backlog.
+SO_REUSEPORT, which lets every worker have a listener of its own, also lets another broker of the same user
+bind the same port in silence. So a port is probed first by an exclusive bind; a single listener simply keeps
+that one. With several, whoever keeps them open owns them: closing one resets the connections in its backlog.
 
-An empty host is every interface, IPv4 and IPv6 by one socket where there is IPv6. A name that resolves to several
-addresses is bound to its first IPv4 one, as Java does."""
+An empty host is every interface, IPv4 and IPv6 by one socket where there is IPv6. A name that resolves to
+several addresses is bound to its first IPv4 one, as Java does."""
 
 import errno
 import os
@@ -38,7 +38,7 @@ def _listen_all(
 ) -> list[socket.socket]:
     listeners: list[socket.socket] = []
     try:
-        for _ in range(count):
+        while len(listeners) < count:
             listeners.append(_listen(family, host, port, backlog, shared=True))
     except OSError:
         for listener in listeners:

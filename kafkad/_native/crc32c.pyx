@@ -3,14 +3,12 @@
 `checksum(data, seed=0)` is the Python face of the `crc32c` that native code cimports. `IMPLEMENTATIONS` names the
 ways this CPU runs, fastest first, and `checksum_by(name, ...)` calls one of them, so that tests reach them all."""
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t
 
 
 cdef extern from "crc32c.h" nogil:
     ctypedef uint32_t (*crc32c_function)(uint32_t crc, const uint8_t* p, size_t n) noexcept nogil
     int crc32c_implementations(const char** names, crc32c_function* functions)
-    uint32_t crc32c_multiply(uint32_t a, uint32_t b)
-    uint32_t crc32c_power(uint64_t n)
 
 cdef const char* names[4]
 cdef crc32c_function functions[4]
@@ -22,10 +20,6 @@ IMPLEMENTATIONS = tuple(names[i].decode() for i in range(count))
 
 cdef uint32_t crc32c(const uint8_t* data, size_t size, uint32_t seed=0) noexcept nogil:
     return ~fastest(~seed, data, size)
-
-
-cdef uint32_t crc32c_joined(uint32_t first, uint32_t second, size_t second_size) noexcept nogil:
-    return crc32c_multiply(first, crc32c_power(8 * <uint64_t>second_size)) ^ second
 
 
 def checksum(const uint8_t[::1] data not None, uint32_t seed=0):
@@ -44,8 +38,3 @@ def checksum_by(str name, const uint8_t[::1] data not None, uint32_t seed=0):
     cdef crc32c_function function = functions[<int>IMPLEMENTATIONS.index(name)]
     cdef size_t size = data.shape[0]
     return <uint32_t>~function(~seed, &data[0] if size else NULL, size)
-
-
-def joined(uint32_t first, uint32_t second, size_t second_size):
-    """The checksum of A followed by B, from both checksums and the size of B."""
-    return crc32c_joined(first, second, second_size)

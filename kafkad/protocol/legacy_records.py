@@ -1,0 +1,128 @@
+"""Message sets of magic 0 and 1, as Kafka wrote them before 0.11: read well enough to list and to convert.
+
+    offset i64 | size i32 | crc u32 | magic i8 | attributes i8 | timestamp i64 (magic 1) | key bytes | value
+    bytes
+
+The CRC is zlib's, over magic to the end; key and value have a length of 32 bits, -1 for null. An entry with a
+codec in its attributes wraps a message set in its value, and stands at the offset of the *last* message
+inside: the inner offsets are absolute in magic 0, and count from 0 in magic 1 (KIP-31). With LogAppendTime
+(bit 3) the wrapper's timestamp is everyone's.
+
+Beware: lz4 in magic 0 has the frame's header checksum over the wrong bytes (KAFKA-3160); it is put right
+before the library sees it. Nothing here writes."""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import lz4.frame
+
+from kafkad._native.records import Record
+from kafkad.protocol import compression as codecs
+from kafkad.protocol.errors import Malformed
+
+LOG_OVERHEAD: Final = 12  # offset and size
+HEADER_SIZE: Final = (LOG_OVERHEAD + 6, LOG_OVERHEAD + 14)  # up to the key, by magic
+TIMESTAMP_LOG_APPEND: Final = 0x08
+CODEC_MASK: Final = 0x07
+DECOMPRESSED_MAX: Final = 1 << 30
+
+
+class LegacyEntry:
+    """One entry of a message set: a message, or the wrapper of a compressed set. Malformed if it does not
+    parse."""
+
+    __slots__ = ("_message", "attributes", "crc", "key", "magic", "offset", "size", "timestamp", "value")
+
+    def __init__(self, buffer: Any, position: int = 0) -> None:
+        view = memoryview(buffer).cast("B")[position:]
+        try:
+            self.offset, size, self.crc, self.magic, self.attributes = struct.unpack_from(">qiIbb", view)
+            if self.magic not in (0, 1) or size > len(view) - LOG_OVERHEAD:
+                raise Malformed(f"no message of magic 0 or 1 at position {position}")
+            self.size = LOG_OVERHEAD + size
+            self._message = view[LOG_OVERHEAD : self.size]
+            self.timestamp: int = struct.unpack_from(">q", view, 18)[0] if self.magic else -1
+            self.key, end = self._sized(view, HEADER_SIZE[self.magic])
+            self.value, end = self._sized(view, end)
+        except struct.error:
+            raise Malformed(f"a message is cut off at position {position}") from None
+        if end != self.size:
+            raise Malformed(f"a message's size and its fields do not agree at position {position}")
+
+    def _sized(self, view: memoryview, position: int) -> tuple[bytes | None, int]:
+        (size,) = struct.unpack_from(">i", view, position)
+        position += 4
+        if size < 0:
+            return None, position
+        if size > self.size - position:
+            raise Malformed("a message's key or value is longer than the message")
+        return bytes(view[position : position + size]), position + size
+
+    @property
+    def compression(self) -> int:
+        return self.attributes & CODEC_MASK
+
+    @property
+    def timestamp_type(self) -> int:
+        return 1 if self.magic and self.attributes & TIMESTAMP_LOG_APPEND else 0
+
+    def is_intact(self) -> bool:
+        """The CRC is that of the bytes."""
+        return zlib.crc32(self._message[4:]) == self.crc
+
+    def records(self) -> list[Record]:
+        """The message, or those that it wraps, with absolute offsets. Raises Malformed."""
+        if not self.compression:
+            return [Record(self.key, self.value, None, self.timestamp, self.offset)]
+        if self.value is None:
+            raise Malformed("a compressed message without value")
+        data: Any = self.value
+        if self.compression == codecs.LZ4 and self.magic == 0:
+            data = _with_right_lz4_checksum(data)
+        inner = list(read_entries(codecs.decompress(self.compression, data, DECOMPRESSED_MAX)))
+        if not inner:
+            raise Malformed("a compressed message that wraps none")
+        if any(entry.compression or entry.magic != self.magic for entry in inner):
+            raise Malformed("a compressed message wraps one that is compressed too, or of another magic")
+        shift = self.offset - inner[-1].offset if self.magic else 0
+        return [
+            Record(
+                entry.key,
+                entry.value,
+                None,
+                self.timestamp if self.timestamp_type else entry.timestamp,
+                entry.offset + shift,
+            )
+            for entry in inner
+        ]
+
+
+def read_entries(buffer: Any) -> Iterator[LegacyEntry]:
+    """The entries of a message set; one that the buffer's end cuts is left out. Raises Malformed."""
+    view = memoryview(buffer).cast("B")
+    position = 0
+    while len(view) - position >= LOG_OVERHEAD:
+        (size,) = struct.unpack_from(">i", view, position + 8)
+        if size < HEADER_SIZE[0] - LOG_OVERHEAD:
+            raise Malformed(f"a message of size {size} at position {position}")
+        if size > len(view) - position - LOG_OVERHEAD:
+            return
+        yield LegacyEntry(view, position)
+        position += LOG_OVERHEAD + size
+
+
+def _with_right_lz4_checksum(frame: bytes) -> bytes:
+    """One byte closes the frame's header: the one of 256 that the library takes."""
+    if len(frame) < 7:
+        raise Malformed("lz4: no frame")
+    at = 14 if frame[4] & 0x08 else 6  # behind the content size, if there is one
+    for checksum in range(256):
+        right = frame[:at] + bytes([checksum]) + frame[at + 1 :]
+        try:
+            lz4.frame.get_frame_info(right[: at + 1])
+        except RuntimeError:
+            continue
+        return right
+    raise Malformed("lz4: no frame")

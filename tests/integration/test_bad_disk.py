@@ -16,6 +16,7 @@ from tests.wire import Wire, batch, create_topic, high_watermark, produce
 
 TOPIC = "kept"
 BATCHES = 200
+FILLING = b"." * 20_000  # four segments of a megabyte, the least that Kafka allows
 
 
 def serve(*arguments: str, timeout: float = 20) -> subprocess.CompletedProcess[str]:
@@ -60,13 +61,13 @@ def fetch_values(wire: Wire, topic: str, offset: int = 0) -> list[bytes]:
 @pytest.fixture
 def written(tmp_path):
     """A broker that was killed after 200 batches over many small segments, and its data directory."""
-    config = {"log.segment.bytes": 4096, "log.index.interval.bytes": 256}
+    config = {"log.segment.bytes": 1 << 20, "log.index.interval.bytes": 256}
     broker = Broker(config=config, data_dir=tmp_path / "data")
     with broker:
         with Wire(broker.bootstrap) as wire:
             create_topic(wire, TOPIC)
             for number in range(BATCHES):
-                assert produce(wire, TOPIC, bytes(batch(b"%05d" % number + b"." * 100))).error_code == 0
+                assert produce(wire, TOPIC, bytes(batch(b"%05d" % number + FILLING))).error_code == 0
         yield broker
 
 
@@ -136,7 +137,12 @@ def test_damaged_checkpoints_do_not_stop_the_broker(written, name, content):
     written.kill()
     (written.data_dir / name).write_bytes(content)
     written.restart()
-    assert numbers(written)[-1] == BATCHES - 1
+    if name == "log-start-offset-checkpoint" and b"999999999" in content:
+        # Offsets below a log start that was told are gone for ever, as in Kafka: the log goes on from there.
+        with Wire(written.bootstrap) as wire:
+            assert produce(wire, TOPIC, bytes(batch(b"on"))).base_offset == 999_999_999
+    else:
+        assert numbers(written)[-1] == BATCHES - 1
 
 
 def test_damaged_snapshots_and_epoch_files_do_not_stop_the_broker(written):

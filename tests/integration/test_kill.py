@@ -65,7 +65,7 @@ class Writer(threading.Thread):
         while not self.stopping.is_set():
             partition = self.random.randrange(PARTITIONS)
             number = self.sent[partition]
-            value = b"%s:%d:" % (self.label.encode(), number) + b"x" * self.random.randrange(400)
+            value = b"%s:%d:" % (self.label.encode(), number) + b"x" * self.random.randrange(3000)
             try:
                 self.producer.produce(TOPIC, value, partition=partition, on_delivery=self._delivered)
             except BufferError:
@@ -119,7 +119,8 @@ def read_all(bootstrap: str, ends: dict[int, tuple[int, int]]) -> dict[int, list
 def test_acknowledged_records_survive_kill_9_once_and_in_order(tmp_path, rounds):
     chance = random.Random(SEED)
     config = {
-        "log.segment.bytes": 200_000,  # rolls, and so snapshots and new indexes, happen all the time
+        "log.segment.bytes": 1
+        << 20,  # the least that Kafka allows: rolls, and so snapshots and new indexes, happen all the time
         "log.retention.check.interval.ms": 300_000,
         "log.flush.offset.checkpoint.interval.ms": 500,
     }

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m pytest bench/test_native_batch.py --benchmark-columns=min,median,stddev
 
-Each figure holds a Python call of about 0.2 µs, which the reactor does not make: `walk[nothing]` is that alone."""
+Each figure holds a Python call of 0.2 µs, which the reactor does not make: `walk[nothing]` is only that."""
 
 import random
 

@@ -123,6 +123,8 @@ cdef class Partition:
     cdef public bint notify_log             # call log.on_advance() when HW moves: somebody waits there
     cdef bint flush_asked
     cdef int64_t first_unstable             # first offset of the oldest open transaction, -1 when none
+    cdef int64_t unstable_segment           # and where it stands
+    cdef int64_t unstable_position
     cdef readonly int wants                 # why the last append said NEED_PYTHON: WANTS_ROLL or WANTS_SLOW_PATH
     cdef bint completed                     # the last trusted append ended this transaction
     cdef bint completed_aborted

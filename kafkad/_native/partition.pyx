@@ -160,11 +160,15 @@ cdef class Partition:
         kafkad_store(&self.row.sequence, (self.row.sequence | 1) + 1)
 
     cdef void move_stable(self) noexcept nogil:
-        # LSO is HW, or the start of the oldest open transaction; that one's position stands since it was found.
+        # LSO is HW, or the start of the oldest open transaction where that is lower.
         if self.first_unstable < 0 or self.first_unstable >= self.row.high_watermark:
             self.row.last_stable_offset = self.row.high_watermark
             self.row.stable_segment = self.row.high_watermark_segment
             self.row.stable_position = self.row.high_watermark_position
+        else:
+            self.row.last_stable_offset = self.first_unstable
+            self.row.stable_segment = self.unstable_segment
+            self.row.stable_position = self.unstable_position
 
     cdef void tell(self, int why) noexcept nogil:
         if self.advanced != NULL:
@@ -471,10 +475,9 @@ cdef class Partition:
         self.row.end_segment = segment.base_offset
         self.row.end_position = segment.size
         if self.first_unstable < 0 and attributes & TRANSACTIONAL and not attributes & CONTROL:
-            self.first_unstable = base_offset       # LSO stays where HW was: everything below is decided
-            self.row.last_stable_offset = base_offset
-            self.row.stable_segment = segment.base_offset
-            self.row.stable_position = segment.size - size
+            self.first_unstable = base_offset
+            self.unstable_segment = segment.base_offset
+            self.unstable_position = segment.size - size
         if self.follows_end and self.row.log_end_offset - self.row.flushed_offset < self.flush_interval:
             self.row.high_watermark = self.row.log_end_offset
             self.row.high_watermark_segment = segment.base_offset
@@ -1042,23 +1045,16 @@ cdef class Partition:
 
     def refresh_stable(self) -> None:
         """Finds the oldest open transaction again, after loading, truncation or the end of a transaction."""
-        cdef int64_t first = producer_first_unstable(self.producer_map)
-        cdef int64_t segment, position
-        self.first_unstable = first
-        if first >= 0 and first < self.row.log_start_offset:
-            first = self.row.log_start_offset
-            self.first_unstable = first
-        if 0 <= first < self.row.high_watermark:
-            segment, position = self.position_of(first)
-            self.row_begin()
-            self.row.last_stable_offset = first
-            self.row.stable_segment = segment
-            self.row.stable_position = position
-            self.row_end()
-        else:
-            self.row_begin()
-            self.move_stable()
-            self.row_end()
+        cdef int64_t before = self.row.last_stable_offset
+        self.first_unstable = producer_first_unstable(self.producer_map)
+        if 0 <= self.first_unstable < self.row.log_start_offset:
+            self.first_unstable = self.row.log_start_offset
+        if self.first_unstable >= 0:
+            self.unstable_segment, self.unstable_position = self.position_of(self.first_unstable)
+        self.row_begin()
+        self.move_stable()
+        self.row_end()
+        if self.row.last_stable_offset > before:
             self.tell(ADVANCED_HIGH_WATERMARK)
 
     def truncated(self, int64_t end_offset, int64_t position) -> None:

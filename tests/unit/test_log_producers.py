@@ -1,0 +1,217 @@
+"""Idempotent producers: what is a retry, what a gap, what a zombie; also across restarts and crashes."""
+
+import pytest
+
+from kafkad._native.producer_table import ProducerTable
+from kafkad.log.filenames import SNAPSHOT, segment_file
+from kafkad.log.log import AppendResult
+from kafkad.log.producer_state import decode_snapshot, encode_snapshot, load_snapshot
+from kafkad.protocol.errors import KafkaError, Malformed
+from kafkad.protocol.records import build_batch, end_marker
+from tests.unit.log_world import LogWorld, batch, idempotent, topic_config
+
+SEQUENCE_MAX = 2**31 - 1
+OUT_OF_ORDER = 45
+OLD_EPOCH = 47
+
+
+def send(world: LogWorld, sequence: int, count: int = 1, **fields) -> AppendResult:
+    return world.log.append_client(idempotent(sequence, count, **fields), world.now_ms)
+
+
+def refusal(world: LogWorld, sequence: int, count: int = 1, **fields) -> int:
+    end = world.log.end_offset
+    with pytest.raises(KafkaError) as caught:
+        send(world, sequence, count, **fields)
+    assert world.log.end_offset == end
+    return caught.value.code
+
+
+@pytest.fixture
+def world(tmp_path):
+    return LogWorld(tmp_path)
+
+
+def test_a_retry_of_one_of_the_last_five_batches_returns_the_first_offsets(world):
+    for i in range(8):
+        send(world, 2 * i, 2)
+    for i in range(3, 8):
+        assert send(world, 2 * i, 2)[:2] == (2 * i, 2 * i + 2)
+    assert world.log.end_offset == 16
+    assert refusal(world, 2 * 2, 2) == OUT_OF_ORDER
+
+
+def test_a_duplicate_has_the_same_range_and_epoch(world):
+    send(world, 0, 4)
+    assert refusal(world, 0, 3) == OUT_OF_ORDER
+    assert refusal(world, 1, 3) == OUT_OF_ORDER
+    assert send(world, 0, 4, epoch=1).base_offset == 4
+
+
+def test_a_gap_is_refused(world):
+    send(world, 0, 3)
+    assert refusal(world, 4) == OUT_OF_ORDER
+    assert send(world, 3).base_offset == 3
+
+
+def test_an_old_epoch_is_refused(world):
+    send(world, 0, epoch=3)
+    assert refusal(world, 1, epoch=2) == OLD_EPOCH
+    assert send(world, 1, epoch=3).base_offset == 1
+
+
+def test_a_new_epoch_begins_at_zero(world):
+    send(world, 0)
+    assert refusal(world, 1, epoch=1) == OUT_OF_ORDER
+    assert send(world, 0, epoch=1).base_offset == 1
+    assert refusal(world, 0, epoch=0) == OLD_EPOCH
+
+
+def test_an_unknown_producer_may_begin_anywhere(world):
+    assert send(world, 1234, 2).base_offset == 0
+    assert refusal(world, 1234 + 3) == OUT_OF_ORDER
+    assert send(world, 1236).base_offset == 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_sequences_wrap_to_zero(world, count):
+    start = SEQUENCE_MAX - count + 1
+    send(world, start, count)
+    assert send(world, 0, 3).base_offset == count
+    assert send(world, start, count)[:2] == (0, count)
+    assert refusal(world, 4) == OUT_OF_ORDER
+
+
+def test_a_batch_that_itself_wraps(world):
+    send(world, SEQUENCE_MAX - 1, 4)
+    assert send(world, SEQUENCE_MAX - 1, 4)[:2] == (0, 4)
+    assert send(world, 2, 1).base_offset == 4
+
+
+def test_many_producers_do_not_meet(world):
+    for sequence in range(3):
+        for producer in range(300):
+            send(world, sequence, producer_id=producer * 1_000_003)
+    for producer in range(300):
+        assert send(world, 2, producer_id=producer * 1_000_003).base_offset == 600 + producer
+    assert len(world.log.active_producers()) == 300
+
+
+@pytest.mark.parametrize("how", ["crash", "restart"])
+def test_the_last_batch_is_known_after_a_restart(world, how):
+    for i in range(5):
+        send(world, i)
+    send(world, 0, 2, producer_id=99, epoch=4)
+    getattr(world, how)()
+    assert send(world, 4)[:2] == (4, 5)
+    assert send(world, 0, 2, producer_id=99, epoch=4)[:2] == (5, 7)
+    assert refusal(world, 6) == OUT_OF_ORDER
+    assert refusal(world, 2, producer_id=99, epoch=3) == OLD_EPOCH
+    assert send(world, 5).base_offset == 7
+
+
+def test_after_a_crash_all_five_are_known_when_the_log_itself_is_replayed(world):
+    for i in range(5):
+        send(world, i)
+    world.crash()
+    for i in range(5):
+        assert send(world, i).base_offset == i
+
+
+def test_producers_of_older_segments_come_from_the_snapshot_at_the_roll(tmp_path):
+    world = LogWorld(tmp_path, topic_config(segment_bytes=400))
+    send(world, 0, producer_id=1)
+    for _ in range(20):
+        world.append()
+    world.scheduler.settle()
+    point = world.log.recovery_point
+    assert point > 0
+    world.crash(recovery_point=point)
+    assert send(world, 0, producer_id=1)[:2] == (0, 1)
+    for path in world.directory.glob("*" + SNAPSHOT):
+        path.write_bytes(b"rubbish")
+    world.crash(recovery_point=point)
+    assert send(world, 0, producer_id=1)[:2] == (0, 1)
+
+
+def test_producers_expire_by_the_clock_also_when_a_snapshot_is_loaded(world):
+    day = 86_400_000
+    send(world, 0, producer_id=1, timestamp=1_000)
+    send(world, 0, producer_id=2, timestamp=5_000)
+    assert world.log.remove_expired_producers(day + 1_000) == 1
+    assert [row[0] for row in world.log.active_producers()] == [2]
+    world.now_ms = day + 5_000
+    world.restart()
+    assert world.log.active_producers() == []
+
+
+def test_the_coordinators_own_batches_are_not_sequenced(world):
+    for _ in range(2):
+        world.log.append(batch(1, producer_id=5, producer_epoch=1), 1_000)
+    with pytest.raises(KafkaError) as caught:
+        world.log.append(batch(1, producer_id=5, producer_epoch=0), 1_000)
+    assert caught.value.code == OLD_EPOCH
+
+
+def test_a_transactional_batch_of_a_client_is_refused(world):
+    with pytest.raises(KafkaError) as caught:
+        world.append(idempotent(0, transactional=True))
+    assert caught.value.code in (42, 48)
+    assert world.log.end_offset == 0
+
+
+def test_lso_stays_at_an_open_transaction_and_moves_at_its_end(world):
+    world.append(count=3)
+    world.log.append(idempotent(0, 2, transactional=True), 1_000)
+    world.append(count=1)
+    assert (world.log.high_watermark, world.log.last_stable_offset) == (6, 3)
+    assert len(world.log.read(0, 1 << 20, below="stable")) == len(batch(3))
+    world.crash()
+    assert (world.log.high_watermark, world.log.last_stable_offset) == (6, 3)
+    world.restart()
+    assert (world.log.high_watermark, world.log.last_stable_offset) == (6, 3)
+    marker = build_batch(
+        [end_marker(0, 3, timestamp=1_000)], producer_id=7, producer_epoch=0, transactional=True, control=True
+    )
+    world.log.append(marker, 1_000)
+    assert (world.log.high_watermark, world.log.last_stable_offset) == (7, 7)
+    expected = [(7, 3, 6, 7)]
+    assert world.log.aborted_transactions(0, 7) == expected
+    world.crash()
+    assert world.log.last_stable_offset == 7
+    assert world.log.aborted_transactions(0, 7) == expected
+
+
+def test_snapshot_bytes_are_kafkas():
+    data = encode_snapshot([(1, 2, 3, 4, 5, 6, 7, -1)])
+    assert data[:2] == b"\0\1"
+    assert len(data) == 10 + 46
+    assert data[6:] == bytes.fromhex(
+        "00000001" "0000000000000001" "0002" "00000003" "0000000000000004" "00000005" "0000000000000006"
+        "00000007" "ffffffffffffffff"
+    )  # fmt: skip
+    assert decode_snapshot(data) == [(1, 2, 3, 4, 5, 6, 7, -1)]
+
+
+def test_every_damage_of_a_snapshot_is_found(tmp_path):
+    data = encode_snapshot([(i, 0, i, i, 0, 9, 0, -1) for i in range(3)])
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x40
+        with pytest.raises(Malformed):
+            decode_snapshot(bytes(damaged))
+        with pytest.raises(Malformed):
+            decode_snapshot(data[:at])
+    path = tmp_path / "s"
+    path.write_bytes(data[:-1])
+    table = ProducerTable()
+    with pytest.raises(Malformed):
+        load_snapshot(str(path), table, 0, 1000)
+    assert len(table) == 0
+
+
+def test_a_clean_stop_leaves_a_snapshot_at_the_end(world):
+    send(world, 0, 5)
+    world.log.close()
+    data = open(segment_file(str(world.directory), 5, SNAPSHOT), "rb").read()
+    assert decode_snapshot(data) == [(7, 0, 4, 4, 4, 1_004, -1, -1)]

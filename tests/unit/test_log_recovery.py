@@ -1,0 +1,293 @@
+"""Unclean starts: what was whole stays, what was not goes, and nothing else."""
+
+import random
+import shutil
+
+import pytest
+
+from kafkad.log.checkpoints import read_partition_metadata
+from kafkad.log.offset_index import read_offset_index
+from kafkad.log.time_index import read_time_index
+from kafkad.protocol.errors import Malformed
+from tests.unit.log_world import TOPIC_ID, LogWorld, batch, idempotent, topic_config
+
+
+def contents(world: LogWorld) -> bytes:
+    return b"".join(world.log.batches(world.log.log_start_offset, world.log.end_offset))
+
+
+def test_the_log_is_cut_after_the_last_whole_batch_at_every_byte(tmp_path):
+    world = LogWorld(tmp_path)
+    for i in range(4):
+        world.append(count=2, size=5 * i)
+    path = world.path(0, ".log")
+    whole = path.read_bytes()
+    ends = [0]
+    for data in world.log.batches(0, 8):
+        ends.append(ends[-1] + len(data))
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        world.crash()
+        kept = max(end for end in ends if end <= size)
+        assert path.read_bytes() == whole[:kept]
+        assert world.log.end_offset == world.log.high_watermark == 2 * ends.index(kept)
+        assert contents(world) == whole[:kept]
+
+
+def test_zeros_at_the_end_are_cut(tmp_path):
+    world = LogWorld(tmp_path)
+    world.append(count=2)
+    size = world.path(0, ".log").stat().st_size
+    with world.path(0, ".log").open("ab") as file:
+        file.write(bytes(100_000))
+    world.crash()
+    assert world.path(0, ".log").stat().st_size == size
+    assert world.log.end_offset == 2
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_damaged_byte_cuts_the_log_before_its_batch(tmp_path, seed):
+    chance = random.Random(seed)
+    world = LogWorld(tmp_path, topic_config(segment_bytes=2_000, index_interval_bytes=200))
+    for _ in range(40):
+        world.append(count=chance.randrange(1, 5), size=chance.randrange(80))
+    segments = world.log.segments
+    batches = list(world.log.batches(0, world.log.end_offset))
+    at = chance.randrange(sum(map(len, batches)))
+    position, hit = 0, 0
+    while position + len(batches[hit]) <= at:
+        position += len(batches[hit])
+        hit += 1
+    inside = at - position
+    base, start = 0, 0
+    for segment_base, size in segments:
+        if start + size > at:
+            base = segment_base
+            break
+        start += size
+    data = bytearray(world.path(base, ".log").read_bytes())
+    data[at - start] ^= 1 << chance.randrange(8)
+    world.path(base, ".log").write_bytes(data)
+    world.crash()
+    if 12 <= inside < 16:  # the leader epoch is under no checksum
+        assert len(contents(world)) == sum(map(len, batches))
+        return
+    kept = contents(world)
+    expected = b"".join(batches[:hit])
+    if inside < 8:  # nor is the base offset: one that still ascends cannot be told from a hole
+        assert kept[: len(expected)] == expected
+    else:
+        assert kept == expected
+    assert world.log.segments[-1][0] <= base
+    world.append()
+    assert len(contents(world)) == len(kept) + len(batch(1))
+
+
+def test_segments_below_the_recovery_point_are_not_read(tmp_path):
+    world = LogWorld(tmp_path, topic_config(segment_bytes=600))
+    for _ in range(40):
+        world.append()
+    world.scheduler.settle()
+    point = world.log.recovery_point
+    active, size = world.log.segments[-1]
+    assert point == world.log.end_offset or point >= active
+    world.crash(recovery_point=active)
+    assert world.log.scanned_bytes == size
+    assert world.log.end_offset == 40
+
+
+def test_a_clean_start_scans_nothing(tmp_path):
+    world = LogWorld(tmp_path, topic_config(segment_bytes=600))
+    for _ in range(40):
+        world.append()
+    before = contents(world)
+    world.restart()
+    assert world.log.scanned_bytes == 0
+    assert contents(world) == before
+    assert world.log.segments[0][0] == 0
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+@pytest.mark.parametrize("damage", ["missing", "odd", "rubbish", "zeros", "empty"])
+def test_a_damaged_index_is_rebuilt_or_read_around(tmp_path, suffix, damage, clean):
+    world = LogWorld(tmp_path, topic_config(segment_bytes=3_000, index_interval_bytes=200))
+    for i in range(80):
+        world.append(count=2, timestamp=1_000 + 10 * i)
+    expected = contents(world)
+    found = [world.log.offset_for_timestamp(1_000 + 10 * i) for i in range(80)]
+    world.log.close()
+    chance = random.Random(1)
+    for path in world.directory.glob("*" + suffix):
+        size = path.stat().st_size
+        if damage == "missing":
+            path.unlink()
+        elif damage == "odd":
+            path.write_bytes(path.read_bytes() + b"abc")
+        elif damage == "rubbish":
+            path.write_bytes(chance.randbytes(size))
+        elif damage == "zeros":
+            path.write_bytes(bytes(size))
+        else:
+            path.write_bytes(b"")
+    world.open(clean=clean, recovery_point=0 if not clean else world.log.recovery_point)
+    assert world.log.end_offset == 160
+    assert contents(world) == expected
+    for offset in range(160):
+        assert world.log.native.try_read(offset, 1)[0] == 0
+    if not clean or damage in ("missing", "odd") or suffix == ".index":
+        assert [world.log.offset_for_timestamp(1_000 + 10 * i) for i in range(80)] == found
+    world.append()
+    assert world.log.end_offset == 161
+
+
+def test_rebuilt_indexes_are_those_that_were_written(tmp_path):
+    chance = random.Random(2)
+    world = LogWorld(tmp_path, topic_config(segment_bytes=20_000, index_interval_bytes=500))
+    for _ in range(300):
+        world.append(count=chance.randrange(1, 4), timestamp=chance.randrange(10_000), size=chance.randrange(150))
+    world.log.close()
+    before = {
+        path.name: path.read_bytes()
+        for path in world.directory.iterdir()
+        if path.suffix in (".index", ".timeindex")
+    }
+    world.crash()
+    world.log.close()
+    after = {name: (world.directory / name).read_bytes() for name in before}
+    assert after == before
+    base = world.log.segments[0][0]
+    assert read_offset_index(str(world.path(base, ".index")), base)
+    assert read_time_index(str(world.path(base, ".timeindex")), base)
+
+
+def test_indexes_without_a_log_are_removed(tmp_path):
+    world = LogWorld(tmp_path)
+    world.append()
+    world.path(500, ".index").write_bytes(bytes(8))
+    world.path(500, ".timeindex").write_bytes(bytes(12))
+    world.crash()
+    assert not world.path(500, ".index").exists()
+    assert not world.path(500, ".timeindex").exists()
+
+
+def test_deleted_and_cleaned_files_go_and_complete_swaps_are_finished(tmp_path):
+    world = LogWorld(tmp_path, topic_config(segment_bytes=400))
+    for _ in range(12):
+        world.append()
+    world.log.close()
+    bases = [base for base, _ in world.log.segments]
+    (world.directory / "00000000000000000000.log.deleted").write_bytes(b"x")
+    shutil.copy(world.path(bases[1], ".log"), str(world.path(bases[1], ".log")) + ".swap")
+    shutil.copy(world.path(bases[1], ".index"), str(world.path(bases[1], ".index")) + ".swap")
+    expected = world.path(bases[1], ".log").read_bytes()
+    world.open(clean=True, recovery_point=12)
+    assert world.log.end_offset == 12
+    assert world.path(bases[1], ".log").read_bytes() == expected
+    assert not [name for name in world.names() if name.endswith((".swap", ".deleted", ".cleaned"))]
+    assert len(contents(world)) == 12 * len(batch(1))
+
+
+def test_a_swap_beside_its_cleaned_files_is_dropped(tmp_path):
+    world = LogWorld(tmp_path)
+    world.append()
+    world.log.close()
+    before = world.path(0, ".log").read_bytes()
+    (world.directory / "00000000000000000000.log.swap").write_bytes(b"half")
+    (world.directory / "00000000000000000000.index.cleaned").write_bytes(b"")
+    world.open(clean=True, recovery_point=1)
+    assert world.path(0, ".log").read_bytes() == before
+    assert not [name for name in world.names() if name.endswith((".swap", ".cleaned"))]
+
+
+def test_a_damaged_leader_epoch_file_is_rebuilt_from_the_batches(tmp_path):
+    world = LogWorld(tmp_path, epoch=1)
+    world.append()
+    world.epoch = 4
+    world.restart()
+    world.append()
+    assert world.log.epochs == [(1, 0), (4, 1)]
+    (world.directory / "leader-epoch-checkpoint").write_bytes(b"0\nnonsense\n")
+    world.crash(lead=False)
+    assert world.log.epochs == [(1, 0), (4, 1)]
+
+
+def test_a_log_start_beyond_the_end_begins_an_empty_log_there(tmp_path):
+    world = LogWorld(tmp_path)
+    world.append(count=3)
+    world.crash(log_start_offset=50)
+    assert (world.log.log_start_offset, world.log.end_offset, world.log.high_watermark) == (50, 50, 50)
+    assert world.append() == 50
+
+
+def test_high_watermark_and_log_start_come_back(tmp_path):
+    world = LogWorld(tmp_path)
+    world.append(count=3)
+    world.append(count=3)
+    world.crash(lead=False, high_watermark=3, log_start_offset=2)
+    assert (world.log.log_start_offset, world.log.high_watermark) == (2, 3)
+    assert len(world.log.read(2, 1 << 20, below="end")) == 2 * len(batch(3))
+    world.crash(lead=False, high_watermark=300)
+    assert world.log.high_watermark == 6
+
+
+def test_the_topic_id_is_kept_and_guards_the_directory(tmp_path):
+    world = LogWorld(tmp_path)
+    assert read_partition_metadata(str(world.directory)) == TOPIC_ID
+    assert (world.directory / "partition.metadata").read_text() == (
+        "version: 0\ntopic_id: AQIDBAUGBwgJCgsMDQ4PEA"
+    )
+    from kafkad.log.log import Log
+
+    with pytest.raises(Malformed):
+        Log.open(
+            str(world.directory), "t", 0, world.config,
+            now_ms=0, clean=True, scheduler=world.scheduler, topic_id=bytes(16)[:-1] + b"\1",
+        )  # fmt: skip
+
+
+def test_a_snapshot_beyond_the_end_is_removed(tmp_path):
+    world = LogWorld(tmp_path)
+    world.append(idempotent(0, 5))
+    world.restart()
+    assert world.path(5, ".snapshot").exists()
+    data = world.path(0, ".log").read_bytes()
+    world.path(0, ".log").write_bytes(data[:-1])
+    world.crash()
+    assert world.log.end_offset == 0
+    assert not world.path(5, ".snapshot").exists()
+    assert world.log.active_producers() == []
+    assert world.append(idempotent(0, 5)) == 0
+
+
+def test_truncation_goes_back_to_any_offset(tmp_path):
+    world = LogWorld(tmp_path, topic_config(segment_bytes=700, index_interval_bytes=100))
+    chance = random.Random(5)
+    for i in range(60):
+        world.append(idempotent(i, 1, timestamp=1_000 + i))
+    batches = list(world.log.batches(0, 60))
+    for offset in sorted(chance.sample(range(1, 60), 12), reverse=True):
+        generation = world.log.native.generation
+        world.log.truncate_to(offset)
+        assert world.log.native.generation > generation
+        assert (world.log.end_offset, world.log.high_watermark) == (offset, offset)
+        assert contents(world) == b"".join(batches[:offset])
+        assert world.log.active_producers()[0][2] == offset - 1
+        assert world.log.offset_for_max_timestamp().offset == offset - 1
+        assert world.append(idempotent(offset, 1, timestamp=1_000 + offset)) == offset
+        world.log.truncate_to(offset)
+    world.crash()
+    assert contents(world) == b"".join(batches[: world.log.end_offset])
+    world.log.truncate_to(0)
+    assert world.log.end_offset == 0
+    assert world.append(idempotent(0, 1)) == 0
+
+
+def test_a_log_begins_anew_above_a_snapshot(tmp_path):
+    world = LogWorld(tmp_path)
+    world.append(count=3)
+    world.log.truncate_fully_and_start_at(100)
+    assert (world.log.log_start_offset, world.log.end_offset, world.log.high_watermark) == (100, 100, 100)
+    assert world.append(count=2) == 100
+    world.restart()
+    assert (world.log.log_start_offset, world.log.end_offset) == (100, 102)

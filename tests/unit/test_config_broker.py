@@ -417,7 +417,7 @@ def test_host_limits_are_read() -> None:
 
 
 def test_configuration_takes_little_of_the_start() -> None:
-    """Starting fast is a promise; this is far above what it takes, 7 ms of CPU, and below what people feel."""
+    """Starting fast is a promise; this is far above what it takes, 7 ms of CPU, below what people feel."""
     code = (
         "import time, re, typing; before = time.process_time();"
         "from kafkad.config.broker import BrokerConfig; BrokerConfig.load();"

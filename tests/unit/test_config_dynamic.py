@@ -1,0 +1,169 @@
+"""Configuration that changes while the broker runs: precedence, operations, and what may not change."""
+
+import pytest
+
+from kafkad.config.broker import BrokerConfig
+from kafkad.config.dynamic import (
+    APPEND,
+    DELETE,
+    SET,
+    SUBTRACT,
+    Operation,
+    apply_operations,
+    changed,
+    changed_keys,
+    validate_broker_configs,
+    with_dynamic,
+)
+from kafkad.config.topic import TOPIC_KEYS, TopicConfig
+from kafkad.protocol.errors import INVALID_CONFIG, INVALID_REQUEST, KafkaError
+
+STATIC = BrokerConfig.load(overrides={"log.retention.hours": "1", "message.max.bytes": "1000"})
+
+
+def test_this_brokers_value_wins_over_that_of_all_over_the_file_over_the_default() -> None:
+    assert STATIC.message_max_bytes == 1000
+    config, complaints = with_dynamic(STATIC, {"message.max.bytes": "2000"}, {})
+    assert (config.message_max_bytes, complaints) == (2000, [])
+    config, _ = with_dynamic(config, {"message.max.bytes": "2000"}, {"message.max.bytes": "3000"})
+    assert config.message_max_bytes == 3000
+    assert TopicConfig.resolve(config, {}).max_message_bytes == 3000
+    assert TopicConfig.resolve(config, {"max.message.bytes": "4000"}).max_message_bytes == 4000
+    config, _ = with_dynamic(config, {}, {})
+    assert config.message_max_bytes == STATIC.message_max_bytes == 1000
+
+
+def test_a_dynamic_value_puts_the_static_one_in_another_unit_out_of_force() -> None:
+    assert STATIC.log_retention_ms == 3_600_000
+    config, _ = with_dynamic(STATIC, {"log.retention.ms": "5"}, {})
+    assert (config.log_retention_ms, config.value("log.retention.hours")) == (5, 168)
+    assert changed_keys(STATIC, config) == {"log.retention.ms", "log.retention.hours"}
+
+
+@pytest.mark.parametrize(
+    ("current", "kind", "value", "after"),
+    [
+        ({}, SET, "compact", "compact"),
+        ({"cleanup.policy": "compact"}, DELETE, None, None),
+        ({}, APPEND, "compact", "delete,compact"),  # to the default
+        ({"cleanup.policy": "compact"}, APPEND, "compact", "compact"),
+        ({"cleanup.policy": "compact"}, APPEND, "delete,compact", "compact,delete"),
+        ({"cleanup.policy": ""}, APPEND, "delete", "delete"),
+        ({"cleanup.policy": "compact,delete"}, SUBTRACT, "compact", "delete"),
+        ({"cleanup.policy": "compact"}, SUBTRACT, "delete", "compact"),
+        ({}, SUBTRACT, "delete", ""),
+    ],
+)
+def test_an_operation_gives(current: dict[str, str], kind: int, value: str | None, after: str | None) -> None:
+    operation = Operation("cleanup.policy", kind, value)
+    assert apply_operations(current, [operation], TOPIC_KEYS) == {"cleanup.policy": after}
+
+
+@pytest.mark.parametrize(
+    ("operation", "code"),
+    [
+        (Operation("retention.ms", APPEND, "1"), INVALID_CONFIG),
+        (Operation("retention.ms", SUBTRACT, "1"), INVALID_CONFIG),
+        (Operation("no.such.key", APPEND, "1"), INVALID_CONFIG),
+        (Operation("retention.ms", 9, "1"), INVALID_REQUEST),
+    ],
+)
+def test_an_operation_is_refused(operation: Operation, code: int) -> None:
+    with pytest.raises(KafkaError) as caught:
+        apply_operations({}, [operation], TOPIC_KEYS)
+    assert caught.value.code == code
+
+
+def test_changes_are_laid_over_what_is_there() -> None:
+    assert changed({"a": "1", "b": "2"}, {"a": None, "c": "3"}) == {"b": "2", "c": "3"}
+
+
+@pytest.mark.parametrize(
+    ("texts", "per_broker", "message"),
+    [
+        (
+            {"node.id": "2", "log.dirs": "/x"},
+            True,
+            "Cannot update these configs dynamically: [log.dirs, node.id]",
+        ),
+        (
+            {"ssl.keystore.location": "/x"},
+            True,
+            "These security configs can be dynamically updated only per-listener using the listener prefix: "
+            "[ssl.keystore.location]",
+        ),
+        (
+            {"listener.name.a.ssl.keystore.location": "/x"},
+            False,
+            "Cannot update these configs at default cluster level, broker id must be specified: "
+            "[listener.name.a.ssl.keystore.location]",
+        ),
+        (
+            {"message.max.bytes": "-1"},
+            False,
+            "Invalid value -1 for configuration message.max.bytes: Value must be at least 0",
+        ),
+        (
+            {"log.cleaner.min.compaction.lag.ms": "9", "log.cleaner.max.compaction.lag.ms": "8"},
+            False,
+            "Invalid value 9 for configuration log.cleaner.min.compaction.lag.ms: "
+            "Value must be no more than log.cleaner.max.compaction.lag.ms, which is 8",
+        ),
+        (
+            {"num.io.threads": "17"},
+            True,
+            "Dynamic thread count update validation failed for num.io.threads=17, "
+            "value should not be greater than double the current value 8",
+        ),
+        (
+            {"listeners": "PLAINTEXT://:9999"},
+            True,
+            "Invalid value PLAINTEXT://:9999 for configuration listeners: "
+            "kafkad cannot change its listeners while it runs",
+        ),
+    ],
+)
+def test_a_broker_cannot_be_changed_so(texts: dict[str, str], per_broker: bool, message: str) -> None:
+    with pytest.raises(KafkaError) as caught:
+        validate_broker_configs(STATIC, texts, per_broker=per_broker)
+    assert (caught.value.code, caught.value.message) == (INVALID_REQUEST, message)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        {"log.retention.ms": "1", "max.connections": "5", "num.network.threads": "6"},
+        {"leader.replication.throttled.rate": "100"},
+        {"a.key.that.nobody.knows": "x"},
+        {"listener.name.a.max.connections": "3"},
+    ],
+)
+def test_a_broker_can_be_changed_so(texts: dict[str, str]) -> None:
+    validate_broker_configs(STATIC, texts, per_broker=True)
+    validate_broker_configs(STATIC, texts, per_broker=False)
+
+
+def test_what_stands_in_the_log_is_applied_as_far_as_it_can_be() -> None:
+    config, complaints = with_dynamic(
+        STATIC,
+        {"log.retention.ms": "5", "ssl.cipher.suites": "A", "node.id": "9"},
+        {"message.max.bytes": "big", "max.connections": "7", "ssl.key.password": "p"},
+    )
+    assert (config.log_retention_ms, config.max_connections, config.message_max_bytes) == (5, 7, 1000)
+    assert [complaint.split(" is ignored: ") for complaint in complaints] == [
+        ["The cluster-wide default ssl.cipher.suites", "it can change for one broker only"],
+        ["The cluster-wide default node.id", "it cannot change while the broker runs"],
+        [
+            "The per-broker message.max.bytes",
+            "Invalid value big for configuration message.max.bytes: "
+            "Not a number of type INT, allowed is [0,...]",
+        ],
+        ["The per-broker ssl.key.password", "it can change for a listener only"],
+    ]
+
+
+def test_values_that_cannot_be_together_leave_the_configuration_as_it_was() -> None:
+    texts = {"log.cleaner.min.compaction.lag.ms": "9", "log.cleaner.max.compaction.lag.ms": "8"}
+    config, complaints = with_dynamic(STATIC, texts, {})
+    assert config is STATIC
+    assert len(complaints) == 1 and "cannot be applied" in complaints[0]

@@ -114,6 +114,9 @@ class _Told:
         self.image = image
         self.listener = context.listener
         self.version = context.version
+        # Of 10,000 partitions most have the same replicas; their lists are shared, and nobody changes them.
+        self._replicas: dict[tuple[int, ...], list[int]] = {}
+        self._offline: dict[tuple[Any, ...], list[int]] = {}
 
     def listens(self, broker: BrokerRegistration) -> bool:
         return self.listener in broker.listeners
@@ -151,19 +154,18 @@ class _Told:
 
     def partition(self, index: int, state: PartitionState) -> Any:
         replicas, isr = self.replicas(state.replicas), self.replicas(state.isr)
-        leader = self.image.brokers.get(state.leader)
+        leader = self.leader(state)
         code = errors.NONE
-        if leader is None:
-            code = errors.LEADER_NOT_AVAILABLE
-        elif not self.listens(leader):
+        if leader == NO_NODE:
             # v6 tells a wrong configuration from a leader that is down
-            code = errors.LISTENER_NOT_FOUND if self.version >= 6 else errors.LEADER_NOT_AVAILABLE
+            elsewhere = self.version >= 6 and state.leader in self.image.brokers
+            code = errors.LISTENER_NOT_FOUND if elsewhere else errors.LEADER_NOT_AVAILABLE
         elif len(replicas) < len(state.replicas) or len(isr) < len(state.isr):
             code = errors.REPLICA_NOT_AVAILABLE  # v0 only
         return messages.MetadataResponse.Topics.Partitions(
             error_code=code,
             partition_index=index,
-            leader_id=self.leader(state),
+            leader_id=leader,
             leader_epoch=state.leader_epoch,
             replica_nodes=replicas,
             isr_nodes=isr,
@@ -176,18 +178,27 @@ class _Told:
 
     def replicas(self, replicas: tuple[int, ...]) -> list[int]:
         """v0 leaves out those that are down."""
-        return [replica for replica in replicas if self.version > 0 or self.up(replica)]
+        known = self._replicas.get(replicas)
+        if known is None:
+            known = [replica for replica in replicas if self.version > 0 or self.up(replica)]
+            self._replicas[replicas] = known
+        return known
 
     def up(self, replica: int) -> bool:
         broker = self.image.brokers.get(replica)
         return broker is not None and not broker.fenced and self.listens(broker)
 
     def offline(self, state: PartitionState) -> list[int]:
-        return [
-            replica
-            for replica, directory in zip(state.replicas, state.directories, strict=True)
-            if not self.up(replica) or not self.image.brokers[replica].has_online(directory)
-        ]
+        where = (state.replicas, state.directories)
+        known = self._offline.get(where)
+        if known is None:
+            known = [
+                replica
+                for replica, directory in zip(*where, strict=True)
+                if not self.up(replica) or not self.image.brokers[replica].has_online(directory)
+            ]
+            self._offline[where] = known
+        return known
 
 
 def _absent_code(name: str, troubles: Troubles) -> int:

@@ -63,7 +63,9 @@ def plan_create(image: MetadataImage, cluster: Cluster, request: Any) -> tuple[l
     twice = named_twice(topic.name for topic in request.topics)
     records: list[Any] = []
     wanted = _partition_count(request, cluster.config)
-    taken = {_folded(name): name for name in image.topics if "." in name or "_" in name}
+    taken: dict[str, str] = {}
+    if any("." in topic.name or "_" in topic.name for topic in request.topics):
+        taken = {_folded(name): name for name in image.topics if "." in name or "_" in name}
     for topic in request.topics:
         if topic.name in twice:
             continue

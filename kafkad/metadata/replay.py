@@ -417,6 +417,7 @@ class Loader:
         self._base = image
         self._replay: Replay | None = None
         self._waiting: list[Any] | None = None  # records of the open transaction
+        self._kept: list[Any] | None = None  # `_waiting` as of the last finish
         self._offset, self._epoch, self._timestamp_ms = image.offset, image.epoch, image.timestamp_ms
 
     @property
@@ -460,5 +461,13 @@ class Loader:
         """The image of all that was fed and is not waiting, and what changed since the last `finish`."""
         replay = self._replay or Replay(self._base)
         self._replay = None
+        self._kept = None if self._waiting is None else list(self._waiting)
         self._base, delta = replay.finish(self._offset, self._epoch, self._timestamp_ms)
         return self._base, delta
+
+    def forget(self) -> None:
+        """Back to the last `finish`: what was fed since is not to be."""
+        self._replay = None
+        self._waiting = None if self._kept is None else list(self._kept)
+        image = self._base
+        self._offset, self._epoch, self._timestamp_ms = image.offset, image.epoch, image.timestamp_ms

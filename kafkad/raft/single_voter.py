@@ -353,31 +353,21 @@ class SingleVoter:
                 errors.KAFKA_STORAGE_ERROR, "the metadata log could not be written; see the broker's log"
             )
         level = self.image.metadata_version or _level_in(records)
-        now_ms = self._clock.now_ms()
-        values = [encode_record(record, level) for record in records]
-        self._rehearse(records)
-        position = 0
-        groups = list(group_records(values))
+        groups = list(group_records(encode_record(record, level) for record in records))
         if atomic and len(groups) > 1:
             raise KafkaError(errors.POLICY_VIOLATION, f"{len(records)} metadata records do not fit one batch")
+        now_ms = self._clock.now_ms()
+        last_offset = self._log.end_offset + len(records) - 1
+        try:
+            self._loader.feed(records, last_offset=last_offset, epoch=self.epoch, timestamp_ms=now_ms)
+        except ReplayError:
+            self._loader.forget()
+            raise
         for group in groups:
-            base_offset = self._log.end_offset
-            batch = data_batch(group, base_offset=base_offset, epoch=self.epoch, now_ms=now_ms)
+            batch = data_batch(group, base_offset=self._log.end_offset, epoch=self.epoch, now_ms=now_ms)
             assert len(batch) <= BATCH_SIZE_MAX + 61  # a batch's header
             self._write(batch, len(group), now_ms, flush=False)
-            self._loader.feed(
-                records[position : position + len(group)],
-                last_offset=base_offset + len(group) - 1,
-                epoch=self.epoch,
-                timestamp_ms=now_ms,
-            )
-            position += len(group)
         return self._commit()
-
-    def _rehearse(self, records: Sequence[Any]) -> None:
-        """Replay on a copy: raises ReplayError before anything is written."""
-        if not self._loader.in_transaction:
-            Loader(self.image).feed(records, last_offset=0, epoch=0, timestamp_ms=0)
 
     def _write(self, batch: bytearray, record_count: int, now_ms: int, *, flush: bool = True) -> None:
         expected = self._log.end_offset

@@ -3,92 +3,21 @@
 import random
 
 import pytest
-from test_raft_single_voter import DIR, MemoryLog
+from metadata_world import DIR, Cluster, create, new_topic
 
-from kafkad.clock import ManualClock
-from kafkad.config.broker import BrokerConfig
-from kafkad.controller.brokers import Registration
 from kafkad.controller.configs import APPEND, DELETE, SET, SUBTRACT
-from kafkad.controller.controller import Controller
 from kafkad.controller.producer_ids import ProducerIds
 from kafkad.controller.topics import invalid_name
-from kafkad.log.metadata_files import MetadataFiles
-from kafkad.metadata.image import BROKER, GROUP, TOPIC, Endpoint
+from kafkad.metadata.image import BROKER, GROUP, TOPIC
 from kafkad.metadata.placement import UsableBroker, place
 from kafkad.metadata.uuids import random_uuid, uuid_text
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
-from kafkad.raft.single_voter import SingleVoter
-
-LISTENERS = {"PLAINTEXT": Endpoint("127.0.0.1", 9092, 0)}
-
-
-class Cluster:
-    """One broker and its controller on a log in memory, that can be stopped and started again."""
-
-    def __init__(self, path, **keys):
-        self.config = BrokerConfig({key.replace("_", "."): str(value) for key, value in keys.items()})
-        self.path = path
-        self.clock = ManualClock(now_ms=1_700_000_000_000)
-        self.random = random.Random(7)
-        self.log = MemoryLog()
-        self.heard = []
-        self.previous_epoch = -1
-        self.start()
-
-    def start(self, directories=(DIR,)):
-        self.voter = SingleVoter(
-            node_id=1, directory_id=DIR, cluster_id="abc", log=self.log, files=MetadataFiles(str(self.path)), clock=self.clock
-        )  # fmt: skip
-        self.voter.open()
-        self.voter.lead()
-        self.controller = Controller(self.voter, self.clock, self.random, self.config)
-        self.controller.subscribe(lambda delta, image: self.heard.append((delta, image)))
-        self.controller.register_broker(
-            Registration(
-                1, random_uuid(self.random), LISTENERS, directories, previous_epoch=self.previous_epoch
-            )
-        )
-
-    def stop(self):
-        self.controller.fence_broker()
-        self.previous_epoch = self.controller.broker_epoch
-        self.log = self.log.crash()
-
-    def kill(self):
-        self.previous_epoch = -1
-        self.log = self.log.crash()
-
-    @property
-    def image(self):
-        return self.controller.image
-
-    def state(self, topic, index=0):
-        return self.image.topics[topic].partitions[index]
-
-    def append(self, *records):
-        self.voter.append(list(records))
 
 
 @pytest.fixture
 def cluster(tmp_path):
     return Cluster(tmp_path)
-
-
-def new_topic(name, partitions=1, factor=1, configs=(), assignments=()):
-    cls = messages.CreateTopicsRequest.Topics
-    return cls(
-        name=name,
-        num_partitions=partitions,
-        replication_factor=factor,
-        configs=[cls.Configs(name=key, value=value) for key, value in configs],
-        assignments=[cls.Assignments(partition_index=i, broker_ids=ids) for i, ids in assignments],
-    )
-
-
-def create(cluster, *topics, validate_only=False):
-    request = messages.CreateTopicsRequest(topics=list(topics), validate_only=validate_only)
-    return {result.name: result for result in cluster.controller.create_topics(request).topics}
 
 
 # -- creating ----------------------------------------------------------------------------------------------

@@ -172,6 +172,7 @@ cdef struct Core:
 # -- core
 cdef Core* core_new() noexcept
 cdef void core_free(Core* core) noexcept
+cdef void core_shut(Core* core) noexcept                           # close its fds
 cdef void core_wake(Core* core) noexcept nogil                     # have poll() called soon
 cdef void core_read_clocks(Core* core) noexcept nogil
 cdef void core_trim(Core* core) noexcept nogil                     # give pooled memory back

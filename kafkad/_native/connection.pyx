@@ -128,13 +128,20 @@ cdef void core_free(Core* core) noexcept:
         slot = core.free_slots
         core.free_slots = slot.next
         free(slot)
-    for fd in (core.wake_fd, core.timer_fd, core.epoll_fd):
-        if fd >= 0:
-            close(fd)
+    core_shut(core)
     free(core.heap)
     free(core.scratch)
     free(core.copies)
     free(core)
+
+
+cdef void core_shut(Core* core) noexcept:
+    for fd in (core.wake_fd, core.timer_fd, core.epoll_fd):
+        if fd >= 0:
+            close(fd)
+    core.wake_fd = -1
+    core.timer_fd = -1
+    core.epoll_fd = -1
 
 
 cdef void core_read_clocks(Core* core) noexcept nogil:

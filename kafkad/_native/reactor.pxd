@@ -37,3 +37,4 @@ cdef class Reactor:
     cdef void welcome(self, Listener* listener, int fd, uint8_t* peer, uint16_t port) noexcept
     cdef void accept_failed(self, Listener* listener, int number) noexcept
     cdef void say(self, str text) noexcept
+    cdef void finish(self) noexcept

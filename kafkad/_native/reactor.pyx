@@ -27,7 +27,7 @@ from kafkad._native.connection cimport (
     API_KEYS, CALLS_PER_TURN, Conn, Connection, Core, FRAMES_PER_TURN, KIND_CONNECTION, KIND_LISTENER, KIND_TIMER,
     KIND_WAKE, PHASE_AUTHENTICATING, PHASE_READY, SCRATCH_SIZE, SLOTS_MAX, Slot, conn_close, conn_flush, conn_handle,
     conn_may_serve, conn_new, conn_reap, conn_run, conn_touch, core_fatal, core_free, core_new, core_read_clocks,
-    core_trim, core_wake, input_release, input_reserve, slot_drop, slot_open, slot_pend, timers_expire,
+    core_shut, core_trim, core_wake, input_release, input_reserve, slot_drop, slot_open, slot_pend, timers_expire,
 )
 from kafkad._native.fetch cimport Fetching, fetch_advanced, fetch_frame, fetch_settle
 from kafkad._native.partition_table cimport Entry, PartitionTable, Table
@@ -739,7 +739,9 @@ cdef class Reactor:
             conn_reap(self.core)
             arm(self)
         self.core.polling = False
-        if self.core.run_first is not NULL:
+        if not self.open:
+            self.finish()
+        elif self.core.run_first is not NULL:
             core_wake(self.core)
 
     def next_deadline_ms(self):
@@ -786,7 +788,8 @@ cdef class Reactor:
         return rows
 
     def close(self):
-        """Close every connection. Listeners' fds stay their owner's."""
+        """Close every connection and the reactor's own fds (stop watching `fileno()` first). Listeners' fds stay
+        their owner's. Called by a handler, in the middle of a poll, it ends with that poll."""
         if not self.open:
             return
         self.open = False
@@ -794,12 +797,19 @@ cdef class Reactor:
             self.remove_listener(fd)
         while self.core.oldest is not NULL:
             conn_close(self.core.oldest, NULL)
-        self.core.polling = True
+        if not self.core.polling:
+            self.finish()
+
+    cdef void finish(self) noexcept:
+        self.core.polling = True                        # nobody is to be woken any more
         answer_waiters(self)
         self.core.polling = False
+        self.core.run_first = NULL
+        self.core.run_last = NULL
         conn_reap(self.core)
         self.fetching.forget()
         self.table.bury()
+        core_shut(self.core)
 
 
 cdef void expire_idle(Reactor reactor) noexcept nogil:

@@ -9,9 +9,10 @@ import socket
 import struct
 import time
 
-from kafkad._native.partition import Partition
 from kafkad._native.partition_table import PartitionTable
 from kafkad._native.reactor import Reactor
+
+from kafkad._native.partition import Partition
 from kafkad.protocol import codec, messages, records
 
 NOW_MS = int(time.time() * 1000)
@@ -59,7 +60,7 @@ class World:
     def partition(self, topic, index=0, *, topic_id=None, follows_end=True, log=None):
         directory = os.path.join(self.directory, f"{topic}-{index}")
         os.makedirs(directory)
-        with open(os.path.join(directory, "%020d.log" % 0), "wb"):
+        with open(os.path.join(directory, f"{0:020d}.log"), "wb"):
             pass
         partition = Partition(topic, index, topic_id, directory)
         partition.add_segment(0, 0, NOW_MS)
@@ -92,6 +93,7 @@ class World:
         for client in self.clients:
             client.socket.close()
         self.listener.close()
+        self.reactor = self.table = None  # their files are closed now, not when the garbage is collected
         assert self.fatal == []
 
 
@@ -206,7 +208,7 @@ def produce(topic, batches, acks=-1, timeout_ms=30_000, transactional_id=None):
 
 
 def fetch(partitions, *, max_wait_ms=0, min_bytes=1, max_bytes=1 << 30, forgotten=(), **fields):
-    """`partitions`: [(topic, index, offset)] or [(topic, index, offset, max_bytes)]; `forgotten`: [(topic, index)]."""
+    """`partitions` are (topic, index, offset) or (topic, index, offset, max_bytes); `forgotten` (topic, index)."""
     topics = messages.FetchRequest.Topics
     forget = messages.FetchRequest.ForgottenTopicsData
     return messages.FetchRequest(

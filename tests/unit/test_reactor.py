@@ -9,9 +9,9 @@ import struct
 import time
 
 import pytest
+from kafkad._native.reactor import Reactor
 from reactor_world import Closed, World, batch, fetch, produce
 
-from kafkad._native.reactor import Reactor
 from kafkad.protocol import messages
 
 
@@ -380,7 +380,7 @@ def test_a_slow_reader_of_file_regions_gets_them_whole(world):
         client.send_request(fetch([("t", 0, 0, 1 << 21)]), version)
     world.poll()
     assert world.reactor.stats()["requests"][1] < len(versions)
-    with open(os.path.join(world.directory, "t-0", "%020d.log" % 0), "rb") as file:
+    with open(os.path.join(world.directory, "t-0", f"{0:020d}.log"), "rb") as file:
         log = file.read()
     for version in versions:
         records = client.receive(messages.FetchResponse, version).responses[0].partitions[0].records

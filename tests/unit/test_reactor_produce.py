@@ -335,7 +335,7 @@ def test_produced_bytes_are_on_disk_and_come_back(world):
     sizes = [1, 100, 20_000, 300_000]
     for size in sizes:
         assert client.produce("t", batch(2, size)).error_code == 0
-    with open(os.path.join(world.directory, "t-0", "%020d.log" % 0), "rb") as file:
+    with open(os.path.join(world.directory, "t-0", f"{0:020d}.log"), "rb") as file:
         log = file.read()
     answer = client.fetch([("t", 0, 0)])
     assert bytes(answer.responses[0].partitions[0].records) == log

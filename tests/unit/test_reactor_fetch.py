@@ -1,0 +1,366 @@
+"""Fetch in C: every version, byte budgets (KIP-74), long polls, epochs, topic ids."""
+
+import os
+import time
+
+import pytest
+from reactor_world import World, batch, fetch, rows
+
+from kafkad.protocol import codec, errors, messages
+
+VERSIONS = range(4, 19)
+TOPIC_ID = bytes(range(16))
+
+
+@pytest.fixture
+def world(tmp_path):
+    world = World(str(tmp_path))
+    yield world
+    world.close()
+
+
+def fill(world, topic="t", index=0, sizes=(100,)):
+    client = world.connect()
+    for size in sizes:
+        assert client.produce(topic, batch(1, size), index=index).error_code == 0
+
+
+def log_of(world, topic="t", index=0):
+    with open(os.path.join(world.directory, f"{topic}-{index}", f"{0:020d}.log"), "rb") as file:
+        return file.read()
+
+
+def topic_of(version):
+    return TOPIC_ID if version >= 13 else "t"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("isolation_level", [0, 1])
+def test_every_version_answers_with_the_log(world, version, isolation_level):
+    world.partition("t", topic_id=TOPIC_ID)
+    sizes = (100, 40_000, 5)
+    fill(world, sizes=sizes)
+    client = world.connect()
+    for offset in (0, 2, 3):
+        answer = client.fetch(
+            [(topic_of(version), 0, offset)], version=version, isolation_level=isolation_level
+        )
+        assert (answer.error_code, answer.session_id, answer.throttle_time_ms) == (0, 0, 0)
+        (topic,) = answer.responses
+        (part,) = topic.partitions
+        assert (topic.topic_id if version >= 13 else topic.topic) == topic_of(version)
+        assert (part.partition_index, part.error_code) == (0, 0)
+        assert (part.high_watermark, part.last_stable_offset) == (3, 3)
+        assert part.log_start_offset == (0 if version >= 5 else -1)
+        assert part.preferred_read_replica == -1
+        assert part.aborted_transactions == ([] if isolation_level else None)
+        assert bytes(part.records) == log_of(world)[sum(len(batch(1, size)) for size in sizes[:offset]) :]
+
+
+@pytest.mark.parametrize("version", [4, 11, 12, 13, 18])
+def test_what_is_not_here_is_unknown(world, version):
+    world.partition("t", topic_id=TOPIC_ID)
+    fill(world)
+    nowhere = bytes(range(1, 17)) if version >= 13 else "nowhere"
+    answer = world.connect().fetch(
+        [(nowhere, 0, 0), (topic_of(version), 5, 0), (topic_of(version), 0, 0)], version=version
+    )
+    missing = errors.UNKNOWN_TOPIC_ID if version >= 13 else errors.UNKNOWN_TOPIC_OR_PARTITION
+    size = len(log_of(world))
+    assert rows(answer) == [
+        (nowhere, 0, missing, -1, 0),
+        (topic_of(version), 5, errors.UNKNOWN_TOPIC_OR_PARTITION, -1, 0),
+        (topic_of(version), 0, 0, 1, size),
+    ]
+
+
+@pytest.mark.parametrize("offset", [-1, 2, 1 << 60, -(1 << 60)])
+def test_an_offset_out_of_range_is_told_at_once(world, offset):
+    world.partition("t")
+    fill(world)
+    answer = world.connect().fetch([("t", 0, offset)], max_wait_ms=60_000)
+    assert rows(answer) == [("t", 0, errors.OFFSET_OUT_OF_RANGE, -1, 0)]
+
+
+def test_a_partition_that_is_offline_is_a_storage_error_that_old_clients_know(world):
+    world.partition("t").close_to_clients(errors.KAFKA_STORAGE_ERROR)
+    client = world.connect()
+    assert rows(client.fetch([("t", 0, 0)], version=6))[0][2] == errors.KAFKA_STORAGE_ERROR
+    assert rows(client.fetch([("t", 0, 0)], version=5))[0][2] == errors.NOT_LEADER_OR_FOLLOWER
+
+
+@pytest.mark.parametrize(
+    ("epoch", "code"), [(-1, 0), (4, 0), (3, errors.FENCED_LEADER_EPOCH), (5, errors.UNKNOWN_LEADER_EPOCH)]
+)
+def test_the_clients_leader_epoch_is_checked(world, epoch, code):
+    world.partition("t").lead(4)
+    fill(world)
+    request = fetch([("t", 0, 0)])
+    request.topics[0].partitions[0].current_leader_epoch = epoch
+    assert rows(world.connect().ask(request, 12))[0][2] == code
+
+
+@pytest.mark.parametrize("version", [11, 15])
+def test_followers_are_refused(world, version):
+    world.partition("t", topic_id=TOPIC_ID)
+    fill(world)
+    request = fetch([(topic_of(version), 0, 0)])
+    if version >= 15:
+        request.replica_state.replica_id = 1
+    else:
+        request.replica_id = 1
+    assert rows(world.connect().ask(request, version))[0][2] == errors.NOT_LEADER_OR_FOLLOWER
+
+
+def test_only_committed_data_is_read(world):
+    partition = world.partition("t", follows_end=False)
+    client = world.connect()
+    for _ in range(4):
+        client.send_produce("t", batch())
+    world.poll()
+    partition.advance_high_watermark(2)
+    reader = world.connect()
+    one = len(batch())
+    assert rows(reader.fetch([("t", 0, 0)])) == [("t", 0, 0, 2, 2 * one)]
+    assert rows(reader.fetch([("t", 0, 2)])) == [("t", 0, 0, 2, 0)]
+
+
+# -- bytes -------------------------------------------------------------------------------------------------
+
+
+def test_the_first_partition_with_data_gives_at_least_one_batch(world):
+    for index in range(3):
+        world.partition("t", index)
+    fill(world, index=1, sizes=(5000, 5000))
+    fill(world, index=2, sizes=(50,))
+    one = len(batch(1, 5000))
+    for limits in ({"max_bytes": 1}, {"max_bytes": 0}):
+        answer = world.connect().fetch([("t", 0, 0, 10), ("t", 1, 0, 10), ("t", 2, 0, 10)], **limits)
+        assert [row[4] for row in rows(answer)] == [0, one, 0]
+    answer = world.connect().fetch(
+        [("t", 0, 0, 10), ("t", 1, 0, 10), ("t", 2, 0, 1000)], max_bytes=one + 1000
+    )
+    assert [row[4] for row in rows(answer)] == [0, one, len(batch(1, 50))]
+
+
+def test_the_answer_is_bounded_by_max_bytes(world):
+    for index in range(4):
+        world.partition("t", index)
+        fill(world, index=index, sizes=[1000] * 10)
+    one = len(batch(1, 1000))
+    answer = world.connect().fetch([("t", i, 0) for i in range(4)], max_bytes=15 * one)
+    assert [row[4] for row in rows(answer)] == [10 * one, 5 * one, 0, 0]
+
+
+def test_the_brokers_fetch_max_bytes_wins(world):
+    world.reactor.set_limits(fetch_max_bytes=3000)
+    world.partition("t")
+    fill(world, sizes=[1000] * 10)
+    answer = world.connect().fetch([("t", 0, 0)], min_bytes=1 << 30, max_wait_ms=60_000)
+    assert 2000 < rows(answer)[0][4] <= 3000
+
+
+def test_negative_limits_are_none(world):
+    world.partition("t")
+    fill(world, sizes=(10, 10))
+    answer = world.connect().fetch([("t", 0, 0, -5)], max_bytes=-1)
+    assert rows(answer)[0][4] == len(batch(1, 10))
+
+
+@pytest.mark.parametrize("size", [10, 16_000, 17_000, 200_000])
+@pytest.mark.parametrize("version", [11, 12])
+def test_small_and_big_regions_of_many_partitions_interleave(world, size, version):
+    for topic in ("a", "b"):
+        for index in range(3):
+            world.partition(topic, index)
+            fill(world, topic, index, sizes=(size, size // 2, 7))
+    partitions = [("a", 0, 0), ("a", 2, 1), ("b", 1, 0), ("a", 1, 3), ("b", 0, 2), ("b", 2, 0)]
+    answer = world.connect().fetch(partitions, version=version)
+    got = [(t.topic, p.partition_index, bytes(p.records)) for t in answer.responses for p in t.partitions]
+    assert [(topic, index) for topic, index, _ in got] == [(topic, index) for topic, index, _ in partitions]
+    sizes = [len(batch(1, s)) for s in (size, size // 2, 7)]
+    for (topic, index, records), (_, _, offset) in zip(got, partitions, strict=True):
+        assert records == log_of(world, topic, index)[sum(sizes[:offset]) :]
+    assert len(answer.responses) == 4  # neighbours of one topic share an element
+
+
+def test_hundreds_of_partitions_in_one_answer(world):
+    for index in range(300):
+        world.partition("t", index)
+        fill(world, index=index, sizes=(index,))
+    answer = world.connect().fetch([("t", i, 0) for i in range(300)])
+    assert [row[4] for row in rows(answer)] == [len(batch(1, i)) for i in range(300)]
+
+
+# -- long polls --------------------------------------------------------------------------------------------
+
+
+def test_a_long_poll_ends_when_data_comes(world):
+    world.partition("t")
+    reader = world.connect()
+    began = time.monotonic()
+    waiting = reader.send_request(fetch([("t", 0, 0)], max_wait_ms=60_000), 12)
+    assert not reader.has_answer()
+    fill(world)
+    answer = reader.receive(messages.FetchResponse, 12, waiting)
+    assert rows(answer) == [("t", 0, 0, 1, len(batch()))]
+    assert time.monotonic() - began < 5
+
+
+def test_a_long_poll_ends_at_its_deadline_by_the_reactors_timer(world):
+    world.partition("t")
+    began = time.monotonic()
+    answer = world.connect().fetch([("t", 0, 0)], max_wait_ms=150)
+    assert 0.14 < time.monotonic() - began < 2
+    assert rows(answer) == [("t", 0, 0, 0, 0)]
+    assert world.reactor.stats()["fetch_timeouts"] == 1
+
+
+def test_many_deadlines_come_in_order(world):
+    world.partition("t")
+    waits = [300, 50, 200, 100, 250, 150]
+    clients = {wait: world.connect() for wait in waits}
+    for wait, client in clients.items():
+        client.send_request(fetch([("t", 0, 0)], max_wait_ms=wait), 12)
+    world.poll()
+    order = []
+
+    def look():
+        for wait, client in clients.items():
+            if wait not in order and client.pull():
+                order.append(wait)
+        return len(order) == len(waits)
+
+    world.poll_until(look)
+    assert order == sorted(waits)
+
+
+def test_min_bytes_are_gathered_over_partitions(world):
+    for index in range(3):
+        world.partition("t", index)
+    one = len(batch(1, 1000))
+    reader = world.connect()
+    waiting = reader.send_request(
+        fetch([("t", i, 0) for i in range(3)], min_bytes=3 * one, max_wait_ms=60_000), 12
+    )
+    fill(world, index=0, sizes=(1000,))
+    assert not reader.has_answer()
+    fill(world, index=2, sizes=(1000,))
+    assert not reader.has_answer()
+    fill(world, index=0, sizes=(1000,))
+    answer = reader.receive(messages.FetchResponse, 12, waiting)
+    assert [row[4] for row in rows(answer)] == [2 * one, 0, one]
+
+
+def test_bytes_beyond_a_partitions_own_limit_do_not_count(world):
+    world.partition("t")
+    one = len(batch(1, 1000))
+    reader = world.connect()
+    waiting = reader.send_request(fetch([("t", 0, 0, one)], min_bytes=3 * one, max_wait_ms=200), 12)
+    fill(world, sizes=[1000] * 5)
+    assert not reader.has_answer()
+    answer = reader.receive(messages.FetchResponse, 12, waiting)
+    assert rows(answer)[0][4] == one
+
+
+def test_min_bytes_are_no_more_than_max_bytes(world):
+    world.partition("t")
+    one = len(batch(1, 1000))
+    reader = world.connect()
+    waiting = reader.send_request(
+        fetch([("t", 0, 0)], min_bytes=100 * one, max_bytes=one, max_wait_ms=60_000), 12
+    )
+    assert not reader.has_answer()
+    fill(world, sizes=(1000,))
+    assert rows(reader.receive(messages.FetchResponse, 12, waiting))[0][4] == one
+
+
+def test_a_long_poll_waits_beside_a_partition_that_is_unknown(world):
+    """As in Kafka: only a Fetch of nothing but unknown partitions is answered at once."""
+    world.partition("t")
+    reader = world.connect()
+    waiting = reader.send_request(fetch([("gone", 0, 0), ("t", 0, 0)], max_wait_ms=60_000), 12)
+    assert not reader.has_answer()
+    fill(world)
+    answer = reader.receive(messages.FetchResponse, 12, waiting)
+    assert [row[2] for row in rows(answer)] == [errors.UNKNOWN_TOPIC_OR_PARTITION, 0]
+    assert reader.fetch([("gone", 0, 0)], max_wait_ms=60_000).responses
+
+
+def test_a_deleted_partition_ends_the_long_poll(world):
+    world.partition("t")
+    reader = world.connect()
+    waiting = reader.send_request(fetch([("t", 0, 0)], max_wait_ms=60_000), 12)
+    world.poll()
+    world.table.remove("t", 0)
+    answer = reader.receive(messages.FetchResponse, 12, waiting)
+    assert rows(answer)[0][2] == errors.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_partition_led_no_longer_ends_the_long_poll(world):
+    partition = world.partition("t")
+    reader = world.connect()
+    waiting = reader.send_request(fetch([("t", 0, 0)], max_wait_ms=60_000), 12)
+    world.poll()
+    partition.close_to_clients()
+    assert rows(reader.receive(messages.FetchResponse, 12, waiting))[0][2] == errors.NOT_LEADER_OR_FOLLOWER
+
+
+def test_one_append_wakes_all_who_wait(world):
+    world.partition("t")
+    readers = [world.connect() for _ in range(50)]
+    for reader in readers:
+        reader.send_request(fetch([("t", 0, 0)], max_wait_ms=60_000), 12)
+    world.poll()
+    fill(world)
+    for reader in readers:
+        assert rows(reader.receive(messages.FetchResponse, 12))[0][4] == len(batch())
+    assert world.reactor.stats()["fetch_waits"] == 50
+
+
+def test_an_advance_from_outside_of_a_poll_wakes_the_loop(world):
+    partition = world.partition("t", follows_end=False)
+    world.connect().send_produce("t", batch())
+    reader = world.connect()
+    waiting = reader.send_request(fetch([("t", 0, 0)], max_wait_ms=60_000), 12)
+    world.poll()
+    partition.advance_high_watermark(1)
+    world.poll_until(lambda: reader.pull())
+    assert rows(reader.receive(messages.FetchResponse, 12, waiting))[0][4] == len(batch())
+
+
+# -- bad requests ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [4, 7, 11, 12, 13, 18])
+def test_a_body_cut_or_too_long_closes(world, version):
+    good = codec.encode_request(fetch([(topic_of(version), 0, 0)] * 3), version, 1, "c")
+    for frame in (good[:-1], good[:-9], good + b"\0", good[: len(good) // 2]):
+        client = world.connect()
+        client.send_frame(frame)
+        client.wait_closed()
+        assert world.lines[-1].endswith("a Fetch does not parse")
+
+
+def test_an_isolation_level_that_does_not_exist_is_an_error(world):
+    world.partition("t")
+    answer = world.connect().fetch([("t", 0, 0)], isolation_level=2)
+    assert (answer.error_code, answer.responses) == (errors.UNKNOWN_SERVER_ERROR, [])
+
+
+def test_a_partition_named_twice_is_read_once_as_last_named(world):
+    world.partition("t")
+    fill(world, sizes=(10, 10))
+    answer = world.connect().fetch([("t", 0, 99), ("t", 0, 1)])
+    assert rows(answer) == [("t", 0, 0, 2, len(batch(1, 10)))]
+
+
+def test_tags_of_unknown_kinds_are_skipped(world):
+    world.partition("t", topic_id=TOPIC_ID)
+    fill(world)
+    request = fetch([(TOPIC_ID, 0, 0)], cluster_id="some")
+    request.unknown_tags = {7: b"later"}
+    request.topics[0].partitions[0].unknown_tags = {9: b"x" * 300}
+    request.topics[0].partitions[0].replica_directory_id = bytes(range(16))
+    request.topics[0].partitions[0].high_watermark = 12
+    assert rows(world.connect().ask(request, 18))[0][4] == len(batch())

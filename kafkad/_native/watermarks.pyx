@@ -21,6 +21,7 @@ cdef enum:
     ROW_SIZE = 256
 
 
+@cython.no_gc                   # a row goes back to its table also when both are found to be garbage together
 cdef class WatermarkTable:
     def __cinit__(self, size_t capacity=1 << 18):
         cdef void* map
@@ -56,7 +57,7 @@ cdef class WatermarkTable:
         return slot
 
 
-@cython.no_gc_clear
+@cython.no_gc
 cdef class RowSlot:
     """One row. Made by `WatermarkTable.allocate` or `private_row`, never by hand."""
 

@@ -102,4 +102,6 @@ class SlowLog:
         return None
 
     def max_timestamp(self) -> int:
-        return max((batch.max_timestamp for segment in self.segments for batch in segment.batches), default=-1)
+        return max(
+            (batch.max_timestamp for segment in self.segments for batch in segment.batches), default=-1
+        )

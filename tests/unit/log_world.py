@@ -35,9 +35,7 @@ class ManualScheduler:
         self.timers.append((self.now_ms + delay_ms, self._count, fn, handle))
         return handle
 
-    def run_in_thread(
-        self, fn: Callable[[], None], callback: Callable[[BaseException | None], None]
-    ) -> None:
+    def run_in_thread(self, fn: Callable[[], None], callback: Callable[[BaseException | None], None]) -> None:
         self.threads.append((fn, callback))
 
     def run(self, advance_ms: int = 0) -> None:
@@ -82,7 +80,9 @@ def batch(count: int = 1, timestamp: int = 1_000, size: int = 10, **fields: Any)
     return build_batch([Record(None, b"x" * size, timestamp=timestamp + i) for i in range(count)], **fields)
 
 
-def idempotent(sequence: int, count: int = 1, producer_id: int = 7, epoch: int = 0, **fields: Any) -> bytearray:
+def idempotent(
+    sequence: int, count: int = 1, producer_id: int = 7, epoch: int = 0, **fields: Any
+) -> bytearray:
     return batch(count, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, **fields)
 
 

@@ -20,7 +20,9 @@ def check_files(world: LogWorld, slow: SlowLog, closed: bool) -> None:
     for at, segment in enumerate(slow.segments):
         final = closed or at < len(slow.segments) - 1
         assert world.path(segment.base, ".log").read_bytes() == segment.data
-        assert read_offset_index(str(world.path(segment.base, ".index")), segment.base) == segment.offset_entries
+        assert (
+            read_offset_index(str(world.path(segment.base, ".index")), segment.base) == segment.offset_entries
+        )
         times = segment.final_time_entries() if final else segment.time_entries
         assert read_time_index(str(world.path(segment.base, ".timeindex")), segment.base) == times
         if final:

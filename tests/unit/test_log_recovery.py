@@ -145,7 +145,9 @@ def test_rebuilt_indexes_are_those_that_were_written(tmp_path):
     chance = random.Random(2)
     world = LogWorld(tmp_path, topic_config(segment_bytes=20_000, index_interval_bytes=500))
     for _ in range(300):
-        world.append(count=chance.randrange(1, 4), timestamp=chance.randrange(10_000), size=chance.randrange(150))
+        world.append(
+            count=chance.randrange(1, 4), timestamp=chance.randrange(10_000), size=chance.randrange(150)
+        )
     world.log.close()
     before = {
         path.name: path.read_bytes()

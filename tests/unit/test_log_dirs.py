@@ -1,0 +1,341 @@
+"""Data directories: lock, identity, placement, deletion, strays, checkpoints, trouble."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from kafkad._native.fileio import fail_writes
+from kafkad.clock import ManualClock
+from kafkad.config.broker import BrokerConfig
+from kafkad.log.checkpoints import read_offsets, uuid_bytes
+from kafkad.log.log_dirs import DirectoryTrouble, LogDirs
+from kafkad.protocol.errors import KafkaError
+from tests.unit.log_world import ManualScheduler, batch, topic_config
+
+
+class DirsWorld:
+    def __init__(self, root, count: int = 1, **keys: str) -> None:
+        self.paths = [str(root / f"d{i}") for i in range(count)]
+        self.scheduler = ManualScheduler()
+        self.clock = ManualClock(1_000)
+        self.topics: dict[str, bytes] = {}
+        self.settings = {
+            "node.id": "1", "process.roles": "broker,controller", "log.dirs": ",".join(self.paths), **keys,
+        }  # fmt: skip
+        self.dirs = self.open()
+
+    def open(self) -> LogDirs:
+        dirs = LogDirs(BrokerConfig(self.settings), self.clock, self.scheduler)
+        dirs.open()
+        dirs.load(lambda topic: topic_config(), self.topics)
+        for log in dirs.all():
+            log.set_leader_epoch(0)
+        return dirs
+
+    def restart(self, clean: bool = True) -> LogDirs:
+        self.dirs.close(clean)
+        self.dirs = self.open()
+        return self.dirs
+
+    def create(self, topic: str, index: int = 0, topic_id: bytes | None = None):
+        topic_id = topic_id or self.topics.get(topic) or (topic.encode() * 16)[:16]
+        self.topics[topic] = topic_id
+        log = self.dirs.create(topic, index, topic_id, topic_config())
+        log.set_leader_epoch(0)
+        return log
+
+
+@pytest.fixture(autouse=True)
+def working_disk():
+    yield
+    fail_writes(0)
+
+
+@pytest.fixture
+def world(tmp_path):
+    return DirsWorld(tmp_path)
+
+
+def test_identity_is_made_once_and_kept(tmp_path):
+    world = DirsWorld(tmp_path, 2)
+    cluster = world.dirs.cluster_id
+    ids = world.dirs.directory_ids()
+    assert len(cluster) == 22
+    assert len(set(ids)) == 2
+    lines = open(os.path.join(world.paths[0], "meta.properties")).read().split()
+    assert lines[1:] == [
+        f"cluster.id={cluster}",
+        next(line for line in lines if line.startswith("directory.id=")),
+        "node.id=1",
+        "version=1",
+    ]
+    assert uuid_bytes(lines[2].split("=")[1]) == ids[0] == world.dirs.directory_id(world.paths[0])
+    world.restart()
+    assert (world.dirs.cluster_id, world.dirs.directory_ids()) == (cluster, ids)
+
+
+@pytest.mark.parametrize("text", ["node.id=2\nversion=1\ncluster.id=abc\n", "node.id=1\ndirectory.id=x\n"])
+def test_a_directory_of_somebody_else_is_refused(tmp_path, text):
+    (tmp_path / "d0").mkdir()
+    (tmp_path / "d0" / "meta.properties").write_text(text)
+    with pytest.raises(DirectoryTrouble):
+        DirsWorld(tmp_path)
+
+
+def test_directories_of_two_clusters_are_refused(tmp_path):
+    for i, cluster in enumerate("ab"):
+        (tmp_path / f"d{i}").mkdir()
+        (tmp_path / f"d{i}" / "meta.properties").write_text(f"node.id=1\ncluster.id={cluster}\n")
+    with pytest.raises(DirectoryTrouble, match="different clusters"):
+        DirsWorld(tmp_path, 2)
+
+
+def test_a_directory_in_use_is_refused(world):
+    with pytest.raises(DirectoryTrouble, match=r"data directory .*d0 is in use by another broker"):
+        world.open()
+    world.dirs.close()
+    world.open()
+
+
+def test_the_lock_and_a_posix_lock_exclude_each_other(world):
+    # Java's FileChannel.lock is a POSIX lock, which belongs to a process: so ask from another one.
+    take = textwrap.dedent("""
+        import fcntl, sys
+        file = open(sys.argv[1], "r+")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            print("refused", flush=True)
+        else:
+            print("taken", flush=True)
+            sys.stdin.read()
+    """)
+    path = os.path.join(world.paths[0], ".lock")
+    other = subprocess.run([sys.executable, "-c", take, path], input=b"", capture_output=True, check=True)
+    assert other.stdout.split() == [b"refused"]
+    world.dirs.close()
+    with subprocess.Popen(
+        [sys.executable, "-c", take, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout.readline().split() == [b"taken"]
+        with pytest.raises(DirectoryTrouble, match="in use by another broker"):
+            world.open()
+        holder.stdin.close()
+    world.open()
+
+
+def test_the_lock_outlives_other_descriptors_of_the_file(world):
+    os.close(os.open(os.path.join(world.paths[0], ".lock"), os.O_RDWR))
+    with open(os.path.join(world.paths[0], ".lock")) as file, pytest.raises(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, bytes(32))
+        raise OSError
+    with pytest.raises(DirectoryTrouble):
+        world.open()
+
+
+def test_a_new_partition_goes_where_the_fewest_are(tmp_path):
+    world = DirsWorld(tmp_path, 3)
+    for i in range(9):
+        world.create("t", i)
+    assert [len(directory.logs()) for directory in world.dirs.directories()] == [3, 3, 3]
+    world.restart()
+    assert [len(directory.logs()) for directory in world.dirs.directories()] == [3, 3, 3]
+    assert sorted(log.partition for log in world.dirs.all()) == list(range(9))
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_logs_and_marks_come_back(world, clean):
+    log = world.create("t")
+    for _ in range(5):
+        log.append_client(batch(2), 1_000)
+    log.delete_records(4)
+    world.dirs.checkpoint()
+    log.append_client(batch(2), 1_000)
+    world.restart(clean)
+    log = world.dirs.get("t", 0)
+    assert (log.log_start_offset, log.end_offset, log.high_watermark) == (4, 12, 12)
+    assert log.scanned_bytes == (0 if clean else log.size)
+    assert world.dirs.previous_broker_epoch == -1
+
+
+def test_the_broker_epoch_is_kept_by_a_clean_stop(world):
+    world.dirs.broker_epoch = 42
+    world.restart()
+    assert world.dirs.previous_broker_epoch == 42
+    world.restart(clean=False)
+    assert world.dirs.previous_broker_epoch == -1
+
+
+def test_checkpoints_are_kafkas_files(world):
+    log = world.create("t", 3)
+    log.append_client(batch(2), 1_000)
+    world.dirs.checkpoint()
+    read = {name: read_offsets(os.path.join(world.paths[0], name)) for name in (
+        "recovery-point-offset-checkpoint", "replication-offset-checkpoint", "log-start-offset-checkpoint")}  # fmt: skip
+    assert read == {
+        "recovery-point-offset-checkpoint": {("t", 3): 0},
+        "replication-offset-checkpoint": {("t", 3): 2},
+        "log-start-offset-checkpoint": {},
+    }
+    log.append_client(batch(2), 1_000)
+    world.dirs.checkpoint_high_watermarks()
+    assert read_offsets(os.path.join(world.paths[0], "replication-offset-checkpoint")) == {("t", 3): 4}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["recovery-point-offset-checkpoint", "replication-offset-checkpoint", "log-start-offset-checkpoint"],
+)
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_damaged_checkpoint_costs_nothing_but_a_scan(world, name, clean):
+    log = world.create("t")
+    log.append_client(batch(2), 1_000)
+    world.dirs.close(clean)
+    with open(os.path.join(world.paths[0], name), "wb") as file:
+        file.write(b"0\n7\nrubbish")
+    world.dirs = world.open()
+    log = world.dirs.get("t", 0)
+    assert (log.end_offset, log.high_watermark) == (2, 2)
+
+
+def test_a_deleted_topic_goes_at_once_and_its_files_later(world):
+    log = world.create("t")
+    log.append_client(batch(2), 1_000)
+    world.dirs.checkpoint()
+    world.dirs.delete("t", 0)
+    assert world.dirs.get("t", 0) is None
+    [left] = [name for name in os.listdir(world.paths[0]) if name.endswith("-delete")]
+    assert left.startswith("t-0.")
+    with pytest.raises(KafkaError):
+        log.append_client(batch(2), 1_000)
+    again = world.create("t", topic_id=b"B" * 16)
+    assert (again.end_offset, again.topic_id) == (0, b"B" * 16)
+    world.scheduler.run(60_000)
+    assert left not in os.listdir(world.paths[0])
+    assert os.path.isdir(again.directory)
+
+
+def test_a_recreated_topic_does_not_inherit_offsets(world):
+    log = world.create("t")
+    log.append_client(batch(9), 1_000)
+    log.delete_records(9)
+    world.dirs.checkpoint()
+    world.dirs.delete("t", 0)
+    again = world.create("t", topic_id=b"B" * 16)
+    again.append_client(batch(3), 1_000)
+    world.restart(clean=False)
+    again = world.dirs.get("t", 0)
+    assert (again.log_start_offset, again.end_offset) == (0, 3)
+
+
+def test_what_was_being_deleted_is_removed_after_a_restart(world):
+    world.create("t")
+    world.dirs.delete("t", 0)
+    world.scheduler = ManualScheduler()
+    world.restart()
+    assert world.dirs.all() == []
+    world.scheduler.run(60_000)
+    assert not [name for name in os.listdir(world.paths[0]) if "-delete" in name]
+
+
+def test_strays_are_moved_and_kept(world):
+    world.create("gone")
+    world.create("other", topic_id=b"A" * 16)
+    world.create("kept")
+    del world.topics["gone"]
+    world.topics["other"] = b"B" * 16
+    world.restart()
+    assert [log.topic for log in world.dirs.all()] == ["kept"]
+    strays = sorted(name for name in os.listdir(world.paths[0]) if name.endswith("-stray"))
+    assert [name.split("-")[0] for name in strays] == ["gone", "other"]
+    world.restart()
+    assert sorted(name for name in os.listdir(world.paths[0]) if name.endswith("-stray")) == strays
+
+
+def test_foreign_directories_are_left_alone(world):
+    os.mkdir(os.path.join(world.paths[0], "lost+found"))
+    world.create("t")
+    world.restart()
+    assert os.path.isdir(os.path.join(world.paths[0], "lost+found"))
+    assert len(world.dirs.all()) == 1
+
+
+def test_a_partition_that_is_there_twice_is_refused(tmp_path):
+    world = DirsWorld(tmp_path, 2)
+    log = world.create("t")
+    world.dirs.close()
+    source = log.directory
+    other = next(path for path in world.paths if not source.startswith(path))
+    os.system(f"cp -r {source} {other}/")
+    with pytest.raises(DirectoryTrouble, match="twice"):
+        world.open()
+
+
+def test_a_failed_directory_goes_offline_and_the_others_serve(tmp_path):
+    world = DirsWorld(tmp_path, 2)
+    logs = [world.create("t", i) for i in range(4)]
+    for log in logs:
+        log.append_client(batch(1), 1_000)
+    told: list[str] = []
+    world.dirs.on_directory_offline = told.append
+    fail_writes(errno.EIO)
+    with pytest.raises(KafkaError):
+        logs[0].append_client(batch(1), 1_000)
+    fail_writes(0)
+    bad = world.dirs.directories()[0]
+    assert told == [bad.path]
+    assert bad.offline
+    for log in logs:
+        if log.directory.startswith(bad.path):
+            with pytest.raises(KafkaError) as refusal:
+                log.append_client(batch(1), 1_000)
+            assert refusal.value.code == 56
+        else:
+            assert log.append_client(batch(1), 1_000).base_offset == 1
+    assert world.create("t", 4).directory.startswith(world.paths[1])
+    assert len(world.dirs.directory_ids()) == 1
+    world.dirs.checkpoint()
+    world.dirs.close()
+    assert not os.path.exists(os.path.join(bad.path, ".kafka_cleanshutdown"))
+    assert os.path.exists(os.path.join(world.paths[1], ".kafka_cleanshutdown"))
+
+
+def test_a_directory_that_cannot_be_made_is_offline(tmp_path):
+    (tmp_path / "d0").write_text("a file")
+    world = DirsWorld(tmp_path, 2)
+    assert [directory.offline for directory in world.dirs.directories()] == [True, False]
+    world.create("t")
+
+
+def test_no_usable_directory_is_an_error(tmp_path):
+    (tmp_path / "d0").write_text("a file")
+    with pytest.raises(DirectoryTrouble, match="none of the log directories"):
+        DirsWorld(tmp_path)
+
+
+def test_the_metadata_log_is_apart(world):
+    log = world.dirs.open_metadata_log("__cluster_metadata", bytes(15) + b"\1")
+    log.set_leader_epoch(1)
+    assert log.append(batch(3, control=False), 5, origin="raft", epoch=1) == 0
+    log.flush()
+    log.close()
+    assert world.dirs.all() == []
+    world.restart()
+    assert world.dirs.all() == []
+    log = world.dirs.open_metadata_log("__cluster_metadata", bytes(15) + b"\1")
+    assert log.end_offset == 3
+    assert len(list(log.batches(0, 3))) == 1
+
+
+def test_idle_partitions_hold_no_descriptors(world):
+    before = len(os.listdir("/proc/self/fd"))
+    for i in range(50):
+        world.create("t", i)
+    world.restart()
+    assert len(os.listdir("/proc/self/fd")) <= before

@@ -1,0 +1,156 @@
+"""What retention, DeleteRecords and deletion let go, and what they keep."""
+
+import os
+
+import pytest
+
+from kafkad.log.retention import SegmentFacts, deletable_count
+from kafkad.protocol.errors import KafkaError
+from tests.unit.log_world import LogWorld, batch, topic_config
+
+ONE = len(batch(1))
+
+
+def world_of(tmp_path, timestamps, **rules) -> LogWorld:
+    """One batch of one record a segment."""
+    world = LogWorld(tmp_path, topic_config(**{"segment_bytes": ONE, "retention_ms": -1, **rules}))
+    for timestamp in timestamps:
+        world.append(timestamp=timestamp)
+    world.scheduler.settle()
+    return world
+
+
+def bases(world: LogWorld) -> list[int]:
+    return [base for base, _ in world.log.segments]
+
+
+def test_segments_older_than_retention_go_by_their_largest_timestamp(tmp_path):
+    world = world_of(tmp_path, [100, 200, 300, 400], retention_ms=150)
+    assert world.log.apply_retention(349) == 1
+    assert world.log.apply_retention(350) == 0
+    assert world.log.apply_retention(351) == 1
+    assert bases(world) == [2, 3]
+    assert world.log.log_start_offset == 2
+
+
+def test_a_young_record_keeps_its_segment_and_those_behind(tmp_path):
+    world = world_of(tmp_path, [100, 9_000, 100, 100], retention_ms=150)
+    assert world.log.apply_retention(1_000) == 1
+    assert bases(world) == [1, 2, 3]
+
+
+def test_the_active_segment_is_rolled_and_deleted(tmp_path):
+    world = world_of(tmp_path, [100, 200], retention_ms=150)
+    assert world.log.apply_retention(10_000) == 2
+    assert world.log.segments == [(2, 0)]
+    assert (world.log.log_start_offset, world.log.end_offset, world.log.high_watermark) == (2, 2, 2)
+    assert world.log.apply_retention(10_000_000) == 0
+    assert world.append() == 2
+    world.restart()
+    assert (world.log.log_start_offset, world.log.end_offset) == (2, 3)
+
+
+def test_size_keeps_at_least_what_is_asked(tmp_path):
+    world = world_of(tmp_path, [1] * 10, retention_bytes=4 * ONE + 1)
+    assert world.log.apply_retention(0) == 5
+    assert world.log.size == 5 * ONE
+    assert world.log.apply_retention(0) == 0
+
+
+def test_both_limits_off_keep_everything(tmp_path):
+    world = world_of(tmp_path, [1] * 5)
+    assert world.log.apply_retention(1 << 60) == 0
+
+
+def test_compacted_topics_are_kept_whole(tmp_path):
+    world = LogWorld(
+        tmp_path,
+        topic_config(segment_bytes=ONE, retention_ms=1, retention_bytes=1, cleanup_policy=("compact",)),
+    )
+    for _ in range(5):
+        world.log.append(batch(1), 1_000)
+    assert world.log.apply_retention(1 << 60) == 0
+    with pytest.raises(KafkaError) as refusal:
+        world.log.delete_records(2)
+    assert refusal.value.code == 44
+
+
+def test_nothing_above_the_high_watermark_goes(tmp_path):
+    world = world_of(tmp_path, [1] * 3, retention_ms=10)
+    world.log.native.follows_end = False
+    world.append(timestamp=1)
+    world.append(timestamp=1)
+    assert world.log.high_watermark == 3
+    assert world.log.apply_retention(1 << 60) == 3
+    assert bases(world) == [3, 4]
+
+
+def test_delete_records_moves_the_log_start_and_then_segments_go(tmp_path):
+    world = world_of(tmp_path, [1] * 6)
+    assert world.log.delete_records(3) == 3
+    assert world.log.delete_records(2) == 3
+    assert world.log.native.try_read(2, 100)[0] == 1
+    assert world.log.earliest().offset == 3
+    assert world.log.apply_retention(0) == 3
+    assert bases(world) == [3, 4, 5]
+    assert world.log.delete_records(-1) == 6
+    for wrong in (7, -2):
+        with pytest.raises(KafkaError) as refusal:
+            world.log.delete_records(wrong)
+        assert refusal.value.code == 1
+
+
+def test_log_start_inside_a_batch_keeps_the_segment(tmp_path):
+    world = LogWorld(tmp_path)
+    world.append(count=10)
+    world.log.delete_records(4)
+    assert world.log.apply_retention(0) == 0
+    assert len(world.log.read(4, 1)) == len(batch(10))
+    assert world.log.offset_for_timestamp(0).offset == 4
+
+
+def test_deleted_files_stay_under_another_name_for_a_while(tmp_path):
+    world = world_of(tmp_path, [1] * 3, retention_ms=10, file_delete_delay_ms=5_000)
+    assert world.log.apply_retention(1 << 50) == 3
+    kept = [name for name in world.names() if name.endswith(".deleted")]
+    assert "00000000000000000001.log.deleted" in kept
+    assert "00000000000000000001.snapshot.deleted" in kept
+    world.scheduler.run(4_999)
+    assert len([name for name in world.names() if name.endswith(".deleted")]) == len(kept)
+    world.scheduler.run(1)
+    assert not [name for name in world.names() if name.endswith(".deleted")]
+
+
+def test_a_reader_of_a_deleted_segment_finishes(tmp_path):
+    world = world_of(tmp_path, [1] * 3, retention_ms=10, file_delete_delay_ms=0)
+    world.log.read(0, 1)
+    _, _, files = world.log.native.files_to_flush() if world.log.native.flushed_offset < 3 else (0, 0, [])
+    world.append(timestamp=1)
+    _, _, files = world.log.native.files_to_flush()
+    held = files[0][1]
+    assert world.log.apply_retention(1 << 50) == 4
+    world.scheduler.run()
+    assert len(os.pread(held.fd, 1000, 0)) == ONE
+
+
+def test_epochs_below_the_log_start_are_forgotten(tmp_path):
+    world = world_of(tmp_path, [1, 1])
+    world.log.set_leader_epoch(3)
+    world.append(timestamp=1)
+    world.log.set_leader_epoch(4)
+    world.append(timestamp=1)
+    assert world.log.epochs == [(0, 0), (3, 2), (4, 3)]
+    world.log.delete_records(3)
+    assert world.log.epochs == [(4, 3)]
+    assert world.log.end_offset_for_epoch(0) == (0, 3)
+    assert world.log.end_offset_for_epoch(4) == (4, 4)
+    assert world.log.end_offset_for_epoch(5) == (-1, -1)
+
+
+def test_segments_without_timestamps_age_by_their_file(tmp_path):
+    world = world_of(tmp_path, [1])
+    facts = [SegmentFacts(0, 1, 10, 5_000), SegmentFacts(1, 2, 10, 9_000)]
+    limits = {"high_watermark": 2, "log_start_offset": 0, "retention_bytes": -1}
+    assert deletable_count(facts, now_ms=6_001, retention_ms=1_000, **limits) == 1
+    assert deletable_count(facts, now_ms=6_000, retention_ms=1_000, **limits) == 0
+    assert world.log.apply_retention(0) == 0

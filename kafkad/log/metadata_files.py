@@ -6,68 +6,20 @@
 
 Each is written to another name, fsynced, renamed, and its directory fsynced: it is there whole or not at all. Only
 bytes here; what they mean stands in kafkad.raft.
-
-`MetadataLog` is the log itself: a partition's log that is opened as Kafka opens it, everything in it being examined,
-and that can start over above a snapshot.
 """
 
 import contextlib
 import os
 import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
-from kafkad.config.topic import TopicConfig
-from kafkad.log.log import Log, Scheduler
+from kafkad.log.filenames import METADATA_TOPIC as METADATA_TOPIC
 
-METADATA_TOPIC: Final = "__cluster_metadata"
 METADATA_TOPIC_ID: Final = bytes(15) + b"\x01"  # Kafka: Uuid.METADATA_TOPIC_ID
 
 _SNAPSHOT: Final = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
 _LEFTOVER: Final = re.compile(r"\d{20}-\d{10}.*\.checkpoint\.(part|deleted)")
-
-
-class MetadataLog(Log):
-    """`__cluster_metadata-0`. Nothing of it goes by age or size: raft says what may go."""
-
-    __slots__ = ()
-
-    @staticmethod
-    def open_in(files: "MetadataFiles", config: Any, *, now_ms: int, scheduler: Scheduler) -> "MetadataLog":
-        """Every segment is examined, up to the first batch that is not whole. OSError when the disk fails."""
-        log = MetadataLog.open(
-            files.directory,
-            METADATA_TOPIC,
-            0,
-            TopicConfig(
-                cleanup_policy=("delete",),
-                max_message_bytes=config.internal_metadata_max_batch_size_in_bytes,
-                retention_bytes=-1,
-                retention_ms=-1,
-                segment_bytes=config.internal_metadata_log_segment_bytes or config.metadata_log_segment_bytes,
-                segment_ms=config.metadata_log_segment_ms,
-            ),
-            now_ms=now_ms,
-            clean=False,
-            scheduler=scheduler,
-            topic_id=METADATA_TOPIC_ID,
-        )
-        assert isinstance(log, MetadataLog)
-        return log
-
-    def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Empty, and to be continued at `offset`, below which a snapshot holds everything. Raises KafkaError."""
-        assert offset > self.end_offset
-        try:
-            self._truncate_fully(offset)
-            self._epochs.truncate_from_end(0)
-            self._reload_producers(offset)
-        except OSError as trouble:
-            raise self._refused(trouble) from trouble
-        self.native.set_log_start(offset)
-        self.native.advance_high_watermark(offset)
-        self.flush()
-
 
 SnapshotId = tuple[int, int]  # (offset, epoch): it holds what lies below the offset
 

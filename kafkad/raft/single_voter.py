@@ -152,6 +152,20 @@ class SingleVoter:
         self._new_bytes = 0  # of the log, since the last snapshot
         self._snapshot_ms = 0  # monotonic: when the last snapshot was made, or we started
 
+    @classmethod
+    def configured(cls, config: Any, **surroundings: Any) -> "SingleVoter":
+        """As a server.properties (config.BrokerConfig) wants it; `surroundings` are the arguments that it cannot know."""
+        told = {endpoint.listener: endpoint for endpoint in config.controller_endpoints}
+        told |= {point.listener: point for point in config.advertised_endpoints if point.listener in told}
+        return cls(
+            node_id=config.node_id,
+            policy=SnapshotPolicy.of(config),
+            static_voters=[int(voter.partition("@")[0]) for voter in config.controller_quorum_voters],
+            endpoints={name: (point.host or "localhost", point.port) for name, point in told.items()},
+            min_insync_replicas=config.min_insync_replicas,
+            **surroundings,
+        )
+
     # -- start ---------------------------------------------------------------------------------------------
 
     def open(self) -> None:

@@ -6,8 +6,9 @@ not name is deleted. IncrementalAlterConfigs (key 44), v0-1.   v1 flexible. Sets
 (KIP-339). ListConfigResources (key 74), v0-1.   v0 knows client metrics only (KIP-714), v1 every type
 (KIP-1142).
 
-Resources are judged one by one and each has its own error; `plan_config_changes` decides, the controller
-writes. The name of a broker resource is this broker's id, or "" for all brokers. A value that must not be
+Resources are judged one by one and each has its own error. What only this broker can judge is refused here
+(`refusals`), the rest by the controller, which writes: Kafka's broker and controller share the work so.
+The name of a broker resource is this broker's id, or "" for all brokers. A value that must not be
 shown, or that of a key nobody knows, is null. Sources of the rules: ConfigHelper, ConfigAdminManager,
 ConfigurationControlManager.
 
@@ -15,9 +16,10 @@ Not yet: authorization; policies (alter.config.policy.class.name is a Java class
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-from kafkad.api.context import RequestContext, Services, code_of
+from kafkad.api.context import RequestContext, Services
 from kafkad.config import loggers
 from kafkad.config.broker import BrokerConfig, base_key, is_sensitive
 from kafkad.config.broker_keys import BROKER_KEYS, BROKER_QUOTA_KEYS, SYNONYMS
@@ -26,26 +28,24 @@ from kafkad.config.client_metrics import (
     client_metrics_values,
     validate_client_metrics_configs,
 )
-from kafkad.config.definition import ConfigError, Key, Value, to_string
+from kafkad.config.definition import Key, Value, to_string
 from kafkad.config.dynamic import (
     APPEND,
     DELETE,
     DYNAMIC_KEYS,
     SET,
     SUBTRACT,
-    VALUE_SIZE_MAX,
     Operation,
     apply_operations,
     changed,
     validate_broker_configs,
 )
-from kafkad.config.group import GROUP_KEYS, group_values, validate_group_configs
-from kafkad.config.topic import TOPIC_KEYS, topic_values, validate_topic_configs
+from kafkad.config.group import GROUP_KEYS, group_values
+from kafkad.config.topic import TOPIC_KEYS, topic_values
 from kafkad.metadata.features import CORDONED_LOG_DIRS
 from kafkad.metadata.image import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC, MetadataImage
 from kafkad.protocol import messages
 from kafkad.protocol.errors import (
-    BROKER_ID_NOT_REGISTERED,
     INVALID_CONFIG,
     INVALID_REQUEST,
     INVALID_TOPIC_EXCEPTION,
@@ -88,19 +88,6 @@ class Resource(NamedTuple):
     kind: int
     name: str
     operations: list[Operation]
-
-
-class Change(NamedTuple):
-    """What the controller is to write for one resource: a value, or None for a key to delete."""
-
-    kind: int
-    name: str
-    values: dict[str, str | None]
-
-
-class Plan(NamedTuple):
-    changes: list[Change]
-    errors: dict[int, KafkaError]  # by the resource's place in the request; the others may be written
 
 
 # --- DescribeConfigs --------------------------------------------------------------------------------------
@@ -270,23 +257,28 @@ def _logger_entry(name: str, level: str) -> Any:
 # --- AlterConfigs and IncrementalAlterConfigs -------------------------------------------------------------
 
 
-async def alter_configs(services: Services, context: RequestContext, request: Any) -> Any:
-    image = services.metadata.image
-    resources = []
-    for asked in request.resources:
-        given = [Operation(config.name, SET, config.value) for config in asked.configs]
-        named = {operation.key for operation in given}
-        current = image.configs.get((asked.resource_type, asked.resource_name), {})
-        given += [Operation(key, DELETE, None) for key in current if key not in named]
-        resources.append(Resource(asked.resource_type, asked.resource_name, given))
-    plan = plan_config_changes(image, services.config, resources, loggers_too=False)
-    await _write(services, plan, resources, request.validate_only)
-    return messages.AlterConfigsResponse(
-        responses=_responses(messages.AlterConfigsResponse.Responses, resources, plan)
-    )
+def alter_configs(services: Services, context: RequestContext, request: Any) -> Any:
+    resources = [
+        Resource(
+            asked.resource_type,
+            asked.resource_name,
+            [Operation(config.name, SET, config.value) for config in asked.configs],
+        )
+        for asked in request.resources
+    ]
+    errors = refusals(services.metadata.image, services.config, resources, replacing=True)
+    wanted = {
+        (kind, name): {operation.key: operation.value for operation in operations}
+        for place, (kind, name, operations) in enumerate(resources)
+        if place not in errors
+    }
+    write = partial(services.controller.alter_configs, wanted, request.validate_only)
+    _write(write, resources, errors)
+    make = messages.AlterConfigsResponse.Responses
+    return messages.AlterConfigsResponse(responses=_responses(make, resources, errors))
 
 
-async def incremental_alter_configs(services: Services, context: RequestContext, request: Any) -> Any:
+def incremental_alter_configs(services: Services, context: RequestContext, request: Any) -> Any:
     resources = [
         Resource(
             asked.resource_type,
@@ -295,35 +287,50 @@ async def incremental_alter_configs(services: Services, context: RequestContext,
         )
         for asked in request.resources
     ]
-    plan = plan_config_changes(services.metadata.image, services.config, resources)
-    if not request.validate_only:
-        for place, resource in enumerate(resources):
-            if resource.kind == BROKER_LOGGER and place not in plan.errors:
-                for operation in resource.operations:
-                    loggers.set_level(operation.key, operation.value if operation.kind == SET else None)
-    await _write(services, plan, resources, request.validate_only)
-    return messages.IncrementalAlterConfigsResponse(
-        responses=_responses(messages.IncrementalAlterConfigsResponse.Responses, resources, plan)
-    )
+    errors = refusals(services.metadata.image, services.config, resources)
+    changes = {}
+    for place, (kind, name, operations) in enumerate(resources):
+        if place in errors:
+            continue
+        if kind != BROKER_LOGGER:
+            changes[kind, name] = {
+                operation.key: (operation.kind, operation.value) for operation in operations
+            }
+        elif not request.validate_only:
+            for operation in operations:
+                loggers.set_level(operation.key, operation.value if operation.kind == SET else None)
+    write = partial(services.controller.incremental_alter_configs, changes, request.validate_only)
+    _write(write, resources, errors)
+    make = messages.IncrementalAlterConfigsResponse.Responses
+    return messages.IncrementalAlterConfigsResponse(responses=_responses(make, resources, errors))
 
 
-async def _write(services: Services, plan: Plan, resources: list[Resource], validate_only: bool) -> None:
-    """Has the controller write; where it refuses, the resources get its error."""
-    if not plan.changes:
+def _write(
+    write: Callable[[], dict[tuple[int, str], KafkaError | None]],
+    resources: list[Resource],
+    errors: dict[int, KafkaError],
+) -> None:
+    """Has the controller judge and write what was not refused before, and adds its refusals to `errors`."""
+    places = {
+        (resource.kind, resource.name): place
+        for place, resource in enumerate(resources)
+        if place not in errors and resource.kind != BROKER_LOGGER
+    }
+    if not places:
         return
     try:
-        await services.controller.incremental_alter_configs(plan.changes, validate_only)
-    except KafkaError as error:
-        refused = {(change.kind, change.name) for change in plan.changes}
-        for place, resource in enumerate(resources):
-            if place not in plan.errors and (resource.kind, resource.name) in refused:
-                plan.errors[place] = KafkaError(code_of(error), error.message)
+        outcome = write()
+    except KafkaError as error:  # nothing of it was written
+        outcome = dict.fromkeys(places, error)
+    errors.update({places[resource]: error for resource, error in outcome.items() if error is not None})
 
 
-def _responses(make: Callable[..., Any], resources: list[Resource], plan: Plan) -> list[Any]:
+def _responses(
+    make: Callable[..., Any], resources: list[Resource], errors: Mapping[int, KafkaError]
+) -> list[Any]:
     responses = []
     for place, resource in enumerate(resources):
-        error = plan.errors.get(place)
+        error = errors.get(place)
         responses.append(
             make(
                 error_code=error.code if error else NONE,
@@ -335,103 +342,63 @@ def _responses(make: Callable[..., Any], resources: list[Resource], plan: Plan) 
     return responses
 
 
-def plan_config_changes(
-    image: MetadataImage, config: BrokerConfig, resources: list[Resource], *, loggers_too: bool = True
-) -> Plan:
-    """What to write, and which resources are refused. A resource whose values stay as they are is neither,
-    except a broker's: writing its values again makes it read its key stores again (KAFKA-14136)."""
-    plan = Plan([], {})
+def refusals(
+    image: MetadataImage, config: BrokerConfig, resources: list[Resource], *, replacing: bool = False
+) -> dict[int, KafkaError]:
+    """What is wrong with a request before the controller sees it, by the place of the resource. `replacing`
+    is AlterConfigs, whose values take the place of all that are there; it cannot set log levels."""
+    errors = {}
     names = [(resource.kind, resource.name) for resource in resources]
     for place, resource in enumerate(resources):
         try:
             if names.count(names[place]) > 1:
                 raise KafkaError(INVALID_REQUEST, "Each resource must appear at most once.")
             _check_operations(resource)
-            if resource.kind == BROKER_LOGGER and loggers_too:
+            before = {} if replacing else image.configs.get(names[place], {})
+            if resource.kind == BROKER:
+                _check_broker(image, config, resource, before)
+            elif resource.kind == CLIENT_METRICS:
+                _check_subscription(resource, before)
+            elif resource.kind == BROKER_LOGGER and not replacing:
                 _check_loggers(config, resource)
-            else:
-                values = _plan_resource(image, config, resource)
-                if values:
-                    plan.changes.append(Change(resource.kind, resource.name, values))
+            elif resource.kind not in (TOPIC, GROUP):
+                raise KafkaError(INVALID_REQUEST, f"Unknown resource type {resource.kind}")
         except KafkaError as error:
-            plan.errors[place] = error
-        except ConfigError as error:
-            plan.errors[place] = KafkaError(INVALID_CONFIG, str(error))
-    return plan
+            errors[place] = error
+    return errors
 
 
 def _check_operations(resource: Resource) -> None:
     keys = [operation.key for operation in resource.operations]
     if len(set(keys)) < len(keys):
         raise KafkaError(INVALID_REQUEST, "Error due to duplicate config keys")
+    for _, kind, _ in resource.operations:
+        if kind not in (SET, DELETE, APPEND, SUBTRACT):
+            raise KafkaError(INVALID_REQUEST, f"Unknown operations type {kind}")
     nulls = [key for key, kind, value in resource.operations if kind != DELETE and value is None]
     if nulls:
         raise KafkaError(INVALID_REQUEST, f"Null value not supported for : {', '.join(nulls)}")
 
 
-def _plan_resource(image: MetadataImage, config: BrokerConfig, resource: Resource) -> dict[str, str | None]:
-    """The values to write for one resource. Raises KafkaError."""
-    kind, name, operations = resource
-    before = image.configs.get((kind, name), {})
-    if kind not in KEYS:
-        raise KafkaError(INVALID_REQUEST, f"Unknown resource type {kind}")
-    if kind == BROKER and name:
-        _check_broker_id(config, name, f"{config.node_id},", "Node id")
-    changes = apply_operations(before, operations, KEYS[kind])
-    after = changed(before, changes)
-    if kind == TOPIC:
-        if not name:
-            raise KafkaError(INVALID_REQUEST, "Default topic resources are not allowed.")
-        check_topic_name(name)
-        _check_sizes(changes)
-        validate_topic_configs(after, config, before)
-        if name not in image.topics:
-            raise KafkaError(UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
-    elif kind == BROKER:
-        _check_broker_changes(image, config, name, changes, after)
-    elif kind == GROUP:
-        if not name:
-            raise KafkaError(INVALID_REQUEST, "Default group resources are not allowed.")
-        _check_sizes(changes)
-        validate_group_configs(after, config)
-    else:
-        if not name:
-            raise KafkaError(INVALID_REQUEST, "Subscription name can't be empty")
-        _check_sizes(changes)
-        validate_client_metrics_configs(after)
-    return {key: value for key, value in changes.items() if kind == BROKER or value != before.get(key)}
-
-
-KEYS: Final = {TOPIC: TOPIC_KEYS, BROKER: BROKER_KEYS, GROUP: GROUP_KEYS, CLIENT_METRICS: CLIENT_METRICS_KEYS}
-
-
-def _check_broker_changes(
-    image: MetadataImage,
-    config: BrokerConfig,
-    name: str,
-    changes: Mapping[str, str | None],
-    after: dict[str, str],
+def _check_broker(
+    image: MetadataImage, config: BrokerConfig, resource: Resource, before: Mapping[str, str]
 ) -> None:
-    validate_broker_configs(config, after, per_broker=bool(name))
-    _check_sizes(changes)
+    """A broker judges its own values, and those for all brokers, since only it knows its file."""
+    name = resource.name
+    if name:
+        _check_broker_id(config, name, f"{config.node_id},", "Node id")
+    changes = apply_operations(before, resource.operations, BROKER_KEYS)
+    validate_broker_configs(config, changed(before, changes), per_broker=bool(name))
     if "cordoned.log.dirs" in changes and image.metadata_version < CORDONED_LOG_DIRS:
         reason = "value cannot be set because it requires metadata.version >= 4.3-IV0"
         raise KafkaError(INVALID_CONFIG, f"The cordoned.log.dirs configuration {reason}")
-    if "min.insync.replicas" in changes and image.elr_enabled:
-        if name:
-            reason = "Broker-level min.insync.replicas cannot be altered while ELR is enabled."
-            raise KafkaError(INVALID_CONFIG, reason)
-        if changes["min.insync.replicas"] is None:
-            reason = "Cluster-level min.insync.replicas cannot be removed while ELR is enabled."
-            raise KafkaError(INVALID_CONFIG, reason)
-    if name and int(name) not in image.brokers:
-        raise KafkaError(BROKER_ID_NOT_REGISTERED, f"No node with id {name} found.")
 
 
-def _check_sizes(changes: Mapping[str, str | None]) -> None:
-    if any(value is not None and len(value) > VALUE_SIZE_MAX for value in changes.values()):
-        reason = f"it exceeds the maximum value size of {VALUE_SIZE_MAX} bytes."
-        raise KafkaError(INVALID_CONFIG, f"The configuration value cannot be added because {reason}")
+def _check_subscription(resource: Resource, before: Mapping[str, str]) -> None:
+    if not resource.name:
+        raise KafkaError(INVALID_REQUEST, "Subscription name can't be empty")
+    changes = apply_operations(before, resource.operations, CLIENT_METRICS_KEYS)
+    validate_client_metrics_configs(changed(before, changes))
 
 
 def _check_loggers(config: BrokerConfig, resource: Resource) -> None:
@@ -443,10 +410,9 @@ def _check_loggers(config: BrokerConfig, resource: Resource) -> None:
         raise KafkaError(INVALID_REQUEST, f"Unexpected node id. {reason}")
     for name, kind, level in resource.operations:
         if kind not in (SET, DELETE):
-            verb = {APPEND: "APPEND operation", SUBTRACT: "SUBTRACT operation"}.get(
-                kind, f"Unknown operation type {kind}"
-            )
-            raise KafkaError(INVALID_REQUEST, f"{verb} is not allowed for the BROKER_LOGGER resource")
+            verb = "APPEND" if kind == APPEND else "SUBTRACT"
+            reason = f"{verb} operation is not allowed for the BROKER_LOGGER resource"
+            raise KafkaError(INVALID_REQUEST, reason)
         if not loggers.exists(name):
             raise KafkaError(INVALID_CONFIG, f"Logger {name} does not exist!")
         if kind == SET and level not in loggers.LEVELS:

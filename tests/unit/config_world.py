@@ -1,10 +1,8 @@
 """Configuration without a broker: the handlers of api/configs.py over a real metadata image.
 
-`World.ask` sends a request through the codec to its handler and back, as a connection would; its controller
-writes what the handlers planned into the image and makes the broker's next snapshot of it."""
+`World.ask` sends a request through the codec to its handler and back, as a connection would. It is its own
+controller: the real planners, whose records go into the image instead of a log."""
 
-import asyncio
-import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +10,7 @@ from kafkad.api import configs
 from kafkad.api.context import RequestContext
 from kafkad.config.broker import BrokerConfig
 from kafkad.config.dynamic import with_dynamic
+from kafkad.controller.configs import plan_absolute, plan_incremental
 from kafkad.metadata.features import fresh_levels
 from kafkad.metadata.image import BROKER, MetadataImage
 from kafkad.protocol import codec, messages
@@ -29,7 +28,7 @@ class World:
         self.config = config
         self.metadata = SimpleNamespace(image=MetadataImage("cluster", config.node_id))
         self.controller = self
-        self.written: list[tuple[int, str, dict[str, str | None]]] = []
+        self.written: list[Any] = []  # records
         self.apply(
             [
                 messages.FeatureLevelRecord(name=name, feature_level=level)
@@ -50,30 +49,24 @@ class World:
         self.config, complaints = with_dynamic(self.config, *layers)
         assert complaints == []
 
-    async def incremental_alter_configs(self, changes: list[Any], validate_only: bool) -> None:
-        if validate_only:
-            return
-        self.written += changes
-        self.apply(
-            [
-                messages.ConfigRecord(resource_type=kind, resource_name=name, name=key, value=value)
-                for kind, name, values in changes
-                for key, value in values.items()
-            ]
-        )
+    def incremental_alter_configs(self, changes: Any, validate_only: bool) -> Any:
+        return self.write(*plan_incremental(self.metadata.image, self.config, changes), validate_only)
+
+    def alter_configs(self, wanted: Any, validate_only: bool) -> Any:
+        return self.write(*plan_absolute(self.metadata.image, self.config, wanted), validate_only)
+
+    def write(self, records: list[Any], outcome: Any, validate_only: bool) -> Any:
+        if not validate_only:
+            self.written += records
+            self.apply(records)
+        return outcome
 
     def ask(self, request: Any, version: int) -> Any:
         key = type(request).API_KEY
         request, _ = codec.decode(type(request), version, codec.encode(request, version))
         context = RequestContext(key, version, 1, "test", "127.0.0.1", "PLAINTEXT", None)
         response = HANDLERS[key](self, context, request)
-        if inspect.isawaitable(response):
-            response = asyncio.run(_result(response))
         return codec.decode(type(response), version, codec.encode(response, version))[0]
-
-
-async def _result(awaitable: Any) -> Any:
-    return await awaitable
 
 
 def describe(*resources: tuple[int, str], keys: list[str] | None = None, synonyms: bool = True) -> Any:

@@ -37,7 +37,21 @@ def broker_kind(pytestconfig: pytest.Config) -> str:
     return pytestconfig.getoption("broker")
 
 
-def _new_broker(kind: str, directory: Path, config: dict[str, object]):
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator:
+    """A failed test shows what its broker said."""
+    report = yield
+    if report.failed:
+        for name in ("broker", "make_broker"):
+            running = getattr(item, "funcargs", {}).get(name)
+            for each in running.made if name == "make_broker" and running else [running]:
+                if each is not None:
+                    report.sections.append((f"log of the broker on {each.bootstrap}", each.log))
+    return report
+
+
+def new_broker(kind: str, directory: Path, config: dict[str, object]):
+    """A broker of the kind under test, not yet started; a context manager."""
     from tests.jvm import TEST_CONFIG, JvmKafka
 
     if kind == "jvm":
@@ -50,18 +64,21 @@ def _new_broker(kind: str, directory: Path, config: dict[str, object]):
 @pytest.fixture(scope="session")
 def broker(broker_kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     """The broker that the client tests share; give your topics and groups names of their own (`unique`)."""
-    with _new_broker(broker_kind, tmp_path_factory.mktemp("broker"), {}) as running:
+    with new_broker(broker_kind, tmp_path_factory.mktemp("broker"), {}) as running:
         yield running
 
 
 @pytest.fixture
 def make_broker(broker_kind: str, tmp_path: Path) -> Iterator[Callable]:
     """`make_broker(config={...})`: a running broker of this test's own, ended with it."""
+    made: list = []
     with ExitStack() as running:
 
         def make(config: dict[str, object] | None = None, name: str = "own"):
-            return running.enter_context(_new_broker(broker_kind, tmp_path / name, config or {}))
+            made.append(running.enter_context(new_broker(broker_kind, tmp_path / name, config or {})))
+            return made[-1]
 
+        make.made = made
         yield make
 
 

@@ -111,10 +111,10 @@ class TestDumpLog:
     @pytest.fixture(scope="class")
     def written(self, broker_kind, tmp_path_factory):
         """The data directory of a broker that was stopped after it had written something of everything."""
-        from tests.conftest import _new_broker
+        from tests.conftest import new_broker
 
         directory = tmp_path_factory.mktemp("dump")
-        with _new_broker(broker_kind, directory, {}) as broker:
+        with new_broker(broker_kind, directory, {}) as broker:
             admin = admin_of(broker)
             create(admin, "dumped", 1, segment_bytes="1048576", index_interval_bytes="2048")
             write_every_codec(broker, "dumped", 3000, "first")

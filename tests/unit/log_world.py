@@ -1,4 +1,4 @@
-"""What the tests of the log share: a scheduler that stands still, batches, and a log that is easily opened again."""
+"""What the tests of the log share: a scheduler that stands still, batches, a log that is easily reopened."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -67,7 +67,8 @@ def test_identity_is_made_once_and_kept(tmp_path):
     ids = world.dirs.directory_ids()
     assert len(cluster) == 22
     assert len(set(ids)) == 2
-    lines = open(os.path.join(world.paths[0], "meta.properties")).read().split()
+    with open(os.path.join(world.paths[0], "meta.properties")) as file:
+        lines = file.read().split()
     assert lines[1:] == [
         f"cluster.id={cluster}",
         next(line for line in lines if line.startswith("directory.id=")),
@@ -176,8 +177,12 @@ def test_checkpoints_are_kafkas_files(world):
     log = world.create("t", 3)
     log.append_client(batch(2), 1_000)
     world.dirs.checkpoint()
-    read = {name: read_offsets(os.path.join(world.paths[0], name)) for name in (
-        "recovery-point-offset-checkpoint", "replication-offset-checkpoint", "log-start-offset-checkpoint")}  # fmt: skip
+    names = (
+        "recovery-point-offset-checkpoint",
+        "replication-offset-checkpoint",
+        "log-start-offset-checkpoint",
+    )
+    read = {name: read_offsets(os.path.join(world.paths[0], name)) for name in names}
     assert read == {
         "recovery-point-offset-checkpoint": {("t", 3): 0},
         "replication-offset-checkpoint": {("t", 3): 2},

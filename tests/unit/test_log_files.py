@@ -17,7 +17,9 @@ def test_offsets_are_written_as_kafka_does(tmp_path):
     assert checkpoints.read_offsets(path) == {}
     offsets = {("a", 0): 5, ("with-dash.x", 12): 1 << 40}
     checkpoints.write_offsets(path, offsets)
-    assert open(path).read() == f"0\n2\na 0 5\nwith-dash.x 12 {1 << 40}\n"
+    with open(path) as file:
+        text = file.read()
+    assert text == f"0\n2\na 0 5\nwith-dash.x 12 {1 << 40}\n"
     assert checkpoints.read_offsets(path) == offsets
     assert os.listdir(tmp_path) == [checkpoints.RECOVERY_POINTS]
 

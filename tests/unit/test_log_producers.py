@@ -3,7 +3,7 @@
 import pytest
 
 from kafkad._native.producer_table import ProducerTable
-from kafkad.log.filenames import SNAPSHOT, segment_file
+from kafkad.log.filenames import SNAPSHOT
 from kafkad.log.log import AppendResult
 from kafkad.log.producer_state import decode_snapshot, encode_snapshot, load_snapshot
 from kafkad.protocol.errors import KafkaError, Malformed
@@ -213,5 +213,5 @@ def test_every_damage_of_a_snapshot_is_found(tmp_path):
 def test_a_clean_stop_leaves_a_snapshot_at_the_end(world):
     send(world, 0, 5)
     world.log.close()
-    data = open(segment_file(str(world.directory), 5, SNAPSHOT), "rb").read()
+    data = world.path(5, SNAPSHOT).read_bytes()
     assert decode_snapshot(data) == [(7, 0, 4, 4, 4, 1_004, -1, -1)]

@@ -1,8 +1,9 @@
-"""InitProducerId (key 22), v0-5.   v2 flexible. v3 an old id and epoch may be named (KIP-360). v4 PRODUCER_FENCED.
+"""InitProducerId (key 22), v0-5.   v2 flexible. v3 an old id and epoch may be named (KIP-360). v4
+PRODUCER_FENCED.
 
-A producer without a transactional id always gets a new id in epoch 0, also when it names an old one: a producer that
-must begin a new epoch raises it by itself and asks only once epochs have run out. Naming one of id and epoch without
-the other is INVALID_REQUEST.
+A producer without a transactional id always gets a new id in epoch 0, also when it names an old one: a
+producer that must begin a new epoch raises it by itself and asks only once epochs have run out. Naming one of
+id and epoch without the other is INVALID_REQUEST.
 Not yet: transactions; a transactional id is INVALID_REQUEST.
 """
 

@@ -1,8 +1,9 @@
-"""ApiVersions (key 18), v0-4.   v3 flexible, client software, features (KIP-511, KIP-584). v4 features from level 0.
+"""ApiVersions (key 18), v0-4.   v3 flexible, client software, features (KIP-511, KIP-584). v4 features from
+level 0.
 
-What is told is the API table, and the features: what this broker can do, and what the cluster has finalized. Its
-response header never has tags, since the client does not know yet what the broker speaks.
-A request of an unknown version is answered by `unsupported`: v0, its body unread (KIP-511).
+What is told is the API table, and the features: what this broker can do, and what the cluster has finalized.
+Its response header never has tags, since the client does not know yet what the broker speaks. A request of an
+unknown version is answered by `unsupported`: v0, its body unread (KIP-511).
 """
 
 import re
@@ -34,7 +35,8 @@ def api_versions(services: Services, context: RequestContext, request: Any) -> A
             cls.ApiKeys(api_key=key, min_version=low, max_version=high)
             for key, low, high in services.api_versions
         ],
-        # Before v4 a lowest level of 0 could not be read by some clients (KAFKA-17492): such features are left out.
+        # Before v4 a lowest level of 0 could not be read by some clients (KAFKA-17492): such features are
+        # left out.
         supported_features=[
             cls.SupportedFeatures(name=feature.name, min_version=feature.lowest, max_version=feature.highest)
             for feature in SUPPORTED

@@ -1,12 +1,12 @@
 """Brokers: a broker registers, is unfenced, leads what it can; and leaves.
 
-What Kafka's controller does in three steps, with heartbeats between them, happens here in one batch, since the broker
-and the controller are one process: RegisterBroker (the broker's epoch is the offset of this record), the change that
-unfences it, and the elections that follow.
+What Kafka's controller does in three steps, with heartbeats between them, happens here in one batch, since
+the broker and the controller are one process: RegisterBroker (the broker's epoch is the offset of this
+record), the change that unfences it, and the elections that follow.
 
-    an unclean stop    every partition led here gets a new leader epoch: what was read in the old one may be gone, and
-                       a consumer can tell by the epoch (KIP-320)
-    a clean stop       the epochs stay; only partitions that nobody leads are led again (Kafka leaves them so)
+    an unclean stop   every partition led here gets a new leader epoch: what was read in the old one may be
+                      gone, and a consumer can tell by the epoch (KIP-320)
+    a clean stop      the epochs stay; only partitions that nobody leads are led again (Kafka leaves them so)
 
 A stop is clean when the broker knows the epoch it last had (`.kafka_cleanshutdown` holds it, KIP-966).
 

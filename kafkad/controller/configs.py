@@ -1,7 +1,7 @@
 """Configs: changes of topic, broker, group and client-metrics configurations, planned as ConfigRecords.
 
-A resource is changed whole or not at all, and independently of the others in the request. Values are checked in the
-company of those that stay. Kafka: ConfigurationControlManager.
+A resource is changed whole or not at all, and independently of the others in the request. Values are checked
+in the company of those that stay. Kafka: ConfigurationControlManager.
 """
 
 from collections.abc import Mapping
@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from kafkad.config.broker import BrokerConfig
 from kafkad.config.broker_keys import BROKER_KEYS
+from kafkad.config.client_metrics import CLIENT_METRICS_KEYS
 from kafkad.config.definition import LIST, ConfigError, to_string
 from kafkad.config.group import GROUP_KEYS, validate_group_configs
-from kafkad.config.topic import TOPIC_KEYS, topic_values, validate_topic_configs
+from kafkad.config.topic import TOPIC_KEYS, validate_topic_configs
 from kafkad.controller.topics import invalid_name
 from kafkad.metadata.image import BROKER, CLIENT_METRICS, GROUP, TOPIC, Config, MetadataImage
 from kafkad.protocol import errors, messages
@@ -41,7 +42,8 @@ def plan_incremental(
                 name: _result(config, resource, name, before.get(name), operation, value)
                 for name, (operation, value) in operations.items()
             }
-            # A broker reloads files (keystores) when a value is set again, so it is written again (KAFKA-14136).
+            # A broker reloads files (keystores) when a value is set again, so it is written again
+            # (KAFKA-14136).
             records += _checked(
                 image,
                 config,
@@ -85,7 +87,7 @@ def _result(
         verb = "APPEND" if operation == APPEND else "SUBTRACT"
         raise KafkaError(errors.INVALID_CONFIG, f"Can't {verb} to key {name} because its type is not LIST.")
     if before is None:
-        before = to_string(topic_values(config, {})[name] if resource[0] == TOPIC else key.default)
+        before = to_string(key.default)  # not what the topic inherits: so does Kafka
     parts = [part for part in (before or "").split(",") if part]
     for part in (value or "").split(","):
         if operation == SUBTRACT and part in parts:
@@ -95,7 +97,12 @@ def _result(
     return ",".join(parts)
 
 
-_KEYS: Final[dict[int, Mapping[str, Any]]] = {TOPIC: TOPIC_KEYS, BROKER: BROKER_KEYS, GROUP: GROUP_KEYS}
+_KEYS: Final[dict[int, Mapping[str, Any]]] = {
+    TOPIC: TOPIC_KEYS,
+    BROKER: BROKER_KEYS,
+    CLIENT_METRICS: CLIENT_METRICS_KEYS,
+    GROUP: GROUP_KEYS,
+}
 
 
 def _checked(

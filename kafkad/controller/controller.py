@@ -2,8 +2,9 @@
 
     request → planner (image, request) → records, answer → raft.append → on_change(delta, image) → the answer
 
-Planners (topics, configs, brokers, producer_ids) are pure. This shell is synchronous, since a quorum of one commits
-when its disk has it; who calls it must still be ready for an awaitable, for a quorum of more will give one.
+Planners (topics, configs, brokers, producer_ids) are pure. This shell is synchronous, since a quorum of one
+commits when its disk has it; who calls it must still be ready for an awaitable, for a quorum of more will
+give one.
 
 Rule: when a call returns, its change is on disk and every subscriber has seen it.
 Beware: subscribers run inside the call and must not change metadata themselves.
@@ -26,7 +27,8 @@ OnChange = Callable[[Delta, MetadataImage], None]
 
 
 class Controller:
-    """`raft` is a raft.SingleVoter that leads; `random` gives uuids and placement (random.Random, SystemRandom)."""
+    """`raft` is a raft.SingleVoter that leads; `random` gives uuids and placement (random.Random,
+    SystemRandom)."""
 
     def __init__(self, raft: Any, clock: Any, random: Any, config: Any) -> None:
         self.config = config
@@ -57,7 +59,8 @@ class Controller:
         epoch = self._raft.next_offset
         unclean = brokers.UncleanElections(self.image, bool(self.config.unclean_leader_election_enable))
         records = brokers.plan_registration(self.image, registration, epoch, unclean)
-        # Not atomic: a broker with very many partitions may need several batches, and the next start does it again.
+        # Not atomic: a broker with very many partitions may need several batches, and the next start does it
+        # again.
         self._commit(records, atomic=False)
         self.broker_epoch = epoch
         logger.info(
@@ -75,7 +78,8 @@ class Controller:
             self._commit([brokers.fencing(broker.broker_id, broker.epoch, brokers.FENCE)])
 
     def assign_directories(self, placed: dict[tuple[bytes, int], bytes]) -> None:
-        """The log directories of replicas, by (topic id, partition index), where the broker chose them itself."""
+        """The log directories of replicas, by (topic id, partition index), where the broker chose them
+        itself."""
         self._commit(brokers.plan_directories(self.image, self._raft.node_id, placed), atomic=False)
 
     # -- topics --------------------------------------------------------------------------------------------
@@ -100,7 +104,8 @@ class Controller:
         return response
 
     def auto_create(self, names: Iterable[str]) -> dict[str, KafkaError | None]:
-        """Create topics that a client or a coordinator needs, as their kind wants it; the trouble by name, or None."""
+        """Create topics that a client or a coordinator needs, as their kind wants it; the trouble by name, or
+        None."""
         image = self.image
         wanted = [topics.auto_created(image, self.config, name) for name in names if name not in image.topics]
         if not wanted:

@@ -1,16 +1,17 @@
 """Elections: which broker leads a partition when its replicas come and go.
 
-`change_of` is a pure function from one partition's state to the PartitionChangeRecord that Kafka's controller would
-write (PartitionChangeBuilder), or None where nothing changes. Rules, in their order:
+`change_of` is a pure function from one partition's state to the PartitionChangeRecord that Kafka's controller
+would write (PartitionChangeBuilder), or None where nothing changes. Rules, in their order:
 
     the leader stays while it is acceptable and in sync
     else the first replica that is in sync and acceptable
-    else, with an empty ISR, one from the eligible leader replicas (ELR, KIP-966): safe, they had all committed data
+    else, with an empty ISR, one of the eligible leader replicas (ELR, KIP-966): they had all committed data
     else the last known leader, alone known: it may have lost data, so the partition is RECOVERING
     else, if the topic allows unclean elections, any acceptable replica: RECOVERING too
     else nobody
 
-The ELR gathers those that leave an ISR while it is below min.insync.replicas, but not those that stopped uncleanly.
+The ELR gathers those that leave an ISR while it is below min.insync.replicas, but not those that stopped
+uncleanly.
 
 Beware: naming a leader raises the leader epoch, even if it is the one that led before.
 """

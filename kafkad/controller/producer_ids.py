@@ -1,6 +1,7 @@
 """Producer ids: given out in blocks of 1000 that the metadata log remembers, so that none is given twice.
 
-A block is committed before its first id is used. What is left of one at a stop is never given out: ids are 63 bits.
+A block is committed before its first id is used. What is left of one at a stop is never given out: ids are 63
+bits.
 """
 
 from typing import Any, Final

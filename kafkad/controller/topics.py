@@ -1,10 +1,10 @@
 """Topics: planned here as records, written by the controller.
 
-Each planner looks at an image and a request and gives the records and the answer; it changes nothing. A request for
-several topics succeeds for some and fails for others; what succeeds goes into one batch.
+Each planner looks at an image and a request and gives the records and the answer; it changes nothing. A
+request for several topics succeeds for some and fails for others; what succeeds goes into one batch.
 
-Names: 1 to 249 of [a-zA-Z0-9._-], but not "." and "..". Two names that differ only in "." against "_" collide, since
-metrics cannot tell them apart (Kafka: Topic).
+Names: 1 to 249 of [a-zA-Z0-9._-], but not "." and "..". Two names that differ only in "." against "_"
+collide, since metrics cannot tell them apart (Kafka: Topic).
 """
 
 import re
@@ -205,8 +205,8 @@ def _check_assignment(image: MetadataImage, index: int, replicas: Sequence[int],
             break
     if reason is None and factor is not None and len(replicas) != factor:
         reason = (
-            f"{includes} a partition with {len(replicas)} replica(s), but this is not consistent with previous"
-            f" partitions, which have {factor} replica(s)."
+            f"{includes} a partition with {len(replicas)} replica(s), but this is not consistent with"
+            f" previous partitions, which have {factor} replica(s)."
         )
     if reason is None and not any(image.brokers[replica].active for replica in replicas):
         reason = (
@@ -265,7 +265,8 @@ def new_partition(image: MetadataImage, topic_id: bytes, index: int, replicas: S
 
 
 def default_directory(image: MetadataImage, broker_id: int) -> bytes:
-    """Where a new replica goes: known if the broker has one directory; else the broker chooses, and reports."""
+    """Where a new replica goes: known if the broker has one directory; else the broker chooses, and
+    reports."""
     directories = image.brokers[broker_id].directories
     if not directories:
         return DIRECTORY_MIGRATING
@@ -318,8 +319,8 @@ def named_twice(names: Iterable[Any]) -> set[Any]:
 def auto_created(image: MetadataImage, config: Any, name: str) -> Any:
     """The CreatableTopic for a topic that a client asked for, or that a coordinator needs.
 
-    Internal topics have their own size and configs; unlike Kafka's, their replication factor is no more than there
-    are live brokers, so that one broker is enough.
+    Internal topics have their own size and configs; unlike Kafka's, their replication factor is no more than
+    there are live brokers, so that one broker is enough.
     """
     cls = messages.CreateTopicsRequest.Topics
     if name not in INTERNAL_TOPICS:
@@ -474,7 +475,8 @@ def _grow(image: MetadataImage, cluster: Cluster, asked: Any) -> list[Any]:
     if asked.count < count:
         raise KafkaError(
             errors.INVALID_PARTITIONS,
-            f"The topic {asked.name} currently has {count} partition(s); {asked.count} would not be an increase.",
+            f"The topic {asked.name} currently has {count} partition(s);"
+            f" {asked.count} would not be an increase.",
         )
     added = asked.count - count
     if added > PARTITIONS_MAX:

@@ -4,8 +4,8 @@
     <metadata.log.dir>/__cluster_metadata-0/quorum-state                 the newest election, one line of JSON
     <metadata.log.dir>/__cluster_metadata-0/<offset>-<epoch>.checkpoint  a snapshot: all metadata below offset
 
-Each is written to another name, fsynced, renamed, and its directory fsynced: it is there whole or not at all. Only
-bytes here; what they mean stands in kafkad.raft.
+Each is written to another name, fsynced, renamed, and its directory fsynced: it is there whole or not at all.
+Only bytes here; what they mean stands in kafkad.raft.
 """
 
 import contextlib

@@ -1,8 +1,9 @@
 """Features: the levels that a cluster has agreed on, and the range that this broker can do (KIP-584).
 
-One row a feature, as Kafka 4.3.1 ships them. `metadata.version` decides in which versions metadata records are
-written; the others switch protocols on (KIP-848 groups, KIP-890 transactions, KIP-966 eligible leader replicas, ...).
-`kraft.version` is not part of the image: it stands in control records of the metadata log (KIP-853).
+One row a feature, as Kafka 4.3.1 ships them. `metadata.version` decides in which versions metadata records
+are written; the others switch protocols on (KIP-848 groups, KIP-890 transactions, KIP-966 eligible leader
+replicas, ...). `kraft.version` is not part of the image: it stands in control records of the metadata log
+(KIP-853).
 
 Beware: a cluster that has finalized a level we do not know must not be served; `unsupported` says so.
 """
@@ -57,5 +58,6 @@ def unsupported(levels: dict[str, int]) -> str | None:
         feature = BY_NAME.get(name)
         lowest, highest = (feature.lowest, feature.highest) if feature is not None else (0, 0)
         if not lowest <= level <= highest:
-            return f"the cluster has finalized {name} at level {level}, and this broker can do {lowest} to {highest}"
+            can = f"this broker can do {lowest} to {highest}"
+            return f"the cluster has finalized {name} at level {level}, and {can}"
     return None

@@ -1,11 +1,11 @@
 """The image: everything the metadata log says, as of one offset.
 
-An image never changes. `apply` gives a new one that shares every part which no record touched (copy on write, a part
-being a dict): creating one topic among 10,000 copies two dicts of pointers, some hundred microseconds. So a handler
-takes `services.metadata.image` once and sees one consistent cluster for as long as it likes.
+An image never changes. `apply` gives a new one that shares every part which no record touched (copy on write,
+a part being a dict): creating one topic among 10,000 copies two dicts of pointers, some hundred microseconds.
+So a handler takes `services.metadata.image` once and sees one consistent cluster for as long as it likes.
 
-What this broker does not use yet (ACLs, SCRAM credentials, quotas, delegation tokens) is kept as the messages it came
-in, and records of an unknown type as their bytes: `records()` writes all of it into our snapshots.
+What this broker does not use yet (ACLs, SCRAM credentials, quotas, delegation tokens) is kept as the messages
+it came in, and records of an unknown type as their bytes: `records()` writes all of it into our snapshots.
 
 Beware: the dicts of an image are shared with its descendants. Nobody writes into them.
 """
@@ -203,7 +203,8 @@ class MetadataImage:
         epoch: int | None = None,
         timestamp_ms: int = -1,
     ) -> "tuple[MetadataImage, Delta]":
-        """The image after `records`, and what changed. Raises ReplayError where they cannot follow this image."""
+        """The image after `records`, and what changed. Raises ReplayError where they cannot follow this
+        image."""
         from kafkad.metadata.replay import Replay  # replay builds images; this is its short form
 
         replay = Replay(self)

@@ -1,8 +1,8 @@
 """Placement: which brokers a new partition's replicas go to (Kafka: StripedReplicaPlacer).
 
-Racks in turn, and brokers in turn within a rack, each round starting one further than the last, from a random start:
-so leaders and replicas spread evenly over racks first and brokers second. Brokers that are up come before those that
-are fenced, and the first replica, the leader to be, is always one that is up.
+Racks in turn, and brokers in turn within a rack, each round starting one further than the last, from a random
+start: so leaders and replicas spread evenly over racks first and brokers second. Brokers that are up come
+before those that are fenced, and the first replica, the leader to be, is always one that is up.
 
 The random numbers come in as an argument; a seed gives the same placement again.
 """
@@ -38,8 +38,8 @@ def place(
     if replication_factor > len(usable):
         raise KafkaError(
             errors.INVALID_REPLICATION_FACTOR,
-            f"The target replication factor of {replication_factor} cannot be reached because only {len(usable)}"
-            " broker(s) are registered or some brokers have all their log directories cordoned.",
+            f"The target replication factor of {replication_factor} cannot be reached because only"
+            f" {len(usable)} broker(s) are registered or some brokers have all their log directories cordoned.",
         )
     racks = _Racks(usable, random)
     return [racks.place(replication_factor) for _ in range(partition_count)]

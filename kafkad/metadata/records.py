@@ -1,12 +1,15 @@
 """Metadata records: how one record of the cluster's metadata stands in a log batch or a snapshot.
 
-    value = uvarint frame version (1) | uvarint record type | uvarint record version | body       (Kafka: MetadataRecordSerde)
+    value = uvarint frame version (1) | uvarint record type | uvarint record version | body
 
-A record whose type is not known here is not an error: it becomes an `UnknownRecord`, kept byte for byte, so that a
-snapshot written by us holds it still. A version that is not known is one: its meaning for us would be a guess.
+(Kafka: MetadataRecordSerde.)
 
-Which version of a record is written follows from the finalized metadata.version (Kafka: MetadataVersion), so that
-every broker the cluster may still have can read it.
+A record whose type is not known here is not an error: it becomes an `UnknownRecord`, kept byte for byte, so
+that a snapshot written by us holds it still. A version that is not known is one: its meaning for us would be
+a guess.
+
+Which version of a record is written follows from the finalized metadata.version (Kafka: MetadataVersion), so
+that every broker the cluster may still have can read it.
 """
 
 from dataclasses import dataclass
@@ -61,7 +64,8 @@ def decode_record(value: bytes | memoryview) -> Any:
 
 
 def record_version(record: Any, metadata_version: int) -> int:
-    """The version in which `record` is written under a finalized metadata.version (Kafka: MetadataVersion)."""
+    """The version in which `record` is written under a finalized metadata.version (Kafka:
+    MetadataVersion)."""
     chooser = _VERSIONS.get(type(record))
     return chooser(record, metadata_version) if chooser is not None else 0
 

@@ -1,12 +1,12 @@
 """Replay: metadata records turned into the next image.
 
-`Replay` takes one image and any number of records, and copies a part of the image when the first record touches it.
-`Loader` stands above it and knows batches and metadata transactions (KIP-868): what lies between BeginTransaction and
-EndTransaction takes effect at the end, or not at all.
+`Replay` takes one image and any number of records, and copies a part of the image when the first record
+touches it. `Loader` stands above it and knows batches and metadata transactions (KIP-868): what lies between
+BeginTransaction and EndTransaction takes effect at the end, or not at all.
 
-Rule: a record that cannot follow the image (a change of a partition that is not there, of a broker in another epoch)
-raises ReplayError. The log was written by a controller that looked at the same image; such a record means that log
-and snapshot do not belong together, and going on would make it worse.
+Rule: a record that cannot follow the image (a change of a partition that is not there, of a broker in another
+epoch) raises ReplayError. The log was written by a controller that looked at the same image; such a record
+means that log and snapshot do not belong together, and going on would make it worse.
 """
 
 from collections.abc import Callable, Iterable
@@ -409,8 +409,8 @@ _HANDLERS: Final[dict[Any, Callable[[Replay, Any], None]]] = {
 class Loader:
     """Images along a log: `feed` takes the records of one batch after the other.
 
-    A batch may end inside a metadata transaction; its records then wait, and `image` stays where it was, while
-    `in_transaction` tells that no snapshot may be taken here.
+    A batch may end inside a metadata transaction; its records then wait, and `image` stays where it was,
+    while `in_transaction` tells that no snapshot may be taken here.
     """
 
     def __init__(self, image: MetadataImage) -> None:

@@ -1,4 +1,5 @@
-"""Kafka's uuids: 16 bytes, shown as 22 characters of base64url, made from random numbers that come in as an argument."""
+"""Kafka's uuids: 16 bytes, shown as 22 characters of base64url, made from random numbers that come in as an
+argument."""
 
 import base64
 from typing import Any
@@ -20,7 +21,8 @@ def uuid_bytes(text: str) -> bytes:
 
 
 def random_uuid(random: Any) -> bytes:
-    """A version 4 uuid. Kafka: never one whose text begins with a dash, since tools would take it for an option."""
+    """A version 4 uuid. Kafka: never one whose text begins with a dash, since tools would take it for an
+    option."""
     while True:
         value = bytearray(random.randbytes(16))
         value[6] = value[6] & 0x0F | 0x40

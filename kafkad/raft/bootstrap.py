@@ -1,7 +1,7 @@
 """What `kafka-storage format` leaves in a metadata directory, made here at the first start.
 
-    bootstrap.checkpoint                        the feature levels that the first leader will write into the log
-    __cluster_metadata-0/0…0-0…0.checkpoint     only with kraft.version 1: the first set of voters
+    bootstrap.checkpoint                      the feature levels that the first leader will write to the log
+    __cluster_metadata-0/0…0-0…0.checkpoint   only with kraft.version 1: the first set of voters
 
 kraft.version is 0 where controller.quorum.voters names the voters, and 1 where it does not, as
 `kafka-storage format --standalone` does it (Kafka: Formatter).
@@ -33,7 +33,8 @@ def build_bootstrap(now_ms: int) -> bytes:
 
 
 def read_bootstrap(content: bytes | None) -> list[Any]:
-    """The records of bootstrap.checkpoint; without one, the newest metadata.version alone. Raises Malformed."""
+    """The records of bootstrap.checkpoint; without one, the newest metadata.version alone. Raises
+    Malformed."""
     if content is None:
         level = fresh_levels()[METADATA_VERSION]
         return [messages.FeatureLevelRecord(name=METADATA_VERSION, feature_level=level)]
@@ -53,7 +54,8 @@ def build_voters_checkpoint(voter: Voter, now_ms: int) -> bytes:
 def first_records(bootstrap: Sequence[Any], min_insync_replicas: int) -> list[Any]:
     """What the first leader of an empty log writes (Kafka: ActivationRecordsGenerator).
 
-    With eligible leader replicas (KIP-966) min.insync.replicas must be the same for all, hence a cluster-wide value.
+    With eligible leader replicas (KIP-966) min.insync.replicas must be the same for all, hence a cluster-wide
+    value.
     """
     levels = _levels(bootstrap)
     records = list(bootstrap)

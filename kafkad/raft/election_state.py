@@ -2,7 +2,8 @@
 
     v0 (kraft.version 0): {"clusterId":"","leaderId":1,"leaderEpoch":2,"votedId":-1,"appliedOffset":0,
                            "currentVoters":[{"voterId":1}],"data_version":0}
-    v1 (kraft.version 1): {"leaderId":1,"leaderEpoch":2,"votedId":-1,"votedDirectoryId":"AAAAAAAAAAAAAAAAAAAAAA","data_version":1}
+    v1 (kraft.version 1): {"leaderId":1,"leaderEpoch":2,"votedId":-1,
+                           "votedDirectoryId":"AAAAAAAAAAAAAAAAAAAAAA","data_version":1}
 
 Kafka: FileQuorumStateStore, QuorumStateData. Beware: Kafka reads the first line only, and wants every field.
 """

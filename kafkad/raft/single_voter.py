@@ -2,16 +2,18 @@
 
     open      newest whole snapshot, then the log above it, give the image
     lead      a new epoch: quorum-state first, then LeaderChange as the epoch's first record, fsynced
-    append    records → one batch → fsync → image; what `append` has returned is committed, since we are the majority
+    append    records → one batch → fsync → image; what it has returned from is committed: we are the majority
     snapshot  after enough new bytes, or an hour; the log below the oldest snapshot kept may then go
 
-The log, the files beside it and the clock are arguments; nothing here does I/O of its own, so a cluster can run in
-one process from one seed.
+The log, the files beside it and the clock are arguments; nothing here does I/O of its own, so a cluster can
+run in one process from one seed.
 
 Rule: records are replayed before they are written. One that cannot follow the image never reaches the log.
-Rule: after a failed write or flush nothing is appended any more: what is on disk is then unknown until the next start.
+Rule: after a failed write or flush nothing is appended any more: what is on disk is then unknown until the
+next start.
 
-Beware: `write_snapshot` may run in another thread; it reads an image, which never changes, and writes one file.
+Beware: `write_snapshot` may run in another thread; it reads an image, which never changes, and writes one
+file.
 """
 
 import logging
@@ -50,8 +52,8 @@ logger = logging.getLogger(__name__)
 
 SnapshotId = tuple[int, int]  # (offset, epoch): it holds what lies below the offset
 
-# Where kafkad has no controller listener, a voter still needs an address in the voter set; a Kafka that opens the
-# directory puts its own in.
+# Where kafkad has no controller listener, a voter still needs an address in the voter set; a Kafka that opens
+# the directory puts its own in.
 _NO_LISTENER: Final = {"CONTROLLER": ("localhost", 9093)}
 
 
@@ -130,7 +132,8 @@ class SingleVoter:
         endpoints: dict[str, tuple[str, int]] | None = None,
         min_insync_replicas: int = 1,
     ) -> None:
-        """`static_voters`: the ids of controller.quorum.voters. `endpoints`: our controller listeners, as told to others."""
+        """`static_voters`: the ids of controller.quorum.voters. `endpoints`: our controller listeners, as
+        told to others."""
         self.node_id = node_id
         self.directory_id = directory_id
         self.epoch = 0
@@ -154,7 +157,8 @@ class SingleVoter:
 
     @classmethod
     def configured(cls, config: Any, **surroundings: Any) -> "SingleVoter":
-        """As a server.properties (config.BrokerConfig) wants it; `surroundings` are the arguments that it cannot know."""
+        """As a server.properties (config.BrokerConfig) wants it; `surroundings` are the arguments that it
+        cannot know."""
         told = {endpoint.listener: endpoint for endpoint in config.controller_endpoints}
         told |= {point.listener: point for point in config.advertised_endpoints if point.listener in told}
         return cls(
@@ -230,13 +234,14 @@ class SingleVoter:
             return snapshot
         if start > 0:
             raise UnusableMetadata(
-                f"{self._log.directory}: the metadata log begins at offset {start} and no whole snapshot reaches that"
-                " far; put one back (a damaged one is named *.checkpoint.corrupt) or restore the directory"
+                f"{self._log.directory}: the metadata log begins at offset {start} and no whole snapshot"
+                " reaches that far; put one back (a damaged one is named *.checkpoint.corrupt) or restore the directory"
             )
         return None
 
     def _replay_log(self, start: int) -> int:
-        """Feed the log from `start` on; the epoch of its last batch, 0 without one. Raises UnusableMetadata."""
+        """Feed the log from `start` on; the epoch of its last batch, 0 without one. Raises
+        UnusableMetadata."""
         epoch = 0
         for raw in self._log.batches(start, self._log.end_offset):
             self._new_bytes += len(raw)
@@ -248,8 +253,8 @@ class SingleVoter:
                     self._replay_batch(batch)
                 except Malformed as trouble:
                     raise UnusableMetadata(
-                        f"{self._log.directory}: the metadata log cannot be used from offset {batch.base_offset} on:"
-                        f" {trouble}"
+                        f"{self._log.directory}: the metadata log cannot be used from offset"
+                        f" {batch.base_offset} on: {trouble}"
                     ) from trouble
         return epoch
 
@@ -276,7 +281,8 @@ class SingleVoter:
         try:
             return ElectionState.decode(content)
         except Malformed as trouble:
-            # The log says which epochs were led, and an epoch without a record has nobody it could be mixed up with.
+            # The log says which epochs were led, and an epoch without a record has nobody it could be mixed
+            # up with.
             logger.error(
                 "%s/quorum-state is damaged and will be written anew: %s", self._log.directory, trouble
             )
@@ -290,14 +296,15 @@ class SingleVoter:
         )
         if voters - {self.node_id}:
             raise UnusableMetadata(
-                f"{self._log.directory}: the voters of this metadata log are {sorted(voters)}, and a broker that is"
-                f" a quorum of its own can only follow a log whose one voter is node.id {self.node_id}"
+                f"{self._log.directory}: the voters of this metadata log are {sorted(voters)}, and a broker that"
+                f" is a quorum of its own can only follow a log whose one voter is node.id {self.node_id}"
             )
         for voter in self._voters:
             if voter.directory_id != self.directory_id:
                 raise UnusableMetadata(
                     f"{self._log.directory}: the voter of this metadata log has directory.id"
-                    f" {uuid_text(voter.directory_id)}, and meta.properties says {uuid_text(self.directory_id)}"
+                    f" {uuid_text(voter.directory_id)}, and meta.properties says"
+                    f" {uuid_text(self.directory_id)}"
                 )
 
     # -- leading -------------------------------------------------------------------------------------------
@@ -326,7 +333,8 @@ class SingleVoter:
             self._commit()
 
     def _voters_update(self) -> list[Any]:
-        """With kraft.version 1: the voter set, where it does not stand in the log yet or says where we once listened."""
+        """With kraft.version 1: the voter set, where it does not stand in the log yet or says where we once
+        listened."""
         if self._kraft_version == 0:
             return []
         [recorded] = self._voters
@@ -359,7 +367,8 @@ class SingleVoter:
         """Commit these records: they are on disk and in `image` when this returns what they changed.
 
         Atomic: all in one batch. Else in as many as it takes, each of which may be the last to survive.
-        Raises KafkaError(KAFKA_STORAGE_ERROR), after which nothing can be appended; ReplayError (nothing was written).
+        Raises KafkaError(KAFKA_STORAGE_ERROR), after which nothing can be appended; ReplayError (nothing was
+        written).
         """
         assert self.is_leader
         if self._broken:
@@ -433,7 +442,8 @@ class SingleVoter:
         return self._last_snapshot
 
     def write_snapshot(self, image: MetadataImage) -> int:
-        """Write it, fsynced, and say its size. Touches nothing of ours but files: it may run in another thread."""
+        """Write it, fsynced, and say its size. Touches nothing of ours but files: it may run in another
+        thread."""
         level = image.metadata_version
         return self._files.write_snapshot(
             (image.offset + 1, image.epoch),
@@ -448,7 +458,8 @@ class SingleVoter:
         )
 
     def clean(self) -> int:
-        """Delete the oldest snapshots, and the log below the next, while they are too old or too much; how many went.
+        """Delete the oldest snapshots, and the log below the next, while they are too old or too much; how
+        many went.
 
         The newest snapshot always stays (Kafka: KafkaRaftLog.maybeClean).
         """
@@ -495,7 +506,8 @@ class SingleVoter:
 
 
 def _level_in(records: Sequence[Any]) -> int:
-    """metadata.version as these records will set it: the first ones in a log are written at the level they bring."""
+    """metadata.version as these records will set it: the first ones in a log are written at the level they
+    bring."""
     for record in records:
         if type(record) is messages.FeatureLevelRecord and record.name == features.METADATA_VERSION:
             return int(record.feature_level)

@@ -1,4 +1,5 @@
-"""A metadata log in memory, and one broker with its controller on it: what the tests of metadata start and stop."""
+"""A metadata log in memory, and one broker with its controller on it: what the tests of metadata start and
+stop."""
 
 import random
 
@@ -105,7 +106,8 @@ class Cluster:
 
     def start(self, directories=(DIR,)):
         self.voter = SingleVoter(
-            node_id=1, directory_id=DIR, cluster_id="abc", log=self.log, files=MetadataFiles(str(self.path)), clock=self.clock
+            node_id=1, directory_id=DIR, cluster_id="abc", log=self.log, files=MetadataFiles(str(self.path)),
+            clock=self.clock,
         )  # fmt: skip
         self.voter.open()
         self.voter.lead()

@@ -1,4 +1,5 @@
-"""Metadata, DescribeTopicPartitions, DescribeCluster, ApiVersions, InitProducerId: what each version is told."""
+"""Metadata, DescribeTopicPartitions, DescribeCluster, ApiVersions, InitProducerId: what each version is
+told."""
 
 import asyncio
 from types import SimpleNamespace

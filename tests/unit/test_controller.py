@@ -296,8 +296,8 @@ def test_other_brokers_are_fenced_and_their_partitions_have_no_leader(cluster):
             partition_epoch=0, directories=[b"f" * 16, DIR],
         ),
         messages.PartitionRecord(
-            partition_id=1, topic_id=topic_id, replicas=[2], isr=[2], leader=2, leader_epoch=3, partition_epoch=0,
-            directories=[b"f" * 16],
+            partition_id=1, topic_id=topic_id, replicas=[2], isr=[2], leader=2, leader_epoch=3,
+            partition_epoch=0, directories=[b"f" * 16],
         ),
     )  # fmt: skip
     cluster.kill()

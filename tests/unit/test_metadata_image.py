@@ -268,4 +268,4 @@ def test_levels_above_our_own_are_named():
     assert features.unsupported(features.fresh_levels()) is None
     assert "metadata.version at level 31" in (features.unsupported({"metadata.version": 31}) or "")
     assert "new.feature" in (features.unsupported({"new.feature": 1}) or "")
-    assert list(features.fresh_levels().items())[0] == ("metadata.version", 30)
+    assert next(iter(features.fresh_levels().items())) == ("metadata.version", 30)

@@ -44,8 +44,8 @@ def topic(name, number=0):
     return [
         messages.TopicRecord(name=name, topic_id=topic_id),
         messages.PartitionRecord(
-            partition_id=0, topic_id=topic_id, replicas=[1], isr=[1], leader=1, leader_epoch=0, partition_epoch=0,
-            directories=[DIR],
+            partition_id=0, topic_id=topic_id, replicas=[1], isr=[1], leader=1, leader_epoch=0,
+            partition_epoch=0, directories=[DIR],
         ),
     ]  # fmt: skip
 
@@ -310,7 +310,7 @@ def test_a_quorum_of_several_is_not_taken_over(start):
 
 def test_the_voter_of_another_directory_is_not_taken_over(start):
     voter = start()
-    with pytest.raises(UnusableMetadata, match="meta.properties"):
+    with pytest.raises(UnusableMetadata, match=r"meta\.properties"):
         start(log_of(voter).crash(), directory_id=b"e" * 16)
 
 

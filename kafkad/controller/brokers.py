@@ -138,7 +138,7 @@ def plan_elections(
                 index,
                 state,
                 target_isr=isr,
-                acceptable=lambda replica, here=here: replica == us and here,
+                acceptable=((us,) if here else ()).__contains__,
                 elr_enabled=elr_enabled,
                 unclean_allowed=allowed,
             )

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from kafkad.config.broker import BrokerConfig
 from kafkad.config.broker_keys import BROKER_KEYS
-from kafkad.config.client_metrics import CLIENT_METRICS_KEYS
 from kafkad.config.definition import LIST, ConfigError, to_string
 from kafkad.config.group import GROUP_KEYS, validate_group_configs
 from kafkad.config.topic import TOPIC_KEYS, validate_topic_configs
@@ -97,12 +96,7 @@ def _result(
     return ",".join(parts)
 
 
-_KEYS: Final[dict[int, Mapping[str, Any]]] = {
-    TOPIC: TOPIC_KEYS,
-    BROKER: BROKER_KEYS,
-    CLIENT_METRICS: CLIENT_METRICS_KEYS,
-    GROUP: GROUP_KEYS,
-}
+_KEYS: Final[dict[int, Mapping[str, Any]]] = {TOPIC: TOPIC_KEYS, BROKER: BROKER_KEYS, GROUP: GROUP_KEYS}
 
 
 def _checked(

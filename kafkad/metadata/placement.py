@@ -39,7 +39,8 @@ def place(
         raise KafkaError(
             errors.INVALID_REPLICATION_FACTOR,
             f"The target replication factor of {replication_factor} cannot be reached because only"
-            f" {len(usable)} broker(s) are registered or some brokers have all their log directories cordoned.",
+            f" {len(usable)} broker(s) are registered"
+            " or some brokers have all their log directories cordoned.",
         )
     racks = _Racks(usable, random)
     return [racks.place(replication_factor) for _ in range(partition_count)]

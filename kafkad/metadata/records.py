@@ -26,7 +26,9 @@ from kafkad.protocol.errors import Malformed
 
 FRAME_VERSION: Final = 1
 
-CLASSES: Final[dict[int, Any]] = {cls.RECORD_TYPE: cls for cls in messages.record_classes("metadata")}
+CLASSES: Final[dict[int, Any]] = {
+    cls.RECORD_TYPE: cls for cls in messages.record_classes("metadata") if cls.RECORD_TYPE is not None
+}
 
 
 @dataclass(slots=True, frozen=True)

@@ -235,7 +235,8 @@ class SingleVoter:
         if start > 0:
             raise UnusableMetadata(
                 f"{self._log.directory}: the metadata log begins at offset {start} and no whole snapshot"
-                " reaches that far; put one back (a damaged one is named *.checkpoint.corrupt) or restore the directory"
+                " reaches that far; put one back (a damaged one is named *.checkpoint.corrupt)"
+                " or restore the directory"
             )
         return None
 
@@ -296,8 +297,8 @@ class SingleVoter:
         )
         if voters - {self.node_id}:
             raise UnusableMetadata(
-                f"{self._log.directory}: the voters of this metadata log are {sorted(voters)}, and a broker that"
-                f" is a quorum of its own can only follow a log whose one voter is node.id {self.node_id}"
+                f"{self._log.directory}: the voters of this metadata log are {sorted(voters)}, and a broker"
+                f" that is a quorum of its own can only follow a log whose one voter is node.id {self.node_id}"
             )
         for voter in self._voters:
             if voter.directory_id != self.directory_id:

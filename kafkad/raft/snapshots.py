@@ -61,7 +61,8 @@ def read_snapshot(content: bytes) -> Snapshot:
     """Raises Malformed: the snapshot is not whole."""
     header: Any = None
     footer = False
-    kraft_version, voters = 0, ()
+    kraft_version = 0
+    voters: tuple[Voter, ...] = ()
     records: list[Any] = []
     for batch in read_batches(content):
         if footer:

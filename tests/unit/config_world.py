@@ -3,6 +3,8 @@
 `World.ask` sends a request through the codec to its handler and back, as a connection would. It is its own
 controller: the real planners, whose records go into the image instead of a log."""
 
+import asyncio
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,7 +68,13 @@ class World:
         request, _ = codec.decode(type(request), version, codec.encode(request, version))
         context = RequestContext(key, version, 1, "test", "127.0.0.1", "PLAINTEXT", None)
         response = HANDLERS[key](self, context, request)
+        if inspect.isawaitable(response):
+            response = asyncio.run(_result(response))
         return codec.decode(type(response), version, codec.encode(response, version))[0]
+
+
+async def _result(awaitable: Any) -> Any:
+    return await awaitable
 
 
 def describe(*resources: tuple[int, str], keys: list[str] | None = None, synonyms: bool = True) -> Any:

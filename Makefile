@@ -77,11 +77,14 @@ run: $(VENV)/.stamp-run build/.stamp-native
 test: $(VENV)/.stamp-test build/.stamp-native java jars
 	@$(PY) -m pytest $(PYTEST_ARGS)
 
+# all four speak, also after one has failed
 check: $(VENV)/.stamp-test
-	@$(VENV)/bin/ruff check .
-	@$(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/mypy
-	@$(PY) -m pytest tests/test_source.py
+	@failed=0; \
+	$(VENV)/bin/ruff check --output-format=concise . || failed=1; \
+	$(VENV)/bin/ruff format --check . || failed=1; \
+	$(VENV)/bin/mypy || failed=1; \
+	$(PY) -m pytest tests/test_source.py || failed=1; \
+	exit $$failed
 
 bench: $(VENV)/.stamp-test build/.stamp-native java jars
 	@$(PY) -m bench

@@ -9,10 +9,9 @@ import socket
 import struct
 import time
 
+from kafkad._native.partition import Partition
 from kafkad._native.partition_table import PartitionTable
 from kafkad._native.reactor import Reactor
-
-from kafkad._native.partition import Partition
 from kafkad.protocol import codec, messages, records
 
 NOW_MS = int(time.time() * 1000)
@@ -208,7 +207,7 @@ def produce(topic, batches, acks=-1, timeout_ms=30_000, transactional_id=None):
 
 
 def fetch(partitions, *, max_wait_ms=0, min_bytes=1, max_bytes=1 << 30, forgotten=(), **fields):
-    """`partitions` are (topic, index, offset) or (topic, index, offset, max_bytes); `forgotten` (topic, index)."""
+    """`partitions` are (topic, index, offset[, max_bytes]); `forgotten` are (topic, index)."""
     topics = messages.FetchRequest.Topics
     forget = messages.FetchRequest.ForgottenTopicsData
     return messages.FetchRequest(

@@ -9,9 +9,9 @@ import struct
 import time
 
 import pytest
-from kafkad._native.reactor import Reactor
 from reactor_world import Closed, World, batch, fetch, produce
 
+from kafkad._native.reactor import Reactor
 from kafkad.protocol import messages
 
 

@@ -1,0 +1,32 @@
+from typing import Any
+
+class Connection:
+    """A client connection as handlers see it; stays valid after the socket is closed."""
+
+    id: int
+    listener: str
+    peer_host: str
+    peer_port: int
+    client_software_name: Any
+    client_software_version: Any
+    principal: Any
+    state: Any
+    phase: int  # 0 handshake, 1 authenticating (frames without headers), 2 ready
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def local_host(self) -> str: ...
+    @property
+    def local_port(self) -> int: ...
+    @property
+    def buffered(self) -> int: ...
+    def respond(self, request_id: int, *pieces: Any) -> None:
+        """Header and body, bytes-like; the size is put before them. ValueError if it was answered before."""
+    def no_response(self, request_id: int) -> None: ...
+    def close(self, reason: object = None) -> None: ...
+    def feed(self, data: Any) -> int:
+        """Bytes of a connection made by `Reactor.attach`; answers how many are kept unserved."""
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+
+def host_of(address: bytes) -> str: ...

@@ -1,0 +1,175 @@
+"""kafkad.testing: the broker that other people's tests start, and its pytest fixtures."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from kafkad.testing import Broker, BrokerFailed
+from tests.clients import create_topic, produce, read_partition, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def run_python(script: str, **options) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        **options,
+    )
+
+
+def test_a_broker_starts_in_well_under_a_second_and_leaves_nothing_behind():
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        with Broker() as broker:
+            took.append(time.monotonic() - began)
+            assert broker.running
+            assert "kafkad is ready on" in broker.output
+            pid, directory = broker.pid, broker.data_dir
+            assert directory.is_dir()
+        assert not alive(pid)
+        assert not directory.exists()
+    assert min(took) < 1
+
+
+def test_config_is_kafkas_and_two_brokers_do_not_meet():
+    with Broker(config={"num.partitions": 3, "auto.create.topics.enable": True}) as one, Broker() as two:
+        assert one.bootstrap != two.bootstrap
+        produce(one, "auto", [(b"k", b"v")])
+        produce(two, "auto", [(b"k", b"w")])
+        (first,) = read_partition(
+            one, "auto", 1, partition=produce(one, "auto", [(b"k", b"v2")])[0].partition()
+        )
+        assert first.value() == b"v"
+        from confluent_kafka.admin import AdminClient
+
+        topics = AdminClient({"bootstrap.servers": one.bootstrap}).list_topics(timeout=10).topics
+        assert len(topics["auto"].partitions) == 3
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_it_comes_back_on_the_same_port_with_the_same_data(how):
+    with Broker() as broker:
+        create_topic(broker, "kept")
+        produce(broker, "kept", [(None, b"before")])
+        before, pid = broker.bootstrap, broker.pid
+        code = getattr(broker, how)()
+        assert not broker.running
+        assert not alive(pid)
+        assert code == (0 if how == "stop" else None)
+        broker.restart()
+        assert broker.bootstrap == before
+        assert broker.pid != pid
+        produce(broker, "kept", [(None, b"after")])
+        assert [m.value() for m in read_partition(broker, "kept", 2)] == [b"before", b"after"]
+
+
+def test_a_data_directory_of_ones_own_is_kept(tmp_path):
+    for round in range(2):
+        with Broker(data_dir=tmp_path / "mine") as broker:
+            if round == 0:
+                create_topic(broker, "kept")
+            offset = produce(broker, "kept", [(None, b"%d" % round)])[0].offset()
+            assert offset == round
+    assert (tmp_path / "mine" / "kept-0").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [({"num.partitions": "many"}, "num.partitions"), ({"log.segment.bytes": -1}, "log.segment.bytes")],
+)
+def test_a_broker_that_does_not_start_says_why(config, said):
+    with pytest.raises(BrokerFailed, match=said.replace(".", r"\.")), Broker(config=config):
+        pass
+
+
+def test_an_address_before_the_start_is_refused():
+    with pytest.raises(BrokerFailed, match="has not been started"):
+        _ = Broker().bootstrap
+
+
+def test_a_killed_test_run_leaves_no_broker():
+    parent = run_python(
+        """
+        import time
+        from kafkad.testing import Broker
+        broker = Broker().start()
+        print(broker.pid, broker.data_dir, flush=True)
+        time.sleep(600)
+        """
+    )
+    assert parent.stdout is not None
+    pid, directory = parent.stdout.readline().split()
+    assert alive(int(pid))
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_until(lambda: not alive(int(pid)), timeout=5)
+    shutil.rmtree(Path(directory).parent, ignore_errors=True)
+
+
+def test_a_broker_outlives_the_thread_that_started_it():
+    broker = Broker()
+    starter = threading.Thread(target=broker.start)
+    starter.start()
+    starter.join()
+    try:
+        time.sleep(0.2)
+        assert broker.running
+        create_topic(broker, "t")
+    finally:
+        broker.close()
+    assert not broker.running
+
+
+def test_the_fixtures_come_with_the_package(tmp_path):
+    """In a project of someone else's: no conftest of ours, no import."""
+    (tmp_path / "test_theirs.py").write_text(
+        textwrap.dedent(
+            """
+            import socket
+
+            import pytest
+
+            seen = []
+
+            @pytest.mark.parametrize("n", range(2))
+            def test_shared(kafkad, n):
+                seen.append(kafkad.pid)
+                socket.create_connection((kafkad.host, kafkad.port)).close()
+
+            @pytest.mark.parametrize("n", range(2))
+            def test_own(kafkad_broker, n):
+                seen.append(kafkad_broker.pid)
+                kafkad_broker.kill()
+                kafkad_broker.restart()
+
+            def test_who_was_there():
+                assert len(set(seen)) == 3
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        capture_output=True, text=True, cwd=tmp_path, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout

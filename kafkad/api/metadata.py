@@ -1,6 +1,6 @@
 """Metadata (key 3), v0-13.   v0 no topics means all. v1 null means all. v4 auto-create by request.
-    v5 offline replicas. v7 leader epochs. v8 authorized operations. v9 flexible. v10 topic ids. v11 no cluster operations.
-    v12 asked for by id. v13 an error code of its own.
+    v5 offline replicas. v7 leader epochs. v8 authorized operations. v9 flexible. v10 topic ids.
+    v11 no cluster operations. v12 asked for by id. v13 an error code of its own.
 DescribeTopicPartitions (key 75), v0.  Topics by name, a page of partitions at a time, ELR (KIP-966).
 
 A broker is told by the address of the listener that the request came in on; one that does not have this

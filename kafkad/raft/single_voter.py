@@ -298,7 +298,7 @@ class SingleVoter:
         if voters - {self.node_id}:
             raise UnusableMetadata(
                 f"{self._log.directory}: the voters of this metadata log are {sorted(voters)}, and a broker"
-                f" that is a quorum of its own can only follow a log whose one voter is node.id {self.node_id}"
+                f" that is a quorum of its own can only follow a log with one voter, node.id {self.node_id}"
             )
         for voter in self._voters:
             if voter.directory_id != self.directory_id:

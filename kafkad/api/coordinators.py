@@ -65,7 +65,7 @@ def _find(services: Services, context: RequestContext, key_type: int, key: str) 
     if key_type != GROUP:
         return Coordinator(errors.INVALID_REQUEST)
     if OFFSETS_TOPIC not in services.metadata.image.topics:
-        _create_offsets_topic(services, context)
+        _create_offsets_topic(services)
     topic = services.metadata.image.topics.get(OFFSETS_TOPIC)
     if topic is None:
         return Coordinator(errors.COORDINATOR_NOT_AVAILABLE)
@@ -81,24 +81,7 @@ def _broker(services: Services, context: RequestContext, node_id: int) -> Coordi
     return Coordinator(errors.NONE, node_id, endpoint.host, endpoint.port)
 
 
-def _create_offsets_topic(services: Services, context: RequestContext) -> None:
-    """As Kafka makes it, but with no more replicas than there are brokers."""
-    Topic = messages.CreateTopicsRequest.Topics
-    config = services.config
-    brokers = sum(1 for broker in services.metadata.image.brokers.values() if not broker.fenced)
-    topic = Topic(
-        name=OFFSETS_TOPIC,
-        num_partitions=config.offsets_topic_num_partitions,
-        replication_factor=max(1, min(config.offsets_topic_replication_factor, brokers)),
-        configs=[
-            Topic.Configs(name="cleanup.policy", value="compact"),
-            Topic.Configs(name="compression.type", value="producer"),
-            Topic.Configs(name="segment.bytes", value=str(config.offsets_topic_segment_bytes)),
-        ],
-    )
-    request = messages.CreateTopicsRequest(topics=[topic], timeout_ms=config.request_timeout_ms)
-    response = services.controller.create_topics(request, context)
-    for result in response.topics:
-        if result.error_code not in (errors.NONE, errors.TOPIC_ALREADY_EXISTS):
-            name = errors.NAMES.get(result.error_code, str(result.error_code))
-            logger.error("%s could not be created: %s %s", OFFSETS_TOPIC, name, result.error_message or "")
+def _create_offsets_topic(services: Services) -> None:
+    for trouble in services.controller.auto_create([OFFSETS_TOPIC]).values():
+        if trouble is not None:
+            logger.error("%s could not be created: %s", OFFSETS_TOPIC, trouble)

@@ -15,6 +15,7 @@ connection closes nothing happens to its member until the session ends, as in Ka
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services
@@ -127,6 +128,6 @@ def delete_groups(services: Services, context: RequestContext, request: Any) -> 
                 reply(response)
 
         for result in response.results:
-            services.groups.delete_group(result.group_id, lambda code, result=result: deleted(result, code))
+            services.groups.delete_group(result.group_id, partial(deleted, result))
 
     return response_of(start)

@@ -11,6 +11,7 @@ An unknown group has committed nothing: offset -1 for each partition, and no err
 Not yet: TxnOffsetCommit, consumer groups, authorization."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services
@@ -87,9 +88,7 @@ def offset_fetch(services: Services, context: RequestContext, request: Any) -> A
                 reply(_fetch_response(context.version, groups, answers))
 
         for position, group in enumerate(groups):
-            _fetch_group(
-                services, context, group, request.require_stable, lambda a, at=position: fetched(at, a)
-            )
+            _fetch_group(services, context, group, request.require_stable, partial(fetched, position))
 
     return response_of(start) if groups else messages.OffsetFetchResponse()
 

@@ -16,9 +16,9 @@ import heapq
 import itertools
 import shlex
 import textwrap
-from types import SimpleNamespace
 
 from kafkad.clock import ManualClock
+from kafkad.config.broker import BrokerConfig
 from kafkad.coordinator import records
 from kafkad.coordinator.runtime import GroupCoordinator
 from kafkad.protocol import codec, errors, messages
@@ -26,17 +26,6 @@ from kafkad.protocol.records import read_batches
 
 GROUP = "g"
 START_MS = 1_700_000_000_000
-
-DEFAULTS = {
-    "group_initial_rebalance_delay_ms": 3_000,
-    "group_max_session_timeout_ms": 1_800_000,
-    "group_max_size": 2**31 - 1,
-    "group_min_session_timeout_ms": 6_000,
-    "offset_metadata_max_bytes": 4_096,
-    "offsets_retention_check_interval_ms": 600_000,
-    "offsets_retention_minutes": 10_080,
-    "offsets_topic_num_partitions": 50,
-}
 
 
 class Timer:
@@ -126,12 +115,18 @@ class World:
         self.clock = ManualClock(START_MS, 5_000)
         self.scheduler = ManualScheduler(self.clock)
         self.storage = MemoryStorage()
-        self.config = SimpleNamespace(**{**DEFAULTS, **config})
+        self.overrides = config
         self.names = {}
         self.clients = {}
         self.heard = []
         self._uuids = itertools.count(1)
         self.start()
+
+    @property
+    def config(self):
+        return BrokerConfig.load(
+            None, {key.replace("_", "."): str(value) for key, value in self.overrides.items()}
+        )
 
     def start(self):
         self.coordinator = GroupCoordinator(
@@ -318,8 +313,6 @@ class World:
 
     def reload(self):
         """The broker dies and comes back with what was in the log."""
-        for client in self.clients.values():
-            client.lost = True
         self.coordinator = None
         self.scheduler._queue.clear()
         self.start()

@@ -9,6 +9,7 @@ from coordinator_world import World, protocol, subscription
 
 from kafkad.api import coordinators, groups, offsets
 from kafkad.api.context import RequestContext
+from kafkad.controller.topics import auto_created
 from kafkad.metadata.image import BrokerRegistration, Endpoint, MetadataImage, PartitionState, Topic
 from kafkad.protocol import codec, errors, messages
 
@@ -37,12 +38,7 @@ class Broker:
     """The services that these handlers use, with one topic `t` of two partitions."""
 
     def __init__(self):
-        self.world = World(
-            node_id=1,
-            offsets_topic_replication_factor=3,
-            offsets_topic_segment_bytes=100 << 20,
-            request_timeout_ms=30_000,
-        )
+        self.world = World()
         self.image = MetadataImage()
         self.image.topics["t"] = self.image.topics_by_id[TOPIC_ID] = Topic(
             "t", TOPIC_ID, {0: partition(1), 1: partition(1)}
@@ -68,14 +64,14 @@ class Broker:
             controller=self,
         )
 
-    def create_topics(self, request, context):
+    def auto_create(self, names):
         """As the controller does it, seen from here: the image has the topic when this returns."""
-        (topic,) = request.topics
-        self.created.append(topic)
-        self.image.topics[topic.name] = Topic(
-            topic.name, bytes(16), {index: partition(1) for index in range(topic.num_partitions)}
-        )
-        return messages.CreateTopicsResponse(topics=[messages.CreateTopicsResponse.Topics(name=topic.name)])
+        for name in names:
+            topic = auto_created(self.image, self.world.config, name)
+            self.created.append(topic)
+            partitions = {index: partition(1) for index in range(topic.num_partitions)}
+            self.image.topics[name] = Topic(name, bytes(16), partitions)
+        return dict.fromkeys(names)
 
     async def call(self, name, version, **fields):
         """Through the wire forms of both directions."""

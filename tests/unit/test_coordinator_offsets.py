@@ -403,11 +403,30 @@ def test_a_group_that_is_loading_says_so():
 
 
 def test_a_larger_group_than_allowed_is_rebalanced_when_it_is_loaded():
-    world = play(STABLE)
-    world.config.group_max_size = 0
-    world.reload()
-    world.heartbeat("A")
-    assert world.take_heard() == ["A: REBALANCE_IN_PROGRESS"]
+    world = play(
+        """
+        join A version=3
+        join B version=3
+        tick 6000
+          A: joined 1 as leader, members A B
+          B: joined 1 after A
+        sync A A=t0 B=t1
+          A: assigned t0
+        """
+    )
+    world.overrides["group_max_size"] = 1
+    play(
+        """
+        reload
+        heartbeat A
+          A: REBALANCE_IN_PROGRESS
+        join B
+        join A
+          A: GROUP_MAX_SIZE_REACHED
+          B: joined 2 as leader, members B
+        """,
+        world,
+    )
 
 
 # -- expiry

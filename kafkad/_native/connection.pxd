@@ -98,6 +98,7 @@ cdef struct Conn:
     uint32_t input_start
     uint32_t input_end
     uint32_t input_capacity
+    uint32_t proven_size            # of the largest frame that it really sent
     int64_t active_ms               # monotonic
     Conn* older                     # by last activity
     Conn* newer
@@ -158,6 +159,7 @@ cdef struct Core:
     Conn* run_first
     Conn* run_last
     Conn* starved_first
+    int64_t starved_level           # buffered bytes when the last of them was refused more
     Conn* dead                      # closed in this turn, freed at its end
     Conn* oldest
     Conn* newest
@@ -175,13 +177,7 @@ cdef void core_free(Core* core) noexcept
 cdef void core_shut(Core* core) noexcept                           # close its fds
 cdef void core_wake(Core* core) noexcept nogil                     # have poll() called soon
 cdef void core_read_clocks(Core* core) noexcept nogil
-cdef void core_trim(Core* core) noexcept nogil                     # give pooled memory back
 cdef void core_fatal(Core* core) noexcept                          # a Python exception that nobody may swallow
-
-# -- timers
-cdef void timer_start(Core* core, Timer* timer, int64_t deadline_ms, TimerFunction expired) noexcept nogil
-cdef void timer_stop(Core* core, Timer* timer) noexcept nogil
-cdef void timers_expire(Core* core) noexcept nogil
 
 # -- slots. `slot_open` starts an answer and writes its header; `slot_finish` hands it to the socket.
 cdef Slot* slot_open(Conn* conn, int16_t api_key, int16_t api_version, int32_t correlation_id) noexcept nogil
@@ -199,8 +195,6 @@ cdef void conn_flush(Conn* conn) noexcept nogil                    # send what i
 cdef void conn_close(Conn* conn, const char* reason) noexcept nogil
 cdef void conn_reap(Core* core) noexcept nogil                     # free what was closed
 cdef bint conn_may_serve(Conn* conn, int16_t api_key) noexcept nogil
-cdef uint8_t* input_reserve(Conn* conn, uint32_t size) noexcept nogil
-cdef void input_release(Conn* conn) noexcept nogil
 
 cdef Connection conn_handle(Conn* conn)
 

@@ -1,4 +1,4 @@
-"""Connections of the data plane: buffers, answers in order, sending, deadlines.
+"""Connections of the data plane: answers in order, and sending them.
 
 **Answers.** Every request opens a `Slot` at the end of its connection's list; the answer is written into the slot,
 now or later, and leaves when all before it have left. A slot's answer is its own bytes with file regions between
@@ -23,8 +23,9 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memmove, memset
+from libc.string cimport memcpy, memset
 
+from kafkad._native.buffers cimport buffers_trim, input_release, input_reserve
 from kafkad._native.partition cimport LogFile, log_file_release
 from kafkad._native.wire cimport KAFKAD_CHECK, put_i32
 
@@ -96,7 +97,6 @@ cdef enum:
     COPY_MAX = 16 * 1024
     FREE_SLOTS_MAX = 4096
     POOLED_BYTES_MAX = 32 * 1024 * 1024
-    SMALLEST_BUFFER = 64
 
 
 # -- core --------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ cdef Core* core_new() noexcept:
 cdef void core_free(Core* core) noexcept:
     cdef Slot* slot
     conn_reap(core)
-    core_trim(core)
+    buffers_trim(core)
     while core.free_slots is not NULL:
         slot = core.free_slots
         core.free_slots = slot.next
@@ -160,150 +160,6 @@ cdef void core_fatal(Core* core) noexcept:
     """Call in an except block: the exception goes to the server's `on_fatal`, which ends the worker."""
     import sys
     (<object>core.reactor).fatal(sys.exc_info()[1])
-
-
-# -- timers: a binary heap, the earliest first -------------------------------------------------------------
-
-cdef inline void heap_put(Core* core, Py_ssize_t place, Timer* timer) noexcept nogil:
-    core.heap[place] = timer
-    timer.place = place
-
-
-cdef void heap_sift(Core* core, Py_ssize_t place) noexcept nogil:
-    cdef Timer* timer = core.heap[place]
-    cdef Py_ssize_t parent, child
-    while place > 0:
-        parent = (place - 1) >> 1
-        if core.heap[parent].deadline_ms <= timer.deadline_ms:
-            break
-        heap_put(core, place, core.heap[parent])
-        place = parent
-    while True:
-        child = 2 * place + 1
-        if child >= core.heap_size:
-            break
-        if child + 1 < core.heap_size and core.heap[child + 1].deadline_ms < core.heap[child].deadline_ms:
-            child += 1
-        if core.heap[child].deadline_ms >= timer.deadline_ms:
-            break
-        heap_put(core, place, core.heap[child])
-        place = child
-    heap_put(core, place, timer)
-
-
-cdef void timer_start(Core* core, Timer* timer, int64_t deadline_ms, TimerFunction expired) noexcept nogil:
-    timer.deadline_ms = deadline_ms
-    timer.expired = expired
-    if core.heap_size == core.heap_capacity:
-        core.heap_capacity = max(64, core.heap_capacity * 2)
-        core.heap = <Timer**>realloc(core.heap, core.heap_capacity * sizeof(Timer*))
-        KAFKAD_CHECK(core.heap is not NULL)
-    core.heap_size += 1
-    core.heap[core.heap_size - 1] = timer
-    heap_sift(core, core.heap_size - 1)
-
-
-cdef void timer_stop(Core* core, Timer* timer) noexcept nogil:
-    cdef Py_ssize_t place = timer.place
-    if place < 0:
-        return
-    KAFKAD_CHECK(core.heap[place] is timer)
-    timer.place = -1
-    core.heap_size -= 1
-    if place < core.heap_size:
-        heap_put(core, place, core.heap[core.heap_size])
-        heap_sift(core, place)
-
-
-cdef void timers_expire(Core* core) noexcept nogil:
-    cdef Timer* timer
-    while core.heap_size and core.heap[0].deadline_ms <= core.monotonic_ms:
-        timer = core.heap[0]
-        timer_stop(core, timer)
-        timer.expired(core, timer)
-
-
-# -- buffer pool: sizes 64, 80, 96, 112, 128, 160, … so that at most a fifth is unused ----------------------
-
-cdef inline int buffer_class(size_t size, size_t* rounded) noexcept nogil:
-    cdef int power = 6
-    cdef int quarter
-    if size < SMALLEST_BUFFER:
-        size = SMALLEST_BUFFER
-    while (<size_t>2 << power) <= size:
-        power += 1
-    quarter = <int>((size - (<size_t>1 << power) + ((<size_t>1 << power) >> 2) - 1) >> (power - 2))
-    if quarter == 4:
-        quarter = 0
-        power += 1
-    rounded[0] = (<size_t>1 << power) + <size_t>quarter * ((<size_t>1 << power) >> 2)
-    return (power - 6) * 4 + quarter
-
-
-cdef uint8_t* buffer_take(Core* core, size_t size, size_t* capacity) noexcept nogil:
-    cdef int place = buffer_class(size, capacity)
-    cdef void* buffer
-    core.stats.buffered_bytes += <int64_t>capacity[0]
-    if place < BUFFER_CLASSES and core.buffers[place].free is not NULL:
-        buffer = core.buffers[place].free
-        core.buffers[place].free = (<void**>buffer)[0]
-        core.stats.pooled_bytes -= <int64_t>capacity[0]
-        return <uint8_t*>buffer
-    buffer = malloc(capacity[0])
-    KAFKAD_CHECK(buffer is not NULL)
-    return <uint8_t*>buffer
-
-
-cdef void buffer_give(Core* core, uint8_t* buffer, size_t capacity) noexcept nogil:
-    cdef size_t rounded
-    cdef int place = buffer_class(capacity, &rounded)
-    core.stats.buffered_bytes -= <int64_t>capacity
-    if place < BUFFER_CLASSES and core.stats.pooled_bytes + <int64_t>capacity <= core.pooled_bytes_max:
-        (<void**>buffer)[0] = core.buffers[place].free
-        core.buffers[place].free = buffer
-        core.stats.pooled_bytes += <int64_t>capacity
-    else:
-        free(buffer)
-
-
-cdef void core_trim(Core* core) noexcept nogil:
-    cdef void* buffer
-    for place in range(BUFFER_CLASSES):
-        while core.buffers[place].free is not NULL:
-            buffer = core.buffers[place].free
-            core.buffers[place].free = (<void**>buffer)[0]
-            free(buffer)
-    core.stats.pooled_bytes = 0
-
-
-cdef uint8_t* input_reserve(Conn* conn, uint32_t size) noexcept nogil:
-    """Room for `size` bytes of input in all, counted from the first unserved one, which moves to the front."""
-    cdef uint32_t held = conn.input_end - conn.input_start
-    cdef uint8_t* grown
-    cdef size_t capacity
-    if size > conn.input_capacity:
-        grown = buffer_take(conn.core, size, &capacity)
-        if conn.input is not NULL:
-            memcpy(grown, conn.input + conn.input_start, held)
-            buffer_give(conn.core, conn.input, conn.input_capacity)
-        conn.input = grown
-        conn.input_capacity = <uint32_t>capacity
-    elif conn.input_start and size > conn.input_capacity - conn.input_start:
-        memmove(conn.input, conn.input + conn.input_start, held)
-    else:
-        return conn.input
-    conn.input_start = 0
-    conn.input_end = held
-    return conn.input
-
-
-cdef void input_release(Conn* conn) noexcept nogil:
-    if conn.input is not NULL:
-        buffer_give(conn.core, conn.input, conn.input_capacity)
-        conn.input = NULL
-    conn.input_start = 0
-    conn.input_end = 0
-    conn.input_capacity = 0
 
 
 # -- slots -------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from kafkad._native.batch cimport NEED_PYTHON
 from kafkad._native.connection cimport (
-    Conn, Core, Slot, Timer, slot_extend, slot_finish, slot_open, slot_pend, slot_region, timer_start, timer_stop,
+    Conn, Core, Slot, Timer, slot_extend, slot_finish, slot_open, slot_pend, slot_region,
 )
 from kafkad._native.fetch_session cimport (
     Fetched, Session, SessionCache, cache_add, cache_find, cache_free, cache_init, cache_remove, cache_touch,
@@ -34,6 +34,7 @@ from kafkad._native.partition_table cimport (
     Entry, PartitionTable, Topic, TopicKey, Watch, key_new, key_release, key_retain, topic_by_id, topic_by_name,
     topic_entry, unwatch, watch_fetch,
 )
+from kafkad._native.timers cimport timer_start, timer_stop
 from kafkad._native.wire cimport (
     Cursor, KAFKAD_CHECK, cursor_init, get_i32, put_i16, put_i32, put_i64, put_uvarint, read_i8, read_i16, read_i32,
     read_i64, read_raw, read_uvarint, remaining,

@@ -23,13 +23,13 @@ cdef extern from "string.h" nogil:
 
 from kafkad._native.batch cimport COMPRESSION_MASK, HEADER_SIZE, NEED_PYTHON, TRANSACTIONAL
 from kafkad._native.connection cimport (
-    Conn, Core, Slot, Timer, conn_close, slot_drop, slot_extend, slot_finish, slot_open, slot_pend, timer_start,
-    timer_stop,
+    Conn, Core, Slot, Timer, conn_close, slot_drop, slot_extend, slot_finish, slot_open, slot_pend,
 )
 from kafkad._native.partition cimport PARTITION_GONE, AppendInfo, Partition
 from kafkad._native.partition_table cimport (
     Entry, PartitionTable, Topic, Watch, topic_by_id, topic_by_name, topic_entry, unwatch, watch_produce,
 )
+from kafkad._native.timers cimport timer_start, timer_stop
 from kafkad._native.wire cimport (
     Cursor, KAFKAD_CHECK, get_i16, put_i16, put_i32, put_i64, put_uvarint, read_i16, read_i32, read_raw, read_uvarint,
     remaining,

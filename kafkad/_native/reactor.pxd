@@ -22,6 +22,7 @@ cdef class Reactor:
     cdef Fetching fetching
     cdef object dispatch, on_fatal, log
     cdef dict listeners             # fd -> address of its Listener
+    cdef list retired               # of listeners that were removed, freed by the next poll
     cdef dict names                 # every listener name, kept alive
     cdef dict per_host              # 16 bytes of an address -> connections of it
     cdef dict connections_max_per_host_overrides
@@ -38,3 +39,4 @@ cdef class Reactor:
     cdef void accept_failed(self, Listener* listener, int number) noexcept
     cdef void say(self, str text) noexcept
     cdef void finish(self) noexcept
+    cdef void free_retired(self) noexcept

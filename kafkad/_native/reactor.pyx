@@ -23,15 +23,17 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
+from kafkad._native.buffers cimport buffers_trim, input_release, input_reserve
 from kafkad._native.connection cimport (
     API_KEYS, CALLS_PER_TURN, Conn, Connection, Core, FRAMES_PER_TURN, KIND_CONNECTION, KIND_LISTENER, KIND_TIMER,
     KIND_WAKE, PHASE_AUTHENTICATING, PHASE_READY, SCRATCH_SIZE, SLOTS_MAX, Slot, conn_close, conn_flush, conn_handle,
     conn_may_serve, conn_new, conn_reap, conn_run, conn_touch, core_fatal, core_free, core_new, core_read_clocks,
-    core_shut, core_trim, core_wake, input_release, input_reserve, slot_drop, slot_open, slot_pend, timers_expire,
+    core_shut, core_wake, slot_open,
 )
 from kafkad._native.fetch cimport Fetching, fetch_advanced, fetch_frame, fetch_settle
 from kafkad._native.partition_table cimport Entry, PartitionTable, Table
 from kafkad._native.produce cimport Producing, produce_advanced, produce_frame
+from kafkad._native.timers cimport timers_expire
 from kafkad._native.wire cimport Cursor, KAFKAD_CHECK, cursor_init, get_i16, get_i32, read_i16, read_raw
 
 from kafkad._native.connection import host_of
@@ -187,6 +189,8 @@ cdef size_t serve_bytes(Reactor reactor, Conn* conn, uint8_t* data, size_t size,
             break
         at += 4 + <size_t>frame_size
         frames[0] -= 1
+        if <uint32_t>frame_size + 4 > conn.proven_size:
+            conn.proven_size = <uint32_t>frame_size + 4
     return at
 
 
@@ -196,17 +200,18 @@ cdef void read_once(Reactor reactor, Conn* conn, int* frames, int* calls) noexce
     cdef int count = 0
     cdef uint32_t held = conn.input_end - conn.input_start
     cdef uint32_t room = 0
-    cdef uint64_t whole = 0
+    cdef uint64_t whole = 0, wanted
     cdef size_t asked, served
     cdef ssize_t n
 
     if held:                                            # a partial frame: the rest of it goes straight behind it
         whole = <uint64_t>held + 4 if held < 4 else <uint64_t>get_i32(conn.input + conn.input_start) + 4
         room = conn.input_capacity - conn.input_start - held
-        if room == 0 or (held < 4):
-            if not may_buffer(conn, min(whole, max(<uint64_t>FIRST_BUFFER, <uint64_t>held * 2))):
+        if room == 0 or held < 4:
+            wanted = min(whole, max(<uint64_t>held * 2, believed_size(conn)))
+            if not may_buffer(conn, wanted):
                 return
-            input_reserve(conn, <uint32_t>min(whole, max(<uint64_t>FIRST_BUFFER, <uint64_t>held * 2)))
+            input_reserve(conn, <uint32_t>wanted)
             room = conn.input_capacity - held
         if held < 4:
             room = min(room, 4 - held)
@@ -259,6 +264,11 @@ cdef void read_once(Reactor reactor, Conn* conn, int* frames, int* calls) noexce
         keep(conn, core.scratch + served, <uint32_t>(<size_t>n - served))
 
 
+cdef inline uint64_t believed_size(Conn* conn) noexcept nogil:
+    """How much room a claimed size is given before its bytes have come."""
+    return max(<uint64_t>FIRST_BUFFER, <uint64_t>conn.proven_size)
+
+
 cdef void keep(Conn* conn, const uint8_t* data, uint32_t size) noexcept nogil:
     """Bytes that were read and cannot be served yet."""
     cdef uint32_t held = conn.input_end - conn.input_start
@@ -267,7 +277,7 @@ cdef void keep(Conn* conn, const uint8_t* data, uint32_t size) noexcept nogil:
     if held == 0 and size >= 4:
         whole = get_i32(data)
         if whole >= 0 and <uint64_t>whole + 4 > size:   # a partial frame: room for all of it if it is not too big
-            wanted = max(wanted, min(<uint64_t>whole + 4, <uint64_t>FIRST_BUFFER))
+            wanted = max(wanted, min(<uint64_t>whole + 4, believed_size(conn)))
     input_reserve(conn, <uint32_t>wanted)
     memcpy(conn.input + conn.input_end, data, size)
     conn.input_end += size
@@ -278,6 +288,7 @@ cdef bint may_buffer(Conn* conn, uint64_t size) noexcept nogil:
     cdef Core* core = conn.core
     if core.stats.buffered_bytes - conn.input_capacity + <int64_t>size <= core.buffered_bytes_max:
         return True
+    core.starved_level = core.stats.buffered_bytes
     if not conn.starved:
         conn.starved = True
         conn.starved_next = core.starved_first
@@ -288,8 +299,9 @@ cdef bint may_buffer(Conn* conn, uint64_t size) noexcept nogil:
 cdef void feed_starved(Core* core) noexcept nogil:
     cdef Conn* conn = core.starved_first
     cdef Conn* following
-    if conn is NULL or core.stats.buffered_bytes >= core.buffered_bytes_max - FIRST_BUFFER:
+    if conn is NULL or core.stats.buffered_bytes >= core.starved_level:
         return
+    core.starved_level = core.stats.buffered_bytes
     core.starved_first = NULL
     while conn is not NULL:
         following = conn.starved_next
@@ -374,6 +386,8 @@ cdef void accept_some(Reactor reactor, Listener* listener) noexcept nogil:
     cdef uint16_t port = 0
     cdef int fd
     for _ in range(ACCEPTS_PER_ROUND):
+        if listener.fd < 0:
+            return
         if core.stats.connections >= reactor.connections_max:
             if not listener.paused:
                 listener.paused = True
@@ -560,6 +574,7 @@ cdef class Reactor:
         self.on_fatal = on_fatal
         self.log = log or logging.getLogger("kafkad.net")
         self.listeners = {}
+        self.retired = []
         self.names = {}
         self.per_host = {}
         self.connections_max = connections_max
@@ -620,11 +635,17 @@ cdef class Reactor:
         self.listeners[fd] = <size_t>listener
 
     def remove_listener(self, int fd):
-        """Accept no more; the fd stays the caller's. Not to be called inside of a poll."""
+        """Accept no more; the fd stays the caller's."""
         cdef Listener* listener = <Listener*><size_t>self.listeners.pop(fd)
         if not listener.paused:
             kafkad_epoll_listen(self.core.epoll_fd, fd, listener, EPOLL_CTL_DEL)
-        free(listener)
+        listener.fd = -1
+        self.retired.append(<size_t>listener)           # events of this turn may still point to it
+
+    cdef void free_retired(self) noexcept:
+        for address in self.retired:
+            free(<void*><size_t>address)
+        self.retired.clear()
 
     def adopt(self, int fd, str listener not None, *, int phase=PHASE_READY):
         """Serve a connected socket that something else accepted; its fd is the reactor's from now on."""
@@ -731,6 +752,7 @@ cdef class Reactor:
         if self.core.polling or not self.open:
             return
         self.table.bury()
+        self.free_retired()
         self.core.stats.polls += 1
         self.core.polling = True
         with nogil:
@@ -809,6 +831,7 @@ cdef class Reactor:
         conn_reap(self.core)
         self.fetching.forget()
         self.table.bury()
+        self.free_retired()
         core_shut(self.core)
 
 
@@ -828,7 +851,7 @@ cdef void expire_idle(Reactor reactor) noexcept nogil:
             conn = conn.newer
     elif core.stats.pooled_bytes and core.stats.buffered_bytes == 0 and (
             core.newest is NULL or core.monotonic_ms - core.newest.active_ms >= TRIM_AFTER_MS):
-        core_trim(core)
+        buffers_trim(core)
 
 
 def packed(str host):

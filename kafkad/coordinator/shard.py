@@ -251,12 +251,9 @@ class Shard:
         for group in list(self.groups.values()):
             group.loaded()
         self._expiry.set(self.config.offsets_retention_check_interval_ms)
-        logger.info(
-            "__consumer_offsets-%d: %d groups and %d offsets loaded",
-            self.index,
-            len(self.groups),
-            len(self.offsets),
-        )
+        if self.groups:
+            counts = (len(self.groups), len(self.offsets))
+            logger.info("__consumer_offsets-%d: %d groups and %d offsets loaded", self.index, *counts)
 
     def close(self, code: int) -> None:
         """The partition is not ours any more: everybody who waits is told."""

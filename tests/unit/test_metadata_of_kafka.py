@@ -1,8 +1,8 @@
 """A metadata directory that JVM Kafka 4.3.1 wrote (tests/unit/kafka_metadata), on the real log.
 
 Kafka formatted it with static voters, ran once with a snapshot every 6,000 bytes, created alpha (3
-partitions, configs), beta.one (1, then 4), gone (deleted) and __consumer_offsets, a quota and a SCRAM user, and
-was stopped.
+partitions, configs), beta.one (1, then 4), gone (deleted) and __consumer_offsets, a quota and a SCRAM user,
+and was stopped.
 """
 
 import random

@@ -1,0 +1,95 @@
+"""Elections: who leads after replicas come and go, as Kafka's PartitionChangeBuilder decides it."""
+
+import pytest
+
+from kafkad.controller.elections import change_of
+from kafkad.metadata.image import DIRECTORY_UNASSIGNED, RECOVERED, RECOVERING, PartitionState
+
+TOPIC_ID = b"t" * 16
+
+
+def state(isr, leader, elr=(), last=(), recovering=RECOVERED):
+    return PartitionState(
+        leader=leader,
+        leader_epoch=4,
+        replicas=(1, 2, 3),
+        isr=isr,
+        directories=(DIRECTORY_UNASSIGNED,) * 3,
+        partition_epoch=9,
+        leader_recovery_state=recovering,
+        elr=elr,
+        last_known_elr=last,
+    )
+
+
+def outcome(before, isr, up, **settings):
+    """(leader, isr, elr, last known, recovery state) as changed; None for what the record leaves alone."""
+    settings = {"elr_enabled": True, "min_insync_replicas": 2} | settings
+    record = change_of(TOPIC_ID, 0, before, target_isr=isr, acceptable=up.__contains__, **settings)
+    if record is None:
+        return None
+    return (
+        None if record.leader == -2 else record.leader,
+        record.isr,
+        record.eligible_leader_replicas,
+        record.last_known_elr,
+        None if record.leader_recovery_state == -1 else record.leader_recovery_state,
+    )
+
+
+def test_nothing_changes_while_the_leader_is_up_and_all_are_in_sync():
+    assert outcome(state((1, 2, 3), 1), (1, 2, 3), {1, 2, 3}) is None
+
+
+def test_a_follower_that_leaves_changes_the_isr_only():
+    assert outcome(state((1, 2, 3), 1), (1, 2), {1, 2}) == (None, [1, 2], None, None, None)
+
+
+def test_the_next_replica_in_sync_leads_when_the_leader_leaves():
+    assert outcome(state((1, 2, 3), 1), (2, 3), {2, 3}) == (2, [2, 3], None, None, None)
+
+
+def test_who_leaves_an_isr_that_is_below_its_minimum_stays_eligible():
+    assert outcome(state((1, 2), 1), (2,), {2}) == (2, [2], [1], None, None)
+    assert outcome(state((2,), 2, elr=(1,)), (), set()) == (-1, [], [1, 2], [2], None)
+
+
+def test_who_left_uncleanly_is_not_eligible():
+    assert outcome(state((2,), 2, elr=(1,)), (), set(), unclean_shutdown={2}) == (-1, [], None, [2], None)
+
+
+def test_an_eligible_replica_leads_when_nobody_is_in_sync():
+    assert outcome(state((), -1, elr=(1, 2), last=(2,)), (), {1}) == (1, [1], [2], [], None)
+
+
+def test_the_elr_is_cleared_once_the_isr_is_full_again():
+    assert outcome(state((2,), 2, elr=(1,)), (2, 1), {1, 2}) == (None, [2, 1], [], None, None)
+
+
+def test_the_last_known_leader_leads_uncleanly_if_nothing_else_is_known():
+    assert outcome(state((), -1, last=(3,)), (), {1, 3}) == (3, [3], None, [], RECOVERING)
+    assert outcome(state((), -1, last=(3,)), (), {1}) is None
+
+
+def test_any_replica_leads_if_the_topic_allows_it():
+    assert outcome(state((), -1, last=(3,)), (), {2}, unclean_allowed=True) == (2, [2], None, [], RECOVERING)
+    assert outcome(state((), -1, recovering=RECOVERING), (), {2}, unclean_allowed=True) == (
+        2,
+        [2],
+        None,
+        None,
+        None,
+    )
+
+
+def test_without_elr_the_last_isr_is_kept():
+    assert outcome(state((1,), 1), (), set(), elr_enabled=False) == (-1, None, None, None, None)
+    assert outcome(state((1,), -1), (1,), {1}, elr_enabled=False) == (1, None, None, None, None)
+
+
+@pytest.mark.parametrize("up", [set(), {1}, {2}, {3}, {1, 2}, {2, 3}, {1, 2, 3}])
+def test_a_leader_elected_cleanly_was_in_sync_or_eligible(up):
+    before = state((1, 2), 1, elr=(3,))
+    found = outcome(before, tuple(r for r in before.isr if r in up), up)
+    if found is not None and found[0] is not None and found[0] >= 0 and found[4] is None:
+        assert found[0] in {1, 2, 3} & up

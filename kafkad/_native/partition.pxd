@@ -156,6 +156,7 @@ cdef class Partition:
     cdef void tell(self, int why) noexcept nogil
     cdef int refused(self, int failure, const char* doing) noexcept nogil
     cdef int raise_refused(self, int failure, const char* doing) except -1
+    cdef tuple boundary_of(self, int64_t offset)
     cdef int release_file(self, Segment* segment) except -1
     cdef bint put_high_watermark(self, int64_t offset, int64_t segment, int64_t position) noexcept
 

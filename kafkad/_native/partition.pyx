@@ -144,7 +144,9 @@ cdef class Partition:
 
     def __dealloc__(self):
         cdef int i
-        for i in range(self.segment_count):
+        for i in range(self.segment_count):     # no file changes here: another owner may have it by now
+            self.segments[i].offsets.writable = False
+            self.segments[i].times.writable = False
             self.close_segment(&self.segments[i])
         free(self.segments)
         free(self.recent)
@@ -942,6 +944,15 @@ cdef class Partition:
             at += 1
         return (self.row.end_segment, self.row.end_position)
 
+    cdef tuple boundary_of(self, int64_t offset):
+        # As position_of, for a mark: where a segment is corrupt its end will do, reads there fail by themselves.
+        cdef int at
+        try:
+            return self.position_of(offset)
+        except ValueError:
+            at = self.segment_floor(offset)
+            return (self.segments[at].base_offset, self.segments[at].size)
+
     def batch_by_timestamp(self, int at, int64_t timestamp, int64_t from_offset, int64_t after=-1):
         """(position, size) in segment number `at` of the first batch that ends at or after `from_offset` and may hold a
         record at or after `timestamp`; beyond the one at position `after` if that is given. None when there is none."""
@@ -1020,7 +1031,7 @@ cdef class Partition:
             offset = self.row.log_end_offset
         if offset <= self.row.high_watermark and self.row.high_watermark != 0:
             return False
-        segment, position = self.position_of(offset)
+        segment, position = self.boundary_of(offset)
         return self.put_high_watermark(offset, segment, position)
 
     cdef bint put_high_watermark(self, int64_t offset, int64_t segment, int64_t position) noexcept:
@@ -1050,7 +1061,7 @@ cdef class Partition:
         if 0 <= self.first_unstable < self.row.log_start_offset:
             self.first_unstable = self.row.log_start_offset
         if self.first_unstable >= 0:
-            self.unstable_segment, self.unstable_position = self.position_of(self.first_unstable)
+            self.unstable_segment, self.unstable_position = self.boundary_of(self.first_unstable)
         self.row_begin()
         self.move_stable()
         self.row_end()

@@ -303,11 +303,12 @@ class Loader:
             scan = known[base] = self._scan(base, self.producers, producers_from=start)
             self._cut(files, scan)
             if scan.fault is not None:
-                for gone in bases[at + 1 :]:
-                    logger.warning("removed, it lies behind a damaged segment: %s",
-                                   segment_file(self.directory, gone, LOG))  # fmt: skip
+                behind = bases[at + 1 :]
+                for gone in behind:
                     remove_segment_files(self.directory, gone)
                     del files.sizes[gone]
+                if behind:
+                    logger.warning("%s: %d segments behind it are removed", self.directory, len(behind))
                 break
             if at + 1 < len(bases) and bases[at + 1] != scan.next_offset:
                 path = segment_file(self.directory, base, LOG)

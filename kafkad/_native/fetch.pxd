@@ -19,6 +19,8 @@ cdef struct Result:                 # what one partition gives
     bint unknown                    # not in the table: an error, but none to answer at once for
     ReadInfo read
     void* copy                      # bytes that Python read, or NULL
+    void* aborted                   # bytes: the aborted transactions as the answer has them, or NULL
+    uint32_t aborted_count
 
 cdef struct FetchRequest:
     int16_t version

@@ -14,7 +14,7 @@ A request of a session that another still waits on answers that other one first:
 Not yet: followers (NOT_LEADER_OR_FOLLOWER, as from a leader that does not know the replica), preferred read replicas, leader
 hints, quotas, authorization."""
 
-from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -31,7 +31,7 @@ from kafkad._native.fetch_session cimport (
 )
 from kafkad._native.partition cimport PARTITION_GONE, Partition, ReadInfo, log_file_release
 from kafkad._native.partition_table cimport (
-    Entry, PartitionTable, Topic, TopicKey, Watch, key_new, key_release, key_retain, topic_by_id, topic_by_name,
+    ABORTS_NONE, ABORTS_SOME, ABORTS_UNKNOWN, Entry, PartitionTable, Topic, TopicKey, Watch, key_new, key_release, key_retain, topic_by_id, topic_by_name,
     topic_entry, unwatch, watch_fetch,
 )
 from kafkad._native.timers cimport timer_start, timer_stop
@@ -60,6 +60,7 @@ cdef enum:
     REPLICA_STATE_TAG = 1
     # A partition of a request costs four times its bytes while it is served: half a million partitions at most.
     REQUEST_SIZE_MAX = 8 * 1024 * 1024
+    PARTITION_SIZE_MAX = 48             # of a partition's answer without what varies
     RESULTS_KEPT = 16384                # scratch for so many partitions is kept
 
 log = logging.getLogger("kafkad.fetch")
@@ -246,6 +247,40 @@ cdef void read_slow(Entry* entry, int64_t offset, int64_t bytes_max, bint at_lea
         result.code = UNKNOWN_SERVER_ERROR
 
 
+cdef void find_aborted(Entry* entry, Fetched* fetched, Result* result, bint flexible) noexcept nogil:
+    with gil:
+        ask_aborted(entry, fetched.offset, result, flexible)
+
+
+cdef void ask_aborted(Entry* entry, int64_t offset, Result* result, bint flexible) noexcept:
+    """The aborted transactions from `offset` to LSO: more than the data may reach, which readers pass over. A log
+    that has none is asked once, until `note_aborted`."""
+    cdef Partition partition = <Partition>entry.partition
+    cdef bytes data
+    try:
+        end = result.read.last_stable_offset
+        if entry.aborts == ABORTS_UNKNOWN:
+            entry.aborts = ABORTS_SOME if partition.log.aborted_transactions(0, end) else ABORTS_NONE
+        if entry.aborts == ABORTS_SOME:
+            found = partition.log.aborted_transactions(offset, end)
+            data = b"".join([
+                txn.producer_id.to_bytes(8, "big", signed=True) + txn.first_offset.to_bytes(8, "big")
+                + (b"\0" if flexible else b"") for txn in found])
+            if found:
+                Py_INCREF(data)
+                result.aborted = <void*><PyObject*>data
+                result.aborted_count = len(found)
+    except Exception:
+        log.exception("the aborted transactions of %s-%d cannot be told", partition.topic, partition.index)
+        result.code = UNKNOWN_SERVER_ERROR
+
+
+cdef void drop_aborted(Result* result) noexcept nogil:
+    with gil:
+        Py_DECREF(<object><PyObject*>result.aborted)
+    result.aborted = NULL
+
+
 cdef void drop_copy(Result* result) noexcept nogil:
     with gil:
         Py_DECREF(<object><PyObject*>result.copy)
@@ -277,6 +312,8 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
         count += 1
         result.fetched = fetched
         result.copy = NULL
+        result.aborted = NULL
+        result.aborted_count = 0
         result.unknown = False
         result.read.size = 0
         result.read.file = NULL
@@ -292,6 +329,10 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
                 fetched.offset, limit, at_least_one, request.isolation, fetched.leader_epoch, &result.read)
             if result.code == NEED_PYTHON:
                 read_python(self, entry, fetched, limit, at_least_one, request.isolation, result)
+            if request.isolation and result.code == 0 and result.read.size and entry.aborts != ABORTS_NONE:
+                find_aborted(entry, fetched, result, request.version >= 12)
+                if result.code:
+                    drop_data(result)
         if not result.unknown:
             known[0] += 1
         if result.code:
@@ -310,13 +351,19 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
     return count
 
 
+cdef void drop_data(Result* result) noexcept nogil:
+    if result.copy is not NULL:
+        drop_copy(result)
+    elif result.read.size:
+        log_file_release(result.read.file)
+    if result.aborted is not NULL:
+        drop_aborted(result)
+
+
 cdef void drop_results(Fetching self, uint32_t count) noexcept nogil:
     cdef uint32_t i
     for i in range(count):
-        if self.results[i].copy is not NULL:
-            drop_copy(&self.results[i])
-        elif self.results[i].read.size:
-            log_file_release(self.results[i].read.file)
+        drop_data(&self.results[i])
     trim_results(self)
 
 
@@ -387,8 +434,9 @@ cdef void put_topic(Slot* slot, int16_t version, TopicKey* key) noexcept nogil:
 
 cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* result) noexcept nogil:
     cdef bint flexible = version >= 12
-    cdef uint8_t* start = slot_extend(slot, 48)
+    cdef uint8_t* start = slot_extend(slot, PARTITION_SIZE_MAX)
     cdef uint8_t* at = start
+    cdef size_t size
     put_i32(at, result.fetched.index)
     put_i16(at + 4, <int16_t>result.code)
     put_i64(at + 6, result.read.high_watermark)
@@ -397,12 +445,19 @@ cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* resu
     if version >= 5:
         put_i64(at, result.read.log_start_offset)
         at += 8
-    if flexible:                                        # aborted transactions: none, or null when not asked for
-        at[0] = 1 if isolation else 0
-        at += 1
+    if flexible:                                        # aborted transactions, or null when not asked for
+        at += put_uvarint(at, result.aborted_count + 1 if isolation else 0)
     else:
-        put_i32(at, 0 if isolation else -1)
+        put_i32(at, <int32_t>result.aborted_count if isolation else -1)
         at += 4
+    if result.aborted is not NULL:
+        slot.size -= <uint32_t>(PARTITION_SIZE_MAX - (at - start))
+        with gil:
+            size = <size_t>PyBytes_GET_SIZE(<object><PyObject*>result.aborted)
+            memcpy(slot_extend(slot, size), PyBytes_AS_STRING(<object><PyObject*>result.aborted), size)
+        drop_aborted(result)
+        start = slot_extend(slot, PARTITION_SIZE_MAX)
+        at = start
     if version >= 11:
         put_i32(at, -1)                                 # preferred_read_replica
         at += 4
@@ -411,7 +466,7 @@ cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* resu
     else:
         put_i32(at, <int32_t>result.read.size)
         at += 4
-    slot.size -= <uint32_t>(48 - (at - start))
+    slot.size -= <uint32_t>(PARTITION_SIZE_MAX - (at - start))
     if result.copy is not NULL:
         with gil:
             memcpy(slot_extend(slot, <size_t>result.read.size), PyBytes_AS_STRING(<object><PyObject*>result.copy),

@@ -15,6 +15,11 @@ cdef struct TopicKey:               # a topic's two names; shared by the table, 
     uint32_t name_size
     char name[1]                    # name_size bytes
 
+cdef enum Aborts:                       # whether its log has aborted transactions, which readers of committed data are told
+    ABORTS_UNKNOWN = 0
+    ABORTS_NONE = 1
+    ABORTS_SOME = 2
+
 cdef struct Watch:                  # a link in an entry's list of waiters; first member of what waits
     Watch* previous
     Watch* next
@@ -27,6 +32,7 @@ cdef struct Entry:                  # one partition of this worker
     int32_t index
     bint internal                   # clients may not produce to it
     bint removed
+    int aborts
     Watch* produces                 # in the order of their offsets
     Watch* last_produce
     Watch* fetches

@@ -325,6 +325,15 @@ cdef class PartitionTable:
             free(found.entries)
             free(found)
 
+    def note_aborted(self, str topic not None, int32_t index):
+        """A transaction was aborted there: from now on Fetches of committed data ask its log for them."""
+        cdef bytes name = topic.encode()
+        cdef Entry* entry = topic_entry(
+            topic_by_name(&self.table, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name)), index)
+        if entry is NULL:
+            raise KeyError((topic, index))
+        entry.aborts = ABORTS_SOME
+
     def get(self, str topic not None, int32_t index):
         """The Partition, or None."""
         return self.partitions.get((topic, index))

@@ -12,6 +12,7 @@ import time
 from kafkad._native.partition import Partition
 from kafkad._native.partition_table import PartitionTable
 from kafkad._native.reactor import Reactor
+from kafkad.log.txn_index import AbortedTxn
 from kafkad.protocol import codec, messages, records
 
 NOW_MS = int(time.time() * 1000)
@@ -24,11 +25,21 @@ class Closed(Exception):
 class SlowLog:
     """What `Partition.log` must offer to the reactor; a test gives it what to do."""
 
-    def __init__(self, append=None):
+    def __init__(self, append=None, aborted=()):
         self.append = append
+        self.aborted = list(aborted)  # (producer_id, first_offset, last_offset)
+        self.asked = 0
 
     def append_client(self, view, now_ms):
         return self.append(bytes(view), now_ms)
+
+    def aborted_transactions(self, start, end):
+        self.asked += 1
+        return [
+            AbortedTxn(producer, first, last, last + 1)
+            for producer, first, last in self.aborted
+            if last >= start and first < end
+        ]
 
 
 class World:
@@ -64,7 +75,7 @@ class World:
         partition = Partition(topic, index, topic_id, directory)
         partition.add_segment(0, 0, NOW_MS)
         partition.follows_end = follows_end
-        partition.log = log
+        partition.log = log or SlowLog()
         partition.lead(0)
         self.table.add(partition, topic, topic_id)
         return partition

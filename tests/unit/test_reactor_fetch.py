@@ -4,7 +4,7 @@ import os
 import time
 
 import pytest
-from reactor_world import World, batch, fetch, rows
+from reactor_world import SlowLog, World, batch, fetch, rows
 
 from kafkad.protocol import codec, errors, messages
 
@@ -123,6 +123,47 @@ def test_only_committed_data_is_read(world):
     one = len(batch())
     assert rows(reader.fetch([("t", 0, 0)])) == [("t", 0, 0, 2, 2 * one)]
     assert rows(reader.fetch([("t", 0, 2)])) == [("t", 0, 0, 2, 0)]
+
+
+@pytest.mark.parametrize("version", [4, 11, 12, 18])
+def test_aborted_transactions_are_told_to_readers_of_committed_data(world, version):
+    log = SlowLog(aborted=[(7, 0, 1), (1 << 40, 2, 3)])
+    world.partition("t", topic_id=TOPIC_ID, log=log)
+    world.partition("u", topic_id=TOPIC_ID[::-1])
+    fill(world, sizes=(20_000, 10, 10, 10))
+    fill(world, topic="u", sizes=(20_000,))
+    other = TOPIC_ID[::-1] if version >= 13 else "u"
+    for isolation_level, offset, expected in [
+        (1, 0, [(7, 0), (1 << 40, 2)]),
+        (1, 2, [(1 << 40, 2)]),
+        (0, 0, None),
+    ]:
+        answer = world.connect().fetch(
+            [(topic_of(version), 0, offset), (other, 0, 0)], version=version, isolation_level=isolation_level
+        )
+        first, second = (topic.partitions[0] for topic in answer.responses)
+        told = first.aborted_transactions
+        assert (told and [(txn.producer_id, txn.first_offset) for txn in told]) == expected
+        assert (
+            bytes(first.records)
+            == log_of(world)[0 if offset == 0 else len(batch(1, 20_000)) + len(batch(1, 10)) :]
+        )
+        assert second.aborted_transactions == (None if expected is None else [])
+        assert bytes(second.records) == log_of(world, "u")
+
+
+def test_a_log_without_aborted_transactions_is_asked_once(world):
+    log = SlowLog()
+    world.partition("t", log=log)
+    fill(world)
+    client = world.connect()
+    for _ in range(3):
+        client.fetch([("t", 0, 0)], isolation_level=1)
+    assert log.asked == 1
+    log.aborted = [(5, 0, 0)]
+    world.table.note_aborted("t", 0)
+    answer = client.fetch([("t", 0, 0)], isolation_level=1)
+    assert answer.responses[0].partitions[0].aborted_transactions[0].producer_id == 5
 
 
 # -- bytes -------------------------------------------------------------------------------------------------

@@ -321,13 +321,17 @@ cdef class Partition:
                         int64_t now_ms) noexcept nogil:
         # Kafka's LogSegment.shouldRoll.
         cdef int64_t first
-        if segment.size > self.segment_bytes - size or last_offset - segment.base_offset > INT32_MAX:
+        if last_offset - segment.base_offset > INT32_MAX:
+            return True
+        if segment.size == 0:
+            return False
+        if segment.size > self.segment_bytes - size:
             return True
         if segment.offsets.writable and segment.offsets.entries >= segment.offsets.entries_max:
             return True
         if segment.times.writable and segment.times.entries >= segment.times.entries_max - 1:
             return True
-        if segment.size == 0 or self.segment_age_max_ms == INT64_MAX:
+        if self.segment_age_max_ms == INT64_MAX:
             return False
         first = self.first_timestamp_of(segment)
         return (max_timestamp - first if first >= 0 else now_ms - segment.created_ms) > self.segment_age_max_ms
@@ -417,6 +421,7 @@ cdef class Partition:
             if self.must_roll(segment, size, max_timestamp, last_offset, now_ms):
                 self.wants = 1
                 return NEED_PYTHON
+        segment.touched = True
         index_it = segment.bytes_since_index > self.index_interval_bytes
         latest = segment.max_timestamp
         latest_offset = segment.max_timestamp_offset
@@ -794,10 +799,6 @@ cdef class Partition:
         cdef Segment* old = self.active()
         cdef LogFile* file = old.file
         cdef int failure
-        if base_offset == old.base_offset:              # an empty segment whose index is "full": begin it again
-            KAFKAD_CHECK(old.size == 0)
-            self.close_segment(old)
-            return
         old.file = NULL                                 # readers and the flusher still want it
         failure = self.close_segment(old)
         old.file = file
@@ -826,14 +827,18 @@ cdef class Partition:
         return gone
 
     def release_idle(self) -> int:
-        """Closes files and indexes of segments that are not active and were not read since the last call."""
+        """Closes files and indexes of segments that were neither read nor appended to since the last call."""
         cdef int i, closed = 0
-        for i in range(self.segment_count - 1):
+        for i in range(self.segment_count):
             if self.segments[i].touched:
                 self.segments[i].touched = False
             elif self.segments[i].file != NULL or self.segments[i].offsets.map != NULL or self.segments[i].times.map != NULL:
                 self.close_segment(&self.segments[i])
                 closed += 1
+                if i == self.segment_count - 1:
+                    self.recent_count = 0
+                    free(self.recent)
+                    self.recent = NULL
         return closed
 
     def close_files(self) -> None:
@@ -1081,6 +1086,9 @@ cdef class Partition:
         self.row.log_end_offset = end_offset
         self.row.end_segment = segment.base_offset
         self.row.end_position = position
+        if self.row.log_start_offset > end_offset:
+            self.row.log_start_offset = end_offset
+            self.row.local_log_start_offset = end_offset
         if self.row.flushed_offset > end_offset:
             self.row.flushed_offset = end_offset
         if self.row.high_watermark >= end_offset:

@@ -317,6 +317,16 @@ class Log:
         transaction or -1)."""
         return [(row[0], row[1], row[2], row[5], row[6], row[7]) for row in self.native.producers.rows()]
 
+    def adopt_topic_id(self, topic_id: bytes) -> None:
+        """For a log whose partition.metadata was lost: the metadata image knows. Raises KafkaError."""
+        assert self.topic_id == bytes(16)
+        self.native.set_topic_id(topic_id)
+        try:
+            write_partition_metadata(self.directory, topic_id, sync=False)
+        except OSError as e:
+            raise self._refused(e) from e
+        self._unsynced_paths.add(os.path.join(self.directory, PARTITION_METADATA))
+
     # -- leading ---------------------------------------------------------------------------------------------
 
     def set_leader_epoch(self, epoch: int) -> None:
@@ -382,6 +392,10 @@ class Log:
         """One batch of the broker's own making or a leader's, which needs no look inside; offsets and `epoch`
         (default: the leader epoch) are stamped in unless `origin` is "replica". Its base offset. Raises
         KafkaError."""
+        if self.closed:
+            raise KafkaError(KAFKA_STORAGE_ERROR if self.native.failure else NOT_LEADER_OR_FOLLOWER)
+        if origin == "coordinator" and not self.native.open:
+            raise KafkaError(NOT_LEADER_OR_FOLLOWER)
         if origin == "replica":
             epoch = _SIZE.unpack_from(batch, 12)[0]
             if int.from_bytes(batch[:8], "big") < self.end_offset:
@@ -419,13 +433,10 @@ class Log:
         """Begins a new active segment at LEO, or at `base_offset` behind it. Raises KafkaError."""
         base = self.end_offset if base_offset is None else base_offset
         old = self.native.active_base_offset
+        assert base > old  # an empty segment is never rolled
         try:
-            if base != old:
-                recovery.create_segment_files(self.directory, base)
+            recovery.create_segment_files(self.directory, base)
             self.native.roll(base, now_ms)
-            if base == old:
-                recovery.create_segment_files(self.directory, base)
-                return
             path = write_snapshot(self.directory, base, self.native.producers, sync=False)
         except OSError as e:
             raise self._refused(e) from e

@@ -19,6 +19,7 @@ import os
 import random
 import shutil
 import struct
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +61,8 @@ FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, p
 METADATA_BATCH_MAX = 8 << 20  # KafkaRaftClient.MAX_BATCH_SIZE_BYTES
 REMOTE_INDEX_CACHE = "remote-log-index-cache"
 
+CHECKPOINTS = (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS)
+
 Key = tuple[str, int]
 
 
@@ -80,6 +83,9 @@ class Directory:
         self.lock: int | None = None
         self._logs: dict[Key, Log] = {}
         self.written: dict[str, dict[Key, int]] = {}  # checkpoint name -> what it holds
+        self.writing = False  # a thread is writing checkpoints
+        self.serial = 0  # of the newest ones that were asked for
+        self._write_lock = threading.Lock()
 
     def logs(self) -> list[Log]:
         return list(self._logs.values())
@@ -91,6 +97,14 @@ class Directory:
         except OSError:
             return -1, -1
         return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+
+    def write(self, checkpoints: Mapping[str, dict[Key, int]], serial: int) -> None:
+        """Unless newer ones were asked for meanwhile. In any thread; raises OSError."""
+        with self._write_lock:
+            for name, offsets in checkpoints.items():
+                if serial == self.serial and self.written.get(name) != offsets:
+                    write_offsets(os.path.join(self.path, name), offsets)
+                    self.written[name] = offsets
 
 
 class LogDirs:
@@ -265,10 +279,7 @@ class LogDirs:
             if not directory.for_logs:
                 continue
             names = sorted(entry.name for entry in os.scandir(directory.path) if entry.is_dir())
-            checkpoints = {
-                name: self._read_checkpoint(directory, name)
-                for name in (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS)
-            }
+            checkpoints = {name: self._read_checkpoint(directory, name) for name in CHECKPOINTS}
             directory.written = {name: dict(offsets) for name, offsets in checkpoints.items()}
             unclean = unclean or (not directory.clean and bool(names))
             for name in names:
@@ -354,6 +365,8 @@ class LogDirs:
                 logger.warning("%s is unknown to the metadata and moved to %s", path, stray)
                 log.move_directory(stray)
                 return
+            if known_topics is not None and log.topic_id == bytes(16):
+                log.adopt_topic_id(known_topics[topic])
             self._add(log, directory)
 
         return job
@@ -472,44 +485,64 @@ class LogDirs:
     # -- checkpoints ---------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        """Recovery points, log starts and high watermarks of all partitions, where they changed."""
+        """Recovery points, log starts and high watermarks of all partitions, where they changed; written off
+        the loop."""
         for directory in self.directories():
-            self._write_checkpoints(directory)
+            self._write_checkpoints_later(directory, CHECKPOINTS)
 
     def checkpoint_high_watermarks(self) -> None:
         for directory in self.directories():
-            self._write_checkpoints(directory, (HIGH_WATERMARKS,))
+            self._write_checkpoints_later(directory, (HIGH_WATERMARKS,))
 
-    def _write_checkpoints(
-        self,
-        directory: Directory,
-        names: tuple[str, ...] = (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS),
-    ) -> None:
+    def _offsets(self, directory: Directory, name: str) -> dict[Key, int]:
+        logs = directory._logs.items()
+        if name == RECOVERY_POINTS:
+            return {key: log.recovery_point for key, log in logs}
+        if name == HIGH_WATERMARKS:
+            return {key: log.high_watermark for key, log in logs}
+        return {
+            key: log.log_start_offset
+            for key, log in logs
+            if log.log_start_offset > log.native.first_base_offset
+        }
+
+    def _write_checkpoints_later(self, directory: Directory, names: tuple[str, ...]) -> None:
+        if directory.offline or directory.writing:
+            return
+        changed = {}
+        for name in names:
+            offsets = self._offsets(directory, name)
+            if directory.written.get(name) != offsets:
+                changed[name] = offsets
+        if not changed:
+            return
+        directory.writing = True
+        directory.serial += 1
+        serial = directory.serial
+
+        def done(error: BaseException | None) -> None:
+            directory.writing = False
+            if isinstance(error, OSError):
+                self._checkpoint_failed(directory, error)
+            elif error is not None:
+                raise error
+
+        self.scheduler.run_in_thread(lambda: directory.write(changed, serial), done)
+
+    def _write_checkpoints(self, directory: Directory) -> None:
+        """At once: before what they say would be wrong, and at the end."""
         if directory.offline:
             return
-        logs = directory._logs.items()
-        for name in names:
-            if name == RECOVERY_POINTS:
-                offsets = {key: log.recovery_point for key, log in logs}
-            elif name == HIGH_WATERMARKS:
-                offsets = {key: log.high_watermark for key, log in logs}
-            else:
-                offsets = {
-                    key: log.log_start_offset
-                    for key, log in logs
-                    if log.log_start_offset > log.native.first_base_offset
-                }
-            if directory.written.get(name) == offsets:
-                continue
-            try:
-                write_offsets(os.path.join(directory.path, name), offsets)
-            except OSError as e:
-                logger.error("%s of %s could not be written: %s", name, directory.path, e)
-                if e.errno in FATAL:
-                    self._go_offline(directory)
-                    return
-            else:
-                directory.written[name] = offsets
+        directory.serial += 1
+        try:
+            directory.write({name: self._offsets(directory, name) for name in CHECKPOINTS}, directory.serial)
+        except OSError as e:
+            self._checkpoint_failed(directory, e)
+
+    def _checkpoint_failed(self, directory: Directory, error: OSError) -> None:
+        logger.error("checkpoints of %s could not be written: %s", directory.path, error)
+        if error.errno in FATAL:
+            self._go_offline(directory)
 
     # -- closing -------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Appends, rolls, indexes and reads, against the slow twin."""
 
+import os
 import random
 
 import pytest
@@ -209,3 +210,31 @@ def read_all(world: LogWorld):
 
     for data in world.log.batches(0, world.log.end_offset):
         yield from read_batches(data)
+
+
+def test_an_idle_active_segment_is_closed_too_and_goes_on(tmp_path):
+    world = LogWorld(tmp_path, topic_config(index_interval_bytes=100))
+    before = len(os.listdir("/proc/self/fd"))
+    for i in range(20):
+        world.append(count=2, timestamp=1_000 + i)
+        world.log.release_idle()
+        world.log.release_idle()
+        assert len(os.listdir("/proc/self/fd")) <= before
+    assert world.log.end_offset == 40
+    assert len(list(world.log.batches(0, 40))) == 20
+    index = world.path(0, ".index").read_bytes()
+    world.crash()
+    world.log.close()
+    assert [world.log.native.segment_rows()[0][0], len(index) % 8] == [0, 0]
+
+
+@pytest.mark.parametrize("size", [4, 8, 12, 20, 24, 36])
+def test_tiny_indexes_roll_and_serve(tmp_path, size):
+    world = LogWorld(tmp_path, topic_config(index_interval_bytes=0, segment_index_bytes=size))
+    for _ in range(20):
+        world.append(count=2)
+    world.scheduler.settle()
+    assert len(list(world.log.batches(0, 40))) == 20
+    world.crash()
+    assert world.log.end_offset == 40
+    world.append()

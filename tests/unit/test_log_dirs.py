@@ -157,6 +157,7 @@ def test_logs_and_marks_come_back(world, clean):
         log.append_client(batch(2), 1_000)
     log.delete_records(4)
     world.dirs.checkpoint()
+    world.scheduler.settle()
     log.append_client(batch(2), 1_000)
     world.restart(clean)
     log = world.dirs.get("t", 0)
@@ -177,6 +178,7 @@ def test_checkpoints_are_kafkas_files(world):
     log = world.create("t", 3)
     log.append_client(batch(2), 1_000)
     world.dirs.checkpoint()
+    world.scheduler.settle()
     names = (
         "recovery-point-offset-checkpoint",
         "replication-offset-checkpoint",
@@ -190,6 +192,7 @@ def test_checkpoints_are_kafkas_files(world):
     }
     log.append_client(batch(2), 1_000)
     world.dirs.checkpoint_high_watermarks()
+    world.scheduler.settle()
     assert read_offsets(os.path.join(world.paths[0], "replication-offset-checkpoint")) == {("t", 3): 4}
 
 
@@ -213,6 +216,7 @@ def test_a_deleted_topic_goes_at_once_and_its_files_later(world):
     log = world.create("t")
     log.append_client(batch(2), 1_000)
     world.dirs.checkpoint()
+    world.scheduler.settle()
     world.dirs.delete("t", 0)
     assert world.dirs.get("t", 0) is None
     [left] = [name for name in os.listdir(world.paths[0]) if name.endswith("-delete")]
@@ -231,6 +235,7 @@ def test_a_recreated_topic_does_not_inherit_offsets(world):
     log.append_client(batch(9), 1_000)
     log.delete_records(9)
     world.dirs.checkpoint()
+    world.scheduler.settle()
     world.dirs.delete("t", 0)
     again = world.create("t", topic_id=b"B" * 16)
     again.append_client(batch(3), 1_000)
@@ -306,6 +311,7 @@ def test_a_failed_directory_goes_offline_and_the_others_serve(tmp_path):
     assert world.create("t", 4).directory.startswith(world.paths[1])
     assert len(world.dirs.directory_ids()) == 1
     world.dirs.checkpoint()
+    world.scheduler.settle()
     world.dirs.close()
     assert not os.path.exists(os.path.join(bad.path, ".kafka_cleanshutdown"))
     assert os.path.exists(os.path.join(world.paths[1], ".kafka_cleanshutdown"))
@@ -344,3 +350,33 @@ def test_idle_partitions_hold_no_descriptors(world):
         world.create("t", i)
     world.restart()
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_an_older_checkpoint_never_overwrites_a_newer_one(world):
+    log = world.create("t")
+    log.append_client(batch(2), 1_000)
+    world.dirs.checkpoint()
+    [late] = world.scheduler.threads
+    world.dirs.delete("t", 0)
+    again = world.create("t", topic_id=b"B" * 16)
+    world.scheduler.threads = []
+    world.dirs._write_checkpoints(world.dirs.directories()[0])
+    late[0]()
+    path = os.path.join(world.paths[0], "replication-offset-checkpoint")
+    assert read_offsets(path) == {("t", 0): again.high_watermark} == {("t", 0): 0}
+
+
+@pytest.mark.parametrize("damage", ["missing", "rubbish"])
+def test_a_lost_partition_metadata_is_written_again(world, damage):
+    log = world.create("t")
+    log.append_client(batch(2), 1_000)
+    path = os.path.join(log.directory, "partition.metadata")
+    if damage == "missing":
+        os.unlink(path)
+    else:
+        with open(path, "wb") as file:
+            file.write(b"rubbish")
+    world.restart()
+    log = world.dirs.get("t", 0)
+    assert (log.topic_id, log.end_offset) == (world.topics["t"], 2)
+    assert os.path.getsize(path) > 20

@@ -9,8 +9,7 @@ The log, the files beside it and the clock are arguments; nothing here does I/O 
 run in one process from one seed.
 
 Rule: records are replayed before they are written. One that cannot follow the image never reaches the log.
-Rule: after a failed write or flush nothing is appended any more: what is on disk is then unknown until the
-next start.
+Rule: after a failed flush nothing is appended any more: what is on disk is then unknown until the next start.
 
 Beware: `write_snapshot` may run in another thread; it reads an image, which never changes, and writes one
 file.
@@ -19,7 +18,7 @@ file.
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from kafkad.metadata import features
 from kafkad.metadata.image import MetadataImage
@@ -323,13 +322,16 @@ class SingleVoter:
         base_offset = self._log.end_offset
         batch = control_batch(control, base_offset=base_offset, epoch=self.epoch, now_ms=now_ms)
         self.is_leader = True
-        self._write(batch, len(control), now_ms)
+        self._write(batch, len(control), now_ms, base_offset)
         self._loader.skip(last_offset=base_offset + len(control) - 1, epoch=self.epoch, timestamp_ms=now_ms)
+        records: list[Any] = []
         if self._loader.in_transaction:
             logger.warning("a metadata transaction of an earlier leader is aborted")
-            self.append([messages.AbortTransactionRecord(reason="Controller failover")])
+            records.append(messages.AbortTransactionRecord(reason="Controller failover"))
         if not self.image.metadata_version:
-            self._append_bootstrap()
+            records += self._bootstrap_records()
+        if records:
+            self.append(records)
         else:
             self._commit()
 
@@ -350,14 +352,14 @@ class SingleVoter:
     def _as_voter(self) -> Voter:
         return Voter(self.node_id, self.directory_id, self._endpoints or dict(_NO_LISTENER))
 
-    def _append_bootstrap(self) -> None:
+    def _bootstrap_records(self) -> list[Any]:
         try:
             bootstrap = read_bootstrap(self._files.read_bootstrap())
         except Malformed as trouble:
             raise UnusableMetadata(
                 f"bootstrap.checkpoint beside {self._log.directory}: {trouble}"
             ) from trouble
-        self.append(first_records(bootstrap, self._min_insync_replicas))
+        return first_records(bootstrap, self._min_insync_replicas)
 
     @property
     def next_offset(self) -> int:
@@ -387,20 +389,24 @@ class SingleVoter:
         except ReplayError:
             self._loader.forget()
             raise
+        begin = self._log.end_offset
         for group in groups:
             batch = data_batch(group, base_offset=self._log.end_offset, epoch=self.epoch, now_ms=now_ms)
             assert len(batch) <= BATCH_SIZE_MAX + 61  # a batch's header
-            self._write(batch, len(group), now_ms, flush=False)
+            self._write(batch, len(group), now_ms, begin)
         return self._commit()
 
-    def _write(self, batch: bytearray, record_count: int, now_ms: int, *, flush: bool = True) -> None:
+    def _write(self, batch: bytearray, record_count: int, now_ms: int, begin: int) -> None:
+        """One batch into the log, not flushed yet; `begin`: where the log ended before this commit."""
         expected = self._log.end_offset
         try:
             base_offset = self._log.append(batch, now_ms, origin="raft", epoch=self.epoch)
-            if flush:
-                self._log.flush()
         except (OSError, KafkaError) as trouble:
-            self._fail(trouble)
+            if self._log.end_offset != begin:
+                self._fail(trouble)
+            # A full disk: the log is as it was, and there may be room again.
+            self._loader.forget()
+            raise _not_written(trouble) from trouble
         assert base_offset == expected
         assert self._log.end_offset == expected + record_count
         self._new_bytes += len(batch)
@@ -414,12 +420,10 @@ class SingleVoter:
         assert self.image.offset == self._log.end_offset - 1
         return delta
 
-    def _fail(self, trouble: Exception) -> None:
+    def _fail(self, trouble: Exception) -> NoReturn:
         self._broken = True
         logger.error("the metadata log in %s could not be written: %s", self._log.directory, trouble)
-        raise KafkaError(
-            errors.KAFKA_STORAGE_ERROR, f"the metadata log could not be written: {trouble}"
-        ) from trouble
+        raise _not_written(trouble) from trouble
 
     # -- snapshots -----------------------------------------------------------------------------------------
 
@@ -439,8 +443,7 @@ class SingleVoter:
         """Start counting towards the next one; the id of this one."""
         self._new_bytes = 0
         self._snapshot_ms = self._clock.monotonic_ms()
-        self._last_snapshot = (image.offset + 1, image.epoch)
-        return self._last_snapshot
+        return (image.offset + 1, image.epoch)
 
     def write_snapshot(self, image: MetadataImage) -> int:
         """Write it, fsynced, and say its size. Touches nothing of ours but files: it may run in another
@@ -457,6 +460,11 @@ class SingleVoter:
                 voters=self._voters,
             ),
         )
+
+    def end_snapshot(self, snapshot: SnapshotId) -> None:
+        """It is there. Delete what it makes superfluous. Raises OSError or KafkaError."""
+        self._last_snapshot = snapshot
+        self.clean()
 
     def clean(self) -> int:
         """Delete the oldest snapshots, and the log below the next, while they are too old or too much; how
@@ -493,9 +501,13 @@ class SingleVoter:
         if image is None:
             return False
         snapshot = self.begin_snapshot(image)
-        size = self.write_snapshot(image)
+        try:
+            size = self.write_snapshot(image)
+            self.end_snapshot(snapshot)
+        except (OSError, KafkaError) as trouble:
+            logger.error("no metadata snapshot could be made at offset %d: %s", snapshot[0], trouble)
+            return False
         logger.info("metadata snapshot at offset %d, epoch %d: %d bytes", *snapshot, size)
-        self.clean()
         return True
 
     def close(self) -> None:
@@ -504,6 +516,10 @@ class SingleVoter:
         if not self._broken:
             self._log.flush()
         self._log.close()
+
+
+def _not_written(trouble: Exception) -> KafkaError:
+    return KafkaError(errors.KAFKA_STORAGE_ERROR, f"the metadata log could not be written: {trouble}")
 
 
 def _level_in(records: Sequence[Any]) -> int:

@@ -15,7 +15,7 @@ from kafkad.protocol.records import read_batches
 from kafkad.raft.control_records import read_control, read_voters
 from kafkad.raft.election_state import ElectionState
 from kafkad.raft.single_voter import SingleVoter, SnapshotPolicy, UnusableMetadata
-from kafkad.raft.snapshots import read_snapshot
+from kafkad.raft.snapshots import data_batch, read_snapshot
 
 
 @pytest.fixture
@@ -154,12 +154,37 @@ def test_a_record_that_cannot_follow_never_reaches_the_log(start):
     assert "flights" in voter.image.topics
 
 
-@pytest.mark.parametrize("step", ["append", "flush"])
-def test_after_a_failed_write_nothing_is_appended_any_more(start, step):
+def test_a_full_disk_refuses_and_goes_on_when_there_is_room(start):
+    voter = start()
+    voter.append(topic("flights"))
+    image, end = voter.image, voter.next_offset
+    log_of(voter).failing = "append"
+    for _ in range(2):
+        with pytest.raises(KafkaError) as caught:
+            voter.append(topic("later"))
+        assert caught.value.code == errors.KAFKA_STORAGE_ERROR
+    assert voter.image is image
+    assert voter.next_offset == end
+    log_of(voter).failing = None
+    voter.append(topic("later"))
+    assert set(start(log_of(voter).crash()).image.topics) == {"flights", "later"}
+
+
+def test_a_snapshot_that_cannot_be_written_is_tried_again(start, clock, monkeypatch):
+    voter = start()
+    clock.advance(3_600_000)
+    with monkeypatch.context() as full:
+        full.setattr("os.fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        assert not voter.maybe_snapshot()
+    clock.advance(3_600_000)
+    assert voter.maybe_snapshot()
+
+
+def test_after_a_failed_flush_nothing_is_appended_any_more(start):
     voter = start()
     voter.append(topic("flights"))
     image = voter.image
-    log_of(voter).failing = step
+    log_of(voter).failing = "flush"
     for _ in range(2):
         with pytest.raises(KafkaError) as caught:
             voter.append(topic("lost"))
@@ -192,6 +217,24 @@ def test_a_transaction_that_a_dead_leader_left_open_is_aborted(start):
     again = start(log_of(voter).crash())
     assert "half" not in again.image.topics
     assert again.append(topic("whole")).topics_created == {"whole"}
+
+
+def test_a_bootstrap_that_was_cut_off_is_done_again(start):
+    voter = start()
+    log = log_of(voter)
+    bootstrap = log.stored.pop()
+    first = [record.value for record in next(read_batches(bootstrap)).records()][:4]  # begin, and no end
+    log.stored.append(bytes(data_batch(first, base_offset=log.end_offset, epoch=1, now_ms=0)))
+    log.flush()
+    again = start(log.crash())
+    assert again.image.metadata_version == 30
+    assert again.image.configs == voter.image.configs
+
+
+def test_a_bootstrap_that_is_damaged_is_refused(start, tmp_path):
+    (tmp_path / "bootstrap.checkpoint").write_bytes(b"rubbish")
+    with pytest.raises(UnusableMetadata, match=r"bootstrap\.checkpoint"):
+        start()
 
 
 # -- snapshots ---------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from typing import Protocol
 import click
 import pyarrow as pa
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from kafkad.spark import flights, landed
@@ -263,9 +263,18 @@ def main(rows: int | None, partitions: int, keep: Path | None, jars: Path) -> No
             console.print(f"kafkad is ready on {broker.bootstrap} after {time.monotonic() - started:.2f} s")
             outcomes = []
             for number, kill in enumerate((False, True), start=1):
-                told = "with a kill -9 " if kill else ""
+                told = "with a kill -9" if kill else ""
                 replaying = progress.add_task(f"run {number}: replay", total=sent.num_rows)
-                ingesting = progress.add_task(f"run {number}: Spark {told}", total=sent.num_rows)
+                ingesting = progress.add_task(f"run {number}: Spark {told}", total=sent.num_rows, start=False)
+
+                def replayed(rows: int, task: TaskID = replaying, following: TaskID = ingesting) -> None:
+                    progress.advance(task, rows)
+                    if progress.tasks[task].finished:
+                        progress.start_task(following)
+
+                def ingested(rows: int, task: TaskID = ingesting) -> None:
+                    progress.advance(task, rows)
+
                 try:
                     outcomes.append(
                         run(
@@ -276,8 +285,8 @@ def main(rows: int | None, partitions: int, keep: Path | None, jars: Path) -> No
                             partitions=partitions,
                             kill=kill,
                             jars=jars,
-                            replayed=lambda rows, task=replaying: progress.advance(task, rows),  # type: ignore[misc]
-                            ingested=lambda rows, task=ingesting: progress.advance(task, rows),  # type: ignore[misc]
+                            replayed=replayed,
+                            ingested=ingested,
                         )
                     )
                 except landed.Unproven as trouble:

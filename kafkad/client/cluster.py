@@ -14,17 +14,21 @@ from kafkad.protocol.errors import KafkaError
 
 T = TypeVar("T")
 
+DEFAULT_PORT = 9092
 RETRY_PAUSE_S = 0.1
+CREATION_SECONDS = 5.0  # how long an auto-created topic may take to appear
 GROUP_KEY = 0
 
 
 class Cluster:
-    """Connections to a cluster's brokers. A context manager."""
+    """Connections to a cluster's brokers. A context manager. ValueError for a bad `bootstrap`."""
 
     def __init__(
-        self, bootstrap: str, client_id: str = "kafkad", timeout: float = 10.0, retry_seconds: float = 15.0
+        self, bootstrap: str, client_id: str = "kafkad", timeout: float = 30.0, retry_seconds: float = 15.0
     ) -> None:
         self.bootstrap = [parse_address(part) for part in bootstrap.split(",") if part.strip()]
+        if not self.bootstrap:
+            raise ValueError("no address is given")
         self.client_id = client_id
         self.timeout = timeout
         self.retry_seconds = retry_seconds
@@ -50,31 +54,39 @@ class Cluster:
     # -- connections ---------------------------------------------------------------------------------------
 
     def any(self) -> Connection:
-        """A connection to whichever broker of the bootstrap list answers."""
-        if self._first is None:
-            trouble: Exception = Unreachable("no bootstrap server was given")
-            for host, port in self.bootstrap:
+        """A connection to whichever broker answers first, of the bootstrap list and those that are known."""
+        if self._first is None or self._first.closed:
+            trouble: Exception | None = None
+            for host, port in dict.fromkeys([*self.bootstrap, *self._brokers.values()]):
                 try:
-                    self._first = Connection(host, port, self.client_id, self.timeout)
+                    self._first = self.connect(host, port)
                     break
                 except Unreachable as unreachable:
-                    trouble = unreachable
+                    trouble = trouble or unreachable
             else:
+                assert trouble is not None
                 raise trouble
         return self._first
 
+    def connect(self, host: str, port: int) -> Connection:
+        """A new connection, of the caller's own."""
+        return Connection(host, port, self.client_id, self.timeout)
+
     def broker(self, node_id: int) -> Connection:
         connection = self._connections.get(node_id)
-        if connection is None:
-            if node_id not in self._brokers:
-                self.refresh([])
-            if node_id not in self._brokers:
-                raise KafkaError(
-                    errors.BROKER_NOT_AVAILABLE, f"broker {node_id} is not in the cluster's metadata"
-                )
-            host, port = self._brokers[node_id]
-            connection = self._connections[node_id] = Connection(host, port, self.client_id, self.timeout)
+        if connection is None or connection.closed:
+            host, port = self.address_of(node_id)
+            connection = self._connections[node_id] = self.connect(host, port)
         return connection
+
+    def address_of(self, node_id: int) -> tuple[str, int]:
+        if node_id not in self._brokers:
+            self.refresh([])
+        if node_id not in self._brokers:
+            raise KafkaError(
+                errors.BROKER_NOT_AVAILABLE, f"broker {node_id} is not in the cluster's metadata"
+            )
+        return self._brokers[node_id]
 
     def brokers(self) -> dict[int, tuple[str, int]]:
         if not self._brokers:
@@ -82,7 +94,9 @@ class Cluster:
         return dict(self._brokers)
 
     def forget(self) -> None:
-        """Drop every connection and all that was learned: the next use learns it again."""
+        """Drop every connection and all that was learned but the brokers' addresses: the next use learns it
+        again.
+        """
         self.close()
         self._leaders.clear()
         self._partitions.clear()
@@ -93,7 +107,12 @@ class Cluster:
     def refresh(self, topics: list[str] | None, *, create: bool = False) -> Any:
         """Asks Metadata for these topics (None: all) and remembers; answers the response."""
         asked = None if topics is None else [messages.MetadataRequest.Topics(name=name) for name in topics]
-        response = self.any().ask(messages.MetadataRequest(topics=asked, allow_auto_topic_creation=create))
+        connection = self.any()
+        version = connection.version_for(messages.MetadataRequest, 12)
+        request = messages.MetadataRequest(topics=asked)
+        if version >= 4:
+            request.allow_auto_topic_creation = create
+        response = connection.ask(request, version)
         self._brokers = {b.node_id: (b.host, b.port) for b in response.brokers}
         for topic in response.topics:
             if topic.error_code:
@@ -104,7 +123,9 @@ class Cluster:
         return response
 
     def partitions(self, topic: str, *, create: bool = False) -> list[int]:
-        """The partition numbers of a topic. KafkaError as Metadata told it."""
+        """The partition numbers of a topic. KafkaError as Metadata told it; with `create` the broker may
+        make the topic first.
+        """
 
         def look() -> list[int]:
             if topic not in self._partitions:
@@ -113,58 +134,77 @@ class Cluster:
                     raise KafkaError(told.error_code, f"topic {topic!r}")
             return self._partitions[topic]
 
-        return self.retry(look) if create else look()
+        return self.retry(look, CREATION_SECONDS) if create else look()
 
     def leader(self, topic: str, partition: int) -> Connection:
         """A connection to the partition's leader."""
         node = self._leaders.get((topic, partition), -1)
         if node < 0:
-            self.refresh([topic])
+            told = self.refresh([topic]).topics[0]
+            if told.error_code:
+                raise KafkaError(told.error_code, f"topic {topic!r}")
             node = self._leaders.get((topic, partition), -1)
         if node < 0:
-            raise KafkaError(errors.LEADER_NOT_AVAILABLE, f"{topic}-{partition}")
+            exists = partition in self._partitions[topic]
+            code = errors.LEADER_NOT_AVAILABLE if exists else errors.UNKNOWN_TOPIC_OR_PARTITION
+            raise KafkaError(code, f"{topic}-{partition}")
         return self.broker(node)
 
-    def coordinator(self, group: str) -> Connection:
-        """A connection to the group's coordinator."""
+    def by_leader(self, topic: str, partitions: list[int]) -> list[tuple[Connection, list[int]]]:
+        """Which of these partitions to ask whom for."""
+        found: dict[int, tuple[Connection, list[int]]] = {}
+        for partition in partitions:
+            connection = self.leader(topic, partition)
+            found.setdefault(id(connection), (connection, []))[1].append(partition)
+        return list(found.values())
+
+    def coordinator_of(self, group: str) -> int:
+        """The id of the broker that coordinates the group."""
         node = self._coordinators.get(group)
         if node is None:
             connection = self.any()
-            request = messages.FindCoordinatorRequest(key=group, key_type=GROUP_KEY, coordinator_keys=[group])
             version = connection.version_for(messages.FindCoordinatorRequest)
-            if version < 4:
-                request.coordinator_keys = []
+            if version >= 4:
+                request = messages.FindCoordinatorRequest(key_type=GROUP_KEY, coordinator_keys=[group])
             else:
-                request.key = ""
+                request = messages.FindCoordinatorRequest(key=group, key_type=GROUP_KEY)
             response = connection.ask(request, version)
             found = response.coordinators[0] if version >= 4 else response
             if found.error_code:
-                raise KafkaError(found.error_code, found.error_message)
+                raise KafkaError(found.error_code, found.error_message or f"group {group!r}")
             node = found.node_id
             self._brokers[node] = (found.host, found.port)
             self._coordinators[group] = node
-        return self.broker(node)
+        return node
 
-    def retry(self, attempt: Callable[[], T]) -> T:
+    def coordinator(self, group: str) -> Connection:
+        """A connection to the group's coordinator."""
+        return self.broker(self.coordinator_of(group))
+
+    def retry(self, attempt: Callable[[], T], seconds: float | None = None) -> T:
         """`attempt()` again and again while its trouble is one that passes."""
-        deadline = time.monotonic() + self.retry_seconds
+        deadline = time.monotonic() + (self.retry_seconds if seconds is None else seconds)
         while True:
             try:
                 return attempt()
             except (KafkaError, Unreachable) as trouble:
-                passing = isinstance(trouble, Unreachable) or trouble.retriable
-                if not passing or time.monotonic() > deadline:
+                if not passes(trouble) or time.monotonic() > deadline:
                     raise
                 time.sleep(RETRY_PAUSE_S)
                 self.forget()
 
 
+def passes(trouble: KafkaError | Unreachable) -> bool:
+    """It is worth another try."""
+    return isinstance(trouble, Unreachable) or trouble.retriable
+
+
 def parse_address(text: str) -> tuple[str, int]:
-    """`host:port`, `host` or `[v6]:port`. Raises ValueError."""
-    text = text.strip()
+    """`host:port`, `host` or `[v6]:port`, with or without `PLAINTEXT://`. Raises ValueError."""
+    text = text.strip().removeprefix("PLAINTEXT://")
     host, colon, port = text.rpartition(":")
     if not colon or "]" in port:
-        host, port = text, "9092"
-    if not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{text!r} is not host:port")
+        host, port = text, str(DEFAULT_PORT)
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536) or "/" in host:
+        raise ValueError(f"{text!r} is not of the form host:port")
     return host.strip("[]") or "127.0.0.1", int(port)

@@ -1,17 +1,22 @@
 """One connection to one broker: a request out, its answer in.
 
-Blocking, and without threads: `ask` sends and waits. `send` and `receive` may be called apart, to have several
-requests under way; answers come in the order of the requests, as every Kafka broker keeps it.
-The version of a request is the highest that both sides speak, learned once by ApiVersions (KIP-511).
+Blocking, and without threads: `ask` sends and waits. `send` and `receive` may be called apart, to have
+several requests under way; answers come in the order of the requests, as every Kafka broker keeps it. The
+version of a request is the highest that both sides speak, learned once by ApiVersions (KIP-511).
+
+Beware: whatever ends a `send` or `receive` before its time (the network, a lie, Ctrl-C in its middle) closes
+the connection, since the next answer would be taken for another's. `closed` says so.
 """
 
 import socket
 from collections import deque
 from typing import Any
 
+from kafkad import __version__
 from kafkad.protocol import codec, errors, messages
 
 FRAME_SIZE_MAX = 1 << 30
+CONNECT_SECONDS_MAX = 10.0
 
 
 class Unreachable(Exception):
@@ -19,31 +24,35 @@ class Unreachable(Exception):
 
 
 class Connection:
-    """A TCP connection that knows what its broker speaks. Raises Unreachable for every trouble of the network."""
+    """A TCP connection that knows what its broker speaks. Raises Unreachable for every trouble of the
+    network, with whatever answers no Kafka, too.
+    """
 
-    def __init__(self, host: str, port: int, client_id: str, timeout: float = 10.0) -> None:
-        self.address = f"{host}:{port}"
+    def __init__(self, host: str, port: int, client_id: str, timeout: float = 30.0) -> None:
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.client_id = client_id
+        self.timeout = timeout
+        self.closed = False
         self._correlation = 0
         self._waiting: deque[tuple[int, type, int]] = deque()
         try:
-            self._socket = socket.create_connection((host, port), timeout=timeout)
+            self._socket = socket.create_connection((host, port), min(timeout, CONNECT_SECONDS_MAX))
         except OSError as trouble:
             raise Unreachable(f"no broker answers on {self.address}: {trouble.strerror or trouble}")
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.versions: dict[int, tuple[int, int]] = {}
-        self._learn_versions()
+        self._socket.settimeout(timeout)
+        self.versions = self._learn_versions()
 
     def close(self) -> None:
+        self.closed = True
         self._socket.close()
 
-    def settimeout(self, seconds: float) -> None:
-        self._socket.settimeout(seconds)
-
-    def version_for(self, request_class: Any) -> int:
-        """The highest version that both speak. KafkaError UNSUPPORTED_VERSION when there is none."""
+    def version_for(self, request_class: Any, highest: int = 1 << 15) -> int:
+        """The highest version that both speak, and not above `highest`. KafkaError UNSUPPORTED_VERSION when
+        there is none.
+        """
         low, high = self.versions.get(request_class.API_KEY, (0, -1))
-        version = min(high, request_class.MAX_VERSION)
+        version = min(high, request_class.MAX_VERSION, highest)
         if version < max(low, request_class.MIN_VERSION):
             raise errors.KafkaError(
                 errors.UNSUPPORTED_VERSION,
@@ -51,10 +60,15 @@ class Connection:
             )
         return version
 
-    def ask(self, request: Any, version: int | None = None) -> Any:
-        """The answer to one request."""
+    def ask(self, request: Any, version: int | None = None, *, timeout: float | None = None) -> Any:
+        """The answer to one request, waited for `timeout` seconds where the usual time is too short."""
         self.send(request, version)
-        return self.receive()
+        if timeout is None:
+            return self.receive()
+        self._socket.settimeout(timeout)
+        answer = self.receive()
+        self._socket.settimeout(self.timeout)
+        return answer
 
     def send(self, request: Any, version: int | None = None, *, answered: bool = True) -> None:
         if version is None:
@@ -64,34 +78,48 @@ class Connection:
         try:
             self._socket.sendall(len(frame).to_bytes(4, "big") + frame)
         except OSError as trouble:
+            self.close()
             raise Unreachable(f"the broker on {self.address} is gone: {trouble.strerror or trouble}")
+        except BaseException:
+            self.close()
+            raise
         if answered:
-            response_class = codec.response_class(type(request).API_KEY)
-            self._waiting.append((self._correlation, response_class, version))
+            self._waiting.append((self._correlation, codec.response_class(type(request).API_KEY), version))
 
     def receive(self) -> Any:
         """The answer to the oldest request that waits for one."""
         correlation, response_class, version = self._waiting.popleft()
-        got, response = codec.decode_response(response_class, version, self._read_frame())
-        if got != correlation:
-            raise Unreachable(f"the broker on {self.address} answers {got} where {correlation} was asked")
+        try:
+            frame = self._read_frame()
+            if response_class is messages.ApiVersionsResponse and frame[4:6] == b"\0\x23":
+                version = 0  # UNSUPPORTED_VERSION is told in the form that everybody can read
+            got, response = codec.decode_response(response_class, version, frame)
+            if got != correlation:
+                raise errors.Malformed(f"answer {got} where {correlation} was asked")
+        except errors.Malformed:
+            self.close()
+            raise Unreachable(f"what answers on {self.address} does not speak Kafka's protocol")
+        except BaseException:
+            self.close()
+            raise
         return response
 
-    def _learn_versions(self) -> None:
-        request = messages.ApiVersionsRequest(client_software_name="kafkad", client_software_version="0.1.0")
+    def _learn_versions(self) -> dict[int, tuple[int, int]]:
+        request = messages.ApiVersionsRequest(
+            client_software_name="kafkad", client_software_version=__version__
+        )
         response = self.ask(request, 3)
         if response.error_code == errors.UNSUPPORTED_VERSION:
             response = self.ask(request, 0)
         if response.error_code:
             raise errors.KafkaError(response.error_code)
-        self.versions = {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
-        self.features = response
+        return {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
 
-    def _read_frame(self) -> bytearray:
+    def _read_frame(self) -> bytes:
         size = int.from_bytes(self._read(4), "big", signed=True)
-        if not 0 <= size <= FRAME_SIZE_MAX:
-            raise Unreachable(f"what answers on {self.address} is no Kafka broker")
-        return self._read(size)
+        if not 4 <= size <= FRAME_SIZE_MAX:
+            raise errors.Malformed(f"a frame of {size} bytes")
+        return bytes(self._read(size))
 
     def _read(self, size: int) -> bytearray:
         data = bytearray(size)

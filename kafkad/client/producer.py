@@ -1,29 +1,52 @@
 """Producer: records in, batches out, each acknowledged before the next of its partition.
 
-One request a broker is under way at a time, holding a batch for every partition that has one; so order holds
-through retries, and with idempotence (the default) nothing is doubled. The partitioner is Kafka's: murmur2 of
-the key, or one partition after the other, batch by batch, for records without (KIP-480).
+    send -> pending records per partition -> flush -> a queue of batches per partition
+                                                      the heads of all queues make one request a leader
+
+A batch stays at the head of its queue, byte for byte the same, until it is acknowledged or refused for good;
+so order holds through retries, and with idempotence (the default with acks=all) nothing is doubled: the
+broker knows the sequence numbers of a retry. A batch that is too large for the topic is halved, down to
+single records, as Kafka's producer does. The partitioner is Kafka's: murmur2 of the key, or one partition
+after the other, batch by batch, for records without (KIP-480).
+
+Beware: when a batch could not be delivered in time, nobody knows whether the broker has it. Its sequence
+numbers must not be used for other records, so the producer goes on under a new producer id.
 """
 
+import random
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any
 
-from kafkad.client.cluster import Cluster
+from kafkad.client.cluster import RETRY_PAUSE_S, Cluster, passes
 from kafkad.client.connection import Connection, Unreachable
 from kafkad.protocol import errors, messages, records
 from kafkad.protocol.errors import KafkaError
 from kafkad.protocol.records import Record
 
-BATCH_OVERHEAD = 24  # of a record, at most: varints and the length of headers are counted apart
+RECORD_OVERHEAD = 24  # of a record, at most: varints and the length of headers are counted apart
 SEQUENCES = 1 << 31
+ACKNOWLEDGE_MS = 20_000  # for the broker to have the acknowledgements; less than a connection waits
+VERSION_MAX = 12  # topics by name; ids begin with 13
+
+
+class Batch:
+    """Records of one partition that travel together, with the sequence number they begin with."""
+
+    __slots__ = ("data", "records", "sequence")
+
+    def __init__(self, batch: list[Record]) -> None:
+        self.records = batch
+        self.sequence = -1
+        self.data: bytes | None = None  # made when its turn comes, and kept for retries
 
 
 class Producer:
     """Writes to one topic. `send` buffers, `flush` waits for every acknowledgement.
 
-    `on_delivery(partition, first_offset, records)` is called once a batch. Raises KafkaError or Unreachable when
-    a batch can not be delivered within `delivery_seconds`.
+    `on_delivery(partition, first_offset, records)` is called once a batch. Raises KafkaError or
+    Unreachable when a batch is refused or cannot be delivered within `delivery_seconds`; what was buffered is
+    dropped then.
     """
 
     def __init__(
@@ -43,19 +66,25 @@ class Producer:
         self.topic = topic
         self.acks = acks
         self.compression = compression
+        self.idempotent = idempotent and acks == -1
         self.batch_bytes = batch_bytes
         self.request_bytes = request_bytes
         self.delivery_seconds = delivery_seconds
         self.on_delivery = on_delivery
         self.partitions = cluster.partitions(topic, create=True)
-        self._topic_id = bytes(16)
         self._pending: dict[int, list[Record]] = {}
         self._pending_bytes: dict[int, int] = {}
-        self._sticky = 0
-        self._sequence: dict[int, int] = {}
+        self._bytes = 0
+        self._queues: dict[int, deque[Batch]] = {}
+        self._sticky = random.randrange(len(self.partitions))
+        self._begin()
+
+    def _begin(self) -> None:
+        """A producer id of our own, and sequence numbers from 0."""
+        self._sequences: dict[int, int] = {}
         self._producer_id, self._producer_epoch = -1, -1
-        if idempotent and acks == -1:
-            self._producer_id, self._producer_epoch = cluster.retry(self._init_producer_id)
+        if self.idempotent:
+            self._producer_id, self._producer_epoch = self.cluster.retry(self._init_producer_id)
 
     def send(
         self,
@@ -66,98 +95,127 @@ class Producer:
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> None:
+        """Buffers one record; flushes when there is enough for a request."""
         if partition is None:
             partition = self._partition_for(key)
         elif partition not in self.partitions:
-            raise KafkaError(errors.UNKNOWN_TOPIC_OR_PARTITION, f"{self.topic}-{partition}")
+            raise KafkaError(errors.UNKNOWN_TOPIC_OR_PARTITION, f"{self.topic} has no partition {partition}")
         now = int(time.time() * 1000) if timestamp is None else timestamp
-        size = len(key or b"") + len(value or b"") + BATCH_OVERHEAD
-        size += sum(len(name) + len(data or b"") + 6 for name, data in headers or ())
-        batch = self._pending.setdefault(partition, [])
+        size = len(key or b"") + len(value or b"") + RECORD_OVERHEAD
+        if headers:
+            size += sum(len(name) + len(data or b"") + 6 for name, data in headers)
         have = self._pending_bytes.get(partition, 0)
-        if batch and have + size > self.batch_bytes:
+        if have and have + size > self.batch_bytes:
             self.flush()
-            batch, have = self._pending.setdefault(partition, []), 0
-        batch.append(Record(key=key, value=value, headers=headers or [], timestamp=now))
+            have = 0
+            if key is None:
+                partition = self._partition_for(None)
+        self._pending.setdefault(partition, []).append(
+            Record(key=key, value=value, headers=headers or [], timestamp=now)
+        )
         self._pending_bytes[partition] = have + size
-        if sum(self._pending_bytes.values()) >= self.request_bytes:
+        self._bytes += size
+        if self._bytes >= self.request_bytes:
             self.flush()
 
     def flush(self) -> None:
         """Sends all that is buffered and returns when it is acknowledged."""
         self._sticky = (self._sticky + 1) % len(self.partitions)
-        batches = {p: self._encode(p, batch) for p, batch in self._pending.items() if batch}
-        counts = {p: len(batch) for p, batch in self._pending.items()}
-        self._pending.clear()
-        self._pending_bytes.clear()
+        self._queues = {p: deque([Batch(batch)]) for p, batch in self._pending.items()}
+        self._pending, self._pending_bytes, self._bytes = {}, {}, 0
+        if self.idempotent and self._producer_id < 0 and self._queues:
+            self._begin()
+        try:
+            self._deliver()
+        except BaseException:
+            self._queues = {}
+            self._producer_id = -1  # what became of the batches is not known
+            raise
+
+    def _deliver(self) -> None:
         deadline = time.monotonic() + self.delivery_seconds
-        while batches:
-            trouble: Exception | None = None
-            for connection, mine in self._by_leader(batches):
-                try:
-                    for partition, first_offset in self._produce(connection, mine):
-                        del batches[partition]
-                        self._sequence[partition] = (
-                            self._sequence.get(partition, 0) + counts[partition]
-                        ) % SEQUENCES
-                        if self.on_delivery is not None:
-                            self.on_delivery(partition, first_offset, counts[partition])
-                except (KafkaError, Unreachable) as failed:
-                    if isinstance(failed, KafkaError) and not failed.retriable:
-                        raise
-                    trouble = failed
-            if trouble is not None:
-                if time.monotonic() > deadline:
-                    raise trouble
-                time.sleep(0.1)
-                self.cluster.forget()
+        while self._queues:
+            trouble: KafkaError | Unreachable | None = None
+            try:
+                for connection, partitions in self.cluster.by_leader(self.topic, list(self._queues)):
+                    trouble = self._produce(connection, partitions) or trouble
+            except (KafkaError, Unreachable) as failed:
+                trouble = failed
+            if trouble is None:
+                deadline = time.monotonic() + self.delivery_seconds
+                continue
+            if not passes(trouble) or time.monotonic() > deadline:
+                raise trouble
+            time.sleep(RETRY_PAUSE_S)
+            self.cluster.forget()
+
+    def _produce(self, connection: Connection, partitions: list[int]) -> KafkaError | None:
+        """One request with the first batch of each partition. Raises or answers what went wrong."""
+        struct = messages.ProduceRequest.TopicData
+        data = [struct.PartitionData(index=p, records=self._encoded(p)) for p in partitions]
+        request = messages.ProduceRequest(
+            acks=self.acks,
+            timeout_ms=ACKNOWLEDGE_MS,
+            topic_data=[struct(name=self.topic, partition_data=data)],
+        )
+        version = connection.version_for(messages.ProduceRequest, VERSION_MAX)
+        connection.send(request, version, answered=self.acks != 0)
+        if self.acks == 0:
+            for partition in partitions:
+                self._delivered(partition, -1)
+            return None
+        refused: KafkaError | None = None
+        for answer in connection.receive().responses[0].partition_responses:
+            partition, code = answer.index, answer.error_code
+            if code in (errors.NONE, errors.DUPLICATE_SEQUENCE_NUMBER):
+                self._delivered(partition, answer.base_offset)
+            elif code in (errors.MESSAGE_TOO_LARGE, errors.RECORD_LIST_TOO_LARGE) and self._halve(partition):
+                pass
+            else:
+                trouble = KafkaError(code, answer.error_message or f"{self.topic}-{partition}")
+                if refused is None or passes(refused):  # what does not pass is told
+                    refused = trouble
+        return refused
+
+    def _delivered(self, partition: int, first_offset: int) -> None:
+        queue = self._queues[partition]
+        count = len(queue.popleft().records)
+        if not queue:
+            del self._queues[partition]
+        self._sequences[partition] = (self._sequences.get(partition, 0) + count) % SEQUENCES
+        if self.on_delivery is not None:
+            self.on_delivery(partition, first_offset, count)
+
+    def _halve(self, partition: int) -> bool:
+        """The first batch becomes two. False when it is one record, which must be refused."""
+        queue = self._queues[partition]
+        if len(queue[0].records) == 1:
+            return False
+        batch = queue.popleft().records
+        middle = len(batch) // 2
+        queue.extendleft([Batch(batch[middle:]), Batch(batch[:middle])])
+        return True
+
+    def _encoded(self, partition: int) -> bytes:
+        batch = self._queues[partition][0]
+        if batch.data is None:
+            if self._producer_id >= 0:
+                batch.sequence = self._sequences.get(partition, 0)
+            batch.data = bytes(
+                records.build_batch(
+                    batch.records,
+                    compression=self.compression,
+                    producer_id=self._producer_id,
+                    producer_epoch=self._producer_epoch,
+                    base_sequence=batch.sequence,
+                )
+            )
+        return batch.data
 
     def _partition_for(self, key: bytes | None) -> int:
         if key is None:
-            return self.partitions[self._sticky % len(self.partitions)]
+            return self.partitions[self._sticky]
         return self.partitions[(murmur2(key) & 0x7FFFFFFF) % len(self.partitions)]
-
-    def _encode(self, partition: int, batch: list[Record]) -> bytes:
-        return bytes(
-            records.build_batch(
-                batch,
-                compression=self.compression,
-                producer_id=self._producer_id,
-                producer_epoch=self._producer_epoch,
-                base_sequence=self._sequence.get(partition, 0) if self._producer_id >= 0 else -1,
-            )
-        )
-
-    def _by_leader(self, batches: dict[int, bytes]) -> list[tuple[Connection, dict[int, bytes]]]:
-        groups: dict[int, tuple[Connection, dict[int, bytes]]] = {}
-        for partition, data in batches.items():
-            connection = self.cluster.retry(lambda p=partition: self.cluster.leader(self.topic, p))  # type: ignore[misc]
-            groups.setdefault(id(connection), (connection, {}))[1][partition] = data
-        return list(groups.values())
-
-    def _produce(self, connection: Connection, batches: dict[int, bytes]) -> list[tuple[int, int]]:
-        """One request. Answers (partition, first offset) of what was taken; raises for what was not."""
-        version = min(connection.version_for(messages.ProduceRequest), 12)  # by name; ids begin with 13
-        struct = messages.ProduceRequest.TopicData
-        data = [struct.PartitionData(index=p, records=batch) for p, batch in batches.items()]
-        request = messages.ProduceRequest(
-            acks=self.acks, timeout_ms=30_000, topic_data=[struct(name=self.topic, partition_data=data)]
-        )
-        connection.send(request, version, answered=self.acks != 0)
-        if self.acks == 0:
-            return [(p, -1) for p in batches]
-        done = []
-        refused: KafkaError | None = None
-        for answer in connection.receive().responses[0].partition_responses:
-            if answer.error_code in (errors.NONE, errors.DUPLICATE_SEQUENCE_NUMBER):
-                done.append((answer.index, answer.base_offset))
-            else:
-                refused = KafkaError(
-                    answer.error_code, answer.error_message or f"{self.topic}-{answer.index}"
-                )
-        if refused is not None and not done:
-            raise refused
-        return done
 
     def _init_producer_id(self) -> tuple[int, int]:
         request = messages.InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)

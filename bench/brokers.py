@@ -31,6 +31,8 @@ JVM_OPTIONS = [
     "-Djava.awt.headless=true",
 ]
 READY_SECONDS_MAX = 120
+# as a user's shell: byte code of the second start on is cached
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
 
 
 def free_port() -> int:
@@ -78,7 +80,7 @@ class Process:
         log = open(self.directory.parent / f"{self.directory.name}.out", "ab")  # noqa: SIM115  the child keeps it
         command = self.command()
         begun = time.perf_counter()
-        self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
+        self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=ENVIRONMENT)
         log.close()
         self.wait_ready(begun)
         return time.perf_counter() - begun

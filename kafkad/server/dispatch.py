@@ -52,7 +52,7 @@ class Dispatcher:
         key = int.from_bytes(frame[0:2], "big", signed=True)
         version = int.from_bytes(frame[2:4], "big", signed=True)
         api = self.table.get(key)
-        if api is None:
+        if api is None or api.handler is None:
             connection.close(f"API key {key} is not served")
             return
         if not api.low <= version <= api.high:

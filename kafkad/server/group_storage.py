@@ -19,17 +19,19 @@ OFFSETS_TOPIC = "__consumer_offsets"
 class GroupStorage:
     """What `coordinator.GroupCoordinator` writes to."""
 
-    def __init__(self, partitions: Any, metadata: Any, clock: Any) -> None:
+    def __init__(self, config: Any, partitions: Any, metadata: Any, clock: Any, scheduler: Any) -> None:
+        self.timeout_ms = config.offsets_commit_timeout_ms
         self.partitions = partitions
         self.metadata = metadata
         self.clock = clock
+        self.scheduler = scheduler
 
     def partition_count(self) -> int:
         """How many partitions the topic has; 0 while there is none."""
         topic = self.metadata.image.topics.get(OFFSETS_TOPIC)
         return len(topic.partitions) if topic is not None else 0
 
-    def append(self, partition: int, batch: bytearray, callback: Callable[[int], None]) -> None:
+    def append(self, partition: int, batch: bytearray, callback: Callable[[int], object]) -> None:
         """Appends one batch; `callback(error code)` once, when it is as durable as acks=all makes it."""
         try:
             log = self.partitions.get(OFFSETS_TOPIC, partition)
@@ -41,7 +43,23 @@ class GroupStorage:
             logger.error("%s-%d could not be written: %s", OFFSETS_TOPIC, partition, trouble)
             callback(errors.KAFKA_STORAGE_ERROR)
             return
-        log.await_high_watermark(log.end_offset, lambda trouble: callback(_code(trouble)))
+        if log.high_watermark >= log.end_offset:
+            callback(errors.NONE)
+        else:
+            self._answer_when_durable(log, callback)
+
+    def _answer_when_durable(self, log: Any, callback: Callable[[int], object]) -> None:
+        answered = False
+
+        def answer(code: int) -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                timeout.cancel()
+                callback(code)
+
+        timeout = self.scheduler.call_later(self.timeout_ms, lambda: answer(errors.REQUEST_TIMED_OUT))
+        log.await_high_watermark(log.end_offset, lambda trouble: answer(_code(trouble)))
 
     def read_all(self, partition: int) -> Iterator[bytes]:
         """All batches of a partition, oldest first."""

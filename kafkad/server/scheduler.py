@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 
 class Handle(Protocol):
-    def cancel(self) -> object: ...
+    def cancel(self) -> None: ...
 
 
 class LoopScheduler:
@@ -23,8 +23,8 @@ class LoopScheduler:
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="kafkad-io")
         self._closed = False
 
-    def call_later(self, delay_ms: float, function: Callable[[], Any]) -> Handle:
-        return self._loop.call_later(delay_ms / 1000, function)
+    def call_later(self, delay_ms: float, fn: Callable[[], Any]) -> Handle:
+        return self._loop.call_later(delay_ms / 1000, fn)
 
     def call_soon(self, function: Callable[[], Any]) -> Handle:
         return self._loop.call_soon(function)
@@ -33,16 +33,14 @@ class LoopScheduler:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function)
 
-    def run_in_thread(
-        self, function: Callable[[], Any], callback: Callable[[BaseException | None], Any]
-    ) -> None:
-        """Run `function` off the loop; then `callback(None)`, or with what it raised, on the loop."""
+    def run_in_thread(self, fn: Callable[[], Any], callback: Callable[[BaseException | None], Any]) -> None:
+        """Run `fn` off the loop; then `callback(None)`, or with what it raised, on the loop."""
 
         def finished(future: "Future[Any]") -> None:
             trouble = future.exception()
             self.call_soon_threadsafe(lambda: callback(trouble))
 
-        self._pool.submit(function).add_done_callback(finished)
+        self._pool.submit(fn).add_done_callback(finished)
 
     def close(self) -> None:
         """Waits for what runs in threads; nothing new is taken."""

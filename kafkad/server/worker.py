@@ -1,14 +1,17 @@
 """A worker: all parts of a broker in one process, in the order in which they need each other.
 
-Start                                                       Stop, backwards
-  1  lock the log directories, read meta.properties            8  groups answer NOT_COORDINATOR
-  2  bind the listeners (nobody is accepted yet)               7  the reactor answers what it can and closes
-  3  replay the metadata log, lead it                          6  background tasks end
-  4  open the partitions' logs                                 5  the broker is fenced in the metadata log
-  5  register this broker: its partitions are led              4  logs are flushed and closed, checkpoints written
-  6  load the groups                                           3  the metadata log is closed
-  7  accept                                                    2  the sockets are closed
-  8  background tasks                                          1  the clean-shutdown mark, last of all
+    1  threads; the log directories: locked, meta.properties read
+    2  the listeners are bound (the kernel queues who comes early)
+    3  the metadata log: replayed, led
+    4  the partitions' logs: opened, recovered
+    5  this broker registers: its partitions are led
+    6  the groups are loaded
+    7  connections are accepted
+    8  background tasks
+
+The stop goes the same way back: background tasks end, connections are closed, groups answer NOT_COORDINATOR,
+the broker is fenced, the metadata log closed, then the listeners; the logs are flushed and closed, and the
+clean-shutdown mark is the last thing that is written.
 
 Beware: a start that fails half-way stops what it started and leaves no clean-shutdown mark.
 """
@@ -34,9 +37,10 @@ from kafkad.coordinator.runtime import GroupCoordinator
 from kafkad.log.log_dirs import LogDirs
 from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
 from kafkad.metadata.image import BROKER, Endpoint, MetadataImage
+from kafkad.metadata.uuids import random_uuid
 from kafkad.net import listener
 from kafkad.protocol.errors import Malformed
-from kafkad.raft.single_voter import SingleVoter, SnapshotPolicy
+from kafkad.raft.single_voter import SingleVoter
 from kafkad.replication.partitions import Partitions
 from kafkad.server.background import Background
 from kafkad.server.dispatch import Dispatcher
@@ -67,6 +71,7 @@ class Worker:
         self.loop = loop
         self.fatal = fatal
         self.clock = Clock()
+        self.random = random.SystemRandom()
         self.scheduler = LoopScheduler(loop, threads=4)
         self.endpoints: list[Any] = []  # as bound: ports are real
         self.cluster_id = ""
@@ -111,20 +116,19 @@ class Worker:
     def _open_metadata(self) -> None:
         directory = self.config.metadata_log_dir or self.config.log_dirs[0]
         log = self.log_dirs.open_metadata_log(METADATA_TOPIC, METADATA_TOPIC_ID)
-        self.raft = SingleVoter(
-            node_id=self.config.node_id,
+        self.raft = SingleVoter.configured(
+            self.config,
             directory_id=self.log_dirs.directory_id(directory),
             cluster_id=self.cluster_id,
             log=log,
             files=MetadataFiles(directory),
             clock=self.clock,
-            policy=SnapshotPolicy.of(self.config),
         )
         self.raft.open()
         self.raft.lead()
         self._started("metadata log", self.raft.close)
         self.metadata = MetadataCache(self.raft.image)
-        self.controller = Controller(self.raft, self.clock, random.SystemRandom(), self.config)
+        self.controller = Controller(self.raft, self.clock, self.random, self.config)
 
     def _open_logs(self) -> None:
         self._apply_dynamic_config(self.raft.image)
@@ -137,8 +141,9 @@ class Worker:
         previous = self.log_dirs.previous_broker_epoch
         registration = Registration(
             broker_id=self.config.node_id,
-            incarnation_id=uuid.uuid4().bytes,
+            incarnation_id=random_uuid(self.random),
             listeners=self._advertised(),
+            controller_listeners=self._controller_listeners(),
             directories=tuple(self.log_dirs.directory_ids()),
             rack=self.config.broker_rack,
             previous_epoch=previous,
@@ -148,6 +153,7 @@ class Worker:
         self.metadata.image = self.raft.image
         self.partitions.apply(self.raft.image)
         self.controller.subscribe(self._on_change)
+        self._assign_directories()
         self._started("registration", self._leave)
 
     def _advertised(self) -> dict[str, Endpoint]:
@@ -163,6 +169,25 @@ class Worker:
             if told.listener in ports
         }
 
+    def _controller_listeners(self) -> dict[str, Endpoint] | None:
+        """What a Kafka that opens this directory expects to find of us; nobody is served there."""
+        return {
+            told.listener: Endpoint(told.host or "localhost", told.port, SECURITY_PROTOCOLS[told.protocol])
+            for told in self.config.controller_endpoints
+        } or None
+
+    def _assign_directories(self) -> None:
+        """With several log.dirs it is the broker that places a replica; the metadata is told where
+        (KIP-858).
+        """
+        if len(self.log_dirs.directory_ids()) > 1:
+            self.controller.assign_directories(
+                {
+                    (log.topic_id, log.partition): self.log_dirs.directory_of(log.topic, log.partition).id
+                    for log in self.partitions
+                }
+            )
+
     def _leave(self) -> None:
         try:
             self.controller.fence_broker()
@@ -170,7 +195,7 @@ class Worker:
             logger.warning("the broker could not be fenced in the metadata log: %s", trouble)
 
     def _load_groups(self) -> None:
-        storage = GroupStorage(self.partitions, self.metadata, self.clock)
+        storage = GroupStorage(self.config, self.partitions, self.metadata, self.clock, self.scheduler)
         self.groups = GroupCoordinator(
             self.config, self.clock, self.scheduler, storage, lambda: str(uuid.uuid4())
         )
@@ -262,6 +287,8 @@ class Worker:
         self.partitions.apply_delta(delta, image)
         if delta.topics_deleted:
             self.groups.on_topics_deleted([(topic.name, topic.topic_id) for topic in delta.topics_deleted])
+        if delta.topics_created or delta.topics_changed:
+            self.scheduler.call_soon(self._assign_directories)  # a subscriber changes no metadata itself
         if OFFSETS_TOPIC in delta.topics_changed:
             for index in range(self._group_storage.partition_count()):
                 self._load_group_partition(index)

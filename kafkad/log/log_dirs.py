@@ -193,8 +193,9 @@ class LogDirs:
             properties = found.get(directory.path, {})
             node = properties.get("node.id") or properties.get("broker.id")
             if node is not None and node != str(self.config.node_id):
-                own = self.config.node_id
-                raise DirectoryTrouble(f"data directory {directory.path} is node {node}'s, not node {own}'s")
+                raise DirectoryTrouble(
+                    f"meta.properties of {directory.path} says node.id={node}, this is {self.config.node_id}"
+                )
             try:
                 text = properties.get("directory.id")
                 directory.id = uuid_bytes(text) if text else _random_id()

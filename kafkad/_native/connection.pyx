@@ -388,8 +388,7 @@ cdef void conn_close(Conn* conn, const char* reason) noexcept nogil:
     core.stats.closed += 1
     with gil:
         conn_closed(conn, reason)
-    conn.run_next = NULL
-    conn.older = core.dead
+    conn.older = core.dead              # it may still be linked in the run list, until conn_reap
     core.dead = conn
     if not core.polling:
         core_wake(core)

@@ -126,11 +126,12 @@ class Process:
             topic.configs.append(messages.CreateTopicsRequest.Topics.Configs(name=key, value=value))
         answer = ask(self.port, messages.CreateTopicsRequest(topics=[topic], timeout_ms=60000), 5)
         assert answer.topics[0].error_code == 0, answer  # type: ignore[attr-defined]
-        want = [messages.MetadataRequest.Topics(name=name)]
-        for _ in range(1000):
-            metadata = ask(self.port, messages.MetadataRequest(topics=want), 9)
-            told = metadata.topics[0].partitions  # type: ignore[attr-defined]
-            if len(told) == partitions and all(p.leader_id >= 0 for p in told):
+        struct = messages.ListOffsetsRequest.Topics
+        asked = [struct.Partitions(partition_index=p, timestamp=-1) for p in range(partitions)]
+        request = messages.ListOffsetsRequest(replica_id=-1, topics=[struct(name=name, partitions=asked)])
+        for _ in range(1000):  # Kafka tells a leader before that leader knows
+            told = ask(self.port, request, 5).topics[0].partitions  # type: ignore[attr-defined]
+            if not any(p.error_code for p in told):
                 return
             time.sleep(0.01)
         raise RuntimeError(f"{self.name}: topic {name} got no leaders")

@@ -27,9 +27,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The Spark jobs come last: they take the longest and say the least about what is wrong."""
-    items.sort(key=lambda item: item.get_closest_marker("spark") is not None)
+def pytest_configure(config: pytest.Config) -> None:
+    # kafka-python reads its schemas in a way that is going out of fashion
+    for module in (r"kafka\.protocol", r"importlib\.resources"):
+        config.addinivalue_line("filterwarnings", f"ignore::DeprecationWarning:{module}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is quick and says most comes first: units, then clients, then the Spark jobs."""
+
+    def place(item: pytest.Item) -> int:
+        if item.get_closest_marker("spark"):
+            return 2
+        return int("integration" in item.path.parts)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")

@@ -26,11 +26,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bench.brokers import Bare, Jvm, Kafkad, Process
+from bench.clients import LOADS
 from bench.native import load
 from bench.scenarios import FETCH, PRODUCE, Fetch, Produce
 
 MB_MAX = 2500  # of one run: three logs and the page cache must fit into memory
 FETCH_MB = 512  # what is written before a fetch scenario
+CLIENT_RECORDS = 600_000
 
 
 def touch_memory(directory: Path, megabytes: int) -> None:
@@ -74,17 +76,24 @@ def run_fetch(broker: Process, row: Fetch, topic: str, seconds: float) -> dict[s
     return told
 
 
+def run_client(broker: Process, name: str, topic: str) -> dict[str, float]:
+    before = broker.cpu_seconds()
+    told = LOADS[name](broker, topic, CLIENT_RECORDS, 1000)
+    told["broker_cpu"] = broker.cpu_seconds() - before
+    return told
+
+
 def figures(told: dict[str, float]) -> dict[str, float]:
     gigabytes = told["bytes"] / 1e9
-    return {
-        "MB/s": told["bytes"] / 1e6 / told["seconds"],
-        "requests/s": told["requests"] / told["seconds"],
-        "CPU s/GB": told["broker_cpu"] / gigabytes if gigabytes else float("nan"),
-        "CPU us/request": told["broker_cpu"] / told["requests"] * 1e6 if told["requests"] else float("nan"),
-        "p50 ms": told["p50_us"] / 1000,
-        "p99 ms": told["p99_us"] / 1000,
-        "p99.9 ms": told["p999_us"] / 1000,
-    }
+    figure = {"MB/s": told["bytes"] / 1e6 / told["seconds"], "CPU s/GB": told["broker_cpu"] / gigabytes}
+    if "p50_us" in told:
+        figure["p50 ms"] = told["p50_us"] / 1000
+        figure["p99 ms"] = told["p99_us"] / 1000
+        figure["p99.9 ms"] = told["p999_us"] / 1000
+    if "errors" in told:  # the native generator: its requests are requests
+        figure["requests/s"] = told["requests"] / told["seconds"]
+        figure["CPU us/request"] = told["broker_cpu"] / told["requests"] * 1e6
+    return figure
 
 
 def medians(rounds: list[dict[str, float]]) -> dict[str, list[float]]:
@@ -169,6 +178,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="scenarios whose name contains this")
     parser.add_argument("--no-startup", action="store_true")
     parser.add_argument("--no-bare", action="store_true")
+    parser.add_argument("--no-clients", action="store_true", help="without the Java client and librdkafka")
     parser.add_argument("--json", type=Path, default=Path(".cache/bench/results.json"))
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 160)
@@ -274,6 +284,20 @@ def measure(
                     seen[broker.name].append(figures(run_fetch(broker, row, "fetched", options.seconds)))
                     progress.advance(bar)
             results[row.name] = {name: medians(rounds) for name, rounds in seen.items()}
+        if options.no_clients:
+            return
+        real = [b for b in brokers if not isinstance(b, Bare)]
+        seen_by: dict[str, dict[str, list[dict[str, float]]]] = {n: {b.name: [] for b in real} for n in LOADS}
+        for number in range(max(1, options.rounds // 2)):
+            for broker in real:
+                broker.create_topic(f"clients-{number}", 4)
+                touch_memory(where, MB_MAX)
+                for name, rounds in seen_by.items():
+                    progress.update(bar, description=f"{name}: {broker.name}")
+                    rounds[broker.name].append(figures(run_client(broker, name, f"clients-{number}")))
+                broker.delete_topic(f"clients-{number}")
+        for name, seen in seen_by.items():
+            results[name] = {broker: medians(rounds) for broker, rounds in seen.items()}
 
 
 def fill(broker: Process) -> None:

@@ -72,11 +72,10 @@ def checkpoint_lines(data: bytes) -> list[list[str]]:
     return entries
 
 
-def write_offsets(path: str, offsets: dict[tuple[str, int], int]) -> None:
+def write_offsets(path: str, offsets: dict[tuple[str, int], int], *, sync: bool = True) -> None:
     """`<topic> <partition> <offset>` a line."""
-    write_file(
-        path, checkpoint_text(f"{topic} {index} {offset}" for (topic, index), offset in offsets.items())
-    )
+    lines = (f"{topic} {index} {offset}" for (topic, index), offset in offsets.items())
+    write_file(path, checkpoint_text(lines), sync=sync)
 
 
 def read_offsets(path: str) -> dict[tuple[str, int], int]:

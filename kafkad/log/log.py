@@ -140,6 +140,7 @@ class Log:
         "closed",
         "directory",
         "native",
+        "on_log_start",
         "on_offline",
         "partition",
         "producer_expiration_ms",
@@ -228,6 +229,7 @@ class Log:
         native.log = self
         self.scheduler = scheduler
         self.producer_expiration_ms = producer_expiration_ms
+        self.on_log_start: Callable[[Log], None] | None = None  # keeps what DeleteRecords has promised
         self.on_offline: Callable[[Log, OSError], None] | None = None
         self.closed = False
         self.recovery_point = 0
@@ -712,7 +714,10 @@ class Log:
         offset = self.high_watermark if before_offset == -1 else before_offset
         if offset < 0 or offset > self.high_watermark:
             raise KafkaError(OFFSET_OUT_OF_RANGE)
-        self.advance_log_start(offset)
+        if offset > self.log_start_offset:
+            self.advance_log_start(offset)
+            if self.on_log_start is not None:
+                self.on_log_start(self)
         return self.log_start_offset
 
     def advance_log_start(self, offset: int) -> None:

@@ -51,7 +51,7 @@ from kafkad.log.filenames import (
     parse_directory,
     partition_directory,
 )
-from kafkad.log.log import FATAL, Log, Scheduler
+from kafkad.log.log import FATAL, LONG_MAX, Log, Scheduler
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
 
 logger = logging.getLogger("kafkad.log")
@@ -105,6 +105,11 @@ class Directory:
                 if serial == self.serial and self.written.get(name) != offsets:
                     write_offsets(os.path.join(self.path, name), offsets)
                     self.written[name] = offsets
+
+    def write_log_starts(self, path: str, offsets: dict[Key, int], sync: bool) -> None:
+        with self._write_lock:
+            write_offsets(path, offsets, sync=sync)
+            self.written.pop(LOG_START_OFFSETS, None)  # the next checkpoint writes it again, with an fsync
 
 
 class LogDirs:
@@ -378,6 +383,7 @@ class LogDirs:
             other = self._logs[key][0].directory
             raise DirectoryTrouble(f"a partition is there twice: {other}, {log.directory}")
         log.on_offline = self._on_offline
+        log.on_log_start = self._keep_log_start
         self._logs[key] = (log, directory)
         directory._logs[key] = log
 
@@ -539,6 +545,19 @@ class LogDirs:
             directory.write({name: self._offsets(directory, name) for name in CHECKPOINTS}, directory.serial)
         except OSError as e:
             self._checkpoint_failed(directory, e)
+
+    def _keep_log_start(self, log: Log) -> None:
+        # DeleteRecords is answered after this: a kill does not bring the records back. Power loss may, until the
+        # next checkpoint, unless the topic asks for flushes.
+        directory = self._logs[log.topic, log.partition][1]
+        directory.serial += 1
+        path = os.path.join(directory.path, LOG_START_OFFSETS)
+        sync = log.config.flush_messages < LONG_MAX
+        try:
+            directory.write_log_starts(path, self._offsets(directory, LOG_START_OFFSETS), sync)
+        except OSError as e:
+            self._checkpoint_failed(directory, e)
+            raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
 
     def _checkpoint_failed(self, directory: Directory, error: OSError) -> None:
         logger.error("checkpoints of %s could not be written: %s", directory.path, error)

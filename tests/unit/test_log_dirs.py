@@ -380,3 +380,11 @@ def test_a_lost_partition_metadata_is_written_again(world, damage):
     log = world.dirs.get("t", 0)
     assert (log.topic_id, log.end_offset) == (world.topics["t"], 2)
     assert os.path.getsize(path) > 20
+
+
+def test_deleted_records_stay_deleted_after_a_kill(world):
+    log = world.create("t")
+    log.append_client(batch(9), 1_000)
+    assert log.delete_records(7) == 7
+    world.restart(clean=False)
+    assert world.dirs.get("t", 0).log_start_offset == 7

@@ -547,8 +547,8 @@ class LogDirs:
             self._checkpoint_failed(directory, e)
 
     def _keep_log_start(self, log: Log) -> None:
-        # DeleteRecords is answered after this: a kill does not bring the records back. Power loss may, until the
-        # next checkpoint, unless the topic asks for flushes.
+        # DeleteRecords is answered after this: a kill does not bring the records back. Power loss may, until
+        # the next checkpoint, unless the topic asks for flushes.
         directory = self._logs[log.topic, log.partition][1]
         directory.serial += 1
         path = os.path.join(directory.path, LOG_START_OFFSETS)

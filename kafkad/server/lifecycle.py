@@ -7,6 +7,7 @@ Exit codes: 0 a clean stop, 1 the place is taken or the data cannot be served, 7
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -30,6 +31,7 @@ def serve(config: Any, hint: bool = False) -> int:
     """Runs a broker until SIGTERM or SIGINT. `hint`: say what to try next, for people at a terminal."""
     for note in config.notes:
         logger.warning("%s", note)
+    raise_descriptor_limit()
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     ended: list[int] = []
@@ -65,6 +67,13 @@ def serve(config: Any, hint: bool = False) -> int:
         loop.close()
     logger.info("stopped cleanly in %d ms", (time.monotonic() - begun) * 1000)
     return 0
+
+
+def raise_descriptor_limit() -> None:
+    """As many files and sockets as the system lets this process have without asking anybody."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def say_ready(worker: Worker, hint: bool) -> None:

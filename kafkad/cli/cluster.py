@@ -1,18 +1,25 @@
-"""`kafkad cluster`: what a cluster says of itself (kafka-metadata-quorum, kafka-broker-api-versions, kafka-
-cluster).
+"""`kafkad cluster`: what a cluster says of itself (kafka-metadata-quorum, kafka-broker-api-versions,
+kafka-cluster, kafka-log-dirs).
 """
 
-import json
+from typing import Any
 
 import click
 
-from kafkad.cli.output import CONTEXT, connected, server_options, show
+from kafkad.cli.output import CONTEXT, connected, print_json, server_options, show
 from kafkad.protocol import messages
+from kafkad.protocol.errors import NAMES, KafkaError
 
 
 @click.group(context_settings=CONTEXT)
 def command() -> None:
-    """Show brokers, metadata and API versions of a cluster."""
+    """Show brokers, metadata, API versions and log directories of a cluster.
+
+    \b
+      kafkad cluster metadata
+      kafkad cluster api-versions
+      kafkad cluster log-dirs --json
+    """
 
 
 @command.command(context_settings=CONTEXT)
@@ -23,19 +30,17 @@ def metadata(bootstrap: str, as_json: bool) -> None:
         told = cluster.refresh(None)
         partitions = sum(len(topic.partitions) for topic in told.topics)
         if as_json:
-            brokers = [
-                {"id": b.node_id, "host": b.host, "port": b.port, "rack": b.rack} for b in told.brokers
-            ]
-            print(
-                json.dumps(
-                    {
-                        "cluster_id": told.cluster_id,
-                        "controller_id": told.controller_id,
-                        "brokers": brokers,
-                        "topics": len(told.topics),
-                        "partitions": partitions,
-                    }
-                )
+            print_json(
+                {
+                    "cluster_id": told.cluster_id,
+                    "controller_id": told.controller_id,
+                    "brokers": [
+                        {"broker": b.node_id, "host": b.host, "port": b.port, "rack": b.rack}
+                        for b in told.brokers
+                    ],
+                    "topics": len(told.topics),
+                    "partitions": partitions,
+                }
             )
             return
         print(f"Cluster {told.cluster_id}: {len(told.topics)} topics, {partitions} partitions")
@@ -46,15 +51,15 @@ def metadata(bootstrap: str, as_json: bool) -> None:
 @command.command("api-versions", context_settings=CONTEXT)
 @server_options
 def api_versions(bootstrap: str, as_json: bool) -> None:
-    """Every API that the broker serves, with its versions, and the highest that this client would use."""
+    """Every API that each broker serves, with its versions, and the highest that both sides speak."""
+    rows: list[tuple[Any, ...]] = []
     with connected(bootstrap) as cluster:
-        versions = cluster.any().versions
-        rows = []
-        for key, (low, high) in sorted(versions.items()):
-            name = messages.NAMES.get(key)
-            ours = messages.request_class(key).MAX_VERSION if name else None
-            rows.append((key, name or "unknown", low, high, None if ours is None else min(ours, high)))
-        show(("Key", "Api", "Lowest", "Highest", "Usable"), rows, as_json)
+        for node in sorted(cluster.brokers()):
+            for key, (low, high) in sorted(cluster.broker(node).versions.items()):
+                name = messages.NAMES.get(key)
+                ours = messages.request_class(key).MAX_VERSION if name else None
+                rows.append((node, key, name, low, high, None if ours is None else min(ours, high)))
+    show(("Broker", "Key", "Api", "Lowest", "Highest", "Usable"), rows, as_json)
 
 
 @command.command("cluster-id", context_settings=CONTEXT)
@@ -63,4 +68,45 @@ def cluster_id(bootstrap: str, as_json: bool) -> None:
     """The cluster's id."""
     with connected(bootstrap) as cluster:
         told = cluster.refresh([]).cluster_id
-        print(json.dumps({"cluster_id": told}) if as_json else f"Cluster ID: {told}")
+        if as_json:
+            print_json({"cluster_id": told})
+        else:
+            print(f"Cluster ID: {told}")
+
+
+@command.command("log-dirs", context_settings=CONTEXT)
+@click.option("--topic-list", metavar="T[,T]", help="Only these topics.")
+@click.option("--broker-list", metavar="ID[,ID]", help="Only these brokers.")
+@server_options
+def log_dirs(topic_list: str | None, broker_list: str | None, bootstrap: str, as_json: bool) -> None:
+    """Where the partitions lie and how large they are."""
+    topics = set(topic_list.split(",")) if topic_list else None
+    brokers = set(broker_list.split(",")) if broker_list else None
+    rows: list[tuple[Any, ...]] = []
+    with connected(bootstrap) as cluster:
+        for node in sorted(cluster.brokers()):
+            if brokers is not None and str(node) not in brokers:
+                continue
+            told = cluster.broker(node).ask(messages.DescribeLogDirsRequest(topics=None))
+            if told.error_code:
+                raise KafkaError(told.error_code)
+            for directory in told.results:
+                error = NAMES.get(directory.error_code) if directory.error_code else None
+                found = [
+                    (
+                        node,
+                        directory.log_dir,
+                        t.name,
+                        p.partition_index,
+                        p.partition_size,
+                        p.offset_lag,
+                        error,
+                    )
+                    for t in directory.topics
+                    for p in t.partitions
+                    if topics is None or t.name in topics
+                ]
+                if error and not found:
+                    found = [(node, directory.log_dir, None, None, None, None, error)]
+                rows += sorted(found, key=lambda row: row[2:4])
+    show(("Broker", "Directory", "Topic", "Partition", "Size", "Offset-lag", "Error"), rows, as_json)

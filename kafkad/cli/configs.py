@@ -4,7 +4,9 @@ from typing import Any
 
 import click
 
-from kafkad.cli.output import CONTEXT, connected, parse_pairs, say, server_options, show
+from kafkad.cli.output import CONTEXT, connected, parse_pairs, print_json, say, server_options, show
+from kafkad.client.cluster import Cluster
+from kafkad.client.connection import Connection
 from kafkad.protocol import messages
 from kafkad.protocol.errors import KafkaError
 
@@ -19,6 +21,7 @@ SOURCES = {
     7: "client metrics",
     8: "group",
 }
+NOT_SET_HERE = (4, 5)
 SET, DELETE = 0, 1
 
 
@@ -26,12 +29,19 @@ SET, DELETE = 0, 1
 @click.option("--describe", "action", flag_value="describe", help="Show configuration.")
 @click.option("--alter", "action", flag_value="alter", help="Change configuration.")
 @click.option("--entity-type", type=click.Choice(list(TYPES)), help="What is configured.")
-@click.option("--entity-name", help="Its name: a topic, a broker id, a group.")
+@click.option("--entity-name", help="Its name: a topic, a broker id, a group. Without: all of them.")
 @click.option("--entity-default", is_flag=True, help="All brokers (with --entity-type brokers).")
 @click.option("--topic", help="Short for --entity-type topics --entity-name TOPIC.")
 @click.option("--broker", help="Short for --entity-type brokers --entity-name ID.")
+@click.option("--broker-defaults", is_flag=True, help="Short for --entity-type brokers --entity-default.")
+@click.option("--group", help="Short for --entity-type groups --entity-name GROUP.")
 @click.option("--all", "everything", is_flag=True, help="With --describe: defaults too.")
 @click.option("--add-config", multiple=True, metavar="K=V[,K=[A,B]]", help="With --alter: set.")
+@click.option(
+    "--add-config-file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="With --alter: set what this properties file has.",
+)
 @click.option("--delete-config", multiple=True, metavar="K[,K]", help="With --alter: back to the default.")
 @server_options
 def command(
@@ -41,8 +51,11 @@ def command(
     entity_default: bool,
     topic: str | None,
     broker: str | None,
+    broker_defaults: bool,
+    group: str | None,
     everything: bool,
     add_config: tuple[str, ...],
+    add_config_file: str | None,
     delete_config: tuple[str, ...],
     bootstrap: str,
     as_json: bool,
@@ -51,53 +64,106 @@ def command(
 
     \b
       kafkad configs --describe --topic flights --all
-      kafkad configs --alter --topic flights --add-config retention.ms=3600000,segment.bytes=16777216
-      kafkad configs --alter --entity-type brokers --entity-default --add-config log.retention.ms=86400000
+      kafkad configs --alter --topic flights --add-config retention.ms=3600000,cleanup.policy=[compact,delete]
+      kafkad configs --alter --topic flights --delete-config retention.ms
+      kafkad configs --alter --broker-defaults --add-config log.retention.ms=86400000
     """
     if action is None:
         raise click.UsageError("say --describe or --alter")
-    if topic is not None:
-        entity_type, entity_name = "topics", topic
-    elif broker is not None:
-        entity_type, entity_name = "brokers", broker
-    if entity_type is None:
-        raise click.UsageError("say --topic, --broker or --entity-type")
-    name = "" if entity_default else entity_name
-    if name is None:
-        raise click.UsageError("say --entity-name, or --entity-default for all brokers")
+    short = {"topics": topic, "brokers": "" if broker_defaults else broker, "groups": group}
+    named = [(kind, name) for kind, name in short.items() if name is not None]
+    if len(named) + (entity_type is not None) != 1:
+        raise click.UsageError("say one of --topic, --broker, --broker-defaults, --group and --entity-type")
+    kind, name = named[0] if named else (str(entity_type), "" if entity_default else entity_name)
+    if name == "" and kind != "brokers":
+        raise click.UsageError("--entity-default is for brokers")
+    if action == "alter":
+        if name is None:
+            raise click.UsageError("say --entity-name, or --entity-default for all brokers")
+        pairs = from_file(add_config_file) | parse_pairs(add_config, "--add-config")
+        gone = [key.strip() for text in delete_config for key in text.split(",") if key.strip()]
+        if not pairs and not gone:
+            raise click.UsageError("--alter needs --add-config or --delete-config")
     with connected(bootstrap) as cluster:
+        connection = responsible(cluster, kind, name)
         if action == "describe":
-            describe(cluster.any(), TYPES[entity_type], name, everything, as_json)
+            names = [name] if name is not None else names_of(cluster, kind)
+            show_configs(cluster, kind, names, everything, as_json)
+            return
+        assert name is not None
+        alter(connection, TYPES[kind], name, pairs, gone)
+        if as_json:
+            print_json([{"type": kind, "name": name or None, "set": pairs, "deleted": gone}])
         else:
-            pairs = parse_pairs(add_config, "--add-config")
-            gone = [key.strip() for text in delete_config for key in text.split(",") if key.strip()]
-            if not pairs and not gone:
-                raise click.UsageError("--alter needs --add-config or --delete-config")
-            alter(cluster.any(), TYPES[entity_type], name, pairs, gone)
-            say(f"Changed the configuration of {entity_type} {name or '(all)'}.")
+            say(f"Changed the configuration of {f'{kind} {name}' if name else 'all brokers'}.")
 
 
-def describe(connection: Any, kind: int, name: str, everything: bool, as_json: bool) -> None:
+def from_file(path: str | None) -> dict[str, str]:
+    if path is None:
+        return {}
+    from kafkad.config.properties import read_properties
+
+    try:
+        return read_properties(path)
+    except ValueError as wrong:
+        raise click.BadParameter(f"{path}: {wrong}", param_hint="--add-config-file")
+
+
+def responsible(cluster: Cluster, kind: str, name: str | None) -> Connection:
+    """Whom to ask: a broker's own configuration is told and changed by itself."""
+    if kind not in ("brokers", "broker-loggers") or not name:
+        return cluster.any()
+    if not name.isdigit():
+        raise click.BadParameter(f"{name!r} is no broker id", param_hint="--entity-name")
+    return cluster.broker(int(name))
+
+
+def names_of(cluster: Cluster, kind: str) -> list[str]:
+    """All that can be named; of brokers, the defaults of all come last."""
+    match kind:
+        case "topics":
+            return sorted(t.name for t in cluster.refresh(None).topics)
+        case "brokers":
+            return [*(str(node) for node in sorted(cluster.brokers())), ""]
+        case "broker-loggers":
+            return [str(node) for node in sorted(cluster.brokers())]
+    request = messages.ListConfigResourcesRequest(resource_types=[TYPES[kind]])
+    told = cluster.any().ask(request, cluster.any().version_for(messages.ListConfigResourcesRequest))
+    if told.error_code:
+        raise KafkaError(told.error_code)
+    return sorted(r.resource_name for r in told.config_resources)
+
+
+def show_configs(cluster: Cluster, kind: str, names: list[str], everything: bool, as_json: bool) -> None:
+    rows: list[tuple[Any, ...]] = []
+    for name in names:
+        rows += described(responsible(cluster, kind, name), kind, name, everything)
+    show(("Type", "Name", "Key", "Value", "Source", "Read-only", "Sensitive"), rows, as_json)
+
+
+def described(connection: Connection, kind: str, name: str, everything: bool) -> list[tuple[Any, ...]]:
     resource = messages.DescribeConfigsRequest.Resources(
-        resource_type=kind, resource_name=name, configuration_keys=None
+        resource_type=TYPES[kind], resource_name=name, configuration_keys=None
     )
     result = connection.ask(messages.DescribeConfigsRequest(resources=[resource])).results[0]
     if result.error_code:
-        raise KafkaError(result.error_code, result.error_message)
-    rows = [
+        raise KafkaError(result.error_code, result.error_message or f"{kind} {name!r}")
+    return [
         (
+            kind,
+            name or None,
             c.name,
-            "(hidden)" if c.is_sensitive else c.value,
+            None if c.is_sensitive else c.value,
             SOURCES.get(c.config_source, "unknown"),
             c.read_only,
+            c.is_sensitive,
         )
         for c in sorted(result.configs, key=lambda c: c.name)
-        if everything or c.config_source not in (4, 5)
+        if everything or c.config_source not in NOT_SET_HERE
     ]
-    show(("Key", "Value", "Source", "Read-only"), rows, as_json)
 
 
-def alter(connection: Any, kind: int, name: str, pairs: dict[str, str], gone: list[str]) -> None:
+def alter(connection: Connection, kind: int, name: str, pairs: dict[str, str], gone: list[str]) -> None:
     struct = messages.IncrementalAlterConfigsRequest.Resources
     changes = [struct.Configs(name=key, config_operation=SET, value=value) for key, value in pairs.items()]
     changes += [struct.Configs(name=key, config_operation=DELETE, value=None) for key in gone]

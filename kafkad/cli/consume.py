@@ -1,35 +1,83 @@
-"""`kafkad consume`: kafka-console-consumer."""
+"""`kafkad consume`: kafka-console-consumer. What it prints is Kafka's DefaultMessageFormatter's.
+
+Beware: a group's offsets are committed for what has reached stdout, and no further: whoever kills us or the
+program that reads us finds the rest again.
+"""
 
 import json
 import sys
 import time
+from collections.abc import Callable
 
 import click
 
-from kafkad.cli.output import CONTEXT, connected, parse_pairs, say, server_options
+from kafkad.cli.output import (
+    CONTEXT,
+    Progress,
+    Refused,
+    as_json_bytes,
+    check_security,
+    connected,
+    parse_pairs,
+    say,
+    server_options,
+)
 from kafkad.client.cluster import Cluster
-from kafkad.client.consumer import EARLIEST, LATEST, Consumer, GroupConsumer, Received, list_offsets
+from kafkad.client.consumer import READ_COMMITTED, READ_UNCOMMITTED, Consumer, Received
+from kafkad.client.group import GroupConsumer
+from kafkad.client.offsets import EARLIEST, LATEST, list_offsets
 
 COMMIT_SECONDS = 5.0
+TIMESTAMP_TYPES = {0: "CreateTime", 1: "LogAppendTime"}
+
+# DefaultMessageFormatter's properties and their defaults
+FORMATTER = {
+    "print.timestamp": "false",
+    "print.partition": "false",
+    "print.offset": "false",
+    "print.epoch": "false",
+    "print.headers": "false",
+    "print.key": "false",
+    "print.value": "true",
+    "key.separator": "\t",
+    "line.separator": "\n",
+    "headers.separator": ",",
+    "null.literal": "null",
+}
+CONSUMER = {"group.id", "auto.offset.reset", "isolation.level", "session.timeout.ms", "max.poll.interval.ms"}
 
 
 @click.command(context_settings=CONTEXT)
-@click.option("--topic", required=True)
+@click.option("--topic", required=True, help="The topic.")
 @click.option("--from-beginning", is_flag=True, help="From the first record; else only new ones.")
-@click.option("--partition", type=int, help="Only this partition.")
+@click.option("--partition", type=click.IntRange(0), help="Only this partition.")
 @click.option("--offset", help="With --partition: a number, earliest or latest.")
-@click.option("--max-messages", type=int, help="Stop after so many.")
-@click.option("--timeout-ms", type=int, help="Stop when nothing came for so long.")
+@click.option("--max-messages", type=click.IntRange(0), help="Stop after so many.")
+@click.option("--timeout-ms", type=click.IntRange(0), help="Stop when nothing came for so long.")
+@click.option("--until-end", is_flag=True, help="Stop at what was the end when we began.")
 @click.option("--group", help="Read as a member of this group, and commit.")
 @click.option(
-    "--isolation-level", type=click.Choice(["read_uncommitted", "read_committed"]), default="read_uncommitted"
+    "--isolation-level",
+    type=click.Choice(["read_uncommitted", "read_committed"]),
+    help="Default: read_uncommitted.",
 )
 @click.option(
+    "--formatter-property",
     "--property",
-    "properties",
+    "formatter",
     multiple=True,
     metavar="KEY=VALUE",
-    help="print.key, print.value, print.offset, print.partition, print.timestamp, print.headers, ...",
+    help="What to print: print.timestamp, print.partition, print.offset, print.epoch, print.headers,"
+    " print.key, print.value, key.separator, line.separator, headers.separator, null.literal.",
+)
+@click.option(
+    "--command-property",
+    "--consumer-property",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A consumer's: group.id, auto.offset.reset, isolation.level, session.timeout.ms,"
+    " max.poll.interval.ms.",
 )
 @server_options
 def command(
@@ -39,111 +87,248 @@ def command(
     offset: str | None,
     max_messages: int | None,
     timeout_ms: int | None,
+    until_end: bool,
     group: str | None,
-    isolation_level: str,
-    properties: tuple[str, ...],
+    isolation_level: str | None,
+    formatter: tuple[str, ...],
+    settings: tuple[str, ...],
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Print the records of a topic, one a line; --json prints one object a line with all that a record has.
+    """Print the records of a topic, one a line; with --json one object a line, with all that a record has.
 
     \b
       kafkad consume --topic flights --from-beginning --max-messages 10
+      kafkad consume --topic flights --from-beginning --until-end > flights.json
       kafkad consume --topic flights --partition 0 --offset 1000 --json
-      kafkad consume --topic flights --group loaders --property print.key=true
+      kafkad consume --topic flights --group loaders --formatter-property print.key=true
     """
+    given = consumer_settings(settings)
+    group = group or given.get("group.id")
     if offset is not None and partition is None:
         raise click.UsageError("--offset needs --partition")
-    if group is not None and partition is not None:
-        raise click.UsageError("--group and --partition exclude each other")
-    how = parse_pairs(properties, "--property")
-    seen = 0
+    if group is not None and (partition is not None or until_end):
+        raise click.UsageError("--group excludes --partition and --until-end")
+    if offset not in (None, "earliest", "latest") and not str(offset).isdigit():
+        raise click.BadParameter(f"{offset!r} is not a number, earliest or latest", param_hint="--offset")
+    from_beginning = from_beginning or given.get("auto.offset.reset") == "earliest"
+    level = isolation_level or given.get("isolation.level", "read_uncommitted")
+    isolation = READ_COMMITTED if level == "read_committed" else READ_UNCOMMITTED
+    write = json_line if as_json else Formatter(parse_pairs(formatter, "--formatter-property", split=False))
     with connected(bootstrap) as cluster:
-        isolation = int(isolation_level == "read_committed")
         consumer: Consumer
+        ends: dict[int, int] | None = None
         if group is not None:
+            cluster.partitions(topic, create=True)
             consumer = GroupConsumer(
-                cluster, topic, group, from_beginning=from_beginning, isolation=isolation
+                cluster,
+                topic,
+                group,
+                from_beginning=from_beginning,
+                isolation=isolation,
+                on_reset=say_reset,
+                session_timeout_ms=number(given, "session.timeout.ms", 10_000),
+                max_poll_seconds=number(given, "max.poll.interval.ms", 300_000) / 1000,
             )
         else:
-            consumer = Consumer(cluster, topic, isolation=isolation)
+            consumer = Consumer(cluster, topic, isolation=isolation, on_reset=say_reset)
             consumer.assign(start(cluster, topic, partition, offset, from_beginning))
-        last = committed = time.monotonic()
+            if until_end:
+                ends = list_offsets(cluster, topic, dict.fromkeys(consumer.positions, LATEST), isolation)
+        seen = Reading(consumer, write, max_messages, timeout_ms, ends).run()
+    if not sys.stdout.isatty() or sys.stderr.isatty():
+        say(f"Processed a total of {seen} messages")
+
+
+class Reading:
+    """One run of the command: polls, prints, commits what was printed, and knows when to stop."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        write: Callable[[Received], None],
+        max_messages: int | None,
+        timeout_ms: int | None,
+        ends: dict[int, int] | None,
+    ) -> None:
+        self.consumer = consumer
+        self.write = write
+        self.max_messages = max_messages
+        self.timeout_s = None if timeout_ms is None else timeout_ms / 1000
+        self.ends = ends
+        self.seen = 0
+        self.flushed: dict[int, int] = {}  # positions as of the last flush
+        self.written: dict[int, int] = {}  # and what was written since
+        self.generation = -1  # of the group, at the last flush
+
+    def run(self) -> int:
+        """How many records were printed."""
+        if self.timeout_s is not None:
+            self.consumer.wait_ms = min(self.consumer.wait_ms, max(1, int(self.timeout_s * 1000)))
+        total = self.max_messages
+        if self.ends is not None:
+            left = sum(max(0, end - self.consumer.positions[p]) for p, end in self.ends.items())
+            total = left if total is None else min(total, left)
         try:
-            while max_messages is None or seen < max_messages:
-                for record in consumer.poll():
-                    write(record, how, as_json)
-                    seen += 1
-                    last = time.monotonic()
-                    if seen == max_messages:
-                        # the position is of what was printed, not of what was fetched
-                        consumer.positions[record.partition] = record.offset + 1
-                        break
-                sys.stdout.flush()
-                now = time.monotonic()
-                if isinstance(consumer, GroupConsumer) and now - committed > COMMIT_SECONDS:
-                    consumer.commit()
-                    committed = now
-                if timeout_ms is not None and (now - last) * 1000 > timeout_ms:
-                    break
-        except (KeyboardInterrupt, BrokenPipeError):
-            pass
+            with Progress("reading", total, wanted=not sys.stdout.isatty()) as bar:
+                self._read(bar)
+        except BaseException:
+            self._step_back()
+            raise
         finally:
-            if isinstance(consumer, GroupConsumer):
-                consumer.close()
-    say(f"Processed a total of {seen} messages")
+            if isinstance(self.consumer, GroupConsumer):
+                self.consumer.close()
+        return self.seen
+
+    def _read(self, bar: Progress) -> None:
+        came = committed = time.monotonic()
+        while not self._done():
+            before = self.seen
+            for record in self.consumer.poll():
+                if self.ends is not None and record.offset >= self.ends[record.partition]:
+                    continue
+                self.write(record)
+                self.written[record.partition] = record.offset + 1
+                self.seen += 1
+                bar.advance()
+                if self.seen == self.max_messages:
+                    break
+            self._flush()
+            now = time.monotonic()
+            if self.seen > before:
+                came = now
+            if isinstance(self.consumer, GroupConsumer) and now - committed > COMMIT_SECONDS:
+                self.consumer.commit()
+                committed = now
+            if self.timeout_s is not None and now - came > self.timeout_s:
+                break
+
+    def _done(self) -> bool:
+        if self.max_messages is not None and self.seen >= self.max_messages:
+            return True
+        at = self.consumer.positions
+        return self.ends is not None and all(at[p] >= end for p, end in self.ends.items())
+
+    def _flush(self) -> None:
+        sys.stdout.buffer.flush()
+        self.flushed = dict(self.consumer.positions)
+        self.written = {}
+        if isinstance(self.consumer, GroupConsumer):
+            self.generation = self.consumer.generation
+
+    def _step_back(self) -> None:
+        """We were stopped in the middle: the positions are those of what reached stdout for certain."""
+        if not isinstance(self.consumer, GroupConsumer):
+            return
+        certain = self.flushed if self.generation == self.consumer.generation else {}
+        try:
+            sys.stdout.buffer.flush()
+            certain = certain | self.written
+        except OSError:
+            pass
+        self.consumer.positions = {p: certain[p] for p in self.consumer.positions if p in certain}
+
+
+def say_reset(partition: int, position: int, anew: int) -> None:
+    say(f"kafkad: partition {partition} does not hold offset {position} (any more): on from {anew}.")
+
+
+def consumer_settings(settings: tuple[str, ...]) -> dict[str, str]:
+    option = "--command-property"
+    given = parse_pairs(settings, option, split=False)
+    check_security(given, option)
+    ignored = given.keys() - CONSUMER
+    if ignored:
+        say(f"kafkad: without effect here: {', '.join(sorted(ignored))}.")
+    for key, allowed in (
+        ("auto.offset.reset", ("earliest", "latest")),
+        ("isolation.level", ("read_uncommitted", "read_committed")),
+    ):
+        if key in given and given[key] not in allowed:
+            raise click.BadParameter(f"{key}={given[key]}: there are {', '.join(allowed)}", param_hint=option)
+    return given
+
+
+def number(given: dict[str, str], key: str, default: int) -> int:
+    try:
+        return int(given.get(key, default))
+    except ValueError:
+        raise click.BadParameter(f"{key}={given[key]} is not a whole number", param_hint="--command-property")
 
 
 def start(
     cluster: Cluster, topic: str, partition: int | None, offset: str | None, from_beginning: bool
 ) -> dict[int, int]:
+    """Where to begin. Refused for a partition or an offset that is not there."""
     partitions = cluster.partitions(topic, create=partition is None)
     if partition is not None:
         if partition not in partitions:
-            raise click.UsageError(
-                f"{topic} has no partition {partition}, only {partitions[0]} to {partitions[-1]}"
-            )
+            raise Refused(f"topic {topic!r} has no partition {partition}, only 0 to {partitions[-1]}")
         partitions = [partition]
-    if offset is not None and offset not in ("earliest", "latest"):
-        if not offset.isdigit():
-            raise click.BadParameter(f"{offset!r} is not a number, earliest or latest", param_hint="--offset")
-        return dict.fromkeys(partitions, int(offset))
+    if offset is not None and partition is not None and offset.isdigit():
+        first = list_offsets(cluster, topic, {partition: EARLIEST})[partition]
+        last = list_offsets(cluster, topic, {partition: LATEST})[partition]
+        if not first <= int(offset) <= last:
+            raise Refused(f"partition {partition} of {topic!r} holds offsets {first} to {last}, not {offset}")
+        return {partition: int(offset)}
     where = EARLIEST if from_beginning or offset == "earliest" else LATEST
     return list_offsets(cluster, topic, dict.fromkeys(partitions, where))
 
 
-def write(record: Received, how: dict[str, str], as_json: bool) -> None:
-    if as_json:
-        print(
-            json.dumps(
-                {
-                    "partition": record.partition,
-                    "offset": record.offset,
-                    "timestamp": record.timestamp,
-                    "key": as_string(record.key),
-                    "value": as_string(record.value),
-                    "headers": [[name, as_string(data)] for name, data in record.headers],
-                },
-                ensure_ascii=False,
+def json_line(record: Received) -> None:
+    row = {
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "timestamp_type": TIMESTAMP_TYPES.get(record.timestamp_type),
+        "key": as_json_bytes(record.key),
+        "value": as_json_bytes(record.value),
+        "headers": [[name, as_json_bytes(data)] for name, data in record.headers],
+    }
+    sys.stdout.buffer.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+
+
+class Formatter:
+    """A record as Kafka's DefaultMessageFormatter prints it. click.BadParameter for unknown properties."""
+
+    def __init__(self, given: dict[str, str]) -> None:
+        unknown = given.keys() - FORMATTER.keys()
+        if unknown:
+            raise click.BadParameter(
+                f"{', '.join(sorted(unknown))}: there are {', '.join(FORMATTER)}",
+                param_hint="--formatter-property",
             )
-        )
-        return
-    parts: list[bytes] = []
-    if how.get("print.timestamp") == "true":
-        parts.append(f"CreateTime:{record.timestamp}".encode())
-    if how.get("print.partition") == "true":
-        parts.append(f"Partition:{record.partition}".encode())
-    if how.get("print.offset") == "true":
-        parts.append(f"Offset:{record.offset}".encode())
-    if how.get("print.headers") == "true":
-        pairs = (name.encode() + b":" + (b"null" if data is None else data) for name, data in record.headers)
-        parts.append(b",".join(pairs) or b"NO_HEADERS")
-    if how.get("print.key") == "true":
-        parts.append(b"null" if record.key is None else record.key)
-    if how.get("print.value", "true") == "true":
-        parts.append(b"null" if record.value is None else record.value)
-    sys.stdout.buffer.write(how.get("key.separator", "\t").encode().join(parts) + b"\n")
+        how = FORMATTER | given
+        self.shown = {
+            key.removeprefix("print.")
+            for key, value in how.items()
+            if key.startswith("print.") and value.strip().lower() == "true"
+        }
+        self.separator = how["key.separator"].encode()
+        self.end = how["line.separator"].encode()
+        self.headers_separator = how["headers.separator"].encode()
+        self.null = how["null.literal"].encode()
 
+    def __call__(self, record: Received) -> None:
+        shown = self.shown
+        parts: list[bytes] = []
+        if "timestamp" in shown:
+            kind = TIMESTAMP_TYPES.get(record.timestamp_type)
+            parts.append(f"{kind}:{record.timestamp}".encode() if kind else b"NO_TIMESTAMP")
+        if "partition" in shown:
+            parts.append(b"Partition:%d" % record.partition)
+        if "offset" in shown:
+            parts.append(b"Offset:%d" % record.offset)
+        if "epoch" in shown:
+            parts.append(b"Epoch:%d" % record.leader_epoch)
+        if "headers" in shown:
+            pairs = [name.encode() + b":" + self.text(data) for name, data in record.headers]
+            parts.append(self.headers_separator.join(pairs) or b"NO_HEADERS")
+        if "key" in shown:
+            parts.append(self.text(record.key))
+        if "value" in shown:
+            parts.append(self.text(record.value))
+        sys.stdout.buffer.write(self.separator.join(parts) + self.end)
 
-def as_string(data: bytes | None) -> str | None:
-    return None if data is None else data.decode(errors="backslashreplace")
+    def text(self, data: bytes | None) -> bytes:
+        return self.null if data is None else data

@@ -1,12 +1,14 @@
 """`kafkad dump-log`: kafka-dump-log. Reads files only; needs no broker, and does no harm to a running one.
 
-Understands .log and .checkpoint (batches; with --print-data-log records), .index, .timeindex, .snapshot, and
-the text checkpoints. `--index-sanity-check` holds indexes against their segment.
+Its lines are those of Kafka's tool, word for word. With --json each is an object, and "kind" says which:
+file, batch, record, index, timeindex, producer, transaction, checkpoint, line, and trouble for what is wrong.
+
+What is wrong (a batch whose CRC does not match, bytes after the last whole batch, an index that the segment
+does not bear out) is told at the end on stderr too, and makes the exit code 1.
 """
 
+import io
 import json
-import mmap
-import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,40 +16,79 @@ from typing import Any
 
 import click
 
-from kafkad.cli.output import CONTEXT, fail
-from kafkad.protocol import codec, errors, messages, records
+from kafkad.cli.decode_records import (
+    Decoder,
+    as_text,
+    coordinator_decoder,
+    decode_control,
+    metadata_decoder,
+    plain_decoder,
+)
+from kafkad.cli.output import CONTEXT, Progress, Refused, as_json_bytes, say
+from kafkad.log import checkpoints
+from kafkad.log.filenames import CLEANED, DELETED, LEADER_EPOCHS, SWAP, offset_of
+from kafkad.log.leader_epochs import LeaderEpochs
+from kafkad.log.offset_index import read_offset_index
+from kafkad.log.producer_state import decode_snapshot
+from kafkad.log.time_index import read_time_index
+from kafkad.log.txn_index import read_txn_index
+from kafkad.protocol import compression
+from kafkad.protocol.errors import Malformed
+from kafkad.protocol.legacy_records import LegacyEntry
+from kafkad.protocol.records import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC_AT, Batch, Record
 
-INDEX_ENTRY = struct.Struct(">ii")
-TIME_ENTRY = struct.Struct(">qi")
-BATCH_OVERHEAD = 12
-CONTROL_TYPES = {
-    0: "ABORT",
-    1: "COMMIT",
-    2: "LEADER_CHANGE",
-    3: "SNAPSHOT_HEADER",
-    4: "SNAPSHOT_FOOTER",
-    5: "KRAFT_VERSION",
-    6: "KRAFT_VOTERS",
+CODECS = {
+    compression.NONE: "none",
+    compression.GZIP: "gzip",
+    compression.SNAPPY: "snappy",
+    compression.LZ4: "lz4",
+    compression.ZSTD: "zstd",
 }
-CODECS = {0: "none", 1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
+DELETE_HORIZON = 0x40
+LEGACY_SIZE_MIN = 26
+SEQUENCES = 1 << 31
+OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY = 8, 12, 34
+PROGRESS_BYTES = 16 << 20
+OFFSET_CHECKPOINTS = {
+    checkpoints.RECOVERY_POINTS,
+    checkpoints.LOG_START_OFFSETS,
+    checkpoints.HIGH_WATERMARKS,
+    checkpoints.CLEANER_OFFSETS,
+}
+TEXT = {"meta.properties", "partition.metadata", "quorum-state", checkpoints.CLEAN_SHUTDOWN}
+
+Row = dict[str, Any]
 
 
 @click.command(context_settings=CONTEXT)
 @click.option("--files", required=True, metavar="F[,F...]", help="The files to print.")
-@click.option("--print-data-log", is_flag=True, help="Print records too.")
-@click.option("--deep-iteration", is_flag=True, help="The same as --print-data-log, without keys and values.")
-@click.option("--offsets-decoder", is_flag=True, help="Decode records of __consumer_offsets.")
-@click.option("--cluster-metadata-decoder", is_flag=True, help="Decode records of __cluster_metadata.")
-@click.option("--index-sanity-check", is_flag=True, help="Only say whether indexes agree with their segment.")
-@click.option("--max-messages", type=int, help="Stop after so many records of a file.")
+@click.option("--print-data-log", is_flag=True, help="Print records with keys and values.")
+@click.option("--deep-iteration", is_flag=True, help="Print records without keys and values.")
+@click.option("--skip-record-metadata", is_flag=True, help="Of records print keys and values only.")
+@click.option("--offsets-decoder", "family", flag_value="group", help="Decode __consumer_offsets.")
+@click.option(
+    "--transaction-log-decoder", "family", flag_value="transaction", help="Decode __transaction_state."
+)
+@click.option("--share-group-state-decoder", "family", flag_value="share", help="Decode __share_group_state.")
+@click.option(
+    "--cluster-metadata-decoder", "family", flag_value="metadata", help="Decode __cluster_metadata."
+)
+@click.option("--index-sanity-check", is_flag=True, help="Of indexes say only whether they look sane.")
+@click.option("--verify-index-only", is_flag=True, help="Of indexes print only what the segment contradicts.")
+@click.option("--max-bytes", type=click.IntRange(0), help="Of segments print no more than so many bytes.")
+@click.option(
+    "--max-messages", type=click.IntRange(0), help="Of segments print no more than so many records."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def command(
     files: str,
     print_data_log: bool,
     deep_iteration: bool,
-    offsets_decoder: bool,
-    cluster_metadata_decoder: bool,
+    skip_record_metadata: bool,
+    family: str | None,
     index_sanity_check: bool,
+    verify_index_only: bool,
+    max_bytes: int | None,
     max_messages: int | None,
     as_json: bool,
 ) -> None:
@@ -58,202 +99,374 @@ def command(
       kafkad dump-log --files data/flights-0/00000000000000000000.index --index-sanity-check
       kafkad dump-log --files data/__cluster_metadata-0/00000000000000000000.log --cluster-metadata-decoder
     """
-    decoder = None
-    if offsets_decoder:
-        decoder = decode_offsets_record
-    elif cluster_metadata_decoder:
-        decoder = decode_metadata_record
-    with_records = print_data_log or deep_iteration or decoder is not None
-    bad = False
-    for name in files.split(","):
-        path = Path(name)
+    decoder: Decoder | None = None
+    if family == "metadata":
+        decoder = metadata_decoder
+    elif family is not None:
+        decoder = coordinator_decoder(family)
+    elif print_data_log:
+        decoder = plain_decoder
+    paths = [Path(name) for name in files.split(",") if name.strip()]
+    for path in paths:
         if not path.is_file():
-            fail(f"{name} is not a file")
-        if not as_json:
+            raise Refused(f"{path} is no file")
+    troubles: list[str] = []
+    for path in paths:
+        if as_json:
+            emit({"kind": "file", "file": str(path)})
+        else:
             print(f"Dumping {path}")
         try:
-            rows: Iterator[dict[str, Any]]
-            if path.suffix in (".index", ".timeindex"):
-                rows = check_index(path) if index_sanity_check else dump_index(path)
-            elif path.suffix in (".log", ".checkpoint") and path.stem[:20].isdigit():
-                rows = dump_batches(path, with_records, print_data_log, decoder, max_messages)
-            elif path.suffix == ".snapshot":
-                rows = dump_snapshot(path)
-            else:
-                rows = ({"line": line} for line in path.read_text(errors="backslashreplace").splitlines())
-            for row in rows:
-                bad = bad or "trouble" in row
-                print(
-                    json.dumps(row) if as_json else "  ".join(f"{key}: {value}" for key, value in row.items())
-                )
-        except BrokenPipeError:
-            return
-        except errors.Malformed as lie:
-            bad = True
-            print(f"{path}: {lie}", file=sys.stderr)
-    sys.exit(1 if bad else 0)
+            for row in rows_of(
+                path,
+                decoder=decoder,
+                deep=deep_iteration or decoder is not None,
+                sanity=index_sanity_check,
+                verify=verify_index_only,
+                max_bytes=max_bytes,
+                max_records=max_messages,
+            ):
+                if row["kind"] == "trouble":
+                    troubles.append(f"{path}: {row['trouble']}")
+                if as_json:
+                    emit(row)
+                else:
+                    text = TEXT_OF[row["kind"]](row, skip_record_metadata)
+                    if text and not (verify_index_only and row["kind"] in ("index", "timeindex")):
+                        print(text)
+        except Malformed as lie:
+            troubles.append(f"{path}: {lie}")
+            if as_json:
+                emit({"kind": "trouble", "trouble": str(lie)})
+    sys.stdout.flush()
+    for trouble in troubles:
+        say(f"kafkad: {trouble}.")
+    sys.exit(1 if troubles else 0)
 
 
-def whole_batches(path: Path) -> Iterator[tuple[int, memoryview]]:
-    """(position, bytes) of each batch. Malformed where the file does not go on with a whole one."""
-    size = path.stat().st_size
-    if size == 0:
-        return
-    with open(path, "rb") as file:
-        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    position = 0
-    while position < size:
-        if size - position < BATCH_OVERHEAD:
-            raise errors.Malformed(f"{size - position} bytes are left over at position {position}")
-        length = BATCH_OVERHEAD + int.from_bytes(view[position + 8 : position + 12], "big", signed=True)
-        if length < 61 or length > size - position:
-            raise errors.Malformed(f"no whole batch at position {position}: it claims {length} bytes")
-        yield position, view[position : position + length]
-        position += length
+def emit(row: Row) -> None:
+    print(json.dumps({key: as_json_bytes(v) if isinstance(v, bytes) else v for key, v in row.items()}))
 
 
-def dump_batches(
-    path: Path, with_records: bool, with_data: bool, decoder: Any, max_messages: int | None
-) -> Iterator[dict[str, Any]]:
-    seen = 0
-    for position, data in whole_batches(path):
-        for batch in records.read_batches(data):
-            valid = batch.crc_is_valid()
-            row = {
-                "baseOffset": batch.base_offset,
-                "lastOffset": batch.last_offset,
-                "count": batch.records_count,
-                "baseSequence": batch.base_sequence,
-                "producerId": batch.producer_id,
-                "producerEpoch": batch.producer_epoch,
-                "partitionLeaderEpoch": batch.leader_epoch,
-                "isTransactional": batch.is_transactional,
-                "isControl": batch.is_control,
-                "position": position,
-                "maxTimestamp": batch.max_timestamp,
-                "size": len(data),
-                "magic": 2,
-                "compresscodec": CODECS.get(batch.compression, batch.compression),
-                "crc": batch.crc,
-                "isvalid": valid,
-            }
-            if not valid:
-                row["trouble"] = "the CRC is wrong"
-            yield row
-            if not with_records or not valid:
-                continue
-            for record in batch.records():
-                if max_messages is not None and seen >= max_messages:
-                    return
-                seen += 1
-                yield record_row(record, batch.is_control, with_data, decoder)
+def rows_of(
+    path: Path,
+    *,
+    decoder: Decoder | None,
+    deep: bool,
+    sanity: bool,
+    verify: bool,
+    max_bytes: int | None,
+    max_records: int | None,
+) -> Iterator[Row]:
+    """The rows of one file, by its name. Raises Malformed."""
+    name = path.name
+    for suffix in (DELETED, CLEANED, SWAP):
+        name = name.removesuffix(suffix)
+    kind, base = Path(name).suffix, offset_of(name)
+    if kind == ".log" and base is not None:
+        yield {"kind": "heading", "startOffset": base}
+        yield from dump_segment(path, decoder, deep, max_bytes, max_records)
+    elif kind == ".checkpoint":
+        if base is not None:
+            yield {"kind": "heading", "endOffset": base, "epoch": int(name[21:31])}
+        yield from dump_segment(path, decoder or metadata_decoder, deep, max_bytes, max_records)
+    elif kind in (".index", ".timeindex") and base is not None:
+        entry_size = OFFSET_ENTRY if kind == ".index" else TIME_ENTRY
+        if path.stat().st_size % entry_size:
+            raise Malformed(f"{path.stat().st_size} bytes are no multiple of {entry_size}")
+        entries = (read_offset_index if kind == ".index" else read_time_index)(str(path), base)
+        if not entries:
+            yield {"kind": "line", "line": f"{path} is empty."}
+        elif sanity:
+            yield from check_sanity(path, entries, base)
+        elif kind == ".index":
+            yield from dump_offset_index(path, entries)
+        else:
+            yield from dump_time_index(path, entries)
+    elif kind == ".snapshot":
+        yield from dump_producers(path)
+    elif kind == ".txnindex":
+        if path.stat().st_size % TXN_ENTRY:
+            raise Malformed(f"{path.stat().st_size} bytes are no multiple of {TXN_ENTRY}")
+        for txn in read_txn_index(str(path)):
+            producer_id, first, last, stable = txn
+            yield {"kind": "transaction", "version": 0, "producerId": producer_id, "firstOffset": first,
+                   "lastOffset": last, "lastStableOffset": stable}  # fmt: skip
+    elif name in OFFSET_CHECKPOINTS:
+        for (topic, partition), offset in checkpoints.read_offsets(str(path)).items():
+            yield {"kind": "checkpoint", "topic": topic, "partition": partition, "offset": offset}
+    elif name == LEADER_EPOCHS:
+        for epoch, start in LeaderEpochs.load(str(path.parent)).entries:
+            yield {"kind": "checkpoint", "epoch": epoch, "startOffset": start}
+    elif name in TEXT:
+        for line in path.read_text(errors="backslashreplace").splitlines():
+            yield {"kind": "line", "line": line}
+    else:
+        yield {"kind": "trouble", "trouble": "this is no file of Kafka's that is known here"}
 
 
-def record_row(record: Any, control: bool, with_data: bool, decoder: Any) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "| offset": record.offset,
-        "timestamp": record.timestamp,
-        "keySize": -1 if record.key is None else len(record.key),
-        "valueSize": -1 if record.value is None else len(record.value),
-    }
-    if control:
-        kind = int.from_bytes(record.key[2:4], "big")
-        row["controlType"] = CONTROL_TYPES.get(kind, kind)
-    elif decoder is not None:
-        row["payload"] = decoder(record)
-    elif with_data:
-        row["headerKeys"] = [name for name, _ in record.headers]
-        row["key"] = text(record.key)
-        row["payload"] = text(record.value)
-    return row
+# -- segments and metadata snapshots -----------------------------------------------------------------------
 
 
-def text(data: bytes | None) -> str | None:
-    return None if data is None else data.decode(errors="backslashreplace")
-
-
-def decode_metadata_record(record: Any) -> str:
-    from kafkad.metadata.records import decode_record
-
-    return repr(decode_record(record.value))
-
-
-def decode_offsets_record(record: Any) -> str:
-    kind = int.from_bytes(record.key[:2], "big")
-    names = {0: "OffsetCommit", 1: "OffsetCommit", 2: "GroupMetadata"}
-    if kind not in names:
-        return f"type {kind}, {len(record.key)} + {len(record.value or b'')} bytes"
-    key, _ = codec.decode(getattr(messages, f"{names[kind]}Key"), 0, record.key, 2)
-    if record.value is None:
-        return f"{key!r}: tombstone"
-    version = int.from_bytes(record.value[:2], "big")
-    value, _ = codec.decode(getattr(messages, f"{names[kind]}Value"), version, record.value, 2)
-    return f"{key!r}: {value!r}"
-
-
-def index_entries(path: Path) -> Iterator[tuple[int, int]]:
-    """(offset, position) of an offset index, (timestamp, offset) of a time index; the unused end is left
-    out.
+def entries_of(file: io.BufferedReader) -> Iterator[tuple[int, Batch | LegacyEntry]]:
+    """(position, batch or, in old segments, message) up to the last whole one. Raises Malformed for one that
+    cannot be.
     """
-    base = int(path.stem)
-    data = path.read_bytes()
-    entry = INDEX_ENTRY if path.suffix == ".index" else TIME_ENTRY
-    if len(data) % entry.size:
-        raise errors.Malformed(f"{len(data)} bytes are no multiple of {entry.size}")
-    for number, (first, second) in enumerate(entry.iter_unpack(data)):
-        if first == 0 and second == 0 and number:
-            return  # preallocated
-        yield (base + first, second) if entry is INDEX_ENTRY else (first, base + second)
+    position = 0
+    while len(head := file.read(MAGIC_AT + 1)) == MAGIC_AT + 1:
+        size = LENGTH_OVERHEAD + int.from_bytes(head[8:12], "big", signed=True)
+        magic = head[MAGIC_AT]
+        if magic > 2 or size < (HEADER_SIZE if magic == 2 else LEGACY_SIZE_MIN):
+            return
+        data = head + file.read(size - len(head))
+        if len(data) < size:
+            return
+        yield position, Batch(data) if magic == 2 else LegacyEntry(data)
+        position += size
 
 
-def dump_index(path: Path) -> Iterator[dict[str, Any]]:
-    names = ("offset", "position") if path.suffix == ".index" else ("timestamp", "offset")
-    for pair in index_entries(path):
-        yield dict(zip(names, pair, strict=True))
-
-
-def check_index(path: Path) -> Iterator[dict[str, Any]]:
-    """A row of trouble for each entry that its segment does not bear out, and one that counts them all."""
-    spans: dict[int, tuple[int, int]] = {}
-    by_offset: list[tuple[int, int, int]] = []
-    for position, data in whole_batches(path.with_suffix(".log")):
-        for batch in records.read_batches(data):
-            spans[position] = (batch.base_offset, batch.last_offset)
-            by_offset.append((batch.base_offset, batch.last_offset, batch.max_timestamp))
-    count = 0
-    previous = (-1, -1)
-    for first, second in index_entries(path):
-        count += 1
-        if path.suffix == ".index":
-            low, high = spans.get(second, (1, 0))
-            if first == int(path.stem) and second == 0:
-                continue  # an index that was never written to
-            if not low <= first <= high:
-                yield {
-                    "offset": first,
-                    "position": second,
-                    "trouble": "no batch with this offset starts there",
-                }
-        elif first < previous[0] or second < previous[1]:
-            yield {"timestamp": first, "offset": second, "trouble": "the entries do not rise"}
-        elif not any(low <= second <= high and first <= stamp for low, high, stamp in by_offset):
-            yield {
-                "timestamp": first,
-                "offset": second,
-                "trouble": "no batch with this offset has this timestamp",
-            }
-        previous = (first, second)
-    yield {"file": str(path), "entries": count}
-
-
-def dump_snapshot(path: Path) -> Iterator[dict[str, Any]]:
-    from kafkad.log.producer_state import read_snapshot
-
-    for producer in read_snapshot(path):
+def dump_segment(
+    path: Path, decoder: Decoder | None, deep: bool, max_bytes: int | None, max_records: int | None
+) -> Iterator[Row]:
+    size = path.stat().st_size
+    end, seen = 0, 0
+    whole = not sys.stdout.isatty() and size > PROGRESS_BYTES
+    with open(path, "rb") as file, Progress(f"reading {path.name}", size, wanted=whole) as bar:
+        for position, entry in entries_of(file):
+            if max_bytes is not None and position + entry.size > max_bytes:
+                return
+            end = position + entry.size
+            bar.advance(entry.size)
+            intact = entry.is_intact()
+            yield batch_row(entry, position, intact)
+            if not intact:
+                yield {"kind": "trouble", "trouble": f"the CRC of the batch at position {position} is wrong"}
+            elif deep:
+                for row in record_rows(entry, decoder):
+                    if max_records is not None and seen >= max_records:
+                        return
+                    seen += 1
+                    yield row
+    if end < size:
         yield {
-            "producerId": producer.producer_id,
-            "producerEpoch": producer.producer_epoch,
-            "lastSequence": producer.last_sequence,
-            "lastOffset": producer.last_offset,
-            "timestamp": producer.timestamp,
+            "kind": "trouble",
+            "trouble": f"Found {size - end} invalid bytes at the end of {path.name}",
+            "position": end,
         }
+
+
+def batch_row(entry: Batch | LegacyEntry, position: int, intact: bool) -> Row:
+    common = {"position": position, "timestampType": timestamp_type(entry)}
+    tail = {
+        "size": entry.size,
+        "magic": 2 if isinstance(entry, Batch) else entry.magic,
+        "compresscodec": CODECS.get(entry.compression, str(entry.compression)),
+        "crc": entry.crc,
+        "isvalid": intact,
+    }
+    if isinstance(entry, LegacyEntry):
+        return {"kind": "message", "offset": entry.offset, **common, "timestamp": entry.timestamp, **tail}
+    last_sequence = -1
+    if entry.base_sequence >= 0:
+        last_sequence = (entry.base_sequence + entry.last_offset_delta) % SEQUENCES
+    return {
+        "kind": "batch",
+        "baseOffset": entry.base_offset,
+        "lastOffset": entry.last_offset,
+        "count": entry.records_count,
+        "baseSequence": entry.base_sequence,
+        "lastSequence": last_sequence,
+        "producerId": entry.producer_id,
+        "producerEpoch": entry.producer_epoch,
+        "partitionLeaderEpoch": entry.leader_epoch,
+        "isTransactional": entry.is_transactional,
+        "isControl": entry.is_control,
+        "deleteHorizonMs": entry.base_timestamp if entry.attributes & DELETE_HORIZON else None,
+        **common,
+        "timestamp": entry.max_timestamp,
+        **tail,
+    }
+
+
+def timestamp_type(entry: Batch | LegacyEntry) -> str:
+    if isinstance(entry, LegacyEntry) and entry.magic == 0:
+        return "NoTimestampType"
+    return "LogAppendTime" if entry.timestamp_type else "CreateTime"
+
+
+def record_rows(entry: Batch | LegacyEntry, decoder: Decoder | None) -> Iterator[Row]:
+    for record in entry.records():
+        row: Row = {
+            "kind": "record",
+            "offset": record.offset,
+            "timestampType": timestamp_type(entry),
+            "timestamp": record.timestamp,
+            "keySize": -1 if record.key is None else len(record.key),
+            "valueSize": -1 if record.value is None else len(record.value),
+        }
+        if isinstance(entry, Batch):
+            row["sequence"] = sequence_of(entry, record)
+            row["headerKeys"] = [name for name, _ in record.headers or ()]
+            if entry.is_control:
+                row["control"], row["data"] = decode_control(record)
+        if decoder is not None and not (isinstance(entry, Batch) and entry.is_control):
+            row["key"], row["payload"] = decoder(record)
+        yield row
+
+
+def sequence_of(batch: Batch, record: Record) -> int:
+    if batch.base_sequence < 0:
+        return -1
+    return (batch.base_sequence + record.offset - batch.base_offset) % SEQUENCES
+
+
+# -- indexes -----------------------------------------------------------------------------------------------
+
+
+def segment_of(path: Path) -> Path:
+    segment = path.with_name(path.name.partition(".")[0] + ".log")
+    if not segment.is_file():
+        raise Malformed(f"its segment {segment.name} is missing")
+    return segment
+
+
+def check_sanity(path: Path, entries: list[tuple[int, int]], base: int) -> Iterator[Row]:
+    """What a broker asks of an index before it trusts it: that it rises, and lies beyond its base offset."""
+    offset_at = 0 if path.name.partition(".")[2].startswith("index") else 1
+    before = (-1, -1)
+    for number, entry in enumerate(entries):
+        if entry < before or entry[1] < before[1]:
+            yield {"kind": "trouble", "trouble": f"entry {number} is smaller than the one before it"}
+            return
+        before = entry
+    if entries[-1][offset_at] < base:
+        yield {"kind": "trouble", "trouble": f"its last offset is below its base offset {base}"}
+        return
+    yield {"kind": "line", "line": f"{path} passed sanity check."}
+
+
+def dump_offset_index(path: Path, entries: list[tuple[int, int]]) -> Iterator[Row]:
+    """Each entry must name the position of a batch and the last offset of it."""
+    with open(segment_of(path), "rb") as file:
+        batches = {position: last_offset(entry) for position, entry in entries_of(file)}
+    for offset, position in entries:
+        yield {"kind": "index", "offset": offset, "position": position}
+        found = batches.get(position)
+        if found != offset:
+            told = "no batch begins there" if found is None else f"the batch there ends with offset {found}"
+            yield {"kind": "trouble", "trouble": f"index offset {offset}, position {position}: {told}"}
+
+
+def dump_time_index(path: Path, entries: list[tuple[int, int]]) -> Iterator[Row]:
+    """Each entry must name the last offset of a batch and its largest timestamp, which rises."""
+    with open(segment_of(path), "rb") as file:
+        batches = {last_offset(entry): largest_timestamp(entry) for _, entry in entries_of(file)}
+    before = -1
+    for timestamp, offset in entries:
+        yield {"kind": "timeindex", "timestamp": timestamp, "offset": offset}
+        found = batches.get(offset)
+        told = None
+        if found is None:
+            told = "no batch ends with that offset"
+        elif found != timestamp:
+            told = f"the batch's largest timestamp is {found}"
+        elif before >= timestamp:
+            told = f"the entry before it has {before}"
+        if told:
+            yield {"kind": "trouble", "trouble": f"index timestamp {timestamp}, offset {offset}: {told}"}
+        before = timestamp
+
+
+def last_offset(entry: Batch | LegacyEntry) -> int:
+    return entry.last_offset if isinstance(entry, Batch) else entry.offset
+
+
+def largest_timestamp(entry: Batch | LegacyEntry) -> int:
+    return entry.max_timestamp if isinstance(entry, Batch) else entry.timestamp
+
+
+def dump_producers(path: Path) -> Iterator[Row]:
+    for row in decode_snapshot(path.read_bytes()):
+        producer_id, epoch, last_sequence, last, delta, timestamp, coordinator_epoch, started = row
+        yield {
+            "kind": "producer",
+            "producerId": producer_id,
+            "producerEpoch": epoch,
+            "coordinatorEpoch": coordinator_epoch,
+            "currentTxnFirstOffset": started if started >= 0 else None,
+            "lastTimestamp": timestamp,
+            "firstSequence": (last_sequence - delta) % SEQUENCES if last_sequence >= 0 else -1,
+            "lastSequence": last_sequence,
+            "lastOffset": last,
+            "offsetDelta": delta,
+            "timestamp": timestamp,
+        }
+
+
+# -- rows as Kafka's tool prints them ----------------------------------------------------------------------
+
+
+def words(row: Row, skip: frozenset[str] = frozenset()) -> str:
+    """`name: value` after `name: value`; the timestamp under the name of its type."""
+    shown = []
+    for name, value in row.items():
+        if name in ("kind", "timestampType") or name in skip:
+            continue
+        if name == "timestamp" and "timestampType" in row:
+            name = row["timestampType"]
+        shown.append(f"{name}: {as_word(name, value)}")
+    return " ".join(shown)
+
+
+def as_word(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if name in ("deleteHorizonMs", "currentTxnFirstOffset"):
+        return "OptionalLong.empty" if value is None else f"OptionalLong[{value}]"
+    if isinstance(value, list):
+        return f"[{','.join(value)}]"
+    return as_text(value)
+
+
+def batch_text(row: Row, _skip: bool) -> str:
+    return words(row)
+
+
+def record_text(row: Row, skip_metadata: bool) -> str:
+    absent = {name for name in ("key", "payload") if row.get(name) is None}
+    shown = {name: value for name, value in row.items() if name not in absent}
+    control, data = shown.pop("control", None), shown.pop("data", None)
+    if skip_metadata:
+        shown = {name: value for name, value in shown.items() if name in ("key", "payload")}
+    text = words(shown)
+    if control is not None and not skip_metadata:
+        if control in ("ABORT", "COMMIT"):
+            text += f" endTxnMarker: {control} coordinatorEpoch: {data['coordinatorEpoch']}"
+        else:
+            text += f" {control}{':' if control == 'LeaderChange' else ''} {as_text(data)}"
+    return f"| {text}" if text else ""
+
+
+def heading_text(row: Row, _skip: bool) -> str:
+    if "startOffset" in row:
+        return f"Log starting offset: {row['startOffset']}"
+    return f"Snapshot end offset: {row['endOffset']}, epoch: {row['epoch']}"
+
+
+def trouble_text(row: Row, _skip: bool) -> str:
+    return str(row["trouble"]) if row["trouble"].startswith("Found ") else ""
+
+
+TEXT_OF = {
+    "batch": batch_text,
+    "message": batch_text,
+    "index": batch_text,
+    "timeindex": batch_text,
+    "producer": batch_text,
+    "transaction": batch_text,
+    "checkpoint": batch_text,
+    "record": record_text,
+    "heading": heading_text,
+    "line": lambda row, _skip: str(row["line"]),
+    "trouble": trouble_text,
+}

@@ -1,60 +1,72 @@
 """`kafkad groups`: kafka-consumer-groups."""
 
+import csv
 import datetime
 import re
+import sys
+import time
 from typing import Any
 
 import click
 
-from kafkad.cli.output import CONTEXT, connected, say, server_options, show
+from kafkad.cli.output import CONTEXT, Refused, connected, print_json, say, server_options, show
 from kafkad.client.cluster import Cluster
-from kafkad.client.consumer import EARLIEST, LATEST, committed_offsets, list_offsets
-from kafkad.protocol import codec, errors, messages
+from kafkad.client.group import assigned
+from kafkad.client.offsets import (
+    EARLIEST,
+    LATEST,
+    TopicPartition,
+    by_topic,
+    commit_offsets,
+    committed_offsets,
+    list_offsets,
+)
+from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 
-DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?$")
+DURATION = re.compile(r"P(?=.)(?:(\d+)D)?(?:T(?=.)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.I)
 
 
 @click.command(context_settings=CONTEXT)
-@click.option("--list", "action", flag_value="list", help="List groups.")
+@click.option("--list", "action", flag_value="list", help="List names of groups; with --state, states too.")
 @click.option(
     "--describe", "action", flag_value="describe", help="Offsets and lag, or --members, or --state."
 )
-@click.option("--delete", "action", flag_value="delete", help="Delete an empty group.")
+@click.option("--delete", "action", flag_value="delete", help="Delete groups without members.")
 @click.option("--reset-offsets", "action", flag_value="reset", help="Set an inactive group's offsets.")
-@click.option(
-    "--delete-offsets", "action", flag_value="forget", help="Forget a group's offsets of a --topic."
-)
-@click.option("--group", help="The group.")
-@click.option("--all-groups", is_flag=True, help="With --describe: every group.")
+@click.option("--delete-offsets", "action", flag_value="forget", help="Forget a group's offsets of --topic.")
+@click.option("--group", "groups", multiple=True, help="The group; may be repeated.")
+@click.option("--all-groups", is_flag=True, help="Every group.")
+@click.option("--offsets", is_flag=True, help="With --describe: offsets and lag (the default).")
 @click.option("--members", is_flag=True, help="With --describe: members and what they read.")
-@click.option("--state", is_flag=True, help="With --describe: state, protocol, coordinator.")
+@click.option(
+    "--state", is_flag=True, help="With --describe: state, assignor, coordinator. Also with --list."
+)
+@click.option("--verbose", is_flag=True, hidden=True)
 @click.option(
     "--topic", "topics", multiple=True, metavar="T[:P,P]", help="With --reset-offsets or --delete-offsets."
 )
-@click.option(
-    "--all-topics", is_flag=True, help="With --reset-offsets: every topic that the group has offsets of."
-)
-@click.option("--to-earliest", "target", flag_value="earliest")
-@click.option("--to-latest", "target", flag_value="latest")
-@click.option("--to-current", "target", flag_value="current")
-@click.option("--to-offset", type=int)
+@click.option("--all-topics", is_flag=True, help="Every topic that the group has offsets of.")
+@click.option("--to-earliest", "target", flag_value="earliest", help="The first record that is there.")
+@click.option("--to-latest", "target", flag_value="latest", help="Behind the last record.")
+@click.option("--to-current", "target", flag_value="current", help="Where it is: to write it with --export.")
+@click.option("--to-offset", type=int, help="This offset, as far as there is one.")
 @click.option("--shift-by", type=int, help="Forward, or backward if negative.")
-@click.option("--to-datetime", metavar="YYYY-MM-DDTHH:MM:SS[.sss]")
-@click.option("--by-duration", metavar="PnDTnHnMnS", help="That long ago.")
-@click.option(
-    "--execute", is_flag=True, help="With --reset-offsets: do it. Without, the new offsets are only shown."
-)
-@click.option(
-    "--dry-run", is_flag=True, help="With --reset-offsets: only show the new offsets (the default)."
-)
+@click.option("--to-datetime", metavar="YYYY-MM-DDTHH:MM:SS[.sss]", help="The first record since; UTC.")
+@click.option("--by-duration", metavar="PnDTnHnMnS", help="The first record since so long ago.")
+@click.option("--from-file", type=click.Path(exists=True, dir_okay=False), help="Offsets as --export wrote.")
+@click.option("--execute", is_flag=True, help="With --reset-offsets: do it, instead of only showing it.")
+@click.option("--dry-run", is_flag=True, help="With --reset-offsets: only show it (the default).")
+@click.option("--export", is_flag=True, help="With --reset-offsets: print CSV for --from-file.")
 @server_options
 def command(
     action: str | None,
-    group: str | None,
+    groups: tuple[str, ...],
     all_groups: bool,
+    offsets: bool,
     members: bool,
     state: bool,
+    verbose: bool,
     topics: tuple[str, ...],
     all_topics: bool,
     target: str | None,
@@ -62,8 +74,10 @@ def command(
     shift_by: int | None,
     to_datetime: str | None,
     by_duration: str | None,
+    from_file: str | None,
     execute: bool,
     dry_run: bool,
+    export: bool,
     bootstrap: str,
     as_json: bool,
 ) -> None:
@@ -72,48 +86,44 @@ def command(
     \b
       kafkad groups --list
       kafkad groups --describe --group loaders
+      kafkad groups --describe --all-groups --members
       kafkad groups --reset-offsets --group loaders --topic flights --to-earliest --execute
+      kafkad groups --reset-offsets --group loaders --topic flights:0,1 --to-datetime 2026-01-31T12:00:00
     """
     if action is None:
         raise click.UsageError("say one of --list, --describe, --delete, --reset-offsets, --delete-offsets")
-    if group is None and action != "list" and not (action == "describe" and all_groups):
-        raise click.UsageError("--group is missing")
+    if action != "list" and not groups and not all_groups:
+        raise click.UsageError(f"--{'reset-offsets' if action == 'reset' else action} needs --group")
+    if offsets + members + state > 1:
+        raise click.UsageError("--offsets, --members and --state exclude each other")
+    if action in ("reset", "forget") and not topics and not (all_topics or from_file):
+        raise click.UsageError("say which --topic, or --all-topics")
+    if action in ("reset", "forget") and (len(groups) != 1 or all_groups):
+        raise click.UsageError("say one --group")
+    goal: Goal | None = None
+    if action == "reset":
+        if execute and dry_run:
+            raise click.UsageError("--execute and --dry-run exclude each other")
+        goal = Goal(target, to_offset, shift_by, parse_time(to_datetime, by_duration), from_file)
     with connected(bootstrap) as cluster:
         match action:
             case "list":
-                list_groups(cluster, as_json)
+                list_groups(cluster, state, as_json)
             case "describe":
-                names = [g.group_id for g in all_of(cluster)] if all_groups else [str(group)]
-                if members:
-                    describe_members(cluster, names, as_json)
-                elif state:
-                    describe_state(cluster, names, as_json)
-                else:
-                    describe_offsets(cluster, names, as_json)
+                names = [g.group_id for g in all_of(cluster)] if all_groups else list(groups)
+                show_what = describe_members if members else describe_state if state else describe_offsets
+                show_what(cluster, names, as_json)
             case "delete":
-                delete(cluster, str(group))
+                names = [g.group_id for g in all_of(cluster)] if all_groups else list(groups)
+                delete(cluster, names, as_json)
             case "forget":
-                forget(cluster, str(group), topics)
+                forget(cluster, groups[0], topics, as_json)
             case "reset":
-                given = [x for x in (target, to_offset, shift_by, to_datetime, by_duration) if x is not None]
-                if len(given) != 1:
-                    raise click.UsageError(
-                        "say one of --to-earliest, --to-latest, --to-offset, --shift-by, …"
-                    )
-                if not topics and not all_topics:
-                    raise click.UsageError("--reset-offsets needs --topic or --all-topics")
-                when = parse_time(to_datetime, by_duration)
-                reset(
-                    cluster,
-                    str(group),
-                    topics,
-                    target,
-                    to_offset,
-                    shift_by,
-                    when,
-                    execute and not dry_run,
-                    as_json,
-                )
+                assert goal is not None
+                new = goal.offsets(cluster, groups[0], topics)
+                if execute:
+                    cluster.retry(lambda: commit_offsets(cluster, groups[0], new))
+                show_reset(groups[0], new, execute, export, as_json)
 
 
 def all_of(cluster: Cluster) -> list[Any]:
@@ -126,17 +136,21 @@ def all_of(cluster: Cluster) -> list[Any]:
     return sorted(found, key=lambda g: g.group_id)
 
 
-def list_groups(cluster: Cluster, as_json: bool) -> None:
-    show(
-        ("Group", "State", "Protocol-type"),
-        [(g.group_id, g.group_state, g.protocol_type) for g in all_of(cluster)],
-        as_json,
-    )
+def list_groups(cluster: Cluster, state: bool, as_json: bool) -> None:
+    groups = all_of(cluster)
+    if as_json or state:
+        rows = [(g.group_id, g.group_state, g.protocol_type) for g in groups]
+        show(("Group", "State", "Protocol-type"), rows, as_json)
+    else:
+        for group in groups:
+            print(group.group_id)
 
 
 def described(cluster: Cluster, name: str) -> Any:
     def look() -> Any:
         told = cluster.coordinator(name).ask(messages.DescribeGroupsRequest(groups=[name])).groups[0]
+        if not told.error_code and told.group_state == "Dead":  # before version 6
+            raise KafkaError(errors.GROUP_ID_NOT_FOUND, f"group {name!r}")
         if told.error_code:
             raise KafkaError(told.error_code, told.error_message or f"group {name!r}")
         return told
@@ -144,29 +158,40 @@ def described(cluster: Cluster, name: str) -> Any:
     return cluster.retry(look)
 
 
-def assignments(group: Any) -> dict[tuple[str, int], Any]:
+def owners_of(group: Any) -> dict[TopicPartition, Any]:
     """Who reads which partition, of a group of the consumer protocol."""
-    owners: dict[tuple[str, int], Any] = {}
-    if group.protocol_type != "consumer":
-        return owners
-    for member in group.members:
-        if member.member_assignment:
-            assignment, _ = codec.decode(messages.ConsumerProtocolAssignment, 0, member.member_assignment, 2)
-            for topic in assignment.assigned_partitions:
-                for partition in topic.partitions:
-                    owners[topic.topic, partition] = member
+    owners: dict[TopicPartition, Any] = {}
+    if group.protocol_type == "consumer":
+        for member in group.members:
+            for topic, partitions in assigned(member.member_assignment).items():
+                owners.update(((topic, partition), member) for partition in partitions)
     return owners
+
+
+def end_offsets(cluster: Cluster, wanted: list[TopicPartition]) -> dict[TopicPartition, int]:
+    """Log end offsets; partitions that are gone have none."""
+    topics = by_topic(wanted)
+    known = {t.name: t for t in cluster.refresh(sorted(topics)).topics} if topics else {}
+    ends: dict[TopicPartition, int] = {}
+    for topic, partitions in topics.items():
+        there = {p.partition_index for p in known[topic].partitions}
+        found = list_offsets(cluster, topic, dict.fromkeys(there.intersection(partitions), LATEST))
+        ends.update({(topic, p): offset for p, offset in found.items()})
+    return ends
 
 
 def describe_offsets(cluster: Cluster, names: list[str], as_json: bool) -> None:
     rows = []
     for name in names:
         group = described(cluster, name)
-        owners = assignments(group)
+        owners = owners_of(group)
         committed = committed_offsets(cluster, name)
-        for topic, partition in sorted({*committed, *owners}):
-            end = list_offsets(cluster, topic, {partition: LATEST})[partition]
-            offset = committed.get((topic, partition))
+        wanted = sorted({*committed, *owners})
+        ends = end_offsets(cluster, wanted)
+        if not group.members and not as_json:
+            say(f"Group {name} has no members.")
+        for topic, partition in wanted:
+            end, offset = ends.get((topic, partition)), committed.get((topic, partition))
             owner = owners.get((topic, partition))
             rows.append(
                 (
@@ -175,22 +200,15 @@ def describe_offsets(cluster: Cluster, names: list[str], as_json: bool) -> None:
                     partition,
                     offset,
                     end,
-                    None if offset is None else end - offset,
+                    None if offset is None or end is None else max(0, end - offset),
                     owner.member_id if owner else None,
                     owner.client_host if owner else None,
                     owner.client_id if owner else None,
                 )
             )
     columns = (
-        "Group",
-        "Topic",
-        "Partition",
-        "Current-offset",
-        "Log-end-offset",
-        "Lag",
-        "Consumer-id",
-        "Host",
-        "Client-id",
+        *("Group", "Topic", "Partition", "Current-offset", "Log-end-offset", "Lag"),
+        *("Consumer-id", "Host", "Client-id"),
     )
     show(columns, rows, as_json)
 
@@ -200,20 +218,13 @@ def describe_members(cluster: Cluster, names: list[str], as_json: bool) -> None:
     for name in names:
         group = described(cluster, name)
         owned: dict[str, list[str]] = {}
-        for (topic, partition), member in assignments(group).items():
+        for (topic, partition), member in sorted(owners_of(group).items(), key=lambda item: item[0]):
             owned.setdefault(member.member_id, []).append(f"{topic}-{partition}")
-        rows += [
-            (
-                name,
-                m.member_id,
-                m.group_instance_id,
-                m.client_host,
-                m.client_id,
-                sorted(owned.get(m.member_id, [])),
-            )
-            for m in group.members
-        ]
-    show(("Group", "Consumer-id", "Group-instance-id", "Host", "Client-id", "Partitions"), rows, as_json)
+        for m in group.members:
+            mine = owned.get(m.member_id, [])
+            rows.append((name, m.member_id, m.group_instance_id, m.client_host, m.client_id, len(mine), mine))
+    columns = (*("Group", "Consumer-id", "Group-instance-id", "Host", "Client-id", "Count", "Partitions"),)
+    show(columns, rows, as_json)
 
 
 def describe_state(cluster: Cluster, names: list[str], as_json: bool) -> None:
@@ -221,42 +232,61 @@ def describe_state(cluster: Cluster, names: list[str], as_json: bool) -> None:
     for name in names:
         group = described(cluster, name)
         at = cluster.coordinator(name).address
-        rows.append((name, at, group.protocol_data, group.group_state, len(group.members)))
+        rows.append((name, at, group.protocol_data or None, group.group_state, len(group.members)))
     show(("Group", "Coordinator", "Assignment-strategy", "State", "Members"), rows, as_json)
 
 
-def delete(cluster: Cluster, name: str) -> None:
-    told = cluster.retry(
-        lambda: cluster.coordinator(name).ask(messages.DeleteGroupsRequest(groups_names=[name])).results[0]
-    )
-    if told.error_code:
-        raise KafkaError(told.error_code, f"group {name!r}")
-    say(f"Deleted group {name}.")
+def delete(cluster: Cluster, names: list[str], as_json: bool) -> None:
+    for name in names:
+
+        def attempt(name: str = name) -> None:
+            request = messages.DeleteGroupsRequest(groups_names=[name])
+            told = cluster.coordinator(name).ask(request).results[0]
+            if told.error_code:
+                raise KafkaError(told.error_code, f"group {name!r}")
+
+        cluster.retry(attempt)
+        if not as_json:
+            say(f"Deleted group {name}.")
+    if as_json:
+        print_json([{"group": name} for name in names])
 
 
-def chosen_partitions(cluster: Cluster, texts: tuple[str, ...]) -> list[tuple[str, int]]:
+def chosen_partitions(cluster: Cluster, texts: tuple[str, ...]) -> list[TopicPartition]:
     """`topic` or `topic:0,1`, as Kafka's tool takes them."""
     chosen = []
     for text in texts:
         topic, colon, numbers = text.partition(":")
-        partitions = [int(n) for n in numbers.split(",")] if colon else cluster.partitions(topic)
+        there = cluster.partitions(topic)
+        try:
+            partitions = [int(n) for n in numbers.split(",")] if colon else there
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not like flights:0,1", param_hint="--topic")
+        for partition in partitions:
+            if partition not in there:
+                raise Refused(f"topic {topic!r} has no partition {partition}, only 0 to {there[-1]}")
         chosen += [(topic, p) for p in partitions]
     return chosen
 
 
-def forget(cluster: Cluster, group: str, texts: tuple[str, ...]) -> None:
+def forget(cluster: Cluster, group: str, texts: tuple[str, ...], as_json: bool) -> None:
     struct = messages.OffsetDeleteRequest.Topics
-    topics: dict[str, Any] = {}
-    for topic, partition in chosen_partitions(cluster, texts):
-        entry = topics.setdefault(topic, struct(name=topic))
-        entry.partitions.append(struct.Partitions(partition_index=partition))
-    request = messages.OffsetDeleteRequest(group_id=group, topics=list(topics.values()))
-    response = cluster.coordinator(group).ask(request)
-    codes = [response.error_code, *(p.error_code for t in response.topics for p in t.partitions)]
-    for code in codes:
-        if code:
-            raise KafkaError(code, f"group {group!r}")
-    say(f"Forgot the offsets of {', '.join(texts)}.")
+    chosen = chosen_partitions(cluster, texts) if texts else sorted(committed_offsets(cluster, group))
+    topics = [
+        struct(name=t, partitions=[struct.Partitions(partition_index=p) for p in partitions])
+        for t, partitions in by_topic(chosen).items()
+    ]
+    response = cluster.coordinator(group).ask(messages.OffsetDeleteRequest(group_id=group, topics=topics))
+    if response.error_code:
+        raise KafkaError(response.error_code, f"group {group!r}")
+    for topic in response.topics:
+        for partition in topic.partitions:
+            if partition.error_code:
+                raise KafkaError(partition.error_code, f"{topic.name}-{partition.partition_index}")
+    if as_json:
+        print_json([{"group": group, "topic": t, "partition": p} for t, p in chosen])
+    else:
+        say(f"Group {group} forgot its offsets of {len(chosen)} partitions.")
 
 
 def parse_time(moment: str | None, duration: str | None) -> int | None:
@@ -270,65 +300,79 @@ def parse_time(moment: str | None, duration: str | None) -> int | None:
             )
         return int((when if when.tzinfo else when.replace(tzinfo=datetime.UTC)).timestamp() * 1000)
     if duration is not None:
-        match = DURATION.match(duration)
-        if match is None or duration in ("P", "PT"):
+        match = DURATION.fullmatch(duration)
+        if match is None:
             raise click.BadParameter(f"{duration!r} is not like P1DT2H", param_hint="--by-duration")
-        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        span = datetime.timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-        return int((datetime.datetime.now(datetime.UTC) - span).timestamp() * 1000)
+        days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
+        return int((time.time() - (((days * 24 + hours) * 60 + minutes) * 60 + seconds)) * 1000)
     return None
 
 
-def reset(
-    cluster: Cluster,
-    group: str,
-    texts: tuple[str, ...],
-    target: str | None,
-    to_offset: int | None,
-    shift_by: int | None,
-    when: int | None,
-    execute: bool,
-    as_json: bool,
-) -> None:
-    committed = committed_offsets(cluster, group)
-    chosen = chosen_partitions(cluster, texts) if texts else sorted(committed)
-    new: dict[tuple[str, int], int] = {}
-    for topic, partition in chosen:
-        first = list_offsets(cluster, topic, {partition: EARLIEST})[partition]
-        last = list_offsets(cluster, topic, {partition: LATEST})[partition]
-        now = committed.get((topic, partition), first)
-        if when is not None:
-            found = list_offsets(cluster, topic, {partition: when})[partition]
-            wanted = last if found < 0 else found
-        elif to_offset is not None:
-            wanted = to_offset
-        elif shift_by is not None:
-            wanted = now + shift_by
-        else:
-            wanted = {"earliest": first, "latest": last, "current": now}[str(target)]
-        new[topic, partition] = min(max(wanted, first), last)
-    if execute:
-        commit(cluster, group, new)
+class Goal:
+    """Where a group's offsets shall go. click.UsageError unless exactly one thing is said."""
+
+    def __init__(
+        self,
+        target: str | None,
+        to_offset: int | None,
+        shift_by: int | None,
+        when: int | None,
+        from_file: str | None,
+    ) -> None:
+        self.target, self.to_offset, self.shift_by, self.when = target, to_offset, shift_by, when
+        self.from_file = from_file
+        if sum(said is not None for said in (target, to_offset, shift_by, when, from_file)) != 1:
+            raise click.UsageError(
+                "say one of --to-earliest, --to-latest, --to-current, --to-offset, --shift-by, --to-datetime,"
+                " --by-duration, --from-file"
+            )
+
+    def offsets(self, cluster: Cluster, group: str, texts: tuple[str, ...]) -> dict[TopicPartition, int]:
+        """The new offsets, none outside of what its partition holds."""
+        given = read_plan(self.from_file, group) if self.from_file else {}
+        committed = committed_offsets(cluster, group)
+        chosen = chosen_partitions(cluster, texts) if texts else sorted(given or committed)
+        new: dict[TopicPartition, int] = {}
+        for topic, partitions in by_topic(chosen).items():
+            first = list_offsets(cluster, topic, dict.fromkeys(partitions, EARLIEST))
+            last = list_offsets(cluster, topic, dict.fromkeys(partitions, LATEST))
+            at = first | {p: committed[topic, p] for p in partitions if (topic, p) in committed}
+            if self.when is not None:
+                since = list_offsets(cluster, topic, dict.fromkeys(partitions, self.when))
+                wanted = {p: offset if offset >= 0 else last[p] for p, offset in since.items()}
+            elif self.to_offset is not None:
+                wanted = dict.fromkeys(partitions, self.to_offset)
+            elif self.shift_by is not None:
+                wanted = {p: offset + self.shift_by for p, offset in at.items()}
+            elif self.from_file:
+                wanted = {p: given.get((topic, p), at[p]) for p in partitions}
+            else:
+                wanted = {"earliest": first, "latest": last, "current": at}[str(self.target)]
+            new.update({(topic, p): min(max(wanted[p], first[p]), last[p]) for p in partitions})
+        return new
+
+
+def read_plan(path: str, group: str) -> dict[TopicPartition, int]:
+    """A CSV of topic,partition,offset or group,topic,partition,offset, as Kafka's --export writes it."""
+    plan: dict[TopicPartition, int] = {}
+    with open(path, newline="") as file:
+        for number, row in enumerate(csv.reader(file), 1):
+            fields = [field.strip() for field in row]
+            if len(fields) == 4 and fields[0] == group:
+                fields = fields[1:]
+            try:
+                topic, partition, offset = fields
+                plan[topic, int(partition)] = int(offset)
+            except ValueError:
+                raise Refused(f"line {number} of {path} is not like {group},flights,0,42")
+    return plan
+
+
+def show_reset(group: str, new: dict[TopicPartition, int], done: bool, export: bool, as_json: bool) -> None:
     rows = [(group, topic, partition, offset) for (topic, partition), offset in sorted(new.items())]
-    show(("Group", "Topic", "Partition", "New-offset"), rows, as_json)
-    if not execute:
+    if export and not as_json:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+    else:
+        show(("Group", "Topic", "Partition", "New-offset"), rows, as_json)
+    if not done:
         say("Nothing was changed; add --execute to do it.")
-
-
-def commit(cluster: Cluster, group: str, offsets: dict[tuple[str, int], int]) -> None:
-    struct = messages.OffsetCommitRequest.Topics
-    topics: dict[str, Any] = {}
-    for (topic, partition), offset in offsets.items():
-        entry = topics.setdefault(topic, struct(name=topic))
-        entry.partitions.append(struct.Partitions(partition_index=partition, committed_offset=offset))
-    request = messages.OffsetCommitRequest(
-        group_id=group, generation_id_or_member_epoch=-1, member_id="", topics=list(topics.values())
-    )
-    connection = cluster.coordinator(group)
-    response = connection.ask(request, min(connection.version_for(messages.OffsetCommitRequest), 9))
-    for topic_told in response.topics:
-        for told in topic_told.partitions:
-            if told.error_code == errors.UNKNOWN_MEMBER_ID:
-                raise KafkaError(told.error_code, f"group {group!r} is active; stop its consumers first")
-            if told.error_code:
-                raise KafkaError(told.error_code, f"{topic_told.name}-{told.partition_index}")

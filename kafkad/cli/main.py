@@ -1,10 +1,19 @@
 """The command `kafkad`. Each subcommand is a file of this folder, imported only when it is called.
 
-Exit codes: 0 done, 1 the broker or the request said no, 2 the command line or the configuration is wrong.
+Whatever goes wrong ends here, as one sentence on stderr and an exit code:
+
+    0    done
+    1    the broker, or what was asked for, said no
+    2    the command line or the configuration is wrong
+    70   kafkad itself is wrong (KAFKAD_DEBUG=1 shows where)
+    130, 143, 141   Ctrl-C, SIGTERM, and a reader of our output that went away, as the shell counts them
 """
 
 import importlib
+import os
+import signal
 import sys
+from typing import NoReturn
 
 import click
 
@@ -14,13 +23,16 @@ import kafkad
 COMMANDS = {
     "serve": ("kafkad.cli.serve", "Run a broker."),
     "topics": ("kafkad.cli.topics", "Create, list, describe, alter and delete topics."),
-    "configs": ("kafkad.cli.configs", "Describe and alter the configuration of topics and brokers."),
+    "configs": ("kafkad.cli.configs", "Describe and alter configuration of topics, brokers, groups."),
     "groups": ("kafkad.cli.groups", "List, describe, delete and reset consumer groups."),
+    "offsets": ("kafkad.cli.offsets", "Show where partitions begin and end; delete records."),
     "produce": ("kafkad.cli.produce", "Write records from standard input or a file to a topic."),
     "consume": ("kafkad.cli.consume", "Print the records of a topic."),
+    "cluster": ("kafkad.cli.cluster", "Show brokers, metadata, API versions, log directories."),
     "dump-log": ("kafkad.cli.dump_log", "Print what is in segment, index, snapshot and checkpoint files."),
-    "cluster": ("kafkad.cli.cluster", "Show brokers, metadata and API versions of a cluster."),
 }
+
+INTERRUPTED, TERMINATED, BROKEN_PIPE, OURS = 130, 143, 141, 70
 
 
 class Lazy(click.Group):
@@ -48,15 +60,94 @@ def group() -> None:
     Make a topic:       kafkad topics --create --topic flights --partitions 4
     Write and read:     echo hello | kafkad produce --topic flights
                         kafkad consume --topic flights --from-beginning
+    Who reads what:     kafkad groups --describe --all-groups
     Your Kafka's own:   kafkad serve /etc/kafka/server.properties
 
-    Every command takes --help, and those that ask a broker take --bootstrap-server (default 127.0.0.1:9092)
-    and --json.
+    Flags are those of Kafka's own tools (topics is kafka-topics, and so on). Commands that ask a broker take
+    --bootstrap-server (default 127.0.0.1:9092, or $KAFKAD_BOOTSTRAP_SERVER) and --json. Exit codes: 0 done,
+    1 refused, 2 wrong usage.
     """
 
 
-def main() -> None:
+def main() -> NoReturn:
     if not __debug__:
-        print("kafkad does not run under python -O: its assertions guard your data.", file=sys.stderr)
-        sys.exit(2)
-    group(prog_name="kafkad")
+        end("kafkad does not run under python -O: its assertions guard your data", 2)
+    signal.signal(signal.SIGTERM, terminated)  # `serve` sets its own
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = group.main(prog_name="kafkad", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as wrong:
+        if type(wrong).__name__ == "NoArgsIsHelpError":  # of click 8.2
+            print(wrong.format_message())
+            leave(0)
+        context = getattr(wrong, "ctx", None)
+        path = context.command_path if context else "kafkad"
+        end(f"{sentence(wrong.format_message())}; {path} --help shows what it takes", 2)
+    except click.Abort:
+        leave(INTERRUPTED)
+    except KeyboardInterrupt:
+        leave(INTERRUPTED)
+    except Terminated:
+        leave(TERMINATED)
+    except BrokenPipeError:
+        leave(BROKEN_PIPE)
+    except Exception as trouble:
+        if os.environ.get("KAFKAD_DEBUG") or sys.argv[1:2] == ["serve"]:
+            raise
+        end(*told(trouble))
+    leave(code if isinstance(code, int) else 0)
+
+
+class Terminated(BaseException):
+    """SIGTERM: a command ends as by Ctrl-C, and puts away what it holds."""
+
+
+def terminated(*_: object) -> None:
+    raise Terminated
+
+
+def told(trouble: Exception) -> tuple[str, int]:
+    """What to say of an exception, and the exit code."""
+    from kafkad.cli.output import Refused
+    from kafkad.client.connection import Unreachable
+    from kafkad.protocol.errors import KafkaError, Malformed
+
+    match trouble:
+        case Refused() | Malformed():
+            return str(trouble), 1
+        case Unreachable():
+            return f"{trouble}; kafkad serve starts a broker, --bootstrap-server names another", 1
+        case KafkaError():
+            from kafkad.cli.output import explained
+
+            return explained(trouble), 1
+        case OSError():
+            return f"{trouble.filename or 'input or output'}: {trouble.strerror or trouble}", 1
+    return f"kafkad itself failed ({type(trouble).__name__}: {trouble}); KAFKAD_DEBUG=1 shows where", OURS
+
+
+def sentence(text: str) -> str:
+    return " ".join(text.split()).rstrip(".")
+
+
+def end(text: str, code: int) -> NoReturn:
+    try:
+        print(f"kafkad: {sentence(text)}.", file=sys.stderr)
+    except OSError:
+        pass
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """Exits, without a word should the reader of stdout be gone."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = code or BROKEN_PIPE
+    except ValueError:
+        pass  # closed already
+    sys.exit(code)

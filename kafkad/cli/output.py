@@ -1,31 +1,78 @@
-"""How commands speak: tables for people, JSON for programs, one sentence and an exit code for trouble."""
+"""How commands speak: tables for people, JSON for programs, and what they all take.
+
+With --json a command prints one JSON document: an array of objects, one a row, for what it lists, describes
+or changed. Keys are the table's columns in snake_case; a cell that is a list or a mapping stays one, what is
+absent is null. (consume and dump-log print one object a line.) Remarks for people go to stderr.
+"""
 
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import click
 
-from kafkad.client.cluster import Cluster
-from kafkad.client.connection import Unreachable
-from kafkad.protocol.errors import KafkaError
+from kafkad.client.cluster import Cluster, parse_address
+from kafkad.protocol import errors
+from kafkad.protocol.errors import NAMES, KafkaError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+
+# what to do about an error, where its name does not say it
+HINTS = {
+    errors.UNKNOWN_TOPIC_OR_PARTITION: "it does not exist; kafkad topics --list shows what does",
+    errors.LEADER_NOT_AVAILABLE: "the partition has no leader for now; try again",
+    errors.COORDINATOR_NOT_AVAILABLE: "the group's coordinator is not there yet; try again",
+    errors.GROUP_ID_NOT_FOUND: "there is no such group; kafkad groups --list shows what there is",
+    errors.NON_EMPTY_GROUP: "the group has members; stop its consumers first",
+    errors.UNKNOWN_MEMBER_ID: "the group has members; stop its consumers first",
+    errors.GROUP_SUBSCRIBED_TO_TOPIC: "the group reads the topic; stop its consumers first",
+    errors.INCONSISTENT_GROUP_PROTOCOL: "the group's members use another assignor or protocol than range",
+    errors.MESSAGE_TOO_LARGE: "a record is larger than max.message.bytes of the topic",
+    errors.REQUEST_TIMED_OUT: "the broker did not get it done in time; try again",
+}
+
+
+class Refused(Exception):
+    """The command cannot do it: exit code 1, `str(error)` is for people."""
+
+
+class Address(click.ParamType):
+    name = "HOST:PORT[,...]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        parts = [part for part in str(value).split(",") if part.strip()]
+        try:
+            if not parts:
+                raise ValueError("no address is given")
+            for part in parts:
+                parse_address(part)
+        except ValueError as wrong:
+            self.fail(str(wrong), param, ctx)
+        return ",".join(parts)
 
 
 def server_options(function: F) -> F:
     """The options that every command which asks a broker takes."""
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option(
+            "--command-config",
+            metavar="FILE",
+            expose_value=False,
+            callback=check_client_file,
+            help="A client's properties; what kafkad cannot do (TLS, SASL) is refused.",
+        ),
         click.option(
             "--bootstrap-server",
             "bootstrap",
+            type=Address(),
             metavar="HOST:PORT[,...]",
-            default="127.0.0.1:9092",
+            default=DEFAULT_BOOTSTRAP,
             show_default=True,
             envvar="KAFKAD_BOOTSTRAP_SERVER",
             help="The broker to ask.",
@@ -35,23 +82,44 @@ def server_options(function: F) -> F:
     return function
 
 
+def check_client_file(_ctx: click.Context, _param: click.Parameter, path: str | None) -> None:
+    if path is None:
+        return
+    from kafkad.config.properties import read_properties
+
+    try:
+        given = read_properties(path)
+    except OSError as trouble:
+        raise click.BadParameter(f"{path}: {trouble.strerror}", param_hint="--command-config")
+    except ValueError as wrong:
+        raise click.BadParameter(f"{path}: {wrong}", param_hint="--command-config")
+    check_security(given, "--command-config")
+
+
+def check_security(given: dict[str, str], option: str) -> None:
+    protocol = given.get("security.protocol", "PLAINTEXT")
+    if protocol.upper() != "PLAINTEXT":
+        raise click.BadParameter(
+            f"security.protocol={protocol}: kafkad's own commands speak PLAINTEXT only, yet",
+            param_hint=option,
+        )
+
+
 @contextmanager
 def connected(bootstrap: str) -> Iterator[Cluster]:
-    """A cluster for the length of a command; its troubles end the command with a sentence and exit code 1."""
-    try:
-        with Cluster(bootstrap) as cluster:
-            yield cluster
-    except (KafkaError, Unreachable) as trouble:
-        fail(str(trouble))
-    except ValueError as wrong:
-        fail(f"--bootstrap-server: {wrong}", 2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    """A cluster for the length of a command; a broker answers, or Unreachable is raised at once."""
+    with Cluster(bootstrap) as cluster:
+        cluster.any()
+        yield cluster
 
 
-def fail(sentence: str, code: int = 1) -> None:
-    print(f"kafkad: {sentence}", file=sys.stderr)
-    sys.exit(code)
+def explained(trouble: KafkaError) -> str:
+    name = NAMES.get(trouble.code, f"error {trouble.code}")
+    hint = HINTS.get(trouble.code, "")
+    parts = [name, (trouble.message or "").rstrip(".")]
+    if hint and len((trouble.message or "").split()) <= 2:  # a broker that explains itself needs no hint
+        parts.append(hint)
+    return ": ".join(part for part in parts if part)
 
 
 def say(text: str) -> None:
@@ -59,47 +127,82 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def show(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], as_json: bool, *, title: str | None = None
-) -> None:
-    """Rows as a table, or as a JSON array of objects with the column names in snake_case."""
+def show(columns: Sequence[str], rows: Sequence[Sequence[Any]], as_json: bool) -> None:
+    """Rows as a table, or as a JSON array of objects with the column names in snake_case. On a terminal the
+    table is made for eyes; in a pipe its lines stay whole and unadorned.
+    """
     if as_json:
         names = [column.lower().replace(" ", "_").replace("-", "_") for column in columns]
-        print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=as_text))
-        return
+        print_json([dict(zip(names, row, strict=True)) for row in rows])
+    elif sys.stdout.isatty():
+        rich_table(columns, rows)
+    else:
+        table = [[column.upper() for column in columns], *([as_text(cell) for cell in row] for row in rows)]
+        widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+        for line in table:
+            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            print("  ".join(cells).rstrip())
+
+
+def print_json(document: Any) -> None:
+    print(json.dumps(document))
+
+
+def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
-        numbers = bool(rows) and all(isinstance(row[number], int | float) for row in rows)
+        numbers = bool(rows) and all(isinstance(row[number], int | float | None) for row in rows)
         table.add_column(column, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(as_text(cell) for cell in row))
-    width = None if sys.stdout.isatty() else 200
-    Console(width=width, highlight=False, markup=False, emoji=False).print(table)
+    Console(highlight=False, markup=False, emoji=False).print(table)
 
 
 def as_text(value: Any) -> str:
-    if value is None:
+    """A cell for people; what would move a terminal's cursor is escaped."""
+    if value is None or value == "" or value == [] or value == {}:
         return "-"
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return as_text(",".join(f"{key}={element}" for key, element in value.items()))
     if isinstance(value, list | tuple):
-        return ",".join(map(str, value))
-    return str(value)
+        return as_text(",".join(map(str, value)))
+    text = str(value)
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
-def parse_pairs(texts: Sequence[str], option: str) -> dict[str, str]:
-    """`key=value` or `key=value,key=[a,b]` as Kafka's tools take them. Raises click.BadParameter."""
+def as_json_bytes(data: bytes | None) -> Any:
+    """Bytes in JSON: a string when they are UTF-8, else {"base64": …}."""
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        import base64
+
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def parse_pairs(texts: Sequence[str], option: str, *, split: bool = True) -> dict[str, str]:
+    """`key=value` or, with `split`, `key=value,key=[a,b]` as Kafka's tools take them. Raises
+    click.BadParameter.
+    """
     pairs: dict[str, str] = {}
     for text in texts:
-        for part in split_outside_brackets(text):
+        for part in split_outside_brackets(text) if split else [text]:
             key, equals, value = part.partition("=")
             if not equals or not key.strip():
                 raise click.BadParameter(f"{part!r} is not of the form key=value", param_hint=option)
-            pairs[key.strip()] = value.strip().removeprefix("[").removesuffix("]")
+            if split:
+                value = value.strip()
+                if value.startswith("[") and value.endswith("]"):
+                    value = value[1:-1]
+            pairs[key.strip()] = value
     return pairs
 
 
@@ -111,3 +214,29 @@ def split_outside_brackets(text: str) -> list[str]:
             parts.append(text[start:at])
             start = at + 1
     return [part for part in [*parts, text[start:]] if part.strip()]
+
+
+class Progress:
+    """A progress bar on stderr while `wanted` and somebody looks; else nothing. A context manager."""
+
+    def __init__(self, label: str, total: int | None, *, wanted: bool = True) -> None:
+        self._bar: Any = None
+        if wanted and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task(label, total=total)
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def advance(self, amount: int = 1) -> None:
+        if self._bar:
+            self._bar.advance(self._task, amount)

@@ -1,16 +1,45 @@
-"""`kafkad produce`: kafka-console-producer."""
+"""`kafkad produce`: kafka-console-producer. One record a line, with Kafka's LineMessageReader properties.
+
+Lines that come slowly (a terminal, `tail -f`) are sent when the input pauses, a file in full batches.
+"""
 
 import os
+import select
 import sys
-from typing import Any, BinaryIO
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
-from kafkad.cli.output import CONTEXT, connected, parse_pairs, say, server_options
+from kafkad.cli.output import (
+    CONTEXT,
+    Progress,
+    Refused,
+    check_security,
+    connected,
+    parse_pairs,
+    print_json,
+    say,
+    server_options,
+)
 from kafkad.client.producer import Producer
-from kafkad.protocol.errors import KafkaError
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+READ_BYTES = 1 << 20
+
+# what a line may be told to have: LineMessageReader's properties and their defaults
+READER = {
+    "parse.key": "false",
+    "key.separator": "\t",
+    "parse.headers": "false",
+    "headers.delimiter": "\t",
+    "headers.separator": ",",
+    "headers.key.separator": ":",
+    "ignore.error": "false",
+    "null.marker": "",
+}
+# the producer's properties that have a meaning here, besides those that have an option
+PRODUCER = {"acks", "compression.type", "enable.idempotence", "batch.size", "delivery.timeout.ms"}
 
 
 @click.command(context_settings=CONTEXT)
@@ -22,120 +51,223 @@ CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
     help="Read lines of this file, with a progress bar.",
 )
 @click.option(
+    "--reader-property",
     "--property",
-    "properties",
+    "reader",
     multiple=True,
     metavar="KEY=VALUE",
-    help="As in kafka-console-producer: parse.key, key.separator, parse.headers, null.marker, ...",
+    help="How to read a line: parse.key, key.separator, parse.headers, headers.delimiter, headers.separator,"
+    " headers.key.separator, null.marker, ignore.error.",
 )
 @click.option("--key-separator", help="Short for parse.key=true and this key.separator.")
-@click.option("--partition", type=int, help="Write to this partition only.")
-@click.option("--compression-codec", type=click.Choice(list(CODECS)), default="none", show_default=True)
+@click.option("--partition", type=click.IntRange(0), help="Write to this partition only.")
+@click.option(
+    "--compression-codec",
+    type=click.Choice(list(CODECS)),
+    default=None,
+    is_flag=False,
+    flag_value="gzip",
+    help="Default: none; without a name: gzip.",
+)
 @click.option(
     "--request-required-acks",
     "--acks",
     "acks",
     type=click.Choice(["0", "1", "-1", "all"]),
-    default="all",
-    show_default=True,
+    help="Default: all.",
+)
+@click.option("--sync", is_flag=True, help="Wait for each record's acknowledgement before the next.")
+@click.option(
+    "--timeout-ms", type=click.IntRange(1), help="Give up on a batch after so long. Default: 60000."
+)
+@click.option(
+    "--command-property",
+    "--producer-property",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A producer's: acks, compression.type, enable.idempotence, batch.size, delivery.timeout.ms.",
 )
 @server_options
 def command(
     topic: str,
     path: str | None,
-    properties: tuple[str, ...],
+    reader: tuple[str, ...],
     key_separator: str | None,
     partition: int | None,
-    compression_codec: str,
-    acks: str,
+    compression_codec: str | None,
+    acks: str | None,
+    sync: bool,
+    timeout_ms: int | None,
+    settings: tuple[str, ...],
     bootstrap: str,
     as_json: bool,
 ) -> None:
     """Write one record a line, from standard input or --file.
+
+    Idempotent: what a broker that dies in the middle has taken is neither lost nor doubled.
 
     \b
       echo hello | kafkad produce --topic greetings
       kafkad produce --topic flights --file flights.json --compression-codec zstd
       printf 'N14228:{"delay":2}\\n' | kafkad produce --topic flights --key-separator :
     """
-    how = parse_pairs(properties, "--property")
-    if key_separator is not None:
-        how |= {"parse.key": "true", "key.separator": key_separator}
-    number_of_acks = -1 if acks == "all" else int(acks)
-    with connected(bootstrap) as cluster:
-        written = [0]
+    lines = LineReader(parse_pairs(reader, "--reader-property", split=False), key_separator)
+    how = producer_settings(settings, acks, compression_codec, timeout_ms)
+    written = 0
 
-        def delivered(_partition: int, _first: int, count: int) -> None:
-            written[0] += count
+    def delivered(_partition: int, _first: int, count: int) -> None:
+        nonlocal written
+        written += count
 
-        producer = Producer(
-            cluster, topic, acks=number_of_acks, compression=CODECS[compression_codec], on_delivery=delivered
-        )
-        source: BinaryIO = open(path, "rb") if path else sys.stdin.buffer  # noqa: SIM115  closed at exit
-        interactive = path is None and sys.stdin.isatty()
-        with progress_of(path) as progress:
-            for number, line in enumerate(source, 1):
-                key, value, headers = parse_line(line.rstrip(b"\r\n"), how, number)
-                producer.send(value, key, headers=headers, partition=partition)
-                if interactive:
-                    producer.flush()
-                progress.advance(len(line))
-            producer.flush()
+    try:
+        with connected(bootstrap) as cluster:
+            producer = Producer(cluster, topic, on_delivery=delivered, **how)
+            try:
+                send_all(producer, lines, path, partition, sync)
+            except BaseException as stopped:
+                if not isinstance(stopped, Exception):
+                    producer.flush()  # Ctrl-C: what was read is sent still
+                raise
+    except Exception:
+        if written:
+            say(f"{written:,} records were written to {topic} before it failed.")
+        raise
     if as_json:
-        print(f'{{"topic": "{topic}", "records": {written[0]}}}')
-    elif path:
-        say(f"{written[0]:,} records written to {topic}.")
+        print_json([{"topic": topic, "records": written}])
+    elif path or not sys.stdin.isatty():
+        say(f"{written:,} records written to {topic}.")
 
 
-def parse_line(line: bytes, how: dict[str, str], number: int) -> tuple[bytes | None, bytes | None, list[Any]]:
-    """(key, value, headers) of one line, by Kafka's LineMessageReader properties. KafkaError names the
-    line.
+def send_all(
+    producer: Producer, lines: "LineReader", path: str | None, partition: int | None, sync: bool
+) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path else sys.stdin.fileno()
+    total = os.fstat(fd).st_size if path else None
+    prompt = path is None and sys.stdin.isatty() and sys.stdout.isatty()
+    with Progress(f"writing to {producer.topic}", total, wanted=path is not None) as progress:
+        for line in read_lines(fd, prompt):
+            if line is None:
+                producer.flush()
+                continue
+            progress.advance(len(line) + 1)
+            key, value, headers = lines.parse(line)
+            producer.send(value, key, headers=headers, partition=partition)
+            if sync:
+                producer.flush()
+        producer.flush()
+
+
+def read_lines(fd: int, prompt: bool) -> Iterator[bytes | None]:
+    """The lines of a file, without their ends, and None whenever there is nothing more to read for now."""
+    rest: list[bytes] = []  # pieces of a line whose end has not come yet
+    while True:
+        if not select.select([fd], [], [], 0)[0]:
+            yield None
+            if prompt:
+                print(">", end="", flush=True)
+        data = os.read(fd, READ_BYTES)
+        if not data:
+            break
+        *whole, last = data.split(b"\n")
+        for line in whole:
+            if rest:
+                line = b"".join([*rest, line])
+                rest.clear()
+            yield line.removesuffix(b"\r")
+        if last:
+            rest.append(last)
+    if rest:
+        yield b"".join(rest).removesuffix(b"\r")
+
+
+class LineReader:
+    """A line into a record, as Kafka's LineMessageReader does. click.BadParameter for properties that cannot
+    be, Refused for a line that is not as they say.
     """
-    key: bytes | None = None
-    headers: list[Any] = []
-    if how.get("parse.headers") == "true":
-        text, found, line = line.partition(how.get("headers.delimiter", "\t").encode())
-        if not found:
-            raise KafkaError(87, f"line {number} has no headers delimiter")
-        for pair in filter(None, text.split(how.get("headers.separator", ",").encode())):
-            name, _, data = pair.partition(how.get("headers.key.separator", ":").encode())
-            headers.append((name.decode(), data))
-    if how.get("parse.key") == "true":
-        separator = how.get("key.separator", "\t").encode()
-        key, found, rest = line.partition(separator)
-        if not found:
-            raise KafkaError(87, f"line {number} has no key separator {separator!r}")
-        line = rest
-    marker = how.get("null.marker", "").encode()
-    value: bytes | None = line
-    if marker and line == marker:
-        value = None
-    if marker and key == marker:
-        key = None
-    return key, value, headers
+
+    def __init__(self, given: dict[str, str], key_separator: str | None) -> None:
+        unknown = given.keys() - READER.keys()
+        if unknown:
+            raise click.BadParameter(
+                f"{', '.join(sorted(unknown))}: there are {', '.join(READER)}", param_hint="--reader-property"
+            )
+        how = READER | given
+        if key_separator is not None:
+            how |= {"parse.key": "true", "key.separator": key_separator}
+        self.with_key = how["parse.key"].strip().lower() == "true"
+        self.with_headers = how["parse.headers"].strip().lower() == "true"
+        self.lenient = how["ignore.error"].strip().lower() == "true"
+        self.key_separator = separator("key.separator", how)
+        self.headers_delimiter = separator("headers.delimiter", how)
+        self.headers_separator = separator("headers.separator", how)
+        self.header_key_separator = separator("headers.key.separator", how)
+        self.null = how["null.marker"].encode() or None
+        self.number = 0
+
+    def parse(self, line: bytes) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]:
+        """(key, value, headers)"""
+        self.number += 1
+        headers: list[tuple[str, bytes | None]] = []
+        key: bytes | None = None
+        if self.with_headers:
+            text, line = self.cut(line, self.headers_delimiter, "headers delimiter")
+            if text is not None and text != self.null:
+                headers = [self.header(pair) for pair in text.split(self.headers_separator) if text]
+        if self.with_key:
+            key, line = self.cut(line, self.key_separator, "key separator")
+        return (None if key == self.null else key), (None if line == self.null else line), headers
+
+    def cut(self, line: bytes, at: bytes, what: str) -> tuple[bytes | None, bytes]:
+        before, found, after = line.partition(at)
+        if found:
+            return before, after
+        if self.lenient:
+            return None, line
+        raise Refused(
+            f"line {self.number} has no {what} {at.decode()!r}; ignore.error=true takes such lines whole"
+        )
+
+    def header(self, pair: bytes) -> tuple[str, bytes | None]:
+        name, found, data = pair.partition(self.header_key_separator)
+        if not found and not self.lenient:
+            raise Refused(f"line {self.number} has a header without {self.header_key_separator.decode()!r}")
+        return name.decode(errors="replace"), data if found and data != self.null else None
 
 
-class progress_of:  # reads as a phrase
-    """A progress bar over a file's bytes; nothing when there is no file or nobody looks."""
+def separator(key: str, how: dict[str, str]) -> bytes:
+    if not how[key]:
+        raise click.BadParameter(f"{key} is empty", param_hint="--reader-property")
+    return how[key].encode()
 
-    def __init__(self, path: str | None) -> None:
-        self.bar: Any = None
-        if path and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import Progress
 
-            self.bar = Progress(console=Console(stderr=True))
-            self.task = self.bar.add_task("writing", total=os.path.getsize(path))
-
-    def __enter__(self) -> "progress_of":
-        if self.bar:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.bar:
-            self.bar.stop()
-
-    def advance(self, size: int) -> None:
-        if self.bar:
-            self.bar.advance(self.task, size)
+def producer_settings(
+    settings: tuple[str, ...], acks: str | None, codec: str | None, timeout_ms: int | None
+) -> dict[str, Any]:
+    """What Producer takes. An option wins over the property of the same meaning."""
+    option = "--command-property"
+    given = parse_pairs(settings, option, split=False)
+    check_security(given, option)
+    ignored = given.keys() - PRODUCER
+    if ignored:
+        say(f"kafkad: without effect here: {', '.join(sorted(ignored))}.")
+    acks = acks or given.get("acks", "all")
+    codec = codec or given.get("compression.type", "none")
+    if acks not in ("0", "1", "-1", "all"):
+        raise click.BadParameter(f"acks={acks}: there are 0, 1, -1 and all", param_hint=option)
+    if codec not in CODECS:
+        raise click.BadParameter(
+            f"compression.type={codec}: there are {', '.join(CODECS)}", param_hint=option
+        )
+    try:
+        batch_bytes = int(given.get("batch.size", 1 << 18))
+        delivery_ms = timeout_ms or int(given.get("delivery.timeout.ms", 60_000))
+    except ValueError:
+        raise click.BadParameter("batch.size and delivery.timeout.ms are whole numbers", param_hint=option)
+    return {
+        "acks": -1 if acks == "all" else int(acks),
+        "compression": CODECS[codec],
+        "idempotent": given.get("enable.idempotence", "true").lower() == "true",
+        "batch_bytes": batch_bytes,
+        "delivery_seconds": delivery_ms / 1000,
+    }

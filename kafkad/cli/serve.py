@@ -5,6 +5,10 @@ import sys
 
 import click
 
+from kafkad.cli.main import end
+
+DEFAULT_LISTENER = "PLAINTEXT://127.0.0.1:9092"
+
 
 def parse_overrides(pairs: tuple[str, ...]) -> dict[str, str]:
     """`key=value` arguments as a mapping; a later one wins. Raises click.BadParameter."""
@@ -64,24 +68,22 @@ def command(
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
     )
     if workers != 1:
-        print(f"kafkad: --workers takes 1 in this version, not {workers}.", file=sys.stderr)
-        sys.exit(2)
+        end(f"--workers takes 1 in this version, not {workers}", 2)
     overrides = parse_overrides(override)
     if data_dir is not None:
         overrides["log.dirs"] = data_dir
     elif properties is None and not {"log.dirs", "log.dir"} & overrides.keys():
         overrides["log.dirs"] = "data"
     if properties is None:
-        overrides.setdefault("listeners", "PLAINTEXT://127.0.0.1:9092")
-    if listen is not None:
-        overrides["listeners"] = f"PLAINTEXT://{listen}"
-        if properties is not None:  # what the file advertises is about its own listeners
-            overrides.setdefault("advertised.listeners", f"PLAINTEXT://{listen}")
+        overrides.setdefault("listeners", DEFAULT_LISTENER)
     try:
+        if listen is not None:
+            overrides |= listen_on(listen, properties, overrides)
         config = BrokerConfig.load(properties, overrides)
-    except (ConfigError, OSError) as trouble:
-        print(f"kafkad: {trouble}", file=sys.stderr)
-        sys.exit(2)
+    except OSError as trouble:
+        end(f"{trouble.filename}: {trouble.strerror}", 2)
+    except (ConfigError, ValueError) as wrong:
+        end(str(wrong), 2)
     if config.unknown_keys:
         logging.getLogger("kafkad").warning(
             "unknown configuration keys: %s", ", ".join(sorted(config.unknown_keys))
@@ -90,3 +92,25 @@ def command(
     from kafkad.server.lifecycle import serve
 
     sys.exit(serve(config, hint=sys.stdout.isatty()))
+
+
+def listen_on(address: str, properties: str | None, overrides: dict[str, str]) -> dict[str, str]:
+    """What --listen means: clients connect there and nowhere else. A controller's listeners, which a
+    properties file may have beside, stay; what the file advertises was about its own listeners, and goes.
+    """
+    given = overrides
+    if properties is not None:
+        from kafkad.config.properties import read_properties
+
+        given = read_properties(properties) | overrides
+    controllers = {name.strip() for name in given.get("controller.listener.names", "").split(",")}
+    kept = [
+        one.strip()
+        for one in given.get("listeners", "").split(",")
+        if one.strip() and one.strip().partition("://")[0] in controllers
+    ]
+    changed = {"listeners": ",".join([f"PLAINTEXT://{address}", *kept])}
+    if properties is not None and "advertised.listeners" not in overrides:
+        # without a host we advertise none, so that the broker finds its own
+        changed["advertised.listeners"] = f"PLAINTEXT://{address}"
+    return changed

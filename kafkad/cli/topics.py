@@ -1,48 +1,72 @@
-"""`kafkad topics`: kafka-topics."""
+"""`kafkad topics`: kafka-topics.
+
+As there, --topic is the name of the topic to create, and for everything else a regular expression (or
+several, with commas) that must match a whole name.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
 
 import click
 
-from kafkad.cli.output import CONTEXT, connected, fail, parse_pairs, say, server_options, show
+from kafkad.cli.output import CONTEXT, Refused, connected, parse_pairs, print_json, say, server_options, show
 from kafkad.client.cluster import Cluster
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 
 TIMEOUT_MS = 30_000
+TOPIC_RESOURCE = 2
+SET_ON_TOPIC = 1  # of a configuration's sources
 
 
 @click.command(context_settings=CONTEXT)
 @click.option("--create", "action", flag_value="create", help="Create a topic.")
-@click.option("--list", "action", flag_value="list", help="List topics.")
+@click.option("--list", "action", flag_value="list", help="List names of topics.")
 @click.option(
     "--describe", "action", flag_value="describe", help="Show partitions, leaders and configuration."
 )
 @click.option("--alter", "action", flag_value="alter", help="Add partitions.")
 @click.option("--delete", "action", flag_value="delete", help="Delete a topic and its records.")
-@click.option("--topic", help="The topic.")
+@click.option("--topic", help="The topic; except for --create a regular expression will do.")
+@click.option("--topic-id", help="With --describe: the topic of this id.")
 @click.option(
-    "--partitions", type=int, help="With --create or --alter. Default: num.partitions of the broker."
+    "--partitions", type=click.IntRange(1), help="With --create (default: num.partitions) or --alter."
 )
-@click.option("--replication-factor", type=int, help="With --create. Default: the broker's.")
+@click.option("--replication-factor", type=click.IntRange(1), help="With --create. Default: the broker's.")
+@click.option(
+    "--replica-assignment",
+    metavar="ID:ID,ID:ID",
+    help="With --create: the brokers of each partition, the first one leads.",
+)
 @click.option(
     "--config", "configs", multiple=True, metavar="KEY=VALUE", help="With --create; may be repeated."
 )
 @click.option("--if-not-exists", is_flag=True, help="With --create: be content when it is there.")
+@click.option("--if-exists", is_flag=True, help="Except with --create: be content when it is not there.")
+@click.option("--exclude-internal", is_flag=True, help="Leave out __consumer_offsets and its like.")
 @click.option(
-    "--if-exists", is_flag=True, help="With --delete, --alter, --describe: be content when it is not."
+    "--under-replicated-partitions", "narrow", flag_value="under", help="With --describe: only these."
 )
 @click.option(
-    "--exclude-internal", is_flag=True, help="With --list: leave out __consumer_offsets and its like."
+    "--unavailable-partitions", "narrow", flag_value="unavailable", help="With --describe: only these."
+)
+@click.option(
+    "--topics-with-overrides", "narrow", flag_value="overrides", help="With --describe: only these."
 )
 @server_options
 def command(
     action: str | None,
     topic: str | None,
+    topic_id: str | None,
     partitions: int | None,
     replication_factor: int | None,
+    replica_assignment: str | None,
     configs: tuple[str, ...],
     if_not_exists: bool,
     if_exists: bool,
     exclude_internal: bool,
+    narrow: str | None,
     bootstrap: str,
     as_json: bool,
 ) -> None:
@@ -51,66 +75,138 @@ def command(
     \b
       kafkad topics --create --topic flights --partitions 4 --config retention.ms=-1
       kafkad topics --describe --topic flights
+      kafkad topics --alter --topic flights --partitions 8
+      kafkad topics --delete --topic 'test-.*'
       kafkad topics --list --json
     """
     if action is None:
         raise click.UsageError("say one of --create, --list, --describe, --alter, --delete")
     if topic is None and action in ("create", "alter", "delete"):
         raise click.UsageError(f"--{action} needs --topic")
-    pairs = parse_pairs(configs, "--config")
+    if action == "alter" and partitions is None:
+        raise click.UsageError(
+            "--alter needs --partitions, the new count (configuration: kafkad configs --alter)"
+        )
+    if replica_assignment is not None and (partitions or replication_factor):
+        raise click.UsageError("--replica-assignment excludes --partitions and --replication-factor")
+    pairs = parse_pairs(configs, "--config", split=False)
+    chosen = matcher(topic)
     with connected(bootstrap) as cluster:
-        try:
-            match action:
-                case "list":
-                    list_topics(cluster, exclude_internal, as_json)
-                case "describe":
-                    describe(cluster, topic, as_json)
-                case "create":
-                    assert topic is not None
-                    create(cluster, topic, partitions, replication_factor, pairs, as_json)
-                case "alter":
-                    assert topic is not None
-                    if partitions is None:
-                        raise click.UsageError("--alter needs --partitions, the new count")
-                    alter(cluster, topic, partitions)
-                case "delete":
-                    assert topic is not None
-                    delete(cluster, topic)
-        except KafkaError as trouble:
-            content = (if_not_exists and trouble.code == errors.TOPIC_ALREADY_EXISTS) or (
-                if_exists and trouble.code == errors.UNKNOWN_TOPIC_OR_PARTITION
-            )
-            if not content:
-                fail(str(trouble))
+        if action == "create":
+            assert topic is not None
+            assignment = parse_assignment(replica_assignment)
+            made = create(cluster, topic, partitions, replication_factor, assignment, pairs, if_not_exists)
+            show_changes(made, "Created topic {}.", as_json)
+            return
+        known = sorted(cluster.refresh(None).topics, key=lambda t: t.name)
+        found = [t for t in known if chosen(t.name) and not (exclude_internal and t.is_internal)]
+        if topic_id is not None:
+            found = [t for t in found if id_text(t.topic_id) == topic_id]
+        if (topic or topic_id) and not found and action != "list":
+            if not if_exists:
+                raise Refused(
+                    f"there is no topic {topic or topic_id!r}; kafkad topics --list shows what there is"
+                )
+            show_changes([], "", as_json)
+            return
+        match action:
+            case "list":
+                list_topics(found, as_json)
+            case "describe":
+                describe(cluster, found, narrow, as_json)
+            case "alter":
+                assert partitions is not None
+                show_changes(alter(cluster, found, partitions), "Topic {} has more partitions.", as_json)
+            case "delete":
+                show_changes(delete(cluster, found), "Deleted topic {}.", as_json)
 
 
-def list_topics(cluster: Cluster, exclude_internal: bool, as_json: bool) -> None:
-    topics = [t for t in cluster.refresh(None).topics if not (exclude_internal and t.is_internal)]
-    rows = [(t.name, len(t.partitions)) for t in sorted(topics, key=lambda t: t.name)]
-    show(("Topic", "Partitions"), rows, as_json)
+def matcher(topic: str | None) -> Callable[[str], Any]:
+    """Whether a name is meant. Raises click.BadParameter."""
+    if topic is None:
+        return lambda _name: True
+    try:
+        pattern = re.compile("|".join(part.strip() for part in topic.split(",")))
+    except re.error as wrong:
+        raise click.BadParameter(f"{topic!r} is no regular expression: {wrong}", param_hint="--topic")
+    return lambda name: name == topic or pattern.fullmatch(name)
 
 
-def describe(cluster: Cluster, topic: str | None, as_json: bool) -> None:
-    topics = cluster.refresh(None if topic is None else [topic]).topics
+def show_changes(changes: list[dict[str, Any]], text: str, as_json: bool) -> None:
+    if as_json:
+        print_json(changes)
+    else:
+        for change in changes:
+            say(text.format(change["topic"]))
+
+
+def list_topics(topics: list[Any], as_json: bool) -> None:
+    if as_json:
+        columns = ("Topic", "Topic-id", "Partitions", "Internal")
+        show(columns, [(t.name, id_text(t.topic_id), len(t.partitions), t.is_internal) for t in topics], True)
+    else:
+        for topic in topics:
+            print(topic.name)
+
+
+def describe(cluster: Cluster, topics: list[Any], narrow: str | None, as_json: bool) -> None:
+    configs = own_configs(cluster, [t.name for t in topics])
     rows = []
-    for told in sorted(topics, key=lambda t: t.name):
-        if told.error_code:
-            raise KafkaError(told.error_code, f"topic {told.name!r}")
-        configs = changed_configs(cluster, told.name)
-        for p in sorted(told.partitions, key=lambda p: p.partition_index):
-            shown = configs if p.partition_index == 0 or as_json else ""
-            rows += [(told.name, p.partition_index, p.leader_id, p.replica_nodes, p.isr_nodes, shown)]
-    show(("Topic", "Partition", "Leader", "Replicas", "Isr", "Configs"), rows, as_json)
+    for topic in topics:
+        if topic.error_code:
+            raise KafkaError(topic.error_code, f"topic {topic.name!r}")
+        own = configs.get(topic.name, {})
+        if narrow == "overrides" and not own:
+            continue
+        for number, p in enumerate(sorted(topic.partitions, key=lambda p: p.partition_index)):
+            if narrow == "under" and len(p.isr_nodes) >= len(p.replica_nodes):
+                continue
+            if narrow == "unavailable" and p.leader_id >= 0:
+                continue
+            rows.append(
+                (
+                    topic.name,
+                    id_text(topic.topic_id) if as_json or number == 0 else "",
+                    p.partition_index,
+                    p.leader_id if p.leader_id >= 0 else None,
+                    p.leader_epoch,
+                    p.replica_nodes,
+                    p.isr_nodes,
+                    own if as_json or number == 0 else "",
+                )
+            )
+    columns = ("Topic", "Topic-id", "Partition", "Leader", "Leader-epoch", "Replicas", "Isr", "Configs")
+    show(columns, rows, as_json)
 
 
-def changed_configs(cluster: Cluster, topic: str) -> str:
-    """Configuration that was set on the topic itself, as key=value,…"""
-    resource = messages.DescribeConfigsRequest.Resources(
-        resource_type=2, resource_name=topic, configuration_keys=None
-    )
-    result = cluster.any().ask(messages.DescribeConfigsRequest(resources=[resource])).results[0]
-    dynamic_topic = 1
-    return ",".join(f"{c.name}={c.value}" for c in result.configs if c.config_source == dynamic_topic)
+def id_text(topic_id: bytes) -> str | None:
+    """Kafka's form of a topic id; None for a broker that has none."""
+    import base64
+
+    return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode() if any(topic_id) else None
+
+
+def own_configs(cluster: Cluster, topics: list[str]) -> dict[str, dict[str, str | None]]:
+    """The configuration that was set on each topic itself."""
+    if not topics:
+        return {}
+    struct = messages.DescribeConfigsRequest.Resources
+    asked = [struct(resource_type=TOPIC_RESOURCE, resource_name=t, configuration_keys=None) for t in topics]
+    told = cluster.any().ask(messages.DescribeConfigsRequest(resources=asked)).results
+    return {
+        result.resource_name: {c.name: c.value for c in result.configs if c.config_source == SET_ON_TOPIC}
+        for result in told
+    }
+
+
+def parse_assignment(text: str | None) -> list[list[int]]:
+    """`1:2,2:1` as brokers of each partition. Raises click.BadParameter."""
+    if text is None:
+        return []
+    try:
+        return [[int(broker) for broker in part.split(":")] for part in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not like 1:2,2:1", param_hint="--replica-assignment")
 
 
 def create(
@@ -118,43 +214,51 @@ def create(
     name: str,
     partitions: int | None,
     replicas: int | None,
+    assignment: list[list[int]],
     configs: dict[str, str],
-    as_json: bool,
-) -> None:
+    if_not_exists: bool,
+) -> list[dict[str, Any]]:
     struct = messages.CreateTopicsRequest.Topics
     topic = struct(
         name=name,
         num_partitions=-1 if partitions is None else partitions,
         replication_factor=-1 if replicas is None else replicas,
+        assignments=[
+            struct.Assignments(partition_index=p, broker_ids=brokers) for p, brokers in enumerate(assignment)
+        ],
         configs=[struct.Configs(name=key, value=value) for key, value in configs.items()],
     )
     told = cluster.any().ask(messages.CreateTopicsRequest(topics=[topic], timeout_ms=TIMEOUT_MS)).topics[0]
+    if told.error_code == errors.TOPIC_ALREADY_EXISTS and if_not_exists:
+        return []
     if told.error_code:
         raise KafkaError(told.error_code, told.error_message)
-    if as_json:
-        show(("Topic", "Partitions"), [(told.name, told.num_partitions)], True)
-    else:
-        say(f"Created topic {told.name}.")
+    replicas_made = told.replication_factor
+    return [{"topic": name, "partitions": told.num_partitions, "replication_factor": replicas_made}]
 
 
-def alter(cluster: Cluster, name: str, partitions: int) -> None:
-    topic = messages.CreatePartitionsRequest.Topics(name=name, count=partitions, assignments=None)
-    told = (
-        cluster.any().ask(messages.CreatePartitionsRequest(topics=[topic], timeout_ms=TIMEOUT_MS)).results[0]
-    )
-    if told.error_code:
-        raise KafkaError(told.error_code, told.error_message)
-    say(f"Topic {name} has {partitions} partitions.")
+def alter(cluster: Cluster, topics: list[Any], partitions: int) -> list[dict[str, Any]]:
+    struct = messages.CreatePartitionsRequest.Topics
+    asked = [struct(name=t.name, count=partitions, assignments=None) for t in topics]
+    request = messages.CreatePartitionsRequest(topics=asked, timeout_ms=TIMEOUT_MS)
+    return changed(cluster.any().ask(request).results, {"partitions": partitions})
 
 
-def delete(cluster: Cluster, name: str) -> None:
+def delete(cluster: Cluster, topics: list[Any]) -> list[dict[str, Any]]:
     connection = cluster.any()
     request = messages.DeleteTopicsRequest(timeout_ms=TIMEOUT_MS)
     if connection.version_for(messages.DeleteTopicsRequest) >= 6:
-        request.topics = [messages.DeleteTopicsRequest.Topics(name=name)]
+        request.topics = [messages.DeleteTopicsRequest.Topics(name=t.name) for t in topics]
     else:
-        request.topic_names = [name]
-    told = connection.ask(request).responses[0]
-    if told.error_code:
-        raise KafkaError(told.error_code, told.error_message or f"topic {name!r}")
-    say(f"Deleted topic {name}.")
+        request.topic_names = [t.name for t in topics]
+    return changed(connection.ask(request).responses, {})
+
+
+def changed(results: list[Any], what: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was done, of several topics; those that were refused are told, and raised last."""
+    refused = [r for r in results if r.error_code]
+    for result in refused[1:]:
+        say(f"kafkad: {KafkaError(result.error_code, result.error_message or f'topic {result.name!r}')}")
+    if refused:
+        raise KafkaError(refused[0].error_code, refused[0].error_message or f"topic {refused[0].name!r}")
+    return [{"topic": r.name, **what} for r in results]

@@ -1,0 +1,138 @@
+"""Records of Kafka's own topics in words, for `kafkad dump-log`: what Kafka's decoders print, as JSON.
+
+A decoder takes a record and answers (key, payload), each None where there is nothing to say. A record that
+does not decode is told, not raised: the next one may.
+"""
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+from kafkad.protocol import codec, messages
+from kafkad.protocol.errors import Malformed
+from kafkad.protocol.records import Record, control_kind
+
+Decoder = Callable[[Record], tuple[Any, Any]]
+
+# kind of a control record -> (Kafka's word, the message in its value)
+CONTROL = {
+    0: ("ABORT", "EndTxnMarker"),
+    1: ("COMMIT", "EndTxnMarker"),
+    2: ("LeaderChange", "LeaderChangeMessage"),
+    3: ("SnapshotHeader", "SnapshotHeaderRecord"),
+    4: ("SnapshotFooter", "SnapshotFooterRecord"),
+    5: ("KRaftVersion", "KRaftVersionRecord"),
+    6: ("KRaftVoters", "VotersRecord"),
+}
+WITH_VERSION_BEFORE = "EndTxnMarker"  # the others carry their version as their first field
+UUIDS = 16
+
+
+def as_data(message: Any) -> dict[str, Any]:
+    """A message as JSON data, with Kafka's names of the fields; ids and bytes in base64."""
+    return {camel_case(name): plain(getattr(message, name)) for name in type(message).__slots__}
+
+
+def camel_case(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [plain(element) for element in value]
+    if isinstance(value, bytes | bytearray | memoryview):
+        data = bytes(value)
+        if len(data) == UUIDS:
+            return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+        return base64.b64encode(data).decode()
+    return as_data(value) if hasattr(type(value), "__slots__") and hasattr(type(value), "SPEC") else value
+
+
+def decode_control(record: Record) -> tuple[str, dict[str, Any]]:
+    """(Kafka's word for it, its value) of a control record."""
+    kind = control_kind(record)
+    if kind not in CONTROL:
+        return f"UNKNOWN({kind})", {}
+    word, name = CONTROL[kind]
+    value = record.value or b""
+    version = int.from_bytes(value[:2], "big")
+    cls = messages.message_class(name)
+    start = 2 if name == WITH_VERSION_BEFORE else 0
+    message, _ = codec.decode(cls, min(version, cls.MAX_VERSION), value, start)
+    return word, as_data(message)
+
+
+def metadata_decoder(record: Record) -> tuple[Any, Any]:
+    from kafkad.metadata.records import UnknownRecord, decode_record
+
+    try:
+        message = decode_record(record.value or b"")
+    except Malformed as lie:
+        return None, {"error": str(lie)}
+    if isinstance(message, UnknownRecord):
+        return None, {"type": message.kind, "data": plain(message.value)}
+    return None, {"type": upper_snake(message.NAME), "data": as_data(message)}
+
+
+def upper_snake(name: str) -> str:
+    """TopicRecord -> TOPIC_RECORD, as Kafka calls record types."""
+    return "".join(f"_{c}" if c.isupper() and at else c for at, c in enumerate(name)).upper()
+
+
+def coordinator_decoder(family: str) -> Decoder:
+    """Of __consumer_offsets, __transaction_state or __share_group_state: the key begins with the record's
+    type, the value with its version.
+    """
+    classes = {(c.RECORD_TYPE, c.NAME[-3:]): c for c in messages.record_classes(family)}
+    if family == "group":
+        classes[0, "Key"], classes[0, "lue"] = classes[1, "Key"], classes[1, "lue"]
+
+    def decode(record: Record) -> tuple[Any, Any]:
+        key_bytes = record.key or b""
+        kind = int.from_bytes(key_bytes[:2], "big")
+        if (kind, "Key") not in classes:
+            return {"type": str(kind), "error": "unknown record type"}, None
+        try:
+            key, _ = codec.decode(classes[kind, "Key"], 0, key_bytes, 2)
+            told = {"type": str(kind), "data": as_data(key)}
+            if record.value is None:
+                return told, "<DELETE>"
+            version = int.from_bytes(record.value[:2], "big")
+            cls = classes[kind, "lue"]
+            if version > cls.MAX_VERSION:
+                return told, {"version": str(version), "error": "unknown version"}
+            value, _ = codec.decode(cls, version, record.value, 2)
+        except Malformed as lie:
+            return {"type": str(kind), "error": str(lie)}, None
+        data = as_data(value)
+        if data.get("protocolType") == "consumer":
+            for member in data["members"]:
+                for field, name in (("subscription", "Subscription"), ("assignment", "Assignment")):
+                    member[field] = consumer_protocol(member[field], f"ConsumerProtocol{name}")
+        return told, {"version": str(version), "data": data}
+
+    return decode
+
+
+def consumer_protocol(text: str, name: str) -> Any:
+    """A member's subscription or assignment, which are opaque to brokers but not to people."""
+    try:
+        data = base64.b64decode(text)
+        message, _ = codec.decode(messages.message_class(name), 0, data, 2)
+        return as_data(message)
+    except (Malformed, ValueError):
+        return text
+
+
+def plain_decoder(record: Record) -> tuple[Any, Any]:
+    return text_or_none(record.key), text_or_none(record.value)
+
+
+def text_or_none(data: bytes | None) -> str | None:
+    return None if data is None else data.decode(errors="backslashreplace")
+
+
+def as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -23,7 +23,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from kafkad._native.batch cimport NEED_PYTHON
 from kafkad._native.connection cimport (
-    Conn, Core, Slot, Timer, slot_extend, slot_finish, slot_open, slot_pend, slot_region,
+    Conn, Core, Slot, Timer, core_fatal, slot_extend, slot_finish, slot_open, slot_pend, slot_region,
 )
 from kafkad._native.fetch_session cimport (
     Fetched, Session, SessionCache, cache_add, cache_find, cache_free, cache_init, cache_remove, cache_touch,
@@ -41,8 +41,6 @@ from kafkad._native.wire cimport (
 )
 
 import logging
-
-from kafkad.protocol.errors import KafkaError
 
 cdef enum:                              # error codes, org.apache.kafka.common.protocol.Errors
     UNKNOWN_SERVER_ERROR = -1
@@ -226,13 +224,14 @@ cdef void read_python(Fetching self, Entry* entry, Fetched* fetched, int64_t byt
                       int isolation, Result* result) noexcept nogil:
     self.core.stats.python_reads += 1
     with gil:
-        read_slow(entry, fetched.offset, bytes_max, at_least_one, isolation, result)
+        read_slow(self.core, entry, fetched.offset, bytes_max, at_least_one, isolation, result)
 
 
-cdef void read_slow(Entry* entry, int64_t offset, int64_t bytes_max, bint at_least_one, int isolation,
+cdef void read_slow(Core* core, Entry* entry, int64_t offset, int64_t bytes_max, bint at_least_one, int isolation,
                     Result* result) noexcept:
     cdef Partition partition = <Partition>entry.partition
     cdef bytes data
+    result.code = UNKNOWN_SERVER_ERROR
     try:
         data = partition.log.read(offset, bytes_max, below="stable" if isolation else "high_watermark")
         if len(data) <= bytes_max or at_least_one:
@@ -240,11 +239,16 @@ cdef void read_slow(Entry* entry, int64_t offset, int64_t bytes_max, bint at_lea
             result.copy = <void*><PyObject*>data
             result.read.size = len(data)
         result.code = 0
-    except KafkaError as error:
-        result.code = error.code
-    except Exception:
-        log.exception("reading %s-%d at %d failed", partition.topic, partition.index, offset)
-        result.code = UNKNOWN_SERVER_ERROR
+    except (AssertionError, MemoryError):
+        core_fatal(core)
+    except Exception as error:
+        code = getattr(error, "code", None)             # a KafkaError (which lives above this layer), or our fault
+        if isinstance(code, int):
+            result.code = code
+        else:
+            log.exception("reading %s-%d at %d failed", partition.topic, partition.index, offset)
+    except BaseException:
+        core_fatal(core)
 
 
 cdef void find_aborted(Entry* entry, Fetched* fetched, Result* result, bint flexible) noexcept nogil:

@@ -23,7 +23,7 @@ cdef extern from "string.h" nogil:
 
 from kafkad._native.batch cimport COMPRESSION_MASK, HEADER_SIZE, NEED_PYTHON, TRANSACTIONAL
 from kafkad._native.connection cimport (
-    Conn, Core, Slot, Timer, conn_close, slot_drop, slot_extend, slot_finish, slot_open, slot_pend,
+    Conn, Core, Slot, Timer, conn_close, core_fatal, slot_drop, slot_extend, slot_finish, slot_open, slot_pend,
 )
 from kafkad._native.partition cimport PARTITION_GONE, AppendInfo, Partition
 from kafkad._native.partition_table cimport (
@@ -36,8 +36,6 @@ from kafkad._native.wire cimport (
 )
 
 import logging
-
-from kafkad.protocol.errors import KafkaError
 
 cdef enum:                              # error codes, org.apache.kafka.common.protocol.Errors
     UNKNOWN_SERVER_ERROR = -1
@@ -166,34 +164,42 @@ cdef int check_records(const Part* part, int16_t version, bint transactional) no
 cdef void append_python(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
     self.core.stats.python_appends += 1
     with gil:
-        append_client(self.core.now_ms, entry, part, outcome)
+        append_client(self.core, entry, part, outcome)
 
 
-cdef void append_client(int64_t now_ms, Entry* entry, const Part* part, Outcome* outcome) noexcept:
-    """The slow path. Whatever it raises becomes an error code: a log line tells of what is not a KafkaError."""
+cdef void append_client(Core* core, Entry* entry, const Part* part, Outcome* outcome) noexcept:
+    """The slow path. A refusal becomes its error code, a failure UNKNOWN_SERVER_ERROR and a log line; what says that
+    we are wrong ends the worker."""
     cdef Partition partition = <Partition>entry.partition
     cdef bytes text
-    view = PyMemoryView_FromMemory(<char*>part.records, part.size, 0x200)      # PyBUF_WRITE
+    outcome.code = UNKNOWN_SERVER_ERROR
     try:
-        result = partition.log.append_client(view, now_ms)
+        view = PyMemoryView_FromMemory(<char*>part.records, part.size, 0x200)  # PyBUF_WRITE
+        try:
+            result = partition.log.append_client(view, core.now_ms)
+        finally:
+            view.release()                              # the bytes are the socket's: nobody may keep them
         outcome.info.base_offset = result.base_offset
         outcome.info.end_offset = result.end_offset
         outcome.info.append_time_ms = result.append_time_ms
         outcome.info.log_start_offset = result.log_start_offset
         outcome.code = 0
-    except KafkaError as error:
-        outcome.code = error.code
+    except (AssertionError, MemoryError, BufferError):
+        core_fatal(core)
+    except Exception as error:
+        code = getattr(error, "code", None)             # a KafkaError, which lives above this layer
+        if not isinstance(code, int):
+            log.exception("appending to %s-%d failed", partition.topic, partition.index)
+            return
+        outcome.code = code
         outcome.info.bad_record = getattr(error, "bad_record", -1)
         if error.message:
             text = error.message.encode("utf-8", "replace")[:MESSAGE_SIZE_MAX]
             outcome.text = <PyObject*>text
             outcome.info.message = PyBytes_AS_STRING(text)
             Py_INCREF(text)
-    except Exception:
-        log.exception("appending to %s-%d failed", partition.topic, partition.index)
-        outcome.code = UNKNOWN_SERVER_ERROR
-    finally:
-        view.release()
+    except BaseException:
+        core_fatal(core)
 
 
 cdef void append_part(Producing self, Entry* entry, const Part* part, bint admin, int16_t version, bint transactional,

@@ -300,6 +300,16 @@ def test_an_unforeseen_failure_of_the_log_is_an_error_of_that_partition_only(wor
     assert codes == [errors.UNKNOWN_SERVER_ERROR, 0]
 
 
+def test_a_broken_invariant_of_the_log_ends_the_worker(world):
+    def append(data, now_ms):
+        assert data is None
+
+    world.partition("t", log=SlowLog(append))
+    assert world.connect().produce("t", batch(compression=1)).error_code == errors.UNKNOWN_SERVER_ERROR
+    assert [type(error) for error in world.fatal] == [AssertionError]
+    world.fatal.clear()
+
+
 def test_the_log_may_remove_partitions_in_the_middle_of_a_request(world):
     def append(data, now_ms):
         world.table.remove("t", 0)

@@ -104,7 +104,7 @@ class Dispatcher:
                 "%s v%d from %s failed", api.name, context.version, context.client_host, exc_info=trouble
             )
         message = trouble.message if isinstance(trouble, KafkaError) else None
-        return refusal(api.key, request, code_of(trouble), message)
+        return refusal(api.key, context.version, request, code_of(trouble), message)
 
     def _respond(self, context: RequestContext, request_id: int, response: Any | None) -> None:
         if response is None:

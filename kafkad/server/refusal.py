@@ -1,63 +1,61 @@
 """An error response of any API, built from its request.
 
 Kafka writes one such function per request class. The schemas carry the same knowledge: a response repeats
-what the request named (topics, partitions, groups), so the response is the request's outline with the code
-put into every `error_code`.
+what the request named (topics, partitions, groups), so a refusal is the request's outline with the code put
+into every `error_code` that the version has.
 """
 
 from typing import Any
 
 from kafkad.protocol import codec
 
-# arrays that the response calls something else than the request
+# (response struct, its array) -> what the request calls it, where the names differ
 RENAMED = {
-    ("ListOffsetsResponse", "topics"): "topics",
-    ("CreatePartitionsResponse", "results"): "topics",
-    ("DescribeConfigsResponse", "results"): "resources",
-    ("AlterConfigsResponse", "responses"): "resources",
-    ("IncrementalAlterConfigsResponse", "responses"): "resources",
-    ("DescribeGroupsResponse", "groups"): "groups",
-    ("DeleteGroupsResponse", "results"): "groups_names",
-    ("DeleteTopicsResponse", "responses"): "topic_names",
-    ("FindCoordinatorResponse", "coordinators"): "coordinator_keys",
+    ("CreatePartitionsResponse", "results"): ("topics",),
+    ("DescribeConfigsResponse", "results"): ("resources",),
+    ("AlterConfigsResponse", "responses"): ("resources",),
+    ("IncrementalAlterConfigsResponse", "responses"): ("resources",),
+    ("DeleteGroupsResponse", "results"): ("groups_names",),
+    ("DeleteTopicsResponse", "responses"): ("topics", "topic_names"),
+    ("FindCoordinatorResponse", "coordinators"): ("coordinator_keys",),
+    ("DescribeProducersResponse.Topics", "partitions"): ("partition_indexes",),
+    ("OffsetFetchResponse.Topics", "partitions"): ("partition_indexes",),
+    ("OffsetFetchResponse.Groups.Topics", "partitions"): ("partition_indexes",),
 }
-# the field that a bare string of the request becomes
-NAME_OF_STRING = {"groups": "group_id", "results": "group_id", "responses": "name", "coordinators": "key"}
+# what a bare string or number of the request becomes
+NAMES = ("name", "group_id", "key", "partition_index")
 
 
-def refusal(api_key: int, request: Any, code: int, message: str | None = None) -> Any | None:
-    """The response that tells `code` for all of `request`; None where the response has no place for one."""
+def refusal(api_key: int, version: int, request: Any, code: int, message: str | None = None) -> Any | None:
+    """The response that tells `code` for all of `request`. None where it has no place to say so; one that got
+    its place later (DescribeLogDirs v3) is answered empty before, as Kafka does."""
     response = codec.response_class(api_key)()
-    return response if _mirror(response, request, code, message) else None
+    told = _mirror(response, version, request, code, message)
+    return response if told or hasattr(response, "error_code") else None
 
 
-def _mirror(target: Any, source: Any, code: int, message: str | None) -> bool:
+def _mirror(target: Any, version: int, source: Any, code: int, message: str | None) -> bool:
+    """Fills one struct of the response from its like in the request; was the code told anywhere?"""
     told = False
-    for name in target.__slots__:
-        if name == "error_code":
+    for field in target.SPEC.fields:
+        if not field.versions[0] <= version <= field.versions[1]:
+            continue
+        if field.name == "error_code":
             target.error_code = code
             told = True
-        elif name == "error_message":
+        elif field.name == "error_message":
             target.error_message = message
-        elif isinstance(getattr(target, name, None), list):
-            elements = getattr(source, RENAMED.get((type(target).__name__, name), name), None)
-            struct = getattr(type(target), name.title().replace("_", ""), None)
-            if not elements or struct is None:
-                continue
-            made = []
+        elif field.struct is not None and isinstance(getattr(target, field.name), list):
+            asked = RENAMED.get((target.SPEC.path, field.name), (field.name,))
+            elements = [element for name in asked for element in getattr(source, name, None) or ()]
             for element in elements:
-                child = struct()
-                if isinstance(element, str):
-                    field = NAME_OF_STRING.get(name, "name")
-                    if hasattr(child, field):
-                        setattr(child, field, element)
-                elif isinstance(element, int) and hasattr(child, "partition_index"):
-                    child.partition_index = element
-                told = _mirror(child, element, code, message) or told
-                made.append(child)
-            setattr(target, name, made)
-        elif hasattr(source, name) and name != "throttle_time_ms":
-            value = getattr(source, name)
-            if isinstance(value, type(getattr(target, name))) or getattr(target, name) is None:
-                setattr(target, name, value)
+                child = field.struct.cls()
+                told = _mirror(child, version, element, code, message) or told
+                getattr(target, field.name).append(child)
+        elif field.name in NAMES and type(source) is type(getattr(target, field.name)):
+            setattr(target, field.name, source)
+        elif field.struct is None and field.name != "throttle_time_ms" and hasattr(source, field.name):
+            value = getattr(source, field.name)
+            if not isinstance(value, list):
+                setattr(target, field.name, value)
     return told

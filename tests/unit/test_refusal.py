@@ -1,0 +1,170 @@
+"""Every API has an error response: whatever a handler did not foresee is told in the API's own words."""
+
+import pytest
+
+from kafkad.api.table import ROWS
+from kafkad.protocol import codec, messages
+from kafkad.server.refusal import refusal
+
+CODE = -1  # UNKNOWN_SERVER_ERROR
+m = messages
+
+# an API with what its request names, and the paths in the response that must carry the code
+ASKED = {
+    "ListOffsets": (
+        m.ListOffsetsRequest(
+            topics=[
+                m.ListOffsetsRequest.Topics(
+                    name="t", partitions=[m.ListOffsetsRequest.Topics.Partitions(partition_index=3)]
+                )
+            ]
+        ),
+        lambda r: [(r.topics[0].name, p.partition_index, p.error_code) for p in r.topics[0].partitions],
+        [("t", 3, CODE)],
+    ),
+    "Metadata": (
+        m.MetadataRequest(topics=[m.MetadataRequest.Topics(name="t")]),
+        lambda r: [(t.name, t.error_code) for t in r.topics],
+        [("t", CODE)],
+    ),
+    "OffsetCommit": (
+        m.OffsetCommitRequest(
+            group_id="g",
+            topics=[
+                m.OffsetCommitRequest.Topics(
+                    name="t", partitions=[m.OffsetCommitRequest.Topics.Partitions(partition_index=3)]
+                )
+            ],
+        ),
+        lambda r: [(t.name, p.partition_index, p.error_code) for t in r.topics for p in t.partitions],
+        [("t", 3, CODE)],
+    ),
+    "OffsetFetch": (
+        m.OffsetFetchRequest(groups=[m.OffsetFetchRequest.Groups(group_id="g", topics=None)]),
+        lambda r: [(g.group_id, g.error_code) for g in r.groups],
+        [("g", CODE)],
+    ),
+    "FindCoordinator": (
+        m.FindCoordinatorRequest(coordinator_keys=["g", "h"]),
+        lambda r: [(c.key, c.error_code) for c in r.coordinators],
+        [("g", CODE), ("h", CODE)],
+    ),
+    "DescribeGroups": (
+        m.DescribeGroupsRequest(groups=["g", "h"]),
+        lambda r: [(g.group_id, g.error_code) for g in r.groups],
+        [("g", CODE), ("h", CODE)],
+    ),
+    "CreateTopics": (
+        m.CreateTopicsRequest(topics=[m.CreateTopicsRequest.Topics(name="t")]),
+        lambda r: [(t.name, t.error_code) for t in r.topics],
+        [("t", CODE)],
+    ),
+    "DeleteTopics": (
+        m.DeleteTopicsRequest(topics=[m.DeleteTopicsRequest.Topics(name="t")]),
+        lambda r: [(t.name, t.error_code) for t in r.responses],
+        [("t", CODE)],
+    ),
+    "DeleteRecords": (
+        m.DeleteRecordsRequest(
+            topics=[
+                m.DeleteRecordsRequest.Topics(
+                    name="t", partitions=[m.DeleteRecordsRequest.Topics.Partitions(partition_index=3)]
+                )
+            ]
+        ),
+        lambda r: [(t.name, p.partition_index, p.error_code) for t in r.topics for p in t.partitions],
+        [("t", 3, CODE)],
+    ),
+    "OffsetForLeaderEpoch": (
+        m.OffsetForLeaderEpochRequest(
+            topics=[
+                m.OffsetForLeaderEpochRequest.Topics(
+                    topic="t", partitions=[m.OffsetForLeaderEpochRequest.Topics.Partitions(partition=3)]
+                )
+            ]
+        ),
+        lambda r: [(t.topic, p.partition, p.error_code) for t in r.topics for p in t.partitions],
+        [("t", 3, CODE)],
+    ),
+    "DescribeConfigs": (
+        m.DescribeConfigsRequest(
+            resources=[m.DescribeConfigsRequest.Resources(resource_type=2, resource_name="t")]
+        ),
+        lambda r: [(x.resource_type, x.resource_name, x.error_code, x.configs) for x in r.results],
+        [(2, "t", CODE, [])],
+    ),
+    "AlterConfigs": (
+        m.AlterConfigsRequest(
+            resources=[m.AlterConfigsRequest.Resources(resource_type=2, resource_name="t")]
+        ),
+        lambda r: [(x.resource_name, x.error_code) for x in r.responses],
+        [("t", CODE)],
+    ),
+    "IncrementalAlterConfigs": (
+        m.IncrementalAlterConfigsRequest(
+            resources=[m.IncrementalAlterConfigsRequest.Resources(resource_type=2, resource_name="t")]
+        ),
+        lambda r: [(x.resource_name, x.error_code) for x in r.responses],
+        [("t", CODE)],
+    ),
+    "CreatePartitions": (
+        m.CreatePartitionsRequest(topics=[m.CreatePartitionsRequest.Topics(name="t", count=3)]),
+        lambda r: [(x.name, x.error_code) for x in r.results],
+        [("t", CODE)],
+    ),
+    "DeleteGroups": (
+        m.DeleteGroupsRequest(groups_names=["g"]),
+        lambda r: [(x.group_id, x.error_code) for x in r.results],
+        [("g", CODE)],
+    ),
+    "DescribeProducers": (
+        m.DescribeProducersRequest(
+            topics=[m.DescribeProducersRequest.Topics(name="t", partition_indexes=[0, 3])]
+        ),
+        lambda r: [(t.name, p.partition_index, p.error_code) for t in r.topics for p in t.partitions],
+        [("t", 0, CODE), ("t", 3, CODE)],
+    ),
+    "DescribeTopicPartitions": (
+        m.DescribeTopicPartitionsRequest(topics=[m.DescribeTopicPartitionsRequest.Topics(name="t")]),
+        lambda r: [(t.name, t.error_code) for t in r.topics],
+        [("t", CODE)],
+    ),
+}
+# the same in the form of older versions: the last version that has it
+OLDER = {
+    "OffsetFetch": (
+        7,
+        m.OffsetFetchRequest(
+            group_id="g", topics=[m.OffsetFetchRequest.Topics(name="t", partition_indexes=[3])]
+        ),
+    ),
+    "FindCoordinator": (3, m.FindCoordinatorRequest(key="g")),
+    "DeleteTopics": (5, m.DeleteTopicsRequest(topic_names=["u"])),
+}
+TOP_LEVEL = [row for row in ROWS if row.handler is not None and row.name not in ASKED]
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_each_thing_that_was_asked_about_is_told_the_code(name):
+    request, paths, expected = ASKED[name]
+    version = 9 if name == "OffsetCommit" else type(request).MAX_VERSION  # 10 has topic ids
+    response = refusal(type(request).API_KEY, version, request, CODE, "broken")
+    assert paths(response) == expected
+
+
+@pytest.mark.parametrize("row", TOP_LEVEL, ids=lambda row: row.name)
+def test_the_others_have_one_code_for_all(row):
+    response = refusal(row.key, row.high, codec.request_class(row.key)(), CODE)
+    assert response.error_code == CODE
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.handler is not None], ids=lambda row: row.name)
+def test_a_refusal_encodes_in_every_version(row):
+    newest = ASKED[row.name][0] if row.name in ASKED else codec.request_class(row.key)()
+    until, older = OLDER.get(row.name, (-1, None))
+    for version in range(row.low, row.high + 1):
+        response = refusal(row.key, version, older if version <= until else newest, CODE)
+        frame = codec.encode_response(response, version, 7)
+        correlation_id, read = codec.decode_response(codec.response_class(row.key), version, frame)
+        assert correlation_id == 7
+        assert "error_code=-1" in repr(read) or (row.name == "DescribeLogDirs" and version < 3)

@@ -49,6 +49,9 @@ from kafkad.server.scheduler import LoopScheduler
 
 logger = logging.getLogger("kafkad")
 
+BUFFERED_BYTES_MAX = (
+    512 << 20
+)  # of requests that have not arrived whole, where queued.max.request.bytes is unset
 SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 
 
@@ -232,6 +235,9 @@ class Worker:
             dispatcher,
             on_fatal=self.fatal,
             socket_request_max_bytes=config.socket_request_max_bytes,
+            buffered_bytes_max=budget
+            if (budget := config.queued_max_request_bytes) > 0
+            else BUFFERED_BYTES_MAX,
             connections_max=config.max_connections,
             connections_max_per_ip=config.max_connections_per_ip,
             connections_max_per_ip_overrides=config.host_connection_limits,
@@ -311,6 +317,7 @@ class Worker:
             connections_max=config.max_connections,
             connections_max_per_ip=config.max_connections_per_ip,
             connections_max_per_ip_overrides=config.host_connection_limits,
+            connections_max_idle_ms=config.connections_max_idle_ms,
             fetch_max_bytes=config.fetch_max_bytes,
         )
 

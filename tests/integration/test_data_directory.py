@@ -19,6 +19,7 @@ from confluent_kafka.admin import (
 )
 
 from tests.clients import WAIT_S, consumer, produce, producer, read, wait_until
+from tests.conftest import new_broker
 from tests.jvm import VERSIONS, JvmKafka, run_tool
 
 pytestmark = pytest.mark.java
@@ -121,26 +122,25 @@ def partition_directory(data_dir: Path, topic: str, partition: int = 0) -> Path:
     return data_dir / f"{topic}-{partition}"
 
 
+@pytest.fixture(scope="module")
+def written(broker_kind, tmp_path_factory):
+    """The data directory of a broker that was stopped after it had written something of everything."""
+    directory = tmp_path_factory.mktemp("dump")
+    with new_broker(broker_kind, directory, {}) as broker:
+        admin = admin_of(broker)
+        create(admin, "dumped", 1, segment_bytes="1048576", index_interval_bytes="2048")
+        write_every_codec(broker, "dumped", 3000, "first")
+        member = consumer(broker, "dumped-group")
+        member.subscribe(["dumped"])
+        read(member, 100)
+        member.commit(asynchronous=False)
+        member.close()
+        broker.stop()
+    return directory / "data"
+
+
 class TestDumpLog:
     """Kafka's DumpLogSegments over what the broker wrote."""
-
-    @pytest.fixture(scope="class")
-    def written(self, broker_kind, tmp_path_factory):
-        """The data directory of a broker that was stopped after it had written something of everything."""
-        from tests.conftest import new_broker
-
-        directory = tmp_path_factory.mktemp("dump")
-        with new_broker(broker_kind, directory, {}) as broker:
-            admin = admin_of(broker)
-            create(admin, "dumped", 1, segment_bytes="1048576", index_interval_bytes="2048")
-            write_every_codec(broker, "dumped", 3000, "first")
-            member = consumer(broker, "dumped-group")
-            member.subscribe(["dumped"])
-            read(member, 100)
-            member.commit(asynchronous=False)
-            member.close()
-            broker.stop()
-        return directory / "data"
 
     @pytest.mark.parametrize("version", VERSIONS)
     def test_segments_and_indexes_are_sound(self, written, version):

@@ -417,7 +417,7 @@ static int fetch(int argc, char **argv)
                 uint8_t *p = c->head;
                 size_t n = request_head(p, 1, 11, c->correlation++);
                 put32(p + n, (uint32_t)-1);          /* replica */
-                put32(p + n + 4, 500);               /* max wait */
+                put32(p + n + 4, 0);                 /* max wait: at the end it starts over */
                 put32(p + n + 8, 1);                 /* min bytes */
                 put32(p + n + 12, 64 << 20);         /* max bytes */
                 p[n + 16] = 0;                       /* isolation */

@@ -51,7 +51,7 @@ from kafkad.log.filenames import (
     parse_directory,
     partition_directory,
 )
-from kafkad.log.log import FATAL, LONG_MAX, Log, Scheduler
+from kafkad.log.log import FATAL, LONG_MAX, Log, Scheduler, delete_later
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
 
 logger = logging.getLogger("kafkad.log")
@@ -297,7 +297,7 @@ class LogDirs:
                 topic, index, suffix = parsed
                 path = os.path.join(directory.path, name)
                 if suffix == DELETE_DIR:
-                    self.scheduler.call_later(self.config.log_segment_delete_delay_ms, _Remover(path))
+                    delete_later(self.scheduler, self.config.log_segment_delete_delay_ms, _Remover(path))
                 elif suffix in (STRAY_DIR, FUTURE_DIR):
                     logger.warning("left alone: %s", path)
                 elif topic != METADATA_TOPIC:
@@ -469,7 +469,7 @@ class LogDirs:
             logger.error("%s could not be renamed for deletion: %s", log.directory, e)
             return
         log.native.close_files()
-        self.scheduler.call_later(log.config.file_delete_delay_ms, _Remover(path))
+        delete_later(self.scheduler, log.config.file_delete_delay_ms, _Remover(path))
 
     # -- trouble -------------------------------------------------------------------------------------------
 

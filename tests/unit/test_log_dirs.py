@@ -226,6 +226,7 @@ def test_a_deleted_topic_goes_at_once_and_its_files_later(world):
     again = world.create("t", topic_id=b"B" * 16)
     assert (again.end_offset, again.topic_id) == (0, b"B" * 16)
     world.scheduler.run(60_000)
+    world.scheduler.settle()
     assert left not in os.listdir(world.paths[0])
     assert os.path.isdir(again.directory)
 
@@ -251,6 +252,7 @@ def test_what_was_being_deleted_is_removed_after_a_restart(world):
     world.restart()
     assert world.dirs.all() == []
     world.scheduler.run(60_000)
+    world.scheduler.settle()
     assert not [name for name in os.listdir(world.paths[0]) if "-delete" in name]
 
 

@@ -118,6 +118,7 @@ def test_deleted_files_stay_under_another_name_for_a_while(tmp_path):
     world.scheduler.run(4_999)
     assert len([name for name in world.names() if name.endswith(".deleted")]) == len(kept)
     world.scheduler.run(1)
+    world.scheduler.work()
     assert not [name for name in world.names() if name.endswith(".deleted")]
 
 

@@ -117,7 +117,12 @@ class Partition:
     def append_trusted(self, batch: Buffer, now_ms: int, origin: int, epoch: int) -> tuple[int, int]: ...
     def take_completed(self) -> tuple[int, int, int, bool] | None: ...
     def try_read(
-        self, offset: int, max_bytes: int, at_least_one: bool = True, isolation: int = 0, leader_epoch: int = -1
+        self,
+        offset: int,
+        max_bytes: int,
+        at_least_one: bool = True,
+        isolation: int = 0,
+        leader_epoch: int = -1,
     ) -> tuple[int, int, int, int, bytes]: ...
     def read_region(
         self, offset: int, max_bytes: int, at_least_one: bool = True, isolation: int = 0

@@ -91,7 +91,7 @@ def command(
 
     from kafkad.server.lifecycle import serve
 
-    sys.exit(serve(config, hint=sys.stdout.isatty()))
+    sys.exit(serve(config))
 
 
 def listen_on(address: str, properties: str | None, overrides: dict[str, str]) -> dict[str, str]:

@@ -27,8 +27,8 @@ logger = logging.getLogger("kafkad")
 BROKEN = 70  # EX_SOFTWARE
 
 
-def serve(config: Any, hint: bool = False) -> int:
-    """Runs a broker until SIGTERM or SIGINT. `hint`: say what to try next, for people at a terminal."""
+def serve(config: Any) -> int:
+    """Runs a broker until SIGTERM or SIGINT; the exit code."""
     for note in config.notes:
         logger.warning("%s", note)
     raise_descriptor_limit()
@@ -58,7 +58,7 @@ def serve(config: Any, hint: bool = False) -> int:
         return 1
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    say_ready(worker, hint)
+    say_ready(worker)
     try:
         loop.run_forever()
     finally:
@@ -76,7 +76,7 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def say_ready(worker: Worker, hint: bool) -> None:
+def say_ready(worker: Worker) -> None:
     """The line that scripts wait for, and what to try next."""
     first = worker.endpoints[0]
     host = f"[{first.host}]" if ":" in first.host else first.host or "0.0.0.0"
@@ -86,8 +86,7 @@ def say_ready(worker: Worker, hint: bool) -> None:
         f"kafkad is ready on {address} (cluster {worker.cluster_id}, pid {os.getpid()}, {milliseconds} ms)",
         flush=True,
     )
-    if hint:
-        print(HINT.format(address=address.replace("0.0.0.0", "127.0.0.1")), flush=True)
+    print(HINT.format(address=address.replace("0.0.0.0", "127.0.0.1")), flush=True)
 
 
 HINT = """

@@ -90,7 +90,7 @@ def _fill(found: Any, hit: tuple[int, int, int] | None) -> None:
 
 
 def check_leader_epoch(log: Any, current_leader_epoch: int) -> None:
-    """KIP-320: an older epoch than ours is fenced, a newer one is not known here yet. -1 asks for no check."""
+    """KIP-320: an older epoch than ours is fenced, a newer one is not known here yet; -1: no check."""
     if current_leader_epoch < 0 or current_leader_epoch == log.leader_epoch:
         return
     older = current_leader_epoch < log.leader_epoch

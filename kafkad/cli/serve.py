@@ -94,6 +94,9 @@ def command(
     sys.exit(serve(config))
 
 
+EVERY_INTERFACE = ("0.0.0.0", "::", "[::]")
+
+
 def listen_on(address: str, properties: str | None, overrides: dict[str, str]) -> dict[str, str]:
     """What --listen means: clients connect there and nowhere else. A controller's listeners, which a
     properties file may have beside, stay; what the file advertises was about its own listeners, and goes.
@@ -109,6 +112,9 @@ def listen_on(address: str, properties: str | None, overrides: dict[str, str]) -
         for one in given.get("listeners", "").split(",")
         if one.strip() and one.strip().partition("://")[0] in controllers
     ]
+    host, colon, port = address.rpartition(":")
+    if colon and host in EVERY_INTERFACE:
+        address = f":{port}"  # which cannot be advertised: no host, and the broker tells its own name
     changed = {"listeners": ",".join([f"PLAINTEXT://{address}", *kept])}
     if properties is not None and "advertised.listeners" not in overrides:
         # without a host we advertise none, so that the broker finds its own

@@ -7,9 +7,9 @@ from typing import Any
 
 from kafkad.api.context import RequestContext, Services, code_of
 from kafkad.api.list_offsets import check_leader_epoch
+from kafkad.metadata.image import INTERNAL_TOPICS
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
-from kafkad.replication.partitions import INTERNAL_TOPICS
 
 UNDEFINED_EPOCH = -1
 UNDEFINED_OFFSET = -1

@@ -14,13 +14,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from kafkad.config.topic import TopicConfig
+from kafkad.metadata.image import TOPIC
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
 
 logger = logging.getLogger(__name__)
-
-TOPIC_RESOURCE = 2  # ConfigResource.Type.TOPIC
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
 class Partitions:
@@ -62,7 +60,7 @@ class Partitions:
     # -- following the image -------------------------------------------------------------------------------
 
     def topic_config(self, image: Any, topic: str) -> TopicConfig:
-        return TopicConfig.resolve(self.config, image.configs.get((TOPIC_RESOURCE, topic), {}))
+        return TopicConfig.resolve(self.config, image.configs.get((TOPIC, topic), {}))
 
     def apply(self, image: Any) -> None:
         """Bring all partitions in line with `image`: at the start, when everything may have changed."""
@@ -91,7 +89,7 @@ class Partitions:
             if topic is not None:
                 self._ensure_topic(image, topic)
         for resource_type, name in delta.configs_changed:
-            if resource_type == TOPIC_RESOURCE and name in image.topics:
+            if resource_type == TOPIC and name in image.topics:
                 config = self.topic_config(image, name)
                 for index in image.topics[name].partitions:
                     log = self._logs.get((name, index))
@@ -126,8 +124,9 @@ class Partitions:
     def _open(self, topic: Any, index: int, config: TopicConfig) -> Any | None:
         log = self.log_dirs.get(topic.name, index)
         if log is not None and log.topic_id != topic.topic_id:
-            self.log_dirs.delete(topic.name, index)
-            log = None
+            # Loading moves strangers away, and deletions come before creations: delete nothing on a guess.
+            logger.error("%s belongs to another topic of that name and is left alone", log.directory)
+            return None
         if log is None:
             try:
                 log = self.log_dirs.create(topic.name, index, topic.topic_id, config)
@@ -137,7 +136,7 @@ class Partitions:
         else:
             log.update_config(config)
         self._logs[topic.name, index] = log
-        self.table.add(log.native, topic.name, topic.topic_id, internal=topic.name in INTERNAL_TOPICS)
+        self.table.add(log.native, topic.name, topic.topic_id)
         return log
 
     def _drop(self, name: str, index: int) -> None:

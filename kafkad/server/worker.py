@@ -34,7 +34,7 @@ from kafkad.controller.brokers import Registration
 from kafkad.controller.controller import Controller
 from kafkad.controller.producer_ids import ProducerIds
 from kafkad.coordinator.runtime import GroupCoordinator
-from kafkad.log.log_dirs import LogDirs
+from kafkad.log.log_dirs import DirectoryTrouble, LogDirs
 from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
 from kafkad.metadata.image import BROKER, Endpoint, MetadataImage
 from kafkad.metadata.uuids import random_uuid
@@ -105,6 +105,7 @@ class Worker:
     def _open_directories(self) -> None:
         self._started("threads", self.scheduler.close)
         self.log_dirs = LogDirs(self.config, clock=self.clock, scheduler=self.scheduler)
+        self.log_dirs.on_directory_offline = self._directory_offline
         self.log_dirs.open()
         self.cluster_id = self.log_dirs.cluster_id
         self._started("log directories", lambda: self.log_dirs.close(clean=self._clean))
@@ -291,6 +292,9 @@ class Worker:
             self._apply_dynamic_config(image)
         self.metadata.image = image
         self.partitions.apply_delta(delta, image)
+        if OFFSETS_TOPIC in {topic.name for topic in delta.topics_deleted}:
+            for index in list(self.groups.shards):
+                self.groups.unload(index)
         if delta.topics_deleted:
             self.groups.on_topics_deleted([(topic.name, topic.topic_id) for topic in delta.topics_deleted])
         if delta.topics_created or delta.topics_changed:
@@ -298,6 +302,11 @@ class Worker:
         if OFFSETS_TOPIC in delta.topics_changed:
             for index in range(self._group_storage.partition_count()):
                 self._load_group_partition(index)
+
+    def _directory_offline(self, path: str) -> None:
+        """A failed directory takes its own partitions with it; the last one the broker (LogManager)."""
+        if all(directory.offline for directory in self.log_dirs.directories()):
+            self.fatal(DirectoryTrouble(f"all log directories have failed, {path} the last"))
 
     def _apply_dynamic_config(self, image: MetadataImage) -> None:
         own = str(self.config.node_id)

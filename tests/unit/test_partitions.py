@@ -1,0 +1,157 @@
+"""The metadata image turned into logs: real logs in real directories, and the table of the data plane."""
+
+import pytest
+
+from kafkad._native.partition_table import PartitionTable
+from kafkad.config.broker import BrokerConfig
+from kafkad.metadata.image import MetadataImage
+from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import KafkaError
+from kafkad.replication.partitions import Partitions
+from tests.unit.log_world import batch
+from tests.unit.test_log_dirs import DirsWorld
+
+BROKER = 1
+TOPIC = 2
+
+
+class World:
+    """Metadata records in, partitions out."""
+
+    def __init__(self, root, count: int = 1) -> None:
+        self.disks = DirsWorld(root, count)
+        self.image = MetadataImage("cluster", BROKER)
+        self.table = PartitionTable()
+        self.partitions = self.made()
+
+    def made(self) -> Partitions:
+        return Partitions(BROKER, BrokerConfig(self.disks.settings), self.disks.dirs, self.table)
+
+    def commit(self, *records) -> None:
+        self.image, delta = self.image.apply(records)
+        self.partitions.apply_delta(delta, self.image)
+
+    def restart(self) -> None:
+        self.disks.topics = {topic.name: topic.topic_id for topic in self.image.topics.values()}
+        self.disks.restart()
+        self.table = PartitionTable()
+        self.partitions = self.made()
+        self.partitions.apply(self.image)
+
+
+def topic_id(name: str) -> bytes:
+    return (name.encode() * 16)[:16]
+
+
+def topic(name: str, partitions: int = 1, id_of: str | None = None, leader: int = BROKER) -> list:
+    made = topic_id(id_of or name)
+    return [
+        messages.TopicRecord(name=name, topic_id=made),
+        *(partition(made, index, leader) for index in range(partitions)),
+    ]
+
+
+def partition(made: bytes, index: int, leader: int = BROKER, epoch: int = 0):
+    return messages.PartitionRecord(
+        partition_id=index,
+        topic_id=made,
+        replicas=[leader],
+        isr=[leader],
+        leader=leader,
+        leader_epoch=epoch,
+        partition_epoch=0,
+        directories=[bytes(16)],
+    )
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def test_a_new_topic_gets_logs_that_are_led_and_found(world):
+    world.commit(*topic("t", partitions=3))
+    assert len(world.partitions) == 3
+    log = world.partitions.get("t", 2)
+    assert log.append_client(batch(2), 1_000).base_offset == 0
+    assert world.table.get("t", 2) is log.native
+
+
+def test_what_is_not_here_has_its_error(world):
+    world.commit(*topic("t"), *topic("elsewhere", leader=7))
+    for name, index, code in (
+        ("nosuch", 0, errors.UNKNOWN_TOPIC_OR_PARTITION),
+        ("t", 1, errors.UNKNOWN_TOPIC_OR_PARTITION),
+        ("elsewhere", 0, errors.NOT_LEADER_OR_FOLLOWER),
+    ):
+        with pytest.raises(KafkaError) as refused:
+            world.partitions.get(name, index)
+        assert refused.value.code == code
+    assert world.partitions.find("elsewhere", 0) is None
+
+
+def test_partitions_are_added_to_a_topic(world):
+    world.commit(*topic("t"))
+    first = world.partitions.get("t", 0)
+    world.commit(partition(topic_id("t"), 1))
+    assert len(world.partitions) == 2 and world.partitions.get("t", 0) is first
+
+
+def test_a_deleted_topic_is_gone_for_everybody(world):
+    world.commit(*topic("t", partitions=2))
+    log = world.partitions.get("t", 0)
+    world.commit(messages.RemoveTopicRecord(topic_id=topic_id("t")))
+    assert len(world.partitions) == 0 and ("t", 0) not in world.table
+    with pytest.raises(KafkaError):
+        log.append_client(batch(1), 1_000)
+
+
+def test_a_topic_made_again_is_empty_and_has_its_new_id(world):
+    world.commit(*topic("t"))
+    world.partitions.get("t", 0).append_client(batch(5), 1_000)
+    world.commit(messages.RemoveTopicRecord(topic_id=topic_id("t")), *topic("t", id_of="u"))
+    log = world.partitions.get("t", 0)
+    assert (log.end_offset, log.topic_id) == (0, topic_id("u"))
+
+
+def test_a_new_leader_epoch_reaches_the_log(world):
+    world.commit(*topic("t"))
+    world.commit(messages.PartitionChangeRecord(partition_id=0, topic_id=topic_id("t"), leader=BROKER))
+    assert world.partitions.get("t", 0).leader_epoch == 1
+
+
+def test_configuration_of_a_topic_and_of_the_broker_reach_the_log(world):
+    world.commit(*topic("t"))
+    log = world.partitions.get("t", 0)
+    change = messages.ConfigRecord(
+        resource_type=TOPIC, resource_name="t", name="segment.bytes", value="2097152"
+    )
+    world.commit(change)
+    assert log.config.segment_bytes == 2 << 20
+    world.partitions.update_defaults(
+        BrokerConfig({**world.disks.settings, "log.segment.bytes": "4194304", "log.retention.ms": "5000"})
+    )
+    assert (log.config.segment_bytes, log.config.retention_ms) == (2 << 20, 5000)
+    change.value = None
+    world.commit(change)
+    assert log.config.segment_bytes == 4 << 20
+
+
+def test_everything_is_there_after_a_restart(world):
+    world.commit(*topic("t", partitions=2), *topic("u"))
+    world.partitions.get("t", 1).append_client(batch(4), 1_000)
+    world.restart()
+    assert len(world.partitions) == 3
+    assert world.partitions.get("t", 1).end_offset == 4
+    assert world.table.get("t", 1) is world.partitions.get("t", 1).native
+
+
+def test_a_partition_on_a_failed_directory_is_a_storage_error(tmp_path):
+    world = World(tmp_path, count=2)
+    world.commit(*topic("t", partitions=2))
+    lost = world.partitions.get("t", 0)
+    lost.on_failure(OSError(5, "the disk is gone"))
+    with pytest.raises(KafkaError) as refused:
+        lost.append_client(batch(1), 1_000)
+    assert refused.value.code == errors.KAFKA_STORAGE_ERROR
+    assert world.partitions.get("t", 1).append_client(batch(1), 1_000).base_offset == 0

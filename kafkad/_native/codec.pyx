@@ -538,10 +538,8 @@ cdef object read_text(Plan plan, Step* step, int64_t size, Cursor* c):
     raw = read_raw(c, size)
     if raw == NULL:
         raise malformed(plan, step, f"a string of {size} bytes where {remaining(c)} remain")
-    try:
-        return PyUnicode_DecodeUTF8(<const char*>raw, size, NULL)
-    except UnicodeDecodeError as error:
-        raise malformed(plan, step, f"not UTF-8 ({error.reason})")
+    # As Java reads it: what is not UTF-8 becomes U+FFFD. Clients in C do send binary offset metadata.
+    return PyUnicode_DecodeUTF8(<const char*>raw, size, b"replace")
 
 
 cdef object read_bytes(Plan plan, Step* step, int64_t size, Cursor* c):

@@ -303,8 +303,6 @@ def test_malformed_says_what_and_where() -> None:
     malformed(heartbeat, 0, "ffff", r"HeartbeatRequest v0\.group_id: null where it may not be")
     malformed(heartbeat, 0, "fffe", r"group_id: a size of -2")
     malformed(heartbeat, 0, "0005 61", r"group_id: a string of 5 bytes where 1 remain")
-    malformed(heartbeat, 0, "0001 ff", r"group_id: not UTF-8")
-    malformed(heartbeat, 0, "0003 eda080", r"group_id: not UTF-8")  # a lone surrogate
     malformed(heartbeat, 0, "0001 61 0000", r"generation_id: ends early")
     malformed(heartbeat, 4, "00", r"group_id: null where it may not be")
     malformed(heartbeat, 4, "80808080808080", r"group_id: ends early")  # no end to the varint
@@ -316,6 +314,13 @@ def test_malformed_says_what_and_where() -> None:
     malformed(metadata, 9, "ffffffff0f 00 00 00", r"topics: a size of 4294967294")
     malformed(metadata, 1, "00000001 ffff", r"MetadataRequest.Topics v1\.name: null")
     malformed(metadata, 9, "00 01 00 00 05 00", r"MetadataRequest v9: tagged fields end early")
+
+
+def test_text_that_is_not_utf_8_is_read_as_java_reads_it() -> None:
+    heartbeat = messages.HeartbeatRequest
+    for raw, text in (("0002 61ff", "a\ufffd"), ("0001 80", "\ufffd")):
+        data = bytes.fromhex(raw) + bytes(6)
+        assert codec.decode(heartbeat, 0, data)[0].group_id == text
 
 
 def test_a_small_frame_cannot_claim_millions() -> None:

@@ -4,7 +4,16 @@ from typing import Any
 
 import click
 
-from kafkad.cli.output import CONTEXT, connected, parse_pairs, print_json, say, server_options, show
+from kafkad.cli.output import (
+    CONTEXT,
+    connected,
+    one_action,
+    parse_pairs,
+    print_json,
+    say,
+    server_options,
+    show,
+)
 from kafkad.client.cluster import Cluster
 from kafkad.client.connection import Connection
 from kafkad.protocol import messages
@@ -26,8 +35,7 @@ SET, DELETE = 0, 1
 
 
 @click.command(context_settings=CONTEXT)
-@click.option("--describe", "action", flag_value="describe", help="Show configuration.")
-@click.option("--alter", "action", flag_value="alter", help="Change configuration.")
+@one_action(describe="Show configuration.", alter="Change configuration.")
 @click.option("--entity-type", type=click.Choice(list(TYPES)), help="What is configured.")
 @click.option("--entity-name", help="Its name: a topic, a broker id, a group. Without: all of them.")
 @click.option("--entity-default", is_flag=True, help="All brokers (with --entity-type brokers).")
@@ -45,7 +53,7 @@ SET, DELETE = 0, 1
 @click.option("--delete-config", multiple=True, metavar="K[,K]", help="With --alter: back to the default.")
 @server_options
 def command(
-    action: str | None,
+    action: str,
     entity_type: str | None,
     entity_name: str | None,
     entity_default: bool,
@@ -68,8 +76,6 @@ def command(
       kafkad configs --alter --topic flights --delete-config retention.ms
       kafkad configs --alter --broker-defaults --add-config log.retention.ms=86400000
     """
-    if action is None:
-        raise click.UsageError("say --describe or --alter")
     short = {"topics": topic, "brokers": "" if broker_defaults else broker, "groups": group}
     named = [(kind, name) for kind, name in short.items() if name is not None]
     if len(named) + (entity_type is not None) != 1:

@@ -136,8 +136,7 @@ def command(
             if until_end:
                 ends = list_offsets(cluster, topic, dict.fromkeys(consumer.positions, LATEST), isolation)
         seen = Reading(consumer, write, max_messages, timeout_ms, ends).run()
-    if not sys.stdout.isatty() or sys.stderr.isatty():
-        say(f"Processed a total of {seen} messages")
+    say(f"Processed a total of {seen} messages")
 
 
 class Reading:

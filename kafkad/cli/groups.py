@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kafkad.cli.output import CONTEXT, Refused, connected, print_json, say, server_options, show
+from kafkad.cli.output import CONTEXT, Refused, connected, one_action, print_json, say, server_options, show
 from kafkad.client.cluster import Cluster
 from kafkad.client.group import assigned
 from kafkad.client.offsets import (
@@ -28,13 +28,13 @@ DURATION = re.compile(r"P(?=.)(?:(\d+)D)?(?:T(?=.)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(
 
 
 @click.command(context_settings=CONTEXT)
-@click.option("--list", "action", flag_value="list", help="List names of groups; with --state, states too.")
-@click.option(
-    "--describe", "action", flag_value="describe", help="Offsets and lag, or --members, or --state."
+@one_action(
+    list="List names of groups; with --state, states too.",
+    describe="Offsets and lag, or --members, or --state.",
+    delete="Delete groups without members.",
+    reset_offsets="Set an inactive group's offsets.",
+    delete_offsets="Forget a group's offsets of --topic.",
 )
-@click.option("--delete", "action", flag_value="delete", help="Delete groups without members.")
-@click.option("--reset-offsets", "action", flag_value="reset", help="Set an inactive group's offsets.")
-@click.option("--delete-offsets", "action", flag_value="forget", help="Forget a group's offsets of --topic.")
 @click.option("--group", "groups", multiple=True, help="The group; may be repeated.")
 @click.option("--all-groups", is_flag=True, help="Every group.")
 @click.option("--offsets", is_flag=True, help="With --describe: offsets and lag (the default).")
@@ -47,9 +47,9 @@ DURATION = re.compile(r"P(?=.)(?:(\d+)D)?(?:T(?=.)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(
     "--topic", "topics", multiple=True, metavar="T[:P,P]", help="With --reset-offsets or --delete-offsets."
 )
 @click.option("--all-topics", is_flag=True, help="Every topic that the group has offsets of.")
-@click.option("--to-earliest", "target", flag_value="earliest", help="The first record that is there.")
-@click.option("--to-latest", "target", flag_value="latest", help="Behind the last record.")
-@click.option("--to-current", "target", flag_value="current", help="Where it is: to write it with --export.")
+@click.option("--to-earliest", is_flag=True, help="The first record that is there.")
+@click.option("--to-latest", is_flag=True, help="Behind the last record.")
+@click.option("--to-current", is_flag=True, help="Where it is: to write it with --export.")
 @click.option("--to-offset", type=int, help="This offset, as far as there is one.")
 @click.option("--shift-by", type=int, help="Forward, or backward if negative.")
 @click.option("--to-datetime", metavar="YYYY-MM-DDTHH:MM:SS[.sss]", help="The first record since; UTC.")
@@ -60,7 +60,7 @@ DURATION = re.compile(r"P(?=.)(?:(\d+)D)?(?:T(?=.)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(
 @click.option("--export", is_flag=True, help="With --reset-offsets: print CSV for --from-file.")
 @server_options
 def command(
-    action: str | None,
+    action: str,
     groups: tuple[str, ...],
     all_groups: bool,
     offsets: bool,
@@ -69,7 +69,9 @@ def command(
     verbose: bool,
     topics: tuple[str, ...],
     all_topics: bool,
-    target: str | None,
+    to_earliest: bool,
+    to_latest: bool,
+    to_current: bool,
     to_offset: int | None,
     shift_by: int | None,
     to_datetime: str | None,
@@ -90,21 +92,21 @@ def command(
       kafkad groups --reset-offsets --group loaders --topic flights --to-earliest --execute
       kafkad groups --reset-offsets --group loaders --topic flights:0,1 --to-datetime 2026-01-31T12:00:00
     """
-    if action is None:
-        raise click.UsageError("say one of --list, --describe, --delete, --reset-offsets, --delete-offsets")
     if action != "list" and not groups and not all_groups:
-        raise click.UsageError(f"--{'reset-offsets' if action == 'reset' else action} needs --group")
+        raise click.UsageError(f"--{action.replace('_', '-')} needs --group")
     if offsets + members + state > 1:
         raise click.UsageError("--offsets, --members and --state exclude each other")
-    if action in ("reset", "forget") and not topics and not (all_topics or from_file):
+    if action.endswith("_offsets") and not topics and not (all_topics or from_file):
         raise click.UsageError("say which --topic, or --all-topics")
-    if action in ("reset", "forget") and (len(groups) != 1 or all_groups):
+    if action.endswith("_offsets") and (len(groups) != 1 or all_groups):
         raise click.UsageError("say one --group")
     goal: Goal | None = None
-    if action == "reset":
+    if action == "reset_offsets":
         if execute and dry_run:
             raise click.UsageError("--execute and --dry-run exclude each other")
-        goal = Goal(target, to_offset, shift_by, parse_time(to_datetime, by_duration), from_file)
+        named = {"earliest": to_earliest, "latest": to_latest, "current": to_current}
+        targets = [name for name, said in named.items() if said]
+        goal = Goal(targets, to_offset, shift_by, parse_time(to_datetime, by_duration), from_file)
     with connected(bootstrap) as cluster:
         match action:
             case "list":
@@ -116,9 +118,9 @@ def command(
             case "delete":
                 names = [g.group_id for g in all_of(cluster)] if all_groups else list(groups)
                 delete(cluster, names, as_json)
-            case "forget":
+            case "delete_offsets":
                 forget(cluster, groups[0], topics, as_json)
-            case "reset":
+            case "reset_offsets":
                 assert goal is not None
                 new = goal.offsets(cluster, groups[0], topics)
                 if execute:
@@ -313,15 +315,16 @@ class Goal:
 
     def __init__(
         self,
-        target: str | None,
+        targets: list[str],
         to_offset: int | None,
         shift_by: int | None,
         when: int | None,
         from_file: str | None,
     ) -> None:
-        self.target, self.to_offset, self.shift_by, self.when = target, to_offset, shift_by, when
+        self.to_offset, self.shift_by, self.when = to_offset, shift_by, when
+        self.target = targets[0] if targets else None
         self.from_file = from_file
-        if sum(said is not None for said in (target, to_offset, shift_by, when, from_file)) != 1:
+        if len(targets) + sum(said is not None for said in (to_offset, shift_by, when, from_file)) != 1:
             raise click.UsageError(
                 "say one of --to-earliest, --to-latest, --to-current, --to-offset, --shift-by, --to-datetime,"
                 " --by-duration, --from-file"

@@ -13,7 +13,7 @@ import importlib
 import os
 import signal
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -44,6 +44,15 @@ class Lazy(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         row = COMMANDS.get(name)
         return importlib.import_module(row[0]).command if row else None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Click has exit codes and words of its own for these two."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Stopped(INTERRUPTED)
+        except BrokenPipeError:
+            raise Stopped(BROKEN_PIPE)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -90,10 +99,10 @@ def main() -> NoReturn:
         leave(INTERRUPTED)
     except KeyboardInterrupt:
         leave(INTERRUPTED)
-    except Terminated:
-        leave(TERMINATED)
     except BrokenPipeError:
         leave(BROKEN_PIPE)
+    except Stopped as stopped:
+        leave(stopped.code)
     except Exception as trouble:
         if os.environ.get("KAFKAD_DEBUG") or sys.argv[1:2] == ["serve"]:
             raise
@@ -101,12 +110,16 @@ def main() -> NoReturn:
     leave(code if isinstance(code, int) else 0)
 
 
-class Terminated(BaseException):
-    """SIGTERM: a command ends as by Ctrl-C, and puts away what it holds."""
+class Stopped(BaseException):
+    """From without: a command ends and puts away what it holds, whatever it was doing."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 def terminated(*_: object) -> None:
-    raise Terminated
+    raise Stopped(TERMINATED)
 
 
 def told(trouble: Exception) -> tuple[str, int]:

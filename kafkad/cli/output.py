@@ -5,6 +5,7 @@ or changed. Keys are the table's columns in snake_case; a cell that is a list or
 absent is null. (consume and dump-log print one object a line.) Remarks for people go to stderr.
 """
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,7 @@ HINTS = {
     errors.UNKNOWN_MEMBER_ID: "the group has members; stop its consumers first",
     errors.GROUP_SUBSCRIBED_TO_TOPIC: "the group reads the topic; stop its consumers first",
     errors.INCONSISTENT_GROUP_PROTOCOL: "the group's members use another assignor or protocol than range",
+    errors.INVALID_TOPIC_EXCEPTION: "a name is at most 249 of the characters a-z A-Z 0-9 . _ -",
     errors.MESSAGE_TOO_LARGE: "a record is larger than max.message.bytes of the topic",
     errors.REQUEST_TIMED_OUT: "the broker did not get it done in time; try again",
 }
@@ -103,6 +105,26 @@ def check_security(given: dict[str, str], option: str) -> None:
             f"security.protocol={protocol}: kafkad's own commands speak PLAINTEXT only, yet",
             param_hint=option,
         )
+
+
+def one_action(**actions: str) -> Callable[[F], F]:
+    """Flags of which exactly one must be given, each with its help; the command gets its name as `action`."""
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def chosen(**given: Any) -> Any:
+            said = [name for name in actions if given.pop(name)]
+            if len(said) != 1:
+                flags = ", ".join(f"--{name.replace('_', '-')}" for name in actions)
+                raise click.UsageError(f"say one of {flags}" if not said else f"say only one of {flags}")
+            return function(action=said[0], **given)
+
+        for name, text in reversed(actions.items()):
+            option = click.option(f"--{name.replace('_', '-')}", name, is_flag=True, help=text)
+            chosen = option(chosen)  # type: ignore[assignment]
+        return chosen  # type: ignore[return-value]
+
+    return decorate
 
 
 @contextmanager

@@ -10,7 +10,17 @@ from typing import Any
 
 import click
 
-from kafkad.cli.output import CONTEXT, Refused, connected, parse_pairs, print_json, say, server_options, show
+from kafkad.cli.output import (
+    CONTEXT,
+    Refused,
+    connected,
+    one_action,
+    parse_pairs,
+    print_json,
+    say,
+    server_options,
+    show,
+)
 from kafkad.client.cluster import Cluster
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -21,13 +31,13 @@ SET_ON_TOPIC = 1  # of a configuration's sources
 
 
 @click.command(context_settings=CONTEXT)
-@click.option("--create", "action", flag_value="create", help="Create a topic.")
-@click.option("--list", "action", flag_value="list", help="List names of topics.")
-@click.option(
-    "--describe", "action", flag_value="describe", help="Show partitions, leaders and configuration."
+@one_action(
+    create="Create a topic.",
+    list="List names of topics.",
+    describe="Show partitions, leaders and configuration.",
+    alter="Add partitions.",
+    delete="Delete a topic and its records.",
 )
-@click.option("--alter", "action", flag_value="alter", help="Add partitions.")
-@click.option("--delete", "action", flag_value="delete", help="Delete a topic and its records.")
 @click.option("--topic", help="The topic; except for --create a regular expression will do.")
 @click.option("--topic-id", help="With --describe: the topic of this id.")
 @click.option(
@@ -56,7 +66,7 @@ SET_ON_TOPIC = 1  # of a configuration's sources
 )
 @server_options
 def command(
-    action: str | None,
+    action: str,
     topic: str | None,
     topic_id: str | None,
     partitions: int | None,
@@ -79,8 +89,6 @@ def command(
       kafkad topics --delete --topic 'test-.*'
       kafkad topics --list --json
     """
-    if action is None:
-        raise click.UsageError("say one of --create, --list, --describe, --alter, --delete")
     if topic is None and action in ("create", "alter", "delete"):
         raise click.UsageError(f"--{action} needs --topic")
     if action == "alter" and partitions is None:
@@ -96,7 +104,7 @@ def command(
             assert topic is not None
             assignment = parse_assignment(replica_assignment)
             made = create(cluster, topic, partitions, replication_factor, assignment, pairs, if_not_exists)
-            show_changes(made, "Created topic {}.", as_json)
+            show_changes(made, "Created topic {topic}.", as_json)
             return
         known = sorted(cluster.refresh(None).topics, key=lambda t: t.name)
         found = [t for t in known if chosen(t.name) and not (exclude_internal and t.is_internal)]
@@ -116,9 +124,11 @@ def command(
                 describe(cluster, found, narrow, as_json)
             case "alter":
                 assert partitions is not None
-                show_changes(alter(cluster, found, partitions), "Topic {} has more partitions.", as_json)
+                show_changes(
+                    alter(cluster, found, partitions), "Topic {topic} has {partitions} partitions.", as_json
+                )
             case "delete":
-                show_changes(delete(cluster, found), "Deleted topic {}.", as_json)
+                show_changes(delete(cluster, found), "Deleted topic {topic}.", as_json)
 
 
 def matcher(topic: str | None) -> Callable[[str], Any]:
@@ -137,7 +147,7 @@ def show_changes(changes: list[dict[str, Any]], text: str, as_json: bool) -> Non
         print_json(changes)
     else:
         for change in changes:
-            say(text.format(change["topic"]))
+            say(text.format(**change))
 
 
 def list_topics(topics: list[Any], as_json: bool) -> None:

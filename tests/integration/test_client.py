@@ -1,4 +1,4 @@
-"""The client library against a real broker: nothing lost, doubled or reordered, whatever happens in between."""
+"""The client library against a real broker: nothing lost, doubled or reordered, whatever happens."""
 
 import random
 import threading
@@ -422,7 +422,7 @@ def test_what_is_no_broker_is_told():
         thread.start()
         with pytest.raises(Unreachable, match="does not speak Kafka's protocol"):
             Connection("127.0.0.1", port, "test")
-        with pytest.raises(Unreachable, match="closed the connection|is gone"):
+        with pytest.raises(Unreachable, match=r"closed the connection|is gone"):
             Connection("127.0.0.1", port, "test")
         thread.join()
     with pytest.raises(Unreachable, match="no broker answers on"):

@@ -160,9 +160,10 @@ static int opened(int dirfd, const char *path, int flags, mode_t mode)
         struct stat status;
         fstat(fd, &status);
         tracked[fd] = status.st_ino;
-        if (!there && (flags & O_CREAT))
-            put(CREATE, place.directory, status.st_ino, 0, place.name, strlen(place.name));
-        else if (flags & O_TRUNC)
+        int made = !there && (flags & O_CREAT);     /* else: of an earlier process, which was killed before it told */
+        put(S_ISDIR(status.st_mode) ? MAKE_DIRECTORY : CREATE, place.directory, status.st_ino, made, place.name,
+            strlen(place.name));
+        if (there && (flags & O_TRUNC))
             put(TRUNCATE, status.st_ino, 0, 0, NULL, 0);
     }
     pthread_mutex_unlock(&lock);
@@ -342,7 +343,7 @@ int mkdirat(int dirfd, const char *path, mode_t mode)
     pthread_mutex_lock(&lock);
     int failure = syscall(SYS_mkdirat, dirfd, path, mode), kept = errno;
     if (!failure)
-        put(MAKE_DIRECTORY, place.directory, inode(place.path), 0, place.name, strlen(place.name));
+        put(MAKE_DIRECTORY, place.directory, inode(place.path), 1, place.name, strlen(place.name));
     pthread_mutex_unlock(&lock);
     errno = kept;
     return failure;

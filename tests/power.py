@@ -6,13 +6,14 @@
 
 tests/disk_recorder.c, preloaded into the process, writes down every change. The rules, as strict as POSIX:
 
-    a file        what was written before an fsync or fdatasync of it began is there once that has ended. Of what
-                  came later each 4 KiB page may hold what any moment since then left in it, and the size may be
-                  that of any moment since then, whatever its pages hold; what was never written is zeros
-    a directory   creations, renames and removals are there in their order, up to any point at or after the last
-                  fsync of the directory. An fsync of a file does not save its name
-    a mapping     the bytes of a mapped file are saved by an fsync of the file only; until then, each page may or
-                  may not be as it was found at the end
+    a file        what was written before an fsync or fdatasync of it began is there once that has ended. Of
+                  what came later each 4 KiB page may hold what any moment since then left in it, and the
+                  size may be that of any moment since then, whatever its pages hold; what was never written
+                  is zeros
+    a directory   creations, renames and removals are there in their order, up to any point at or after the
+                  last fsync of the directory. An fsync of a file does not save its name
+    a mapping     the bytes of a mapped file are saved by an fsync of the file only; until then, each page
+                  may or may not be as it was found at the end
 
 A real file system is kinder, so what survives this survives that. `how`: "least" keeps only what was synced,
 "most" everything (a kill, no power loss), "mixed" throws dice for every page, size and directory.
@@ -207,8 +208,14 @@ class State:
         nodes = self.inodes
         match kind:
             case 1 | 2:  # CREATE, MAKE_DIRECTORY
-                nodes[b] = made = File() if kind == CREATE else Directory()
-                self._directory(a).change(_adding(data.decode(), made))
+                directory, name = self._directory(a), data.decode()
+                if c:
+                    nodes[b] = made = File() if kind == CREATE else Directory()
+                    directory.change(_adding(name, made))
+                elif b not in nodes or directory.now.get(name) is not nodes[b]:
+                    # there already, without our knowing: whoever made it was killed before it said so
+                    node = self._file(b) if kind == CREATE else self._directory(b)
+                    directory.change(_adding(name, node))
             case 3:  # WRITE
                 self._file(a).pending.append(lambda pages: pages.write(b, data))
             case 4:  # TRUNCATE
@@ -241,12 +248,12 @@ class State:
                 raise AssertionError(f"the recorder does not know what was done: {data.decode()}")
 
     def _file(self, inode: int) -> File:
-        node = self.inodes[inode]
+        node = self.inodes.setdefault(inode, File())
         assert isinstance(node, File)
         return node
 
     def _directory(self, inode: int) -> Directory:
-        node = self.inodes[inode]
+        node = self.inodes.setdefault(inode, Directory())
         assert isinstance(node, Directory)
         return node
 

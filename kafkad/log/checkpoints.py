@@ -32,6 +32,17 @@ def sync_directory(path: str) -> None:
         os.close(fd)
 
 
+def make_directory(path: str) -> None:
+    """With its parents, where they are missing; it is on the disk afterwards."""
+    missing = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path) or "."
+    for each in reversed(missing):
+        os.makedirs(each, exist_ok=True)
+        sync_directory(os.path.dirname(each) or ".")
+
+
 def write_file(path: str, data: bytes, *, sync: bool = True) -> None:
     """The file holds `data` or what it held before, whatever happens."""
     beside = path + ".tmp"

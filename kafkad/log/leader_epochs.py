@@ -27,13 +27,15 @@ class LeaderEpochs:
 
     @classmethod
     def load(cls, directory: str) -> "LeaderEpochs":
-        """Raises Malformed when the file is damaged; then `LeaderEpochs(path)` begins anew."""
+        """Raises Malformed when the file is damaged; then `LeaderEpochs(path)` begins anew, from the log."""
         self = cls(os.path.join(directory, LEADER_EPOCHS))
         try:
             with open(self.path, "rb") as file:
                 data = file.read()
         except FileNotFoundError:
             return self
+        if not data:
+            raise Malformed("the file is empty: its bytes were lost with the power")
         for entry in checkpoint_lines(data):
             try:
                 epoch, start = int(entry[0]), int(entry[1])

@@ -179,26 +179,35 @@ class Log:
         kept_id = _kept_topic_id(directory) if files.metadata else None
         if topic_id is not None and kept_id is not None and kept_id != topic_id:
             raise Malformed(f"{directory} belongs to another topic of that name (its id differs)")
+        epochs_lost = False
         try:
             epochs = LeaderEpochs.load(directory)
         except Malformed as e:
-            logger.warning("%s is begun anew: %s", os.path.join(directory, LEADER_EPOCHS), e)
+            logger.warning("%s is made anew: %s", os.path.join(directory, LEADER_EPOCHS), e)
+            epochs_lost = True
             epochs = LeaderEpochs(os.path.join(directory, LEADER_EPOCHS))
         native = Partition(topic, partition, topic_id or kept_id, directory, row, ProducerTable())
         self = cls(directory, native, epochs, config, scheduler, jitter, producer_expiration_ms, now_ms)
         if topic_id is not None and kept_id is None:
             write_partition_metadata(directory, topic_id, sync=False)
             self._unsynced_paths.add(os.path.join(directory, PARTITION_METADATA))
-        if not files.sizes:
+        if not clean or not files.sizes:
+            # What the last owner created, renamed or removed may not be on the disk yet, nor what we make.
             self._unsynced_directories.update((directory, os.path.dirname(directory)))
-        loaded = recovery.Loader(
+        loader = recovery.Loader(
             directory,
             native,
             epochs,
             now_ms=now_ms,
             index_interval_bytes=config.index_interval_bytes,
             producer_expiration_ms=producer_expiration_ms,
-        ).load(files, clean=clean, recovery_point=recovery_point, log_start_offset=log_start_offset)
+            compacted="compact" in config.cleanup_policy,
+            epochs_lost=epochs_lost,
+        )
+        loaded = loader.load(
+            files, clean=clean, recovery_point=recovery_point, log_start_offset=log_start_offset
+        )
+        self._unsynced_paths.update(loader.rebuilt)
         self.recovery_point = loaded.recovery_point
         self.scanned_bytes = loaded.scanned_bytes
         self._snapshot_offset = loaded.snapshot_offset
@@ -630,6 +639,7 @@ class Log:
         if self._epochs.unsynced:
             self._epochs.unsynced = False
             paths = {*paths, self._epochs.path}
+            directories = {*directories, self.directory}  # it was renamed into place
 
         def work() -> None:
             for _, reference in files:
@@ -754,6 +764,7 @@ class Log:
                 self.roll(now_ms)
             self.advance_log_start(facts[count - 1].next_offset)
             self._remove_segments(0, count)
+            self._keep_removals()
             logger.info("%s-%d: %d segments deleted, log start %d",
                         self.topic, self.partition, count, self.log_start_offset)  # fmt: skip
         return count
@@ -776,6 +787,18 @@ class Log:
                     raise self._refused(e) from e
                 gone.append(path + DELETED)
         delete_later(self.scheduler, self._config.file_delete_delay_ms, lambda: _unlink_all(gone))
+
+    def _keep_removals(self) -> None:
+        # The log start offset, which clients see from now on, is where the first segment begins: with flushes
+        # on it does not go back, not even when the power goes.
+        if self._config.flush_messages == LONG_MAX:
+            self._unsynced_directories.add(self.directory)
+            return
+        try:
+            sync_directory(self.directory)
+        except OSError as e:
+            self.on_failure(e)
+            raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
 
     def truncate_to(self, offset: int) -> None:
         """Removes everything from `offset` on (to the start of the batch that holds it). Raises
@@ -803,6 +826,7 @@ class Log:
                 txns = segment_file(self.directory, base, TXN_INDEX)
                 if os.path.exists(txns):
                     write_txn_index(txns, [txn for txn in read_txn_index(txns) if txn.last_offset < offset])
+            self._unsynced_directories.add(self.directory)
             self._epochs.truncate_from_end(offset)
             self._reload_producers(offset)
         except OSError as e:
@@ -881,6 +905,7 @@ class Log:
                 self.native.flushed_offset < end
                 or end > max(self._snapshot_offset, 0)
                 or self._unsynced_paths
+                or self._unsynced_directories
                 or self._epochs.unsynced
             )
             active = self.native.active_base_offset

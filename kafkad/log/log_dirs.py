@@ -33,6 +33,7 @@ from kafkad.log.checkpoints import (
     LOG_START_OFFSETS,
     META_PROPERTIES,
     RECOVERY_POINTS,
+    make_directory,
     read_offsets,
     sync_directory,
     take_clean_shutdown,
@@ -156,7 +157,7 @@ class LogDirs:
 
     def _take(self, directory: Directory) -> None:
         try:
-            os.makedirs(directory.path, exist_ok=True)
+            make_directory(directory.path)
             os.listdir(directory.path)
             lock = os.open(os.path.join(directory.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as e:

@@ -178,6 +178,8 @@ class Loader:
         now_ms: int,
         index_interval_bytes: int,
         producer_expiration_ms: int,
+        compacted: bool = False,
+        epochs_lost: bool = False,
     ) -> None:
         self.directory = directory
         self.native = native
@@ -186,7 +188,10 @@ class Loader:
         self.now_ms = now_ms
         self.index_interval_bytes = index_interval_bytes
         self.producer_expiration_ms = producer_expiration_ms
+        self.compacted = compacted
+        self.epochs_lost = epochs_lost
         self.scanned_bytes = 0
+        self.rebuilt: list[str] = []  # files that were written here, and must be synced some time
 
     def load(self, files: Files, *, clean: bool, recovery_point: int, log_start_offset: int) -> Loaded:
         directory = self.directory
@@ -198,6 +203,7 @@ class Loader:
             end_offset = self._recover(files, bases, known, recovery_point, log_start_offset)
             bases = sorted(files.sizes)
         elif bases:
+            self._find_epochs(bases)
             for base in bases:
                 if not self._indexes_look_right(files, base):
                     logger.warning("rebuilding the indexes of %s", segment_file(directory, base, LOG))
@@ -234,6 +240,13 @@ class Loader:
             scanned_bytes=self.scanned_bytes,
         )
 
+    def _find_epochs(self, bases: list[int]) -> None:
+        # The checkpoint was lost: these segments' batches still carry their epochs. Nothing is cut here.
+        if self.epochs_lost:
+            for base in bases:
+                scan = scan_segment(self.directory, base, ProducerTable(), write_indexes=False)
+                self.epochs.assign_all(scan.epochs)
+
     # -- segments --------------------------------------------------------------------------------------------
 
     def _remove_orphaned_indexes(self, files: Files) -> None:
@@ -262,6 +275,7 @@ class Loader:
             index_interval=self.index_interval_bytes,
         )
         self.scanned_bytes += scan.valid_size
+        self.rebuilt += (segment_file(self.directory, base, suffix) for suffix in (INDEX, TIME_INDEX))
         if scan.epochs:
             self.epochs.assign_all(scan.epochs)
         if scan.completed or os.path.exists(segment_file(self.directory, base, TXN_INDEX)):
@@ -288,6 +302,7 @@ class Loader:
         log_start: int,
     ) -> int:
         first = max((at for at, base in enumerate(bases) if base <= recovery_point), default=0)
+        self._find_epochs(bases[:first])
         for base in bases[:first]:
             if not self._indexes_look_right(files, base):
                 logger.warning("rebuilding the indexes of %s", segment_file(self.directory, base, LOG))
@@ -302,18 +317,25 @@ class Loader:
                 self._write_snapshot(files, base)
             scan = known[base] = self._scan(base, self.producers, producers_from=start)
             self._cut(files, scan)
-            if scan.fault is not None:
-                behind = bases[at + 1 :]
+            behind = bases[at + 1 :]
+            if behind and not self._follows(scan, behind[0]):
                 for gone in behind:
                     remove_segment_files(self.directory, gone)
                     del files.sizes[gone]
-                if behind:
-                    logger.warning("%s: %d segments behind it are removed", self.directory, len(behind))
+                logger.warning("%s: %d segments behind it are removed", self.directory, len(behind))
                 break
-            if at + 1 < len(bases) and bases[at + 1] != scan.next_offset:
-                path = segment_file(self.directory, base, LOG)
-                logger.warning("%s ends at %d, the next begins at %d", path, scan.next_offset, bases[at + 1])
         return scan.next_offset
+
+    def _follows(self, scan: SegmentScan, next_base: int) -> bool:
+        """Whether the segment that begins at `next_base` continues the one that was scanned. The power may
+        have taken the end of that one, or the removal of this; only compaction leaves gaps."""
+        if scan.fault is not None:
+            return False
+        if next_base == scan.next_offset:
+            return True
+        path = segment_file(self.directory, scan.base_offset, LOG)
+        logger.warning("%s ends at %d, the next begins at %d", path, scan.next_offset, next_base)
+        return self.compacted and next_base > scan.next_offset
 
     def _find_end(self, files: Files, bases: list[int], known: dict[int, SegmentScan]) -> int:
         try:

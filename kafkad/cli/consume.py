@@ -28,6 +28,7 @@ from kafkad.client.group import GroupConsumer
 from kafkad.client.offsets import EARLIEST, LATEST, list_offsets
 
 COMMIT_SECONDS = 5.0
+BUFFER_BYTES = 1 << 16
 TIMESTAMP_TYPES = {0: "CreateTime", 1: "LogAppendTime"}
 
 # DefaultMessageFormatter's properties and their defaults
@@ -114,7 +115,9 @@ def command(
     from_beginning = from_beginning or given.get("auto.offset.reset") == "earliest"
     level = isolation_level or given.get("isolation.level", "read_uncommitted")
     isolation = READ_COMMITTED if level == "read_committed" else READ_UNCOMMITTED
-    write = json_line if as_json else Formatter(parse_pairs(formatter, "--formatter-property", split=False))
+    as_bytes = (
+        json_line if as_json else Formatter(parse_pairs(formatter, "--formatter-property", split=False))
+    )
     with connected(bootstrap) as cluster:
         consumer: Consumer
         ends: dict[int, int] | None = None
@@ -135,7 +138,7 @@ def command(
             consumer.assign(start(cluster, topic, partition, offset, from_beginning))
             if until_end:
                 ends = list_offsets(cluster, topic, dict.fromkeys(consumer.positions, LATEST), isolation)
-        seen = Reading(consumer, write, max_messages, timeout_ms, ends).run()
+        seen = Reading(consumer, as_bytes, max_messages, timeout_ms, ends).run()
     say(f"Processed a total of {seen} messages")
 
 
@@ -145,13 +148,15 @@ class Reading:
     def __init__(
         self,
         consumer: Consumer,
-        write: Callable[[Received], None],
+        as_bytes: Callable[[Received], bytes],
         max_messages: int | None,
         timeout_ms: int | None,
         ends: dict[int, int] | None,
     ) -> None:
         self.consumer = consumer
-        self.write = write
+        self.as_bytes = as_bytes
+        # of our own, so that PYTHONUNBUFFERED does not make it a system call a record
+        self.out = open(sys.stdout.fileno(), "wb", BUFFER_BYTES, closefd=False)  # noqa: SIM115
         self.max_messages = max_messages
         self.timeout_s = None if timeout_ms is None else timeout_ms / 1000
         self.ends = ends
@@ -186,7 +191,7 @@ class Reading:
             for record in self.consumer.poll():
                 if self.ends is not None and record.offset >= self.ends[record.partition]:
                     continue
-                self.write(record)
+                self.out.write(self.as_bytes(record))
                 self.written[record.partition] = record.offset + 1
                 self.seen += 1
                 bar.advance()
@@ -209,7 +214,7 @@ class Reading:
         return self.ends is not None and all(at[p] >= end for p, end in self.ends.items())
 
     def _flush(self) -> None:
-        sys.stdout.buffer.flush()
+        self.out.flush()
         self.flushed = dict(self.consumer.positions)
         self.written = {}
         if isinstance(self.consumer, GroupConsumer):
@@ -221,7 +226,7 @@ class Reading:
             return
         certain = self.flushed if self.generation == self.consumer.generation else {}
         try:
-            sys.stdout.buffer.flush()
+            self.out.flush()
             certain = certain | self.written
         except OSError:
             pass
@@ -274,7 +279,7 @@ def start(
     return list_offsets(cluster, topic, dict.fromkeys(partitions, where))
 
 
-def json_line(record: Received) -> None:
+def json_line(record: Received) -> bytes:
     row = {
         "partition": record.partition,
         "offset": record.offset,
@@ -284,7 +289,7 @@ def json_line(record: Received) -> None:
         "value": as_json_bytes(record.value),
         "headers": [[name, as_json_bytes(data)] for name, data in record.headers],
     }
-    sys.stdout.buffer.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
 class Formatter:
@@ -308,7 +313,7 @@ class Formatter:
         self.headers_separator = how["headers.separator"].encode()
         self.null = how["null.literal"].encode()
 
-    def __call__(self, record: Received) -> None:
+    def __call__(self, record: Received) -> bytes:
         shown = self.shown
         parts: list[bytes] = []
         if "timestamp" in shown:
@@ -327,7 +332,7 @@ class Formatter:
             parts.append(self.text(record.key))
         if "value" in shown:
             parts.append(self.text(record.value))
-        sys.stdout.buffer.write(self.separator.join(parts) + self.end)
+        return self.separator.join(parts) + self.end
 
     def text(self, data: bytes | None) -> bytes:
         return self.null if data is None else data

@@ -2,6 +2,7 @@
 
     disk = Disk(tmp_path / "disk")                 an empty disk; data goes below `root`
     Broker(..., env=disk.env())                    a broker works, is killed, is started again, is killed
+    disk.settle()                                  before it is started again
     left = disk.image(tmp_path / "left", chance)   power loss, now or at an earlier `at_ns`: another Disk
 
 tests/disk_recorder.c, preloaded into the process, writes down every change. The rules, as strict as POSIX:
@@ -28,6 +29,7 @@ import random
 import struct
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -327,6 +329,47 @@ class Disk:
                 break
             yield kind, ns, a, b, c, data[at + RECORD.size : at + 4 + size]
             at += 4 + size
+
+    def settle(self) -> None:
+        """Before another process goes on where one was killed: what that did and could no longer tell is
+        added to the trace, as not synced."""
+        whole = sum(RECORD.size + len(record[-1]) for record in self.records())
+        if not self.trace.exists():
+            return
+        os.truncate(self.trace, whole)
+        state = self.state()
+        with open(self.trace, "ab") as trace:
+
+            def tell(kind: int, a: int, b: int, c: int, data: bytes = b"") -> None:
+                head = RECORD.pack(RECORD.size - 4 + len(data), kind, time.monotonic_ns(), a, b, c)
+                trace.write(head + data)
+                state.replay(kind, a, b, c, data)
+
+            def compare(path: str, inode: int) -> None:
+                node = state.inodes[inode]
+                if isinstance(node, File):
+                    real, told = Pages.load(path), node.survivor("most", random.Random(), None)
+                    if real.size != told.size:
+                        tell(TRUNCATE, inode, real.size, 0)
+                    for number in {*real.pages, *told.pages}:
+                        page = real.pages.get(number, ZEROS)[: real.size - number * PAGE]
+                        if page and page != told.pages.get(number, ZEROS)[: len(page)]:
+                            tell(WRITE, inode, number * PAGE, 0, page)
+                    return
+                with os.scandir(path) as entries:
+                    there = {entry.name: (entry.inode(), entry.is_dir(), entry.path) for entry in entries}
+                for name in [name for name in node.now if name not in there]:
+                    tell(UNLINK, inode, 0, 0, name.encode())
+                for name, (its, is_directory, full) in there.items():
+                    if its not in state.inodes or node.now.get(name) is not state.inodes[its]:
+                        made = (
+                            its not in state.inodes
+                            or isinstance(state.inodes[its], Directory) != is_directory
+                        )
+                        tell(MAKE_DIRECTORY if is_directory else CREATE, inode, its, int(made), name.encode())
+                    compare(full, its)
+
+            compare(str(self.root), self._root_inode)
 
     def state(self, at_ns: int | None = None) -> State:
         copies: dict[int, Node] = {}

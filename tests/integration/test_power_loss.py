@@ -491,6 +491,7 @@ def one_life(directory: Path, chance: random.Random, count: int) -> None:
                 broker.kill() if chance.random() < 0.9 else broker.stop()
                 at = now_ns()
                 if chance.random() < 0.3:
+                    disk.settle()
                     broker.restart()  # without power loss: it finds what nobody has synced
             broker.kill()
             at = now_ns()

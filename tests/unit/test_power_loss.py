@@ -145,3 +145,32 @@ def test_what_the_recorder_cannot_follow_fails_the_test(disk, tmp_path):
     run(disk, "put('a', b''); os.link(d + '/a', d + '/b')")
     with pytest.raises(AssertionError, match="linkat"):
         disk.state()
+
+
+def test_what_a_killed_process_could_not_tell_is_found_and_not_relied_on(disk, tmp_path):
+    run(
+        disk,
+        "put('a', b'told'); sync(d + '/a'); os.mkdir(d + '/x'); put('x/b', b''); sync(d + '/x'); sync(d)",
+    )
+    (disk.root / "a").write_bytes(b"unheard")
+    (disk.root / "x" / "b").rename(disk.root / "x" / "c")
+    (disk.root / "new").write_bytes(b"new")
+    with open(disk.trace, "ab") as trace:
+        trace.write(b"\x40\x00\x00\x00\x03 cut short")
+    disk.settle()
+    disk.settle()  # nothing more
+    assert (
+        disk.image(tmp_path / "most", random.Random(0), how="most").root.joinpath("a").read_bytes()
+        == b"unheard"
+    )
+    assert outcomes(disk, tmp_path, lambda root: "".join(sorted(p.name for p in (root / "x").iterdir()))) >= {
+        "b",
+        "c",
+    }
+    least = disk.image(tmp_path / "least", random.Random(0), how="least").root
+    assert sorted(path.name for path in least.rglob("*")) == ["a", "b", "x"]
+    assert (least / "a").read_bytes() == b"told"
+    run(disk, "sync(d + '/a'); put('x/c', b'more', 'ab'); sync(d + '/x/c'); sync(d + '/x')")
+    least = disk.image(tmp_path / "later", random.Random(0), how="least").root
+    assert (least / "a").read_bytes() == b"unheard"
+    assert (least / "x" / "c").read_bytes() == b"more"

@@ -22,6 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+ADVANCE_EVERY = 500
 
 # what to do about an error, where its name does not say it
 HINTS = {
@@ -243,6 +244,7 @@ class Progress:
 
     def __init__(self, label: str, total: int | None, *, wanted: bool = True) -> None:
         self._bar: Any = None
+        self._owed, self._calls = 0, 0  # rich takes longer than a record
         if wanted and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import Progress as Bar
@@ -261,4 +263,8 @@ class Progress:
 
     def advance(self, amount: int = 1) -> None:
         if self._bar:
-            self._bar.advance(self._task, amount)
+            self._owed += amount
+            self._calls += 1
+            if self._calls % ADVANCE_EVERY == 0:
+                self._bar.advance(self._task, self._owed)
+                self._owed = 0

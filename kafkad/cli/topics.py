@@ -176,7 +176,7 @@ def describe(cluster: Cluster, topics: list[Any], narrow: str | None, as_json: b
             rows.append(
                 (
                     topic.name,
-                    id_text(topic.topic_id) if as_json or number == 0 else "",
+                    id_text(topic.topic_id),
                     p.partition_index,
                     p.leader_id if p.leader_id >= 0 else None,
                     p.leader_epoch,
@@ -186,7 +186,14 @@ def describe(cluster: Cluster, topics: list[Any], narrow: str | None, as_json: b
                 )
             )
     columns = ("Topic", "Topic-id", "Partition", "Leader", "Leader-epoch", "Replicas", "Isr", "Configs")
-    show(columns, rows, as_json)
+    if as_json:
+        show(columns, rows, True)
+    else:  # without id and epoch, so that a line holds a row
+        show(
+            [c for n, c in enumerate(columns) if n not in (1, 4)],
+            [[c for n, c in enumerate(row) if n not in (1, 4)] for row in rows],
+            False,
+        )
 
 
 def id_text(topic_id: bytes) -> str | None:

@@ -377,6 +377,10 @@ static void put_content(int fd, ino_t file)
         unknown("a mapped file that cannot be read");
         return;
     }
+    if (!S_ISREG(status.st_mode)) {     /* a directory that got the inode of a file that is gone */
+        syscall(SYS_close, again);
+        return;
+    }
     put(CONTENT, file, -1, status.st_size, NULL, 0);
     for (off_t at = 0; (at = lseek(again, at, SEEK_DATA)) >= 0;) {
         off_t end = lseek(again, at, SEEK_HOLE);

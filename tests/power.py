@@ -43,10 +43,10 @@ RECORD = struct.Struct("<IBqqqq")
 
 
 @cache
-def recorder() -> str:
-    """The compiled recorder."""
-    source = Path(__file__).with_name("disk_recorder.c")
-    library = Path(tempfile.mkdtemp(prefix="kafkad-recorder-")) / "disk_recorder.so"
+def compiled(name: str) -> str:
+    """The path of a library for LD_PRELOAD, made of tests/<name>.c."""
+    source = Path(__file__).with_name(f"{name}.c")
+    library = Path(tempfile.mkdtemp(prefix="kafkad-preload-")) / f"{name}.so"
     command = [
         os.environ.get("CC", "cc"),
         "-O2",
@@ -313,7 +313,7 @@ class Disk:
     def env(self) -> dict[str, str]:
         """For the environment of the process to be recorded. Its syncs take up to `sync_us` µs."""
         return {
-            "LD_PRELOAD": recorder(),
+            "LD_PRELOAD": compiled("disk_recorder"),
             "DISK_RECORDER_ROOT": str(self.root),
             "DISK_RECORDER_TRACE": str(self.trace),
             "DISK_RECORDER_SYNC_US": str(self.sync_us),

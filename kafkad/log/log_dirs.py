@@ -25,6 +25,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from kafkad._native.partition import Partition
+from kafkad._native.producer_table import ProducerTable
 from kafkad._native.watermarks import WatermarkTable
 from kafkad.config.properties import read_properties
 from kafkad.config.topic import TopicConfig
@@ -452,6 +454,12 @@ class LogDirs:
                 raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
             self._add(log, directory)
             return log
+
+    def stand_in(self, topic: str, index: int, topic_id: bytes) -> Partition:
+        """For a partition whose directory is not there: it answers KAFKA_STORAGE_ERROR to all."""
+        native = Partition(topic, index, topic_id, "", self.table.allocate(), ProducerTable())
+        native.close_to_clients(KAFKA_STORAGE_ERROR, errno.EIO)
+        return native
 
     def delete(self, topic: str, index: int) -> None:
         """The directory is renamed at once and removed after file.delete.delay.ms. Unknown partitions are no

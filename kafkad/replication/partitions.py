@@ -5,6 +5,9 @@ was found at start), is led in the image's leader epoch, and is entered in the t
 finds it; one that is gone is taken out of the table first, so that its waiters are answered, then its log
 goes.
 
+A partition whose directory is not there has a stand-in in the table, which answers KAFKA_STORAGE_ERROR
+until the directory is back at another start: an empty log elsewhere would look as if all of it were lost.
+
 Beware: a topic that was deleted and made again has a new id. Its old logs are deleted before the new are
 made.
 """
@@ -14,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kafkad.config.topic import TopicConfig
-from kafkad.metadata.image import TOPIC
+from kafkad.metadata.image import DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED, TOPIC
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
 
@@ -30,6 +33,7 @@ class Partitions:
         self.log_dirs = log_dirs
         self.table = table  # _native.partition_table.PartitionTable
         self._logs: dict[tuple[str, int], Any] = {}
+        self._absent: set[tuple[str, int]] = set()  # their directory is not there; stand-ins are in the table
         self._image: Any = None
 
     # -- look-ups ------------------------------------------------------------------------------------------
@@ -75,7 +79,7 @@ class Partitions:
             if wanted.get((name, index)) != log.topic_id:
                 self._drop(name, index)
         for topic in image.topics.values():
-            self._ensure_topic(image, topic)
+            self._ensure_topic(image, topic, new=False)
 
     def apply_delta(self, delta: Any, image: Any) -> None:
         """Follow one committed change. Deletions first: a name may come back under a new id."""
@@ -84,10 +88,13 @@ class Partitions:
             for index in list(topic.partitions):
                 if (topic.name, index) in self._logs:
                     self._drop(topic.name, index)
+                elif (topic.name, index) in self._absent:
+                    self._absent.remove((topic.name, index))
+                    self.table.remove(topic.name, index)
         for name in delta.topics_changed:
             topic = image.topics.get(name)
             if topic is not None:
-                self._ensure_topic(image, topic)
+                self._ensure_topic(image, topic, new=True)
         for resource_type, name in delta.configs_changed:
             if resource_type == TOPIC and name in image.topics:
                 config = self.topic_config(image, name)
@@ -106,26 +113,40 @@ class Partitions:
                 if log is not None:
                     log.update_config(resolved)
 
-    def _ensure_topic(self, image: Any, topic: Any) -> None:
+    def _ensure_topic(self, image: Any, topic: Any, *, new: bool) -> None:
         config: TopicConfig | None = None
         for index, state in topic.partitions.items():
-            if self.broker_id not in state.replicas:
+            if self.broker_id not in state.replicas or (topic.name, index) in self._absent:
                 continue
             log = self._logs.get((topic.name, index))
             if log is None:
                 if config is None:
                     config = self.topic_config(image, topic.name)
-                log = self._open(topic, index, config)
+                log = self._open(topic, index, config, self._is_absent(state, new))
                 if log is None:
                     continue
             if state.leader == self.broker_id:
                 log.set_leader_epoch(state.leader_epoch)
 
-    def _open(self, topic: Any, index: int, config: TopicConfig) -> Any | None:
+    def _is_absent(self, state: Any, new: bool) -> bool:
+        """Whether a partition that has no log here has one in a directory that is not there. Without an
+        assignment, one that is not new may lie in any."""
+        directory = state.directory(self.broker_id)
+        if directory in (DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED):
+            return not new and any(each.offline for each in self.log_dirs.directories())
+        return directory not in self.log_dirs.directory_ids()
+
+    def _open(self, topic: Any, index: int, config: TopicConfig, absent: bool) -> Any | None:
         log = self.log_dirs.get(topic.name, index)
         if log is not None and log.topic_id != topic.topic_id:
             # Loading moves strangers away, and deletions come before creations: delete nothing on a guess.
             logger.error("%s belongs to another topic of that name and is left alone", log.directory)
+            return None
+        if log is None and absent:
+            logger.error("the log directory of %s-%d is not there", topic.name, index)
+            self._absent.add((topic.name, index))
+            stand_in = self.log_dirs.stand_in(topic.name, index, topic.topic_id)
+            self.table.add(stand_in, topic.name, topic.topic_id)
             return None
         if log is None:
             try:

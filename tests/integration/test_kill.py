@@ -42,6 +42,7 @@ class Writer(threading.Thread):
                 "linger.ms": 2,
                 "batch.num.messages": 50,
                 "message.timeout.ms": 120_000,
+                "queue.buffering.max.messages": 3000,  # what waits is delivered within a few rounds, or stuck
                 "retry.backoff.ms": 20,
                 "reconnect.backoff.ms": 10,
                 "reconnect.backoff.max.ms": 100,

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -86,20 +87,31 @@ def say_ready(worker: Worker) -> None:
         f"kafkad is ready on {address} (cluster {worker.cluster_id}, pid {os.getpid()}, {milliseconds} ms)",
         flush=True,
     )
-    print(HINT.format(address=address.replace("0.0.0.0", "127.0.0.1")), flush=True)
+    print(HINT.format(address=address.replace("0.0.0.0", "127.0.0.1"), kafkad=own_name()), flush=True)
 
 
 HINT = """
   Try, in another terminal:
-    kafkad topics --create --topic greetings --partitions 3 --bootstrap-server {address}
-    echo hello | kafkad produce --topic greetings --bootstrap-server {address}
-    kafkad consume --topic greetings --from-beginning --bootstrap-server {address}
+    {kafkad} topics --create --topic greetings --partitions 3 --bootstrap-server {address}
+    echo hello | {kafkad} produce --topic greetings --bootstrap-server {address}
+    {kafkad} consume --topic greetings --from-beginning --bootstrap-server {address}
   kcat:    kcat -b {address} -t greetings -C
   Python:  confluent_kafka.Producer({{"bootstrap.servers": "{address}"}})
   Java:    kafka-console-consumer.sh --bootstrap-server {address} --topic greetings --from-beginning
   Spark:   spark.readStream.format("kafka").option("kafka.bootstrap.servers", "{address}")
   Ctrl-C stops it cleanly.
 """
+
+
+def own_name() -> str:
+    """What to type to call us again: `kafkad` where the shell finds it."""
+    if shutil.which("kafkad"):
+        return "kafkad"
+    beside = Path(sys.executable).with_name("kafkad")
+    if not beside.exists():
+        return f"{sys.executable} -m kafkad"
+    here = Path.cwd()
+    return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
 
 
 def process_start() -> float:

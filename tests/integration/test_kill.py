@@ -62,6 +62,9 @@ class Writer(threading.Thread):
         number = int(message.value().split(b":")[1])
         self.acknowledged[message.partition()][number] = message.offset()
 
+    def delivered(self) -> int:
+        return sum(map(len, list(self.acknowledged.values())))
+
     def run(self):
         while not self.stopping.is_set():
             partition = self.random.randrange(PARTITIONS)
@@ -81,6 +84,17 @@ class Writer(threading.Thread):
         self.stopping.set()
         self.join()
         assert self.producer.flush(90) == 0, "records were never acknowledged"
+
+
+def wait_for_progress(writers: list[Writer]) -> None:
+    """Until every writer has had an acknowledgement from the broker that runs now: a kill without load in
+    between
+    would prove nothing. librdkafka takes about a second to come back."""
+    before = [writer.delivered() for writer in writers]
+    deadline = time.monotonic() + 30
+    while not all(writer.delivered() > was for writer, was in zip(writers, before, strict=True)):
+        assert time.monotonic() < deadline, "a producer does not get going again"
+        time.sleep(0.005)
 
 
 def watermarks(bootstrap: str) -> dict[int, tuple[int, int]]:
@@ -134,7 +148,8 @@ def test_acknowledged_records_survive_kill_9_once_and_in_order(tmp_path, rounds)
             writer.start()
         high = dict.fromkeys(range(PARTITIONS), 0)
         for _ in range(rounds(20, 200)):
-            time.sleep(chance.uniform(0.05, 0.6))
+            wait_for_progress(writers)
+            time.sleep(chance.uniform(0, 0.4))
             told = {p: w[1] for p, w in watermarks(broker.bootstrap).items()}
             time.sleep(chance.uniform(0, 0.05))
             broker.kill()

@@ -61,10 +61,12 @@ def command(
       kafkad serve /etc/kafka/server.properties
     """
     from kafkad.config.broker import BrokerConfig, ConfigError
+    from kafkad.server.stderr import StderrHandler, open_standard_streams
 
+    open_standard_streams()
     logging.basicConfig(
         level=log_level.upper(),
-        stream=sys.stderr,
+        handlers=[StderrHandler()],
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
     )
     if workers != 1:

@@ -2,6 +2,9 @@
 goes wrong.
 
 Exit codes: 0 a clean stop, 1 the place is taken or the data cannot be served, 70 we found ourselves wrong.
+
+SIGTERM, SIGINT and SIGHUP end a broker, as they end Kafka; one that was ignored when it began (nohup) stays
+so. Those that come while it stops change nothing.
 """
 
 import asyncio
@@ -26,48 +29,74 @@ from kafkad.server.worker import Worker
 logger = logging.getLogger("kafkad")
 
 BROKEN = 70  # EX_SOFTWARE
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Interrupted(BaseException):
+    """A signal came before the broker was ready."""
 
 
 def serve(config: Any) -> int:
-    """Runs a broker until SIGTERM or SIGINT; the exit code."""
+    """Runs a broker until a signal ends it; the exit code."""
     for note in config.notes:
         logger.warning("%s", note)
     raise_descriptor_limit()
+    ending = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
+    ended: list[int] = []  # the signals that came
+
+    def interrupt(number: int, _frame: Any) -> None:
+        ended.append(number)
+        if len(ended) == 1:  # else a start that ends already
+            raise Interrupted
+
+    for number in ending:
+        signal.signal(number, interrupt)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
-    ended: list[int] = []
 
     def fatal(trouble: BaseException) -> None:
         logger.critical("the broker is broken and stops at once", exc_info=trouble)
-        sys.stderr.flush()
         os._exit(BROKEN)  # not one more byte is written by a broker that is wrong
 
     def on_exception(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         fatal(context.get("exception") or RuntimeError(context["message"]))
 
-    def stop() -> None:
-        if not ended:
-            ended.append(0)
-            loop.stop()
+    def stop(number: int) -> None:
+        ended.append(number)
+        loop.stop()
 
     loop.set_exception_handler(on_exception)
     worker = Worker(config, loop, fatal)
     try:
         worker.start()
+        for number in ending:
+            loop.add_signal_handler(number, stop, number)
     except (ConfigError, DirectoryTrouble, ListenError, UnusableMetadata) as trouble:
         print(f"kafkad: {trouble}", file=sys.stderr)
         return 1
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    say_ready(worker)
-    try:
+    except Interrupted:
+        worker.stop()  # what a start that failed has not taken back
+        logger.info("stopped before it was ready")
+        return 0
+    if not ended:  # a callback may have swallowed the exception
+        say_ready(worker)
         loop.run_forever()
-    finally:
-        begun = time.monotonic()
-        worker.stop()
-        loop.close()
+    begun = time.monotonic()
+    worker.stop()
+    finish(loop)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # the loop takes its handlers with it
+    loop.close()
     logger.info("stopped cleanly in %d ms", (time.monotonic() - begun) * 1000)
     return 0
+
+
+def finish(loop: asyncio.AbstractEventLoop) -> None:
+    """Ends the handlers that still wait: their connections are closed, and nobody is left to answer."""
+    waiting = asyncio.all_tasks(loop)
+    for task in waiting:
+        task.cancel()
+    if waiting:
+        loop.run_until_complete(asyncio.gather(*waiting, return_exceptions=True))
 
 
 def raise_descriptor_limit() -> None:
@@ -78,16 +107,18 @@ def raise_descriptor_limit() -> None:
 
 
 def say_ready(worker: Worker) -> None:
-    """The line that scripts wait for, and what to try next."""
+    """The line that scripts wait for, and what to try next. Who reads only the first line may leave."""
     first = worker.endpoints[0]
     host = f"[{first.host}]" if ":" in first.host else first.host or "0.0.0.0"
     address = f"{host}:{first.port}"
     milliseconds = int((time.time() - process_start()) * 1000)
-    print(
-        f"kafkad is ready on {address} (cluster {worker.cluster_id}, pid {os.getpid()}, {milliseconds} ms)",
-        flush=True,
-    )
-    print(HINT.format(address=address.replace("0.0.0.0", "127.0.0.1"), kafkad=own_name()), flush=True)
+    try:
+        about = f"cluster {worker.cluster_id}, pid {os.getpid()}, {milliseconds} ms"
+        print(f"kafkad is ready on {address} ({about})", flush=True)
+        print(HINT.format(address=address.replace("0.0.0.0", "127.0.0.1"), kafkad=own_name()), flush=True)
+    except OSError as trouble:
+        logger.warning("stdout takes nothing: %s", trouble)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else what it holds back fails again at the end
 
 
 HINT = """

@@ -1,0 +1,69 @@
+"""What the broker says goes to stderr, and stderr may be a pipe that nobody reads: a line that would have to
+wait is lost and counted, for a broker that waits for its log's reader is a broker that is down.
+
+A pipe or socket that is ready takes at least PIPE_BUF bytes at once, so what is written is cut there and the
+descriptor asked before each piece. It is not made non-blocking: it is shared with whoever gave it to us.
+"""
+
+import logging
+import os
+import select
+import stat
+
+PIPE_BUF = select.PIPE_BUF
+STDERR = 2
+
+
+def open_standard_streams() -> None:
+    """Descriptors 0 to 2 that came closed become /dev/null; else the next file that is opened would be one,
+    and what is said would be written into it.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
+class StderrHandler(logging.Handler):
+    """Writes whole lines or none, and tells how many were lost once there is room again."""
+
+    def __init__(self, fd: int = STDERR) -> None:
+        super().__init__()
+        self.fd = fd
+        self.lost = 0
+        self._cut = False  # in the middle of a line
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+        try:
+            self._step = 1 << 20 if stat.S_ISREG(os.fstat(fd).st_mode) else PIPE_BUF
+        except OSError:
+            self._step = PIPE_BUF
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        if self.lost:
+            note = f"({self.lost} lines were lost: nobody read them)\n"
+            if not self._write(("\n" if self._cut else "") + note):
+                self.lost += 1
+                return
+            self.lost = 0
+        if not self._write(line + "\n"):
+            self.lost += 1
+
+    def _write(self, text: str) -> bool:
+        data = text.encode(errors="backslashreplace")
+        written = 0
+        try:
+            while written < len(data):
+                if not self._poll.poll(0):
+                    break
+                written += os.write(self.fd, data[written : written + self._step])
+        except OSError:
+            pass  # the reader is gone, or the disk is full
+        whole = written == len(data)
+        if written:
+            self._cut = not whole
+        return whole

@@ -1,0 +1,325 @@
+"""The end of a broker: whatever it is doing, a signal ends it within two seconds, with exit code 0,
+everything on disk and the mark that says so; and no output that nobody takes holds it up.
+"""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from kafkad.protocol import messages
+from kafkad.testing import Broker
+from tests.wire import Wire, batch, create_topic, high_watermark, produce_request
+
+PROMPT_S = 2.0  # how long a stop may take
+MARK = ".kafka_cleanshutdown"
+
+
+def stop(broker, number=signal.SIGTERM):
+    """Signals and waits; the exit code and the seconds it took."""
+    begun = time.monotonic()
+    broker.process.send_signal(number)
+    code = broker.process.wait(20)
+    return code, time.monotonic() - begun
+
+
+def assert_clean(broker, code, seconds):
+    assert code == 0, broker.log
+    assert seconds < PROMPT_S
+    assert (broker.data_dir / MARK).exists()
+    assert "Traceback" not in broker.log and "stopped cleanly" in broker.log, broker.log
+
+
+class Load:
+    """Clients that keep a broker busy until their connection ends; what was acknowledged is counted."""
+
+    def __init__(self, bootstrap):
+        self.bootstrap = bootstrap
+        self.acked = [0] * 4  # by partition
+        self.joining = []
+        self.wrong = []
+        self.busy = threading.Semaphore(0)
+        with Wire(bootstrap) as wire:
+            create_topic(wire, "load", 4)
+            find = messages.FindCoordinatorRequest(key_type=0, coordinator_keys=["crowd"])
+            for _ in range(200):  # makes __consumer_offsets
+                if wire.ask(find, 4).coordinators[0].error_code == 0:
+                    break
+                time.sleep(0.05)
+        jobs = [*[(self.produce, index) for index in range(4)], *[(self.poll, None)] * 4]
+        jobs += [(self.join, None)] * 4 + [(self.create, None)]
+        self.threads = [threading.Thread(target=self.run, args=job, daemon=True) for job in jobs]
+        for thread in self.threads:
+            thread.start()
+        for _ in self.threads:
+            assert self.busy.acquire(timeout=10), self.wrong
+
+    def run(self, job, argument):
+        try:
+            with Wire(self.bootstrap, timeout=30) as wire:
+                job(wire, argument)
+        except ConnectionError:
+            pass  # the end of the broker
+        except BaseException as trouble:
+            self.wrong.append(trouble)
+
+    def produce(self, wire, partition):
+        request = produce_request("load", batch(*[bytes(1000)] * 50), partition)
+        while True:
+            answer = wire.ask(request, 9).responses[0].partition_responses[0]
+            assert answer.error_code == 0
+            self.acked[partition] = answer.base_offset + 50
+            self.busy.release()
+
+    def poll(self, wire, _):
+        topics = messages.FetchRequest.Topics
+        request = messages.FetchRequest(
+            max_wait_ms=60_000,
+            min_bytes=1 << 30,
+            max_bytes=1 << 30,
+            topics=[
+                topics(topic="load", partitions=[topics.Partitions(partition=0, partition_max_bytes=1 << 20)])
+            ],
+        )
+        self.busy.release()
+        wire.ask(request, 11)
+
+    def join(self, wire, _):
+        protocol = messages.JoinGroupRequest.Protocols(name="range", metadata=b"")
+        request = messages.JoinGroupRequest(
+            group_id="crowd",
+            session_timeout_ms=30_000,
+            rebalance_timeout_ms=60_000,
+            protocol_type="consumer",
+            protocols=[protocol],
+        )
+        first = wire.ask(request, 4)
+        request.member_id = first.member_id
+        wire.send(request, 4)
+        self.busy.release()
+        wire.read_frame()  # held by group.initial.rebalance.delay.ms
+
+    def create(self, wire, _):
+        count = 0
+        while True:
+            create_topic(wire, f"more-{count}")
+            name = messages.DeleteTopicsRequest.Topics(name=f"more-{count}")
+            wire.ask(messages.DeleteTopicsRequest(topics=[name], timeout_ms=10_000), 6)
+            count += 1
+            self.busy.release()
+
+    def ended(self):
+        for thread in self.threads:
+            thread.join(5)
+        assert not any(thread.is_alive() for thread in self.threads), "a connection was left open"
+        assert not self.wrong, self.wrong
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("config", [{}, {"log.flush.interval.messages": 1}], ids=["unflushed", "flushed"])
+def test_a_busy_broker_stops_cleanly(tmp_path, number, config):
+    delay = {"group.initial.rebalance.delay.ms": 30_000, "offsets.topic.num.partitions": 4}
+    with Broker(data_dir=tmp_path / "data", config=delay | config) as broker:
+        load = Load(broker.bootstrap)
+        time.sleep(0.3)
+        assert_clean(broker, *stop(broker, number))
+        load.ended()
+        broker.restart()
+        with Wire(broker.bootstrap) as wire:
+            for partition, acked in enumerate(load.acked):
+                assert high_watermark(wire, "load", partition) >= acked > 0
+
+
+def test_a_second_signal_changes_nothing(tmp_path):
+    delay = {"group.initial.rebalance.delay.ms": 30_000, "offsets.topic.num.partitions": 4}
+    with Broker(data_dir=tmp_path / "data", config=delay) as broker:
+        load = Load(broker.bootstrap)
+        broker.process.send_signal(signal.SIGTERM)
+        begun = time.monotonic()
+        while broker.process.poll() is None:
+            broker.process.send_signal(signal.SIGTERM)
+            broker.process.send_signal(signal.SIGINT)
+            time.sleep(0.001)
+        assert_clean(broker, broker.process.returncode, time.monotonic() - begun)
+        load.ended()
+
+
+def command(data, *more):
+    return [
+        sys.executable,
+        "-m",
+        "kafkad",
+        "serve",
+        "--data-dir",
+        str(data),
+        "--listen",
+        "127.0.0.1:0",
+        *more,
+    ]
+
+
+def test_a_signal_during_start_up_ends_it(tmp_path):
+    """At whatever moment: it ends at once, nothing stays locked, and the next start finds all in order."""
+    data = tmp_path / "data"
+    with Broker(data_dir=data) as broker, Wire(broker.bootstrap) as wire:
+        create_topic(wire, "many", 40)
+    codes = set()
+    for step in range(24):
+        with open(tmp_path / "stderr", "wb") as err:
+            process = subprocess.Popen(command(data), stdout=subprocess.PIPE, stderr=err)
+        time.sleep(0.02 * step)
+        begun = time.monotonic()
+        process.terminate()
+        codes.add(process.wait(20))
+        assert time.monotonic() - begun < PROMPT_S
+        process.stdout.close()
+        assert b"Traceback" not in (tmp_path / "stderr").read_bytes(), (tmp_path / "stderr").read_text()
+    assert codes <= {0, 143, -signal.SIGTERM}
+    with Broker(data_dir=data) as broker, Wire(broker.bootstrap) as wire:
+        assert high_watermark(wire, "many", 39) == 0
+
+
+def test_nohup_is_respected(tmp_path):
+    """SIGHUP stops a broker as it stops Kafka, unless it was started with the signal ignored."""
+    process = subprocess.Popen(["nohup", *command(tmp_path / "data")], stdout=subprocess.PIPE)
+    try:
+        address = process.stdout.readline().split()[4].decode()
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        with Wire(address) as wire:
+            create_topic(wire, "t")
+        process.terminate()
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.stdout.close()
+
+
+def test_nobody_reads_more_than_the_first_line_of_stdout(tmp_path):
+    shell = " ".join(command(tmp_path / "data"))
+    process = subprocess.Popen(
+        ["bash", "-c", f"echo $$; exec {shell} > >(head -1)"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        process.stdout.readline()
+        address = process.stdout.readline().split()[4].decode()
+        time.sleep(0.3)
+        with Wire(address) as wire:
+            create_topic(wire, "t")
+        process.terminate()
+        _, log = process.communicate(timeout=10)
+        assert process.returncode == 0, log
+        assert b"Traceback" not in log and (tmp_path / "data" / MARK).exists()
+    finally:
+        process.kill()
+
+
+def test_nobody_reads_stdout_at_all(tmp_path):
+    port = free_port()
+    process = subprocess.Popen(
+        [f"127.0.0.1:{port}" if part == "127.0.0.1:0" else part for part in command(tmp_path / "data")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()  # long before it is ready
+    try:
+        wait_for_port(port)
+        time.sleep(0.3)
+        with Wire(f"127.0.0.1:{port}") as wire:
+            create_topic(wire, "t")
+        process.terminate()
+        assert process.wait(10) == 0
+        log = process.stderr.read()
+        assert b"Traceback" not in log and (tmp_path / "data" / MARK).exists(), log
+    finally:
+        process.kill()
+        process.stderr.close()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_log_files(tmp_path, closed):
+    """A descriptor below 3 that is free would be the next file's, and what is said would go into it."""
+    port = free_port()
+    shell = " ".join(command(tmp_path / "data")).replace("127.0.0.1:0", f"127.0.0.1:{port}")
+    process = subprocess.Popen(
+        ["bash", "-c", f"exec {shell} {closed}"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for_port(port)
+        with Wire(f"127.0.0.1:{port}") as wire:
+            create_topic(wire, "t", 3)
+        for number in range(3):
+            assert os.readlink(f"/proc/{process.pid}/fd/{number}") == "/dev/null"
+        process.terminate()
+        assert process.wait(10) == 0
+        assert (tmp_path / "data" / MARK).exists()
+    finally:
+        process.kill()
+
+
+def test_a_full_pipe_on_stderr_holds_nobody_up(tmp_path):
+    reading, writing = os.pipe()
+    process = subprocess.Popen(command(tmp_path / "data"), stdout=subprocess.PIPE, stderr=writing)
+    os.close(writing)
+    try:
+        address = process.stdout.readline().split()[4].decode()
+        for _ in range(1500):  # each makes a line, of which the pipe takes some hundred
+            with Wire(address) as wire:
+                wire.send_frame(b"\x7f\xff\0\0\0\0\0\0")
+                assert wire.is_closed_by_broker()
+        with Wire(address) as wire:
+            create_topic(wire, "t")
+        os.set_blocking(reading, False)
+        said = drain(reading)
+        assert said.endswith(b"\n") and len(said) > 32_768
+        with Wire(address) as wire:  # and now that there is room: how much was lost
+            wire.send_frame(b"\x7f\xff\0\0\0\0\0\0")
+            assert wire.is_closed_by_broker()
+        select.select([reading], [], [], 5)
+        assert b"were lost" in drain(reading)
+        begun = time.monotonic()
+        process.terminate()
+        assert process.wait(10) == 0
+        assert time.monotonic() - begun < PROMPT_S
+    finally:
+        process.kill()
+        process.stdout.close()
+        os.close(reading)
+
+
+def drain(fd):
+    parts = b""
+    while True:
+        try:
+            part = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return parts
+        if not part:
+            return parts
+        parts += part
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for_port(port):
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            Wire(f"127.0.0.1:{port}").socket.close()
+            return
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

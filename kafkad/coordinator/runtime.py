@@ -207,7 +207,7 @@ class GroupCoordinator:
                         group_id=group.group_id,
                         protocol_type=group.protocol_type or "",
                         group_state=str(group.state),
-                        group_type=CLASSIC.capitalize(),
+                        group_type=CLASSIC,
                     )
                 )
         return response

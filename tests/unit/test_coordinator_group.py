@@ -805,7 +805,7 @@ def test_an_empty_group_id_is_invalid():
         ([], [], [GROUP]),
         (["stable"], [], [GROUP]),
         (["Empty"], [], []),
-        ([" STABLE ", "dead"], ["Classic"], [GROUP]),
+        ([" STABLE ", "dead"], ["CLASSIC"], [GROUP]),
         ([], ["consumer"], []),
         ([], ["nonsense"], []),
     ],
@@ -814,7 +814,7 @@ def test_groups_are_listed_by_state_and_type(pair, states, types, found):
     listed = pair.coordinator.list(states, types)
     assert [group.group_id for group in listed.groups] == found
     for group in listed.groups:
-        assert (group.protocol_type, group.group_state, group.group_type) == ("consumer", "Stable", "Classic")
+        assert (group.protocol_type, group.group_state, group.group_type) == ("consumer", "Stable", "classic")
 
 
 def test_a_description_has_what_members_brought_and_got(pair):

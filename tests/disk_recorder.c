@@ -161,6 +161,9 @@ static int opened(int dirfd, const char *path, int flags, mode_t mode)
         fstat(fd, &status);
         tracked[fd] = status.st_ino;
         int made = !there && (flags & O_CREAT);     /* else: of an earlier process, which was killed before it told */
+        for (int i = 0; made && i < mapped_count; i++)
+            if (mapped[i] == status.st_ino)         /* that one is gone, its inode is used again */
+                mapped[i] = mapped[--mapped_count];
         put(S_ISDIR(status.st_mode) ? MAKE_DIRECTORY : CREATE, place.directory, status.st_ino, made, place.name,
             strlen(place.name));
         if (there && (flags & O_TRUNC))

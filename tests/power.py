@@ -204,6 +204,7 @@ class State:
     def __init__(self, inodes: dict[int, Node]) -> None:
         self.inodes = inodes
         self.begun: dict[int, tuple[Node, int]] = {}
+        self.content: dict[int, Pages] = {}  # of mapped files whose sync is about to begin
         self.syncs = 0
 
     def replay(self, kind: int, a: int, b: int, c: int, data: bytes) -> None:
@@ -230,6 +231,8 @@ class State:
                 self._directory(a).change(_removing(data.decode()))
             case 8:  # SYNC_BEGIN
                 node = nodes[a]
+                if a in self.content and isinstance(node, File):
+                    node.pending.append(_becoming(self.content.pop(a)))
                 self.begun[b] = (node, node.settled + len(node.pending))
             case 9:  # SYNC_END
                 node, upto = self.begun.pop(b)
@@ -239,13 +242,14 @@ class State:
                 file = self._file(a)
                 file.mapped = True
                 if b < 0:
-                    file.pending.append(_clearing(c))
+                    self.content[a] = Pages(c)
                 else:
-                    file.pending.append(lambda pages: pages.write(b, data))
+                    self.content[a].write(b, data)
             case 11:  # MAPPED
                 self._file(a).mapped = True
             case 13:  # ROOT: another process
                 self.begun.clear()
+                self.content.clear()
             case _:
                 raise AssertionError(f"the recorder does not know what was done: {data.decode()}")
 
@@ -276,12 +280,12 @@ def _renaming(old: str, new: str) -> Callable[[dict[str, Node]], object]:
     return change
 
 
-def _clearing(size: int) -> Callable[[Pages], object]:
+def _becoming(content: Pages) -> Callable[[Pages], object]:
     def change(pages: Pages) -> list[int]:
-        touched = list(pages.pages)
-        pages.pages.clear()
-        pages.size = size
-        return touched
+        numbers = {*pages.pages, *content.pages}
+        changed = [n for n in numbers if pages.pages.get(n, ZEROS) != content.pages.get(n, ZEROS)]
+        pages.pages, pages.size = dict(content.pages), content.size
+        return changed
 
     return change
 

@@ -8,6 +8,7 @@ Not yet: transactions; a transactional id is INVALID_REQUEST.
 """
 
 import inspect
+import logging
 from collections.abc import Awaitable
 from typing import Any
 
@@ -15,11 +16,19 @@ from kafkad.api.context import RequestContext, Services, code_of
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 
+logger = logging.getLogger(__name__)
+
 NOTHING = -1
 
 
 def init_producer_id(services: Services, context: RequestContext, request: Any) -> Any:
     one_of_two = (request.producer_id == NOTHING) != (request.producer_epoch == NOTHING)
+    if request.transactional_id is not None:  # the response has no message: clients point to this log
+        logger.warning(
+            "refused transactional id %r of %s: there are no transactions yet",
+            request.transactional_id,
+            context.client_host,
+        )
     if request.transactional_id is not None or one_of_two:
         return _refusal(errors.INVALID_REQUEST)
     try:

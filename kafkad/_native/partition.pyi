@@ -7,6 +7,7 @@ from kafkad._native.watermarks import RowSlot
 
 WANTS_NOTHING: int
 WANTS_ROLL: int
+WANTS_PRODUCERS: int
 WANTS_SLOW_PATH: int
 
 class FileRef:

@@ -31,7 +31,7 @@ from kafkad._native.index cimport (
     offset_entry_position, offset_index_append, offset_index_floor, time_entry_offset, time_entry_timestamp,
     time_index_append, time_index_floor)
 from kafkad._native.producer_table cimport (
-    ProducerBatch, parse_marker, producer_check, producer_end, producer_first_unstable, producer_record,
+    ASK_LOG, ProducerBatch, parse_marker, producer_check, producer_end, producer_first_unstable, producer_record,
     producer_reserve)
 from kafkad._native.watermarks cimport RowSlot
 from kafkad._native.wire cimport KAFKAD_CHECK, get_i16, get_i32, get_i64, put_i32, put_i64
@@ -77,6 +77,7 @@ cdef enum:                          # of append_checked
 WANTS_NOTHING = 0
 WANTS_ROLL = 1
 WANTS_SLOW_PATH = 2
+WANTS_PRODUCERS = 3                 # a retry, perhaps, of a batch that the snapshot did not hold
 
 cdef int64_t UNKNOWN = INT64_MIN
 
@@ -401,6 +402,9 @@ cdef class Partition:
                 info.end_offset = duplicate.last_offset + 1
                 info.append_time_ms = duplicate.timestamp
                 return 0
+            if code == ASK_LOG:
+                self.wants = 3
+                return NEED_PYTHON
             if code != 0 and origin != REPLICA:
                 info.message = b"the producer's epoch or sequence is not the expected one"
                 return code

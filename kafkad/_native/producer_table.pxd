@@ -18,6 +18,7 @@ cdef struct Producer:
     int32_t coordinator_epoch
     int64_t last_timestamp
     int64_t transaction_start   # first offset of the open transaction, -1 when none
+    bint last_only              # out of a snapshot, which holds the last batch only: the log knows the others
     ProducerBatch batches[BATCHES_KEPT]     # oldest first
 
 cdef struct ProducerMap:
@@ -27,7 +28,10 @@ cdef struct ProducerMap:
 
 cdef Producer* producer_find(const ProducerMap* map, int64_t producer_id) noexcept nogil
 
-# 0: in sequence (or not checked); -1: `duplicate` is the batch that it repeats; else Kafka's error code.
+cdef enum:
+    ASK_LOG = -2                # a verdict: out of order as far as is known, and `last_only`
+
+# 0: in sequence (or not checked); -1: `duplicate` is the batch that it repeats; ASK_LOG; else Kafka's error code.
 # `sequenced` is False for what does not come from a client: only the epoch is looked at.
 cdef int producer_check(const ProducerMap* map, int64_t producer_id, int16_t epoch, int32_t base_sequence,
                         int32_t offset_delta, bint sequenced, ProducerBatch* duplicate) noexcept nogil

@@ -71,7 +71,7 @@ cdef int producer_check(const ProducerMap* map, int64_t producer_id, int16_t epo
     last_sequence = producer.batches[producer.batch_count - 1].last_sequence if producer.batch_count else -1
     if base_sequence == sequence_after(last_sequence, 1):
         return 0
-    return OUT_OF_ORDER_SEQUENCE_NUMBER
+    return ASK_LOG if producer.last_only else OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 cdef Producer* take_place(ProducerMap* map, int64_t producer_id) noexcept nogil:
@@ -122,6 +122,7 @@ cdef inline void set_epoch(Producer* producer, int16_t epoch) noexcept nogil:
     if producer.epoch != epoch:
         producer.batch_count = 0
         producer.epoch = epoch
+        producer.last_only = False
 
 
 cdef inline void keep_batch(Producer* producer, const ProducerBatch* batch) noexcept nogil:
@@ -228,6 +229,7 @@ cdef class ProducerTable:
         producer.last_timestamp = timestamp
         producer.transaction_start = transaction_start if transaction_start >= 0 else -1
         producer.batch_count = 0
+        producer.last_only = True
         if last_offset >= 0:
             batch.last_sequence = last_sequence
             batch.last_offset = last_offset
@@ -252,6 +254,22 @@ cdef class ProducerTable:
             out.append((p.producer_id, p.epoch, last.last_sequence, last.last_offset, last.offset_delta,
                         p.last_timestamp, p.coordinator_epoch, p.transaction_start))
         return out
+
+    def recall(self, ProducerTable replayed not None) -> None:
+        """Completes what came out of a snapshot with the batches that `replayed` found in the log; nothing is
+        `last_only` afterwards."""
+        cdef Producer* p
+        cdef Producer* found
+        cdef int32_t i
+        for i in range(self.map.capacity):
+            p = &self.map.places[i]
+            if p.producer_id == -1 or not p.last_only:
+                continue
+            p.last_only = False
+            found = producer_find(&replayed.map, p.producer_id)
+            if found != NULL and found.epoch == p.epoch and found.batch_count >= p.batch_count:
+                p.batches = found.batches
+                p.batch_count = found.batch_count
 
     def clear(self) -> None:
         producers_clear(&self.map)
@@ -287,7 +305,7 @@ cdef class ProducerTable:
         cdef int code = producer_check(&self.map, producer_id, epoch, base_sequence, offset_delta, sequenced, &duplicate)
         if code == -1:
             return (-1, duplicate.last_offset - duplicate.offset_delta, duplicate.last_offset)
-        return (code, -1, -1)
+        return (OUT_OF_ORDER_SEQUENCE_NUMBER if code == ASK_LOG else code, -1, -1)
 
     def record(self, int64_t producer_id, int16_t epoch, int32_t base_sequence, int64_t base_offset, int64_t last_offset,
                int64_t timestamp, bint transactional=False) -> None:

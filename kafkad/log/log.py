@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from kafkad._native.batch import AppendRules
-from kafkad._native.partition import WANTS_ROLL, Partition
+from kafkad._native.partition import WANTS_PRODUCERS, WANTS_ROLL, Partition
 from kafkad._native.producer_table import ProducerTable
 from kafkad._native.scan import replay_producers, scan_segment
 from kafkad.log import recovery
@@ -69,6 +69,7 @@ NEED_PYTHON: Final = -1000
 HEADER_SIZE: Final = 61
 READ_SIZE: Final = 1 << 20
 LONG_MAX: Final = (1 << 63) - 1
+RECALL_SIZE: Final = 64 << 20  # of the log's end that five batches of a busy producer lie in
 PRODUCER_EXPIRATION_MS: Final = 86_400_000  # producer.id.expiration.ms
 
 Below = Literal["high_watermark", "end", "stable"]
@@ -379,6 +380,9 @@ class Log:
             if self.native.wants == WANTS_ROLL:
                 self.roll(now_ms)
                 continue
+            if self.native.wants == WANTS_PRODUCERS:
+                self._recall_producers()
+                continue
             assert not checked
             batch, _ = validate_slow(batch, self._rules, now_ms, level=self._compression_level())
             if memoryview(batch).readonly:
@@ -386,6 +390,19 @@ class Log:
             if len(batch) < HEADER_SIZE:
                 raise InvalidBatch(INVALID_RECORD, "not a record batch")
             checked = True
+
+    def _recall_producers(self) -> None:
+        """Completes producers that came out of a snapshot, which holds their last batch only, from the log: a
+        client may retry any of the last five. Once a start at most, and only when such a retry comes."""
+        replayed = ProducerTable()
+        rows = self.native.segment_rows()
+        first = len(rows) - 1
+        while first > 0 and sum(size for _, size, _ in rows[first:]) < RECALL_SIZE:
+            first -= 1
+        for base, _, _ in rows[first:]:
+            path = segment_file(self.directory, base, LOG)
+            self._io(replay_producers, path, replayed, base, self.end_offset)
+        self.native.producers.recall(replayed)
 
     def _compression_level(self) -> int | None:
         codec = self._config.compression_type

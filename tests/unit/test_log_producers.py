@@ -110,6 +110,26 @@ def test_the_last_batch_is_known_after_a_restart(world, how):
     assert send(world, 5).base_offset == 7
 
 
+@pytest.mark.parametrize("how", ["crash", "restart"])
+def test_all_five_are_known_after_a_restart_although_a_snapshot_holds_one(tmp_path, how):
+    """The log knows the others, over a roll too: what a client has in flight it may retry."""
+    world = LogWorld(tmp_path, topic_config(segment_bytes=250))
+    for i in range(8):
+        send(world, i, producer_id=1)
+        send(world, i, producer_id=2)
+    world.scheduler.settle()
+    assert len(world.log.segments) > 3
+    options = {"recovery_point": world.log.end_offset} if how == "crash" else {}
+    getattr(world, how)(**options)
+    for i in range(3, 8):
+        assert send(world, i, producer_id=1)[:2] == (2 * i, 2 * i + 1)
+    assert refusal(world, 2, producer_id=1) == OUT_OF_ORDER
+    assert refusal(world, 9, producer_id=2) == OUT_OF_ORDER
+    assert send(world, 8, producer_id=2).base_offset == 16
+    assert send(world, 4, producer_id=2)[:2] == (9, 10)
+    assert send(world, 8, producer_id=1).base_offset == 17
+
+
 def test_after_a_crash_all_five_are_known_when_the_log_itself_is_replayed(world):
     for i in range(5):
         send(world, i)

@@ -33,6 +33,7 @@ from bench.scenarios import FETCH, PRODUCE, Fetch, Produce
 MB_MAX = 2500  # of one run: three logs and the page cache must fit into memory
 FETCH_MB = 512  # what is written before a fetch scenario
 CLIENT_RECORDS = 600_000
+WARMING = 6  # of the produce scenarios, whatever is measured: a JVM that has seen little is slow
 
 
 def touch_memory(directory: Path, megabytes: int) -> None:
@@ -240,24 +241,22 @@ def measure(
     results: dict[str, Any],
 ) -> None:
     jvms = [b for b in brokers if isinstance(b, Jvm)]
-    steps = (len(produce) + len(fetch)) * (options.rounds * len(brokers) + options.warm * len(jvms))
+    steps = (len(produce) + len(fetch)) * options.rounds * len(brokers) + options.warm * len(jvms)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("warming", total=steps)
         number = 0
-        if fetch:
-            for broker in brokers:
-                if not isinstance(broker, Bare):
-                    fill(broker)
+        for broker in brokers:
+            if not isinstance(broker, Bare):
+                fill(broker)
         for _ in range(options.warm):
             for broker in jvms:
-                for row in produce:
+                for row in PRODUCE[:WARMING]:
                     number += 1
                     run_produce(broker, row, f"warm-{number}", options.seconds)
-                    progress.advance(bar)
-                for row in fetch:
+                for row in FETCH:
                     run_fetch(broker, row, "fetched", options.seconds)
-                    progress.advance(bar)
+                progress.advance(bar)
         time.sleep(1)
         for row in produce:
             seen: dict[str, list[dict[str, float]]] = {b.name: [] for b in brokers}

@@ -191,6 +191,7 @@ class Loader:
         self.compacted = compacted
         self.epochs_lost = epochs_lost
         self.scanned_bytes = 0
+        self.snapshot_lost = False  # one was there, and could not be read
         self.rebuilt: list[str] = []  # files that were written here, and must be synced some time
 
     def load(self, files: Files, *, clean: bool, recovery_point: int, log_start_offset: int) -> Loaded:
@@ -361,6 +362,7 @@ class Loader:
                 logger.warning("%s is left out: %s", path, e)
                 _remove(path)
                 files.snapshots.remove(offset)
+                self.snapshot_lost = True
         return None
 
     def _replay(self, bases: list[int], start: int, end: int) -> None:
@@ -372,6 +374,7 @@ class Loader:
 
     def _write_snapshot(self, files: Files, offset: int) -> None:
         write_snapshot(self.directory, offset, self.producers, sync=False)
+        self.rebuilt.append(segment_file(self.directory, offset, SNAPSHOT))
         if offset not in files.snapshots:
             files.snapshots.append(offset)
             files.snapshots.sort()
@@ -382,8 +385,11 @@ class Loader:
             files.snapshots.remove(offset)
         if clean:
             start = self._load_newest_snapshot(files, end_offset)
-            if start is None:  # nobody ever appended with a producer id, or an upgrade: as Kafka, begin empty
+            if start is None and not self.snapshot_lost:
+                # nobody ever appended with a producer id, or an upgrade: as Kafka, begin empty
                 return files.snapshots[-1] if files.snapshots else -1
+            if start is None:  # the power took the only one: the batches know
+                start = bases[0]
             self._replay(bases, start, end_offset)
         elif end_offset > 0:
             self._write_snapshot(files, end_offset)

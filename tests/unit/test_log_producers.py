@@ -130,6 +130,20 @@ def test_all_five_are_known_after_a_restart_although_a_snapshot_holds_one(tmp_pa
     assert send(world, 8, producer_id=1).base_offset == 17
 
 
+def test_producers_are_known_when_the_only_snapshot_of_a_clean_stop_was_lost(world):
+    """A retry taken for a new batch would double it."""
+    for i in range(3):
+        send(world, i)
+    world.log.close()
+    world.scheduler.settle()
+    for path in world.directory.glob("*" + SNAPSHOT):
+        path.write_bytes(b"")
+    world.open(clean=True, recovery_point=world.log.recovery_point)
+    for i in range(3):
+        assert send(world, i).base_offset == i
+    assert refusal(world, 5) == OUT_OF_ORDER
+
+
 def test_after_a_crash_all_five_are_known_when_the_log_itself_is_replayed(world):
     for i in range(5):
         send(world, i)

@@ -75,7 +75,7 @@ run: $(VENV)/.stamp-run build/.stamp-native
 	@exec $(VENV)/bin/kafkad serve --data-dir $(DATA_DIR) --listen $(LISTEN)
 
 test: $(VENV)/.stamp-test build/.stamp-native java jars
-	@$(PY) -m pytest $(PYTEST_ARGS) || { echo "those that failed, once more, to tell a timing from a fault:"; $(PY) -m pytest --last-failed --last-failed-no-failures none $(PYTEST_ARGS); }
+	@$(PY) -m pytest $(PYTEST_ARGS)
 
 # all four speak, also after one has failed
 check: $(VENV)/.stamp-test

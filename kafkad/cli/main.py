@@ -45,6 +45,17 @@ class Lazy(click.Group):
         row = COMMANDS.get(name)
         return importlib.import_module(row[0]).command if row else None
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Until its module is there a command holds nothing, and SIGTERM may end it as it ends any process;
+        an exception that is raised while a module is imported may be swallowed there.
+        """
+        found = super().resolve_command(ctx, args)
+        if found[0] != "serve":  # which has handlers of its own
+            signal.signal(signal.SIGTERM, terminated)
+        return found
+
     def invoke(self, ctx: click.Context) -> Any:
         """Click has exit codes and words of its own for these two."""
         try:
@@ -81,7 +92,6 @@ def group() -> None:
 def main() -> NoReturn:
     if not __debug__:
         end("kafkad does not run under python -O: its assertions guard your data", 2)
-    signal.signal(signal.SIGTERM, terminated)  # `serve` sets its own
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -41,16 +41,6 @@ def serve(config: Any) -> int:
     for note in config.notes:
         logger.warning("%s", note)
     raise_descriptor_limit()
-    ending = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
-    ended: list[int] = []  # the signals that came
-
-    def interrupt(number: int, _frame: Any) -> None:
-        ended.append(number)
-        if len(ended) == 1:  # else a start that ends already
-            raise Interrupted
-
-    for number in ending:
-        signal.signal(number, interrupt)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
 
@@ -61,16 +51,13 @@ def serve(config: Any) -> int:
     def on_exception(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         fatal(context.get("exception") or RuntimeError(context["message"]))
 
-    def stop(number: int) -> None:
-        ended.append(number)
-        loop.stop()
-
     loop.set_exception_handler(on_exception)
     worker = Worker(config, loop, fatal)
+    signals = Signals(loop)
     try:
+        signals.catch()
         worker.start()
-        for number in ending:
-            loop.add_signal_handler(number, stop, number)
+        signals.started()
     except (ConfigError, DirectoryTrouble, ListenError, UnusableMetadata) as trouble:
         print(f"kafkad: {trouble}", file=sys.stderr)
         return 1
@@ -78,16 +65,59 @@ def serve(config: Any) -> int:
         worker.stop()  # what a start that failed has not taken back
         logger.info("stopped before it was ready")
         return 0
-    if not ended:  # a callback may have swallowed the exception
+    if not signals.came:  # a callback may have swallowed the exception
         say_ready(worker)
-        loop.run_forever()
+    signals.run_until_one_comes()
     begun = time.monotonic()
     worker.stop()
     finish(loop)
-    signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # the loop takes its handlers with it
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # the interpreter's end takes the handlers with it
     loop.close()
     logger.info("stopped cleanly in %d ms", (time.monotonic() - begun) * 1000)
     return 0
+
+
+class Signals:
+    """What SIGTERM, SIGINT and SIGHUP do, from the moment a start begins: the first ends the broker, and
+    none is lost between the start, the ready line and the loop.
+
+    The handlers are Python's own throughout, not the loop's: those of uvloop keep what comes before the loop
+    runs to themselves. A running loop is woken by the descriptor that it gives to signal.set_wakeup_fd.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.came: list[int] = []
+        self._loop = loop
+        self._starting = True
+
+    def catch(self) -> None:
+        sys.unraisablehook = unless_interrupted
+        for number in ENDING:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
+                signal.siginterrupt(number, False)  # no system call of the native code is cut short
+
+    def started(self) -> None:
+        self._starting = False
+
+    def run_until_one_comes(self) -> None:
+        # a signal of before the wakeup descriptor was set is handled when this, a Python function, is called
+        self._loop.call_soon(lambda: self._loop.stop() if self.came else None)
+        self._loop.run_forever()
+
+    def _on_signal(self, number: int, _frame: Any) -> None:
+        self.came.append(number)
+        if len(self.came) > 1:
+            return
+        if self._starting:
+            raise Interrupted
+        self._loop.stop()
+
+
+def unless_interrupted(unraisable: Any) -> None:
+    """A finalizer that a signal cut short is nothing to tell: the start that it ran in is given up."""
+    if not isinstance(unraisable.exc_value, Interrupted):
+        sys.__unraisablehook__(unraisable)
 
 
 def finish(loop: asyncio.AbstractEventLoop) -> None:

@@ -17,6 +17,7 @@ from kafkad.protocol import messages
 from kafkad.testing import Broker
 from tests.wire import Wire, batch, create_topic, high_watermark, produce_request
 
+ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 PROMPT_S = 2.0  # how long a stop may take
 MARK = ".kafka_cleanshutdown"
 
@@ -121,7 +122,7 @@ class Load:
         assert not self.wrong, self.wrong
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", ENDING)
 @pytest.mark.parametrize("config", [{}, {"log.flush.interval.messages": 1}], ids=["unflushed", "flushed"])
 def test_a_busy_broker_stops_cleanly(tmp_path, number, config):
     delay = {"group.initial.rebalance.delay.ms": 30_000, "offsets.topic.num.partitions": 4}
@@ -183,6 +184,22 @@ def test_a_signal_during_start_up_ends_it(tmp_path):
     assert codes <= {0, 143, -signal.SIGTERM}
     with Broker(data_dir=data) as broker, Wire(broker.bootstrap) as wire:
         assert high_watermark(wire, "many", 39) == 0
+
+
+def test_a_signal_right_after_the_ready_line_is_not_lost(tmp_path):
+    """Between the start and the loop: the broker is up, and nothing runs yet that would notice a signal."""
+    for step in range(20):
+        with open(tmp_path / "stderr", "wb") as err:
+            process = subprocess.Popen(command(tmp_path / "data"), stdout=subprocess.PIPE, stderr=err)
+        try:
+            process.stdout.readline()
+            time.sleep(0.0002 * step)
+            process.send_signal(ENDING[step % len(ENDING)])
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+            process.stdout.close()
+        assert b"stopped cleanly" in (tmp_path / "stderr").read_bytes()
 
 
 def test_nohup_is_respected(tmp_path):

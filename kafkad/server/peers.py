@@ -1,0 +1,523 @@
+"""What workers say to one another: calls with an answer, and messages without one.
+
+Every pair of workers has one connection, an AF_UNIX stream: the higher index connects to the lower, both
+say hello, and the pair is *up* until either side is gone. The addresses are abstract and chosen by the
+kernel; the listening sockets are made before the fork and the supervisor keeps them, so a connect to a
+worker that is dead waits in the backlog for its successor.
+
+    frame   size u32 | kind u8 | id u64 | payload       little-endian; size counts what follows it
+
+id 0 is a message (`tell`); any other asks for the frame ANSWER or FAILED with the same id. Kinds of
+requests are 1 to 199.
+
+Rules:
+ - Frames of one pair arrive in the order in which `call` and `tell` were called, and are handled in that
+   order; an answer that is awaited may come later than those of calls behind it.
+ - A call whose worker dies fails with PeerLost, whatever came of it over there. It is never sent twice.
+ - A handler's KafkaError is raised at the caller as such; other trouble as PeerTrouble, and logged here.
+ - on_up runs before anything of the new connection is handled, on_down after all of the old one was, and a
+   successor is never up before its predecessor was down.
+
+Abstract addresses can be connected to by everybody in the network namespace: who is not of our own user id
+is hung up on, unread.
+
+Beware: `call_blocking` is for a start whose loop does not run yet. Two workers that ask each other so wait
+in vain.
+"""
+
+import asyncio
+import inspect
+import logging
+import os
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from kafkad.protocol.errors import KafkaError
+
+logger = logging.getLogger(__name__)
+
+SIZE = struct.Struct("<I")
+HEADER = struct.Struct("<IBQ")
+AFTER_SIZE = HEADER.size - SIZE.size
+CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+HELLO_BODY = struct.Struct("<6sBI")  # magic, PAIR or VISIT, index
+FAILED_BODY = struct.Struct("<?h")  # is a KafkaError, its code; then the text
+
+HELLO, ANSWER, FAILED = 200, 201, 202
+MAGIC = b"kafkad"
+PAIR, VISIT = 0, 1  # a pair's one connection, or one for a single blocking call
+
+BACKLOG = 128
+FRAME_MAX = 512 << 20  # well above socket.request.max.bytes; more than that is not one of ours
+QUEUED_MAX = 1 << 30  # a peer that reads nothing while this much waits for it is hung up on
+READ_BYTES = 256 << 10
+READS_A_TURN = 8  # then others have their turn
+RETRY_S = 0.05
+
+Handler = Callable[[int, bytes], Any]
+
+
+class PeerLost(Exception):
+    """The other worker is not there, or has died before it answered."""
+
+
+class PeerTrouble(Exception):
+    """The other worker's handler failed."""
+
+
+def make_sockets(count: int) -> tuple[list[socket.socket], list[bytes]]:
+    """(listening sockets, their addresses), one a worker: made before the fork and kept until the end."""
+    sockets, addresses = [], []
+    for _ in range(count):
+        each = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        each.bind("")  # the kernel chooses an abstract name that is free
+        each.listen(BACKLOG)
+        each.setblocking(False)
+        sockets.append(each)
+        addresses.append(each.getsockname())
+    return sockets, addresses
+
+
+def is_ours(connected: socket.socket) -> bool:
+    _, uid, _ = CREDENTIALS.unpack(
+        connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    )
+    return bool(uid == os.getuid())
+
+
+class Peers:
+    """The other workers, as worker `me` sees them. `up`: who can be called right now.
+
+    The listening sockets of the others are left alone; a worker may close them."""
+
+    def __init__(
+        self,
+        me: int,
+        listening_sockets: list[socket.socket],
+        addresses: list[bytes],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.me = me
+        self.count = len(addresses)
+        self.up: set[int] = set()
+        self._addresses = addresses
+        self._loop = loop
+        self._handlers: dict[int, Handler] = {}
+        self._on_up: list[Callable[[int], Any]] = []
+        self._on_down: list[Callable[[int], Any]] = []
+        self._links: dict[int, _Link] = {}  # those that are up
+        self._all: set[_Link] = set()  # and those that are not, or are visits
+        self._calls: dict[int, _Call] = {}
+        self._tasks: set[asyncio.Task[None]] = set()  # answers that are awaited
+        self._last_id = 0
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._closed = False
+        self._listening = listening_sockets[me]
+        loop.add_reader(self._listening.fileno(), self._accept)
+        for k in range(me):
+            loop.call_soon(self._connect, k)
+
+    # -- what is called ------------------------------------------------------------------------------------
+
+    def handle(self, kind: int, function: Handler) -> None:
+        """`function(sender, payload)` answers bytes (None: empty), or an awaitable of them."""
+        assert 0 < kind < HELLO and kind not in self._handlers
+        self._handlers[kind] = function
+
+    def on_up(self, function: Callable[[int], Any]) -> None:
+        self._on_up.append(function)
+
+    def on_down(self, function: Callable[[int], Any]) -> None:
+        self._on_down.append(function)
+
+    def call(
+        self, k: int, kind: int, payload: bytes = b"", timeout_s: float | None = None
+    ) -> "asyncio.Future[bytes]":
+        """The answer of worker `k`; the call is on its way when this returns. Raises PeerLost (also if `k` is
+        not up now), TimeoutError, KafkaError and PeerTrouble."""
+        assert k != self.me and 0 < kind < HELLO
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        link = self._links.get(k)
+        if link is None:
+            future.set_exception(PeerLost(f"worker {k} is not there"))
+            return future
+        self._last_id += 1
+        call = self._calls[self._last_id] = _Call(link, future)
+        if timeout_s is not None:
+            call.timeout = self._loop.call_later(timeout_s, self._timed_out, self._last_id, k, kind)
+        link.send(kind, self._last_id, payload)
+        return future
+
+    def tell(self, k: int, kind: int, payload: bytes = b"") -> bool:
+        """Whether it is on its way; False: `k` is not up, and on_up will say when to tell it all anew."""
+        assert k != self.me and 0 < kind < HELLO
+        link = self._links.get(k)
+        if link is None:
+            return False
+        link.send(kind, 0, payload)
+        return True
+
+    async def wait_up(self, k: int, timeout_s: float | None = None) -> None:
+        """Until worker `k` can be called. Raises TimeoutError."""
+        if k not in self.up:
+            future = self._loop.create_future()
+            self._waiting.append((k, future))
+            await asyncio.wait_for(future, timeout_s)
+
+    def call_blocking(self, k: int, kind: int, payload: bytes, timeout_s: float) -> bytes:
+        """As `call`, while the loop does not run: over a connection of its own. It waits for a worker that is
+        not there yet, and asks its successor where one dies. Raises PeerLost when the time is over."""
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            try:
+                return _ask(self._addresses[k], self.me, kind, payload, left_s)
+            except OSError:
+                time.sleep(min(RETRY_S, max(deadline - time.monotonic(), 0)))
+        raise PeerLost(f"worker {k} did not answer within {timeout_s:g} s")
+
+    def close(self) -> None:
+        """Nothing is called any more; what waits for an answer fails with PeerLost."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._listening.fileno())
+        self._listening.close()
+        for link in list(self._all):
+            self._discard(link)
+        for _, future in self._waiting:
+            future.cancel()
+
+    # -- connections ---------------------------------------------------------------------------------------
+
+    def _connect(self, k: int) -> None:
+        if self._closed or k in self._links:
+            return
+        connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connecting.setblocking(False)
+        try:
+            connecting.connect(self._addresses[k])  # at once, or not at all: a backlog may be full
+        except OSError:
+            connecting.close()
+            self._loop.call_later(RETRY_S, self._connect, k)
+            return
+        if not is_ours(connecting):
+            connecting.close()
+            logger.error("the address of worker %d is another user's", k)
+            return
+        link = _Link(self, connecting, k)
+        self._all.add(link)
+        link.send(HELLO, 0, HELLO_BODY.pack(MAGIC, PAIR, self.me))
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                accepted, _ = self._listening.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as trouble:  # no descriptor left: it stays in the backlog for the next turn
+                logger.warning("a worker's connection cannot be accepted: %s", trouble)
+                return
+            if not is_ours(accepted):
+                accepted.close()
+                logger.warning("refused a connection of another user to this worker's own socket")
+                continue
+            accepted.setblocking(False)
+            link = _Link(self, accepted, None)
+            self._all.add(link)
+            link.readable()  # hellos are heard in the order in which they came
+
+    def _hello(self, link: "_Link", payload: bytes) -> None:
+        """The first frame of each side. Raises _Hangup."""
+        if len(payload) != HELLO_BODY.size:
+            raise _Hangup("no hello")
+        magic, purpose, k = HELLO_BODY.unpack(payload)
+        if magic != MAGIC or k >= self.count:
+            raise _Hangup("a hello that is not ours")
+        link.greeted = True
+        if purpose == VISIT:
+            link.k = k
+            return
+        if link.k is None:
+            if k <= self.me:
+                raise _Hangup(f"worker {k} does not connect to worker {self.me}")
+            link.k = k
+            if k in self._links:  # its predecessor is dead, and we have not seen it yet
+                self._lost(self._links[k])
+            link.send(HELLO, 0, HELLO_BODY.pack(MAGIC, PAIR, self.me))
+        elif link.k != k:
+            raise _Hangup(f"worker {k} answers for worker {link.k}")
+        self._links[k] = link
+        self.up.add(k)
+        for _, future in [each for each in self._waiting if each[0] == k]:
+            if not future.done():
+                future.set_result(None)
+        self._waiting = [each for each in self._waiting if each[0] != k]
+        for function in self._on_up:
+            function(k)
+
+    def _lost(self, link: "_Link") -> None:
+        """The other side is gone."""
+        if link not in self._all:
+            return
+        was_up = self._discard(link)
+        k = link.k
+        if k is None or self._closed:
+            return
+        if was_up:
+            for function in self._on_down:
+                function(k)
+        if k < self.me and not link.accepted:
+            self._loop.call_soon(self._connect, k)
+
+    def _discard(self, link: "_Link") -> bool:
+        """Was it up?"""
+        self._all.discard(link)
+        link.close()
+        was_up = link.k is not None and self._links.get(link.k) is link
+        if was_up:
+            assert link.k is not None
+            del self._links[link.k]
+            self.up.discard(link.k)
+        for call_id in [each for each, call in self._calls.items() if call.link is link]:
+            self._finish(call_id, PeerLost(f"worker {link.k} is gone"))
+        return was_up
+
+    # -- frames --------------------------------------------------------------------------------------------
+
+    def _frame(self, link: "_Link", kind: int, call_id: int, payload: bytes) -> None:
+        if not link.greeted:
+            if kind != HELLO:
+                raise _Hangup("no hello")
+            self._hello(link, payload)
+        elif kind == ANSWER:
+            self._finish(call_id, payload)
+        elif kind == FAILED:
+            self._finish(call_id, _failure(payload))
+        else:
+            self._handle(link, kind, call_id, payload)
+
+    def _handle(self, link: "_Link", kind: int, call_id: int, payload: bytes) -> None:
+        assert link.k is not None
+        handler = self._handlers.get(kind)
+        try:
+            if handler is None:
+                raise PeerTrouble(f"worker {self.me} does not handle kind {kind}")
+            answer = handler(link.k, payload)
+        except Exception as trouble:
+            self._failed(link, kind, call_id, trouble)
+            return
+        if inspect.isawaitable(answer):
+            task = asyncio.ensure_future(self._answer_later(link, kind, call_id, answer), loop=self._loop)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif call_id:
+            link.send(ANSWER, call_id, answer or b"")
+
+    async def _answer_later(self, link: "_Link", kind: int, call_id: int, answer: Awaitable[Any]) -> None:
+        try:
+            payload = await answer
+        except Exception as trouble:
+            self._failed(link, kind, call_id, trouble)
+            return
+        if call_id:
+            link.send(ANSWER, call_id, payload or b"")
+
+    def _failed(self, link: "_Link", kind: int, call_id: int, trouble: Exception) -> None:
+        if call_id:
+            of_kafka = isinstance(trouble, KafkaError)
+            code = trouble.code if isinstance(trouble, KafkaError) else 0
+            text = trouble.message if isinstance(trouble, KafkaError) else f"{trouble!r}"
+            body = FAILED_BODY.pack(of_kafka, code) + (text or "").encode("utf-8", "replace")
+            link.send(FAILED, call_id, body)
+        if isinstance(trouble, AssertionError):
+            raise trouble  # we are wrong: the loop's handler ends this worker
+        if not isinstance(trouble, KafkaError) or not call_id:
+            logger.error("what worker %s asked failed (kind %d)", link.k, kind, exc_info=trouble)
+
+    def _finish(self, call_id: int, outcome: bytes | Exception) -> None:
+        call = self._calls.pop(call_id, None)
+        if call is None:  # it has timed out
+            return
+        if call.timeout is not None:
+            call.timeout.cancel()
+        if call.future.done():  # it was cancelled
+            return
+        if isinstance(outcome, Exception):
+            call.future.set_exception(outcome)
+        else:
+            call.future.set_result(outcome)
+
+    def _timed_out(self, call_id: int, k: int, kind: int) -> None:
+        self._finish(call_id, TimeoutError(f"worker {k} has not answered in time (kind {kind})"))
+
+
+class _Call:
+    __slots__ = ("future", "link", "timeout")
+
+    def __init__(self, link: "_Link", future: "asyncio.Future[bytes]") -> None:
+        self.link = link
+        self.future = future
+        self.timeout: asyncio.TimerHandle | None = None
+
+
+class _Hangup(Exception):
+    """The other side does not speak our language."""
+
+
+class _Link:
+    """One connection. A failed write only stops the writing: what the other side had sent before it died is
+    still read, and its end is found by reading."""
+
+    def __init__(self, peers: Peers, connected: socket.socket, k: int | None) -> None:
+        self.peers = peers
+        self.k = k  # whose it is; None: not said yet
+        self.accepted = k is None
+        self.greeted = False
+        self._socket = connected
+        self._loop = peers._loop
+        self._in = bytearray()
+        self._out: deque[memoryview] = deque()
+        self._queued = 0
+        self._broken = False
+        self._loop.add_reader(connected.fileno(), self.readable)
+
+    def send(self, kind: int, call_id: int, payload: bytes) -> None:
+        if self._broken:
+            return
+        size = AFTER_SIZE + len(payload)
+        assert size <= FRAME_MAX
+        frame = memoryview(HEADER.pack(size, kind, call_id) + payload)
+        if self._out:
+            self._queue(frame)
+            return
+        sent = self._write(frame)
+        if sent < len(frame) and not self._broken:
+            self._queue(frame[sent:])
+            self._loop.add_writer(self._socket.fileno(), self._writable)
+
+    def _queue(self, rest: memoryview) -> None:
+        self._out.append(rest)
+        self._queued += len(rest)
+        if self._queued > QUEUED_MAX:
+            logger.error("worker %s reads nothing, %d bytes wait for it", self.k, self._queued)
+            self._break()
+            self._loop.call_soon(self.peers._lost, self)
+
+    def _write(self, data: memoryview) -> int:
+        try:
+            return self._socket.send(data, socket.MSG_NOSIGNAL)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            self._break()
+            return 0
+
+    def _writable(self) -> None:
+        while self._out:
+            data = self._out[0]
+            sent = self._write(data)
+            if self._broken:
+                return
+            self._queued -= sent
+            if sent < len(data):
+                self._out[0] = data[sent:]
+                return
+            self._out.popleft()
+        self._loop.remove_writer(self._socket.fileno())
+
+    def _break(self) -> None:
+        if not self._broken:
+            self._broken = True
+            self._loop.remove_writer(self._socket.fileno())
+            self._out.clear()
+            self._queued = 0
+
+    def readable(self) -> None:
+        for _ in range(READS_A_TURN):
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.peers._lost(self)
+                return
+            self._in += data
+            try:
+                self._take_frames()
+            except _Hangup as why:
+                logger.error("hung up on worker %s: %s", self.k, why)
+                self.peers._lost(self)
+                return
+            if self not in self.peers._all or len(data) < READ_BYTES:
+                return
+
+    def _take_frames(self) -> None:
+        position, end = 0, len(self._in)
+        try:
+            while end - position >= HEADER.size:
+                size, kind, call_id = HEADER.unpack_from(self._in, position)
+                if not AFTER_SIZE <= size <= FRAME_MAX or (not self.greeted and kind != HELLO):
+                    raise _Hangup("what it sent is no frame")
+                if end - position < SIZE.size + size:
+                    return
+                payload = bytes(memoryview(self._in)[position + HEADER.size : position + SIZE.size + size])
+                position += SIZE.size + size
+                self.peers._frame(self, kind, call_id, payload)
+                if self not in self.peers._all:
+                    return
+        finally:
+            del self._in[:position]
+
+    def close(self) -> None:
+        self._break()
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+
+
+def _failure(payload: bytes) -> Exception:
+    of_kafka, code = FAILED_BODY.unpack_from(payload)
+    text = payload[FAILED_BODY.size :].decode("utf-8", "replace")
+    return KafkaError(code, text or None) if of_kafka else PeerTrouble(text)
+
+
+def _ask(address: bytes, me: int, kind: int, payload: bytes, timeout_s: float) -> bytes:
+    """One blocking call. OSError: it may be asked again."""
+    deadline = time.monotonic() + timeout_s
+
+    def left_s() -> float:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+    def receive(count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            connected.settimeout(left_s())
+            some = connected.recv(min(count - len(data), READ_BYTES))
+            if not some:
+                raise ConnectionResetError
+            data += some
+        return bytes(data)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connected:
+        connected.settimeout(left_s())
+        connected.connect(address)
+        if not is_ours(connected):
+            raise PeerLost("the address of a worker is another user's")
+        hello = HELLO_BODY.pack(MAGIC, VISIT, me)
+        connected.sendall(HEADER.pack(AFTER_SIZE + len(hello), HELLO, 0) + hello)
+        connected.settimeout(left_s())
+        connected.sendall(HEADER.pack(AFTER_SIZE + len(payload), kind, 1) + payload)
+        size, answer, _ = HEADER.unpack(receive(HEADER.size))
+        body = receive(size - AFTER_SIZE)
+    if answer == FAILED:
+        raise _failure(body)
+    assert answer == ANSWER
+    return body

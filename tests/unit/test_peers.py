@@ -1,0 +1,403 @@
+"""Workers that talk: real processes, forked as the supervisor forks them, and killed."""
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from contextlib import suppress
+
+import pytest
+import uvloop
+
+from kafkad.protocol import errors
+from kafkad.protocol.errors import KafkaError
+from kafkad.server import peers as peers_module
+from kafkad.server.peers import PeerLost, Peers, PeerTrouble, make_sockets
+
+ECHO, LATER, NEVER, REFUSE, BREAK, NOTE, NOTES, WHO, BACK = range(1, 10)
+WAIT_S = 20
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def serve_forever(me, sockets, addresses, new_loop):
+    """A worker process: answers what the tests ask, and never returns."""
+    loop = new_loop()
+    peers = Peers(me, sockets, addresses, loop)
+    notes = []
+
+    async def later(payload):
+        await asyncio.sleep(0)
+        return payload[::-1]
+
+    async def back(sender, payload):
+        return await peers.call(sender, ECHO, payload)
+
+    def refuse(sender, payload):
+        raise KafkaError(errors.NOT_COORDINATOR, payload.decode())
+
+    def broken(sender, payload):
+        raise ValueError("broken")
+
+    peers.handle(ECHO, lambda sender, payload: payload)
+    peers.handle(LATER, lambda sender, payload: later(payload))
+    peers.handle(NEVER, lambda sender, payload: loop.create_future())
+    peers.handle(REFUSE, refuse)
+    peers.handle(BREAK, broken)
+    peers.handle(NOTE, lambda sender, payload: notes.append(payload))
+    peers.handle(NOTES, lambda sender, payload: b",".join(notes))
+    peers.handle(WHO, lambda sender, payload: struct.pack("<3i", me, sender, os.getpid()))
+    peers.handle(BACK, back)
+    loop.run_forever()
+
+
+class World:
+    """The test's own worker, and forked ones; what a supervisor would do is done by hand."""
+
+    def __init__(self, count, me, new_loop):
+        self.sockets, self.addresses = make_sockets(count)
+        self.me, self.new_loop = me, new_loop
+        self.pids = {}
+        self.loop = new_loop()
+        self.peers = None
+
+    def fork(self, k):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                serve_forever(k, self.sockets, self.addresses, self.new_loop)
+            except BaseException:
+                traceback.print_exc(file=sys.stderr)
+            finally:
+                os._exit(1)
+        self.pids[k] = pid
+
+    def open(self):
+        mine = [each.dup() for each in self.sockets]  # the supervisor keeps its own
+        self.peers = Peers(self.me, mine, self.addresses, self.loop)
+        return self.peers
+
+    def kill(self, k, number=signal.SIGKILL):
+        os.kill(self.pids[k], number)
+        if number == signal.SIGKILL:
+            os.waitpid(self.pids.pop(k), 0)
+
+    def run(self, scenario):
+        return self.loop.run_until_complete(asyncio.wait_for(scenario, WAIT_S))
+
+    def close(self):
+        if self.peers is not None:
+            self.peers.close()
+        self.loop.close()
+        for k in list(self.pids):
+            with suppress(ProcessLookupError):
+                self.kill(k)
+        for each in self.sockets:
+            each.close()
+
+
+@pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+def make_world(request):
+    made = []
+
+    def make(count, me, fork=True):
+        world = World(count, me, request.param)
+        made.append(world)
+        for k in range(count):
+            if fork and k != me:
+                world.fork(k)
+        return world
+
+    yield make
+    for world in made:
+        world.close()
+
+
+@pytest.mark.parametrize("me", [0, 1, 2])
+def test_every_worker_calls_every_other(make_world, me):
+    world = make_world(3, me)
+    peers = world.open()
+
+    async def scenario():
+        for k in {0, 1, 2} - {me}:
+            await peers.wait_up(k)
+            index, sender, pid = struct.unpack("<3i", await peers.call(k, WHO))
+            assert (index, sender, pid) == (k, me, world.pids[k])
+            assert await peers.call(k, LATER, b"abc") == b"cba"
+        assert peers.up == {0, 1, 2} - {me}
+
+    world.run(scenario())
+
+
+def test_a_handler_may_call_back(make_world):
+    world = make_world(2, 0)
+    peers = world.open()
+    peers.handle(ECHO, lambda sender, payload: payload + b" from " + str(sender).encode())
+
+    async def scenario():
+        await peers.wait_up(1)
+        assert await peers.call(1, BACK, b"hello") == b"hello from 1"
+
+    world.run(scenario())
+
+
+def test_messages_and_calls_keep_their_order(make_world):
+    world = make_world(2, 1)
+    peers = world.open()
+
+    async def scenario():
+        await peers.wait_up(0)
+        expected, calls = [], []
+        for number in range(2000):
+            note = b"%d" % number
+            assert peers.tell(0, NOTE, note)
+            expected.append(note)
+            if number % 100 == 0:
+                calls.append((len(expected), peers.call(0, NOTES)))
+        for count, call in calls:
+            assert await call == b",".join(expected[:count])
+
+    world.run(scenario())
+
+
+def test_big_payloads_pass_both_ways_among_small_ones(make_world):
+    world = make_world(2, 1)
+    peers = world.open()
+
+    async def scenario():
+        await peers.wait_up(0)
+        payloads = [os.urandom(size) for size in (0, 1, 20 << 20, 7, 300_000, 5 << 20, 3)]
+        answers = await asyncio.gather(*(peers.call(0, ECHO, payload) for payload in payloads))
+        assert answers == payloads
+
+    world.run(scenario())
+
+
+def test_refusals_and_failures_reach_the_caller(make_world):
+    world = make_world(2, 0)
+    peers = world.open()
+
+    async def scenario():
+        await peers.wait_up(1)
+        with pytest.raises(KafkaError) as refused:
+            await peers.call(1, REFUSE, b"not here")
+        assert (refused.value.code, refused.value.message) == (errors.NOT_COORDINATOR, "not here")
+        with pytest.raises(PeerTrouble, match="broken"):
+            await peers.call(1, BREAK)
+        with pytest.raises(PeerTrouble, match="does not handle kind 99"):
+            await peers.call(1, 99)
+        with pytest.raises(TimeoutError):
+            await peers.call(1, NEVER, timeout_s=0.01)
+        assert await peers.call(1, ECHO, b"still there") == b"still there"
+
+    world.run(scenario())
+
+
+@pytest.mark.parametrize("me", [0, 1])
+def test_a_killed_worker_is_down_and_its_successor_is_up(make_world, me):
+    world = make_world(2, me)
+    peers = world.open()
+    other = 1 - me
+    seen = []
+    peers.on_up(lambda k: seen.append(("up", k)))
+    peers.on_down(lambda k: seen.append(("down", k)))
+
+    async def scenario():
+        for _ in range(3):
+            await peers.wait_up(other)
+            waiting = [peers.call(other, NEVER) for _ in range(3)]
+            assert await peers.call(other, ECHO, b"x") == b"x"
+            world.kill(other)
+            for call in waiting:
+                with pytest.raises(PeerLost):
+                    await call
+            assert other not in peers.up
+            assert not peers.tell(other, NOTE, b"lost")
+            with pytest.raises(PeerLost):
+                await peers.call(other, ECHO)
+            world.fork(other)
+        await peers.wait_up(other)
+        assert await peers.call(other, NOTES) == b""
+
+    world.run(scenario())
+    assert seen == [("up", other), ("down", other)] * 3 + [("up", other)]
+
+
+def test_what_was_said_before_death_is_heard(make_world):
+    world = make_world(2, 0)
+    peers = world.open()
+
+    async def scenario():
+        await peers.wait_up(1)
+        call = peers.call(1, ECHO, b"last words")
+        readable, _, _ = select.select([peers._links[1]._socket], [], [], WAIT_S)
+        assert readable  # the answer is in our socket, and nobody has read it
+        world.kill(1)
+        assert await call == b"last words"
+
+    world.run(scenario())
+
+
+def test_a_worker_that_does_not_read_is_still_served_later(make_world):
+    world = make_world(2, 0)
+    peers = world.open()
+
+    async def scenario():
+        await peers.wait_up(1)
+        world.kill(1, signal.SIGSTOP)
+        calls = [peers.call(1, ECHO, bytes([number]) * 100_000) for number in range(50)]
+        await asyncio.sleep(0)
+        assert not any(call.done() for call in calls)
+        world.kill(1, signal.SIGCONT)
+        answers = await asyncio.gather(*calls)
+        assert answers == [bytes([number]) * 100_000 for number in range(50)]
+
+    world.run(scenario())
+
+
+def test_who_queues_too_much_for_a_stopped_worker_loses_it(make_world, monkeypatch):
+    world = make_world(2, 0)
+    peers = world.open()
+    monkeypatch.setattr(peers_module, "QUEUED_MAX", 1 << 20)
+
+    async def scenario():
+        await peers.wait_up(1)
+        world.kill(1, signal.SIGSTOP)
+        calls = [peers.call(1, ECHO, bytes(400_000)) for _ in range(10)]
+        for call in calls:
+            with pytest.raises(PeerLost):
+                await call
+        world.kill(1, signal.SIGCONT)
+        await peers.wait_up(1)
+        assert await peers.call(1, ECHO, b"again") == b"again"
+
+    world.run(scenario())
+
+
+def test_a_blocking_call_before_the_loop_runs(make_world):
+    world = make_world(2, 1)
+    peers = world.open()
+    big = os.urandom(3 << 20)
+    assert peers.call_blocking(0, ECHO, big, 10) == big
+    assert peers.call_blocking(0, LATER, b"abc", 10) == b"cba"
+    index, sender, _ = struct.unpack("<3i", peers.call_blocking(0, WHO, b"", 10))
+    assert (index, sender) == (0, 1)
+    with pytest.raises(KafkaError, match="NOT_COORDINATOR"):
+        peers.call_blocking(0, REFUSE, b"no", 10)
+    with pytest.raises(PeerLost):
+        peers.call_blocking(0, NEVER, b"", 0.05)
+
+    async def scenario():  # and those visits are not taken for the pair's connection
+        await peers.wait_up(0)
+        assert await peers.call(0, ECHO, b"x") == b"x"
+
+    world.run(scenario())
+
+
+def test_a_blocking_call_waits_for_who_comes_late_and_asks_its_successor(make_world):
+    world = make_world(2, 1, fork=False)
+    peers = world.open()
+    world.fork(0)
+    world.kill(0, signal.SIGSTOP)
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(peers.call_blocking(0, WHO, b"", WAIT_S)))
+    asking.start()
+    world.kill(0)
+    world.fork(0)
+    asking.join(WAIT_S)
+    assert [struct.unpack("<3i", answer)[2] for answer in answers] == [world.pids[0]]
+
+
+def test_closing_fails_what_waits(make_world):
+    world = make_world(2, 1)
+    peers = world.open()
+
+    async def scenario():
+        await peers.wait_up(0)
+        call = peers.call(0, NEVER)
+        peers.close()
+        with pytest.raises(PeerLost):
+            await call
+        assert not peers.tell(0, NOTE, b"")
+
+    world.run(scenario())
+
+
+# -- strangers
+
+
+def stranger(address, uid, data):
+    """What another user's process gets for `data`; forked, since a process cannot become itself again."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresuid(uid, uid, uid)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connected:
+                connected.settimeout(WAIT_S)
+                connected.connect(address)
+                with suppress(BrokenPipeError):
+                    connected.sendall(data)
+                try:
+                    answer = connected.recv(1000)
+                except ConnectionResetError:
+                    answer = b""
+            os.write(writer, b"got:" + answer)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        found = pipe.read()
+    os.waitpid(pid, 0)
+    return found
+
+
+def visit(kind, payload):
+    hello = struct.pack("<6sBI", b"kafkad", 1, 0)
+    return struct.pack("<IBQ", 9 + len(hello), 200, 0) + hello + struct.pack("<IBQ", 9, kind, 1) + payload
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_another_user_is_hung_up_on_unread(make_world):
+    world = make_world(2, 0)
+    assert stranger(world.addresses[1], 65534, visit(ECHO, b"")) == b"got:"
+    ours = stranger(world.addresses[1], os.getuid(), visit(ECHO, b""))
+    assert ours == b"got:" + struct.pack("<IBQ", 9, 201, 1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        struct.pack("<IBQ", 1 << 31, 200, 0),
+        struct.pack("<IBQ", 9 + 4, 200, 0) + b"what",
+        struct.pack("<IBQ", 9 + 11, 200, 0) + struct.pack("<6sBI", b"kafkad", 0, 77),
+        struct.pack("<IBQ", 9 + 11, 200, 0) + struct.pack("<6sBI", b"kafkad", 0, 1),
+        struct.pack("<IBQ", 9, ECHO, 1),
+        visit(ECHO, b"")[:24] + struct.pack("<IBQ", 3, ECHO, 1),
+    ],
+    ids=["http", "huge", "short", "index", "itself", "no hello", "size"],
+)
+def test_nonsense_is_hung_up_on(make_world, data):
+    world = make_world(2, 0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connected:
+        connected.settimeout(WAIT_S)
+        connected.connect(world.addresses[1])
+        connected.sendall(data)
+        try:
+            assert connected.recv(100) == b""
+        except ConnectionResetError:
+            pass
+    peers = world.open()
+
+    async def scenario():
+        await peers.wait_up(1)
+        assert await peers.call(1, ECHO, b"unharmed") == b"unharmed"
+
+    world.run(scenario())

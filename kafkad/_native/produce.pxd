@@ -3,6 +3,7 @@
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 from kafkad._native.connection cimport Conn, Core, Slot, Timer
+from kafkad._native.partition cimport AppendInfo
 from kafkad._native.partition_table cimport Entry, PartitionTable, TopicKey, Watch
 from kafkad._native.wire cimport Cursor
 
@@ -16,6 +17,23 @@ cdef struct TopicParts:             # one topic of a request: `count` parts from
     int32_t name_size               # -1: `name` is an id of 16 bytes
     uint32_t first
     uint32_t count
+
+cdef struct Outcome:                # of one partition's append
+    int code
+    bint waits                      # for the high watermark to reach `info.end_offset`
+    Entry* entry
+    char* text                      # owns `info.message`, or NULL
+    AppendInfo info
+
+cdef struct Request:
+    int16_t version
+    int16_t acks
+    int64_t deadline_ms             # monotonic
+    uint32_t topic_count
+    uint32_t part_count
+    TopicParts* topics
+    Part* parts
+    Outcome* outcomes               # one a part
 
 cdef struct Wait:                   # one partition whose high watermark has not reached `end_offset`
     Watch watch                     # first
@@ -34,6 +52,7 @@ cdef class Producing:
     cdef Core* core
     cdef PartitionTable table
     cdef Part* parts                # scratch of the request at hand
+    cdef Outcome* outcomes          # as many
     cdef uint32_t part_capacity
     cdef TopicParts* topics
     cdef uint32_t topic_capacity

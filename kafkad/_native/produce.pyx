@@ -4,28 +4,27 @@ v3 transactional id. v5 log start offset. v7 zstd allowed. v8 record errors. v9 
 here: there is one broker). v13 topic ids.
 
 The whole body is parsed before anything is appended, so a frame that does not parse changes nothing. Then each partition's
-records go to `Partition.append`, or to its log in Python when that says so, and the answer is written at once. It is
-sent when every high watermark has reached the end of what was appended (which also waits for a flush that must come
-first): until then the request waits on the entries (`Watch`), and a timeout only patches error codes in the answer.
+records go to `Partition.append`, or to its log in Python when that says so, each leaving an `Outcome`, and the answer is
+written from the outcomes. It is sent when every high watermark has reached the end of what was appended (which also waits
+for a flush that must come first): until then the request waits on the entries (`Watch`), and a timeout only patches error
+codes in the answer.
 
 Not yet: transactions (a transactional id is refused with INVALID_REQUEST), quotas, authorization."""
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy
 
 cdef extern from "string.h" nogil:
     size_t strnlen(const char* text, size_t size)
 
 from kafkad._native.batch cimport COMPRESSION_MASK, HEADER_SIZE, NEED_PYTHON, TRANSACTIONAL
 from kafkad._native.connection cimport (
-    Conn, Core, Slot, Timer, conn_close, core_fatal, slot_drop, slot_extend, slot_finish, slot_open, slot_pend,
+    Conn, Core, Slot, Timer, conn_close, core_fatal, slot_extend, slot_finish, slot_open, slot_pend,
 )
-from kafkad._native.partition cimport PARTITION_GONE, AppendInfo, Partition
+from kafkad._native.partition cimport PARTITION_GONE, Partition
 from kafkad._native.partition_table cimport (
     Entry, PartitionTable, Topic, Watch, topic_by_id, topic_by_name, topic_entry, unwatch, watch_produce,
 )
@@ -58,12 +57,6 @@ cdef enum:
     MESSAGE_SIZE_MAX = 2000             # of an error's text in an answer
 
 log = logging.getLogger("kafkad.produce")
-
-cdef struct Outcome:                    # of one partition's append
-    int code
-    AppendInfo info
-    PyObject* text                      # bytes that own `info.message` when Python made it, else NULL
-
 
 # -- parsing -----------------------------------------------------------------------------------------------
 
@@ -119,7 +112,8 @@ cdef bint parse_topics(Producing self, Cursor* body, int16_t version, uint32_t* 
         if used + parts > self.part_capacity:
             self.part_capacity = <uint32_t>max(used + parts, <int64_t>self.part_capacity * 2)
             self.parts = <Part*>realloc(self.parts, self.part_capacity * sizeof(Part))
-            KAFKAD_CHECK(self.parts is not NULL)
+            self.outcomes = <Outcome*>realloc(self.outcomes, self.part_capacity * sizeof(Outcome))
+            KAFKAD_CHECK(self.parts is not NULL and self.outcomes is not NULL)
         for j in range(parts):
             part = &self.parts[used]
             used += 1
@@ -194,25 +188,29 @@ cdef void append_client(Core* core, Entry* entry, const Part* part, Outcome* out
         outcome.code = code
         outcome.info.bad_record = getattr(error, "bad_record", -1)
         if error.message:
-            text = error.message.encode("utf-8", "replace")[:MESSAGE_SIZE_MAX]
-            outcome.text = <PyObject*>text
-            outcome.info.message = PyBytes_AS_STRING(text)
-            Py_INCREF(text)
+            text = error.message.encode("utf-8", "replace")
+            outcome_text(outcome, PyBytes_AS_STRING(text), len(text))
     except BaseException:
         core_fatal(core)
 
 
-cdef void append_part(Producing self, Entry* entry, const Part* part, bint admin, int16_t version, bint transactional,
-                      Outcome* outcome) noexcept nogil:
-    outcome.info.bad_record = -1
-    outcome.info.message = NULL
-    outcome.text = NULL
-    if entry.internal and not admin:
-        outcome.code = INVALID_TOPIC_EXCEPTION
-        return
-    outcome.code = check_records(part, version, transactional)
-    if outcome.code:
-        return
+cdef void outcome_text(Outcome* outcome, const char* text, size_t size) noexcept nogil:
+    """A message that does not outlive the call that told it."""
+    size = min(size, <size_t>MESSAGE_SIZE_MAX)
+    outcome.text = <char*>malloc(size + 1)
+    KAFKAD_CHECK(outcome.text is not NULL)
+    memcpy(outcome.text, text, size)
+    outcome.text[size] = 0
+    outcome.info.message = outcome.text
+
+
+cdef inline void drop_text(Outcome* outcome) noexcept nogil:
+    if outcome.text is not NULL:
+        free(outcome.text)
+        outcome.text = NULL
+
+
+cdef void append_part(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
     outcome.code = (<Partition>entry.partition).append(part.records, <size_t>part.size, self.core.now_ms, &outcome.info)
     if outcome.code == NEED_PYTHON:
         append_python(self, entry, part, outcome)
@@ -235,7 +233,7 @@ cdef inline uint8_t* put_text(uint8_t* at, bint flexible, const char* text, size
     return at + size
 
 
-cdef uint32_t answer_part(Slot* slot, int16_t version, int32_t index, Outcome* outcome) noexcept nogil:
+cdef uint32_t answer_part(Slot* slot, int16_t version, int32_t index, const Outcome* outcome) noexcept nogil:
     """Writes one partition's answer; tells where its error code stands."""
     cdef bint flexible = version >= 9
     cdef bint failed = outcome.code != 0
@@ -282,13 +280,18 @@ cdef uint32_t answer_part(Slot* slot, int16_t version, int32_t index, Outcome* o
 
 # -- one request -------------------------------------------------------------------------------------------
 
+cdef inline Topic* find_topic(Producing self, const TopicParts* parts) noexcept nogil:
+    if parts.name_size < 0:
+        return topic_by_id(&self.table.table, parts.name)
+    return topic_by_name(&self.table.table, <char*>parts.name, <size_t>parts.name_size)
+
+
 cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int32_t correlation_id,
                                const uint8_t* client, int16_t client_size, Cursor* body) noexcept nogil:
     cdef bint flexible = version >= 9
-    cdef uint32_t topic_count = 0, part_count = 0, wait_count = 0, i, j
+    cdef Request request
+    cdef uint32_t number = 0, i, j
     cdef int64_t transactional_size
-    cdef int16_t acks
-    cdef int32_t timeout_ms
     cdef bint admin, failed = False
     cdef int refusal = 0
     cdef TopicParts* parts
@@ -297,10 +300,7 @@ cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int3
     cdef Entry* entry
     cdef uint64_t generation
     cdef Slot* slot
-    cdef Outcome outcome
-    cdef uint8_t* at
-    cdef uint32_t code_at
-    cdef Wait* wait
+    cdef Outcome* outcome
 
     if flexible:
         skip_tags(body)                                 # of the header
@@ -310,106 +310,132 @@ cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int3
     if transactional_size < -1:
         return MALFORMED
     read_raw(body, <size_t>max(transactional_size, 0))
-    acks = read_i16(body)
-    timeout_ms = read_i32(body)
-    if body.failed or not parse_topics(self, body, version, &topic_count, &part_count):
+    request.version = version
+    request.acks = read_i16(body)
+    request.deadline_ms = self.core.monotonic_ms + max(read_i32(body), 0)
+    if body.failed or not parse_topics(self, body, version, &request.topic_count, &request.part_count):
         return MALFORMED
+    request.topics = self.topics
+    request.parts = self.parts
+    request.outcomes = self.outcomes
 
     admin = client_size == 14 and memcmp(client, b"__admin_client", 14) == 0
-    if acks < -1 or acks > 1:
+    if request.acks < -1 or request.acks > 1:
         refusal = INVALID_REQUIRED_ACKS
+    for i in range(request.topic_count):
+        parts = &self.topics[i]
+        topic = find_topic(self, parts)
+        generation = self.table.table.generation
+        for j in range(parts.count):
+            part = &self.parts[number]
+            outcome = &self.outcomes[number]
+            number += 1
+            if generation != self.table.table.generation:   # Python ran, and changed the table
+                generation = self.table.table.generation
+                topic = find_topic(self, parts)
+            entry = topic_entry(topic, part.index)
+            outcome.entry = entry
+            outcome.waits = False
+            outcome.text = NULL
+            outcome.info.message = NULL
+            outcome.info.bad_record = -1
+            if entry is NULL:
+                outcome.code = UNKNOWN_TOPIC_ID if topic is NULL and version >= 13 else UNKNOWN_TOPIC_OR_PARTITION
+            elif refusal:
+                outcome.code = refusal
+            elif entry.internal and not admin:
+                outcome.code = INVALID_TOPIC_EXCEPTION
+            else:
+                outcome.code = check_records(part, version, transactional_size >= 0)
+                if outcome.code == 0:
+                    append_part(self, entry, part, outcome)
+                    if conn.closed:                     # Python ran, and closed it
+                        drop_texts(self.outcomes, number)
+                        return NULL
+                    outcome.waits = outcome.code == 0 and request.acks != 0 and (
+                        entry.removed or (<Partition>entry.partition).row.high_watermark < outcome.info.end_offset)
+            if outcome.code:
+                failed = True
+
+    if request.acks == 0:
+        drop_texts(self.outcomes, number)
+        if failed:
+            conn_close(conn, "a Produce with acks=0 failed")
+        return NULL
     slot = slot_open(conn, 0, version, correlation_id)
+    answer(self, &request, slot)
+    return NULL
+
+
+cdef void drop_texts(Outcome* outcomes, uint32_t count) noexcept nogil:
+    cdef uint32_t i
+    for i in range(count):
+        drop_text(&outcomes[i])
+
+
+cdef void answer(Producing self, const Request* request, Slot* slot) noexcept nogil:
+    """Writes the answer from the outcomes, and sends it or waits for high watermarks."""
+    cdef int16_t version = request.version
+    cdef bint flexible = version >= 9
+    cdef uint32_t number = 0, wait_count = 0, i, j, code_at
+    cdef const TopicParts* parts
+    cdef Outcome* outcome
+    cdef Wait* wait
+    cdef uint8_t* at
     if flexible:
         slot_extend(slot, 1)[0] = 0
         at = slot_extend(slot, 5)
-        slot.size -= <uint32_t>(5 - put_uvarint(at, topic_count + 1))
+        slot.size -= <uint32_t>(5 - put_uvarint(at, request.topic_count + 1))
     else:
-        put_i32(slot_extend(slot, 4), <int32_t>topic_count)
-    for i in range(topic_count):
-        parts = &self.topics[i]
+        put_i32(slot_extend(slot, 4), <int32_t>request.topic_count)
+    for i in range(request.topic_count):
+        parts = &request.topics[i]
         if parts.name_size < 0:
             memcpy(slot_extend(slot, 16), parts.name, 16)
-            topic = topic_by_id(&self.table.table, parts.name)
         else:
             at = slot_extend(slot, <size_t>parts.name_size + 5)
             slot.size -= <uint32_t>(
                 <size_t>parts.name_size + 5 - <size_t>(put_text(at, flexible, <char*>parts.name, <size_t>parts.name_size) - at))
-            topic = topic_by_name(&self.table.table, <char*>parts.name, <size_t>parts.name_size)
         if flexible:
             at = slot_extend(slot, 5)
             slot.size -= <uint32_t>(5 - put_uvarint(at, parts.count + 1))
         else:
             put_i32(slot_extend(slot, 4), <int32_t>parts.count)
-        generation = self.table.table.generation
         for j in range(parts.count):
-            part = &self.parts[parts.first + j]
-            if generation != self.table.table.generation:   # Python ran, and changed the table
-                generation = self.table.table.generation
-                if parts.name_size < 0:
-                    topic = topic_by_id(&self.table.table, parts.name)
-                else:
-                    topic = topic_by_name(&self.table.table, <char*>parts.name, <size_t>parts.name_size)
-            entry = topic_entry(topic, part.index)
-            if entry is NULL or refusal:
-                memset(&outcome, 0, sizeof(Outcome))
-                outcome.info.bad_record = -1
-                if entry is NULL:
-                    outcome.code = UNKNOWN_TOPIC_ID if topic is NULL and version >= 13 else UNKNOWN_TOPIC_OR_PARTITION
-                else:
-                    outcome.code = refusal
-            else:
-                append_part(self, entry, part, admin, version, transactional_size >= 0, &outcome)
-            if conn.closed:                             # Python ran, and closed it: the slot is gone
-                drop_text(&outcome)
-                return NULL
-            code_at = answer_part(slot, version, part.index, &outcome)
-            drop_text(&outcome)
-            if outcome.code:
-                failed = True
-            elif acks and not entry.removed and (
-                    (<Partition>entry.partition).row.high_watermark < outcome.info.end_offset):
-                if wait_count == self.wait_capacity:
-                    self.wait_capacity = max(<uint32_t>16, self.wait_capacity * 2)
-                    self.waits = <Wait*>realloc(self.waits, self.wait_capacity * sizeof(Wait))
-                    KAFKAD_CHECK(self.waits is not NULL)
-                wait = &self.waits[wait_count]
-                wait_count += 1
-                wait.watch.entry = entry
-                wait.end_offset = outcome.info.end_offset
-                wait.code_at = code_at
-            elif acks and entry.removed:
+            outcome = &request.outcomes[number]
+            code_at = answer_part(slot, version, request.parts[number].index, outcome)
+            number += 1
+            drop_text(outcome)
+            if not outcome.waits:
+                continue
+            if outcome.entry.removed:                   # by Python, in this request
                 put_i16(slot.data + code_at, UNKNOWN_TOPIC_OR_PARTITION)
+                continue
+            if wait_count == self.wait_capacity:
+                self.wait_capacity = max(<uint32_t>16, self.wait_capacity * 2)
+                self.waits = <Wait*>realloc(self.waits, self.wait_capacity * sizeof(Wait))
+                KAFKAD_CHECK(self.waits is not NULL)
+            wait = &self.waits[wait_count]
+            wait_count += 1
+            wait.watch.entry = outcome.entry
+            wait.end_offset = outcome.info.end_offset
+            wait.code_at = code_at
         if flexible:
             slot_extend(slot, 1)[0] = 0
     put_i32(slot_extend(slot, 4), 0)                    # throttle_time_ms
     if flexible:
         slot_extend(slot, 1)[0] = 0
-
-    if acks == 0:
-        slot_drop(slot)
-        if failed:
-            conn_close(conn, "a Produce with acks=0 failed")
-        return NULL
     if wait_count == 0:
         slot_finish(slot)
     else:
-        wait_for_watermarks(self, slot, wait_count, timeout_ms)
-    return NULL
-
-
-cdef inline void drop_text(Outcome* outcome) noexcept nogil:
-    if outcome.text is not NULL:
-        with gil:
-            Py_DECREF(<object>outcome.text)
-        outcome.text = NULL
+        wait_for_watermarks(self, slot, wait_count, request.deadline_ms)
 
 
 # -- waiting -----------------------------------------------------------------------------------------------
 
-cdef void wait_for_watermarks(Producing self, Slot* slot, uint32_t count, int32_t timeout_ms) noexcept nogil:
+cdef void wait_for_watermarks(Producing self, Slot* slot, uint32_t count, int64_t deadline_ms) noexcept nogil:
     cdef WaitingProduce* produce = <WaitingProduce*>malloc(sizeof(WaitingProduce) + (count - 1) * sizeof(Wait))
     cdef Wait* wait
-    cdef Entry* entry
     cdef uint32_t i
     KAFKAD_CHECK(produce is not NULL)
     produce.slot = slot
@@ -419,19 +445,9 @@ cdef void wait_for_watermarks(Producing self, Slot* slot, uint32_t count, int32_
     for i in range(count):
         wait = &produce.waits[i]
         wait.produce = produce
-        entry = wait.watch.entry
-        if entry.removed:                               # by Python, while a later partition of the request was appended
-            wait.watch.entry = NULL
-            produce.waits_left -= 1
-            put_i16(slot.data + wait.code_at, UNKNOWN_TOPIC_OR_PARTITION)
-        else:
-            watch_produce(entry, &wait.watch)
-    if produce.waits_left == 0:
-        free(produce)
-        slot_finish(slot)
-        return
+        watch_produce(wait.watch.entry, &wait.watch)
     self.core.stats.produce_waits += 1
-    timer_start(self.core, &produce.timer, self.core.monotonic_ms + max(timeout_ms, 0), produce_expired)
+    timer_start(self.core, &produce.timer, deadline_ms, produce_expired)
     slot_pend(slot, produce, produce_cancelled, True)
 
 
@@ -489,5 +505,6 @@ cdef class Producing:
 
     def __dealloc__(self):
         free(self.parts)
+        free(self.outcomes)
         free(self.topics)
         free(self.waits)

@@ -3,39 +3,15 @@
 One writer (the owner worker), any reader. Python's `log.Log` holds one of these and decides what is rare (roll,
 retention, recovery, truncation); the reactor appends and reads through the cdef methods without the GIL.
 
-The row is 256 bytes in shared memory, written under a sequence lock by its owner only:
-
-    sequence u32 (odd while written) | partition i32 | topic_id 16 bytes | generation u32 | leader_epoch i32 | …
+The row is watermarks.pxd's. The other workers hold a reader partition (partition_reader.pyx), whose `row` is its private copy of the shared one.
 """
 
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 from kafkad._native.batch cimport BatchInfo, Rules
 from kafkad._native.index cimport Index
 from kafkad._native.producer_table cimport ProducerMap, ProducerTable
-from kafkad._native.watermarks cimport RowSlot
-
-cdef struct Row:
-    uint32_t sequence
-    int32_t partition
-    uint8_t topic_id[16]
-    uint32_t generation             # raised by swap, re-creation and truncation: readers drop their segment lists
-    int32_t leader_epoch            # -1: not led here
-    int64_t log_end_offset
-    int64_t high_watermark
-    int64_t last_stable_offset
-    int64_t log_start_offset
-    int64_t local_log_start_offset
-    int64_t flushed_offset
-    int64_t highest_tiered_offset
-    int64_t end_segment             # base offset and position of LEO, HW and LSO
-    int64_t end_position
-    int64_t high_watermark_segment
-    int64_t high_watermark_position
-    int64_t stable_segment
-    int64_t stable_position
-    uint64_t waiters                # one bit a worker that wants its doorbell rung on advance
-    uint8_t spare[112]              # to 256 bytes
+from kafkad._native.watermarks cimport Row, RowSlot
 
 cdef struct LogFile:                # an open .log; a response that is being sent holds a reference
     int fd
@@ -73,6 +49,7 @@ cdef struct Segment:                # one .log with its indexes; the last of the
     int64_t bytes_since_index
     bint index_ignored              # found to lie: every look-up scans from the start
     bint touched                    # read since the last sweep of idle files
+    LogFile* index_file             # a reader's offset index: not mapped, since its owner may cut the file
 
 cdef enum:
     RECENT = 128                    # a power of two
@@ -88,8 +65,13 @@ cdef enum Advance:                  # why `advanced` is called
 
 ctypedef void (*AdvanceFunction)(void* context, void* partition, int why) noexcept nogil
 
+# Asks the owner of `partition` to ring worker `me` at the next advance. Look at the row (`look`) after this, not before.
+cdef void partition_listen(Partition partition, int me) noexcept nogil
+
 cdef class Partition:
-    cdef Row* row
+    cdef Row* row                           # a reader's: its copy of `shared`
+    cdef Row* shared
+    cdef readonly int owner                 # the worker that appends; -1: this one
     cdef object __weakref__
     cdef public object log                  # log.Log: the slow path
     cdef readonly str topic
@@ -148,6 +130,8 @@ cdef class Partition:
                         int64_t now_ms) noexcept nogil
     cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
                     int64_t* batch_size) noexcept nogil
+    cdef int walk(self, Segment* segment, int64_t at, int64_t indexed, int64_t target, int64_t limit, int64_t* position,
+                  int64_t* batch_size) noexcept nogil
     cdef int close_segment(self, Segment* segment) noexcept nogil
     cdef void remember(self, int64_t base_offset, int64_t position) noexcept nogil
     cdef void row_begin(self) noexcept nogil
@@ -172,3 +156,6 @@ cdef class Partition:
     # NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR, or FENCED/UNKNOWN_LEADER_EPOCH when `leader_epoch` >= 0 differs.
     cdef int read(self, int64_t offset, int64_t max_bytes, bint at_least_one, int isolation, int32_t leader_epoch,
                   ReadInfo* info) noexcept nogil
+
+    # A reader's: copies the shared row anew. Why waiters may be answered now (Advance), 0 when nothing moved.
+    cdef int look(self) noexcept nogil

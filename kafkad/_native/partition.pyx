@@ -18,7 +18,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EMFILE, ENFILE, ENOENT, ENOMEM, EROFS, EACCES
-from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset, strdup
@@ -33,7 +33,7 @@ from kafkad._native.index cimport (
 from kafkad._native.producer_table cimport (
     ASK_LOG, ProducerBatch, parse_marker, producer_check, producer_end, producer_first_unstable, producer_record,
     producer_reserve)
-from kafkad._native.watermarks cimport RowSlot
+from kafkad._native.watermarks cimport Row, RowSlot, kafkad_fence, row_begin, row_end
 from kafkad._native.wire cimport KAFKAD_CHECK, get_i16, get_i32, get_i64, put_i32, put_i64
 
 from kafkad._native.watermarks import private_row
@@ -47,12 +47,10 @@ cdef extern from "<errno.h>" nogil:
 cdef extern from * nogil:
     """
     #define kafkad_add(p, n) __atomic_add_fetch((p), (n), __ATOMIC_ACQ_REL)
-    #define kafkad_store(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
-    #define kafkad_fence() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+    #define kafkad_or(p, bits) __atomic_fetch_or((p), (bits), __ATOMIC_SEQ_CST)
     """
     int kafkad_add(int* p, int n)
-    void kafkad_store(uint32_t* p, uint32_t value)
-    void kafkad_fence()
+    void kafkad_or(uint64_t* p, uint64_t bits)
 
 cdef enum:                          # Kafka's error codes, see protocol/errors.py
     OFFSET_OUT_OF_RANGE = 1
@@ -81,9 +79,6 @@ WANTS_PRODUCERS = 3                 # a retry, perhaps, of a batch that the snap
 
 cdef int64_t UNKNOWN = INT64_MIN
 
-if sizeof(Row) != 256:
-    raise ImportError("a partition's row is 256 bytes")
-
 
 cdef void log_file_retain(LogFile* file) noexcept nogil:
     kafkad_add(&file.references, 1)
@@ -93,6 +88,11 @@ cdef void log_file_release(LogFile* file) noexcept nogil:
     if kafkad_add(&file.references, -1) == 0:
         close_fd(file.fd)
         free(file)
+
+
+cdef void partition_listen(Partition partition, int me) noexcept nogil:
+    kafkad_or(&partition.shared.waiters, <uint64_t>1 << me)
+    kafkad_fence()
 
 
 cdef class FileRef:
@@ -118,6 +118,8 @@ cdef class Partition:
         self.producers = ProducerTable() if producers is None else producers
         self.producer_map = &self.producers.map
         self.row = <Row*>self.slot.at
+        self.shared = self.row
+        self.owner = -1
         self.directory = strdup(path)
         if self.directory == NULL:
             raise MemoryError()
@@ -156,11 +158,10 @@ cdef class Partition:
     # -- the row -------------------------------------------------------------------------------------------
 
     cdef void row_begin(self) noexcept nogil:
-        kafkad_store(&self.row.sequence, self.row.sequence | 1)
-        kafkad_fence()
+        row_begin(self.row)
 
     cdef void row_end(self) noexcept nogil:
-        kafkad_store(&self.row.sequence, (self.row.sequence | 1) + 1)
+        row_end(self.row)
 
     cdef void move_stable(self) noexcept nogil:
         # LSO is HW, or the start of the oldest open transaction where that is lower.
@@ -314,6 +315,9 @@ cdef class Partition:
         if segment.file != NULL:
             log_file_release(segment.file)
             segment.file = NULL
+        if segment.index_file != NULL:
+            log_file_release(segment.index_file)
+            segment.index_file = NULL
         return failure
 
     # -- append --------------------------------------------------------------------------------------------
@@ -512,9 +516,7 @@ cdef class Partition:
     cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
                     int64_t* batch_size) noexcept nogil:
         # The first batch that ends at or after `target` and begins below `limit`. 1, 0 when there is none, -errno.
-        cdef Window window
-        cdef const uint8_t* header
-        cdef int64_t at = 0, size, last, wanted, indexed = -1
+        cdef int64_t at = 0, indexed = -1
         cdef uint32_t low, high, middle
         cdef int32_t slot
         cdef int failure
@@ -546,6 +548,15 @@ cdef class Partition:
                     segment.index_ignored = True
                     at = 0
                     indexed = -1
+        return self.walk(segment, at, indexed, target, limit, position, batch_size)
+
+    cdef int walk(self, Segment* segment, int64_t at, int64_t indexed, int64_t target, int64_t limit, int64_t* position,
+                  int64_t* batch_size) noexcept nogil:
+        # From batch to batch, beginning at position `at`, where the index says that the batch ends with `indexed` (-1:
+        # it says nothing). Answers as `locate`.
+        cdef Window window
+        cdef const uint8_t* header
+        cdef int64_t size, last, wanted
         window_init(&window, segment.file.fd)
         while at < limit:
             wanted = limit - at
@@ -635,6 +646,9 @@ cdef class Partition:
                 info.size = size
                 return 0
             at += 1
+        return 0
+
+    cdef int look(self) noexcept nogil:
         return 0
 
     # -- what Python asks for ------------------------------------------------------------------------------

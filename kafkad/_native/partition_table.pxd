@@ -36,6 +36,8 @@ cdef struct Entry:                  # one partition of this worker
     Watch* produces                 # in the order of their offsets
     Watch* last_produce
     Watch* fetches
+    bint remote                     # another worker's: its partition is a reader
+    uint32_t transactions           # a remote one's: what `aborts` was found under
     uint32_t advanced               # why it is in the pending list, 0: it is not
     Entry* pending_next
 
@@ -49,6 +51,7 @@ cdef struct Topic:
     Entry** entries                 # by partition index, NULL where not here
 
 ctypedef void (*WakeFunction)(void* context) noexcept nogil
+ctypedef void (*RingFunction)(void* context, uint32_t row, uint64_t workers) noexcept nogil
 
 cdef struct Table:
     uint64_t seed
@@ -61,6 +64,11 @@ cdef struct Table:
     Entry* graveyard                # removed; freed when nobody can hold a pointer any more
     WakeFunction wake
     void* wake_context
+    Entry** by_row                  # by number of the shared row, NULL where not here
+    size_t row_capacity
+    RingFunction ring               # of several workers: tells those in the bit set that the row advanced
+    void* ring_context
+    int me                          # this worker's bit
 
 cdef uint64_t hash_bytes(uint64_t seed, const void* data, size_t size) noexcept nogil
 
@@ -77,6 +85,18 @@ cdef inline Entry* topic_entry(Topic* topic, int32_t index) noexcept nogil:
     if topic is NULL or index < 0 or index >= topic.capacity:
         return NULL
     return topic.entries[index]
+
+cdef inline Entry* entry_by_row(Table* table, size_t row) noexcept nogil:
+    return table.by_row[row] if row < table.row_capacity else NULL
+
+# The owner of a row that we listen to says that it moved.
+cdef void table_remote_advanced(Table* table, size_t row) noexcept nogil
+
+# A remote entry with waiters: its owner will ring, and what it did before it heard that is looked at.
+cdef void table_listen(Entry* entry) noexcept nogil
+
+# Remote entries of a worker that died: what it was about to ring may be lost.
+cdef void table_owner_lost(Table* table, int owner) noexcept nogil
 
 cdef void watch_produce(Entry* entry, Watch* watch) noexcept nogil
 cdef void watch_fetch(Entry* entry, Watch* watch) noexcept nogil

@@ -16,7 +16,7 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from kafkad._native.partition cimport PARTITION_GONE, Partition
+from kafkad._native.partition cimport PARTITION_GONE, Partition, partition_listen
 from kafkad._native.wire cimport KAFKAD_CHECK
 
 import os
@@ -152,6 +152,36 @@ cdef void table_advanced(void* context, void* partition, int why) noexcept nogil
     entry.advanced |= <uint32_t>why
     if table.wake is not NULL:
         table.wake(table.wake_context)
+
+
+cdef void table_remote_advanced(Table* table, size_t row) noexcept nogil:
+    cdef Entry* entry = entry_by_row(table, row)
+    cdef int why
+    if entry is NULL or not entry.remote:
+        return
+    why = (<Partition>entry.partition).look()
+    if why:
+        table_advanced(<void*>entry, <void*>entry.partition, why)
+    elif entry.produces is not NULL or entry.fetches is not NULL:
+        table_listen(entry)
+
+
+cdef void table_listen(Entry* entry) noexcept nogil:
+    cdef int why
+    partition_listen(<Partition>entry.partition, entry.table.me)
+    why = (<Partition>entry.partition).look()
+    if why:
+        table_advanced(<void*>entry, <void*>entry.partition, why)
+
+
+cdef void table_owner_lost(Table* table, int owner) noexcept nogil:
+    cdef size_t row
+    cdef Entry* entry
+    for row in range(table.row_capacity):
+        entry = table.by_row[row]
+        if entry is not NULL and entry.remote and (<Partition>entry.partition).owner == owner and (
+                entry.produces is not NULL or entry.fetches is not NULL):
+            table_listen(entry)
 
 
 # -- topics ------------------------------------------------------------------------------------------------

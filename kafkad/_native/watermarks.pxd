@@ -1,16 +1,83 @@
-"""The shared table of partition rows: see watermarks.pyx."""
+"""The shared table of partition rows: see watermarks.pyx.
 
-from libc.stdint cimport uint8_t
+The row is 256 bytes in shared memory, written under a sequence lock by its owner only:
+
+    0    sequence u32 (odd while written) | partition i32 | topic_id 16 bytes | generation u32 | leader_epoch i32 | …
+    192  waiters, the one word that readers write, on a cache line of its own
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+cdef struct Row:
+    uint32_t sequence
+    int32_t partition
+    uint8_t topic_id[16]
+    uint32_t generation             # raised by swap, re-creation and truncation: readers drop their segment lists
+    int32_t leader_epoch            # -1: not led here
+    int64_t log_end_offset
+    int64_t high_watermark
+    int64_t last_stable_offset
+    int64_t log_start_offset
+    int64_t local_log_start_offset  # base offset of the first segment: readers forget what lies below
+    int64_t flushed_offset
+    int64_t highest_tiered_offset
+    int64_t end_segment             # base offset and position of LEO, HW and LSO
+    int64_t end_position
+    int64_t high_watermark_segment
+    int64_t high_watermark_position
+    int64_t stable_segment
+    int64_t stable_position
+    uint32_t transactions           # raised when one has ended, with LSO: readers look for aborted ones again
+    uint32_t state                  # the table's: RowState
+    uint8_t spare[48]
+    uint64_t waiters                # one bit a worker that wants its doorbell rung on advance
+    uint8_t more_spare[56]          # to 256 bytes
+
+cdef enum RowState:
+    ROW_NEW = 0                     # never used
+    ROW_TAKEN = 1
+    ROW_FREE = 2
+
+cdef extern from * nogil:
+    """
+    #define kafkad_store(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
+    #define kafkad_load(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
+    #define kafkad_fence() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+    """
+    void kafkad_store(uint32_t* p, uint32_t value)
+    uint32_t kafkad_load(const uint32_t* p)
+    void kafkad_fence()
+
+
+# Around every change, by the row's owner alone. What a dead owner left odd is even again after the next pair.
+cdef inline void row_begin(Row* row) noexcept nogil:
+    kafkad_store(&row.sequence, row.sequence | 1)
+    kafkad_fence()
+
+
+cdef inline void row_end(Row* row) noexcept nogil:
+    kafkad_store(&row.sequence, (row.sequence | 1) + 1)
+
+
+# Copies the row while nobody writes it. False when it is being written all the time, or a dead writer left it odd.
+cdef bint row_read(const Row* shared, Row* copy) noexcept nogil
 
 cdef class WatermarkTable:
-    cdef uint8_t* base
+    cdef uint8_t* base              # the rows, and the count of those that were ever given
+    cdef uint64_t* count
     cdef readonly size_t capacity
-    cdef readonly size_t used
     cdef readonly int fd
-    cdef list free_rows
+    cdef readonly bint shared       # several processes allocate
+    cdef list free_rows             # given back in this process
+    cdef dict found                 # (topic id, index) -> number, of all rows when this process first asked
+    cdef object found_by            # its pid
+    cdef Row* at(self, size_t number) noexcept
+    cdef RowSlot slot(self, size_t number)
+    cdef RowSlot cleared(self, size_t number)
 
 cdef class RowSlot:
     cdef WatermarkTable table       # None: the row is private to this process
     cdef readonly size_t number
     cdef uint8_t* at                # 256 bytes, a partition.Row
     cdef bint owned                 # `at` is heap memory of this slot's
+    cdef readonly bint viewed       # another worker's row: never written, zeroed or given back here

@@ -4,6 +4,7 @@ A handler is `def handler(services, context, request)` and answers a response me
 one. It reads what it needs off `services` and keeps nothing between requests.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,11 @@ class Services:
     producer_ids: Any = None
     api_versions: tuple[tuple[int, int, int], ...] = ()  # (key, lowest, highest) as ApiVersions tells them
     advertised: dict[str, tuple[str, int]] = field(default_factory=dict)  # listener name -> host, port
+    # of a broker with several workers
+    me: int = 0  # this worker's index
+    peers: Any = None  # server.Peers: the other workers; None: there are none
+    owner_of: Callable[[str, int], int] | None = None  # topic, partition -> worker; of an unknown one: me
+    group_owner: Callable[[str], int | None] | None = None  # group id -> worker; None: nobody yet
 
 
 def code_of(trouble: BaseException) -> int:

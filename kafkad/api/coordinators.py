@@ -6,11 +6,14 @@ client asks; if that does not succeed the client is told COORDINATOR_NOT_AVAILAB
 transactional id is answered with this broker, which then refuses the transaction with a reason of its own.
 Not yet: transactions, share groups (INVALID_REQUEST), authorization."""
 
+import inspect
 import logging
+from collections.abc import Awaitable
 from typing import Any, NamedTuple
 
 from kafkad.api.context import RequestContext, Services
 from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import KafkaError
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +27,8 @@ MESSAGES = {
     errors.INVALID_REQUEST: "This broker has no coordinator of that type.",
 }
 
+Troubles = dict[str, KafkaError | None]
+
 
 class Coordinator(NamedTuple):
     code: int
@@ -33,6 +38,33 @@ class Coordinator(NamedTuple):
 
 
 def find_coordinator(services: Services, context: RequestContext, request: Any) -> Any:
+    """FindCoordinatorResponse, or an awaitable of one if the topic has to be made first."""
+    asked = request.coordinator_keys if context.version >= SEVERAL_KEYS_FROM else [request.key]
+    if asked and request.key_type == GROUP and OFFSETS_TOPIC not in services.metadata.image.topics:
+        created = services.controller.auto_create([OFFSETS_TOPIC])
+        if inspect.isawaitable(created):
+            return _answer_later(services, context, request, created)
+        _log_troubles(created)
+    return _answer(services, context, request)
+
+
+async def _answer_later(
+    services: Services, context: RequestContext, request: Any, created: Awaitable[Troubles]
+) -> Any:
+    try:
+        _log_troubles(await created)
+    except KafkaError as trouble:
+        _log_troubles({OFFSETS_TOPIC: trouble})
+    return _answer(services, context, request)
+
+
+def _log_troubles(created: Troubles) -> None:
+    for trouble in created.values():
+        if trouble is not None:
+            logger.error("%s could not be created: %s", OFFSETS_TOPIC, trouble)
+
+
+def _answer(services: Services, context: RequestContext, request: Any) -> Any:
     if context.version >= SEVERAL_KEYS_FROM:
         Answer = messages.FindCoordinatorResponse.Coordinators
         response = messages.FindCoordinatorResponse()
@@ -64,8 +96,6 @@ def _find(services: Services, context: RequestContext, key_type: int, key: str) 
         return _broker(services, context, services.config.node_id)
     if key_type != GROUP:
         return Coordinator(errors.INVALID_REQUEST)
-    if OFFSETS_TOPIC not in services.metadata.image.topics:
-        _create_offsets_topic(services)
     topic = services.metadata.image.topics.get(OFFSETS_TOPIC)
     if topic is None:
         return Coordinator(errors.COORDINATOR_NOT_AVAILABLE)
@@ -79,9 +109,3 @@ def _broker(services: Services, context: RequestContext, node_id: int) -> Coordi
     if endpoint is None:
         return Coordinator(errors.COORDINATOR_NOT_AVAILABLE)
     return Coordinator(errors.NONE, node_id, endpoint.host, endpoint.port)
-
-
-def _create_offsets_topic(services: Services) -> None:
-    for trouble in services.controller.auto_create([OFFSETS_TOPIC]).values():
-        if trouble is not None:
-            logger.error("%s could not be created: %s", OFFSETS_TOPIC, trouble)

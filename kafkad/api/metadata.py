@@ -49,14 +49,18 @@ def metadata(services: Services, context: RequestContext, request: Any) -> Any:
     creatable = [name for name in dict.fromkeys(missing) if invalid_name(name) is None]
     created = services.controller.auto_create(creatable)
     if inspect.isawaitable(created):
-        return _answer_later(services, context, request, created)
+        return _answer_later(services, context, request, creatable, created)
     return _answer(services, context, request, None, created)
 
 
 async def _answer_later(
-    services: Services, context: RequestContext, request: Any, created: Awaitable[Troubles]
+    services: Services, context: RequestContext, request: Any, names: list[str], created: Awaitable[Troubles]
 ) -> Any:
-    return _answer(services, context, request, None, await created)
+    try:
+        troubles = await created
+    except KafkaError:  # the controller is gone for a moment: what is there is told all the same
+        troubles = dict.fromkeys(names, KafkaError(errors.LEADER_NOT_AVAILABLE))
+    return _answer(services, context, request, None, troubles)
 
 
 def _misused(version: int, asked: Iterable[Any]) -> bool:

@@ -5,9 +5,14 @@ stable one; a row is here only when all of its versions work. The one exception 
 told from v0, since librdkafka otherwise turns compression off (KAFKA-18659), and v0-2 are closed on.
 
 `native` rows are parsed and answered by `_native.reactor`; they have no function here.
+
+`route` says whose state an answer needs, where a broker has several workers (server/routing.py). LOCAL: every
+worker has it. CONTROLLER: worker 0 writes the metadata. GROUP: who owns the group's partition of
+`__consumer_offsets`. PARTITIONS: who owns each partition. EVERY: each worker has a part of it.
 """
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any, NamedTuple
 
 from kafkad.api import (
@@ -27,12 +32,21 @@ from kafkad.api import (
 )
 
 
+class Route(Enum):
+    LOCAL = "local"
+    CONTROLLER = "controller"
+    GROUP = "group"
+    PARTITIONS = "partitions"
+    EVERY = "every"
+
+
 class Api(NamedTuple):
     key: int
     name: str
     low: int
     high: int
     handler: Callable[..., Any] | None  # None: native
+    route: Route = Route.LOCAL
     told_from: int | None = None  # the lowest version that ApiVersions tells, where it is not `low`
     listeners: frozenset[str] = frozenset({"broker"})  # broker, controller, zookeeper
 
@@ -41,33 +55,33 @@ class Api(NamedTuple):
 ROWS = (
     Api(0,  "Produce",                 3, 13, None, told_from=0),
     Api(1,  "Fetch",                   4, 18, None),
-    Api(2,  "ListOffsets",             1, 11, list_offsets.list_offsets),
+    Api(2,  "ListOffsets",             1, 11, list_offsets.list_offsets,          Route.PARTITIONS),
     Api(3,  "Metadata",                0, 13, metadata.metadata),
-    Api(8,  "OffsetCommit",            2, 10, offsets.offset_commit),
-    Api(9,  "OffsetFetch",             1, 10, offsets.offset_fetch),
+    Api(8,  "OffsetCommit",            2, 10, offsets.offset_commit,              Route.GROUP),
+    Api(9,  "OffsetFetch",             1, 10, offsets.offset_fetch,               Route.GROUP),
     Api(10, "FindCoordinator",         0, 6,  coordinators.find_coordinator),
-    Api(11, "JoinGroup",               0, 9,  groups.join_group),
-    Api(12, "Heartbeat",               0, 4,  groups.heartbeat),
-    Api(13, "LeaveGroup",              0, 5,  groups.leave_group),
-    Api(14, "SyncGroup",               0, 5,  groups.sync_group),
-    Api(15, "DescribeGroups",          0, 6,  groups.describe_groups),
-    Api(16, "ListGroups",              0, 5,  groups.list_groups),
+    Api(11, "JoinGroup",               0, 9,  groups.join_group,                  Route.GROUP),
+    Api(12, "Heartbeat",               0, 4,  groups.heartbeat,                   Route.GROUP),
+    Api(13, "LeaveGroup",              0, 5,  groups.leave_group,                 Route.GROUP),
+    Api(14, "SyncGroup",               0, 5,  groups.sync_group,                  Route.GROUP),
+    Api(15, "DescribeGroups",          0, 6,  groups.describe_groups,             Route.GROUP),
+    Api(16, "ListGroups",              0, 5,  groups.list_groups,                 Route.EVERY),
     Api(17, "SaslHandshake",           0, 1,  sasl.sasl_handshake),
     Api(18, "ApiVersions",             0, 4,  versions.api_versions),
-    Api(19, "CreateTopics",            2, 7,  topics.create_topics),
-    Api(20, "DeleteTopics",            1, 6,  topics.delete_topics),
-    Api(21, "DeleteRecords",           0, 2,  partitions.delete_records),
-    Api(22, "InitProducerId",          0, 5,  producer_ids.init_producer_id),
-    Api(23, "OffsetForLeaderEpoch",    2, 4,  partitions.offset_for_leader_epoch),
+    Api(19, "CreateTopics",            2, 7,  topics.create_topics,               Route.CONTROLLER),
+    Api(20, "DeleteTopics",            1, 6,  topics.delete_topics,               Route.CONTROLLER),
+    Api(21, "DeleteRecords",           0, 2,  partitions.delete_records,          Route.PARTITIONS),
+    Api(22, "InitProducerId",          0, 5,  producer_ids.init_producer_id,      Route.CONTROLLER),
+    Api(23, "OffsetForLeaderEpoch",    2, 4,  partitions.offset_for_leader_epoch, Route.PARTITIONS),
     Api(32, "DescribeConfigs",         1, 4,  configs.describe_configs),
-    Api(33, "AlterConfigs",            0, 2,  configs.alter_configs),
-    Api(35, "DescribeLogDirs",         1, 5,  log_dirs.describe_log_dirs),
-    Api(37, "CreatePartitions",        0, 3,  topics.create_partitions),
-    Api(42, "DeleteGroups",            0, 2,  groups.delete_groups),
-    Api(44, "IncrementalAlterConfigs", 0, 1,  configs.incremental_alter_configs),
-    Api(47, "OffsetDelete",            0, 0,  offsets.offset_delete),
+    Api(33, "AlterConfigs",            0, 2,  configs.alter_configs,              Route.CONTROLLER),
+    Api(35, "DescribeLogDirs",         1, 5,  log_dirs.describe_log_dirs,         Route.EVERY),
+    Api(37, "CreatePartitions",        0, 3,  topics.create_partitions,           Route.CONTROLLER),
+    Api(42, "DeleteGroups",            0, 2,  groups.delete_groups,               Route.GROUP),
+    Api(44, "IncrementalAlterConfigs", 0, 1,  configs.incremental_alter_configs,  Route.CONTROLLER),
+    Api(47, "OffsetDelete",            0, 0,  offsets.offset_delete,              Route.GROUP),
     Api(60, "DescribeCluster",         0, 2,  cluster.describe_cluster),
-    Api(61, "DescribeProducers",       0, 0,  partitions.describe_producers),
+    Api(61, "DescribeProducers",       0, 0,  partitions.describe_producers,      Route.PARTITIONS),
     Api(74, "ListConfigResources",     0, 1,  configs.list_config_resources),
     Api(75, "DescribeTopicPartitions", 0, 0,  metadata.describe_topic_partitions),
 )

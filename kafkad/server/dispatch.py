@@ -7,20 +7,23 @@ Rule 2: once parsed, every request gets exactly one answer. What a handler did n
 becomes an error response of that API.
 
 Rule 3: a handler that waits holds up its own connection only; the reactor keeps the order of the answers.
+
+Where the broker has several workers, `routing` is asked first whose a request is.
 """
 
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services, code_of
-from kafkad.api.table import Api
+from kafkad.api.table import Api, Route
 from kafkad.api.versions import unsupported
 from kafkad.protocol import codec, errors
 from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.server.refusal import refusal
+from kafkad.server.routing import Router
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +39,7 @@ class Dispatcher:
         self.services = services
         self.table = table
         self.fatal = fatal
+        self.router = None if services.peers is None else Router(services, table, self._execute)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __call__(self, connection: Any, request_id: int, frame: bytes) -> None:
@@ -76,25 +80,46 @@ class Dispatcher:
             listener=connection.listener,
             connection=connection,
         )
-        try:
-            answer = api.handler(self.services, context, request)
-        except Exception as trouble:
-            answer = self._failed(api, context, request, trouble)
+        answer = None
+        if self.router is not None and api.route is not Route.LOCAL:
+            answer = self._routed(api, context, request, frame)
+        if answer is None:
+            answer = self._execute(api, context, request)
         if inspect.isawaitable(answer):
-            task = asyncio.ensure_future(self._finish(api, context, request_id, request, answer))
+            task = asyncio.ensure_future(self._finish(context, request_id, answer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
             self._respond(context, request_id, answer)
 
-    async def _finish(
-        self, api: Api, context: RequestContext, request_id: int, request: Any, answer: Any
-    ) -> None:
+    def _execute(self, api: Api, context: RequestContext, request: Any) -> Any:
+        """The handler's response or an awaitable of it, all trouble told in it; None: it has no place."""
+        assert api.handler is not None
         try:
-            response = await answer
+            answer = api.handler(self.services, context, request)
         except Exception as trouble:
-            response = self._failed(api, context, request, trouble)
-        self._respond(context, request_id, response)
+            return self._failed(api, context, request, trouble)
+        return self._settled(api, context, request, answer) if inspect.isawaitable(answer) else answer
+
+    async def _settled(
+        self, api: Api, context: RequestContext, request: Any, answer: Awaitable[Any]
+    ) -> Any | None:
+        try:
+            return await answer
+        except Exception as trouble:
+            return self._failed(api, context, request, trouble)
+
+    def _routed(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Any | None:
+        """None: the request is ours. Else an awaitable of its response, as a message or its frame."""
+        assert self.router is not None
+        try:
+            answer = self.router.route(api, context, request, frame)
+        except Exception as trouble:
+            return self._failed(api, context, request, trouble)
+        return None if answer is None else self._settled(api, context, request, answer)
+
+    async def _finish(self, context: RequestContext, request_id: int, answer: Awaitable[Any]) -> None:
+        self._respond(context, request_id, await answer)
 
     def _failed(self, api: Api, context: RequestContext, request: Any, trouble: Exception) -> Any | None:
         if isinstance(trouble, AssertionError):
@@ -109,6 +134,9 @@ class Dispatcher:
     def _respond(self, context: RequestContext, request_id: int, response: Any | None) -> None:
         if response is None:
             context.connection.close("the request failed, and its response has no place to say so")
+            return
+        if isinstance(response, bytes):  # another worker encoded it
+            context.connection.respond(request_id, response)
             return
         try:
             frame = codec.encode_response(response, context.version, context.correlation_id)

@@ -36,7 +36,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from kafkad.protocol.errors import KafkaError
+from kafkad.protocol.errors import REQUEST_TIMED_OUT, KafkaError
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +61,12 @@ RETRY_S = 0.05
 Handler = Callable[[int, bytes], Any]
 
 
-class PeerLost(Exception):
-    """The other worker is not there, or has died before it answered."""
+class PeerLost(KafkaError):
+    """The other worker is not there, or has died before it answered. Who knows nothing better to tell a
+    client tells it REQUEST_TIMED_OUT, to try again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(REQUEST_TIMED_OUT, message)
 
 
 class PeerTrouble(Exception):
@@ -163,10 +167,14 @@ class Peers:
 
     async def wait_up(self, k: int, timeout_s: float | None = None) -> None:
         """Until worker `k` can be called. Raises TimeoutError."""
-        if k not in self.up:
-            future = self._loop.create_future()
-            self._waiting.append((k, future))
-            await asyncio.wait_for(future, timeout_s)
+        if k in self.up:
+            return
+        waiting = (k, self._loop.create_future())
+        self._waiting.append(waiting)
+        try:
+            await asyncio.wait_for(waiting[1], timeout_s)
+        finally:
+            self._waiting.remove(waiting)
 
     def call_blocking(self, k: int, kind: int, payload: bytes, timeout_s: float) -> bytes:
         """As `call`, while the loop does not run: over a connection of its own. It waits for a worker that is
@@ -252,10 +260,9 @@ class Peers:
             raise _Hangup(f"worker {k} answers for worker {link.k}")
         self._links[k] = link
         self.up.add(k)
-        for _, future in [each for each in self._waiting if each[0] == k]:
-            if not future.done():
+        for awaited, future in self._waiting:
+            if awaited == k and not future.done():
                 future.set_result(None)
-        self._waiting = [each for each in self._waiting if each[0] != k]
         for function in self._on_up:
             function(k)
 

@@ -24,6 +24,8 @@ RENAMED = {
 }
 # what a bare string or number of the request becomes
 NAMES = ("name", "group_id", "key", "partition_index")
+# offsets that are none, where the schema's default is 0
+NO_OFFSETS = ("committed_offset", "low_watermark")
 
 
 def refusal(api_key: int, version: int, request: Any, code: int, message: str | None = None) -> Any | None:
@@ -45,6 +47,8 @@ def _mirror(target: Any, version: int, source: Any, code: int, message: str | No
             told = True
         elif field.name == "error_message":
             target.error_message = message
+        elif field.name in NO_OFFSETS:
+            setattr(target, field.name, -1)
         elif field.struct is not None and isinstance(getattr(target, field.name), list):
             asked = RENAMED.get((target.SPEC.path, field.name), (field.name,))
             elements = [element for name in asked for element in getattr(source, name, None) or ()]

@@ -33,6 +33,7 @@ def scan_segment(
     producers_from: int = 0,
     index_interval: int = 4096,
     write_indexes: bool = True,
+    below: int = -1,
 ) -> SegmentScan: ...
 def replay_producers(
     path: str, producers: ProducerTable, start_offset: int, end_offset: int

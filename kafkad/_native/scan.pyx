@@ -2,7 +2,8 @@
 
 `scan_segment` checks every batch (length, offsets that ascend, CRC), stops at the first that is not whole, rebuilds
 both indexes and replays the producers. The file is read in chunks that stay in the cache and the CRC is computed
-piece by piece, so that neither a lying length nor a large batch costs memory. `replay_producers` walks headers only.
+piece by piece, so that neither a lying length nor a large batch costs memory. Told that what lies below an offset is
+whole, it walks headers only, and only that far: a process died, the kernel has its bytes. So does `replay_producers`.
 
 Beware: nothing here knows the clock, and the file itself is not changed: cutting it is the caller's."""
 
@@ -27,6 +28,7 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef enum:
     CHUNK = 1 << 18
+    SMALL_CHUNK = 1 << 12           # where only headers are wanted, and they lie far apart
     HEADER_SIZE = 61
     LEGACY_HEADER_SIZE = 26         # offset, size, crc, magic, attributes, key and value length of magic 0
     LENGTH_OVERHEAD = 12
@@ -70,6 +72,8 @@ cdef struct Scan:
     int64_t batches
     int32_t epoch                   # latest leader epoch
     int64_t producers_from          # offsets below are in the producer table already
+    int64_t below                   # what lies below this offset is whole, and nothing else is wanted; -1: check all
+    int64_t chunk_wanted
     int32_t index_interval
     int fault
     int failure                     # errno when FAILED
@@ -118,7 +122,7 @@ cdef inline const uint8_t* at_position(Scan* scan, int64_t position, int64_t siz
     # `size` bytes (at most CHUNK) at `position`; NULL when the file cannot give them.
     cdef int64_t n
     if position < scan.chunk_start or position + size > scan.chunk_start + scan.chunk_size:
-        n = read_at(scan.fd, scan.chunk, CHUNK, position)
+        n = read_at(scan.fd, scan.chunk, scan.chunk_wanted, position)
         if n < 0:
             scan.failure = <int>-n
             n = 0
@@ -220,12 +224,16 @@ cdef int walk(Scan* scan, ProducerMap* producers) noexcept nogil:
             scan.fault = CUT_SHORT
             return 0
         base = get_i64(header)
+        if scan.below >= 0:
+            if base >= scan.below:
+                return 0
+            scan.chunk_wanted = SMALL_CHUNK if size > SMALL_CHUNK else CHUNK
         last = base if legacy else base + get_i32(header + 23)
         if last < base or base < scan.base_offset or last < scan.next_offset or last - scan.base_offset > INT32_MAX or (
                 not legacy and base < scan.next_offset):
             scan.fault = BAD_OFFSET
             return 0
-        if not crc_holds(scan, at + (16 if legacy else 21), at + size, get_u32(header + (12 if legacy else 17)), legacy):
+        if scan.below < 0 and not crc_holds(scan, at + (16 if legacy else 21), at + size, get_u32(header + (12 if legacy else 17)), legacy):
             scan.fault = FAILED if scan.failure else BAD_CRC
             return 0
         if legacy:
@@ -296,9 +304,10 @@ cdef class SegmentScan:
 
 
 def scan_segment(str directory, int64_t base_offset, ProducerTable producers not None, *, int32_t epoch=-1,
-                 int64_t producers_from=0, int32_t index_interval=4096, bint write_indexes=True) -> SegmentScan:
+                 int64_t producers_from=0, int32_t index_interval=4096, bint write_indexes=True,
+                 int64_t below=-1) -> SegmentScan:
     """Walks `<base_offset>.log`, replays its producers from offset `producers_from` on, writes both indexes anew.
-    OSError when the disk fails."""
+    `below`: ends with the last batch that begins below that offset, and checks no CRC. OSError when the disk fails."""
     cdef Scan scan
     cdef bytes stem = os.fsencode(os.path.join(directory, f"{base_offset:020d}"))
     cdef bytes log_path = stem + b".log", index_path = stem + b".index", time_path = stem + b".timeindex"
@@ -314,6 +323,8 @@ def scan_segment(str directory, int64_t base_offset, ProducerTable producers not
     scan.last_indexed_timestamp = -1
     scan.first_timestamp = -1
     scan.epoch = epoch
+    scan.below = below
+    scan.chunk_wanted = CHUNK
     scan.producers_from = producers_from
     scan.index_interval = index_interval
     with nogil:

@@ -169,12 +169,23 @@ class Log:
         high_watermark: int = 0,
         topic_id: bytes | None = None,
         row: "RowSlot | None" = None,
+        left: "RowSlot | None" = None,
         jitter: float = 0.0,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> "Log":
         """Loads the partition in `directory` (its own, `…/<topic>-<partition>`), or creates it there.
         `clean`: the last owner closed it. `topic_id` is written where there is none yet; one that differs
-        raises Malformed. OSError when the disk fails."""
+        raises Malformed. `left`: the shared row that an owner left which died a moment ago; what it says is
+        taken for true, others still read by it, and it becomes this log's in the end. OSError when the disk
+        fails."""
+        trusted = None
+        if left is not None:
+            values = left.values()
+            clean = False
+            recovery_point = values.flushed_offset
+            log_start_offset = max(log_start_offset, values.log_start_offset)
+            high_watermark = max(high_watermark, values.high_watermark)
+            trusted = recovery.Trusted(values.log_end_offset, values.end_segment)
         os.makedirs(directory, exist_ok=True)
         files = recovery.list_files(directory)
         kept_id = _kept_topic_id(directory) if files.metadata else None
@@ -206,7 +217,11 @@ class Log:
             epochs_lost=epochs_lost,
         )
         loaded = loader.load(
-            files, clean=clean, recovery_point=recovery_point, log_start_offset=log_start_offset
+            files,
+            clean=clean,
+            recovery_point=recovery_point,
+            log_start_offset=log_start_offset,
+            trusted=trusted,
         )
         self._unsynced_paths.update(loader.rebuilt)
         self.recovery_point = loaded.recovery_point
@@ -219,6 +234,8 @@ class Log:
         if loaded.end_offset > loaded.recovery_point and config.flush_messages < LONG_MAX:
             # Acknowledged ones may be visible already: HW does not go back only because the flush mark does.
             self.flush()
+        if left is not None:
+            native.adopt_row(left)
         return self
 
     def __init__(

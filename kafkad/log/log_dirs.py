@@ -9,6 +9,10 @@
 A directory that fails goes offline with its logs, the others serve on. A new partition goes where the fewest
 are. A partition that the metadata does not know is a stray: renamed, kept for the operator.
 
+Several workers share the directories. The supervisor opens them (`open`) and marks them in the end
+(`finish`); a worker that was forked says so (`enter`), loads the logs that it owns, and closes those. Worker 0
+sees to what belongs to nobody.
+
 Beware: F_OFD_SETLK, not flock (Java's POSIX lock would not see it) and not a POSIX lock (it would go with any
 other descriptor of the file that this process closes)."""
 
@@ -19,7 +23,6 @@ import os
 import random
 import shutil
 import struct
-import threading
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +30,7 @@ from typing import Any
 
 from kafkad._native.partition import Partition
 from kafkad._native.producer_table import ProducerTable
-from kafkad._native.watermarks import WatermarkTable
+from kafkad._native.watermarks import RowSlot, WatermarkTable
 from kafkad.config.properties import read_properties
 from kafkad.config.topic import TopicConfig
 from kafkad.log.checkpoints import (
@@ -37,14 +40,16 @@ from kafkad.log.checkpoints import (
     RECOVERY_POINTS,
     make_directory,
     read_offsets,
+    read_partition_metadata,
     sync_directory,
     take_clean_shutdown,
     uuid_bytes,
     uuid_text,
     write_clean_shutdown,
     write_file,
-    write_offsets,
+    write_partition_metadata,
 )
+from kafkad.log.directory import CHECKPOINTS, FAILED, NOT_CLEAN, Directory, Key, Told
 from kafkad.log.filenames import (
     DELETE_DIR,
     FUTURE_DIR,
@@ -64,71 +69,47 @@ FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, p
 METADATA_BATCH_MAX = 8 << 20  # KafkaRaftClient.MAX_BATCH_SIZE_BYTES
 REMOTE_INDEX_CACHE = "remote-log-index-cache"
 
-CHECKPOINTS = (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS)
-
-Key = tuple[str, int]
-
 
 class DirectoryTrouble(Exception):
     """The data directories cannot be served; the text is one sentence for the operator."""
 
 
-class Directory:
-    """One data directory."""
-
-    def __init__(self, path: str, *, for_logs: bool) -> None:
-        self.path = path
-        self.for_logs = for_logs  # False: only the metadata log lives here
-        self.id = bytes(16)
-        self.offline = False
-        self.clean = False
-        self.broker_epoch = -1  # of the clean shutdown before
-        self.lock: int | None = None
-        self._logs: dict[Key, Log] = {}
-        self.written: dict[str, dict[Key, int]] = {}  # checkpoint name -> what it holds
-        self.writing = False  # a thread is writing checkpoints
-        self.serial = 0  # of the newest ones that were asked for
-        self._write_lock = threading.Lock()
-
-    def logs(self) -> list[Log]:
-        return list(self._logs.values())
-
-    def volume(self) -> tuple[int, int]:
-        """(total, usable) bytes of the file system; -1 when they cannot be had."""
-        try:
-            status = os.statvfs(self.path)
-        except OSError:
-            return -1, -1
-        return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
-
-    def write(self, checkpoints: Mapping[str, dict[Key, int]], serial: int) -> None:
-        """Unless newer ones were asked for meanwhile. In any thread; raises OSError."""
-        with self._write_lock:
-            for name, offsets in checkpoints.items():
-                if serial == self.serial and self.written.get(name) != offsets:
-                    write_offsets(os.path.join(self.path, name), offsets)
-                    self.written[name] = offsets
-
-    def write_log_starts(self, path: str, offsets: dict[Key, int], sync: bool) -> None:
-        with self._write_lock:
-            write_offsets(path, offsets, sync=sync)
-            self.written.pop(LOG_START_OFFSETS, None)  # the next checkpoint writes it again, with an fsync
+class DirectoryOccupied(KafkaError):
+    """The old directory of a partition of that name is still there: its owner has yet to move it away."""
 
 
 class LogDirs:
-    """`open`, then `load`; `close` at the end. All but `load`'s own threads belongs to the loop."""
+    """`open`, then `load`; `close` at the end. All but `load`'s own threads belongs to the loop.
 
-    def __init__(self, config: Any, clock: Any, scheduler: Scheduler) -> None:
+    Of several workers: `open` in the supervisor, with a `table` that they share and no scheduler; `enter`,
+    `load` and `close` in each worker; `finish` in the supervisor when all have gone."""
+
+    def __init__(
+        self, config: Any, clock: Any, scheduler: Scheduler | None, table: WatermarkTable | None = None
+    ) -> None:
         self.config = config
         self.clock = clock
-        self.scheduler = scheduler
+        if scheduler is not None:
+            self.scheduler = scheduler
         self.cluster_id = ""
-        self.broker_epoch = -1  # to be kept in the clean-shutdown mark
         self.previous_broker_epoch = -1
         self.on_directory_offline: Callable[[str], None] | None = None
-        self.table = WatermarkTable()
+        self.table = WatermarkTable() if table is None else table
+        self.me = 0
+        self.shared = False  # with other workers
+        self.restarted = False
+        self._told = Told(len(config.log_dirs) + 1)
         self._directories: list[Directory] = []
         self._logs: dict[Key, tuple[Log, Directory]] = {}
+
+    @property
+    def broker_epoch(self) -> int:
+        """To be kept in the clean-shutdown mark."""
+        return self._told.broker_epoch
+
+    @broker_epoch.setter
+    def broker_epoch(self, epoch: int) -> None:
+        self._told.broker_epoch = epoch
 
     # -- opening -------------------------------------------------------------------------------------------
 
@@ -136,10 +117,11 @@ class LogDirs:
         """Locks every directory and reads or writes its identity. Raises DirectoryTrouble."""
         paths = list(dict.fromkeys(os.path.abspath(path) for path in self.config.log_dirs))
         for path in paths:
-            self._directories.append(Directory(path, for_logs=True))
+            self._directories.append(Directory(path, len(self._directories), for_logs=True))
         own = self.config.metadata_log_dir
         if own and os.path.abspath(own) not in paths:
-            self._directories.append(Directory(os.path.abspath(own), for_logs=False))
+            number = len(self._directories)
+            self._directories.append(Directory(os.path.abspath(own), number, for_logs=False))
         try:
             for directory in self._directories:
                 self._take(directory)
@@ -153,6 +135,19 @@ class LogDirs:
             raise
         epochs = {directory.broker_epoch for directory in self._online() if directory.for_logs}
         self.previous_broker_epoch = epochs.pop() if len(epochs) == 1 else -1
+
+    def enter(self, me: int, scheduler: Scheduler, *, restarted: bool = False) -> None:
+        """In a worker of several, right after the fork, before anything else. `restarted`: it takes the place
+        of one that died, while others live on."""
+        self.me = me
+        self.scheduler = scheduler
+        self.shared = True
+        self.restarted = restarted
+        for directory in self._directories:
+            directory.shared = True
+            directory.keeper = me == 0
+            directory.clean = directory.clean and not restarted
+            directory.offline = directory.offline or self._told.is_set(directory.number, FAILED)
 
     def _online(self) -> list[Directory]:
         return [directory for directory in self._directories if not directory.offline]
@@ -254,7 +249,6 @@ class LogDirs:
                 clean=directory.clean,
                 scheduler=self.scheduler,
                 topic_id=topic_id,
-                row=self.table.allocate(),
             )
         except (OSError, Malformed, KafkaError) as e:
             raise DirectoryTrouble(f"the metadata log in {path} cannot be opened: {e}") from e
@@ -277,10 +271,13 @@ class LogDirs:
     # -- loading -------------------------------------------------------------------------------------------
 
     def load(
-        self, config_for: Callable[[str], TopicConfig], known_topics: Mapping[str, bytes] | None = None
+        self,
+        config_for: Callable[[str], TopicConfig],
+        known_topics: Mapping[str, bytes] | None = None,
+        mine: Callable[[str, bytes, int], bool] | None = None,
     ) -> None:
-        """Opens every log. `known_topics`: name -> id; a log of any other is a stray (None: there are none).
-        Raises DirectoryTrouble."""
+        """Opens every log that is ours: `mine(topic, topic id, index)`, None: all are. `known_topics`: name ->
+        id; a log of any other is a stray (None: there are none). Raises DirectoryTrouble."""
         now_ms = self.clock.now_ms()
         jobs: list[Callable[[], None]] = []
         unclean = False
@@ -293,22 +290,23 @@ class LogDirs:
             unclean = unclean or (not directory.clean and bool(names))
             for name in names:
                 parsed = parse_directory(name)
-                if parsed is None:
-                    if name != REMOTE_INDEX_CACHE:
-                        logger.warning("%s is no partition", os.path.join(directory.path, name))
-                    continue
-                topic, index, suffix = parsed
                 path = os.path.join(directory.path, name)
-                if suffix == DELETE_DIR:
-                    delete_later(self.scheduler, self.config.log_segment_delete_delay_ms, _Remover(path))
-                elif suffix in (STRAY_DIR, FUTURE_DIR):
-                    logger.warning("left alone: %s", path)
-                elif topic != METADATA_TOPIC:
-                    jobs.append(
-                        self._loading(
-                            directory, path, topic, index, checkpoints, config_for, known_topics, now_ms
-                        )
+                if parsed is None or parsed[2] or parsed[0] == METADATA_TOPIC:
+                    self._see_to(path, name, parsed)
+                    continue
+                topic, index, _ = parsed
+                if mine is not None:
+                    if self._is_deleted(path, topic, index, known_topics or {}, mine):
+                        logger.info("%s was deleted while its worker was away", path)
+                        self._delete_directory(directory, path, topic, index)
+                        continue
+                    if not self._is_ours(path, topic, index, known_topics or {}, mine):
+                        continue
+                jobs.append(
+                    self._loading(
+                        directory, path, topic, index, checkpoints, config_for, known_topics, now_ms
                     )
+                )
         if unclean and len(jobs) > 1:
             # The scans release the GIL, so threads pay; opening clean logs does not.
             threads = min(os.cpu_count() or 1, max(2, self.config.num_recovery_threads_per_data_dir))
@@ -318,6 +316,54 @@ class LogDirs:
         else:
             for job in jobs:
                 job()
+        if self.shared:
+            for directory in self._online():
+                ours = directory.logs_by_key
+                for offsets in directory.written.values():
+                    for key in [key for key in offsets if key not in ours]:
+                        del offsets[key]
+
+    def _see_to(self, path: str, name: str, parsed: tuple[str, int, str] | None) -> None:
+        """What is no partition's, or not one's any more."""
+        if parsed is None:
+            if name != REMOTE_INDEX_CACHE and self.me == 0:
+                logger.warning("%s is no partition", path)
+        elif parsed[2] == DELETE_DIR:
+            if self.me == 0 or self.restarted:  # it may be what the one before us was about to remove
+                delete_later(self.scheduler, self.config.log_segment_delete_delay_ms, _Remover(path))
+        elif parsed[2] in (STRAY_DIR, FUTURE_DIR) and self.me == 0:
+            logger.warning("left alone: %s", path)
+
+    def _is_ours(
+        self,
+        path: str,
+        topic: str,
+        index: int,
+        known_topics: Mapping[str, bytes],
+        mine: Callable[[str, bytes, int], bool],
+    ) -> bool:
+        """Whether this worker loads the directory, be it to find that it is a stray. While others live on,
+        one that has another id than the metadata knows is of a topic that its owner is about to delete."""
+        known = known_topics.get(topic)
+        if known is None:
+            return self.me == 0 and not self.restarted
+        if not mine(topic, known, index):
+            return False
+        return not self.restarted or _id_of(path) in (None, known)
+
+    def _is_deleted(
+        self,
+        path: str,
+        topic: str,
+        index: int,
+        known_topics: Mapping[str, bytes],
+        mine: Callable[[str, bytes, int], bool],
+    ) -> bool:
+        """A topic of this run of the broker that was deleted after its owner here had died."""
+        if not self.restarted:
+            return False
+        topic_id = _id_of(path)
+        return topic_id is not None and known_topics.get(topic) != topic_id and mine(topic, topic_id, index)
 
     def _read_checkpoint(self, directory: Directory, name: str) -> dict[Key, int]:
         path = os.path.join(directory.path, name)
@@ -344,6 +390,8 @@ class LogDirs:
         def job() -> None:
             if directory.offline:
                 return
+            topic_id = known_topics.get(topic) if known_topics is not None else None
+            left = self._row_left(topic_id, index)
             try:
                 log = Log.open(
                     path,
@@ -356,7 +404,8 @@ class LogDirs:
                     recovery_point=checkpoints[RECOVERY_POINTS].get(key, 0),
                     log_start_offset=checkpoints[LOG_START_OFFSETS].get(key, 0),
                     high_watermark=checkpoints[HIGH_WATERMARKS].get(key, 0),
-                    row=self.table.allocate(),
+                    row=self.table.allocate() if left is None else None,
+                    left=left,
                     jitter=random.random(),
                     producer_expiration_ms=self.config.producer_id_expiration_ms,
                 )
@@ -380,6 +429,16 @@ class LogDirs:
 
         return job
 
+    def _row_left(self, topic_id: bytes | None, index: int) -> RowSlot | None:
+        """The row that the owner before us left when it died, which clients and other workers have seen."""
+        if not self.restarted or topic_id is None:
+            return None
+        return self.table.find(topic_id, index)
+
+    def row_for(self, topic_id: bytes, index: int) -> RowSlot:
+        """The row of a partition that is opened here: the one that a dead owner left, else a new one."""
+        return self._row_left(topic_id, index) or self.table.allocate()
+
     def _add(self, log: Log, directory: Directory) -> None:
         key = log.topic, log.partition
         if key in self._logs:
@@ -388,7 +447,7 @@ class LogDirs:
         log.on_offline = self._on_offline
         log.on_log_start = self._keep_log_start
         self._logs[key] = (log, directory)
-        directory._logs[key] = log
+        directory.logs_by_key[key] = log
 
     # -- what is there -------------------------------------------------------------------------------------
 
@@ -419,18 +478,23 @@ class LogDirs:
     # -- creating and deleting -----------------------------------------------------------------------------
 
     def create(self, topic: str, index: int, topic_id: bytes | None, config: TopicConfig) -> Log:
-        """A new, empty log where the fewest are. Raises KafkaError."""
+        """A new, empty log where the fewest are. Raises KafkaError; DirectoryOccupied: try again soon."""
         assert (topic, index) not in self._logs, "the partition exists"
         key = topic, index
         while True:
             online = [directory for directory in self.directories() if not directory.offline]
             if not online:
                 raise KafkaError(KAFKA_STORAGE_ERROR, "all log directories are offline")
-            directory = min(online, key=lambda directory: len(directory._logs))
-            if any(key in offsets for offsets in directory.written.values()):
-                self._write_checkpoints(directory)  # a deleted partition of that name left its offsets there
+            directory = min(online, key=lambda directory: len(directory.logs_by_key))
             path = os.path.join(directory.path, partition_directory(topic, index))
             try:
+                if self.shared:
+                    assert topic_id is not None
+                    self._make_alone(directory, path, key, topic_id)
+                elif any(key in offsets for offsets in directory.written.values()):
+                    self._write_checkpoints(
+                        directory
+                    )  # a deleted partition of that name left its offsets there
                 log = Log.open(
                     path,
                     topic,
@@ -455,6 +519,26 @@ class LogDirs:
             self._add(log, directory)
             return log
 
+    def _make_alone(self, directory: Directory, path: str, key: Key, topic_id: bytes) -> None:
+        """The directory of a new partition, while another worker may still have one of that name (its topic
+        was deleted a moment ago, or will be) and write the checkpoints. It gets its name, which excludes any
+        other, with its id already in it; should we die before, it looks like one that is being deleted."""
+        if os.path.exists(path):
+            if _id_of(path) in (None, topic_id):
+                return  # ours, made before its worker died
+            raise DirectoryOccupied(KAFKA_STORAGE_ERROR, f"{path} is still there")
+        directory.forget(key)  # its owner before has let go of it: who moves a log away has dropped it
+        beside = os.path.join(directory.path, left_directory(*key, uuid.uuid4().hex, DELETE_DIR))
+        os.mkdir(beside)
+        write_partition_metadata(beside, topic_id, sync=False)
+        try:
+            os.rename(beside, path)
+        except OSError as e:
+            shutil.rmtree(beside, ignore_errors=True)
+            if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            raise DirectoryOccupied(KAFKA_STORAGE_ERROR, f"{path} is still there") from None
+
     def stand_in(self, topic: str, index: int, topic_id: bytes) -> Partition:
         """For a partition whose directory is not there: it answers KAFKA_STORAGE_ERROR to all."""
         native = Partition(topic, index, topic_id, "", self.table.allocate(), ProducerTable())
@@ -468,7 +552,7 @@ class LogDirs:
         if found is None:
             return
         log, directory = found
-        del directory._logs[topic, index]
+        del directory.logs_by_key[topic, index]
         if log.native.failure:
             return  # its directory is offline: left as it is
         path = os.path.join(directory.path, left_directory(topic, index, uuid.uuid4().hex, DELETE_DIR))
@@ -479,6 +563,17 @@ class LogDirs:
             return
         log.native.close_files()
         delete_later(self.scheduler, log.config.file_delete_delay_ms, _Remover(path))
+
+    def _delete_directory(self, directory: Directory, path: str, topic: str, index: int) -> None:
+        # as `delete`, of a log that is not opened any more
+        gone = os.path.join(directory.path, left_directory(topic, index, uuid.uuid4().hex, DELETE_DIR))
+        try:
+            os.rename(path, gone)
+            sync_directory(directory.path)
+        except OSError as e:
+            logger.error("%s could not be renamed for deletion: %s", path, e)
+            return
+        delete_later(self.scheduler, self.config.log_segment_delete_delay_ms, _Remover(gone))
 
     # -- trouble -------------------------------------------------------------------------------------------
 
@@ -492,26 +587,41 @@ class LogDirs:
         if directory.offline:
             return
         directory.offline = True
-        logger.error("log directory %s is offline, with %d logs", directory.path, len(directory._logs))
+        self._told.set(directory.number, FAILED)
+        logger.error("log directory %s is offline, with %d logs", directory.path, len(directory.logs_by_key))
         for log in directory.logs():
             log.on_failure(OSError(errno.EIO, "the log directory failed"))
         if self.on_directory_offline is not None:
             self.on_directory_offline(directory.path)
+
+    def set_offline(self, path: str) -> None:
+        """Another worker found that the directory has failed."""
+        for directory in self._directories:
+            if directory.path == path:
+                self._told.set(directory.number, FAILED)
+                self._go_offline(directory)
+
+    def _follow_failures(self) -> None:
+        for directory in self._directories:
+            if not directory.offline and self._told.is_set(directory.number, FAILED):
+                self._go_offline(directory)
 
     # -- checkpoints ---------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
         """Recovery points, log starts and high watermarks of all partitions, where they changed; written off
         the loop."""
+        self._follow_failures()
         for directory in self.directories():
             self._write_checkpoints_later(directory, CHECKPOINTS)
 
     def checkpoint_high_watermarks(self) -> None:
+        self._follow_failures()
         for directory in self.directories():
             self._write_checkpoints_later(directory, (HIGH_WATERMARKS,))
 
     def _offsets(self, directory: Directory, name: str) -> dict[Key, int]:
-        logs = directory._logs.items()
+        logs = directory.logs_by_key.items()
         if name == RECOVERY_POINTS:
             return {key: log.recovery_point for key, log in logs}
         if name == HIGH_WATERMARKS:
@@ -545,25 +655,26 @@ class LogDirs:
 
         self.scheduler.run_in_thread(lambda: directory.write(changed, serial), done)
 
-    def _write_checkpoints(self, directory: Directory) -> None:
-        """At once: before what they say would be wrong, and at the end."""
+    def _write_checkpoints(self, directory: Directory) -> bool:
+        """At once: before what they say would be wrong, and at the end. Whether they stand."""
         if directory.offline:
-            return
+            return False
         directory.serial += 1
         try:
             directory.write({name: self._offsets(directory, name) for name in CHECKPOINTS}, directory.serial)
         except OSError as e:
             self._checkpoint_failed(directory, e)
+            return False
+        return True
 
     def _keep_log_start(self, log: Log) -> None:
         # DeleteRecords is answered after this: a kill does not bring the records back. Power loss may, until
         # the next checkpoint, unless the topic asks for flushes.
         directory = self._logs[log.topic, log.partition][1]
         directory.serial += 1
-        path = os.path.join(directory.path, LOG_START_OFFSETS)
         sync = log.config.flush_messages < LONG_MAX
         try:
-            directory.write_log_starts(path, self._offsets(directory, LOG_START_OFFSETS), sync)
+            directory.write_log_starts(self._offsets(directory, LOG_START_OFFSETS), sync)
         except OSError as e:
             self._checkpoint_failed(directory, e)
             raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
@@ -576,7 +687,8 @@ class LogDirs:
     # -- closing -------------------------------------------------------------------------------------------
 
     def close(self, clean: bool = True) -> None:
-        """Clean: every log is flushed and closed, checkpoints and the mark are written. The locks go last."""
+        """Clean: every log is flushed and closed, and the checkpoints are written. With one worker `finish`
+        follows; of several, each closes its own."""
         for directory in self.directories():
             if directory.offline:
                 continue
@@ -587,10 +699,21 @@ class LogDirs:
                 except KafkaError as e:
                     logger.error("%s was not closed cleanly: %s", log.directory, e)
                     whole = False
-            if not whole or directory.offline:
+            if whole and not directory.offline:
+                whole = self._write_checkpoints(directory)
+            if not whole:
+                self._told.set(directory.number, NOT_CLEAN)
+        if not self.shared:
+            self.finish(clean)
+
+    def finish(self, clean: bool = True) -> None:
+        """After all logs were closed: the marks where all of it went well, then the locks go."""
+        for directory in self.directories():
+            if not clean or directory.offline:
+                continue
+            if self._told.is_set(directory.number, FAILED) or self._told.is_set(directory.number, NOT_CLEAN):
                 continue
             try:
-                self._write_checkpoints(directory)
                 write_clean_shutdown(directory.path, self.broker_epoch)
             except OSError as e:
                 logger.error("%s was not closed cleanly: %s", directory.path, e)
@@ -605,12 +728,24 @@ class _Remover:
 
     def __call__(self) -> None:
         try:
-            shutil.rmtree(self.path)
+            while os.path.exists(self.path):
+                try:
+                    shutil.rmtree(self.path)
+                except FileNotFoundError:
+                    pass  # another worker removes it as well
             sync_directory(os.path.dirname(self.path))
         except FileNotFoundError:
             pass
         except OSError as e:
             logger.warning("%s stays: %s", self.path, e)
+
+
+def _id_of(path: str) -> bytes | None:
+    """The topic id in a partition's directory; None where it cannot be had."""
+    try:
+        return read_partition_metadata(path)
+    except (Malformed, OSError):
+        return None
 
 
 def _random_id() -> bytes:

@@ -3,8 +3,9 @@
     .deleted, .cleaned  removed          .swap  renamed into place, after what it replaces is removed
     clean mark          sizes and names are believed; only the end of the active segment is walked
     no clean mark       from the segment of the recovery point on, every batch is checked; at the first bad
-    one the log
-                        is cut, later segments go, indexes and producers are rebuilt
+                        one the log is cut, later segments go, indexes and producers are rebuilt
+    a row in memory     its owner died, the machine did not: what lies below LEO is whole. The headers of the
+                        active segment are walked up to LEO, what lies beyond (nobody has seen it) is cut
 
 Damaged small files (index, snapshot, checkpoint) are rebuilt or done without, with one line in the log.
 
@@ -33,7 +34,7 @@ from kafkad.log.filenames import (
 )
 from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.log.producer_state import load_snapshot, write_snapshot
-from kafkad.log.txn_index import AbortedTxn, write_txn_index
+from kafkad.log.txn_index import AbortedTxn, read_txn_index, write_txn_index
 from kafkad.protocol.errors import Malformed
 
 logger = logging.getLogger("kafkad.log")
@@ -59,6 +60,15 @@ class Loaded:
     recovery_point: int
     snapshot_offset: int  # of the newest snapshot file, -1 when there is none
     scanned_bytes: int
+
+
+@dataclass(slots=True, frozen=True)
+class Trusted:
+    """What the shared row of an owner says that was killed while it wrote. The row is written after the file,
+    so both stand, also when it died between two of the row's words; then one may be newer than the other."""
+
+    end_offset: int
+    end_segment: int
 
 
 def list_files(directory: str) -> Files:
@@ -194,13 +204,26 @@ class Loader:
         self.snapshot_lost = False  # one was there, and could not be read
         self.rebuilt: list[str] = []  # files that were written here, and must be synced some time
 
-    def load(self, files: Files, *, clean: bool, recovery_point: int, log_start_offset: int) -> Loaded:
+    def load(
+        self,
+        files: Files,
+        *,
+        clean: bool,
+        recovery_point: int,
+        log_start_offset: int,
+        trusted: Trusted | None = None,
+    ) -> Loaded:
         directory = self.directory
         self._remove_orphaned_indexes(files)
         bases = sorted(files.sizes)
         known: dict[int, SegmentScan] = {}
         end_offset = None
-        if bases and not clean:
+        if bases and trusted is not None:
+            end_offset = self._trust(files, bases, known, trusted, recovery_point, log_start_offset)
+            bases = sorted(files.sizes)
+        if end_offset is not None:
+            pass
+        elif bases and not clean:
             end_offset = self._recover(files, bases, known, recovery_point, log_start_offset)
             bases = sorted(files.sizes)
         elif bases:
@@ -265,7 +288,10 @@ class Loader:
                 return False
         return True
 
-    def _scan(self, base: int, producers: ProducerTable, *, producers_from: int) -> SegmentScan:
+    def _scan(
+        self, base: int, producers: ProducerTable, *, producers_from: int, below: int | None = None
+    ) -> SegmentScan:
+        """`below`: nothing from that offset on is looked at, and what lies before is known to be whole."""
         latest = self.epochs.latest
         scan = scan_segment(
             self.directory,
@@ -274,6 +300,7 @@ class Loader:
             epoch=-1 if latest is None else latest,
             producers_from=producers_from,
             index_interval=self.index_interval_bytes,
+            below=-1 if below is None else below,
         )
         self.scanned_bytes += scan.valid_size
         self.rebuilt += (segment_file(self.directory, base, suffix) for suffix in (INDEX, TIME_INDEX))
@@ -281,7 +308,9 @@ class Loader:
             self.epochs.assign_all(scan.epochs)
         if scan.completed or os.path.exists(segment_file(self.directory, base, TXN_INDEX)):
             aborted = [AbortedTxn(*row[:4]) for row in scan.completed if row[4]]
-            write_txn_index(segment_file(self.directory, base, TXN_INDEX), aborted)
+            path = segment_file(self.directory, base, TXN_INDEX)
+            if below is None or read_txn_index(path) != aborted:
+                write_txn_index(path, aborted)
         return scan
 
     def _cut(self, files: Files, scan: SegmentScan) -> None:
@@ -326,6 +355,59 @@ class Loader:
                 logger.warning("%s: %d segments behind it are removed", self.directory, len(behind))
                 break
         return scan.next_offset
+
+    def _trust(
+        self,
+        files: Files,
+        bases: list[int],
+        known: dict[int, SegmentScan],
+        trusted: Trusted,
+        flushed_offset: int,
+        log_start: int,
+    ) -> int | None:
+        """The log's end, found by the headers of the last segment alone. None where the files say something
+        else than the row: then every batch is checked."""
+        end = trusted.end_offset
+        # A segment that begins at LEO is the active one if the row says so; else its owner died making it.
+        mine = [base for base in bases if base < end or (base == end and base == trusted.end_segment)]
+        if not mine:
+            return None
+        active = mine[-1]
+        start = self._load_newest_snapshot(files, active)
+        if start is None:
+            start = max(log_start, mine[0])
+        self._replay(mine[:-1], start, active)
+        # Readers may have the indexes open: they keep the old files.
+        for suffix in (INDEX, TIME_INDEX):
+            _remove(segment_file(self.directory, active, suffix))
+        scan = self._scan(active, self.producers, producers_from=start, below=end)
+        if scan.next_offset != end:
+            logger.warning(
+                "%s ends at %d, its owner said %d: all of it is checked",
+                self.directory,
+                scan.next_offset,
+                end,
+            )
+            self.producers.clear()
+            return None
+        for gone in bases[len(mine) :]:
+            remove_segment_files(self.directory, gone)
+            del files.sizes[gone]
+        if scan.file_size > scan.valid_size:
+            path = segment_file(self.directory, active, LOG)
+            logger.info("%s: %d bytes beyond LEO are cut", path, scan.file_size - scan.valid_size)
+            os.truncate(path, scan.valid_size)
+        files.sizes[active] = scan.valid_size
+        known[active] = scan
+        self._find_epochs(mine[:-1])
+        for at, base in enumerate(mine[:-1]):
+            if not self._indexes_look_right(files, base):
+                logger.warning("rebuilding the indexes of %s", segment_file(self.directory, base, LOG))
+                known[base] = self._scan(base, ProducerTable(), producers_from=0)
+            if mine[at + 1] >= flushed_offset:  # its last owner may not have come to flush these
+                self.rebuilt += (segment_file(self.directory, base, suffix) for suffix in (INDEX, TIME_INDEX))
+                self.rebuilt.append(segment_file(self.directory, mine[at + 1], SNAPSHOT))
+        return end
 
     def _follows(self, scan: SegmentScan, next_base: int) -> bool:
         """Whether the segment that begins at `next_base` continues the one that was scanned. The power may

@@ -7,6 +7,8 @@ at that time, i64 each. A consumer that reads committed data skips what the entr
 import struct
 from typing import NamedTuple
 
+from kafkad.log.checkpoints import write_file
+
 _ENTRY = struct.Struct(">hqqqq")
 assert _ENTRY.size == 34
 
@@ -39,5 +41,5 @@ def append_entries(path: str, entries: list[AbortedTxn]) -> None:
 
 
 def write_txn_index(path: str, entries: list[AbortedTxn]) -> None:
-    with open(path, "wb") as file:
-        file.write(b"".join(map(encode_entry, entries)))
+    """Whole or not at all: another worker may be reading it."""
+    write_file(path, b"".join(map(encode_entry, entries)), sync=False)

@@ -8,38 +8,78 @@ goes.
 A partition whose directory is not there has a stand-in in the table, which answers KAFKA_STORAGE_ERROR
 until the directory is back at another start: an empty log elsewhere would look as if all of it were lost.
 
+Of several workers each opens what it owns (`ownership`). What it has opened it announces to the others, which
+enter a reader in their tables: a Partition that reads the owner's files by the owner's row. An announcement
+may come before or after the image tells of the partition; the reader is made when both are there.
+
 Beware: a topic that was deleted and made again has a new id. Its old logs are deleted before the new are
-made.
+made; another worker's may still be there then, and the new one is made a little later.
 """
 
 import logging
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
+from kafkad._native.partition import Partition
 from kafkad.config.topic import TopicConfig
+from kafkad.log.log_dirs import DirectoryOccupied
 from kafkad.metadata.image import DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED, TOPIC
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
+from kafkad.replication.ownership import owner_of
 
 logger = logging.getLogger(__name__)
+
+OCCUPIED_MS = (10, 20, 50, 100, 200, 500)  # how long to wait for a name that another worker is to free
+
+
+class Announced(NamedTuple):
+    """What another worker says of a partition that it has opened."""
+
+    row: int
+    directory: str
+    owner: int
 
 
 class Partitions:
     """The partitions of this broker: name and index, or topic id and index, to `log.Log`."""
 
-    def __init__(self, broker_id: int, config: Any, log_dirs: Any, table: Any) -> None:
+    def __init__(
+        self, broker_id: int, config: Any, log_dirs: Any, table: Any, *, me: int = 0, workers: int = 1
+    ) -> None:
         self.broker_id = broker_id
+        self.me = me
+        self.workers = workers
+        self.on_opened: Callable[[Any], None] | None = None  # (log), when it is led and in the table
+        self.on_dropped: Callable[[str, int, bytes], None] | None = None  # (topic, index, topic id), at once
         self.config = config  # config.BrokerConfig
         self.log_dirs = log_dirs
         self.table = table  # _native.partition_table.PartitionTable
         self._logs: dict[tuple[str, int], Any] = {}
         self._absent: set[tuple[str, int]] = set()  # their directory is not there; stand-ins are in the table
         self._image: Any = None
+        self._announced: dict[tuple[bytes, int], Announced] = {}
+        self._readers: dict[tuple[str, int], tuple[bytes, Announced]] = {}  # those in the table
+        self._occupied: set[tuple[str, int]] = set()  # to be created when the name is free
+        self._tries = 0
+
+    # -- who owns what -------------------------------------------------------------------------------------
+
+    def mine(self, topic: str, topic_id: bytes, index: int) -> bool:
+        return owner_of(topic_id, index, self.workers) == self.me
+
+    def owner_of(self, topic: str, index: int) -> int | None:
+        """The worker that owns a partition; None for one that the image does not have."""
+        known = None if self._image is None else self._image.topics.get(topic)
+        if known is None or index not in known.partitions:
+            return None
+        return owner_of(known.topic_id, index, self.workers)
 
     # -- look-ups ------------------------------------------------------------------------------------------
 
     def get(self, topic: str, index: int) -> Any:
-        """The led log of a partition. KafkaError: UNKNOWN_TOPIC_OR_PARTITION, KAFKA_STORAGE_ERROR."""
+        """The led log of a partition. KafkaError: UNKNOWN_TOPIC_OR_PARTITION, KAFKA_STORAGE_ERROR, and
+        NOT_LEADER_OR_FOLLOWER for another worker's."""
         log = self._logs.get((topic, index))
         if log is not None:
             return log
@@ -47,7 +87,7 @@ class Partitions:
             known = self._image.topics.get(topic)
             if known is not None and index in known.partitions:
                 replicas = known.partitions[index].replicas
-                here = self.broker_id in replicas
+                here = self.broker_id in replicas and self.mine(topic, known.topic_id, index)
                 raise KafkaError(errors.KAFKA_STORAGE_ERROR if here else errors.NOT_LEADER_OR_FOLLOWER)
         raise KafkaError(errors.UNKNOWN_TOPIC_OR_PARTITION)
 
@@ -78,6 +118,9 @@ class Partitions:
         for (name, index), log in list(self._logs.items()):
             if wanted.get((name, index)) != log.topic_id:
                 self._drop(name, index)
+        for (name, index), (topic_id, _) in list(self._readers.items()):
+            if wanted.get((name, index)) != topic_id:
+                self._drop_reader(name, index)
         for topic in image.topics.values():
             self._ensure_topic(image, topic, new=False)
 
@@ -91,6 +134,9 @@ class Partitions:
                 elif (topic.name, index) in self._absent:
                     self._absent.remove((topic.name, index))
                     self.table.remove(topic.name, index)
+                elif (topic.name, index) in self._readers:
+                    self._drop_reader(topic.name, index)
+                self._announced.pop((topic.topic_id, index), None)
         for name in delta.topics_changed:
             topic = image.topics.get(name)
             if topic is not None:
@@ -118,7 +164,11 @@ class Partitions:
         for index, state in topic.partitions.items():
             if self.broker_id not in state.replicas or (topic.name, index) in self._absent:
                 continue
+            if not self.mine(topic.name, topic.topic_id, index):
+                self._ensure_reader(topic, index)
+                continue
             log = self._logs.get((topic.name, index))
+            opened = log is None
             if log is None:
                 if config is None:
                     config = self.topic_config(image, topic.name)
@@ -127,6 +177,8 @@ class Partitions:
                     continue
             if state.leader == self.broker_id:
                 log.set_leader_epoch(state.leader_epoch)
+            if opened and self.on_opened is not None:
+                self.on_opened(log)
 
     def _is_absent(self, state: Any, new: bool) -> bool:
         """Whether a partition that has no log here has one in a directory that is not there. Without an
@@ -151,6 +203,9 @@ class Partitions:
         if log is None:
             try:
                 log = self.log_dirs.create(topic.name, index, topic.topic_id, config)
+            except DirectoryOccupied:
+                self._wait_for_name(topic.name, index)
+                return None
             except (OSError, KafkaError) as trouble:
                 logger.error("partition %s-%d could not be created: %s", topic.name, index, trouble)
                 return None
@@ -163,5 +218,72 @@ class Partitions:
     def _drop(self, name: str, index: int) -> None:
         log = self._logs.pop((name, index))
         self.table.remove(name, index)
+        if self.on_dropped is not None:
+            self.on_dropped(name, index, log.topic_id)
         self.log_dirs.delete(name, index)
         logger.info("partition %s-%d deleted from %s", name, index, log.directory)
+
+    # -- a name that is not free yet -----------------------------------------------------------------------
+
+    def _wait_for_name(self, topic: str, index: int) -> None:
+        # The worker that owned a deleted topic of that name has yet to hear of it, or to come back.
+        if not self._occupied:
+            self._tries = 0
+            self._try_again_later()
+        self._occupied.add((topic, index))
+
+    def _try_again_later(self) -> None:
+        delay_ms = OCCUPIED_MS[min(self._tries, len(OCCUPIED_MS) - 1)]
+        self._tries += 1
+        if self._tries == len(OCCUPIED_MS):
+            logger.warning("old directories of %s are still there", sorted(self._occupied)[:10])
+        self.log_dirs.scheduler.call_later(delay_ms, self._try_again)
+
+    def _try_again(self) -> None:
+        waiting, self._occupied = self._occupied, set()
+        tries = self._tries
+        for name in sorted({name for name, _ in waiting}):
+            if name in self._image.topics:
+                self._ensure_topic(self._image, self._image.topics[name], new=True)
+        if self._occupied:
+            self._tries = tries
+
+    # -- other workers' partitions -------------------------------------------------------------------------
+
+    def announced(
+        self, topic: str, topic_id: bytes, index: int, row: int, directory: str, owner: int
+    ) -> None:
+        """Another worker has opened a partition (again): its row in the shared table, its directory."""
+        self._announced[topic_id, index] = Announced(row, directory, owner)
+        known = None if self._image is None else self._image.topics.get(topic)
+        if known is not None and known.topic_id == topic_id and index in known.partitions:
+            self._ensure_reader(known, index)
+
+    def withdrawn(self, topic: str, topic_id: bytes, index: int, owner: int) -> None:
+        """Another worker is about to delete a partition."""
+        told = self._announced.get((topic_id, index))
+        if told is None or told.owner != owner:
+            return
+        del self._announced[topic_id, index]
+        reader = self._readers.get((topic, index))
+        if reader is not None and reader[0] == topic_id:
+            self._drop_reader(topic, index)
+
+    def _ensure_reader(self, topic: Any, index: int) -> None:
+        told = self._announced.get((topic.topic_id, index))
+        if told is None or self.mine(topic.name, topic.topic_id, index):
+            return
+        key = topic.name, index
+        if self._readers.get(key) == (topic.topic_id, told):
+            return
+        slot = self.log_dirs.table.row(told.row)
+        reader = Partition.reader(topic.name, index, topic.topic_id, told.directory, slot, told.owner)
+        if key in self._readers:
+            self.table.replace(topic.name, index, reader)
+        else:
+            self.table.add(reader, topic.name, topic.topic_id)
+        self._readers[key] = topic.topic_id, told
+
+    def _drop_reader(self, name: str, index: int) -> None:
+        del self._readers[name, index]
+        self.table.remove(name, index)

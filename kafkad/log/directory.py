@@ -1,0 +1,172 @@
+"""One data directory, and its checkpoint files.
+
+With one worker each checkpoint is what its logs say. With several, the files belong to all of them: each
+write is read, merged and written under flock of the directory, so that two workers that write at once, or one
+that is killed in the middle, lose no entry:
+
+    an entry of a partition that this worker has open     is what this worker says
+    any other                                             stays as it was found
+    one of a partition that has no directory here         is dropped, by worker 0
+
+What a worker must tell the supervisor, or the worker that takes its place, stands in memory that all of them
+share (`Told`): a directory that failed is not touched again, by nobody, until the broker is restarted.
+
+Beware: flock belongs to an open file, so each write opens the directory anew; one that was inherited through
+fork would exclude nobody."""
+
+import fcntl
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kafkad.log.checkpoints import (
+    HIGH_WATERMARKS,
+    LOG_START_OFFSETS,
+    RECOVERY_POINTS,
+    read_offsets,
+    write_offsets,
+)
+from kafkad.log.filenames import partition_directory
+from kafkad.protocol.errors import Malformed
+
+if TYPE_CHECKING:
+    from kafkad.log.log import Log
+
+CHECKPOINTS = (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS)
+
+Key = tuple[str, int]
+Signature = tuple[int, int, int]
+
+_EPOCH = struct.Struct("q")
+FAILED, NOT_CLEAN = 0, 1  # of a directory's two bytes
+
+
+class Told:
+    """Memory that a supervisor shares with its workers, made before they are forked:
+
+    broker epoch i64 | of each directory: failed u8, not closed cleanly u8
+
+    Bytes are only ever set, by anybody, and read late: nothing here needs a lock."""
+
+    def __init__(self, directories: int) -> None:
+        self._map = mmap.mmap(-1, _EPOCH.size + 2 * directories)
+        self.broker_epoch = -1
+
+    @property
+    def broker_epoch(self) -> int:
+        epoch: int = _EPOCH.unpack_from(self._map)[0]
+        return epoch
+
+    @broker_epoch.setter
+    def broker_epoch(self, epoch: int) -> None:
+        _EPOCH.pack_into(self._map, 0, epoch)
+
+    def set(self, directory: int, what: int) -> None:
+        self._map[_EPOCH.size + 2 * directory + what] = 1
+
+    def is_set(self, directory: int, what: int) -> bool:
+        return self._map[_EPOCH.size + 2 * directory + what] != 0
+
+
+class Directory:
+    """One data directory, as one worker sees it."""
+
+    def __init__(self, path: str, number: int, *, for_logs: bool) -> None:
+        self.path = path
+        self.number = number  # its place in `Told`
+        self.for_logs = for_logs  # False: only the metadata log lives here
+        self.id = bytes(16)
+        self.offline = False
+        self.clean = False
+        self.broker_epoch = -1  # of the clean shutdown before
+        self.lock: int | None = None
+        self.shared = False  # with other workers
+        self.keeper = False  # worker 0: drops what belongs to nobody
+        self.logs_by_key: dict[Key, Log] = {}
+        self.written: dict[str, dict[Key, int]] = {}  # checkpoint name -> what we wrote last
+        self.writing = False  # a thread is writing checkpoints
+        self.serial = 0  # of the newest ones that were asked for
+        self._write_lock = threading.Lock()
+        self._seen: dict[str, tuple[Signature, dict[Key, int]]] = {}
+
+    def logs(self) -> "list[Log]":
+        return list(self.logs_by_key.values())
+
+    def volume(self) -> tuple[int, int]:
+        """(total, usable) bytes of the file system; -1 when they cannot be had."""
+        try:
+            status = os.statvfs(self.path)
+        except OSError:
+            return -1, -1
+        return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+
+    # -- checkpoints ---------------------------------------------------------------------------------------
+
+    def write(self, checkpoints: Mapping[str, dict[Key, int]], serial: int) -> None:
+        """Unless newer ones were asked for meanwhile. In any thread; raises OSError."""
+        with self._write_lock, self._alone():
+            for name, offsets in checkpoints.items():
+                if serial == self.serial and self.written.get(name) != offsets:
+                    self._write(name, offsets, sync=True)
+                    self.written[name] = offsets
+
+    def write_log_starts(self, offsets: dict[Key, int], sync: bool) -> None:
+        with self._write_lock, self._alone():
+            self._write(LOG_START_OFFSETS, offsets, sync=sync)
+            self.written.pop(LOG_START_OFFSETS, None)  # the next checkpoint writes it again, with an fsync
+
+    def forget(self, key: Key) -> None:
+        """What a deleted partition of that name left must not be taken for the new one's. Raises OSError."""
+        with self._write_lock, self._alone():
+            for name in CHECKPOINTS:
+                found = self._found(name)
+                if key in found:
+                    found = {other: offset for other, offset in found.items() if other != key}
+                    write_offsets(os.path.join(self.path, name), found)
+
+    def _write(self, name: str, offsets: dict[Key, int], *, sync: bool) -> None:
+        write_offsets(os.path.join(self.path, name), self._merged(name, offsets), sync=sync)
+
+    def _merged(self, name: str, offsets: dict[Key, int]) -> dict[Key, int]:
+        if not self.shared:
+            return offsets
+        ours = self.logs_by_key  # a log that left since `offsets` was taken may be another worker's by now
+        merged = {key: offset for key, offset in self._found(name).items() if key not in ours}
+        if self.keeper and merged:
+            there = set(os.listdir(self.path))
+            merged = {key: offset for key, offset in merged.items() if partition_directory(*key) in there}
+        merged.update((key, offset) for key, offset in offsets.items() if key in ours)
+        return merged
+
+    def _found(self, name: str) -> dict[Key, int]:
+        # A file is replaced, never changed: it is read again only where another stands under its name.
+        path = os.path.join(self.path, name)
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            return {}
+        signature = (status.st_ino, status.st_mtime_ns, status.st_size)
+        seen = self._seen.get(name)
+        if seen is None or seen[0] != signature:
+            try:
+                found = read_offsets(path)
+            except Malformed:
+                found = {}  # told when it was loaded; nobody's entries can be read out of it
+            seen = self._seen[name] = (signature, found)
+        return seen[1]
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self.shared:
+            yield
+            return
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)  # and the lock with it

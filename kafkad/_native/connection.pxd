@@ -12,6 +12,7 @@ object `Connection` is made when the first frame of a connection goes to Python 
 from cpython.object cimport PyObject
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from kafkad._native.arena cimport Arena
 from kafkad._native.partition cimport LogFile
 
 cdef enum:
@@ -28,6 +29,7 @@ cdef enum Kind:                     # first field of all that epoll points to
     KIND_LISTENER = 2
     KIND_WAKE = 3
     KIND_TIMER = 4
+    KIND_MAIL = 5
 
 cdef enum Phase:
     PHASE_HANDSHAKE = 0             # only Python sees frames
@@ -94,7 +96,7 @@ cdef struct Conn:
     uint32_t slot_count
     uint32_t pending_count          # of them not ready
     uint32_t pending_produces       # of these, Produces
-    uint8_t* input                  # unserved bytes; NULL when there are none
+    uint8_t* input                  # unserved bytes in a buffer; NULL when there are none
     uint32_t input_start
     uint32_t input_end
     uint32_t input_capacity
@@ -133,6 +135,9 @@ cdef struct Stats:
     int64_t sessions
     int64_t session_partitions
     int64_t session_evictions
+    int64_t mail_in                 # messages from other workers, and to them
+    int64_t mail_out
+    int64_t doorbells               # that were rung for them
     int64_t requests[API_KEYS]
 
 cdef struct BufferClass:            # a free list of buffers of one size
@@ -151,7 +156,9 @@ cdef struct Core:
     int64_t timer_armed_ms          # 0: disarmed
     PyObject* reactor
     PyObject* fetching              # Fetching, for what only has the core
-    uint8_t* scratch
+    Arena* arena                    # where buffers come from, so that other workers can read them; NULL: malloc
+    uint8_t* scratch                # a buffer; another one takes its place when a request keeps it
+    uint8_t* serving                # the buffer that holds the frame at hand: buffer_retain keeps its bytes
     uint8_t* copies                 # small regions are read here and sent with their header
     Timer** heap
     Py_ssize_t heap_size
@@ -172,7 +179,7 @@ cdef struct Core:
     Stats stats
 
 # -- core
-cdef Core* core_new() noexcept
+cdef Core* core_new(Arena* arena) noexcept                          # NULL: buffers come from malloc
 cdef void core_free(Core* core) noexcept
 cdef void core_shut(Core* core) noexcept                           # close its fds
 cdef void core_wake(Core* core) noexcept nogil                     # have poll() called soon

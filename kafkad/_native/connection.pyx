@@ -25,7 +25,8 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from kafkad._native.buffers cimport buffers_trim, input_release, input_reserve
+from kafkad._native.arena cimport Arena
+from kafkad._native.buffers cimport buffers_trim, input_release, input_reserve, scratch_free, scratch_renew
 from kafkad._native.partition cimport LogFile, log_file_release
 from kafkad._native.wire cimport KAFKAD_CHECK, put_i32
 
@@ -101,7 +102,7 @@ cdef enum:
 
 # -- core --------------------------------------------------------------------------------------------------
 
-cdef Core* core_new() noexcept:
+cdef Core* core_new(Arena* arena) noexcept:
     cdef Core* core = <Core*>calloc(1, sizeof(Core))
     KAFKAD_CHECK(core is not NULL)
     core.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
@@ -109,10 +110,11 @@ cdef Core* core_new() noexcept:
     core.timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)
     core.wake_kind = KIND_WAKE
     core.timer_kind = KIND_TIMER
-    core.scratch = <uint8_t*>malloc(SCRATCH_SIZE)
     core.copies = <uint8_t*>malloc(COPIES_SIZE)
-    KAFKAD_CHECK(core.scratch is not NULL and core.copies is not NULL)
+    KAFKAD_CHECK(core.copies is not NULL)
     core.pooled_bytes_max = POOLED_BYTES_MAX
+    core.arena = arena
+    scratch_renew(core)
     core_read_clocks(core)
     if core.epoll_fd >= 0 and core.wake_fd >= 0 and core.timer_fd >= 0:
         kafkad_epoll_add(core.epoll_fd, core.wake_fd, &core.wake_kind, 0)
@@ -123,6 +125,7 @@ cdef Core* core_new() noexcept:
 cdef void core_free(Core* core) noexcept:
     cdef Slot* slot
     conn_reap(core)
+    scratch_free(core)
     buffers_trim(core)
     while core.free_slots is not NULL:
         slot = core.free_slots
@@ -130,7 +133,6 @@ cdef void core_free(Core* core) noexcept:
         free(slot)
     core_shut(core)
     free(core.heap)
-    free(core.scratch)
     free(core.copies)
     free(core)
 

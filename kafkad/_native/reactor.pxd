@@ -5,6 +5,8 @@ from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t
 
 from kafkad._native.connection cimport API_KEYS, Conn, Core
 from kafkad._native.fetch cimport Fetching
+from kafkad._native.forwarding cimport Forwarding
+from kafkad._native.mailbox cimport Mailboxes
 from kafkad._native.partition_table cimport PartitionTable
 from kafkad._native.produce cimport Producing
 
@@ -20,6 +22,12 @@ cdef class Reactor:
     cdef PartitionTable table
     cdef Producing producing
     cdef Fetching fetching
+    cdef Mailboxes mailboxes        # None: this process is the only worker
+    cdef Forwarding forwarding
+    cdef bint has_mail              # there are mailboxes
+    cdef PyObject* arena            # Mailboxes, a reference: the core's buffers lie there
+    cdef int mail_kind              # what epoll points to: KIND_MAIL
+    cdef bint paused                # a listener is
     cdef object dispatch, on_fatal, log
     cdef dict listeners             # fd -> address of its Listener
     cdef list retired               # of listeners that were removed, freed by the next poll

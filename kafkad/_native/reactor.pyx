@@ -23,14 +23,18 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from kafkad._native.buffers cimport buffers_trim, input_release, input_reserve
+from kafkad._native.buffers cimport buffer_is_shared, buffers_trim, input_release, input_reserve, scratch_renew
 from kafkad._native.connection cimport (
-    API_KEYS, CALLS_PER_TURN, Conn, Connection, Core, FRAMES_PER_TURN, KIND_CONNECTION, KIND_LISTENER, KIND_TIMER,
-    KIND_WAKE, PHASE_AUTHENTICATING, PHASE_READY, SCRATCH_SIZE, SLOTS_MAX, Slot, conn_close, conn_flush, conn_handle,
+    API_KEYS, CALLS_PER_TURN, Conn, Connection, Core, FRAMES_PER_TURN, KIND_CONNECTION, KIND_LISTENER, KIND_MAIL,
+    KIND_TIMER, KIND_WAKE, PHASE_AUTHENTICATING, PHASE_READY, SCRATCH_SIZE, SLOTS_MAX, Slot, conn_close, conn_flush, conn_handle,
     conn_may_serve, conn_new, conn_reap, conn_run, conn_touch, core_fatal, core_free, core_new, core_read_clocks,
     core_shut, core_wake, slot_open,
 )
 from kafkad._native.fetch cimport Fetching, fetch_advanced, fetch_frame, fetch_settle
+from kafkad._native.forwarding cimport Forwarding, forward_mail, forwarding_peer_lost
+from kafkad._native.mailbox cimport (
+    Mail, Mailboxes, mail_awake, mail_connections, mail_done, mail_lost, mail_peek, mail_ring, mail_sleep,
+)
 from kafkad._native.partition_table cimport Entry, PartitionTable, Table
 from kafkad._native.produce cimport Producing, produce_advanced, produce_frame
 from kafkad._native.timers cimport timers_expire
@@ -85,6 +89,13 @@ cdef extern from * nogil:
         if (send_size > 0) setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_size, sizeof(int));
         if (receive_size > 0) setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &receive_size, sizeof(int));
     }
+    /* a doorbell: edge-triggered, so it need not be read */
+    static inline int kafkad_epoll_doorbell(int epoll_fd, int fd, void* pointer) {
+        struct epoll_event event = {0};
+        event.events = EPOLLIN | EPOLLET;
+        event.data.ptr = pointer;
+        return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event);
+    }
     static inline int kafkad_epoll_listen(int epoll_fd, int fd, void* pointer, int operation) {
         struct epoll_event event = {0};
         event.events = EPOLLIN;
@@ -109,6 +120,7 @@ cdef extern from * nogil:
     int kafkad_accept(int listener, uint8_t* peer, uint16_t* port)
     void kafkad_no_delay(int fd)
     void kafkad_buffers(int fd, int send_size, int receive_size)
+    int kafkad_epoll_doorbell(int epoll_fd, int fd, void* pointer)
     int kafkad_epoll_listen(int epoll_fd, int fd, void* pointer, int operation)
 
 cdef enum:
@@ -117,6 +129,8 @@ cdef enum:
     POLL_MS = 5                         # its time, after which asyncio has its turn
     ACCEPTS_PER_ROUND = 64
     FIRST_BUFFER = 64 * 1024            # kept for a partial frame at first; doubled as its bytes come
+    MAILS_PER_ROUND = 256
+    PAUSE_MS = 100                      # whether other workers have closed connections is looked at so often
     TRIM_AFTER_MS = 2000                # pooled buffers live on as long as this without a poll
 
 
@@ -163,8 +177,11 @@ cdef inline bint has_frame(Conn* conn) noexcept nogil:
 
 
 cdef void serve_kept(Reactor reactor, Conn* conn, int* frames, int* calls) noexcept nogil:
-    cdef size_t served = serve_bytes(
+    cdef size_t served
+    conn.core.serving = conn.input
+    served = serve_bytes(
         reactor, conn, conn.input + conn.input_start, conn.input_end - conn.input_start, frames, calls)
+    conn.core.serving = NULL
     if conn.closed:
         return
     conn.input_start += <uint32_t>served
@@ -255,13 +272,15 @@ cdef void read_once(Reactor reactor, Conn* conn, int* frames, int* calls) noexce
         if n == 0:
             return
     if conn.input is NULL:
+        core.serving = core.scratch
         served = serve_bytes(reactor, conn, core.scratch, <size_t>n, frames, calls)
-        if conn.closed:
-            return
+        core.serving = NULL
     else:
         served = 0                                      # the kept frame waits: these bytes wait behind it
-    if served < <size_t>n:
+    if served < <size_t>n and not conn.closed:
         keep(conn, core.scratch + served, <uint32_t>(<size_t>n - served))
+    if buffer_is_shared(core.scratch):                  # a request outlives this turn
+        scratch_renew(core)
 
 
 cdef inline uint64_t believed_size(Conn* conn) noexcept nogil:
@@ -388,9 +407,10 @@ cdef void accept_some(Reactor reactor, Listener* listener) noexcept nogil:
     for _ in range(ACCEPTS_PER_ROUND):
         if listener.fd < 0:
             return
-        if core.stats.connections >= reactor.connections_max:
+        if connection_count(reactor) >= reactor.connections_max:
             if not listener.paused:
                 listener.paused = True
+                reactor.paused = True
                 kafkad_epoll_listen(core.epoll_fd, listener.fd, listener, EPOLL_CTL_DEL)
                 with gil:
                     reactor.say("max.connections is reached: new connections wait in the backlog")
@@ -407,13 +427,48 @@ cdef void accept_some(Reactor reactor, Listener* listener) noexcept nogil:
             reactor.welcome(listener, fd, peer, port)
 
 
+cdef int64_t connection_count(Reactor reactor) noexcept nogil:
+    """Of all workers."""
+    if reactor.has_mail:
+        return mail_connections(reactor.mailboxes, reactor.core.stats.connections)
+    return reactor.core.stats.connections
+
+
 cdef void resume_listeners(Reactor reactor) noexcept:
     cdef Listener* listener
+    if not reactor.paused or connection_count(reactor) >= reactor.connections_max:
+        return
+    reactor.paused = False
     for address in reactor.listeners.values():
         listener = <Listener*><size_t>address
-        if listener.paused and reactor.core.stats.connections < reactor.connections_max:
+        if listener.paused:
             listener.paused = False
             kafkad_epoll_listen(reactor.core.epoll_fd, listener.fd, listener, EPOLL_CTL_ADD)
+
+
+# -- other workers -----------------------------------------------------------------------------------------
+
+cdef int drain_mail(Reactor reactor) noexcept nogil:
+    """Serves messages of the other workers; tells how many."""
+    cdef int count = 0, sender = -1
+    cdef const Mail* mail
+    note_lost(reactor)
+    while count < MAILS_PER_ROUND:
+        mail = mail_peek(reactor.mailboxes, &sender)
+        if mail is NULL:
+            break
+        forward_mail(reactor.forwarding, sender, mail)
+        mail_done(reactor.mailboxes)
+        count += 1
+    return count
+
+
+cdef void note_lost(Reactor reactor) noexcept nogil:
+    """Peers that died and came back: what was in flight to them is given up."""
+    cdef int peer = mail_lost(reactor.mailboxes)
+    while peer >= 0:
+        forwarding_peer_lost(reactor.forwarding, peer)
+        peer = mail_lost(reactor.mailboxes)
 
 
 # -- a poll ------------------------------------------------------------------------------------------------
@@ -427,8 +482,12 @@ cdef void run_rounds(Reactor reactor) noexcept nogil:
     cdef Conn* conn
     cdef Conn* last
     cdef int64_t began
+    cdef int mails = 0
+    cdef bint asleep = False
     core_read_clocks(core)
     began = core.monotonic_ms
+    if reactor.has_mail:
+        mail_awake(reactor.mailboxes)
     for _ in range(ROUNDS):
         core.stats.rounds += 1
         count = epoll_wait(core.epoll_fd, events, EVENTS, 0)
@@ -457,9 +516,11 @@ cdef void run_rounds(Reactor reactor) noexcept nogil:
             elif kind == KIND_WAKE:
                 read(core.wake_fd, &ignored, 8)
                 core.woken = False
-            else:
+            elif kind == KIND_TIMER:
                 read(core.timer_fd, &ignored, 8)
                 core.timer_armed_ms = 0
+        if reactor.has_mail:
+            mails = drain_mail(reactor)
         last = core.run_last                            # who is queued again has its turn in the next round
         while core.run_first is not NULL:
             conn = core.run_first
@@ -475,11 +536,19 @@ cdef void run_rounds(Reactor reactor) noexcept nogil:
         timers_expire(core)
         feed_starved(core)
         conn_reap(core)
-        if count <= 0 and core.run_first is NULL and reactor.table.table.pending is NULL:
-            break
+        if reactor.has_mail:
+            mail_ring(reactor.mailboxes)
+        if count <= 0 and mails == 0 and core.run_first is NULL and reactor.table.table.pending is NULL:
+            if not reactor.has_mail:
+                break
+            if mail_sleep(reactor.mailboxes):
+                asleep = True
+                break
         if core.monotonic_ms - began > POLL_MS:
             break
     if core.run_first is not NULL or reactor.table.table.pending is not NULL:
+        core_wake(core)
+    elif reactor.has_mail and not asleep and not mail_sleep(reactor.mailboxes):
         core_wake(core)
 
 
@@ -537,6 +606,9 @@ cdef int64_t next_deadline(Reactor reactor) noexcept nogil:
     if core.oldest is not NULL and reactor.idle_ms >= 0:
         if deadline == 0 or core.oldest.active_ms + reactor.idle_ms + 1 < deadline:
             deadline = core.oldest.active_ms + reactor.idle_ms + 1
+    if reactor.paused and reactor.has_mail:
+        if deadline == 0 or core.monotonic_ms + PAUSE_MS < deadline:
+            deadline = core.monotonic_ms + PAUSE_MS
     if core.stats.pooled_bytes or core.starved_first is not NULL:
         if deadline == 0 or core.monotonic_ms + TRIM_AFTER_MS < deadline:
             deadline = core.monotonic_ms + TRIM_AFTER_MS
@@ -558,8 +630,11 @@ cdef class Reactor:
                   connections_max_per_ip_overrides=None, int64_t connections_max_idle_ms=600_000,
                   int64_t stall_ms=10_000, int send_buffer_bytes=100 * 1024, int receive_buffer_bytes=100 * 1024,
                   int32_t fetch_max_bytes=55 * 1024 * 1024, int fetch_session_slots=1000,
-                  int64_t fetch_session_eviction_ms=120_000, int64_t fetch_session_partitions_max=1_000_000):
-        self.core = core_new()
+                  int64_t fetch_session_eviction_ms=120_000, int64_t fetch_session_partitions_max=1_000_000,
+                  Mailboxes mailboxes=None):
+        if mailboxes is not None and mailboxes.me < 0:
+            raise ValueError("a worker enters its mailbox before it makes a reactor")
+        self.core = core_new(NULL if mailboxes is None else &mailboxes.arena)
         if self.core.epoll_fd < 0 or self.core.wake_fd < 0 or self.core.timer_fd < 0:
             raise OSError(errors.EMFILE, "no file descriptors for a reactor")
         self.core.reactor = <PyObject*>self
@@ -594,6 +669,18 @@ cdef class Reactor:
                                  fetch_session_partitions_max)
         self.fetching.core = self.core
         self.core.fetching = <PyObject*>self.fetching
+        if mailboxes is not None:
+            Py_INCREF(mailboxes)
+            self.arena = <PyObject*>mailboxes
+            self.mailboxes = mailboxes
+            self.has_mail = True
+            self.mail_kind = KIND_MAIL
+            mailboxes.wake = wake_core
+            mailboxes.wake_context = self.core
+            self.forwarding = Forwarding(partitions, mailboxes, self.producing)
+            self.forwarding.core = self.core
+            if kafkad_epoll_doorbell(self.core.epoll_fd, mailboxes.doorbells[mailboxes.me], &self.mail_kind) != 0:
+                raise OSError(errno, os.strerror(errno))
         self.open = True
 
     def __dealloc__(self):
@@ -601,8 +688,13 @@ cdef class Reactor:
             if self.table is not None and self.table.table.wake_context is self.core:
                 self.table.table.wake = NULL
                 self.table.table.wake_context = NULL
+            if self.arena is not NULL:
+                (<Mailboxes>self.arena).wake = NULL
             core_free(self.core)
             self.core = NULL
+            if self.arena is not NULL:
+                Py_DECREF(<object>self.arena)
+                self.arena = NULL
 
     def fileno(self):
         return self.core.epoll_fd
@@ -700,6 +792,7 @@ cdef class Reactor:
         memcpy(conn.peer, peer, 16)
         conn.peer_port = port
         self.per_host[host] = held + 1
+        connection_count(self)
         if writer is not None:
             Py_INCREF(writer)
             conn.writer = <PyObject*>writer
@@ -718,6 +811,7 @@ cdef class Reactor:
         """EMFILE and its like: the listener rests until the next connection is closed."""
         if number in (errors.EMFILE, errors.ENFILE, errors.ENOBUFS, errors.ENOMEM) and self.core.stats.connections:
             listener.paused = True
+            self.paused = True
             kafkad_epoll_listen(self.core.epoll_fd, listener.fd, listener, EPOLL_CTL_DEL)
         self.say(f"accepting a connection failed: {os.strerror(number)}")
 
@@ -734,6 +828,7 @@ cdef class Reactor:
             self.per_host[host] = held
         else:
             self.per_host.pop(host, None)
+        connection_count(self)
         if reason is not None:
             self.log.info("closed the connection from %s:%s on %s: %s", host_of(host), port, listener, reason)
         if self.open:
@@ -753,6 +848,8 @@ cdef class Reactor:
             return
         self.table.bury()
         self.free_retired()
+        if self.paused and self.has_mail:
+            resume_listeners(self)
         self.core.stats.polls += 1
         self.core.polling = True
         with nogil:
@@ -795,9 +892,23 @@ cdef class Reactor:
 
     def stats(self):
         """Counters since the start and gauges, by name; `requests` by API key."""
-        cdef dict values = self.core.stats
+        cdef dict values
+        if self.has_mail:
+            self.core.stats.mail_in = self.mailboxes.mail_in
+            self.core.stats.mail_out = self.mailboxes.mail_out
+            self.core.stats.doorbells = self.mailboxes.rings
+        values = self.core.stats
         values["requests"] = {key: count for key, count in enumerate(values["requests"]) if count}
         return values
+
+    def peer_lost(self, int peer):
+        """A worker has died. What it has not taken is given up, and fails; nothing happens when it is there again by
+        now, since its new life is noticed by itself."""
+        if self.has_mail and self.open:
+            note_lost(self)
+            if self.mailboxes.lose(peer):
+                forwarding_peer_lost(self.forwarding, peer)
+            core_wake(self.core)
 
     def connections(self):
         """(id, listener, peer host, peer port, idle ms, unanswered requests, kept input bytes) of each."""
@@ -824,6 +935,8 @@ cdef class Reactor:
 
     cdef void finish(self) noexcept:
         self.core.polling = True                        # nobody is to be woken any more
+        if self.has_mail:
+            self.forwarding.forget()
         answer_waiters(self)
         self.core.polling = False
         self.core.run_first = NULL

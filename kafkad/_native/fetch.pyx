@@ -31,8 +31,8 @@ from kafkad._native.fetch_session cimport (
 )
 from kafkad._native.partition cimport PARTITION_GONE, Partition, ReadInfo, log_file_release
 from kafkad._native.partition_table cimport (
-    ABORTS_NONE, ABORTS_SOME, ABORTS_UNKNOWN, Entry, PartitionTable, Topic, TopicKey, Watch, key_new, key_release, key_retain, topic_by_id, topic_by_name,
-    topic_entry, unwatch, watch_fetch,
+    ABORTS_NONE, ABORTS_SOME, ABORTS_UNKNOWN, Entry, PartitionTable, Topic, TopicKey, Watch, key_new, key_release, key_retain,
+    table_listen, topic_by_id, topic_by_name, topic_entry, unwatch, watch_fetch,
 )
 from kafkad._native.timers cimport timer_start, timer_stop
 from kafkad._native.wire cimport (
@@ -291,6 +291,16 @@ cdef void drop_copy(Result* result) noexcept nogil:
     result.copy = NULL
 
 
+cdef inline bint may_have_aborted(Entry* entry) noexcept nogil:
+    cdef uint32_t transactions
+    if entry.remote:                                    # its owner is told by `note_aborted`, others by the row
+        transactions = (<Partition>entry.partition).row.transactions
+        if entry.transactions != transactions:
+            entry.transactions = transactions
+            entry.aborts = ABORTS_UNKNOWN
+    return entry.aborts != ABORTS_NONE
+
+
 cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read, bint* failed,
                        uint32_t* known) noexcept nogil:
     """Reads every partition of the session in order into `results`; answers how many there are."""
@@ -333,7 +343,7 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
                 fetched.offset, limit, at_least_one, request.isolation, fetched.leader_epoch, &result.read)
             if result.code == NEED_PYTHON:
                 read_python(self, entry, fetched, limit, at_least_one, request.isolation, result)
-            if request.isolation and result.code == 0 and result.read.size and entry.aborts != ABORTS_NONE:
+            if request.isolation and result.code == 0 and result.read.size and may_have_aborted(entry):
                 find_aborted(entry, fetched, result, request.version >= 12)
                 if result.code:
                     drop_data(result)
@@ -641,6 +651,8 @@ cdef void wait_for_data(Fetching self, Slot* slot, FetchRequest* request, uint32
         entry = entry_of(self, fetched)
         if entry is not NULL:
             watch_fetch(entry, &fetched.watch)
+            if entry.remote:
+                table_listen(entry)
         fetched = fetched.next
     request.session.waiting = fetch
     self.core.stats.fetch_waits += 1
@@ -716,6 +728,7 @@ cdef void fetch_advanced(Fetching self, Entry* entry, uint32_t why) noexcept nog
     cdef WaitingFetch* fetch
     cdef ReadInfo read
     cdef int code
+    cdef bint some_wait = False
     while watch is not NULL:
         fetched = <Fetched*>watch
         fetch = <WaitingFetch*>fetched.session.waiting
@@ -732,10 +745,13 @@ cdef void fetch_advanced(Fetching self, Entry* entry, uint32_t why) noexcept nog
                 fetch.available += min(read.size, <int64_t>fetched.bytes_max) - fetched.available
                 fetched.available = min(read.size, <int64_t>fetched.bytes_max)
                 if fetch.available < fetch.request.bytes_min:
+                    some_wait = True
                     continue
         fetch.due = True
         fetch.due_next = self.due
         self.due = fetch
+    if some_wait and entry.remote and not entry.removed:
+        table_listen(entry)
 
 
 cdef void fetch_settle(Fetching self) noexcept nogil:

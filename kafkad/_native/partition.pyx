@@ -21,7 +21,7 @@ from libc.errno cimport EMFILE, ENFILE, ENOENT, ENOMEM, EROFS, EACCES
 from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memmove, memset, strdup
+from libc.string cimport memcmp, memcpy, memmove, memset, strdup
 
 from kafkad._native.batch cimport (
     CONTROL, HEADER_SIZE, LENGTH_OVERHEAD, NEED_PYTHON, TIMESTAMP_LOG_APPEND, TRANSACTIONAL, BatchInfo, validate)
@@ -33,7 +33,7 @@ from kafkad._native.index cimport (
 from kafkad._native.producer_table cimport (
     ASK_LOG, ProducerBatch, parse_marker, producer_check, producer_end, producer_first_unstable, producer_record,
     producer_reserve)
-from kafkad._native.watermarks cimport Row, RowSlot, kafkad_fence, row_begin, row_end
+from kafkad._native.watermarks cimport ROW_WORDS, Row, RowSlot, kafkad_fence, row_begin, row_end
 from kafkad._native.wire cimport KAFKAD_CHECK, get_i16, get_i32, get_i64, put_i32, put_i64
 
 from kafkad._native.watermarks import private_row
@@ -145,6 +145,42 @@ cdef class Partition:
         self.row.highest_tiered_offset = -1
         self.row_end()
 
+    @staticmethod
+    def reader(str topic, int index, bytes topic_id, str directory, RowSlot slot, int owner) -> Partition:
+        """The partition that worker `owner` appends to, as another worker reads it: `slot` is a view of its row."""
+        from kafkad._native.partition_reader import reader_partition
+
+        return reader_partition(topic, index, topic_id, directory, slot, owner)
+
+    def adopt_row(self, RowSlot slot not None) -> None:
+        """After loading with a private row: goes over to the row that a dead owner left (or to an empty one). All at
+        once, as readers see it; HW, LSO and log start of that row do not go back, and it stays led as it was."""
+        cdef Row* shared = <Row*>slot.at
+        cdef int64_t stable
+        if shared.partition == self.index and memcmp(shared.topic_id, self.row.topic_id, 16) == 0:
+            self.set_log_start(min(shared.log_start_offset, self.row.log_end_offset))
+            self.advance_high_watermark(shared.high_watermark)
+            stable = min(shared.last_stable_offset, self.row.high_watermark)
+            if self.row.last_stable_offset < stable:
+                self.first_unstable = stable
+                self.unstable_segment, self.unstable_position = self.boundary_of(stable)
+                self.row_begin()
+                self.move_stable()
+                self.row_end()
+            if self.row.leader_epoch < 0:
+                self.row.leader_epoch = shared.leader_epoch
+            self.row.flushed_offset = max(self.row.flushed_offset, min(shared.flushed_offset, self.row.log_end_offset))
+        row_begin(shared)
+        self.row.sequence = shared.sequence
+        self.row.generation = max(self.row.generation, shared.generation) + 1
+        self.row.transactions += shared.transactions + 1
+        self.row.state = shared.state
+        memcpy(shared, self.row, ROW_WORDS * sizeof(int64_t))
+        row_end(shared)
+        self.row = shared
+        self.shared = shared
+        self.slot = slot
+
     def __dealloc__(self):
         cdef int i
         for i in range(self.segment_count):     # no file changes here: another owner may have it by now
@@ -216,7 +252,7 @@ cdef class Partition:
         if segment.file != NULL:
             return 0
         self.path_of(segment.base_offset, b"log", path)
-        fd = open_path(path, O_RDWR | O_CLOEXEC)
+        fd = open_path(path, (O_RDWR if self.owner < 0 else O_RDONLY) | O_CLOEXEC)
         if fd == -EROFS or fd == -EACCES:
             fd = open_path(path, O_RDONLY | O_CLOEXEC)
         if fd < 0:
@@ -784,6 +820,7 @@ cdef class Partition:
             segment.max_timestamp, segment.max_timestamp_offset = max_timestamp
         self.segment_count += 1
         self.recent_count = 0
+        put_local_start(self)
 
     def segment_rows(self) -> list:
         """(base_offset, size, created_ms) of each, oldest first."""
@@ -842,6 +879,7 @@ cdef class Partition:
         self.segment_count -= end - first
         if end > first:
             self.recent_count = 0
+        put_local_start(self)
         return gone
 
     def release_idle(self) -> int:
@@ -944,7 +982,6 @@ cdef class Partition:
         if offset > self.row.log_start_offset:
             self.row_begin()
             self.row.log_start_offset = offset
-            self.row.local_log_start_offset = offset
             self.row_end()
 
     def position_of(self, int64_t offset) -> tuple:
@@ -1086,6 +1123,7 @@ cdef class Partition:
         if self.first_unstable >= 0:
             self.unstable_segment, self.unstable_position = self.boundary_of(self.first_unstable)
         self.row_begin()
+        self.row.transactions += 1
         self.move_stable()
         self.row_end()
         if self.row.last_stable_offset > before:
@@ -1106,7 +1144,6 @@ cdef class Partition:
         self.row.end_position = position
         if self.row.log_start_offset > end_offset:
             self.row.log_start_offset = end_offset
-            self.row.local_log_start_offset = end_offset
         if self.row.flushed_offset > end_offset:
             self.row.flushed_offset = end_offset
         if self.row.high_watermark >= end_offset:
@@ -1235,6 +1272,14 @@ cdef class Partition:
         if info.file != NULL:
             log_file_release(info.file)
         return (code, info.position, info.size)
+
+
+cdef void put_local_start(Partition self) noexcept nogil:
+    # Before the files of dropped segments go: readers do not look for them any more.
+    if self.segment_count and self.row.local_log_start_offset != self.segments[0].base_offset:
+        row_begin(self.row)
+        self.row.local_log_start_offset = self.segments[0].base_offset
+        row_end(self.row)
 
 
 cdef void call_log(Partition partition) noexcept:

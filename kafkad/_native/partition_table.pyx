@@ -5,11 +5,16 @@ adds and removes; the reactor's C looks up, links its waiters into an entry, and
 partition by `table_advanced`, which only notes the entry in a list: the reactor serves the waiters when it is done
 with what it is doing, all advances of a turn at once.
 
+With several workers the entries of other workers' partitions are remote: their Partition is a reader. What waits on one
+listens (`table_listen`: a bit in the shared row, then one more look, since the owner may have advanced in between); the
+owner's advance takes the bits and rings each worker, where `table_remote_advanced` finds the entry by its row. A ring
+is for one advance: entries that still have waiters afterwards listen again.
+
 Keys (`TopicKey`) are counted, since fetch sessions outlive topics. A removed entry answers its waiters, and is freed
 at the start of a later turn, when no C frame can hold its address; what caches an address compares `generation`.
 Beware: all of it belongs to the event loop's thread."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
@@ -17,6 +22,7 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
 from kafkad._native.partition cimport PARTITION_GONE, Partition, partition_listen
+from kafkad._native.watermarks cimport Row, kafkad_fence
 from kafkad._native.wire cimport KAFKAD_CHECK
 
 import os
@@ -29,6 +35,12 @@ cdef extern from * nogil:
     }
     """
     uint64_t kafkad_mix(uint64_t a, uint64_t b)
+
+cdef extern from * nogil:
+    """
+    #define kafkad_exchange(p, v) __atomic_exchange_n((p), (v), __ATOMIC_SEQ_CST)
+    """
+    uint64_t kafkad_exchange(uint64_t* p, uint64_t value)
 
 # Kafka's internal topics (org.apache.kafka.common.internals.Topic)
 INTERNAL_TOPICS = frozenset(("__consumer_offsets", "__transaction_state", "__share_group_state"))
@@ -140,10 +152,24 @@ cdef void unwatch(Watch* watch, bint is_produce) noexcept nogil:
     watch.next = NULL
 
 
+cdef void ring_readers(Entry* entry) noexcept nogil:
+    """Other workers that listen: their bits are taken, so that each is told once. The fence stands against the one in
+    `partition_listen`: either the reader sees what was written, or its bit is seen here."""
+    cdef Row* row = (<Partition>entry.partition).row
+    cdef uint64_t workers
+    kafkad_fence()
+    if row.waiters:
+        workers = kafkad_exchange(&row.waiters, 0)
+        if workers:
+            entry.table.ring(entry.table.ring_context, <uint32_t>(<Partition>entry.partition).slot.number, workers)
+
+
 cdef void table_advanced(void* context, void* partition, int why) noexcept nogil:
     """`Partition.advanced`: notes that waiters of this entry may be answered now."""
     cdef Entry* entry = <Entry*>context
     cdef Table* table = entry.table
+    if table.ring is not NULL and not entry.remote:
+        ring_readers(entry)
     if entry.produces is NULL and entry.fetches is NULL:
         return
     if not entry.advanced:
@@ -227,6 +253,18 @@ cdef void table_grow(Table* table) noexcept nogil:
     free(old)
 
 
+cdef void note_row(Table* table, size_t row, Entry* entry) noexcept:
+    cdef size_t capacity = max(row + 1, table.row_capacity * 2)
+    cdef Entry** by_row
+    if row >= table.row_capacity:
+        by_row = <Entry**>realloc(table.by_row, capacity * sizeof(Entry*))
+        KAFKAD_CHECK(by_row is not NULL)
+        memset(by_row + table.row_capacity, 0, (capacity - table.row_capacity) * sizeof(Entry*))
+        table.by_row = by_row
+        table.row_capacity = capacity
+    table.by_row[row] = entry
+
+
 cdef class PartitionTable:
     def __cinit__(self):
         memset(&self.table, 0, sizeof(Table))
@@ -256,6 +294,7 @@ cdef class PartitionTable:
         self.bury()
         free(self.table.by_name)
         free(self.table.by_id)
+        free(self.table.by_row)
 
     cdef void detach(self, Entry* entry) noexcept:
         cdef Partition partition = <Partition>entry.partition
@@ -323,18 +362,45 @@ cdef class PartitionTable:
         entry.key = key_retain(found.key)
         entry.index = index
         entry.internal = found.internal
+        entry.remote = partition.owner >= 0
+        if partition.slot.table is not None and partition.slot.table.shared:
+            note_row(&self.table, partition.slot.number, entry)
         found.entries[index] = entry
         found.count += 1
         partition.advanced = table_advanced
         partition.advanced_context = <void*>entry
         self.table.generation += 1
         self.partitions[topic, index] = partition
+        if self.table.ring is not NULL and not entry.remote:
+            ring_readers(entry)                     # they may have listened to an owner that died
+
+    def replace(self, str topic not None, int32_t index, Partition partition not None):
+        """Another worker owns it now, or this one does: whoever waits for it is answered from `partition`."""
+        cdef bytes name = topic.encode()
+        cdef Topic* found = topic_by_name(&self.table, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
+        cdef bytes topic_id
+        cdef bint internal
+        if topic_entry(found, index) is NULL or partition.index != index:
+            raise KeyError((topic, index))
+        topic_id = PyBytes_FromStringAndSize(<char*>found.key.id, 16) if found.key.has_id else None
+        internal = found.internal
+        self.remove(topic, index)
+        self.add(partition, topic, topic_id, internal=internal)
+
+    def remote_advanced(self, size_t row) -> None:
+        """What the owner's message says: waiters for the partition with this row look again."""
+        table_remote_advanced(&self.table, row)
+
+    def owner_lost(self, int owner) -> None:
+        """Worker `owner` has died: what it was about to say of its partitions is looked at here."""
+        table_owner_lost(&self.table, owner)
 
     def remove(self, str topic not None, int32_t index):
         """Serve it no longer: whoever waits for it is answered. KeyError when it is not there."""
         cdef bytes name = topic.encode()
         cdef Topic* found = topic_by_name(&self.table, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
         cdef Entry* entry = topic_entry(found, index)
+        cdef size_t row
         if entry is NULL:
             raise KeyError((topic, index))
         del self.partitions[topic, index]
@@ -343,6 +409,11 @@ cdef class PartitionTable:
         self.table.generation += 1
         self.detach(entry)
         entry.removed = True
+        row = (<Partition>entry.partition).slot.number
+        if entry_by_row(&self.table, row) is entry:
+            self.table.by_row[row] = NULL
+        if self.table.ring is not NULL and not entry.remote:
+            ring_readers(entry)
         if entry.produces is not NULL or entry.fetches is not NULL:
             table_advanced(<void*>entry, entry.partition, PARTITION_GONE)
         if not entry.advanced:                     # else the reactor buries it, once its waiters are answered

@@ -33,6 +33,9 @@ cdef struct Row:
     uint64_t waiters                # one bit a worker that wants its doorbell rung on advance
     uint8_t more_spare[56]          # to 256 bytes
 
+cdef enum:
+    ROW_WORDS = 18                  # what readers copy: up to `spare`
+
 cdef enum RowState:
     ROW_NEW = 0                     # never used
     ROW_TAKEN = 1

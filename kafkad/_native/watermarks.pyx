@@ -55,7 +55,6 @@ cdef extern from * nogil:
 
 cdef enum:
     ROW_SIZE = 256
-    WORDS_READ = 18             # up to `spare`
     SPINS = 1000                # about 20 us; a writer needs some 20 ns
 
 if sizeof(Row) != ROW_SIZE:
@@ -75,7 +74,7 @@ cdef bint row_read(const Row* shared, Row* copy) noexcept nogil:
         if before & 1:
             kafkad_pause()
             continue
-        kafkad_copy_words(<uint64_t*>copy, <const uint64_t*>shared, WORDS_READ)
+        kafkad_copy_words(<uint64_t*>copy, <const uint64_t*>shared, ROW_WORDS)
         kafkad_fence_reads()
         if kafkad_load(&shared.sequence) == before:
             copy.sequence = before
@@ -183,7 +182,7 @@ cdef void row_empty(Row* row) noexcept nogil:
     cdef int i
     row_begin(row)
     row.partition = 0
-    for i in range(1, WORDS_READ):
+    for i in range(1, ROW_WORDS):
         word[i] = 0
     row.generation = kept.generation + 1
     row.leader_epoch = -1
@@ -212,7 +211,7 @@ cdef class RowSlot:
         cdef Row copy
         cdef bint whole = row_read(row, &copy)
         if not whole:
-            kafkad_copy_words(<uint64_t*>&copy, <const uint64_t*>row, WORDS_READ)
+            kafkad_copy_words(<uint64_t*>&copy, <const uint64_t*>row, ROW_WORDS)
         return RowValues(
             whole, PyBytes_FromStringAndSize(<char*>copy.topic_id, 16), copy.partition, copy.generation, copy.leader_epoch,
             copy.log_end_offset, copy.high_watermark, copy.last_stable_offset, copy.log_start_offset,

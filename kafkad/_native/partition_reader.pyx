@@ -1,0 +1,438 @@
+"""A partition that another worker owns, as this one reads it: its files, and a private copy of its shared row.
+
+Every read begins with a look at the row's sequence. When that moved, the row is copied (watermarks.row_read), and when
+the copy names another generation or another active segment the directory is listed again. The list, the sizes and the
+copy are of one moment: the row stands as it was before the listing, else all is read once more. So no segment between
+two others is ever missing, which a reader would step over in silence. While the row is odd (its owner was put to sleep,
+or killed, in the midst of a change) the last copy serves on: what it says was true, and files below it do not change.
+
+Beware:
+- The owner cuts, rewrites and removes index files whenever it likes: they are read with pread here, never mapped, and
+  what lies beyond the copy's end does not count. The file of a segment that was removed stays open until the row says so.
+- A batch may be appended between the copy and the read: nothing here looks beyond the copy's positions.
+- The ring of recent batches (partition.pxd) holds high watermarks that were seen: where the next read of a consumer at
+  the end begins. There are batches between two of its entries.
+
+Reads of committed data ask `log` (log/reader.py) for aborted transactions. Appends are refused."""
+
+from libc.errno cimport ENOENT, ENOMEM, errno
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport free, malloc, qsort, realloc
+from libc.string cimport memcmp, memcpy, memmove, memset, strcmp
+
+from cpython.bytes cimport PyBytes_AS_STRING
+
+from kafkad._native.fileio cimport close_fd, open_path, read_at
+from kafkad._native.partition cimport (
+    ADVANCED_END, ADVANCED_HIGH_WATERMARK, PARTITION_GONE, RECENT, AppendInfo, LogFile, Partition, ReadInfo, RecentBatch,
+    Segment, log_file_release)
+from kafkad._native.index cimport OFFSET_ENTRY_SIZE
+from kafkad._native.producer_table cimport ProducerTable
+from kafkad._native.watermarks cimport Row, RowSlot, kafkad_load, row_read
+from kafkad._native.wire cimport get_i32
+
+from kafkad._native.producer_table import ProducerTable as new_producer_table
+
+cdef extern from "<fcntl.h>" nogil:
+    enum: O_RDONLY, O_CLOEXEC
+
+cdef extern from "<unistd.h>" nogil:
+    int64_t lseek(int fd, int64_t offset, int whence)
+    enum: SEEK_END
+
+cdef extern from "<dirent.h>" nogil:
+    ctypedef struct DIR:
+        pass
+    cdef struct dirent:
+        char* d_name
+    DIR* opendir(const char* path)
+    dirent* readdir(DIR* directory)
+    int closedir(DIR* directory)
+
+cdef extern from "<sys/stat.h>" nogil:
+    cdef struct stat_result "stat":
+        int64_t st_size
+    int c_stat "stat"(const char* path, stat_result* result)
+
+cdef extern from "<errno.h>" nogil:
+    enum: EBADMSG, EAGAIN, EOVERFLOW
+
+cdef enum:                          # Kafka's error codes, see protocol/errors.py
+    CORRUPT_MESSAGE = 2
+    NOT_LEADER_OR_FOLLOWER = 6
+    KAFKA_STORAGE_ERROR = 56
+
+cdef enum:
+    PATH_SIZE = 4352
+    OFFSET_DIGITS = 20
+    LISTINGS = 8                    # that may be overtaken by rolls before a read gives up, retriably
+    BLOCK_ENTRIES = 512             # of an index, read at once
+    INTERVAL = 4096                 # log.index.interval.bytes as it mostly is: only a first guess
+    WALK_MAX = 64 * 1024            # between two remembered positions: as far as an index entry may be
+
+cdef ProducerTable no_producers = new_producer_table()
+
+
+cdef int compare_found(const void* one, const void* other) noexcept nogil:
+    cdef int64_t a = (<const Found*>one).base_offset
+    cdef int64_t b = (<const Found*>other).base_offset
+    return (a > b) - (a < b)
+
+
+cdef int64_t offset_of_log(const char* name) noexcept nogil:
+    """The base offset in the name of a .log file, -1 of any other."""
+    cdef int64_t offset = 0
+    cdef int i
+    for i in range(OFFSET_DIGITS):
+        if name[i] < c"0" or name[i] > c"9":
+            return -1
+        offset = offset * 10 + (name[i] - c"0")
+    return offset if strcmp(name + OFFSET_DIGITS, b".log") == 0 else -1
+
+
+cdef class ReaderPartition(Partition):
+    """Made by `Partition.reader`."""
+
+    def __dealloc__(self):
+        free(self.found)
+
+    # -- the row -------------------------------------------------------------------------------------------
+
+    cdef bint is_ours(self, const Row* row) noexcept nogil:
+        return (row.leader_epoch >= 0 and row.partition == self.index
+                and memcmp(row.topic_id, self.expected_id, 16) == 0)
+
+    cdef int refresh(self, bint again) noexcept nogil:
+        # Copies the row if it moved; `again`: lists the directory anyway. 0, or the error that reads get.
+        cdef Row fresh
+        if not again and self.known and kafkad_load(&self.shared.sequence) == self.row.sequence:
+            return self.state
+        if not row_read(self.shared, &fresh):
+            return self.state if self.known and not again else NOT_LEADER_OR_FOLLOWER
+        if again:
+            self.known = False
+        return self.settle(&fresh)
+
+    cdef int settle(self, const Row* fresh) noexcept nogil:
+        # Brings the segments to the moment of `fresh`, or of a later one.
+        cdef Row row = fresh[0]
+        cdef Row before
+        cdef int tries = 0, failure
+        while self.is_ours(&row):
+            if (self.known and self.state == 0 and row.generation == self.row.generation
+                    and row.end_segment == self.row.end_segment):
+                return self.adopt_found(&row)
+            if tries == LISTINGS:
+                return NOT_LEADER_OR_FOLLOWER
+            tries += 1
+            before = row
+            failure = self.list_directory(&before)
+            if not row_read(self.shared, &row):
+                return NOT_LEADER_OR_FOLLOWER
+            if row.generation != before.generation or row.end_segment != before.end_segment or not self.is_ours(&row):
+                self.found_count = 0                # overtaken: what was listed may lack a segment
+                continue
+            if failure == -EAGAIN:
+                self.found_count = 0
+                continue
+            if failure != 0:
+                self.found_count = 0
+                self.refusal = failure
+                return KAFKA_STORAGE_ERROR if failure != -ENOENT else NOT_LEADER_OR_FOLLOWER
+            return self.adopt_found(&row)
+        self.forget_segments()
+        self.row[0] = row
+        self.known = True
+        self.state = NOT_LEADER_OR_FOLLOWER
+        return self.state
+
+    cdef int look(self) noexcept nogil:
+        cdef int code = self.refresh(False)
+        cdef int why = 0
+        if code != 0:
+            return PARTITION_GONE
+        if self.row.high_watermark != self.looked_high or self.row.last_stable_offset != self.looked_stable:
+            self.looked_high = self.row.high_watermark
+            self.looked_stable = self.row.last_stable_offset
+            why = ADVANCED_HIGH_WATERMARK | ADVANCED_END
+        return why
+
+    # -- segments ------------------------------------------------------------------------------------------
+
+    cdef void forget_segments(self) noexcept nogil:
+        cdef int i
+        for i in range(self.segment_count):
+            self.close_segment(&self.segments[i])
+        self.segment_count = 0
+        self.recent_count = 0
+
+    cdef int list_directory(self, const Row* before) noexcept nogil:
+        # Fills `found` with the segments up to the active one of `before`. 0, -errno; -EAGAIN: that one is not there.
+        cdef char path[PATH_SIZE]
+        cdef DIR* directory = opendir(self.directory)
+        cdef dirent* entry
+        cdef Found* more
+        cdef int64_t offset
+        cdef stat_result status
+        cdef int i, at, kept = 0
+        self.listings += 1
+        self.found_count = 0
+        if directory == NULL:
+            return -errno
+        while True:
+            entry = readdir(directory)
+            if entry == NULL:
+                break
+            offset = offset_of_log(entry.d_name)
+            if offset < 0 or offset > before.end_segment or offset < before.local_log_start_offset:
+                continue
+            if self.found_count == self.found_capacity:
+                more = <Found*>realloc(self.found, (self.found_capacity * 2 + 4) * sizeof(Found))
+                if more == NULL:
+                    closedir(directory)
+                    return -ENOMEM
+                self.found = more
+                self.found_capacity = self.found_capacity * 2 + 4
+            self.found[self.found_count].base_offset = offset
+            self.found_count += 1
+        closedir(directory)
+        qsort(self.found, self.found_count, sizeof(Found), compare_found)
+        for i in range(self.found_count):
+            offset = self.found[i].base_offset
+            at = -1
+            if self.known and self.state == 0 and before.generation == self.row.generation:
+                at = self.segment_floor(offset)
+            if offset == before.end_segment:
+                self.found[i].size = 0                          # the row says it
+            elif at >= 0 and self.segments[at].base_offset == offset and offset < self.row.end_segment:
+                self.found[i].size = self.segments[at].size     # it was closed before the last listing
+            else:
+                self.path_of(offset, b"log", path)
+                if c_stat(path, &status) != 0:
+                    if errno == ENOENT:                         # removed meanwhile: below the log's start by now
+                        continue
+                    return -errno
+                self.found[i].size = status.st_size
+            self.found[kept] = self.found[i]
+            kept += 1
+        self.found_count = kept
+        if kept == 0 or self.found[kept - 1].base_offset != before.end_segment:
+            return -EAGAIN
+        return 0
+
+    cdef int adopt_found(self, const Row* row) noexcept nogil:
+        # `row` becomes the copy, and the segments are what was found for it (`found_count` 0: those that are known).
+        cdef Segment* fresh
+        cdef Segment* old
+        cdef int i, at, gone = 0
+        cdef bint same = self.known and self.state == 0 and row.generation == self.row.generation
+        if self.found_count:
+            fresh = <Segment*>malloc(self.found_count * sizeof(Segment))
+            if fresh == NULL:
+                self.refusal = -ENOMEM
+                return KAFKA_STORAGE_ERROR
+            for i in range(self.found_count):
+                memset(&fresh[i], 0, sizeof(Segment))
+                fresh[i].base_offset = self.found[i].base_offset
+                at = self.segment_floor(self.found[i].base_offset) if same else -1
+                if at >= 0 and self.segments[at].base_offset == self.found[i].base_offset:
+                    old = &self.segments[at]
+                    fresh[i] = old[0]
+                    old.file = NULL
+                    old.index_file = NULL
+                fresh[i].size = self.found[i].size
+            self.forget_segments()
+            free(self.segments)
+            self.segments = fresh
+            self.segment_count = self.found_count
+            self.segment_capacity = self.found_count
+            self.found_count = 0
+        while gone < self.segment_count - 1 and self.segments[gone].base_offset < row.local_log_start_offset:
+            self.close_segment(&self.segments[gone])
+            gone += 1
+        if gone:
+            memmove(self.segments, self.segments + gone, (self.segment_count - gone) * sizeof(Segment))
+            self.segment_count -= gone
+        self.active().size = row.end_position
+        self.row[0] = row[0]
+        self.known = True
+        self.state = 0
+        if self.recent != NULL and row.high_watermark_segment == row.end_segment and (
+                self.recent_count == 0
+                or self.recent[(self.recent_end - 1) & (RECENT - 1)].base_offset < row.high_watermark):
+            self.remember(row.high_watermark, row.high_watermark_position)
+        return 0
+
+    # -- read ----------------------------------------------------------------------------------------------
+
+    cdef int refused(self, int failure, const char* doing) noexcept nogil:
+        # The disk is the owner's: it finds out by itself what is wrong with it.
+        self.refusal = failure
+        return KAFKA_STORAGE_ERROR
+
+    cdef int read(self, int64_t offset, int64_t max_bytes, bint at_least_one, int isolation, int32_t leader_epoch,
+                  ReadInfo* info) noexcept nogil:
+        cdef int code, tries = 0
+        self.read_max = max_bytes
+        while True:
+            self.refusal = 0
+            code = self.refresh(tries > 0)
+            if code == 0 and offset >= self.row.log_start_offset and offset < self.segments[0].base_offset:
+                code = NOT_LEADER_OR_FOLLOWER       # the log has started later meanwhile
+                self.refusal = -ENOENT
+            elif self.refusal == 0:
+                self.open = code == 0
+                self.closed_code = code
+                code = Partition.read(self, offset, max_bytes, at_least_one, isolation, leader_epoch, info)
+                self.open = False                   # to appends, which are the owner's
+                if self.refusal == 0 and code != CORRUPT_MESSAGE:
+                    if info.file != NULL and self.recent == NULL:
+                        self.recent = <RecentBatch*>malloc(RECENT * sizeof(RecentBatch))
+                        self.recent_count = 0
+                    return code
+            tries += 1
+            if tries == 3 or (self.refusal != -ENOENT and code != CORRUPT_MESSAGE):
+                break
+        self.known = False
+        info.high_watermark = self.row.high_watermark
+        info.last_stable_offset = self.row.last_stable_offset
+        info.log_start_offset = self.row.log_start_offset
+        info.file = NULL
+        info.position = 0
+        info.size = 0
+        return NOT_LEADER_OR_FOLLOWER if self.refusal == -ENOENT else code
+
+    cdef int append(self, uint8_t* records, size_t size, int64_t now_ms, AppendInfo* info) noexcept nogil:
+        return self.append_checked(records, size, 0, -1, now_ms, info)
+
+    cdef int append_checked(self, uint8_t* records, size_t size, int origin, int32_t epoch, int64_t now_ms,
+                            AppendInfo* info) noexcept nogil:
+        info.base_offset = -1
+        info.end_offset = -1
+        info.append_time_ms = -1
+        info.log_start_offset = self.row.log_start_offset
+        info.bad_record = -1
+        info.message = NULL
+        return NOT_LEADER_OR_FOLLOWER
+
+    cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
+                    int64_t* batch_size) noexcept nogil:
+        cdef int64_t at = 0, last = -1, indexed = -1, index_at = 0
+        cdef uint32_t low, high, middle
+        cdef bint exact = target == segment.base_offset, near = False
+        cdef int failure = self.open_file(segment)
+        if failure != 0:
+            return failure
+        if segment == self.active() and self.recent_count:
+            low = self.recent_end - self.recent_count
+            if self.recent[low & (RECENT - 1)].base_offset <= target:
+                high = self.recent_end
+                while high - low > 1:
+                    middle = low + (high - low) // 2
+                    if self.recent[middle & (RECENT - 1)].base_offset <= target:
+                        low = middle
+                    else:
+                        high = middle
+                at = self.recent[low & (RECENT - 1)].position
+                exact = self.recent[low & (RECENT - 1)].base_offset == target
+                near = (limit if high == self.recent_end else self.recent[high & (RECENT - 1)].position) - at <= WALK_MAX
+        if exact and at < limit <= at + self.read_max:
+            position[0] = at                # all of it will go: where its first batch ends does not matter
+            batch_size[0] = limit - at
+            return 1
+        if not exact and not near and not segment.index_ignored:
+            if self.index_floor(segment, target - segment.base_offset, &index_at, &last) == 0 and index_at > at:
+                at = index_at
+                indexed = segment.base_offset + last
+        return self.walk(segment, at, indexed, target, limit, position, batch_size)
+
+    cdef int index_floor(self, Segment* segment, int64_t relative, int64_t* position, int64_t* last) noexcept nogil:
+        # The last entry whose offset is <= `relative`. Entries are ascending, up to the zeros that an active segment's
+        # file is stretched with, and to those that the owner wrote since the copy. 0, or -errno; position 0: none.
+        cdef char path[PATH_SIZE]
+        cdef uint8_t block[BLOCK_ENTRIES * OFFSET_ENTRY_SIZE]
+        cdef LogFile* file = segment.index_file
+        cdef int64_t low = 0, high, middle, n, start
+        cdef int fd
+        position[0] = 0
+        last[0] = -1
+        if file == NULL:
+            self.path_of(segment.base_offset, b"index", path)
+            fd = open_path(path, O_RDONLY | O_CLOEXEC)
+            if fd < 0:
+                return fd
+            file = <LogFile*>malloc(sizeof(LogFile))
+            if file == NULL:
+                close_fd(fd)
+                return -ENOMEM
+            file.fd = fd
+            file.references = 1
+            segment.index_file = file
+        high = lseek(file.fd, 0, SEEK_END) // OFFSET_ENTRY_SIZE
+        middle = segment.size // INTERVAL + 1
+        while high - low > BLOCK_ENTRIES:
+            if middle <= low or middle >= high:
+                middle = low + (high - low) // 2
+            n = read_at(file.fd, block, OFFSET_ENTRY_SIZE, middle * OFFSET_ENTRY_SIZE)
+            if n < 0:
+                return <int>n
+            if n == OFFSET_ENTRY_SIZE and is_below(block, relative, segment.size):
+                position[0] = get_i32(block + 4)
+                last[0] = get_i32(block)
+                low = middle + 1
+            else:
+                high = middle
+            middle = low + (high - low) // 2
+        if high > low:
+            n = read_at(file.fd, block, (high - low) * OFFSET_ENTRY_SIZE, low * OFFSET_ENTRY_SIZE)
+            if n < 0:
+                return <int>n
+            start = 0
+            n //= OFFSET_ENTRY_SIZE
+            while start < n:
+                middle = start + (n - start) // 2
+                if is_below(block + middle * OFFSET_ENTRY_SIZE, relative, segment.size):
+                    start = middle + 1
+                else:
+                    n = middle
+            if start > 0:
+                position[0] = get_i32(block + (start - 1) * OFFSET_ENTRY_SIZE + 4)
+                last[0] = get_i32(block + (start - 1) * OFFSET_ENTRY_SIZE)
+        return 0
+
+    # -- what Python asks for ------------------------------------------------------------------------------
+
+    def refresh_row(self) -> int:
+        """Copies the row now, for whoever reads its values next: 0, or the error that reads get."""
+        cdef int code
+        with nogil:
+            code = self.refresh(False)
+        return code
+
+    @property
+    def first_base_offset(self) -> int:
+        return self.row.local_log_start_offset
+
+    def __repr__(self) -> str:
+        return f"<Partition {self.topic}-{self.index} of worker {self.owner} ..{self.row.high_watermark}>"
+
+
+cdef inline bint is_below(const uint8_t* entry, int64_t relative, int64_t size) noexcept nogil:
+    return get_i32(entry) <= relative and 0 < get_i32(entry + 4) < size
+
+
+def reader_partition(str topic, int index, bytes topic_id, str directory, RowSlot slot, int owner):
+    """A partition that worker `owner` appends to, in `directory`; `slot`: a view of its row."""
+    cdef ReaderPartition self
+    if len(topic_id) != 16:
+        raise ValueError("a topic id is 16 bytes")
+    if owner < 0:
+        raise ValueError("a reader's partition has an owner")
+    self = ReaderPartition(topic, index, topic_id, directory, None, no_producers)
+    self.copied = self.slot
+    self.slot = slot
+    self.shared = <Row*>slot.at
+    self.owner = owner
+    memcpy(self.expected_id, PyBytes_AS_STRING(topic_id), 16)
+    return self

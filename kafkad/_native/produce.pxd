@@ -1,5 +1,6 @@
 """Produce (key 0) in C. See produce.pyx."""
 
+from cpython.object cimport PyObject
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 from kafkad._native.connection cimport Conn, Core, Slot, Timer
@@ -48,8 +49,22 @@ cdef struct WaitingProduce:
     uint32_t wait_count
     Wait waits[1]
 
+cdef struct HeldProduce:            # a request that waits for outcomes which other workers tell
+    Timer timer                     # first
+    PyObject* producing
+    Slot* slot                      # NULL: answered, or its connection is closed
+    uint8_t* frame                  # the buffer it stands in, retained: owners append from it, and topics' names are there
+    uint32_t outcomes_left
+    Request request                 # its arrays follow this struct
+
+# Sends one partition's records to their owner. 0: `produce_outcome` will be called for it, later; else its error code.
+ctypedef int (*ForwardFunction)(void* context, HeldProduce* held, uint32_t number, Entry* entry, const Part* part,
+                                int16_t version, bint admin) noexcept nogil
+
 cdef class Producing:
     cdef Core* core
+    cdef ForwardFunction forward    # of several workers
+    cdef void* forward_context
     cdef PartitionTable table
     cdef Part* parts                # scratch of the request at hand
     cdef Outcome* outcomes          # as many
@@ -62,4 +77,13 @@ cdef class Producing:
 # NULL, or why the connection must be closed. `body` stands behind the client id.
 cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int32_t correlation_id,
                                const uint8_t* client, int16_t client_size, Cursor* body) noexcept nogil
+
+# The steps of one partition: may it be appended, and do so. The outcome's text is the caller's to drop.
+cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint admin, bint transactional) noexcept nogil
+cdef void append_part(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil
+cdef void outcome_text(Outcome* outcome, const char* text, size_t size) noexcept nogil
+cdef void drop_text(Outcome* outcome) noexcept nogil
+
+# An owner's word: `outcome` is taken over, its text too. `held` may be gone afterwards.
+cdef void produce_outcome(HeldProduce* held, uint32_t number, const Outcome* outcome) noexcept nogil
 cdef void produce_advanced(Producing self, Entry* entry, uint32_t why) noexcept nogil

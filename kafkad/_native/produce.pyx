@@ -9,10 +9,14 @@ written from the outcomes. It is sent when every high watermark has reached the 
 for a flush that must come first): until then the request waits on the entries (`Watch`), and a timeout only patches error
 codes in the answer.
 
+A partition that another worker owns goes there as a message (`forward`, forwarding.pyx's), its bytes stay where the socket
+put them. Its request is held (`HeldProduce`) until the last outcome has come, and then answered in the same way.
+
 Not yet: transactions (a transactional id is refused with INVALID_REQUEST), quotas, authorization."""
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.object cimport PyObject
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
@@ -21,12 +25,14 @@ cdef extern from "string.h" nogil:
     size_t strnlen(const char* text, size_t size)
 
 from kafkad._native.batch cimport COMPRESSION_MASK, HEADER_SIZE, NEED_PYTHON, TRANSACTIONAL
+from kafkad._native.buffers cimport buffer_release, buffer_retain
 from kafkad._native.connection cimport (
-    Conn, Core, Slot, Timer, conn_close, core_fatal, slot_extend, slot_finish, slot_open, slot_pend,
+    Conn, Core, Slot, Timer, conn_close, core_fatal, slot_drop, slot_extend, slot_finish, slot_open, slot_pend,
 )
 from kafkad._native.partition cimport PARTITION_GONE, Partition
 from kafkad._native.partition_table cimport (
-    Entry, PartitionTable, Topic, Watch, topic_by_id, topic_by_name, topic_entry, unwatch, watch_produce,
+    Entry, PartitionTable, Topic, Watch, table_listen, topic_by_id, topic_by_name, topic_entry, unwatch,
+    watch_produce,
 )
 from kafkad._native.timers cimport timer_start, timer_stop
 from kafkad._native.wire cimport (
@@ -55,6 +61,10 @@ cdef enum:
     MAGIC_AT = 16
     ATTRIBUTES_AT = 21
     MESSAGE_SIZE_MAX = 2000             # of an error's text in an answer
+    OUTCOME_TO_COME = 1 << 20           # in place of an error code
+    # An owner has so long however short the request's timeout is: that one is for replication, and an append of our own
+    # is not bound by it either.
+    OWNER_MS_MIN = 1000
 
 log = logging.getLogger("kafkad.produce")
 
@@ -138,6 +148,12 @@ cdef bint parse_topics(Producing self, Cursor* body, int16_t version, uint32_t* 
 
 # -- one partition -----------------------------------------------------------------------------------------
 
+cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint admin, bint transactional) noexcept nogil:
+    if entry.internal and not admin:
+        return INVALID_TOPIC_EXCEPTION
+    return check_records(part, version, transactional)
+
+
 cdef int check_records(const Part* part, int16_t version, bint transactional) noexcept nogil:
     """What depends on the request's version rather than on the partition (ProduceRequest.validateRecords)."""
     cdef int16_t attributes
@@ -204,13 +220,15 @@ cdef void outcome_text(Outcome* outcome, const char* text, size_t size) noexcept
     outcome.info.message = outcome.text
 
 
-cdef inline void drop_text(Outcome* outcome) noexcept nogil:
+cdef void drop_text(Outcome* outcome) noexcept nogil:
     if outcome.text is not NULL:
         free(outcome.text)
         outcome.text = NULL
 
 
 cdef void append_part(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
+    outcome.info.message = NULL
+    outcome.text = NULL
     outcome.code = (<Partition>entry.partition).append(part.records, <size_t>part.size, self.core.now_ms, &outcome.info)
     if outcome.code == NEED_PYTHON:
         append_python(self, entry, part, outcome)
@@ -301,6 +319,7 @@ cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int3
     cdef uint64_t generation
     cdef Slot* slot
     cdef Outcome* outcome
+    cdef HeldProduce* held = NULL
 
     if flexible:
         skip_tags(body)                                 # of the header
@@ -343,20 +362,34 @@ cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int3
                 outcome.code = UNKNOWN_TOPIC_ID if topic is NULL and version >= 13 else UNKNOWN_TOPIC_OR_PARTITION
             elif refusal:
                 outcome.code = refusal
-            elif entry.internal and not admin:
-                outcome.code = INVALID_TOPIC_EXCEPTION
             else:
-                outcome.code = check_records(part, version, transactional_size >= 0)
-                if outcome.code == 0:
+                outcome.code = check_part(entry, part, version, admin, transactional_size >= 0)
+                if outcome.code == 0 and not entry.remote:
                     append_part(self, entry, part, outcome)
                     if conn.closed:                     # Python ran, and closed it
                         drop_texts(self.outcomes, number)
+                        if held is not NULL and held.outcomes_left == 0:
+                            held_free(held)
                         return NULL
                     outcome.waits = outcome.code == 0 and request.acks != 0 and (
                         entry.removed or (<Partition>entry.partition).row.high_watermark < outcome.info.end_offset)
+                elif outcome.code == 0:
+                    if held is NULL and self.forward is not NULL:
+                        held = held_new(self, &request)
+                    outcome.code = NOT_LEADER_OR_FOLLOWER if held is NULL else (
+                        self.forward(self.forward_context, held, number - 1, entry, part, version, admin))
+                    if outcome.code == 0:
+                        outcome.code = OUTCOME_TO_COME
+                        held.outcomes_left += 1
+                        continue
             if outcome.code:
                 failed = True
 
+    if held is not NULL:
+        if held.outcomes_left:
+            held_pend(held, &request, slot_open(conn, 0, version, correlation_id))
+            return NULL
+        held_free(held)
     if request.acks == 0:
         drop_texts(self.outcomes, number)
         if failed:
@@ -408,7 +441,7 @@ cdef void answer(Producing self, const Request* request, Slot* slot) noexcept no
             drop_text(outcome)
             if not outcome.waits:
                 continue
-            if outcome.entry.removed:                   # by Python, in this request
+            if outcome.entry is NULL or outcome.entry.removed:  # since it was appended
                 put_i16(slot.data + code_at, UNKNOWN_TOPIC_OR_PARTITION)
                 continue
             if wait_count == self.wait_capacity:
@@ -431,7 +464,116 @@ cdef void answer(Producing self, const Request* request, Slot* slot) noexcept no
         wait_for_watermarks(self, slot, wait_count, request.deadline_ms)
 
 
-# -- waiting -----------------------------------------------------------------------------------------------
+# -- waiting for other workers' outcomes -----------------------------------------------------------------------
+
+cdef HeldProduce* held_new(Producing self, const Request* request) noexcept nogil:
+    """Keeps the frame, and has room for what is known of its request."""
+    cdef size_t topics = request.topic_count * sizeof(TopicParts)
+    cdef size_t parts = request.part_count * sizeof(Part)
+    cdef size_t outcomes = request.part_count * sizeof(Outcome)
+    cdef HeldProduce* held = <HeldProduce*>malloc(sizeof(HeldProduce) + topics + parts + outcomes)
+    cdef uint8_t* at = <uint8_t*>(held + 1)
+    KAFKAD_CHECK(held is not NULL and self.core.serving is not NULL)
+    held.timer.place = -1
+    held.producing = <PyObject*>self
+    held.slot = NULL
+    held.frame = self.core.serving
+    buffer_retain(held.frame)
+    held.outcomes_left = 0
+    held.request.topics = <TopicParts*>at
+    held.request.parts = <Part*>(at + topics)
+    held.request.outcomes = <Outcome*>(at + topics + parts)
+    return held
+
+
+cdef void held_free(HeldProduce* held) noexcept nogil:
+    buffer_release((<Producing>held.producing).core, held.frame)
+    free(held)
+
+
+cdef void held_pend(HeldProduce* held, const Request* request, Slot* slot) noexcept nogil:
+    cdef Core* core = slot.conn.core
+    cdef Request* kept = &held.request
+    memcpy(kept.topics, request.topics, request.topic_count * sizeof(TopicParts))
+    memcpy(kept.parts, request.parts, request.part_count * sizeof(Part))
+    memcpy(kept.outcomes, request.outcomes, request.part_count * sizeof(Outcome))
+    kept.version = request.version
+    kept.acks = request.acks
+    kept.deadline_ms = request.deadline_ms
+    kept.topic_count = request.topic_count
+    kept.part_count = request.part_count
+    held.slot = slot
+    timer_start(core, &held.timer, max(kept.deadline_ms, core.monotonic_ms + OWNER_MS_MIN), held_expired)
+    slot_pend(slot, held, held_cancelled, True)
+
+
+cdef void produce_outcome(HeldProduce* held, uint32_t number, const Outcome* outcome) noexcept nogil:
+    held.outcomes_left -= 1
+    if held.slot is not NULL:
+        held.request.outcomes[number] = outcome[0]
+        if held.outcomes_left == 0:
+            held_answer(<Producing>held.producing, held)
+    elif outcome.text is not NULL:
+        free(outcome.text)
+    if held.outcomes_left == 0:
+        held_free(held)
+
+
+cdef void held_expired(Core* core, Timer* timer) noexcept nogil:
+    """An owner says nothing. Whether it appends, and when, is not known; the frame is kept for it."""
+    cdef HeldProduce* held = <HeldProduce*>timer
+    cdef uint32_t i
+    core.stats.produce_timeouts += 1
+    for i in range(held.request.part_count):
+        if held.request.outcomes[i].code == OUTCOME_TO_COME:
+            held.request.outcomes[i].code = REQUEST_TIMED_OUT
+    held_answer(<Producing>held.producing, held)
+
+
+cdef void held_cancelled(Slot* slot) noexcept nogil:
+    """The connection is closed. The frame is kept until its owners have appended."""
+    cdef HeldProduce* held = <HeldProduce*>slot.waiting
+    timer_stop(slot.conn.core, &held.timer)
+    held.slot = NULL
+    drop_texts(held.request.outcomes, held.request.part_count)
+
+
+cdef void held_answer(Producing self, HeldProduce* held) noexcept nogil:
+    """All outcomes are there. An entry may have been removed since its append, and is looked up anew."""
+    cdef Request* request = &held.request
+    cdef Slot* slot = held.slot
+    cdef Outcome* outcome
+    cdef Topic* topic
+    cdef uint32_t number = 0, i, j
+    cdef bint failed = False
+    timer_stop(self.core, &held.timer)
+    held.slot = NULL
+    slot.waiting = NULL
+    slot.cancel = NULL
+    for i in range(request.topic_count):
+        topic = NULL
+        for j in range(request.topics[i].count):
+            outcome = &request.outcomes[number]
+            if outcome.code:
+                failed = True
+            elif outcome.waits and request.acks != 0:
+                if topic is NULL:
+                    topic = find_topic(self, &request.topics[i])
+                outcome.entry = topic_entry(topic, request.parts[number].index)
+                outcome.waits = outcome.entry is NULL or (
+                    (<Partition>outcome.entry.partition).row.high_watermark < outcome.info.end_offset)
+            number += 1
+    if request.acks != 0:
+        answer(self, request, slot)
+        return
+    drop_texts(request.outcomes, request.part_count)
+    if failed:
+        conn_close(slot.conn, "a Produce with acks=0 failed")
+    else:
+        slot_drop(slot)
+
+
+# -- waiting for high watermarks -----------------------------------------------------------------------------------------------
 
 cdef void wait_for_watermarks(Producing self, Slot* slot, uint32_t count, int64_t deadline_ms) noexcept nogil:
     cdef WaitingProduce* produce = <WaitingProduce*>malloc(sizeof(WaitingProduce) + (count - 1) * sizeof(Wait))
@@ -445,10 +587,30 @@ cdef void wait_for_watermarks(Producing self, Slot* slot, uint32_t count, int64_
     for i in range(count):
         wait = &produce.waits[i]
         wait.produce = produce
-        watch_produce(wait.watch.entry, &wait.watch)
+        watch_in_order(wait)
+        if wait.watch.entry.remote:
+            table_listen(wait.watch.entry)
     self.core.stats.produce_waits += 1
     timer_start(self.core, &produce.timer, deadline_ms, produce_expired)
-    slot_pend(slot, produce, produce_cancelled, True)
+    slot_pend(slot, produce, produce_cancelled, not slot.overtakable)
+
+
+cdef void watch_in_order(Wait* wait) noexcept nogil:
+    """The entry's list is in the order of offsets. A request that was held comes later than some behind it."""
+    cdef Entry* entry = wait.watch.entry
+    cdef Watch* after = entry.last_produce
+    if after is NULL or (<Wait*>after).end_offset <= wait.end_offset:
+        watch_produce(entry, &wait.watch)
+        return
+    while after.previous is not NULL and (<Wait*>after.previous).end_offset > wait.end_offset:
+        after = after.previous
+    wait.watch.next = after
+    wait.watch.previous = after.previous
+    if after.previous is not NULL:
+        after.previous.next = &wait.watch
+    else:
+        entry.produces = &wait.watch
+    after.previous = &wait.watch
 
 
 cdef void produce_settle(Core* core, WaitingProduce* produce) noexcept nogil:
@@ -497,6 +659,8 @@ cdef void produce_advanced(Producing self, Entry* entry, uint32_t why) noexcept 
         produce.waits_left -= 1
         if produce.waits_left == 0:
             produce_settle(self.core, produce)
+    if entry.remote and entry.produces is not NULL:
+        table_listen(entry)
 
 
 cdef class Producing:

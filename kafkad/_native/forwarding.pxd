@@ -1,0 +1,32 @@
+"""Produce across workers. See forwarding.pyx."""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
+from kafkad._native.connection cimport Core
+from kafkad._native.mailbox cimport WORKERS_MAX, Mail, Mailboxes
+from kafkad._native.partition_table cimport PartitionTable
+from kafkad._native.produce cimport HeldProduce, Producing
+
+cdef struct Flight:                 # records that are with their owner: its token is generation << 32 | place
+    HeldProduce* held               # NULL: free
+    uint32_t number                 # of its parts
+    uint32_t generation
+    uint32_t row
+    int32_t owner                   # or the next free place, -1: none
+
+cdef class Forwarding:
+    cdef Core* core
+    cdef PartitionTable table
+    cdef Mailboxes mailboxes
+    cdef Producing producing
+    cdef Flight* flights
+    cdef uint32_t capacity
+    cdef int32_t free_place
+    cdef uint32_t generation
+    cdef bint gone[WORKERS_MAX]     # died, and has no successor yet
+    cdef int lives[WORKERS_MAX]     # of each peer, as last told
+    cdef readonly int64_t in_flight, forwarded, appended    # now; to others; for others
+    cdef void forget(self) noexcept # at the end: nobody's answer is waited for
+
+cdef void forward_mail(Forwarding self, int sender, const Mail* mail) noexcept nogil
+cdef void forwarding_peer_lost(Forwarding self, int peer) noexcept nogil       # it died, or a new life of it has begun

@@ -1,0 +1,272 @@
+"""Produce across workers: records go to their partition's owner as a message that says where they stand.
+
+    receiving worker                                        owner
+    produce_frame ── APPEND row, arena position ─────────►  checks, appends from the sender's arena (one pwrite)
+    produce_outcome ◄───────────── APPENDED code, offsets ─ 
+    waits for the high watermark, if acks=-1 must ◄─ ADVANCED row ─ each advance that somebody listens to
+
+The bytes stay where the socket put them: the request holds a reference to its buffer until the last owner has answered,
+whatever happens to its connection or its timeout, since the owner may be writing from there. The owner trusts nothing but
+the mapping: it checks position, topic id, and the batch with its CRC, so a sender that dies half-way leaves no mark.
+
+**Order.** What one connection sends to one partition takes effect in that order: a ring is first in, first out, and
+our own partitions are appended to at once. Nothing else of that connection runs until all its Produces are answered.
+
+**Death.** When an owner dies, what is in flight to it is answered with NOT_LEADER_OR_FOLLOWER: it may have been appended
+or not, as when any leader dies. Until its successor comes nothing is sent to it. An answer to a former life is
+dropped by the mailbox, and what a dead owner had answered before we heard of its death is not listened to.
+
+Beware: an outcome may close its connection, which calls Python."""
+
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcmp, memcpy, memset
+
+cdef extern from "string.h" nogil:
+    size_t strnlen(const char* text, size_t size)
+
+from kafkad._native.connection cimport core_wake
+from kafkad._native.mailbox cimport (
+    ARENA_SIZE, MAIL_ADVANCED, MAIL_APPEND, MAIL_APPENDED, TEXT_MAX, Mail, Mailboxes, arena_of, in_arena, mail_post,
+)
+from kafkad._native.partition cimport Partition
+from kafkad._native.partition_table cimport (
+    Entry, PartitionTable, entry_by_row, table_owner_lost, table_remote_advanced,
+)
+from kafkad._native.produce cimport (
+    HeldProduce, Outcome, Part, Producing, append_part, check_part, drop_text, outcome_text, produce_outcome,
+)
+from kafkad._native.wire cimport KAFKAD_CHECK
+
+cdef enum:                              # error codes, org.apache.kafka.common.protocol.Errors
+    UNKNOWN_SERVER_ERROR = -1
+    NOT_LEADER_OR_FOLLOWER = 6
+
+cdef enum:
+    FROM_ADMIN = 1                      # Mail.flags
+
+
+# -- the receiving worker ----------------------------------------------------------------------------------
+
+cdef uint32_t flight_place(Forwarding self) noexcept nogil:
+    cdef uint32_t capacity, i
+    if self.free_place < 0:
+        capacity = max(<uint32_t>256, self.capacity * 2)
+        self.flights = <Flight*>realloc(self.flights, capacity * sizeof(Flight))
+        KAFKAD_CHECK(self.flights is not NULL)
+        for i in range(self.capacity, capacity):
+            self.flights[i].held = NULL
+            self.flights[i].owner = <int32_t>i + 1
+        self.flights[capacity - 1].owner = -1
+        self.free_place = <int32_t>self.capacity
+        self.capacity = capacity
+    capacity = <uint32_t>self.free_place
+    self.free_place = self.flights[capacity].owner
+    return capacity
+
+
+cdef int forward_append(void* context, HeldProduce* held, uint32_t number, Entry* entry, const Part* part,
+                        int16_t version, bint admin) noexcept nogil:
+    """produce.ForwardFunction."""
+    return send_append(<Forwarding>context, held, number, <Partition>entry.partition, entry.key.id, part, version, admin)
+
+
+cdef int send_append(Forwarding self, HeldProduce* held, uint32_t number, Partition partition, const uint8_t* topic_id,
+                     const Part* part, int16_t version, bint admin) noexcept nogil:
+    cdef Flight* flight
+    cdef uint32_t place
+    cdef Mail mail
+    if self.gone[partition.owner]:
+        return NOT_LEADER_OR_FOLLOWER
+    if not in_arena(self.mailboxes, self.mailboxes.me, part.records, <size_t>part.size):
+        return UNKNOWN_SERVER_ERROR
+    place = flight_place(self)
+    self.generation += 1
+    self.in_flight += 1
+    self.forwarded += 1
+    flight = &self.flights[place]
+    flight.held = held
+    flight.number = number
+    flight.generation = self.generation
+    flight.row = <uint32_t>partition.slot.number
+    flight.owner = partition.owner
+    mail.kind = MAIL_APPEND
+    mail.row = flight.row
+    mail.token = <uint64_t>flight.generation << 32 | place
+    memcpy(mail.topic_id, topic_id, 16)
+    mail.at = <uint64_t>(part.records - arena_of(self.mailboxes, self.mailboxes.me))
+    mail.size = <uint32_t>part.size
+    mail.api_version = version
+    mail.flags = FROM_ADMIN if admin else 0
+    mail.text_size = 0
+    mail_post(self.mailboxes, partition.owner, &mail)
+    return 0
+
+
+cdef void land(Forwarding self, uint32_t place, const Outcome* outcome) noexcept nogil:
+    cdef HeldProduce* held = self.flights[place].held
+    self.flights[place].held = NULL
+    self.flights[place].owner = self.free_place
+    self.free_place = <int32_t>place
+    self.in_flight -= 1
+    produce_outcome(held, self.flights[place].number, outcome)
+
+
+cdef void mail_appended(Forwarding self, int sender, const Mail* mail) noexcept nogil:
+    cdef uint32_t place = <uint32_t>mail.token
+    cdef Outcome outcome
+    if (place >= self.capacity or self.flights[place].held is NULL or self.flights[place].owner != sender
+            or self.flights[place].generation != <uint32_t>(mail.token >> 32)):
+        return                                          # the last words of an owner whose death we know of
+    outcome.code = mail.code
+    outcome.waits = mail.code == 0 and <int64_t>mail.at < mail.end_offset
+    outcome.entry = NULL
+    outcome.text = NULL
+    outcome.info.base_offset = mail.base_offset
+    outcome.info.end_offset = mail.end_offset
+    outcome.info.append_time_ms = mail.append_time_ms
+    outcome.info.log_start_offset = mail.log_start_offset
+    outcome.info.bad_record = mail.bad_record
+    outcome.info.message = NULL
+    if mail.text_size:
+        outcome_text(&outcome, mail.text, mail.text_size)
+    land(self, place, &outcome)
+
+
+cdef void forwarding_peer_lost(Forwarding self, int peer) noexcept nogil:
+    cdef Outcome outcome
+    cdef uint32_t place
+    cdef int life = self.mailboxes.outboxes[peer].life
+    self.gone[peer] = life == self.lives[peer]
+    self.lives[peer] = life
+    memset(&outcome, 0, sizeof(Outcome))
+    outcome.code = NOT_LEADER_OR_FOLLOWER
+    outcome.info.bad_record = -1
+    for place in range(self.capacity):
+        if self.flights[place].held is not NULL and self.flights[place].owner == peer:
+            land(self, place, &outcome)
+    table_owner_lost(&self.table.table, peer)
+
+
+# -- the owner ---------------------------------------------------------------------------------------------
+
+cdef void mail_append(Forwarding self, int sender, const Mail* mail) noexcept nogil:
+    cdef Entry* entry = entry_by_row(&self.table.table, mail.row)
+    cdef Outcome outcome
+    cdef Part part
+    cdef Mail answer
+    cdef int64_t high_watermark = -1
+    self.appended += 1
+    memset(&outcome.info, 0, sizeof(outcome.info))
+    outcome.text = NULL
+    outcome.info.bad_record = -1
+    if entry is NULL or entry.remote or memcmp(entry.key.id, mail.topic_id, 16) != 0:
+        outcome.code = NOT_LEADER_OR_FOLLOWER           # not yet or no longer: the sender's table is another
+    elif mail.size > ARENA_SIZE or mail.at > ARENA_SIZE - mail.size:
+        outcome.code = UNKNOWN_SERVER_ERROR
+    else:
+        part.index = entry.index
+        part.size = <int32_t>mail.size
+        part.records = arena_of(self.mailboxes, sender) + mail.at
+        outcome.code = check_part(entry, &part, mail.api_version, mail.flags & FROM_ADMIN, False)
+        if outcome.code == 0:
+            append_part(self.producing, entry, &part, &outcome)
+        if not entry.removed:                           # by Python, while it appended
+            high_watermark = (<Partition>entry.partition).row.high_watermark
+    answer.kind = MAIL_APPENDED
+    answer.row = mail.row
+    answer.token = mail.token
+    memcpy(answer.topic_id, mail.topic_id, 16)
+    answer.at = <uint64_t>high_watermark
+    answer.size = mail.size
+    answer.api_version = mail.api_version
+    answer.flags = 0
+    answer.code = outcome.code
+    answer.bad_record = outcome.info.bad_record
+    answer.base_offset = outcome.info.base_offset
+    answer.end_offset = outcome.info.end_offset
+    answer.append_time_ms = outcome.info.append_time_ms
+    answer.log_start_offset = outcome.info.log_start_offset
+    answer.text_size = 0
+    if outcome.code and outcome.info.message is not NULL:
+        answer.text_size = put_message(answer.text, outcome.info.message)
+    drop_text(&outcome)
+    mail_post(self.mailboxes, sender, &answer)
+
+
+cdef uint16_t put_message(char* into, const char* message) noexcept nogil:
+    """As much of it as has room, in whole characters of UTF-8."""
+    cdef size_t size = strnlen(message, TEXT_MAX)
+    if size == TEXT_MAX:
+        while size and message[size] & 0xC0 == 0x80:
+            size -= 1
+    memcpy(into, message, size)
+    return <uint16_t>size
+
+
+cdef void ring_listeners(void* context, uint32_t row, uint64_t workers) noexcept nogil:
+    """partition_table.RingFunction: a row of ours has advanced, and these workers want to know."""
+    tell_advance(<Forwarding>context, row, workers)
+
+
+cdef void tell_advance(Forwarding self, uint32_t row, uint64_t workers) noexcept nogil:
+    cdef Mail mail
+    cdef int worker
+    mail.kind = MAIL_ADVANCED
+    mail.row = row
+    mail.text_size = 0
+    for worker in range(self.mailboxes.count):
+        if workers >> worker & 1 and worker != self.mailboxes.me:
+            mail_post(self.mailboxes, worker, &mail)
+    if not self.core.polling:                           # Python moved it: the next round rings the doorbells
+        core_wake(self.core)
+
+
+# -- all mail ----------------------------------------------------------------------------------------------
+
+cdef void forward_mail(Forwarding self, int sender, const Mail* mail) noexcept nogil:
+    if mail.kind == MAIL_APPEND:
+        mail_append(self, sender, mail)
+    elif mail.kind == MAIL_APPENDED:
+        mail_appended(self, sender, mail)
+    else:
+        KAFKAD_CHECK(mail.kind == MAIL_ADVANCED)
+        table_remote_advanced(&self.table.table, mail.row)
+
+
+cdef class Forwarding:
+    """One worker's part in it. Made after `Mailboxes.enter`."""
+
+    def __cinit__(self, PartitionTable table not None, Mailboxes mailboxes not None, Producing producing not None):
+        cdef int peer
+        if mailboxes.me < 0:
+            raise ValueError("this process has not entered its mailbox")
+        self.table = table
+        self.mailboxes = mailboxes
+        self.producing = producing
+        self.core = producing.core
+        self.free_place = -1
+        for peer in range(mailboxes.count):
+            self.lives[peer] = mailboxes.outboxes[peer].life
+        producing.forward = forward_append
+        producing.forward_context = <void*>self
+        table.table.me = mailboxes.me
+        table.table.ring = ring_listeners
+        table.table.ring_context = <void*>self
+
+    def __dealloc__(self):
+        if self.table is not None and self.table.table.ring_context is <void*>self:
+            self.table.table.ring = NULL
+            self.table.table.ring_context = NULL
+        free(self.flights)
+
+    cdef void forget(self) noexcept:
+        cdef Outcome outcome
+        cdef uint32_t place
+        memset(&outcome, 0, sizeof(Outcome))
+        outcome.code = NOT_LEADER_OR_FOLLOWER
+        for place in range(self.capacity):
+            if self.flights[place].held is not NULL:
+                land(self, place, &outcome)
+        self.producing.forward = NULL
+        self.table.table.ring = NULL

@@ -10,8 +10,8 @@ A directory that fails goes offline with its logs, the others serve on. A new pa
 are. A partition that the metadata does not know is a stray: renamed, kept for the operator.
 
 Several workers share the directories. The supervisor opens them (`open`) and marks them in the end
-(`finish`); a worker that was forked says so (`enter`), loads the logs that it owns, and closes those. Worker 0
-sees to what belongs to nobody.
+(`finish`); a worker that was forked says so (`enter`), loads the logs that it owns, and closes those.
+Worker 0 sees to what belongs to nobody.
 
 Beware: F_OFD_SETLK, not flock (Java's POSIX lock would not see it) and not a POSIX lock (it would go with any
 other descriptor of the file that this process closes)."""
@@ -276,8 +276,8 @@ class LogDirs:
         known_topics: Mapping[str, bytes] | None = None,
         mine: Callable[[str, bytes, int], bool] | None = None,
     ) -> None:
-        """Opens every log that is ours: `mine(topic, topic id, index)`, None: all are. `known_topics`: name ->
-        id; a log of any other is a stray (None: there are none). Raises DirectoryTrouble."""
+        """Opens every log that is ours: `mine(topic, topic id, index)`, None: all are. `known_topics`: name
+        -> id; a log of any other is a stray (None: there are none). Raises DirectoryTrouble."""
         now_ms = self.clock.now_ms()
         jobs: list[Callable[[], None]] = []
         unclean = False

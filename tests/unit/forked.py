@@ -1,6 +1,7 @@
 """A function in a process of its own, as a forked worker is, which may be killed at any moment.
 
-The two sides talk in lines of JSON. What the function raises ends the process and is raised again by `wait`."""
+The two sides talk in lines of JSON. What the function raises ends the process and is raised again by `wait`
+and `hear`."""
 
 import json
 import os

@@ -61,7 +61,7 @@ class Partitions:
         self._announced: dict[tuple[bytes, int], Announced] = {}
         self._readers: dict[tuple[str, int], tuple[bytes, Announced]] = {}  # those in the table
         self._occupied: set[tuple[str, int]] = set()  # to be created when the name is free
-        self._tries = 0
+        self._tries = 0  # how often it was tried
 
     # -- who owns what -------------------------------------------------------------------------------------
 
@@ -88,6 +88,7 @@ class Partitions:
             if known is not None and index in known.partitions:
                 replicas = known.partitions[index].replicas
                 here = self.broker_id in replicas and self.mine(topic, known.topic_id, index)
+                here = here and (topic, index) not in self._occupied
                 raise KafkaError(errors.KAFKA_STORAGE_ERROR if here else errors.NOT_LEADER_OR_FOLLOWER)
         raise KafkaError(errors.UNKNOWN_TOPIC_OR_PARTITION)
 
@@ -227,10 +228,9 @@ class Partitions:
 
     def _wait_for_name(self, topic: str, index: int) -> None:
         # The worker that owned a deleted topic of that name has yet to hear of it, or to come back.
-        if not self._occupied:
-            self._tries = 0
-            self._try_again_later()
         self._occupied.add((topic, index))
+        if self._tries == 0:
+            self._try_again_later()
 
     def _try_again_later(self) -> None:
         delay_ms = OCCUPIED_MS[min(self._tries, len(OCCUPIED_MS) - 1)]
@@ -241,12 +241,13 @@ class Partitions:
 
     def _try_again(self) -> None:
         waiting, self._occupied = self._occupied, set()
-        tries = self._tries
         for name in sorted({name for name, _ in waiting}):
             if name in self._image.topics:
                 self._ensure_topic(self._image, self._image.topics[name], new=True)
         if self._occupied:
-            self._tries = tries
+            self._try_again_later()
+        else:
+            self._tries = 0
 
     # -- other workers' partitions -------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ Not yet: authorization; policies (alter.config.policy.class.name is a Java class
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from kafkad.api.context import RequestContext, Services
@@ -273,8 +272,7 @@ async def alter_configs(services: Services, context: RequestContext, request: An
         for place, (kind, name, operations) in enumerate(resources)
         if place not in errors
     }
-    write = partial(services.controller.alter_configs, wanted, request.validate_only)
-    await _write(write, resources, errors)
+    await _write(lambda: services.controller.alter_configs(wanted, request.validate_only), resources, errors)
     make = messages.AlterConfigsResponse.Responses
     return messages.AlterConfigsResponse(responses=_responses(make, resources, errors))
 
@@ -300,8 +298,11 @@ async def incremental_alter_configs(services: Services, context: RequestContext,
         elif not request.validate_only:
             for operation in operations:
                 loggers.set_level(operation.key, operation.value if operation.kind == SET else None)
-    write = partial(services.controller.incremental_alter_configs, changes, request.validate_only)
-    await _write(write, resources, errors)
+    await _write(
+        lambda: services.controller.incremental_alter_configs(changes, request.validate_only),
+        resources,
+        errors,
+    )
     make = messages.IncrementalAlterConfigsResponse.Responses
     return messages.IncrementalAlterConfigsResponse(responses=_responses(make, resources, errors))
 

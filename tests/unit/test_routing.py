@@ -1,0 +1,836 @@
+"""A client asks any worker for anything: forked workers with real logs, groups and a controller, each asked
+over TCP, and every answer compared with that of a broker that has but one worker."""
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import sys
+import traceback
+import uuid
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+import uvloop
+
+from kafkad._native.partition_table import PartitionTable
+from kafkad._native.reactor import Reactor
+from kafkad.api import table
+from kafkad.api.context import RequestContext, Services
+from kafkad.api.table import Route
+from kafkad.clock import Clock
+from kafkad.config import loggers
+from kafkad.config.broker import BrokerConfig
+from kafkad.controller.producer_ids import ProducerIds
+from kafkad.coordinator.runtime import GroupCoordinator
+from kafkad.log.log_dirs import LogDirs
+from kafkad.protocol import codec, errors, messages
+from kafkad.replication.partitions import Partitions
+from kafkad.server import routing
+from kafkad.server.dispatch import Dispatcher
+from kafkad.server.group_storage import OFFSETS_TOPIC, GroupStorage
+from kafkad.server.peers import Peers, PeerTrouble, make_sockets
+from kafkad.server.refusal import refusal
+from kafkad.server.routing import pack, unpack
+from kafkad.server.scheduler import LoopScheduler
+from tests.unit.coordinator_world import protocol, subscription
+from tests.unit.log_world import batch
+from tests.unit.metadata_world import Cluster, create, new_topic
+
+LEVEL = 90  # a kind of this test: what a worker logs
+WAIT_S = 30
+TOPICS = {"a": 6, "b": 3, "c": 1}
+LOGGER = "kafkad.server.routing"
+
+pytestmark = pytest.mark.timeout(120)
+m = messages
+
+
+class Registered(Cluster):
+    """The metadata as each worker of these tests has it: the same topics, each with its own directory."""
+
+    def __init__(self, path, settings, directories):
+        (path / "metadata").mkdir(exist_ok=True)
+        self.directories = tuple(directories)
+        super().__init__(path / "metadata", **settings)
+
+    def start(self):
+        super().start(self.directories)
+
+
+class Site:
+    """One worker: everything but what carries the metadata from one to another."""
+
+    def __init__(self, me, count, directory, loop, sockets, addresses):
+        path = directory / f"of-{count}-{me}"
+        path.mkdir(exist_ok=True)
+        settings = {
+            "node.id": "1",
+            "process.roles": "broker,controller",
+            "log.dirs": str(path / "logs"),
+            "offsets.topic.num.partitions": "6",
+            "offsets.topic.replication.factor": "1",
+            "group.initial.rebalance.delay.ms": "0",
+        }
+        config = BrokerConfig(settings)
+        clock, scheduler = Clock(), LoopScheduler(loop)
+        log_dirs = LogDirs(config, clock, scheduler)
+        log_dirs.open()
+        self.cluster = Registered(path, settings, log_dirs.directory_ids())
+        create(self.cluster, *(new_topic(name, partitions) for name, partitions in TOPICS.items()))
+        self.cluster.controller.auto_create([OFFSETS_TOPIC])
+        metadata = SimpleNamespace(image=self.cluster.image)
+
+        self.loop = loop
+        log_dirs.load(lambda topic: self.partitions.topic_config(metadata.image, topic), {})
+        native = PartitionTable()
+        self.partitions = Partitions(1, config, log_dirs, native, me=me, workers=count)
+        self.partitions.apply(metadata.image)
+        for log in self.partitions:
+            fill(log)
+
+        def on_change(delta, image):
+            metadata.image = image
+            self.partitions.apply_delta(delta, image)
+
+        self.cluster.controller.subscribe(on_change)
+        storage = GroupStorage(config, self.partitions, metadata, clock, scheduler)
+        self.groups = GroupCoordinator(config, clock, scheduler, storage, lambda: str(uuid.uuid4()))
+        for index in range(storage.partition_count()):
+            if self.partitions.find(OFFSETS_TOPIC, index) is not None:
+                self.groups.load(index, storage.read_all(index))
+
+        def owner_of(topic, index):
+            owner = self.partitions.owner_of(topic, index)
+            return me if owner is None else owner
+
+        self.peers = Peers(me, sockets, addresses, loop) if count > 1 else None
+        controller = self.cluster.controller if me == 0 else None  # who else asks it fails
+        self.services = Services(
+            config=config,
+            static_config=config,
+            clock=clock,
+            metadata=metadata,
+            controller=controller,
+            partitions=self.partitions,
+            log_dirs=log_dirs,
+            groups=self.groups,
+            producer_ids=ProducerIds(controller),
+            api_versions=table.TOLD,
+            me=me,
+            peers=self.peers,
+            owner_of=owner_of,
+            group_owner=lambda group: owner_of(OFFSETS_TOPIC, self.groups.partition_for(group)),
+        )
+        rows = dict(table.BY_KEY)
+        rows[47] = rows[47]._replace(handler=stumbling(rows[47].handler))
+        self.dispatcher = Dispatcher(self.services, rows, fatal)
+        self.reactor = Reactor(native, self.dispatcher, on_fatal=fatal)
+        loop.add_reader(self.reactor.fileno(), self.reactor.poll)
+
+    def connect(self):
+        """A client's socket; the reactor has the other end."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            client = socket.create_connection(server.getsockname())
+            accepted, _ = server.accept()
+        assert self.reactor.adopt(accepted.detach(), "PLAINTEXT") is not None
+        return client
+
+
+def fatal(trouble):
+    traceback.print_exception(trouble, file=sys.stderr)
+    os._exit(70)
+
+
+def stumbling(handler):
+    def offset_delete(services, context, request):
+        if request.group_id.startswith("broken"):
+            raise ValueError(request.group_id)
+        return handler(services, context, request)
+
+    return offset_delete
+
+
+def fill(log):
+    """The same in every broker of these tests."""
+    if log.topic == OFFSETS_TOPIC:
+        return
+    log.set_leader_epoch(0)
+    for number in range(log.partition + 1):
+        written = batch(
+            2, timestamp=1_000 + 10 * number, producer_id=50 + log.partition, producer_epoch=0,
+            base_sequence=2 * number,
+        )  # fmt: skip
+        log.append_client(memoryview(written), 5_000)
+
+
+def run_worker(me, count, directory, sockets, addresses):
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    site = Site(me, count, directory, loop, sockets, addresses)
+    site.peers.handle(LEVEL, lambda sender, payload: loggers.levels()[LOGGER].encode())
+    loop.run_forever()
+
+
+class World:
+    """This process is worker `me`; the others are forked."""
+
+    def __init__(self, directory, count, me=0):
+        self.directory, self.count, self.me = directory, count, me
+        self.sockets, self.addresses = make_sockets(count)
+        self.pids = {}
+        for k in range(count):
+            if k != me:
+                self.fork(k)
+        self.loop = uvloop.new_event_loop()
+        asyncio.set_event_loop(self.loop)
+        own = [each.dup() for each in self.sockets]
+        self.site = Site(me, count, directory, self.loop, own, self.addresses)
+        self.peers = self.site.peers
+        for k in self.pids:
+            self.loop.run_until_complete(self.peers.wait_up(k, WAIT_S))
+
+    def fork(self, k):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                run_worker(k, self.count, self.directory, self.sockets, self.addresses)
+            except BaseException:
+                traceback.print_exc(file=sys.stderr)
+            finally:
+                os._exit(1)
+        self.pids[k] = pid
+
+    def kill(self, k):
+        os.kill(self.pids[k], signal.SIGKILL)
+        os.waitpid(self.pids.pop(k), 0)
+
+    def run(self, scenario):
+        return self.loop.run_until_complete(asyncio.wait_for(scenario, WAIT_S))
+
+    async def client(self):
+        return Client(*await asyncio.open_connection(sock=self.site.connect()))
+
+    def owner(self, topic, index):
+        return self.site.services.owner_of(topic, index)
+
+    def group_of(self, worker, prefix="g"):
+        """A group that `worker` coordinates."""
+        names = (f"{prefix}{number}" for number in range(1000))
+        return next(name for name in names if self.site.services.group_owner(name) == worker)
+
+    def close(self):
+        if self.loop.is_closed():
+            return
+        for k in list(self.pids):
+            with suppress(ProcessLookupError):
+                self.kill(k)
+        if self.peers is not None:
+            self.peers.close()
+        self.loop.remove_reader(self.site.reactor.fileno())
+        self.site.reactor.close()
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.wait(tasks) if tasks else asyncio.sleep(0))
+        self.site.groups.close()
+        self.site.services.log_dirs.close(clean=False)
+        self.loop.close()
+        for each in self.sockets:
+            each.close()
+
+
+class Client:
+    def __init__(self, reader, writer):
+        self.reader, self.writer = reader, writer
+        self.correlation_id = 0
+
+    def send(self, request, version, client_id="test"):
+        self.correlation_id += 1
+        frame = codec.encode_request(request, version, self.correlation_id, client_id)
+        self.writer.write(len(frame).to_bytes(4, "big") + frame)
+        return self.correlation_id
+
+    async def receive(self, request, version, correlation_id):
+        size = int.from_bytes(await self.reader.readexactly(4), "big")
+        frame = await self.reader.readexactly(size)
+        answered, response = codec.decode_response(codec.response_class(request.API_KEY), version, frame)
+        assert answered == correlation_id
+        return response
+
+    async def ask(self, request, version=None, client_id="test"):
+        version = table.BY_KEY[request.API_KEY].high if version is None else version
+        return await self.receive(request, version, self.send(request, version, client_id))
+
+
+@pytest.fixture
+def make_world(tmp_path):
+    made = []
+
+    def make(count, me=0):
+        made.append(World(tmp_path, count, me))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()
+
+
+def topics_of(cls, partitions, name="name", field="partitions", **fields):
+    """(topic, index) pairs as an array of topics, which may repeat."""
+    topics = []
+    for topic, index in partitions:
+        if not topics or getattr(topics[-1], name) != topic:
+            topics.append(cls(**{name: topic, field: []}))
+        if field == "partition_indexes":
+            getattr(topics[-1], field).append(index)
+        else:
+            topics[-1].partitions.append(cls.Partitions(**fields, **index))
+    return topics
+
+
+# -- the same answers as of one worker ---------------------------------------------------------------------
+
+
+def some_partitions(chance):
+    """Of all topics, in any order, some twice, some that do not exist."""
+    known = [(topic, index) for topic, count in TOPICS.items() for index in range(count + 1)]
+    return [*chance.sample(known, chance.randint(1, len(known))), *chance.choices([*known, ("x", 0)], k=2)]
+
+
+def some_groups(chance, prefix="g"):
+    return [f"{prefix}{chance.randrange(20)}" for _ in range(chance.randint(1, 12))]
+
+
+def list_offsets(chance, version):
+    cls = m.ListOffsetsRequest
+    timestamps = [-1, -2, 1_015, 99_999, *([-3] if version >= 7 else [])]
+    topics = topics_of(
+        cls.Topics,
+        [
+            (topic, {"partition_index": index, "timestamp": chance.choice(timestamps)})
+            for topic, index in some_partitions(chance)
+        ],
+    )
+    return cls(replica_id=-1, topics=topics)
+
+
+def offset_for_leader_epoch(chance, version):
+    cls = m.OffsetForLeaderEpochRequest
+    asked = [(topic, {"partition": index}) for topic, index in some_partitions(chance)]
+    return cls(topics=topics_of(cls.Topics, asked, name="topic", leader_epoch=chance.randrange(2)))
+
+
+def describe_producers(chance, version):
+    cls = m.DescribeProducersRequest
+    return cls(topics=topics_of(cls.Topics, some_partitions(chance), field="partition_indexes"))
+
+
+def delete_records(chance, version):
+    cls = m.DeleteRecordsRequest
+    asked = [
+        (topic, {"partition_index": index, "offset": chance.randint(-1, 4)})
+        for topic, index in some_partitions(chance)
+    ]
+    return cls(topics=topics_of(cls.Topics, asked), timeout_ms=1000)
+
+
+def offset_commit(chance, version):
+    Topic = m.OffsetCommitRequest.Topics
+    partitions = [
+        Topic.Partitions(
+            partition_index=index, committed_offset=chance.randrange(100), committed_metadata="x"
+        )
+        for index in range(7)
+    ]
+    (group,) = some_groups(chance)[:1]
+    return m.OffsetCommitRequest(group_id=group, topics=[Topic(name="a", partitions=partitions)])
+
+
+def offset_fetch(chance, version):
+    if version < 8:
+        return m.OffsetFetchRequest(group_id=some_groups(chance)[0], topics=None if version >= 2 else [])
+    Group = m.OffsetFetchRequest.Groups
+    asked = [None, [Group.Topics(name="a", partition_indexes=[5, 0, 9])]]
+    groups = [Group(group_id=group, topics=chance.choice(asked)) for group in some_groups(chance)]
+    return m.OffsetFetchRequest(groups=groups)
+
+
+def describe_groups(chance, version):
+    return m.DescribeGroupsRequest(groups=some_groups(chance))
+
+
+def delete_groups(chance, version):
+    return m.DeleteGroupsRequest(groups_names=some_groups(chance))
+
+
+def heartbeat(chance, version):
+    return m.HeartbeatRequest(group_id=some_groups(chance)[0], member_id="nobody", generation_id=1)
+
+
+def offset_delete(chance, version):
+    Topic = m.OffsetDeleteRequest.Topics
+    topics = [Topic(name="a", partitions=[Topic.Partitions(partition_index=index) for index in (3, 8)])]
+    return m.OffsetDeleteRequest(group_id=some_groups(chance)[0], topics=topics)
+
+
+def log_dirs(chance, version):
+    Topic = m.DescribeLogDirsRequest.Topics
+    topics = [Topic(topic="a", partitions=[4, 1, 9]), Topic(topic="b", partitions=[2])]
+    return m.DescribeLogDirsRequest(topics=chance.choice([None, topics]))
+
+
+ASKED = [
+    (list_offsets, range(1, 12)),
+    (offset_for_leader_epoch, range(2, 5)),
+    (describe_producers, [0]),
+    (offset_commit, range(2, 10)),
+    (offset_fetch, range(1, 10)),
+    (describe_groups, range(7)),
+    (heartbeat, range(5)),
+    (offset_delete, [0]),
+    (delete_groups, range(3)),
+    (delete_records, range(3)),
+    (log_dirs, range(1, 6)),
+]
+
+
+@pytest.mark.parametrize("me", [0, 2])
+def test_three_workers_answer_as_one(make_world, me):
+    """The same requests, one after the other, to a broker of one worker and to one of three."""
+    chance = random.Random(me)
+    script = []
+    for _ in range(4):
+        for make, versions in ASKED:
+            script += [(make(chance, version), version) for version in versions]
+
+    def answers(world):
+        async def scenario():
+            client = await world.client()
+            return [await client.ask(request, version) for request, version in script]
+
+        return world.run(scenario())
+
+    three = make_world(3, me)
+    together = answers(three)
+    three.close()
+    alone = answers(make_world(1))
+    found = [each.offset for answer in alone[:11] for topic in answer.topics for each in topic.partitions]
+    assert max(found) > 0
+    for (request, version), expected, answer in zip(script, alone, together, strict=True):
+        if type(request) is m.DescribeLogDirsRequest:
+            expected, answer = sizes(expected), sizes(answer)
+        assert answer == expected, f"{request.NAME} v{version} {request}"
+
+
+def sizes(response):
+    """Without the path and the volume: each worker of these tests has directories of its own."""
+    return sorted(
+        (topic.name, partition.partition_index, partition.partition_size)
+        for result in response.results
+        for topic in result.topics
+        for partition in topic.partitions
+    )
+
+
+# -- groups ------------------------------------------------------------------------------------------------
+
+
+async def join(client, group, version=9, member_id="", **fields):
+    request = m.JoinGroupRequest(
+        group_id=group,
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=20_000,
+        member_id=member_id,
+        protocol_type="consumer",
+        protocols=[protocol("range", subscription("a"))],
+        **fields,
+    )
+    response = await client.ask(request, version, client_id=f"client of {group}")
+    if response.error_code == errors.MEMBER_ID_REQUIRED:
+        return await join(client, group, version, response.member_id, **fields)
+    return response
+
+
+@pytest.mark.parametrize("me", [0, 1])
+def test_members_of_one_group_meet_over_whatever_worker_they_are_connected_to(make_world, me):
+    world = make_world(2, me)
+
+    async def scenario():
+        for owner in range(2):
+            group = world.group_of(owner)
+            one, two = await world.client(), await world.client()
+            first = await join(one, group)
+            assert (first.error_code, first.leader) == (errors.NONE, first.member_id)
+            second = asyncio.ensure_future(join(two, group))
+            await until_rebalancing(one, group)
+            assert not second.done()  # it is held until the first has come back
+            again = await join(one, group, member_id=first.member_id)
+            joined = await second
+            assert again.generation_id == joined.generation_id == first.generation_id + 1
+            assert {member.member_id for member in again.members} == {first.member_id, joined.member_id}
+
+            waiting = asyncio.ensure_future(two.ask(sync(group, joined)))
+            assigned = [(first.member_id, b"one"), (joined.member_id, b"two")]
+            assert (await one.ask(sync(group, again, assigned))).assignment == b"one"
+            assert (await waiting).assignment == b"two"
+
+            (described,) = (await one.ask(m.DescribeGroupsRequest(groups=[group]))).groups
+            assert described.group_state == "Stable"
+            assert {(each.client_id, each.client_host) for each in described.members} == {
+                (f"client of {group}", "/127.0.0.1")
+            }
+            members = [m.LeaveGroupRequest.Members(member_id=first.member_id)]
+            left = await two.ask(m.LeaveGroupRequest(group_id=group, members=members))
+            assert [each.error_code for each in left.members] == [errors.NONE]
+
+        listed = await one.ask(m.ListGroupsRequest())
+        assert {each.group_id for each in listed.groups} == {world.group_of(0), world.group_of(1)}
+
+    world.run(scenario())
+
+
+async def until_rebalancing(client, group):
+    state = ""
+    while state != "PreparingRebalance":
+        (described,) = (await client.ask(m.DescribeGroupsRequest(groups=[group]))).groups
+        assert not described.error_code
+        state = described.group_state
+
+
+def sync(group, joined, assignments=()):
+    return m.SyncGroupRequest(
+        group_id=group,
+        generation_id=joined.generation_id,
+        member_id=joined.member_id,
+        protocol_type="consumer",
+        protocol_name="range",
+        assignments=[
+            m.SyncGroupRequest.Assignments(member_id=member_id, assignment=assignment)
+            for member_id, assignment in assignments
+        ],
+    )
+
+
+def test_a_held_request_holds_its_own_connection_only(make_world):
+    world = make_world(2)
+
+    async def scenario():
+        group = world.group_of(1)
+        one, two, three = [await world.client() for _ in range(3)]
+        first = await join(one, group)
+        held = asyncio.ensure_future(join(two, group))
+        await until_rebalancing(three, group)
+        again = await join(one, group, member_id=first.member_id)
+        assert (await held).generation_id == again.generation_id
+
+    world.run(scenario())
+
+
+def test_pipelined_requests_to_several_workers_take_effect_and_are_answered_in_order(make_world):
+    world = make_world(3)
+    Topic = m.OffsetCommitRequest.Topics
+
+    async def scenario():
+        client = await world.client()
+        sent = []
+        for number in range(60):
+            group = world.group_of(number % 3)
+            partitions = [Topic.Partitions(partition_index=0, committed_offset=number)]
+            commit = m.OffsetCommitRequest(
+                group_id=group,
+                topics=[Topic(name="a", partitions=partitions)],
+                generation_id_or_member_epoch=-1,
+            )
+            fetch = m.OffsetFetchRequest(groups=[m.OffsetFetchRequest.Groups(group_id=group, topics=None)])
+            sent.append((number, commit, client.send(commit, 9), fetch, client.send(fetch, 9)))
+        for number, commit, committed, fetch, fetched in sent:
+            response = await client.receive(commit, 9, committed)
+            assert response.topics[0].partitions[0].error_code == errors.NONE
+            response = await client.receive(fetch, 9, fetched)
+            assert response.groups[0].topics[0].partitions[0].committed_offset == number
+
+    world.run(scenario())
+
+
+# -- the controller ----------------------------------------------------------------------------------------
+
+
+def test_topics_are_made_by_the_worker_of_the_controller(make_world):
+    world = make_world(3, me=2)
+
+    async def scenario():
+        client = await world.client()
+        for version in range(2, 8):
+            name = f"new{version}"
+            request = m.CreateTopicsRequest(topics=[new_topic(name, 2)])
+            (made,) = (await client.ask(request, version)).topics
+            assert (made.name, made.error_code) == (name, errors.NONE)
+            (made,) = (await client.ask(request, version)).topics
+            assert made.error_code == errors.TOPIC_ALREADY_EXISTS
+            grow = m.CreatePartitionsRequest(
+                topics=[m.CreatePartitionsRequest.Topics(name=name, count=3, assignments=None)]
+            )
+            assert [each.error_code for each in (await client.ask(grow)).results] == [errors.NONE]
+            delete = m.DeleteTopicsRequest(topics=[m.DeleteTopicsRequest.Topics(name=name)])
+            assert [each.error_code for each in (await client.ask(delete)).responses] == [errors.NONE]
+
+    world.run(scenario())
+
+
+def test_producer_ids_come_from_one_source(make_world):
+    world = make_world(2, me=1)
+
+    async def scenario():
+        client = await world.client()
+        found = [
+            (await client.ask(m.InitProducerIdRequest(transactional_id=None))).producer_id for _ in range(5)
+        ]
+        assert found == list(range(found[0], found[0] + 5))
+
+    world.run(scenario())
+
+
+@pytest.mark.parametrize("me", [0, 1])
+def test_log_levels_are_set_in_every_worker_and_the_rest_by_the_controller(make_world, me):
+    world = make_world(3, me)
+    cls = m.IncrementalAlterConfigsRequest
+
+    def resource(kind, name, key, operation, value=None):
+        config = cls.Resources.Configs(name=key, config_operation=operation, value=value)
+        return cls.Resources(resource_type=kind, resource_name=name, configs=[config])
+
+    async def levels():
+        others = [await world.peers.call(k, LEVEL) for k in sorted(world.peers.up)]
+        return [loggers.levels()[LOGGER], *(level.decode() for level in others)]
+
+    async def scenario():
+        client = await world.client()
+        before = await levels()
+        request = cls(
+            resources=[
+                resource(2, "a", "retention.ms", 0, "1000"),
+                resource(8, "1", LOGGER, 0, "DEBUG"),
+                resource(2, "nowhere", "retention.ms", 0, "1000"),
+            ]
+        )
+        response = await client.ask(request)
+        assert [(each.resource_name, each.error_code) for each in response.responses] == [
+            ("a", errors.NONE),
+            ("1", errors.NONE),
+            ("nowhere", errors.UNKNOWN_TOPIC_OR_PARTITION),
+        ]
+        assert before != ["DEBUG"] * 3 == await levels()
+        response = await client.ask(cls(resources=[resource(8, "1", LOGGER, 1)]))
+        assert [each.error_code for each in response.responses] == [errors.NONE]
+        assert await levels() == before
+        response = await client.ask(cls(resources=[resource(8, "1", "no.such.logger", 0, "DEBUG")]))
+        assert [each.error_code for each in response.responses] == [errors.INVALID_CONFIG]
+
+    world.run(scenario())
+
+
+# -- a worker that is gone ---------------------------------------------------------------------------------
+
+
+def test_what_a_dead_worker_had_is_refused_so_that_clients_try_again(make_world):
+    world = make_world(2)
+
+    async def scenario():
+        client = await world.client()
+        dead = world.group_of(1)
+        world.kill(1)
+        while 1 in world.peers.up:
+            await asyncio.sleep(0)
+
+        owners = [world.owner("a", index) for index in range(6)]
+        Topic = m.ListOffsetsRequest.Topics
+        partitions = [Topic.Partitions(partition_index=index, timestamp=-1) for index in range(6)]
+        listed = await client.ask(
+            m.ListOffsetsRequest(replica_id=-1, topics=[Topic(name="a", partitions=partitions)])
+        )
+        assert [(each.error_code, each.offset) for each in listed.topics[0].partitions] == [
+            (errors.NONE, 2 * index + 2) if owner == 0 else (errors.NOT_LEADER_OR_FOLLOWER, -1)
+            for index, owner in enumerate(owners)
+        ]
+        for request in (
+            m.JoinGroupRequest(group_id=dead, session_timeout_ms=10_000),
+            m.SyncGroupRequest(group_id=dead, protocol_type="consumer", protocol_name="range"),
+            m.HeartbeatRequest(group_id=dead),
+            m.LeaveGroupRequest(group_id=dead),
+            m.OffsetDeleteRequest(group_id=dead),
+        ):
+            assert (await client.ask(request)).error_code == errors.NOT_COORDINATOR, request.NAME
+        alive = world.group_of(0)
+        groups = (await client.ask(m.DescribeGroupsRequest(groups=[dead, alive, dead]))).groups
+        assert [(each.group_id, each.error_code) for each in groups] == [
+            (dead, errors.NOT_COORDINATOR),
+            (alive, errors.GROUP_ID_NOT_FOUND),
+            (dead, errors.NOT_COORDINATOR),
+        ]
+        results = (await client.ask(m.DeleteGroupsRequest(groups_names=[dead, alive, dead]))).results
+        assert [(each.group_id, each.error_code) for each in results] == [
+            (dead, errors.NOT_COORDINATOR),
+            (alive, errors.GROUP_ID_NOT_FOUND),
+        ]
+
+    world.run(scenario())
+
+
+@pytest.mark.parametrize("version", range(1, 11))
+def test_offsets_of_a_dead_workers_group_are_refused_in_every_version(make_world, version):
+    request = (
+        m.OffsetFetchRequest(
+            group_id="g", topics=[m.OffsetFetchRequest.Topics(name="a", partition_indexes=[1])]
+        )
+        if version < 8
+        else m.OffsetFetchRequest(groups=[m.OffsetFetchRequest.Groups(group_id="g", topics=None)])
+    )
+    response = refusal(9, version, request, errors.NOT_COORDINATOR)
+    _, read = codec.decode_response(
+        m.OffsetFetchResponse, version, codec.encode_response(response, version, 1)
+    )
+    if version >= 8:
+        assert [each.error_code for each in read.groups] == [errors.NOT_COORDINATOR]
+    else:
+        (partition,) = read.topics[0].partitions
+        assert (partition.error_code, partition.committed_offset) == (errors.NOT_COORDINATOR, -1)
+
+
+def test_a_request_that_is_with_a_worker_when_it_dies_is_refused(make_world):
+    world = make_world(2)
+
+    async def scenario():
+        group = world.group_of(1)
+        one, two = await world.client(), await world.client()
+        await join(one, group)
+        held = asyncio.ensure_future(join(two, group))
+        await until_rebalancing(one, group)
+        world.kill(1)
+        assert (await held).error_code == errors.NOT_COORDINATOR
+
+    world.run(scenario())
+
+
+def test_the_controller_and_those_asked_together_are_waited_for(make_world):
+    world = make_world(3, me=1)
+
+    async def scenario():
+        client, other = await world.client(), await world.client()
+        world.kill(0)
+        while 0 in world.peers.up:
+            await asyncio.sleep(0)
+        made = asyncio.ensure_future(client.ask(m.CreateTopicsRequest(topics=[new_topic("late")])))
+        listed = asyncio.ensure_future(other.ask(m.ListGroupsRequest()))
+        await asyncio.sleep(0.05)
+        assert not made.done() and not listed.done()
+        world.fork(0)
+        assert [each.error_code for each in (await made).topics] == [errors.NONE]
+        assert (await listed).error_code == errors.NONE
+
+    world.run(scenario())
+
+
+def test_but_not_for_ever(make_world, monkeypatch):
+    monkeypatch.setattr(routing, "PATIENCE_S", 0.05)
+    world = make_world(2, me=1)
+
+    async def scenario():
+        client = await world.client()
+        world.kill(0)
+        while 0 in world.peers.up:
+            await asyncio.sleep(0)
+        made = await client.ask(m.CreateTopicsRequest(topics=[new_topic("never")]))
+        assert [(each.name, each.error_code) for each in made.topics] == [("never", errors.REQUEST_TIMED_OUT)]
+        ids = await client.ask(m.InitProducerIdRequest(transactional_id=None))
+        assert ids.error_code == errors.COORDINATOR_LOAD_IN_PROGRESS
+        groups = await client.ask(m.ListGroupsRequest())
+        assert (groups.error_code, groups.groups) == (errors.COORDINATOR_NOT_AVAILABLE, [])
+        assert (
+            await client.ask(m.DescribeLogDirsRequest(topics=None))
+        ).error_code == errors.REQUEST_TIMED_OUT
+
+    world.run(scenario())
+
+
+# -- trouble -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+def test_a_handler_that_fails_elsewhere_is_told_like_one_that_fails_here(make_world, owner):
+    world = make_world(2)
+
+    async def scenario():
+        client = await world.client()
+        group = world.group_of(owner, "broken")
+        response = await client.ask(m.OffsetDeleteRequest(group_id=group))
+        assert response.error_code == errors.UNKNOWN_SERVER_ERROR
+
+    world.run(scenario())
+
+
+def test_nonsense_between_workers_does_no_harm(make_world):
+    world = make_world(2)
+
+    async def scenario():
+        for payload in (b"", b"\0" * 10, b"\xff" * 40):
+            with pytest.raises(PeerTrouble):
+                await world.peers.call(1, routing.FORWARD, payload)
+        client = await world.client()
+        response = await client.ask(m.HeartbeatRequest(group_id=world.group_of(1)))
+        assert response.error_code == errors.UNKNOWN_MEMBER_ID
+
+    world.run(scenario())
+
+
+def test_surroundings_travel_with_a_request():
+    connection = SimpleNamespace(client_software_name="librdkafka", client_software_version="2.6")
+    context = RequestContext(11, 9, 7, "c", "::1", "INSIDE", connection, "User:ÄÖ")
+    client, frame = unpack(pack(context, b"the frame"))
+    assert frame == b"the frame"
+    assert (client.peer_host, client.listener, client.principal) == ("::1", "INSIDE", "User:ÄÖ")
+    assert (client.client_software_name, client.client_software_version) == ("librdkafka", "2.6")
+    connection.client_software_name = connection.client_software_version = None
+    client, _ = unpack(pack(context, b""))
+    assert (client.client_software_name, client.client_software_version) == (None, None)
+
+
+# -- the table, and one worker alone -----------------------------------------------------------------------
+
+
+def test_every_api_has_a_route():
+    by_route = {route: {row.key for row in table.ROWS if row.route is route} for route in Route}
+    assert by_route == {
+        Route.LOCAL: {0, 1, 3, 10, 17, 18, 32, 60, 74, 75},
+        Route.CONTROLLER: {19, 20, 22, 33, 37, 44},
+        Route.GROUP: {8, 9, 11, 12, 13, 14, 15, 42, 47},
+        Route.PARTITIONS: {2, 21, 23, 61},
+        Route.EVERY: {16, 35},
+    }
+    assert routing.BY_PARTITION.keys() == by_route[Route.PARTITIONS]
+    assert routing.MERGE_ALL.keys() == by_route[Route.EVERY]
+
+
+def test_one_worker_alone_answers_before_dispatch_returns(make_world):
+    world = make_world(1)
+    answers = []
+    connection = SimpleNamespace(
+        peer_host="127.0.0.1",
+        listener="PLAINTEXT",
+        respond=lambda *answer: answers.append(answer),
+        close=pytest.fail,
+    )
+    for request in (
+        m.HeartbeatRequest(group_id="g"),
+        m.ListGroupsRequest(),
+        m.CreateTopicsRequest(topics=[new_topic("d")]),
+        m.InitProducerIdRequest(transactional_id=None),
+        m.ListOffsetsRequest(replica_id=-1),
+        m.FindCoordinatorRequest(coordinator_keys=["g"]),
+    ):
+        frame = codec.encode_request(request, table.BY_KEY[request.API_KEY].high, 1, None)
+        world.site.dispatcher(connection, len(answers), frame)
+    assert [request_id for request_id, _ in answers] == list(range(6))
+    assert world.site.dispatcher.router is None

@@ -147,7 +147,7 @@ class Peers:
         future: asyncio.Future[bytes] = self._loop.create_future()
         link = self._links.get(k)
         if link is None:
-            future.set_exception(PeerLost(f"worker {k} is not there"))
+            _fail(future, PeerLost(f"worker {k} is not there"))
             return future
         self._last_id += 1
         call = self._calls[self._last_id] = _Call(link, future)
@@ -354,7 +354,7 @@ class Peers:
         if call.future.done():  # it was cancelled
             return
         if isinstance(outcome, Exception):
-            call.future.set_exception(outcome)
+            _fail(call.future, outcome)
         else:
             call.future.set_result(outcome)
 
@@ -485,6 +485,12 @@ class _Link:
         self._break()
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
+
+
+def _fail(future: "asyncio.Future[bytes]", trouble: Exception) -> None:
+    """Who asked may have stopped waiting; that is nothing to tell the loop's exception handler."""
+    future.set_exception(trouble)
+    future.exception()
 
 
 def _failure(payload: bytes) -> Exception:

@@ -12,6 +12,7 @@ from kafkad.api.context import RequestContext
 from kafkad.controller.topics import auto_created
 from kafkad.metadata.image import BrokerRegistration, Endpoint, MetadataImage, PartitionState, Topic
 from kafkad.protocol import codec, errors, messages
+from kafkad.protocol.errors import KafkaError
 
 TOPIC_ID = bytes(range(16))
 GONE_ID = bytes(range(1, 17))
@@ -466,6 +467,30 @@ def test_the_first_question_for_a_coordinator_makes_the_offsets_topic(broker, ve
             "compression.type": "producer",
             "segment.bytes": str(100 << 20),
         }
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("version", [0, 6])
+def test_a_controller_elsewhere_is_waited_for_and_may_be_gone(broker, version):
+    make, trouble = broker.auto_create, KafkaError(errors.REQUEST_TIMED_OUT)
+
+    async def auto_create(names):
+        await asyncio.sleep(0)
+        if trouble is not None:
+            raise trouble
+        return make(names)
+
+    async def scenario():
+        nonlocal trouble
+        broker.auto_create = auto_create
+        fields = {"coordinator_keys": ["g", "h"]} if version >= 4 else {"key": "g"}
+        for code in (errors.COORDINATOR_NOT_AVAILABLE, errors.NONE, errors.NONE):
+            response = await broker.call("FindCoordinator", version, **fields)
+            answers = response.coordinators if version >= 4 else [response]
+            assert {answer.error_code for answer in answers} == {code}
+            trouble = None
+        assert len(broker.created) == 1
 
     play(scenario())
 

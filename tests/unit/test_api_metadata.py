@@ -144,6 +144,24 @@ def test_a_controller_that_answers_later_is_waited_for(cluster):
     assert response.topics[0].error_code == 0
 
 
+def test_a_controller_that_is_gone_is_no_reason_to_hide_what_is_there(cluster):
+    create(cluster, new_topic("here"))
+    services = services_of(cluster)
+
+    async def auto_create(names):
+        raise KafkaError(errors.REQUEST_TIMED_OUT)
+
+    services.controller = SimpleNamespace(auto_create=auto_create)
+    cls = messages.MetadataRequest
+    request = cls(topics=[cls.Topics(name="here"), cls.Topics(name="new")])
+    response = asyncio.run(metadata(services, context_of(3, 12), request))
+    assert [(topic.name, topic.error_code) for topic in response.topics] == [
+        ("here", errors.NONE),
+        ("new", errors.LEADER_NOT_AVAILABLE),
+    ]
+    assert [broker.node_id for broker in response.brokers] == [1]
+
+
 def test_operations_are_told_only_when_asked_for(cluster):
     create(cluster, new_topic("a"))
     plain = ask(cluster, ["a"], 10)

@@ -1,6 +1,7 @@
 """Workers that talk: real processes, forked as the supervisor forks them, and killed."""
 
 import asyncio
+import gc
 import os
 import select
 import signal
@@ -326,6 +327,31 @@ def test_closing_fails_what_waits(make_world):
         assert not peers.tell(0, NOTE, b"")
 
     world.run(scenario())
+
+
+def test_a_lost_call_that_nobody_waits_for_is_no_trouble(make_world):
+    """The loop's exception handler ends a worker."""
+    world = make_world(2, 0)
+    peers = world.open()
+    troubles = []
+    world.loop.set_exception_handler(lambda loop, context: troubles.append(context))
+
+    async def scenario():
+        await peers.wait_up(1)
+        lost = asyncio.Event()
+        peers.on_down(lambda k: lost.set())
+        peers.call(1, NEVER)
+        peers.call(1, REFUSE)
+        asking = asyncio.ensure_future(peers.call(1, LATER, b"x"))
+        asking.cancel()
+        await peers.call(1, ECHO)
+        world.kill(1)
+        await lost.wait()
+        peers.call(1, ECHO)
+
+    world.run(scenario())
+    gc.collect()
+    assert troubles == []
 
 
 # -- strangers

@@ -202,6 +202,7 @@ class Log:
         self = cls(directory, native, epochs, config, scheduler, jitter, producer_expiration_ms, now_ms)
         if topic_id is not None and kept_id is None:
             write_partition_metadata(directory, topic_id, sync=False)
+        if topic_id is not None and (kept_id is None or not files.sizes):
             self._unsynced_paths.add(os.path.join(directory, PARTITION_METADATA))
         if not clean or not files.sizes:
             # What the last owner created, renamed or removed may not be on the disk yet, nor what we make.

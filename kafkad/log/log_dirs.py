@@ -541,7 +541,7 @@ class LogDirs:
 
     def stand_in(self, topic: str, index: int, topic_id: bytes) -> Partition:
         """For a partition whose directory is not there: it answers KAFKA_STORAGE_ERROR to all."""
-        native = Partition(topic, index, topic_id, "", self.table.allocate(), ProducerTable())
+        native = Partition(topic, index, topic_id, "", None, ProducerTable())
         native.close_to_clients(KAFKA_STORAGE_ERROR, errno.EIO)
         return native
 

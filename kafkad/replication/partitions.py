@@ -59,7 +59,8 @@ class Partitions:
         self._absent: set[tuple[str, int]] = set()  # their directory is not there; stand-ins are in the table
         self._image: Any = None
         self._announced: dict[tuple[bytes, int], Announced] = {}
-        self._readers: dict[tuple[str, int], tuple[bytes, Announced]] = {}  # those in the table
+        # other workers' partitions that are in the table, a stand-in where the directory is not there
+        self._readers: dict[tuple[str, int], tuple[bytes, Announced | None]] = {}
         self._occupied: set[tuple[str, int]] = set()  # to be created when the name is free
         self._tries = 0  # how often it was tried
 
@@ -166,7 +167,7 @@ class Partitions:
             if self.broker_id not in state.replicas or (topic.name, index) in self._absent:
                 continue
             if not self.mine(topic.name, topic.topic_id, index):
-                self._ensure_reader(topic, index)
+                self._ensure_reader(topic, index, self._is_absent(state, new))
                 continue
             log = self._logs.get((topic.name, index))
             opened = log is None
@@ -257,7 +258,9 @@ class Partitions:
         """Another worker has opened a partition (again): its row in the shared table, its directory."""
         self._announced[topic_id, index] = Announced(row, directory, owner)
         known = None if self._image is None else self._image.topics.get(topic)
-        if known is not None and known.topic_id == topic_id and index in known.partitions:
+        if known is None or known.topic_id != topic_id or index not in known.partitions:
+            return
+        if not self.mine(topic, topic_id, index):
             self._ensure_reader(known, index)
 
     def withdrawn(self, topic: str, topic_id: bytes, index: int, owner: int) -> None:
@@ -270,15 +273,18 @@ class Partitions:
         if reader is not None and reader[0] == topic_id:
             self._drop_reader(topic, index)
 
-    def _ensure_reader(self, topic: Any, index: int) -> None:
-        told = self._announced.get((topic.topic_id, index))
-        if told is None or self.mine(topic.name, topic.topic_id, index):
-            return
+    def _ensure_reader(self, topic: Any, index: int, absent: bool = False) -> None:
         key = topic.name, index
-        if self._readers.get(key) == (topic.topic_id, told):
+        told = self._announced.get((topic.topic_id, index))
+        if told is not None:
+            if self._readers.get(key) == (topic.topic_id, told):
+                return
+            slot = self.log_dirs.table.row(told.row)
+            reader = Partition.reader(topic.name, index, topic.topic_id, told.directory, slot, told.owner)
+        elif absent and key not in self._readers:
+            reader = self.log_dirs.stand_in(topic.name, index, topic.topic_id)
+        else:
             return
-        slot = self.log_dirs.table.row(told.row)
-        reader = Partition.reader(topic.name, index, topic.topic_id, told.directory, slot, told.owner)
         if key in self._readers:
             self.table.replace(topic.name, index, reader)
         else:

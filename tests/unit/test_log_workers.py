@@ -161,6 +161,7 @@ def test_no_entry_is_lost_when_workers_write_checkpoints_at_once_and_are_killed(
 def keeps(child, disks, me, *topics):
     """A worker that does as it is told."""
     worker = Worker(disks, me)
+    child.tell("loaded")
     while True:
         what, *arguments = child.hear()
         answer = None
@@ -196,7 +197,10 @@ def keeps(child, disks, me, *topics):
 
 
 def two(fork, disks):
-    return fork(keeps, disks, 0), fork(keeps, disks, 1)
+    workers = fork(keeps, disks, 0), fork(keeps, disks, 1)
+    for worker in workers:
+        assert worker.hear() == "loaded"
+    return workers
 
 
 def test_entries_of_the_other_worker_stay(disks, fork):
@@ -387,9 +391,10 @@ def test_an_unknown_directory_is_a_stray_of_worker_0_when_the_broker_starts(disk
     write_offsets(disks.path(HIGH_WATERMARKS), {("nobody", 0): 7})
     disks.dirs = disks.opened()
     b = fork(keeps, disks, 1)
-    assert b.ask(["offline"]) == []
+    assert b.hear() == "loaded"
     assert "nobody-0" in os.listdir(disks.paths[0])
     a = fork(keeps, disks, 0)
+    assert a.hear() == "loaded"
     a.ask(["create", "a", 0])
     assert [name for name in os.listdir(disks.paths[0]) if name.endswith("-stray")]
     a.ask(["checkpoint"])

@@ -215,3 +215,13 @@ def test_a_partition_that_goes_before_its_name_is_free_is_not_made(world):
     os.rename(occupied, occupied + "." + "0" * 32 + "-delete")
     owner.scheduler.run(1_000)
     assert (len(owner.table), owner.said, owner.scheduler.timers) == (0, [], [])
+
+
+def test_a_partition_in_a_directory_that_is_not_there_has_its_error_in_every_worker(world):
+    records = topic("t")
+    records[1].directories = [topic_id("a directory")]
+    world.commit(*records)
+    for worker in world.workers:
+        assert worker.table.get("t", 0).try_read(0, 1_000)[0] == errors.KAFKA_STORAGE_ERROR
+    world.commit(messages.RemoveTopicRecord(topic_id=topic_id("t")))
+    assert [len(worker.table) for worker in world.workers] == [0, 0]

@@ -2,6 +2,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
+from kafkad._native.partition_reader import ReaderPartition
 from kafkad._native.producer_table import ProducerTable
 from kafkad._native.watermarks import RowSlot
 
@@ -24,6 +25,11 @@ class Partition:
         slot: RowSlot | None = None,
         producers: ProducerTable | None = None,
     ) -> None: ...
+    @staticmethod
+    def reader(
+        topic: str, index: int, topic_id: bytes, directory: str, slot: RowSlot, owner: int
+    ) -> ReaderPartition: ...
+    def adopt_row(self, slot: RowSlot) -> None: ...
     log: Any
     follows_end: bool
     notify_log: bool
@@ -31,6 +37,8 @@ class Partition:
     def topic(self) -> str: ...
     @property
     def index(self) -> int: ...
+    @property
+    def owner(self) -> int: ...
     @property
     def open(self) -> bool: ...
     @property

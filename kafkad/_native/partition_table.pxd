@@ -105,6 +105,7 @@ cdef void unwatch(Watch* watch, bint is_produce) noexcept nogil
 cdef class PartitionTable:
     cdef Table table
     cdef dict partitions            # (name, index) -> Partition
+    cdef object ringing             # `ring` in Python
     cdef void detach(self, Entry* entry) noexcept
     cdef void bury_entry(self, Entry* entry) noexcept
     cdef void bury(self) noexcept   # free what was removed; between turns only

@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 INTERNAL_TOPICS: frozenset[str]
@@ -14,6 +14,14 @@ class PartitionTable:
         """Answers whoever waits for it. KeyError when it is not there."""
     def note_aborted(self, topic: str, index: int) -> None:
         """A transaction was aborted there: Fetches of committed data ask `log.aborted_transactions`."""
+    def replace(self, topic: str, index: int, partition: Any) -> None:
+        """Waiters are answered from `partition`. KeyError when the place is empty."""
+    def remote_advanced(self, row: int) -> None:
+        """The owner of this row says that it moved."""
+    def owner_lost(self, owner: int) -> None:
+        """Worker `owner` has died: entries that wait for its rings look again."""
+    def ring_with(self, ring: Callable[[int, int], None] | None, me: int) -> None:
+        """Without mailboxes: `ring(row, bits of the workers that listen)` at each advance. `me`: this worker."""
     def get(self, topic: str, index: int) -> Any: ...
     def get_by_id(self, topic_id: bytes, index: int) -> Any: ...
     def __len__(self) -> int: ...

@@ -265,6 +265,11 @@ cdef void note_row(Table* table, size_t row, Entry* entry) noexcept:
     table.by_row[row] = entry
 
 
+cdef void ring_python(void* context, uint32_t row, uint64_t workers) noexcept nogil:
+    with gil:
+        (<PartitionTable>context).ringing(row, workers)
+
+
 cdef class PartitionTable:
     def __cinit__(self):
         memset(&self.table, 0, sizeof(Table))
@@ -425,6 +430,15 @@ cdef class PartitionTable:
             key_release(found.key)
             free(found.entries)
             free(found)
+
+    def ring_with(self, ring, int me) -> None:
+        """Without mailboxes: `ring(row, workers)` is called at each advance that others listen to; `me` is our bit."""
+        self.ringing = ring
+        self.table.ring = NULL
+        self.table.me = me
+        if ring is not None:
+            self.table.ring = ring_python
+            self.table.ring_context = <void*>self
 
     def note_aborted(self, str topic not None, int32_t index):
         """A transaction was aborted there: from now on Fetches of committed data ask its log for them."""

@@ -1,0 +1,52 @@
+"""What a worker reads of a log that another worker owns: the rare reads, which leave the native path.
+
+The native reader (`_native/partition_reader`) has the owner's directory and a copy of its row. Here is only what Fetch
+asks Python for. Nothing is written, and nothing is kept: the owner may have rolled or deleted since."""
+
+from kafkad._native.partition import Partition
+from kafkad.log.filenames import TXN_INDEX, segment_file
+from kafkad.log.log import ISOLATIONS, Below, whole_batches
+from kafkad.log.txn_index import AbortedTxn, read_txn_index
+from kafkad.protocol.errors import KafkaError
+
+
+class ReaderLog:
+    """The `log` of a reader partition; made for it, it puts itself there."""
+
+    __slots__ = ("directory", "native", "partition", "topic")
+
+    def __init__(self, native: Partition, directory: str) -> None:
+        self.native = native
+        self.directory = directory
+        self.topic = native.topic
+        self.partition = native.index
+        native.log = self
+
+    def __repr__(self) -> str:
+        return f"<ReaderLog {self.topic}-{self.partition} in {self.directory}>"
+
+    def read(self, offset: int, max_bytes: int, *, below: Below = "high_watermark") -> bytes:
+        """Whole batches from the one that holds `offset`: at least one, else as many as fit; b"" at the end.
+        Raises KafkaError."""
+        code, _, _, _, data = self.native.try_read(offset, max_bytes, True, ISOLATIONS[below])
+        if code:
+            raise KafkaError(code)
+        return whole_batches(data)
+
+    def aborted_transactions(self, start: int, end: int) -> list[AbortedTxn]:
+        """Those that overlap [start, end), `end` being at most LSO as the last read told it: their entries stand
+        since before LSO passed them. Raises KafkaError."""
+        code = self.native.refresh_row()
+        if code:
+            raise KafkaError(code)
+        found = []
+        bases = [row[0] for row in self.native.segment_rows()]
+        for base, following in zip(bases, [*bases[1:], self.native.end_offset], strict=True):
+            if following <= start:
+                continue
+            for txn in read_txn_index(segment_file(self.directory, base, TXN_INDEX)):
+                if txn.last_offset >= start and txn.first_offset < end:
+                    found.append(txn)
+                if txn.last_stable_offset >= end:
+                    return found
+        return found

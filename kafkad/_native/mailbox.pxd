@@ -101,6 +101,7 @@ cdef class Mailboxes:
     cdef uint64_t lives             # Board.lives as last seen
     cdef uint64_t stale_heads[WORKERS_MAX]
     cdef bint stale                 # the other half of my arena is still in use
+    cdef uint32_t stale_rounds
     cdef int turn                   # the sender that mail_peek looks at first
     cdef int turn_left
     cdef int peeked                 # sender of the message at hand, -1: none

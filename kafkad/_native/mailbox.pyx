@@ -23,6 +23,8 @@ arena: its successor waits until they have taken the last of its messages, or us
 
 Beware: everything of one worker here belongs to the thread of its event loop."""
 
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.errno cimport errno
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -65,6 +67,9 @@ cdef extern from * nogil:
     ssize_t write(int fd, const void* data, size_t size)
 
 cdef enum:
+    PyBUF_WRITE = 0x200
+
+cdef enum:
     AWAKE = 0
     ASLEEP = 1
     RUNG = 2
@@ -83,6 +88,7 @@ if sizeof(Mail) != 256 or sizeof(Cell) != 128 or sizeof(Board) != 64 or sizeof(R
 
 cdef inline void copy_mail(Mail* into, const Mail* mail) noexcept nogil:
     if mail.kind == MAIL_APPENDED:
+        KAFKAD_CHECK(mail.text_size <= TEXT_MAX)
         memcpy(into, mail, <size_t>(<const char*>mail.text - <const char*>mail) + mail.text_size)
     else:
         memcpy(into, mail, FIRST_PART)
@@ -107,7 +113,7 @@ cdef inline void put(Mailboxes self, Outbox* box, const Mail* mail) noexcept nog
 
 cdef void mail_post(Mailboxes self, int to, const Mail* mail) noexcept nogil:
     cdef Outbox* box = &self.outboxes[to]
-    KAFKAD_CHECK(0 <= to < self.count and to != self.me and mail.text_size <= TEXT_MAX)
+    KAFKAD_CHECK(0 <= to < self.count and to != self.me)
     self.mail_out += 1
     if not self.told:
         self.told = True
@@ -168,24 +174,24 @@ cdef void knock(Mailboxes self, int peer) noexcept nogil:
 
 cdef void mail_ring(Mailboxes self) noexcept nogil:
     cdef int peer
-    cdef bint fenced = False
+    cdef bint any = False
     self.told = False
     for peer in range(self.count):
         if self.outboxes[peer].waiting:
             push(self, &self.outboxes[peer])
-        if not self.outboxes[peer].posted and not self.inboxes[peer].taken:
-            continue
-        if not fenced:
-            mail_fence()
-            fenced = True
-        if self.inboxes[peer].taken:
-            self.inboxes[peer].taken = False
-            if mail_load(&self.inboxes[peer].ring.starved):
-                mail_store(&self.inboxes[peer].ring.starved, 0)
-                self.outboxes[peer].posted = True
-        if self.outboxes[peer].posted:
-            self.outboxes[peer].posted = False
-            knock(self, peer)
+        if self.outboxes[peer].posted or self.inboxes[peer].taken:
+            any = True
+    if any:
+        mail_fence()
+        for peer in range(self.count):
+            if self.inboxes[peer].taken:
+                self.inboxes[peer].taken = False
+                if mail_load(&self.inboxes[peer].ring.starved):     # it waits for the room that was made
+                    mail_store(&self.inboxes[peer].ring.starved, 0)
+                    self.outboxes[peer].posted = True
+            if self.outboxes[peer].posted:
+                self.outboxes[peer].posted = False
+                knock(self, peer)
     if self.stale:
         settle_stale(self)
 
@@ -281,9 +287,12 @@ cdef int mail_lost(Mailboxes self) noexcept nogil:
 
 
 cdef void settle_stale(Mailboxes self) noexcept nogil:
-    with gil:
-        if self.drained(self.stale_heads):
-            self.forget_arena()
+    """A look at /proc, at times, until the last reader of a former life's half has gone on."""
+    self.stale_rounds += 1
+    if self.stale_rounds % 256 == 0:
+        with gil:
+            if self.drained(self.stale_heads):
+                self.forget_arena()
 
 
 cdef int64_t mail_connections(Mailboxes self, int64_t mine) noexcept nogil:
@@ -368,6 +377,8 @@ cdef class Mailboxes:
             self.outboxes[peer].ring = rings + peer * self.count + me
             self.inboxes[peer].ring = rings + me * self.count + peer
             heads[peer] = mail_load(&self.outboxes[peer].ring.head)
+            if peer != me and cell.life:                # what a former life put there, and died before it rang
+                write(self.doorbells[peer], &one, 8)
         deadline = time.monotonic() + DRAIN_MS / 1000
         while not self.drained(heads) and (cell.stale or time.monotonic() < deadline):
             time.sleep(0.001)
@@ -379,6 +390,7 @@ cdef class Mailboxes:
             arena_punch(self.arena_fds[me], 0, ARENA_SIZE)
         if not arena_open(&self.arena, self.arena_fds[me], self.arenas[me], half * cell.half, half):
             raise MemoryError("no memory for an arena's tables")
+        self.lives = mail_load(&self.board.lives)       # before their lives: a change in between is found later
         for peer in range(self.count):
             self.outboxes[peer].head = heads[peer]
             self.outboxes[peer].tail = mail_load(&self.outboxes[peer].ring.tail)
@@ -390,8 +402,6 @@ cdef class Mailboxes:
         cell.pid = os.getpid()
         store_life(&cell.life, cell.life + 1)
         self.outboxes[me].life = <uint8_t>cell.life
-        mail_fence()
-        self.lives = mail_load(&self.board.lives)
         mail_add(&self.board.lives, 1)
         for peer in range(self.count):
             if peer != me:
@@ -424,6 +434,70 @@ cdef class Mailboxes:
             return 0
         mail_drop(self, peer)
         return 1
+
+    # -- a worker without a reactor: tests
+
+    def post(self, int to, int kind, *, int row=0, uint64_t token=0, bytes topic_id=bytes(16), uint64_t at=0,
+             uint32_t size=0, bytes text=b""):
+        cdef Mail mail
+        if not 0 <= to < self.count or to == self.me or self.me < 0:
+            raise ValueError("there is no such peer")
+        if len(topic_id) != 16 or len(text) > TEXT_MAX:
+            raise ValueError("a topic id is 16 bytes, a text at most 128")
+        memset(&mail, 0, sizeof(mail))
+        mail.kind = <uint16_t>kind
+        mail.row = <uint32_t>row
+        mail.token = token
+        memcpy(mail.topic_id, <const char*>topic_id, 16)
+        mail.at = at
+        mail.size = size
+        mail.text_size = <uint16_t>len(text)
+        memcpy(mail.text, <const char*>text, len(text))
+        mail_post(self, to, &mail)
+
+    def take(self):
+        """(sender, kind, row, token, topic id, at, size, text) of the next message, which is done with; or None."""
+        cdef int sender = -1
+        cdef const Mail* mail = mail_peek(self, &sender)
+        cdef bytes text = b""
+        cdef tuple taken
+        if mail is NULL:
+            return None
+        if mail.kind == MAIL_APPENDED:
+            text = PyBytes_FromStringAndSize(mail.text, mail.text_size)
+        taken = (sender, mail.kind, mail.row, mail.token,
+                 PyBytes_FromStringAndSize(<const char*>mail.topic_id, 16), mail.at, mail.size, text)
+        mail_done(self)
+        return taken
+
+    def ring(self):
+        mail_ring(self)
+
+    def sleep(self) -> bool:
+        return mail_sleep(self)
+
+    def awake(self):
+        mail_awake(self)
+
+    def lost(self) -> int:
+        return mail_lost(self)
+
+    def peer_lost(self, int peer) -> bool:
+        return self.lose(peer) != 0
+
+    def waiting(self, int peer) -> int:
+        """Messages to a peer that found no room in its ring yet."""
+        return self.outboxes[peer].waiting
+
+    def arena_view(self, int worker):
+        """A worker's arena, as memory."""
+        return PyMemoryView_FromMemory(<char*>self.arenas[worker], ARENA_SIZE, PyBUF_WRITE)
+
+    def arena_half(self) -> int:
+        """The half of its own arena that this worker uses."""
+        return self.cells[self.me].half
+
+    # -- what everybody may ask
 
     def doorbell(self, int worker) -> int:
         if not 0 <= worker < self.count:

@@ -2,6 +2,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kafkad._native.connection import Connection
+from kafkad._native.mailbox import Mailboxes
 from kafkad._native.partition_table import PartitionTable
 
 class Reactor:
@@ -29,6 +30,7 @@ class Reactor:
         fetch_session_slots: int = 1000,
         fetch_session_eviction_ms: int = 120000,
         fetch_session_partitions_max: int = 1000000,
+        mailboxes: Mailboxes | None = None,  # entered by this process
     ) -> None: ...
     def fileno(self) -> int: ...
     def poll(self) -> None: ...
@@ -56,6 +58,8 @@ class Reactor:
         connections_max_idle_ms: int | None = None,
         fetch_max_bytes: int | None = None,
     ) -> None: ...
+    def peer_lost(self, peer: int) -> None:
+        """A worker has died: what is in flight to it fails. Told late, or twice, it does nothing."""
     def stats(self) -> dict[str, Any]: ...
     def connections(self) -> list[tuple[int, str, str, int, int, int, int]]: ...
     def next_deadline_ms(self) -> int | None: ...

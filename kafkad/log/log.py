@@ -1,13 +1,8 @@
 """One partition's log: Kafka's UnifiedLog over the native hot path.
 
 The native `Partition` appends and reads; what is rare is decided here: rolling, recovery, retention,
-truncation, the flush policy, DeleteRecords. The word for "NEED_PYTHON" from below is `append_client`, which
-does what is missing and goes below again, so that each rule stands once.
-
-Flush policy. With flush.messages = M an append that would leave M messages unflushed is written, but HW, and
-with it the ack and visibility, stays behind until an fdatasync that began after it. That runs in a flusher
-thread; all appends that come meanwhile share the next one (group commit). A failed fsync takes the log
-directory offline and is never tried again: the kernel may have dropped the pages (the fsyncgate of 2018).
+truncation, DeleteRecords (and in `flusher`: what is on the disk). The word for "NEED_PYTHON" from below is
+`append_client`, which does what is missing and goes below again, so that each rule stands once.
 
 Beware: one thread owns a log, the worker's loop. Only what `Scheduler.run_in_thread` is given runs elsewhere;
 it gets file references and paths, never the log."""
@@ -42,6 +37,7 @@ from kafkad.log.filenames import (
     offset_of,
     segment_file,
 )
+from kafkad.log.flusher import FATAL, LONG_MAX, Flusher
 from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.log.producer_state import load_snapshot, write_snapshot
 from kafkad.log.retention import SegmentFacts, deletable_count
@@ -68,7 +64,6 @@ logger = logging.getLogger("kafkad.log")
 NEED_PYTHON: Final = -1000
 HEADER_SIZE: Final = 61
 READ_SIZE: Final = 1 << 20
-LONG_MAX: Final = (1 << 63) - 1
 RECALL_SIZE: Final = 64 << 20  # of the log's end that five batches of a busy producer lie in
 PRODUCER_EXPIRATION_MS: Final = 86_400_000  # producer.id.expiration.ms
 
@@ -79,19 +74,6 @@ CODECS: Final[dict[str, int]] = {
     "producer": -1, "uncompressed": 0, "none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4,
 }  # fmt: skip
 _SIZE = struct.Struct(">i")
-# What makes a disk broken rather than full or busy: as in _native/fileio.is_fatal.
-FATAL: Final = frozenset(
-    (
-        errno.EIO,
-        errno.EROFS,
-        errno.ENODEV,
-        errno.ENXIO,
-        errno.EBADF,
-        errno.ESTALE,
-        errno.EUCLEAN,
-        errno.ENOTCONN,
-    )
-)
 
 
 class Handle(Protocol):
@@ -127,19 +109,14 @@ class Log:
 
     __slots__ = (
         "_config",
-        "_epochs",
-        "_flush_again",
-        "_flushing",
+        "_flusher",
         "_jitter",
-        "_last_flush_ms",
         "_rules",
         "_snapshot_offset",
-        "_unsynced_directories",
-        "_unsynced_paths",
-        "_waiting_flushed",
         "_waiting_watermark",
         "closed",
         "directory",
+        "leader_epochs",
         "native",
         "on_log_start",
         "on_offline",
@@ -203,10 +180,10 @@ class Log:
         if topic_id is not None and kept_id is None:
             write_partition_metadata(directory, topic_id, sync=False)
         if topic_id is not None and (kept_id is None or not files.sizes):
-            self._unsynced_paths.add(os.path.join(directory, PARTITION_METADATA))
+            self._flusher.paths.add(os.path.join(directory, PARTITION_METADATA))
         if not clean or not files.sizes:
             # What the last owner created, renamed or removed may not be on the disk yet, nor what we make.
-            self._unsynced_directories.update((directory, os.path.dirname(directory)))
+            self._flusher.directories.update((directory, os.path.dirname(directory)))
         loader = recovery.Loader(
             directory,
             native,
@@ -224,7 +201,7 @@ class Log:
             log_start_offset=log_start_offset,
             trusted=trusted,
         )
-        self._unsynced_paths.update(loader.rebuilt)
+        self._flusher.paths.update(loader.rebuilt)
         self.recovery_point = loaded.recovery_point
         self.scanned_bytes = loaded.scanned_bytes
         self._snapshot_offset = loaded.snapshot_offset
@@ -262,15 +239,11 @@ class Log:
         self.closed = False
         self.recovery_point = 0
         self.scanned_bytes = 0  # by recovery
-        self._epochs = epochs
+        self.leader_epochs = epochs
         self._snapshot_offset = -1
         self._jitter = jitter
-        self._flushing = self._flush_again = False
-        self._waiting_flushed: list[tuple[int, Callable[[BaseException | None], None]]] = []
         self._waiting_watermark: list[tuple[int, Callable[[BaseException | None], None]]] = []
-        self._unsynced_directories: set[str] = set()
-        self._unsynced_paths: set[str] = set()
-        self._last_flush_ms = now_ms
+        self._flusher = Flusher(self, now_ms)
         self._configure(config)
 
     def _configure(self, config: "TopicConfig") -> None:
@@ -335,7 +308,7 @@ class Log:
     @property
     def epochs(self) -> list[tuple[int, int]]:
         """(leader epoch, its start offset), ascending."""
-        return self._epochs.entries
+        return self.leader_epochs.entries
 
     @property
     def segments(self) -> list[tuple[int, int]]:
@@ -355,13 +328,13 @@ class Log:
             write_partition_metadata(self.directory, topic_id, sync=False)
         except OSError as e:
             raise self._refused(e) from e
-        self._unsynced_paths.add(os.path.join(self.directory, PARTITION_METADATA))
+        self._flusher.paths.add(os.path.join(self.directory, PARTITION_METADATA))
 
     # -- leading ---------------------------------------------------------------------------------------------
 
     def set_leader_epoch(self, epoch: int) -> None:
         """This broker leads the partition from LEO on under `epoch`: appends and reads are served."""
-        self._epochs.assign(epoch, self.end_offset)
+        self.leader_epochs.assign(epoch, self.end_offset)
         self.native.lead(epoch)
         if self.end_offset - self.native.flushed_offset >= self._config.flush_messages:
             self.request_flush()
@@ -456,8 +429,8 @@ class Log:
             break
         if code:
             raise KafkaError(code)
-        if epoch >= 0 and epoch != self._epochs.latest:
-            self._epochs.assign(epoch, base)
+        if epoch >= 0 and epoch != self.leader_epochs.latest:
+            self.leader_epochs.assign(epoch, base)
         completed = self.native.take_completed()
         if completed is not None:
             self._complete_transaction(*completed)
@@ -472,7 +445,7 @@ class Log:
                 append_entries(path, [entry])
             except OSError as e:
                 raise self._refused(e) from e
-            self._unsynced_paths.add(path)
+            self._flusher.paths.add(path)
         self.native.refresh_stable()
 
     def roll(self, now_ms: int, base_offset: int | None = None) -> None:
@@ -487,10 +460,10 @@ class Log:
         except OSError as e:
             raise self._refused(e) from e
         self._snapshot_offset = base
-        self._unsynced_paths.update(
+        self._flusher.paths.update(
             (path, segment_file(self.directory, old, INDEX), segment_file(self.directory, old, TIME_INDEX))
         )
-        self._unsynced_directories.add(self.directory)
+        self._flusher.directories.add(self.directory)
         logger.debug("%s-%d rolled at %d", self.topic, self.partition, base)
         self.request_flush()
 
@@ -538,14 +511,14 @@ class Log:
 
     def earliest(self) -> TimestampOffset:
         start = self.native.log_start_offset
-        entries = self._epochs.entries
+        entries = self.leader_epochs.entries
         epoch = entries[0][0] if entries and entries[0][1] <= start else -1
         return TimestampOffset(-1, start, epoch)
 
     def latest(self, isolation: int = 0) -> TimestampOffset:
         """HW, or LSO for `isolation` 1 (read committed)."""
         offset = self.native.last_stable_offset if isolation == 1 else self.native.high_watermark
-        epoch = self._epochs.latest
+        epoch = self.leader_epochs.latest
         return TimestampOffset(-1, offset, -1 if epoch is None else epoch)
 
     def offset_for_timestamp(self, timestamp: int, isolation: int = 0) -> TimestampOffset | None:
@@ -587,26 +560,27 @@ class Log:
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(epoch, end offset) as OffsetForLeaderEpoch answers; (-1, -1) when unknown."""
-        return self._epochs.end_offset_for(epoch, self.end_offset)
+        return self.leader_epochs.end_offset_for(epoch, self.end_offset)
 
     # -- flushing --------------------------------------------------------------------------------------------
 
     def request_flush(self) -> None:
         """Off the loop, once for all who ask while none is under way; HW follows as the flush policy says."""
-        if self._flushing:
-            self._flush_again = True
-        elif not self.closed and not self.native.failure:
-            self._flushing = True
-            self.scheduler.call_later(0, self._begin_flush)
+        self._flusher.request()
 
     def await_flushed(self, offset: int, callback: Callable[[BaseException | None], None]) -> None:
         """`callback(None)` when everything below `offset` is on the disk, or with the exception that prevents
         it."""
-        if self.native.flushed_offset >= offset:
-            callback(None)
-            return
-        self._waiting_flushed.append((offset, callback))
-        self.request_flush()
+        self._flusher.wait_for(offset, callback)
+
+    def flush(self) -> None:
+        """Blocks until everything is on the disk; for start and shutdown, and for the metadata log. Raises
+        KafkaError."""
+        self._flusher.flush()
+
+    def flush_if_due(self, now_ms: int) -> None:
+        """flush.ms: no message stays unflushed for longer. Acks do not wait for it."""
+        self._flusher.request_if_due(now_ms)
 
     def await_high_watermark(self, offset: int, callback: Callable[[BaseException | None], None]) -> None:
         """`callback(None)` when HW has reached `offset`: what acks=all waits for. Or with the exception."""
@@ -615,90 +589,6 @@ class Log:
             return
         self._waiting_watermark.append((offset, callback))
         self.native.notify_log = True
-
-    def flush(self) -> None:
-        """Blocks until everything is on the disk; for start and shutdown, and for the metadata log. Raises
-        KafkaError."""
-        try:
-            end, generation, work = self._flush_work()
-            work()
-        except OSError as e:
-            self.on_failure(e)
-            raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
-        self._flushed(end, generation)
-
-    def flush_if_due(self, now_ms: int) -> None:
-        """flush.ms: no message stays unflushed for longer. Acks do not wait for it."""
-        if self._config.flush_ms >= LONG_MAX:
-            return
-        if self.native.flushed_offset >= self.end_offset:
-            self._last_flush_ms = now_ms
-        elif now_ms - self._last_flush_ms >= self._config.flush_ms:
-            self._last_flush_ms = now_ms
-            self.request_flush()
-
-    def _begin_flush(self) -> None:
-        self._flush_again = False
-        if self.closed or self.native.failure:
-            self._flushing = False
-            return
-        try:
-            end, generation, work = self._flush_work()
-        except OSError as e:
-            self._flushing = False
-            if e.errno not in FATAL:  # no descriptor or memory left: it may be had later
-                self.native.flushed(self.native.flushed_offset, self.native.generation)
-                self._fail_flush_waiters(e)
-                return
-            self.on_failure(e)
-            return
-        self.scheduler.run_in_thread(work, lambda error: self._end_flush(end, generation, error))
-
-    def _end_flush(self, end: int, generation: int, error: BaseException | None) -> None:
-        self._flushing = False
-        if error is not None:
-            if self.closed:
-                return
-            if not isinstance(error, OSError):
-                raise error
-            self.on_failure(error)
-            return
-        if self._flushed(end, generation) or self._flush_again or self._waiting_flushed:
-            self.request_flush()
-
-    def _flush_work(self) -> tuple[int, int, Callable[[], None]]:
-        # What to sync, taken on the loop; the work itself touches neither log nor partition.
-        end, generation, files = self.native.files_to_flush()
-        paths, self._unsynced_paths = self._unsynced_paths, set()
-        directories, self._unsynced_directories = self._unsynced_directories, set()
-        if self._epochs.unsynced:
-            self._epochs.unsynced = False
-            paths = {*paths, self._epochs.path}
-            directories = {*directories, self.directory}  # it was renamed into place
-
-        def work() -> None:
-            for _, reference in files:
-                os.fdatasync(reference.fd)
-            for path in paths:
-                _sync_path(path)
-            for directory in directories:
-                try:
-                    sync_directory(directory)
-                except FileNotFoundError:
-                    pass  # renamed for deletion meanwhile
-
-        return end, generation, work
-
-    def _flushed(self, end: int, generation: int) -> bool:
-        again = self.native.flushed(end, generation)
-        self.recovery_point = max(self.recovery_point, self.native.flushed_offset)
-        if self._waiting_flushed:
-            flushed = self.native.flushed_offset
-            ready = [callback for offset, callback in self._waiting_flushed if offset <= flushed]
-            self._waiting_flushed = [waiter for waiter in self._waiting_flushed if waiter[0] > flushed]
-            for callback in ready:
-                callback(None)
-        return again
 
     # -- what the native side calls --------------------------------------------------------------------------
 
@@ -721,15 +611,10 @@ class Log:
         if self.on_offline is not None:
             self.on_offline(self, error)
 
-    def _fail_flush_waiters(self, error: BaseException) -> None:
-        waiting, self._waiting_flushed = self._waiting_flushed, []
-        for _, callback in waiting:
-            callback(error)
-
     def _fail_waiters(self, error: BaseException) -> None:
         waiting, self._waiting_watermark = self._waiting_watermark, []
         self.native.notify_log = False
-        self._fail_flush_waiters(error)
+        self._flusher.fail_waiters(error)
         for _, callback in waiting:
             callback(error)
 
@@ -769,7 +654,7 @@ class Log:
         """Never back. For followers, and for a metadata log above a snapshot."""
         if offset > self.log_start_offset:
             self.native.set_log_start(offset)
-            self._epochs.truncate_from_start(offset)
+            self.leader_epochs.truncate_from_start(offset)
             self.native.refresh_stable()
 
     def apply_retention(self, now_ms: int) -> int:
@@ -827,7 +712,7 @@ class Log:
         # The log start offset, which clients see from now on, is where the first segment begins: with flushes
         # on it does not go back, not even when the power goes.
         if self._config.flush_messages == LONG_MAX:
-            self._unsynced_directories.add(self.directory)
+            self._flusher.directories.add(self.directory)
             return
         try:
             sync_directory(self.directory)
@@ -861,8 +746,8 @@ class Log:
                 txns = segment_file(self.directory, base, TXN_INDEX)
                 if os.path.exists(txns):
                     write_txn_index(txns, [txn for txn in read_txn_index(txns) if txn.last_offset < offset])
-            self._unsynced_directories.add(self.directory)
-            self._epochs.truncate_from_end(offset)
+            self._flusher.directories.add(self.directory)
+            self.leader_epochs.truncate_from_end(offset)
             self._reload_producers(offset)
         except OSError as e:
             raise self._refused(e) from e
@@ -876,7 +761,7 @@ class Log:
         KafkaError."""
         try:
             self._truncate_fully(offset)
-            self._epochs.truncate_from_end(0)
+            self.leader_epochs.truncate_from_end(0)
             self._reload_producers(offset)
         except OSError as e:
             raise self._refused(e) from e
@@ -889,9 +774,9 @@ class Log:
         for gone in self.native.drop_segments(0, self.native.count):
             recovery.remove_segment_files(self.directory, gone)
         recovery.create_segment_files(self.directory, offset)
-        self.native.add_segment(offset, 0, self._last_flush_ms)
+        self.native.add_segment(offset, 0, self._flusher.last_ms)
         self.native.truncated(offset, 0)
-        self._unsynced_directories.add(self.directory)
+        self._flusher.directories.add(self.directory)
 
     def _reload_producers(self, end_offset: int) -> None:
         self.native.producers.clear()
@@ -907,7 +792,7 @@ class Log:
         for offset in reversed([offset for offset in snapshots if offset <= end_offset]):
             try:
                 path = segment_file(self.directory, offset, SNAPSHOT)
-                load_snapshot(path, self.native.producers, self._last_flush_ms, self.producer_expiration_ms)
+                load_snapshot(path, self.native.producers, self._flusher.last_ms, self.producer_expiration_ms)
                 start = offset
                 break
             except Malformed as e:
@@ -939,9 +824,9 @@ class Log:
             touched = (
                 self.native.flushed_offset < end
                 or end > max(self._snapshot_offset, 0)
-                or self._unsynced_paths
-                or self._unsynced_directories
-                or self._epochs.unsynced
+                or self._flusher.paths
+                or self._flusher.directories
+                or self.leader_epochs.unsynced
             )
             active = self.native.active_base_offset
             try:
@@ -949,10 +834,10 @@ class Log:
                 if touched:
                     if end > self._snapshot_offset and end > 0:
                         write_snapshot(self.directory, end, self.native.producers, sync=False)
-                        self._unsynced_paths.add(segment_file(self.directory, end, SNAPSHOT))
+                        self._flusher.paths.add(segment_file(self.directory, end, SNAPSHOT))
                         self._snapshot_offset = end
-                    self._unsynced_directories.add(self.directory)
-                    self._unsynced_paths.update(
+                    self._flusher.directories.add(self.directory)
+                    self._flusher.paths.update(
                         segment_file(self.directory, active, suffix) for suffix in (INDEX, TIME_INDEX)
                     )
                     self.flush()
@@ -998,17 +883,6 @@ def _kept_topic_id(directory: str) -> bytes | None:
     except Malformed as e:
         logger.warning("%s", e)
         return None
-
-
-def _sync_path(path: str) -> None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return  # deleted meanwhile
-    try:
-        os.fdatasync(fd)
-    finally:
-        os.close(fd)
 
 
 def delete_later(scheduler: Scheduler, delay_ms: int, delete: Callable[[], None]) -> None:

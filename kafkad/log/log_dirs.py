@@ -59,7 +59,8 @@ from kafkad.log.filenames import (
     parse_directory,
     partition_directory,
 )
-from kafkad.log.log import FATAL, LONG_MAX, Log, Scheduler, delete_later
+from kafkad.log.flusher import FATAL, LONG_MAX
+from kafkad.log.log import Log, Scheduler, delete_later
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
 
 logger = logging.getLogger("kafkad.log")

@@ -157,12 +157,13 @@ class Log:
         fails."""
         trusted = None
         if left is not None:
-            values = left.values()
             clean = False
-            recovery_point = values.flushed_offset
-            log_start_offset = max(log_start_offset, values.log_start_offset)
-            high_watermark = max(high_watermark, values.high_watermark)
-            trusted = recovery.Trusted(values.log_end_offset, values.end_segment)
+            values = left.values()
+            if values.leader_epoch >= 0:  # else it died before it had loaded the log
+                recovery_point = values.flushed_offset
+                log_start_offset = max(log_start_offset, values.log_start_offset)
+                high_watermark = max(high_watermark, values.high_watermark)
+                trusted = recovery.Trusted(values.log_end_offset, values.end_segment)
         os.makedirs(directory, exist_ok=True)
         files = recovery.list_files(directory)
         kept_id = _kept_topic_id(directory) if files.metadata else None

@@ -1,7 +1,8 @@
 """What a worker reads of a log that another worker owns: the rare reads, which leave the native path.
 
-The native reader (`_native/partition_reader`) has the owner's directory and a copy of its row. Here is only what Fetch
-asks Python for. Nothing is written, and nothing is kept: the owner may have rolled or deleted since."""
+The native reader (`_native/partition_reader`) has the owner's directory and a copy of its row. Here is only
+what Fetch asks Python for. Nothing is written, and nothing is kept: the owner may have rolled or deleted
+since."""
 
 from kafkad._native.partition import Partition
 from kafkad.log.filenames import TXN_INDEX, segment_file
@@ -34,8 +35,8 @@ class ReaderLog:
         return whole_batches(data)
 
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTxn]:
-        """Those that overlap [start, end), `end` being at most LSO as the last read told it: their entries stand
-        since before LSO passed them. Raises KafkaError."""
+        """Those that overlap [start, end), `end` being at most LSO as the last read told it: their entries
+        stand since before LSO passed them. Raises KafkaError."""
         code = self.native.refresh_row()
         if code:
             raise KafkaError(code)

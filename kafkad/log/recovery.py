@@ -65,8 +65,9 @@ class Loaded:
 @dataclass(slots=True, frozen=True)
 class Trusted:
     """What the shared row of an owner says that was killed while it led the partition. The row is written
-    after the file, so both stand, also when it died between two of the row's words; then one may be newer than
-    the other. Beware: before it led, the row is of a log that is being loaded, and says less than there is."""
+    after the file, so both stand, also when it died between two of the row's words; then one may be newer
+    than the other. Beware: before it led, the row is of a log that is being loaded, and says less than there
+    is."""
 
     end_offset: int
     end_segment: int

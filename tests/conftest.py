@@ -2,7 +2,8 @@
 
 The client tests take their broker from the fixture `broker` (one for the session) or `make_broker` (as many
 as the test wants), and do not care what it is: `pytest --broker=jvm` runs the same tests against JVM Kafka,
-which proves the tests, and `--broker=kafkad`, the default, against kafkad.
+which proves the tests, and `--broker=kafkad`, the default, against kafkad. `--workers 2` has every broker of
+the tests served by two workers.
 
 `rounds(20, 200)` is 20 in the suite and 200 in `make soak`.
 """
@@ -25,9 +26,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=os.environ.get("KAFKAD_TEST_BROKER", "kafkad"),
         help="what the client tests run against: kafkad (default) or jvm, the real thing",
     )
+    parser.addoption(
+        "--workers",
+        type=int,
+        default=int(os.environ.get("KAFKAD_WORKERS") or 1),
+        help="how many processes serve each broker of the tests that does not say it itself",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["KAFKAD_WORKERS"] = str(config.getoption("--workers"))
     # kafka-python reads its schemas in a way that is going out of fashion
     for module in (r"kafka\.protocol", r"importlib\.resources"):
         config.addinivalue_line("filterwarnings", f"ignore::DeprecationWarning:{module}")

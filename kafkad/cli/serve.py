@@ -8,6 +8,7 @@ import click
 from kafkad.cli.main import end
 
 DEFAULT_LISTENER = "PLAINTEXT://127.0.0.1:9092"
+WORKERS_MAX = 64  # as many as a partition's row has bits for those who wait
 
 
 def parse_overrides(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -31,7 +32,14 @@ def parse_overrides(pairs: tuple[str, ...]) -> dict[str, str]:
 @click.option(
     "--listen", metavar="HOST:PORT", help="Where clients connect (listeners); port 0 takes a free one."
 )
-@click.option("--workers", type=int, default=1, show_default=True, help="Processes that serve; 1 for now.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, WORKERS_MAX),
+    default=1,
+    envvar="KAFKAD_WORKERS",
+    show_default=True,
+    help="Processes that serve, each with partitions of its own; more than one have a supervisor.",
+)
 @click.option(
     "--override",
     metavar="KEY=VALUE",
@@ -66,11 +74,9 @@ def command(
     open_standard_streams()
     logging.basicConfig(
         level=log_level.upper(),
-        handlers=[StderrHandler()],
+        handlers=[StderrHandler(shared=workers > 1)],
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
     )
-    if workers != 1:
-        end(f"--workers takes 1 in this version, not {workers}", 2)
     overrides = parse_overrides(override)
     if data_dir is not None:
         overrides["log.dirs"] = data_dir
@@ -93,7 +99,7 @@ def command(
 
     from kafkad.server.lifecycle import serve
 
-    sys.exit(serve(config))
+    sys.exit(serve(config, workers))
 
 
 EVERY_INTERFACE = ("0.0.0.0", "::", "[::]")

@@ -36,6 +36,8 @@ class Controller:
         self._raft = raft
         self._clock = clock
         self._random = random
+        # (records, offset before, image) of each change, after the subscribers: for who replays it elsewhere
+        self.on_commit: Callable[[Sequence[Any], int, MetadataImage], None] | None = None
         self._subscribers: list[OnChange] = []
         self._publishing = False
 
@@ -149,11 +151,14 @@ class Controller:
         assert not self._publishing, "a subscriber changes metadata"
         if not records:
             return
+        before = self.image.offset
         delta = self._raft.append(records, atomic=atomic)
         self._publishing = True
         try:
             for on_change in self._subscribers:
                 on_change(delta, self._raft.image)
+            if self.on_commit is not None:
+                self.on_commit(records, before, self._raft.image)
         finally:
             self._publishing = False
 

@@ -1,5 +1,6 @@
 """From `kafkad serve` to its exit code: the loop, the signals, the ready line, and one sentence for what
-goes wrong.
+goes wrong. With several workers a supervisor stands in the middle (server.supervisor), and each worker has a
+life of the same kind.
 
 Exit codes: 0 a clean stop, 1 the place is taken or the data cannot be served, 70 we found ourselves wrong.
 
@@ -15,8 +16,10 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -26,21 +29,97 @@ from kafkad.net.listener import ListenError
 from kafkad.raft.single_voter import UnusableMetadata
 from kafkad.server.worker import Worker
 
+if TYPE_CHECKING:
+    from kafkad.server.supervisor import Place
+
 logger = logging.getLogger("kafkad")
 
 BROKEN = 70  # EX_SOFTWARE
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP = signal.SIGUSR1  # what ends one of several workers: the supervisor alone sends it
 
 
 class Interrupted(BaseException):
     """A signal came before the broker was ready."""
 
 
-def serve(config: Any) -> int:
+TROUBLES = (ConfigError, DirectoryTrouble, ListenError, UnusableMetadata)  # a sentence says all of it
+
+
+def serve(config: Any, workers: int = 1) -> int:
     """Runs a broker until a signal ends it; the exit code."""
     for note in config.notes:
         logger.warning("%s", note)
     raise_descriptor_limit()
+    if workers == 1:
+        return serve_alone(config)
+    from kafkad.server.supervisor import Supervisor
+
+    supervisor = Supervisor(config, workers, partial(serve_as_worker, config), say_ready, say_trouble)
+    try:
+        supervisor.open()
+    except TROUBLES as trouble:
+        say_trouble(trouble)
+        return 1
+    return supervisor.run()
+
+
+def serve_alone(config: Any) -> int:
+    """One process, which is the whole broker."""
+    loop, fatal = new_loop()
+    worker = Worker(config, loop, fatal)
+    signals = Signals(loop, ENDING)
+    try:
+        signals.catch()
+        worker.start()
+        signals.started()
+    except TROUBLES as trouble:
+        say_trouble(trouble)
+        return 1
+    except Interrupted:
+        worker.stop()  # what a start that failed has not taken back
+        logger.info("stopped before it was ready")
+        return 0
+    if not signals.came:  # a callback may have swallowed the exception
+        say_ready(worker.endpoints, worker.cluster_id)
+    signals.run_until_one_comes()
+    begun = time.monotonic()
+    worker.stop()
+    finish(loop)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # the interpreter's end takes the handlers with it
+    loop.close()
+    logger.info("stopped cleanly in %d ms", (time.monotonic() - begun) * 1000)
+    return 0
+
+
+def serve_as_worker(config: Any, place: "Place") -> int:
+    """The life of one of several workers, from the fork on; its exit code."""
+    loop, fatal = new_loop()
+    worker = Worker(config, loop, fatal, place)
+    signals = Signals(loop, (STOP,))
+    try:
+        signals.catch()
+        worker.start()
+        signals.started()
+    except TROUBLES as trouble:
+        place.tell(trouble=str(trouble))
+        return 1
+    except Interrupted:
+        worker.stop()
+        return 0
+    joining = loop.create_task(worker.join())
+    joining.add_done_callback(
+        lambda task: task.cancelled() or task.result()
+    )  # what it raises ends the worker
+    signals.run_until_one_comes()
+    joining.cancel()
+    worker.stop()
+    finish(loop)
+    return 0 if worker.stopped_cleanly else 1
+
+
+def new_loop() -> tuple[asyncio.AbstractEventLoop, Callable[[BaseException], None]]:
+    """An event loop, and what is called when we find ourselves wrong, be it by an exception of a callback."""
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
 
@@ -52,50 +131,35 @@ def serve(config: Any) -> int:
         fatal(context.get("exception") or RuntimeError(context["message"]))
 
     loop.set_exception_handler(on_exception)
-    worker = Worker(config, loop, fatal)
-    signals = Signals(loop)
-    try:
-        signals.catch()
-        worker.start()
-        signals.started()
-    except (ConfigError, DirectoryTrouble, ListenError, UnusableMetadata) as trouble:
-        print(f"kafkad: {trouble}", file=sys.stderr)
-        return 1
-    except Interrupted:
-        worker.stop()  # what a start that failed has not taken back
-        logger.info("stopped before it was ready")
-        return 0
-    if not signals.came:  # a callback may have swallowed the exception
-        say_ready(worker)
-    signals.run_until_one_comes()
-    begun = time.monotonic()
-    worker.stop()
-    finish(loop)
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # the interpreter's end takes the handlers with it
-    loop.close()
-    logger.info("stopped cleanly in %d ms", (time.monotonic() - begun) * 1000)
-    return 0
+    return loop, fatal
+
+
+def say_trouble(trouble: object) -> None:
+    print(f"kafkad: {trouble}", file=sys.stderr)
 
 
 class Signals:
     """What SIGTERM, SIGINT and SIGHUP do, from the moment a start begins: the first ends the broker, and
-    none is lost between the start, the ready line and the loop.
+    none is lost between the start, the ready line and the loop. (A worker of several has STOP in their
+    place.)
 
     The handlers are Python's own throughout, not the loop's: those of uvloop keep what comes before the loop
     runs to themselves. A running loop is woken by the descriptor that it gives to signal.set_wakeup_fd.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, numbers: Iterable[int]) -> None:
+        self.numbers = tuple(numbers)
         self.came: list[int] = []
         self._loop = loop
         self._starting = True
 
     def catch(self) -> None:
         sys.unraisablehook = unless_interrupted
-        for number in ENDING:
+        for number in self.numbers:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
                 signal.siginterrupt(number, False)  # no system call of the native code is cut short
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.numbers)  # the supervisor keeps STOP back until now
 
     def started(self) -> None:
         self._starting = False
@@ -136,14 +200,14 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def say_ready(worker: Worker) -> None:
+def say_ready(endpoints: list[Any], cluster_id: str) -> None:
     """The line that scripts wait for, and what to try next. Who reads only the first line may leave."""
-    first = worker.endpoints[0]
+    first = endpoints[0]
     host = f"[{first.host}]" if ":" in first.host else first.host or "0.0.0.0"
     address = f"{host}:{first.port}"
     milliseconds = int((time.time() - process_start()) * 1000)
     try:
-        about = f"cluster {worker.cluster_id}, pid {os.getpid()}, {milliseconds} ms"
+        about = f"cluster {cluster_id}, pid {os.getpid()}, {milliseconds} ms"
         print(f"kafkad is ready on {address} ({about})", flush=True)
         print(HINT.format(address=address.replace("0.0.0.0", "127.0.0.1"), kafkad=own_name()), flush=True)
     except OSError as trouble:

@@ -3,8 +3,11 @@ wait is lost and counted, for a broker that waits for its log's reader is a brok
 
 A pipe or socket that is ready takes at least PIPE_BUF bytes at once, so what is written is cut there and the
 descriptor asked before each piece. It is not made non-blocking: it is shared with whoever gave it to us.
+Several workers write one after the other, under a lock that goes with its holder; else the room that one has
+found is taken by another before it writes.
 """
 
+import fcntl
 import logging
 import os
 import select
@@ -26,8 +29,10 @@ def open_standard_streams() -> None:
 class StderrHandler(logging.Handler):
     """Writes whole lines or none, and tells how many were lost once there is room again."""
 
-    def __init__(self, fd: int = STDERR) -> None:
+    def __init__(self, fd: int = STDERR, *, shared: bool = False) -> None:
+        """`shared`: with processes that are forked later."""
         super().__init__()
+        self._turn = os.memfd_create("kafkad-stderr", os.MFD_CLOEXEC) if shared else -1
         self.fd = fd
         self.lost = 0
         self._cut = False  # in the middle of a line
@@ -56,6 +61,8 @@ class StderrHandler(logging.Handler):
     def _write(self, text: str) -> bool:
         data = text.encode(errors="backslashreplace")
         written = 0
+        if self._turn >= 0:
+            fcntl.lockf(self._turn, fcntl.LOCK_EX)
         try:
             while written < len(data):
                 if not self._poll.poll(0):
@@ -63,6 +70,9 @@ class StderrHandler(logging.Handler):
                 written += os.write(self.fd, data[written : written + self._step])
         except OSError:
             pass  # the reader is gone, or the disk is full
+        finally:
+            if self._turn >= 0:
+                fcntl.lockf(self._turn, fcntl.LOCK_UN)
         whole = written == len(data)
         if written:
             self._cut = not whole

@@ -13,6 +13,10 @@ The stop goes the same way back: background tasks end, connections are closed, g
 the broker is fenced, the metadata log closed, then the listeners; the logs are flushed and closed, and the
 clean-shutdown mark is the last thing that is written.
 
+One of several workers is given a `Place`: directories and listeners are there already, and only its own
+partitions and groups are opened. Worker 0 leads the metadata log and registers the broker; the others follow
+it (server.metadata_feed). Connections are accepted once all have met (`join`, on the running loop).
+
 Beware: a start that fails half-way stops what it started and leaves no clean-shutdown mark.
 """
 
@@ -22,7 +26,7 @@ import random
 import uuid
 from collections.abc import Callable
 from socket import gethostname
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kafkad._native.partition_table import PartitionTable
 from kafkad._native.reactor import Reactor
@@ -41,14 +45,32 @@ from kafkad.metadata.uuids import random_uuid
 from kafkad.net import listener
 from kafkad.protocol.errors import Malformed
 from kafkad.raft.single_voter import SingleVoter
+from kafkad.replication.ownership import owner_of
 from kafkad.replication.partitions import Partitions
 from kafkad.server.background import Background
 from kafkad.server.dispatch import Dispatcher
 from kafkad.server.group_storage import OFFSETS_TOPIC, GroupStorage
+from kafkad.server.metadata_feed import (
+    IMAGE,
+    LEADER,
+    OFFLINE,
+    Feed,
+    LeadingController,
+    RemoteController,
+    decode_change,
+    encode_image,
+    image_of,
+)
+from kafkad.server.peers import PeerLost, Peers
 from kafkad.server.scheduler import LoopScheduler
+
+if TYPE_CHECKING:
+    from kafkad.server.supervisor import Place
 
 logger = logging.getLogger("kafkad")
 
+IMAGE_TIMEOUT_S = 5.0  # then we say that we wait, and wait on
+REJOIN_S = 1.0  # how long a worker that was restarted waits for others that are not there either
 BUFFERED_BYTES_MAX = (
     512 << 20
 )  # of requests that have not arrived whole, where queued.max.request.bytes is unset
@@ -68,9 +90,18 @@ class Worker:
     """One broker process. `start`, then `stop`; `fatal` is told when we find ourselves wrong."""
 
     def __init__(
-        self, config: Any, loop: asyncio.AbstractEventLoop, fatal: Callable[[BaseException], None]
+        self,
+        config: Any,
+        loop: asyncio.AbstractEventLoop,
+        fatal: Callable[[BaseException], None],
+        place: "Place | None" = None,
     ) -> None:
+        """`place`: which one of several workers this is."""
         self.config = config
+        self.place = place
+        self.me = place.me if place is not None else 0
+        self.count = place.count if place is not None else 1
+        self.peers: Peers | None = None
         self.loop = loop
         self.fatal = fatal
         self.clock = Clock()
@@ -85,15 +116,25 @@ class Worker:
     # -- start ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Everything up to accepting connections. Raises what server.lifecycle turns into one sentence."""
+        """Everything up to accepting connections; of several workers, each does that when it has joined the
+        others. Raises what server.lifecycle turns into one sentence."""
         try:
             self._open_directories()
             self._bind()
-            self._open_metadata()
+            self._meet()
+            if self.me == LEADER:
+                self._open_metadata()
+            else:
+                self._receive_metadata()
             self._open_logs()
-            self._register()
+            if self.me == LEADER:
+                self._register()
+            else:
+                self.partitions.apply(self.metadata.image)
             self._load_groups()
             self._serve()
+            if self.place is None:
+                self._accept()
             self._begin_background()
         except BaseException:
             self._unwind(clean=False)
@@ -104,18 +145,49 @@ class Worker:
 
     def _open_directories(self) -> None:
         self._started("threads", self.scheduler.close)
-        self.log_dirs = LogDirs(self.config, clock=self.clock, scheduler=self.scheduler)
+        if self.place is None:
+            self.log_dirs = LogDirs(self.config, clock=self.clock, scheduler=self.scheduler)
+            self.log_dirs.open()
+        else:
+            self.log_dirs = self.place.log_dirs
+            self.log_dirs.enter(self.me, self.scheduler, restarted=self.place.restarted)
         self.log_dirs.on_directory_offline = self._directory_offline
-        self.log_dirs.open()
         self.cluster_id = self.log_dirs.cluster_id
         self._started("log directories", lambda: self.log_dirs.close(clean=self._clean))
 
     def _bind(self) -> None:
         self._started("listeners", lambda: [socket.close() for socket, _ in self._sockets])
+        if self.place is not None:
+            self._sockets, self.endpoints = self.place.sockets, self.place.endpoints
+            return
         for endpoint in self.config.broker_endpoints:
             [socket] = listener.bind(endpoint, backlog=self.config.socket_listen_backlog_size)
             self._sockets.append((socket, endpoint.listener))
             self.endpoints.append(endpoint._replace(port=socket.getsockname()[1]))
+
+    def _meet(self) -> None:
+        place = self.place
+        if place is None:
+            return
+        place.mailboxes.enter(self.me)
+        self.peers = Peers(self.me, place.peer_sockets, place.peer_addresses, self.loop)
+        self.peers.handle(OFFLINE, lambda _, path: self.log_dirs.set_offline(path.decode()))
+        self._started("connections to other workers", self.peers.close)
+
+    def _receive_metadata(self) -> None:
+        """The image that this worker begins with; worker 0 has it before it opens its own logs."""
+        assert self.place is not None and self.peers is not None
+        content: bytes | None = None
+        if not self.place.restarted:
+            content = self.place.first_image.wait()
+        while content is None:
+            try:
+                content = self.peers.call_blocking(LEADER, IMAGE, b"", IMAGE_TIMEOUT_S)
+            except PeerLost as trouble:
+                logger.warning("worker %d waits for the metadata: %s", self.me, trouble)
+        empty = MetadataImage(self.cluster_id, self.config.node_id)
+        self.metadata = MetadataCache(image_of(decode_change(content), empty))
+        self.controller: Any = RemoteController(self.peers)
 
     def _open_metadata(self) -> None:
         directory = self.config.metadata_log_dir or self.config.log_dirs[0]
@@ -133,32 +205,61 @@ class Worker:
         self._started("metadata log", self.raft.close)
         self.metadata = MetadataCache(self.raft.image)
         self.controller = Controller(self.raft, self.clock, self.random, self.config)
+        if self.place is not None:
+            self.place.first_image.publish(encode_image(self.raft.image))
 
     def _open_logs(self) -> None:
-        self._apply_dynamic_config(self.raft.image)
+        image = self.metadata.image
+        self._apply_dynamic_config(image)
         self.table = PartitionTable()
-        self.partitions = Partitions(self.config.node_id, self.config, self.log_dirs, self.table)
-        image = self.raft.image
-        self.log_dirs.load(lambda topic: self.partitions.topic_config(image, topic), known_topics(image))
+        self.partitions = Partitions(
+            self.config.node_id, self.config, self.log_dirs, self.table, me=self.me, workers=self.count
+        )
+        if self.peers is not None:
+            self.feed = Feed(self.peers, self.metadata, self.partitions, self.loop, self._on_change)
+            self._started("metadata feed", self.feed.close)
+
+        def config_for(topic: str) -> Any:
+            return self.partitions.topic_config(image, topic)
+
+        def mine(topic: str, topic_id: bytes, index: int) -> bool:
+            return owner_of(topic_id, index, self.count) == self.me
+
+        self.log_dirs.load(config_for, known_topics(image), None if self.place is None else mine)
 
     def _register(self) -> None:
+        if self.peers is not None:
+            self.controller.on_commit = self.feed.committed
+        if not self._is_registered():
+            self._register_anew()
+        self.metadata.image = self.raft.image
+        self.partitions.apply(self.raft.image)
+        self.controller.subscribe(self._on_change)
+        self._assign_directories()
+        self._started("registration", self._leave)
+
+    def _is_registered(self) -> bool:
+        """By the worker 0 that was here before us: the broker has lived on in the other workers."""
+        broker = self.raft.image.brokers.get(self.config.node_id)
+        if self.place is None or broker is None or broker.fenced:
+            return False
+        if broker.incarnation_id != self.place.incarnation_id:
+            return False
+        self.controller.broker_epoch = broker.epoch
+        return True
+
+    def _register_anew(self) -> None:
         previous = self.log_dirs.previous_broker_epoch
         registration = Registration(
             broker_id=self.config.node_id,
-            incarnation_id=random_uuid(self.random),
+            incarnation_id=self.place.incarnation_id if self.place else random_uuid(self.random),
             listeners=self._advertised(),
             controller_listeners=self._controller_listeners(),
             directories=tuple(self.log_dirs.directory_ids()),
             rack=self.config.broker_rack,
             previous_epoch=previous,
         )
-        epoch = self.controller.register_broker(registration)
-        self.log_dirs.broker_epoch = epoch
-        self.metadata.image = self.raft.image
-        self.partitions.apply(self.raft.image)
-        self.controller.subscribe(self._on_change)
-        self._assign_directories()
-        self._started("registration", self._leave)
+        self.log_dirs.broker_epoch = self.controller.register_broker(registration)
 
     def _advertised(self) -> dict[str, Endpoint]:
         """What clients are told, by listener; port 0 becomes the one that was bound."""
@@ -223,12 +324,16 @@ class Worker:
             static_config=config,
             clock=self.clock,
             metadata=self.metadata,
-            controller=self.controller,
+            controller=self._controller_of_clients(),
             partitions=self.partitions,
             log_dirs=self.log_dirs,
             groups=self.groups,
             producer_ids=ProducerIds(self.controller),
             api_versions=table.TOLD,
+            me=self.me,
+            peers=self.peers,
+            owner_of=self._owner_of,
+            group_owner=self._group_owner,
         )
         dispatcher = Dispatcher(self.services, table.BY_KEY, self.fatal)
         self.reactor = Reactor(
@@ -247,13 +352,42 @@ class Worker:
             receive_buffer_bytes=config.socket_receive_buffer_bytes,
             fetch_max_bytes=config.fetch_max_bytes,
             fetch_session_slots=config.max_incremental_fetch_session_cache_slots,
+            mailboxes=self.place.mailboxes if self.place is not None else None,
         )
         for row in table.NATIVE:
             self.reactor.serve_native(row.key, row.low, row.high)
-        for socket, name in self._sockets:
-            self.reactor.add_listener(socket.fileno(), name)
         self.loop.add_reader(self.reactor.fileno(), self.reactor.poll)
         self._started("connections", self._hang_up)
+        if self.peers is not None:
+            self.peers.on_down(self.reactor.peer_lost)
+
+    def _accept(self) -> None:
+        for socket, name in self._sockets:
+            self.reactor.add_listener(socket.fileno(), name)
+
+    async def join(self) -> None:
+        """One of several workers, on its running loop: meet the others, then accept."""
+        assert self.place is not None
+        await self.feed.join(timeout_s=REJOIN_S if self.place.restarted else None)
+        self._accept()
+        self.place.tell(ready=True)
+
+    def _controller_of_clients(self) -> Any:
+        """What the handlers are given: with several workers a change is answered when all of them know it."""
+        if self.place is None or self.me != LEADER:
+            return self.controller
+        return LeadingController(self.controller, self.feed)
+
+    def _owner_of(self, topic: str, index: int) -> int:
+        """The worker that leads a partition; for one that is not known this worker, which says so."""
+        known = self.metadata.image.topics.get(topic)
+        return self.me if known is None else owner_of(known.topic_id, index, self.count)
+
+    def _group_owner(self, group_id: str) -> int:
+        """The worker that coordinates a group, or would say that nobody does."""
+        if self._group_storage.partition_count() == 0:
+            return self.me
+        return self._owner_of(OFFSETS_TOPIC, self.groups.partition_for(group_id))
 
     def _hang_up(self) -> None:
         self.loop.remove_reader(self.reactor.fileno())
@@ -281,7 +415,8 @@ class Worker:
             lambda: config.producer_id_expiration_check_interval_ms,
             lambda: [log.remove_expired_producers(clock.now_ms()) for log in self.partitions],
         )
-        background.add("metadata snapshot", lambda: 10_000, self.raft.maybe_snapshot)
+        if self.me == LEADER:
+            background.add("metadata snapshot", lambda: 10_000, self.raft.maybe_snapshot)
         self._started("background tasks", background.stop)
 
     # -- while it runs -------------------------------------------------------------------------------------
@@ -305,6 +440,9 @@ class Worker:
 
     def _directory_offline(self, path: str) -> None:
         """A failed directory takes its own partitions with it; the last one the broker (LogManager)."""
+        if self.peers is not None:
+            for k in self.peers.up:
+                self.peers.tell(k, OFFLINE, path.encode())
         if all(directory.offline for directory in self.log_dirs.directories()):
             self.fatal(DirectoryTrouble(f"all log directories have failed, {path} the last"))
 
@@ -344,8 +482,13 @@ class Worker:
     # -- stop ----------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """A clean shutdown: everything on disk, then the mark that says so."""
+        """A clean shutdown: everything on disk, then the mark that says so (of several workers, it is the
+        supervisor's)."""
         self._unwind(clean=True)
+
+    @property
+    def stopped_cleanly(self) -> bool:
+        return self._clean and not self._undo
 
     def _unwind(self, *, clean: bool) -> None:
         self._clean = clean

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,18 +41,19 @@ class BrokerFailed(Exception):
 class Broker:
     """A kafkad broker process; a context manager.
 
-    config        Kafka's keys and values, as in server.properties (`{"num.partitions": 4}`); bool and int
-    are taken workers       processes that serve data_dir      kept afterwards if given; else temporary
+    workers       processes that serve; default: $KAFKAD_WORKERS, else 1
+    config        Kafka's keys and values, as in server.properties (`{"num.partitions": 4}`); bool and int too
+    data_dir      kept afterwards if given; else temporary
     properties    a server.properties to start from; its listeners and log.dirs then stand unless given here
-    listen        "host:port"; port 0 picks a free one timeout       seconds to wait for readiness and for a
-    clean shutdown
+    listen        "host:port"; port 0 picks a free one
+    timeout       seconds to wait for readiness and for a clean shutdown
     """
 
     kind = "kafkad"
 
     def __init__(
         self,
-        workers: int = 1,
+        workers: int | None = None,
         config: Mapping[str, object] | None = None,
         data_dir: str | os.PathLike[str] | None = None,
         *,
@@ -60,7 +63,7 @@ class Broker:
         python: str = sys.executable,
         env: Mapping[str, str] | None = None,
     ):
-        self.workers = workers
+        self.workers = workers if workers is not None else int(os.environ.get("KAFKAD_WORKERS") or 1)
         self.config = dict(config or {})
         self.properties = Path(properties) if properties is not None else None
         self.timeout = timeout
@@ -91,6 +94,18 @@ class Broker:
         if self.process is None:
             raise BrokerFailed("the broker has not been started")
         return self.process.pid
+
+    @property
+    def worker_pids(self) -> dict[int, int]:
+        """The processes that serve, by index; with one worker that is the broker itself."""
+        if self.workers == 1:
+            return {0: self.pid}
+        found = {}
+        for pid in _children(self.pid):
+            name = _read(f"/proc/{pid}/comm").strip()
+            if name.startswith("kafkad/"):
+                found[int(name.removeprefix("kafkad/"))] = pid
+        return found
 
     @property
     def running(self) -> bool:
@@ -127,10 +142,23 @@ class Broker:
         return self
 
     def kill(self) -> None:
-        """SIGKILL: nothing is flushed, nothing is said. Returns when the process is gone."""
+        """SIGKILL: nothing is flushed, nothing is said. Returns when all its processes are gone."""
         if self.process is not None and self.process.poll() is None:
+            workers = [_watched(pid) for pid in _children(self.pid)]
             self.process.kill()
             self.process.wait()
+            for worker in workers:
+                _wait_gone(worker)
+
+    def kill_worker(self, index: int) -> int:
+        """SIGKILL for one of several workers, which the broker then starts again. Returns its pid when it is
+        gone."""
+        assert self.workers > 1
+        pid = self.worker_pids[index]
+        worker = _watched(pid)
+        os.kill(pid, signal.SIGKILL)
+        _wait_gone(worker)
+        return pid
 
     def stop(self) -> int:
         """SIGTERM: a clean shutdown. Returns the exit code; raises BrokerFailed if it takes too long."""
@@ -213,6 +241,31 @@ class Broker:
 
 def _spawn(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
     return _spawner.submit(start).result()
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in _read(f"/proc/{pid}/task/{pid}/children").split()]
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:  # the process is gone
+        return ""
+
+
+def _watched(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; None: it has."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _wait_gone(process: int | None) -> None:
+    if process is not None:
+        select.select([process], [], [])
+        os.close(process)
 
 
 def _tail(path: Path) -> str:

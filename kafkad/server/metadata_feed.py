@@ -1,0 +1,487 @@
+"""Metadata in every worker: worker 0 writes it, the others follow.
+
+    worker 0                          every other worker
+    commit → its own partitions
+    CHANGE (offset, records) ──────→  image, delta → its own partitions
+    ANNOUNCE (topic, index, row, directory) between all: what I have opened
+    APPLIED offset            between all: you have heard all that I have opened up to it
+    COMPLETE offset ←───────────────  all the others have told me APPLIED
+    answers, once all are complete
+
+So when a change is answered, every worker knows the topic, its owners have opened it, and every worker finds
+it with its owner. Who is gone or slow is not waited for (SETTLE_S): its clients are told to try again.
+
+A worker gets its first image before it opens logs: through FirstImage when the broker starts, from worker
+0's answer when it is restarted. It then asks to FOLLOW from its offset, at every new connection to worker 0,
+and is sent what it lacks: the changes since, or all of it. So a change that comes twice is known by its
+offset, and one that is missing shows as a gap.
+
+Beware: an announcement may come before the change that it belongs to; replication.Partitions keeps it."""
+
+import asyncio
+import json
+import logging
+import os
+import select
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from kafkad.metadata.image import MetadataImage
+from kafkad.metadata.records import decode_record, encode_record
+from kafkad.metadata.replay import Delta
+from kafkad.protocol import errors
+from kafkad.protocol.errors import KafkaError
+from kafkad.server.peers import PeerLost, Peers, PeerTrouble
+
+logger = logging.getLogger("kafkad")
+
+# Kinds of what workers say to one another; api.routing has its own.
+IMAGE, FOLLOW, CHANGE, ANNOUNCE, WITHDRAW, APPLIED, COMPLETE, CREATE, PLACED, OFFLINE = range(100, 110)
+
+LEADER = 0  # the worker that writes metadata
+SETTLE_S = 5.0  # how long a change waits for the other workers
+CREATE_TIMEOUT_S = 15.0
+KEPT_BYTES = 4 << 20  # of changes, for those who connect again
+ANNOUNCED_AT_ONCE = 2000  # partitions in one message
+
+FROM_NOTHING = -2  # the whole image; an empty one has offset -1
+CHANGE_HEADER = struct.Struct("<qqiqhI")  # previous offset, offset, epoch, timestamp, kraft version, records
+SIZE = struct.Struct("<I")
+OFFSET = struct.Struct("<q")
+
+
+class FirstImage:
+    """The image with which all workers of a starting broker begin: written once by worker 0, read by whoever
+    waits. Made before the fork. Nobody has to be alive for anybody else to read or write it."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("kafkad-metadata", os.MFD_CLOEXEC)
+        self._there = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # set for good; never read
+
+    def publish(self, change: bytes) -> None:
+        """By worker 0, and by its successor if it died before it came to that."""
+        if self._is_there(0):
+            return
+        os.ftruncate(self._file, 0)
+        written = 0
+        while written < len(change):
+            written += os.pwrite(self._file, change[written:], written)
+        os.eventfd_write(self._there, 1)
+
+    def wait(self) -> bytes:
+        while not self._is_there(1000):
+            pass
+        size = os.fstat(self._file).st_size
+        return os.pread(self._file, size, 0)
+
+    def _is_there(self, wait_ms: int) -> bool:
+        poll = select.poll()
+        poll.register(self._there, select.POLLIN)
+        return bool(poll.poll(wait_ms))
+
+
+class Change(NamedTuple):
+    previous: int  # the offset that it follows
+    offset: int
+    epoch: int
+    timestamp_ms: int
+    kraft_version: int
+    records: list[Any]
+
+
+def encode_change(previous: int, image: MetadataImage, records: Iterable[Any]) -> bytes:
+    """`records` led from the image at `previous` to this one."""
+    level = image.metadata_version
+    encoded = [encode_record(record, level) for record in records]
+    header = CHANGE_HEADER.pack(
+        previous, image.offset, image.epoch, image.timestamp_ms, image.kraft_version, len(encoded)
+    )
+    return header + b"".join(SIZE.pack(len(each)) + each for each in encoded)
+
+
+def encode_image(image: MetadataImage) -> bytes:
+    return encode_change(FROM_NOTHING, image, image.records())
+
+
+def decode_change(content: bytes | memoryview) -> Change:
+    *header, count = CHANGE_HEADER.unpack_from(content)
+    view, position, records = memoryview(content), CHANGE_HEADER.size, []
+    for _ in range(count):
+        (size,) = SIZE.unpack_from(view, position)
+        position += SIZE.size
+        records.append(decode_record(view[position : position + size]))
+        position += size
+    assert position == len(view)
+    return Change(*header, records)
+
+
+def image_of(change: Change, empty: MetadataImage) -> MetadataImage:
+    """The whole image that `encode_image` has sent; `empty` knows cluster id and controller."""
+    assert change.previous == FROM_NOTHING
+    image, _ = apply_change(change, empty)
+    image.kraft_version = change.kraft_version
+    return image
+
+
+def apply_change(change: Change, image: MetadataImage) -> tuple[MetadataImage, Delta]:
+    return image.apply(
+        change.records, offset=change.offset, epoch=change.epoch, timestamp_ms=change.timestamp_ms
+    )
+
+
+def difference(old: MetadataImage, new: MetadataImage) -> Delta:
+    """What leads from one image to another, where the records in between are not known."""
+    delta = Delta()
+    for topic in old.topics.values():
+        if topic.topic_id not in new.topics_by_id:
+            delta.topics_deleted.append(topic)
+    for name, topic in new.topics.items():
+        if topic.topic_id not in old.topics_by_id:
+            delta.topics_created.add(name)
+        if old.topics.get(name) != topic:
+            delta.topics_changed.add(name)
+    delta.configs_changed = _differing(old.configs, new.configs)
+    delta.brokers_changed = _differing(old.brokers, new.brokers)
+    delta.features_changed = old.features != new.features
+    delta.security_changed = any(
+        getattr(old, part) != getattr(new, part)
+        for part in ("acls", "client_quotas", "delegation_tokens", "scram_credentials")
+    )
+    return delta
+
+
+def _differing(old: dict[Any, Any], new: dict[Any, Any]) -> set[Any]:
+    return {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+
+
+class Feed:
+    """One worker's part in it. `metadata.image` is what it has; `on_change(delta, image)` applies a change to
+    this worker, sets `metadata.image`, and is only for what comes from worker 0."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        metadata: Any,
+        partitions: Any,
+        loop: asyncio.AbstractEventLoop,
+        on_change: Callable[[Delta, MetadataImage], None],
+    ) -> None:
+        self.peers = peers
+        self.metadata = metadata
+        self.partitions = partitions
+        self._loop = loop
+        self._on_change = on_change
+        self._applied: dict[int, int] = {}  # by each worker that is up, as it has told us
+        self._completed: dict[int, int] = {}  # worker 0: as told by each that is up
+        self._told_complete = -1
+        self._kept: deque[tuple[int, bytes]] = deque()  # worker 0: (previous offset, change)
+        self._kept_bytes = 0
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # for an offset to be complete
+        self._opened: list[tuple[Any, ...]] = []  # to be announced
+        self._following = False
+        self._followed = asyncio.Event()  # we have had what worker 0 had when we asked
+        self._closed = False
+        handlers = {
+            FOLLOW: self._follow_from,
+            IMAGE: lambda _, __: encode_image(self.metadata.image),
+            CHANGE: lambda _, payload: self._take(payload),
+            ANNOUNCE: self._hear_announced,
+            WITHDRAW: self._hear_withdrawn,
+            APPLIED: self._hear_applied,
+            COMPLETE: self._hear_complete,
+        }
+        for kind, handler in handlers.items():
+            peers.handle(kind, handler)
+        partitions.on_opened = self._log_opened
+        partitions.on_dropped = self._log_dropped
+        peers.on_up(self._up)
+        peers.on_down(self._down)
+
+    @property
+    def offset(self) -> int:
+        return int(self.metadata.image.offset)
+
+    @property
+    def leads(self) -> bool:
+        return self.peers.me == LEADER
+
+    def close(self) -> None:
+        self._closed = True
+        for _, future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+        self._waiting.clear()
+
+    # -- worker 0 ------------------------------------------------------------------------------------------
+
+    def committed(self, records: Sequence[Any], previous: int, image: MetadataImage) -> None:
+        """By worker 0, once the change is on disk and applied here."""
+        assert self.leads
+        change = encode_change(previous, image, records)
+        self._kept.append((previous, change))
+        self._kept_bytes += len(change)
+        while self._kept_bytes > KEPT_BYTES:
+            self._kept_bytes -= len(self._kept.popleft()[1])
+        for k in self.peers.up:
+            self.peers.tell(k, CHANGE, change)
+        self._tell_applied()
+
+    def _follow_from(self, sender: int, payload: bytes) -> bytes:
+        """What a worker lacks that is at an offset."""
+        (offset,) = OFFSET.unpack(payload)
+        if offset == self.offset:
+            changes = []
+        elif any(previous == offset for previous, _ in self._kept):
+            changes = [change for previous, change in self._kept if previous >= offset]
+        else:
+            changes = [encode_image(self.metadata.image)]
+        return b"".join(SIZE.pack(len(change)) + change for change in changes)
+
+    def _hear_complete(self, sender: int, payload: bytes) -> None:
+        (self._completed[sender],) = OFFSET.unpack(payload)
+        self._settle()
+
+    # -- the others ----------------------------------------------------------------------------------------
+
+    def _ask_to_follow(self) -> None:
+        if self._following or self._closed:
+            return
+        self._following = True
+        asked = self.peers.call(LEADER, FOLLOW, OFFSET.pack(self.offset))
+        asked.add_done_callback(self._follow)
+
+    def _follow(self, answer: "asyncio.Future[bytes]") -> None:
+        self._following = False
+        if answer.cancelled() or self._closed:
+            return
+        if isinstance(answer.exception(), PeerLost):
+            return  # its successor is asked when it is up
+        content, position = memoryview(answer.result()), 0
+        while position < len(content):
+            (size,) = SIZE.unpack_from(content, position)
+            position += SIZE.size
+            self._take(content[position : position + size])
+            position += size
+        self._followed.set()
+        self._tell_applied()
+
+    def _take(self, content: bytes | memoryview) -> None:
+        """A change from worker 0."""
+        assert not self.leads
+        old: MetadataImage = self.metadata.image
+        change = decode_change(content)
+        if change.previous == FROM_NOTHING:
+            image = image_of(change, MetadataImage(old.cluster_id, old.controller_id))
+            delta = difference(old, image)
+        elif change.offset <= old.offset:
+            return
+        elif change.previous != old.offset:
+            self._ask_to_follow()
+            return
+        else:
+            image, delta = apply_change(change, old)
+        self._on_change(delta, image)
+        assert self.metadata.image is image
+        self._tell_applied()
+
+    # -- between all ---------------------------------------------------------------------------------------
+
+    def _up(self, k: int) -> None:
+        self._applied[k] = -1
+        self._announce(k, [_announcement(log) for log in self.partitions])
+        self.peers.tell(k, APPLIED, OFFSET.pack(self.offset))
+        if self.leads:
+            self._completed[k] = -1
+        elif k == LEADER:
+            self._told_complete = -1
+            self._ask_to_follow()
+
+    def _down(self, k: int) -> None:
+        self._applied.pop(k, None)
+        self._completed.pop(k, None)
+        self._settle()
+
+    def _log_opened(self, log: Any) -> None:
+        if not self._opened:
+            self._loop.call_soon(self._announce_opened)  # it need not be a change that has opened it
+        self._opened.append(_announcement(log))
+
+    def _log_dropped(self, topic: str, index: int, topic_id: bytes) -> None:
+        gone = json.dumps([topic, index, topic_id.hex()]).encode()
+        for k in self.peers.up:
+            self.peers.tell(k, WITHDRAW, gone)
+
+    def _announce_opened(self) -> None:
+        opened, self._opened = self._opened, []
+        for k in self.peers.up:
+            self._announce(k, opened)
+
+    def _tell_applied(self) -> None:
+        self._announce_opened()
+        for k in self.peers.up:
+            self.peers.tell(k, APPLIED, OFFSET.pack(self.offset))
+        self._settle()
+
+    def _announce(self, k: int, opened: list[tuple[Any, ...]]) -> None:
+        for first in range(0, len(opened), ANNOUNCED_AT_ONCE):
+            content = json.dumps(opened[first : first + ANNOUNCED_AT_ONCE]).encode()
+            self.peers.tell(k, ANNOUNCE, content)
+
+    def _hear_announced(self, sender: int, payload: bytes) -> None:
+        for topic, index, topic_id, row, directory in json.loads(payload):
+            self.partitions.announced(topic, bytes.fromhex(topic_id), index, row, directory, sender)
+
+    def _hear_withdrawn(self, sender: int, payload: bytes) -> None:
+        topic, index, topic_id = json.loads(payload)
+        self.partitions.withdrawn(topic, bytes.fromhex(topic_id), index, sender)
+
+    def _hear_applied(self, sender: int, payload: bytes) -> None:
+        (self._applied[sender],) = OFFSET.unpack(payload)
+        self._settle()
+
+    # -- completeness --------------------------------------------------------------------------------------
+
+    def _complete_here(self) -> int:
+        return min([self.offset, *self._applied.values()])
+
+    def _settle(self) -> None:
+        """Something has moved: who waits for it?"""
+        complete = self._complete_here()
+        if not self.leads:
+            if complete != self._told_complete and self.peers.tell(LEADER, COMPLETE, OFFSET.pack(complete)):
+                self._told_complete = complete
+        else:
+            complete = min([complete, *self._completed.values()])
+        still = []
+        for offset, future in self._waiting:
+            if offset > complete:
+                still.append((offset, future))
+            elif not future.done():
+                future.set_result(None)
+        self._waiting = still
+
+    async def complete(self, offset: int, timeout_s: float | None) -> bool:
+        """Until this worker (worker 0: every worker) is complete at `offset`; False: not in time."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append((offset, future))
+        self._settle()
+        try:
+            await asyncio.wait_for(future, timeout_s)
+        except TimeoutError:
+            self._waiting = [each for each in self._waiting if each[1] is not future]
+            return False
+        return True
+
+    async def settled(self, answer: Any, offset: int) -> Any:
+        """`answer`, once all workers are complete at `offset`, or have had their time."""
+        if not await self.complete(offset, SETTLE_S):
+            logger.warning(
+                "metadata offset %d is not known to all workers after %g s: applied %s, complete %s",
+                offset,
+                SETTLE_S,
+                self._applied,
+                self._completed,
+            )
+        return answer
+
+    async def join(self, *, timeout_s: float | None) -> None:
+        """Until all other workers are up, we have what worker 0 has, and know what the others have opened;
+        or, of those who are not there, until `timeout_s` is over."""
+        ups = [self.peers.wait_up(k) for k in range(self.peers.count) if k != self.peers.me]
+        try:
+            await asyncio.wait_for(asyncio.gather(*ups), timeout_s)
+        except TimeoutError:
+            there = sorted(self.peers.up)
+            logger.warning("began without all other workers after %g s: %s are there", timeout_s, there)
+        if not self.leads:
+            await self._followed.wait()
+        await self.complete(self.offset, SETTLE_S)
+
+
+def _announcement(log: Any) -> tuple[Any, ...]:
+    return log.topic, log.partition, log.topic_id.hex(), log.native.slot.number, log.directory
+
+
+class LeadingController:
+    """The controller of worker 0 when it is not alone: a change is answered when all workers know it."""
+
+    def __init__(self, controller: Any, feed: Feed) -> None:
+        self._controller = controller
+        self._feed = feed
+        feed.peers.handle(CREATE, self._create)
+        feed.peers.handle(PLACED, self._placed)
+
+    def create_topics(self, request: Any, context: Any = None) -> Any:
+        return self._settled(self._controller.create_topics, request, context)
+
+    def delete_topics(self, request: Any, context: Any = None) -> Any:
+        return self._settled(self._controller.delete_topics, request, context)
+
+    def create_partitions(self, request: Any, context: Any = None) -> Any:
+        return self._settled(self._controller.create_partitions, request, context)
+
+    def auto_create(self, names: Iterable[str]) -> Any:
+        return self._settled(self._controller.auto_create, names)
+
+    def incremental_alter_configs(self, changes: Any, validate_only: bool = False) -> Any:
+        return self._settled(self._controller.incremental_alter_configs, changes, validate_only)
+
+    def alter_configs(self, wanted: Any, validate_only: bool = False) -> Any:
+        return self._settled(self._controller.alter_configs, wanted, validate_only)
+
+    def allocate_producer_ids(self) -> tuple[int, int]:
+        """Nobody else has to know."""
+        block: tuple[int, int] = self._controller.allocate_producer_ids()
+        return block
+
+    def _settled(self, change: Callable[..., Any], *arguments: Any) -> Any:
+        """The answer itself where nothing was changed, else an awaitable of it."""
+        before = self._feed.offset
+        answer = change(*arguments)
+        offset = self._feed.offset
+        return answer if offset == before else self._feed.settled(answer, offset)
+
+    async def _create(self, _: int, payload: bytes) -> bytes:
+        created = self.auto_create(json.loads(payload))
+        troubles = created if isinstance(created, dict) else await created
+        told = {name: trouble and (trouble.code, trouble.message) for name, trouble in troubles.items()}
+        return json.dumps(told).encode()
+
+    def _placed(self, _: int, payload: bytes) -> None:
+        placed = {
+            (bytes.fromhex(topic_id), index): bytes.fromhex(directory)
+            for topic_id, index, directory in json.loads(payload)
+        }
+        self._controller.assign_directories(placed)
+
+
+class RemoteController:
+    """What a worker other than 0 asks of the controller by itself; requests of clients go there as they
+    are.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+
+    def update_config(self, config: Any) -> None:
+        """Its own worker sees to that."""
+
+    async def auto_create(self, names: Iterable[str]) -> dict[str, KafkaError | None]:
+        """As Controller.auto_create; where its fate is not known a client is told to try again."""
+        wanted = list(names)
+        try:
+            answer = await self._peers.call(
+                LEADER, CREATE, json.dumps(wanted).encode(), timeout_s=CREATE_TIMEOUT_S
+            )
+        except (PeerLost, PeerTrouble, TimeoutError) as trouble:
+            logger.warning("topics %s were not created: %s", ", ".join(wanted), trouble)
+            return dict.fromkeys(wanted, KafkaError(errors.LEADER_NOT_AVAILABLE))
+        return {
+            name: KafkaError(*trouble) if trouble else None for name, trouble in json.loads(answer).items()
+        }
+
+    def assign_directories(self, placed: dict[tuple[bytes, int], bytes]) -> None:
+        rows = [(topic_id.hex(), index, directory.hex()) for (topic_id, index), directory in placed.items()]
+        self._peers.tell(LEADER, PLACED, json.dumps(rows).encode())

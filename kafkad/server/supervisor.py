@@ -1,0 +1,393 @@
+"""The supervisor: locks the directories, binds the ports, forks the workers, and buries them.
+
+    lock and identify the log directories → bind one listening socket per worker and endpoint → shared memory
+    → import everything → fork → all are ready: the ready line → wait for a signal or a death
+    → stop: workers 1 and up, then worker 0, then the clean-shutdown marks
+
+It serves nobody and runs no loop. Whatever must outlive a worker is made here before the first fork and is
+kept: the locks, the listening sockets (one that is closed resets what is queued on it), the shared memory.
+
+A worker says what it has to say in lines of JSON through a pipe:
+
+    {"ready": true}               it serves
+    {"trouble": sentence}         it cannot start
+
+A worker that dies is forked again, at once the first time, later when it dies again and again. One that
+found itself wrong (exit code 70) takes the broker with it: what is wrong once is wrong again, and what it
+wrote is not to be trusted. Workers die with the supervisor (PR_SET_PDEATHSIG).
+
+Signals are bytes in a pipe (signal.set_wakeup_fd): none is lost, and none cuts short what is being done.
+Workers ignore those that end a broker, since a terminal's Ctrl-C and a service manager's SIGTERM reach them
+too, and stop when the supervisor asks for it, by SIGUSR1.
+
+Beware: nothing here may start a thread before the last fork, and a worker is forked again at any time.
+"""
+
+import ctypes
+import gc
+import json
+import logging
+import os
+import random
+import select
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from socket import socket
+from typing import Any, NoReturn
+
+from kafkad._native.mailbox import Mailboxes
+from kafkad._native.watermarks import WatermarkTable
+from kafkad.clock import Clock
+from kafkad.config.listeners import Endpoint
+from kafkad.log.log_dirs import LogDirs
+from kafkad.metadata.uuids import random_uuid
+from kafkad.net import listener
+from kafkad.server import metadata_feed, peers
+from kafkad.server.lifecycle import BROKEN, ENDING, STOP
+
+logger = logging.getLogger("kafkad")
+
+BACKOFF_S = (0.0, 0.1, 0.5, 1.0)
+SETTLED_S = 10.0  # a worker that lived for so long dies as if for the first time
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+
+
+@dataclass(slots=True)
+class Place:
+    """What a worker of several is given: which one it is, and its share of what was made before the fork."""
+
+    me: int
+    count: int
+    restarted: bool  # others may have lived on while its predecessor died
+    incarnation_id: bytes  # of the broker, the same in all workers and over their restarts
+    log_dirs: LogDirs  # opened: locked and identified
+    mailboxes: Mailboxes
+    sockets: list[tuple[socket, str]]  # listening, and the name of their listener
+    endpoints: list[Endpoint]  # as bound: ports are real
+    peer_sockets: list[socket]
+    peer_addresses: list[bytes]
+    first_image: metadata_feed.FirstImage
+    tell: Callable[..., None]  # the supervisor: tell(ready=True), tell(trouble=sentence)
+
+
+@dataclass(slots=True)
+class Child:
+    """One worker, as its parent sees it."""
+
+    k: int
+    pid: int = 0  # 0: not there
+    pipe: int = -1  # what it says; stays open until it is read to its end
+    heard: bytes = b""
+    begun_s: float = 0.0
+    deaths: int = 0  # in a row
+    due_s: float | None = None  # when to fork it again
+    ready: bool = False
+    complained: bool = False  # it has said why it cannot start
+    was_there: bool = False
+    closed: bool = False  # it served, and has left nothing open
+
+
+class Wakeups:
+    """Signals, and deaths of children, as bytes that can be polled for."""
+
+    def __init__(self) -> None:
+        self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in (*ENDING, signal.SIGCHLD):
+            if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
+                signal.siginterrupt(number, False)
+
+    def take(self) -> set[int]:
+        """Those that came since the last call."""
+        try:
+            return set(os.read(self.fd, 4096))
+        except BlockingIOError:
+            return set()
+
+    def leave(self) -> None:
+        """In a child: what comes from now on is its own, and the signals that end a broker are ignored."""
+        signal.set_wakeup_fd(-1)
+        os.close(self.fd)
+        os.close(self._write)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)
+
+
+class Supervisor:
+    """`open`, then `run`, whose result is the exit code. `work(place)` is a worker's life, in its process."""
+
+    def __init__(
+        self,
+        config: Any,
+        count: int,
+        work: Callable[[Place], int],
+        say_ready: Callable[[list[Endpoint], str], None],
+        say_trouble: Callable[[object], None],
+    ) -> None:
+        assert count > 1
+        self.config = config
+        self.count = count
+        self._work = work
+        self._say_ready = say_ready
+        self._say_trouble = say_trouble
+        self._wakeups = Wakeups()
+        self._children = [Child(k) for k in range(count)]
+        self._told_ready = False
+        self._stopping = False
+        self._code: int | None = None  # the exit code, once something has gone wrong
+
+    # -- before the fork -----------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Raises ConfigError, DirectoryTrouble, ListenError."""
+        self.table = WatermarkTable(shared=True)
+        self.log_dirs = LogDirs(self.config, clock=Clock(), scheduler=None, table=self.table)
+        self.log_dirs.open()
+        try:
+            self._bind()
+        except BaseException:
+            self.log_dirs.finish(clean=False)
+            raise
+        self.mailboxes = Mailboxes(self.count)
+        self.peer_sockets, self.peer_addresses = peers.make_sockets(self.count)
+        self.first_image = metadata_feed.FirstImage()
+        self.incarnation_id = random_uuid(random.SystemRandom())
+
+    def _bind(self) -> None:
+        self.sockets: list[list[tuple[socket, str]]] = [[] for _ in range(self.count)]
+        self.endpoints: list[Endpoint] = []
+        for endpoint in self.config.broker_endpoints:
+            bound = listener.bind(endpoint, backlog=self.config.socket_listen_backlog_size, count=self.count)
+            for mine, each in zip(self.sockets, bound, strict=True):
+                mine.append((each, endpoint.listener))
+            self.endpoints.append(endpoint._replace(port=bound[0].getsockname()[1]))
+
+    # -- the long wait -------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        begun = time.monotonic()
+        if self._heed_signals():
+            self._stop()
+        else:
+            gc.collect()
+            gc.freeze()  # so that no worker's collector writes into what they share
+            for child in self._children:
+                self._fork(child)
+        while not self._is_over():
+            self._wait()
+            signalled = self._heed_signals()
+            for child in self._children:
+                if child.pipe >= 0:
+                    self._hear(child)
+            self._bury()
+            if signalled and not self._stopping:
+                begun = time.monotonic()
+                self._stop()
+            if self._stopping:
+                self._stop_next()
+            else:
+                self._fork_due()
+                self._look_ready()
+        code = self._code or 0
+        # A start that was cut short has not looked at all logs: no mark may say that they are sound.
+        self.log_dirs.finish(clean=code == 0 and all(child.closed for child in self._children))
+        if code == 0:
+            how = "stopped cleanly" if self._told_ready else "stopped before it was ready,"
+            logger.info("%s in %d ms", how, (time.monotonic() - begun) * 1000)
+        return code
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._wakeups.fd, select.POLLIN)
+        for child in self._children:
+            if child.pipe >= 0:
+                poll.register(child.pipe, select.POLLIN)
+        dues = [child.due_s for child in self._children if child.due_s is not None]
+        wait_ms = max((min(dues) - time.monotonic()) * 1000, 0) + 1 if dues and not self._stopping else None
+        poll.poll(wait_ms)
+
+    def _heed_signals(self) -> bool:
+        return not self._wakeups.take().isdisjoint(ENDING)
+
+    def _is_over(self) -> bool:
+        return self._stopping and not any(child.pid for child in self._children)
+
+    # -- forking -------------------------------------------------------------------------------------------
+
+    def _fork(self, child: Child) -> None:
+        assert child.pid == 0
+        assert child.pipe < 0
+        child.pipe, theirs = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(child.pipe, False)
+        signal.pthread_sigmask(signal.SIG_BLOCK, (*ENDING, STOP))
+        us = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._live(child, theirs, us)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ENDING, STOP))
+        os.close(theirs)
+        if child.was_there:
+            logger.info("worker %d is started again, pid %d", child.k, pid)
+        else:
+            logger.info("worker %d of %d started, pid %d", child.k, self.count, pid)
+        child.pid, child.heard, child.begun_s = pid, b"", time.monotonic()
+        child.due_s, child.ready, child.complained, child.was_there = None, False, False, True
+
+    def _live(self, child: Child, pipe: int, parent: int) -> NoReturn:
+        """The child's side of the fork; it never comes back. STOP is blocked until the worker has a handler
+        for it."""
+        code = 1
+        try:
+            self._wakeups.leave()
+            prctl = ctypes.CDLL(None).prctl
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)  # it died before we asked
+            prctl(PR_SET_NAME, f"kafkad/{child.k}".encode())
+            for other in self._children:
+                if other.pipe >= 0:
+                    os.close(other.pipe)
+                if other.k != child.k:
+                    self.peer_sockets[other.k].close()
+                    for each, _ in self.sockets[other.k]:
+                        each.close()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+            code = self._work(self._place(child, pipe))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            logging.shutdown()
+            os._exit(code)
+
+    def _place(self, child: Child, pipe: int) -> Place:
+        def tell(**what: Any) -> None:
+            os.write(pipe, json.dumps(what).encode() + b"\n")
+
+        return Place(
+            me=child.k,
+            count=self.count,
+            restarted=child.was_there,
+            incarnation_id=self.incarnation_id,
+            log_dirs=self.log_dirs,
+            mailboxes=self.mailboxes,
+            sockets=self.sockets[child.k],
+            endpoints=self.endpoints,
+            peer_sockets=self.peer_sockets,
+            peer_addresses=self.peer_addresses,
+            first_image=self.first_image,
+            tell=tell,
+        )
+
+    def _fork_due(self) -> None:
+        now_s = time.monotonic()
+        for child in self._children:
+            if child.due_s is not None and child.due_s <= now_s:
+                self._fork(child)
+
+    # -- hearing and burying -------------------------------------------------------------------------------
+
+    def _hear(self, child: Child) -> None:
+        """Everything that the worker has said up to now."""
+        while True:
+            try:
+                data = os.read(child.pipe, 65536)
+            except BlockingIOError:
+                return
+            if not data:
+                os.close(child.pipe)
+                child.pipe = -1
+                return
+            *lines, child.heard = (child.heard + data).split(b"\n")
+            for line in lines:
+                self._heard(child, json.loads(line))
+
+    def _heard(self, child: Child, said: dict[str, Any]) -> None:
+        if "ready" in said:
+            child.ready = True
+        if "trouble" in said:
+            child.complained = True
+            if self._told_ready:
+                logger.error("worker %d cannot start: %s", child.k, said["trouble"])
+            elif self._code is None:
+                self._say_trouble(said["trouble"])
+                self._code = 1
+
+    def _bury(self) -> None:
+        """Everybody who is dead; as pid 1 of a container also those who were left to us."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for child in self._children:
+                if child.pid == pid:
+                    self._died(child, os.waitstatus_to_exitcode(status))
+
+    def _died(self, child: Child, code: int) -> None:
+        if child.pipe >= 0:
+            self._hear(child)  # its last words, and the end
+        assert child.pipe < 0
+        child.pid, was_ready, child.ready = 0, child.ready, False
+        if self._stopping or self._code is not None:
+            child.closed = code == 0 and was_ready
+            if code != 0:
+                if code == BROKEN:
+                    self._code = BROKEN
+                if not child.complained:
+                    logger.error("worker %d did not stop cleanly: %s", child.k, _how(code))
+            return
+        logger.error("worker %d has died: %s", child.k, _how(code))
+        if code == BROKEN:
+            self._code = BROKEN
+            for other in self._children:  # not one more byte is written by a broker that is wrong
+                if other.pid:
+                    os.kill(other.pid, signal.SIGKILL)
+            self._stop()
+            return
+        if not was_ready and not self._told_ready and code > 0:
+            self._code = code
+            self._stop()
+            return
+        lived_s = time.monotonic() - child.begun_s
+        child.deaths = 1 if lived_s >= SETTLED_S else child.deaths + 1
+        wait_s = BACKOFF_S[min(child.deaths, len(BACKOFF_S)) - 1]
+        child.due_s = time.monotonic() + wait_s
+
+    def _look_ready(self) -> None:
+        if self._code is not None and not self._stopping:
+            self._stop()
+        elif not self._told_ready and all(child.ready for child in self._children):
+            self._told_ready = True
+            self._say_ready(self.endpoints, self.log_dirs.cluster_id)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        self._stopping = True
+        for child in self._children:
+            child.due_s = None
+            for each, _ in self.sockets[child.k]:
+                each.close()  # who comes now is refused
+        self._asked: set[int] = set()
+        self._stop_next()
+
+    def _stop_next(self) -> None:
+        """Workers 1 and up first: worker 0 leads the metadata."""
+        living = [child for child in self._children if child.pid and child.k > 0]
+        for child in living or self._children[:1]:
+            if child.pid and child.pid not in self._asked:
+                self._asked.add(child.pid)
+                os.kill(child.pid, STOP)
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"

@@ -1,0 +1,244 @@
+"""Several workers, each a forked process with a real reactor; the test asks them and speaks to them over TCP.
+
+`Workers(n)` makes what the supervisor makes before its fork: mailboxes and the table of rows. A worker serves its
+sockets, and in between does what the test asks of it by name (`Workers.ask`)."""
+
+import gc
+import itertools
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+
+from reactor_world import NOW_MS, Client, Closed, SlowLog, World
+
+from kafkad._native.mailbox import Mailboxes
+from kafkad._native.partition import Partition
+from kafkad._native.watermarks import WatermarkTable
+
+
+class Worker(World):
+    """In the worker's process: what a test may ask for, by name."""
+
+    def __init__(self, directory, rows, mailboxes, **limits):
+        super().__init__(directory, mailboxes=mailboxes, **limits)
+        self.rows = rows
+
+    def port(self):
+        return self.listener.getsockname()[1]
+
+    def own(self, topic, index, topic_id, *, follows_end=True, append=None, segment_bytes=None):
+        """A partition of this worker, empty; the number of its row."""
+        directory = os.path.join(self.directory, f"{topic}-{index}")
+        os.makedirs(directory, exist_ok=True)
+        with open(os.path.join(directory, f"{0:020d}.log"), "wb"):
+            pass
+        slot = self.rows.allocate()
+        partition = Partition(topic, index, topic_id, directory, slot)
+        partition.add_segment(0, 0, NOW_MS)
+        partition.follows_end = follows_end
+        partition.log = SlowLog(append)
+        partition.lead(0)
+        self.table.add(partition, topic, topic_id)
+        return slot.number
+
+    def read(self, topic, index, topic_id, row, owner):
+        """A partition of worker `owner`."""
+        directory = os.path.join(self.directory, f"{topic}-{index}")
+        slot = self.rows.row(row)
+        self.table.add(Partition.reader(topic, index, topic_id, directory, slot, owner), topic, topic_id)
+
+    def remove(self, topic, index):
+        self.table.remove(topic, index)
+
+    def advance(self, topic, index, offset):
+        self.table.get(topic, index).advance_high_watermark(offset)
+
+    def end_offset(self, topic, index):
+        return self.table.get(topic, index).end_offset
+
+    def close_to_clients(self, topic, index):
+        self.table.get(topic, index).close_to_clients()
+
+    def peer_lost(self, peer):
+        self.reactor.peer_lost(peer)
+
+    def stats(self):
+        return self.reactor.stats()
+
+    def allocated_blocks(self):
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    def told(self):
+        return self.lines
+
+    def calls_seen(self):
+        return [frame for _, _, frame in self.calls]
+
+
+class Workers:
+    def __init__(self, count, directory, **limits):
+        self.directory = str(directory)
+        self.limits = limits
+        self.mailboxes = Mailboxes(count)
+        self.rows = WatermarkTable(1 << 12, shared=True)
+        self.pids = [0] * count
+        self.lines = [None] * count
+        self.clients = []
+        for worker in range(count):
+            self.start(worker)
+
+    # -- processes
+
+    def start(self, me):
+        ours, theirs = multiprocessing.Pipe()
+        self.lines[me] = ours
+        self.pids[me] = os.fork()
+        if self.pids[me] == 0:
+            code = 1
+            try:
+                work(me, theirs, self)
+                code = 0
+            finally:
+                os._exit(code)
+        theirs.close()
+        self.ask(me, "port")
+
+    def ask(self, worker, name, *arguments, **options):
+        line = self.lines[worker]
+        line.send((name, arguments, options))
+        assert line.poll(30), f"worker {worker} does not answer"
+        result = line.recv()
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def ask_until(self, worker, name, *arguments, want, seconds=20):
+        """Its answer, once `want(answer)` holds."""
+        deadline = time.monotonic() + seconds
+        while not want(answer := self.ask(worker, name, *arguments)):
+            assert time.monotonic() < deadline, f"worker {worker}: {name} is still {answer}"
+        return answer
+
+    def stop(self, worker):
+        """It does nothing more until `go`."""
+        os.kill(self.pids[worker], signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pids[worker], os.WSTOPPED)
+
+    def go(self, worker):
+        os.kill(self.pids[worker], signal.SIGCONT)
+
+    def kill(self, worker):
+        os.kill(self.pids[worker], signal.SIGKILL)
+        self.bury(worker)
+
+    def bury(self, worker):
+        _, status = os.waitpid(self.pids[worker], 0)
+        self.pids[worker] = 0
+        self.lines[worker].close()
+        return os.waitstatus_to_exitcode(status)
+
+    def close(self):
+        for client in self.clients:
+            client.socket.close()
+        for worker, pid in enumerate(self.pids):
+            if pid:
+                self.go(worker)
+                self.lines[worker].close()
+        codes = [self.bury(worker) for worker, pid in enumerate(self.pids) if pid]
+        assert codes == [0] * len(codes)
+
+    # -- partitions
+
+    def partition(self, topic, index, owner, *, topic_id=None, known=True, **options):
+        """Owned by `owner`, and known to all others."""
+        topic_id = topic_id or topic.encode().ljust(16, b"\1")[:16]
+        row = self.ask(owner, "own", topic, index, topic_id, **options)
+        for worker, pid in enumerate(self.pids):
+            if pid and worker != owner and known:
+                self.ask(worker, "read", topic, index, topic_id, row, owner)
+        return row
+
+    def log(self, topic, index):
+        """The bytes of its first segment."""
+        with open(os.path.join(self.directory, f"{topic}-{index}", f"{0:020d}.log"), "rb") as file:
+            return file.read()
+
+    # -- clients
+
+    def connect(self, worker):
+        client = WorkersClient(("127.0.0.1", self.ask(worker, "port")))
+        self.clients.append(client)
+        return client
+
+
+class WorkersClient(Client):
+    """A client of a broker in other processes: it blocks."""
+
+    def __init__(self, address):
+        self.socket = socket.create_connection(address)
+        self.socket.settimeout(30)
+        self.correlation = itertools.count(1)
+        self.received = bytearray()
+
+    def send(self, data):
+        self.socket.sendall(data)
+
+    def pull(self):
+        try:
+            data = self.socket.recv(1 << 20)
+        except ConnectionResetError:
+            raise Closed from None
+        if not data:
+            raise Closed
+        self.received += data
+
+    def receive_frame(self, seconds=30):
+        while True:
+            if len(self.received) >= 4:
+                (size,) = struct.unpack_from(">i", self.received)
+                if len(self.received) >= 4 + size:
+                    frame = bytes(self.received[4 : 4 + size])
+                    del self.received[: 4 + size]
+                    return frame
+            self.pull()
+
+    def has_answer(self, seconds=0):
+        return bool(self.received) or bool(select.select([self.socket], [], [], seconds)[0])
+
+    def wait_closed(self, seconds=30):
+        try:
+            while True:
+                self.pull()
+        except Closed:
+            return
+
+
+def work(me, line, workers):
+    """The life of a worker, until the test closes the line."""
+    for other in workers.lines:
+        if other is not None:
+            other.close()
+    workers.mailboxes.enter(me)
+    worker = Worker(workers.directory, workers.rows, workers.mailboxes, **workers.limits)
+    worker.poll()
+    while True:
+        ready, _, _ = select.select([line, worker.reactor.fileno()], [], [])
+        worker.reactor.poll()
+        if line not in ready:
+            continue
+        try:
+            name, arguments, options = line.recv()
+        except EOFError:
+            break
+        try:
+            answer = getattr(worker, name)(*arguments, **options)
+        except Exception as error:
+            answer = error
+        line.send(answer)
+    worker.close()

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from kafkad._native.partition import Partition
 from kafkad.config.topic import TopicConfig
 from kafkad.log.log_dirs import DirectoryOccupied
+from kafkad.log.reader import ReaderLog
 from kafkad.metadata.image import DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED, TOPIC
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
@@ -281,6 +282,7 @@ class Partitions:
                 return
             slot = self.log_dirs.table.row(told.row)
             reader = Partition.reader(topic.name, index, topic.topic_id, told.directory, slot, told.owner)
+            ReaderLog(reader, told.directory)
         elif absent and key not in self._readers:
             reader = self.log_dirs.stand_in(topic.name, index, topic.topic_id)
         else:

@@ -154,7 +154,11 @@ class Broker:
         """SIGKILL for one of several workers, which the broker then starts again. Returns its pid when it is
         gone."""
         assert self.workers > 1
-        pid = self.worker_pids[index]
+        deadline = time.monotonic() + self.timeout
+        while (pid := self.worker_pids.get(index)) is None:  # its successor is on its way
+            if time.monotonic() > deadline:
+                raise BrokerFailed(f"there is no worker {index}\n{self.log}")
+            time.sleep(POLL_S)
         worker = _watched(pid)
         os.kill(pid, signal.SIGKILL)
         _wait_gone(worker)

@@ -3,6 +3,7 @@ groups; and one worker's death is nobody else's.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -308,21 +309,22 @@ def test_a_place_that_is_taken_is_told_in_one_sentence(tmp_path):
 
 
 def test_a_start_that_fails_in_a_worker_is_told_once_and_ends_all(tmp_path):
-    data = tmp_path / "data"
-    with Broker(workers=2, data_dir=data) as broker:
+    one, two = tmp_path / "one", tmp_path / "two"
+    config = {"log.dirs": f"{one},{two}"}
+    properties = tmp_path / "server.properties"
+    properties.write_text("listeners=PLAINTEXT://127.0.0.1:0\n")
+    with Broker(workers=2, properties=properties, config=config) as broker:
+        with Wire(broker.bootstrap) as wire:
+            create_topic(wire, "t", 4)
         assert broker.stop() == 0
-    log = next((data / "__cluster_metadata-0").glob("*.log"))
-    damaged = bytearray(log.read_bytes())
-    damaged[16] = 9  # the magic of the first batch
-    log.write_bytes(damaged)
-    for snapshot in (data / "__cluster_metadata-0").glob("*.checkpoint"):
-        snapshot.unlink()
-    (data / MARK).touch()
-    failing = Broker(workers=2, data_dir=data)
+    for partition in range(4):  # whatever worker owns it
+        here, there = (one, two) if (one / f"t-{partition}").exists() else (two, one)
+        shutil.copytree(here / f"t-{partition}", there / f"t-{partition}")
+    failing = Broker(workers=2, properties=properties, config=config)
     with pytest.raises(BrokerFailed, match="exited with 1") as told:
         failing.start()
-    assert str(told.value).count("\nkafkad: ") == 1, told.value
-    assert not (data / MARK).exists()
+    assert str(told.value).count("kafkad: a partition is there twice") == 1, told.value
+    assert not (one / MARK).exists() and not (two / MARK).exists()
     failing.close()
 
 
@@ -368,7 +370,7 @@ def test_a_worker_that_dies_again_and_again_is_started_less_often(tmp_path):
         begun = time.monotonic()
         for _ in range(4):
             broker.kill_worker(1)
-            wait_until(lambda: 1 in broker.worker_pids)
+        wait_until(lambda: 1 in broker.worker_pids)
         assert time.monotonic() - begun > 1.5
         with Wire(broker.bootstrap) as wire:
             create_topic(wire, "t", 4)

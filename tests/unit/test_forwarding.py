@@ -484,7 +484,7 @@ def test_a_sender_killed_in_flight_leaves_whole_batches_only(workers):
 
 
 def test_many_connections_of_both_workers_keep_their_own_order(workers):
-    """Every record says which connection sent it, and as which: each partition has them all, in order, once."""
+    """Every record says which connection sent it, and as which: each partition has them all, once."""
     for index in range(4):
         workers.partition("t", index, index % 2)
     chosen = random.Random(3)

@@ -1,7 +1,7 @@
-"""Several workers, each a forked process with a real reactor; the test asks them and speaks to them over TCP.
+"""Several workers, each a forked process with a real reactor; a test asks them, and speaks to them over TCP.
 
-`Workers(n)` makes what the supervisor makes before its fork: mailboxes and the table of rows. A worker serves its
-sockets, and in between does what the test asks of it by name (`Workers.ask`)."""
+`Workers(n)` makes what the supervisor makes before its fork: mailboxes and the table of rows. A worker serves
+its sockets, and in between does what the test asks of it by name (`Workers.ask`)."""
 
 import gc
 import itertools

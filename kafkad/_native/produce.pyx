@@ -148,13 +148,7 @@ cdef bint parse_topics(Producing self, Cursor* body, int16_t version, uint32_t* 
 
 # -- one partition -----------------------------------------------------------------------------------------
 
-cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint admin, bint transactional) noexcept nogil:
-    if entry.internal and not admin:
-        return INVALID_TOPIC_EXCEPTION
-    return check_records(part, version, transactional)
-
-
-cdef int check_records(const Part* part, int16_t version, bint transactional) noexcept nogil:
+cdef inline int check_records(const Part* part, int16_t version, bint transactional) noexcept nogil:
     """What depends on the request's version rather than on the partition (ProduceRequest.validateRecords)."""
     cdef int16_t attributes
     if part.size < HEADER_SIZE:
@@ -169,6 +163,13 @@ cdef int check_records(const Part* part, int16_t version, bint transactional) no
     if attributes & TRANSACTIONAL:
         return TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     return 0
+
+
+cdef inline int may_append(const Entry* entry, const Part* part, int16_t version, bint admin,
+                           bint transactional) noexcept nogil:
+    if entry.internal and not admin:
+        return INVALID_TOPIC_EXCEPTION
+    return check_records(part, version, transactional)
 
 
 cdef void append_python(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
@@ -220,18 +221,31 @@ cdef void outcome_text(Outcome* outcome, const char* text, size_t size) noexcept
     outcome.info.message = outcome.text
 
 
-cdef void drop_text(Outcome* outcome) noexcept nogil:
+cdef inline void free_text(Outcome* outcome) noexcept nogil:
     if outcome.text is not NULL:
         free(outcome.text)
         outcome.text = NULL
 
 
-cdef void append_part(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
-    outcome.info.message = NULL
+cdef inline void append_own(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
     outcome.text = NULL
     outcome.code = (<Partition>entry.partition).append(part.records, <size_t>part.size, self.core.now_ms, &outcome.info)
     if outcome.code == NEED_PYTHON:
         append_python(self, entry, part, outcome)
+
+
+# What an owner does with another worker's records: the same, from outside.
+
+cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint admin, bint transactional) noexcept nogil:
+    return may_append(entry, part, version, admin, transactional)
+
+
+cdef void append_part(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
+    append_own(self, entry, part, outcome)
+
+
+cdef void drop_text(Outcome* outcome) noexcept nogil:
+    free_text(outcome)
 
 
 cdef inline uint8_t* put_text(uint8_t* at, bint flexible, const char* text, size_t size) noexcept nogil:
@@ -355,35 +369,38 @@ cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int3
             entry = topic_entry(topic, part.index)
             outcome.entry = entry
             outcome.waits = False
-            outcome.text = NULL
-            outcome.info.message = NULL
-            outcome.info.bad_record = -1
             if entry is NULL:
                 outcome.code = UNKNOWN_TOPIC_ID if topic is NULL and version >= 13 else UNKNOWN_TOPIC_OR_PARTITION
             elif refusal:
                 outcome.code = refusal
             else:
-                outcome.code = check_part(entry, part, version, admin, transactional_size >= 0)
+                outcome.code = may_append(entry, part, version, admin, transactional_size >= 0)
                 if outcome.code == 0 and not entry.remote:
-                    append_part(self, entry, part, outcome)
+                    append_own(self, entry, part, outcome)
+                    if outcome.code:
+                        failed = True
+                    elif request.acks != 0:
+                        outcome.waits = entry.removed or (
+                            (<Partition>entry.partition).row.high_watermark < outcome.info.end_offset)
                     if conn.closed:                     # Python ran, and closed it
                         drop_texts(self.outcomes, number)
                         if held is not NULL and held.outcomes_left == 0:
                             held_free(held)
                         return NULL
-                    outcome.waits = outcome.code == 0 and request.acks != 0 and (
-                        entry.removed or (<Partition>entry.partition).row.high_watermark < outcome.info.end_offset)
-                elif outcome.code == 0:
+                    continue
+                if outcome.code == 0:
                     if held is NULL and self.forward is not NULL:
                         held = held_new(self, &request)
                     outcome.code = NOT_LEADER_OR_FOLLOWER if held is NULL else (
                         self.forward(self.forward_context, held, number - 1, entry, part, version, admin))
-                    if outcome.code == 0:
-                        outcome.code = OUTCOME_TO_COME
-                        held.outcomes_left += 1
-                        continue
+            outcome.text = NULL
+            outcome.info.message = NULL
+            outcome.info.bad_record = -1
             if outcome.code:
                 failed = True
+            else:
+                outcome.code = OUTCOME_TO_COME
+                held.outcomes_left += 1
 
     if held is not NULL:
         if held.outcomes_left:
@@ -403,7 +420,7 @@ cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int3
 cdef void drop_texts(Outcome* outcomes, uint32_t count) noexcept nogil:
     cdef uint32_t i
     for i in range(count):
-        drop_text(&outcomes[i])
+        free_text(&outcomes[i])
 
 
 cdef void answer(Producing self, const Request* request, Slot* slot) noexcept nogil:
@@ -438,7 +455,7 @@ cdef void answer(Producing self, const Request* request, Slot* slot) noexcept no
             outcome = &request.outcomes[number]
             code_at = answer_part(slot, version, request.parts[number].index, outcome)
             number += 1
-            drop_text(outcome)
+            free_text(outcome)
             if not outcome.waits:
                 continue
             if outcome.entry is NULL or outcome.entry.removed:  # since it was appended

@@ -1,7 +1,7 @@
 """The brokers under test, each a real process: kafkad, JVM Kafka (KRaft, one node), and the bare loop.
 
-`start()` answers the seconds from the start of the process to the first answered Metadata request. CPU and
-memory are those of the whole process tree.
+`start()` answers the seconds from the start of the process to the first answered Metadata request, or, told
+of topics, until all their partitions answer. CPU and memory are those of the whole process tree.
 """
 
 import os
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -19,9 +20,8 @@ from bench.native import build
 from kafkad.protocol import codec, messages
 
 ROOT = Path(__file__).parent.parent
+JVM_HEAP = ["-Xmx1G", "-Xms1G"]  # kafka-server-start's
 JVM_OPTIONS = [
-    "-Xmx1G",
-    "-Xms1G",
     "-server",
     "-XX:+UseG1GC",
     "-XX:MaxGCPauseMillis=20",
@@ -30,7 +30,7 @@ JVM_OPTIONS = [
     "-XX:MaxInlineLevel=15",
     "-Djava.awt.headless=true",
 ]
-READY_SECONDS_MAX = 120
+READY_SECONDS_MAX = 300
 # as a user's shell: byte code of the second start on is cached
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
 
@@ -41,9 +41,9 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def ask(port: int, request: object, version: int, timeout: float = 60) -> object:
+def ask(port: int, request: Any, version: int, timeout: float = 120) -> Any:
     """One request on a connection of its own."""
-    response_class = codec.response_class(type(request).API_KEY)  # type: ignore[attr-defined]
+    response_class = codec.response_class(type(request).API_KEY)
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as s:
         frame = codec.encode_request(request, version, 1, "bench")
         s.sendall(len(frame).to_bytes(4, "big") + frame)
@@ -74,7 +74,9 @@ class Process:
     def command(self) -> list[str]:
         raise NotImplementedError
 
-    def start(self) -> float:
+    def start(self, topics: dict[str, int] | None = None) -> float:
+        """Seconds to the first answered Metadata, and until the partitions of `topics` (name -> count)
+        answer ListOffsets."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.port = self.port or free_port()
         log = open(self.directory.parent / f"{self.directory.name}.out", "ab")  # noqa: SIM115  the child keeps it
@@ -83,6 +85,8 @@ class Process:
         self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=ENVIRONMENT)
         log.close()
         self.wait_ready(begun)
+        for name, count in (topics or {}).items():
+            self.wait_partitions(name, count)
         return time.perf_counter() - begun
 
     def wait_ready(self, begun: float) -> None:
@@ -94,12 +98,27 @@ class Process:
                 )
             try:
                 answer = ask(self.port, messages.MetadataRequest(topics=[]), 9, timeout=5)
-                if answer.brokers:  # type: ignore[attr-defined]
+                if answer.brokers:
                     return
             except (OSError, ConnectionError):
                 pass
             time.sleep(0.002)
         raise RuntimeError(f"{self.name} was not ready after {READY_SECONDS_MAX} s")
+
+    def wait_partitions(self, name: str, count: int) -> None:
+        """Kafka tells a leader before that leader knows: until all partitions answer."""
+        struct = messages.ListOffsetsRequest.Topics
+        left = list(range(count))
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < READY_SECONDS_MAX:
+            asked = [struct.Partitions(partition_index=p, timestamp=-1) for p in left]
+            request = messages.ListOffsetsRequest(replica_id=-1, topics=[struct(name=name, partitions=asked)])
+            told = ask(self.port, request, 5).topics[0].partitions
+            left = [p.partition_index for p in told if p.error_code]
+            if not left:
+                return
+            time.sleep(0.01)
+        raise RuntimeError(f"{self.name}: {len(left)} partitions of {name} got no leaders")
 
     def tree(self) -> list[psutil.Process]:
         assert self.process is not None
@@ -112,11 +131,34 @@ class Process:
     def pss_bytes(self) -> int:
         return sum(p.memory_full_info().pss for p in self.tree())
 
-    def stop(self, how: int = signal.SIGTERM) -> None:
+    def stop(self) -> float:
+        """SIGTERM; the seconds that it took to end."""
+        begun = time.perf_counter()
         if self.process is not None:
-            self.process.send_signal(how)
-            self.process.wait(120)
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(300)
             self.process = None
+        return time.perf_counter() - begun
+
+    def kill(self) -> None:
+        """SIGKILL to each process of the tree."""
+        if self.process is None:
+            return
+        try:
+            tree = self.tree()
+        except psutil.NoSuchProcess:
+            tree = []
+        for process in tree:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                pass
+        self.process.wait(60)
+        psutil.wait_procs(tree, timeout=60)
+        self.process = None
+
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
     def create_topic(self, name: str, partitions: int, configs: dict[str, str] | None = None) -> None:
         topic = messages.CreateTopicsRequest.Topics(
@@ -125,16 +167,8 @@ class Process:
         for key, value in (configs or {}).items():
             topic.configs.append(messages.CreateTopicsRequest.Topics.Configs(name=key, value=value))
         answer = ask(self.port, messages.CreateTopicsRequest(topics=[topic], timeout_ms=60000), 5)
-        assert answer.topics[0].error_code == 0, answer  # type: ignore[attr-defined]
-        struct = messages.ListOffsetsRequest.Topics
-        asked = [struct.Partitions(partition_index=p, timestamp=-1) for p in range(partitions)]
-        request = messages.ListOffsetsRequest(replica_id=-1, topics=[struct(name=name, partitions=asked)])
-        for _ in range(1000):  # Kafka tells a leader before that leader knows
-            told = ask(self.port, request, 5).topics[0].partitions  # type: ignore[attr-defined]
-            if not any(p.error_code for p in told):
-                return
-            time.sleep(0.01)
-        raise RuntimeError(f"{self.name}: topic {name} got no leaders")
+        assert answer.topics[0].error_code == 0, answer
+        self.wait_partitions(name, partitions)
 
     def delete_topic(self, name: str) -> None:
         ask(self.port, messages.DeleteTopicsRequest(topic_names=[name], timeout_ms=60000), 4)
@@ -143,27 +177,39 @@ class Process:
 class Kafkad(Process):
     name = "kafkad"
 
-    def __init__(self, directory: Path, overrides: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, directory: Path, workers: int = 1, overrides: dict[str, str] | None = None, name: str = "kafkad"
+    ) -> None:
         super().__init__(directory)
+        self.name = name
+        self.workers = workers
         self.overrides = {"log.segment.delete.delay.ms": "500", **(overrides or {})}
 
     def command(self) -> list[str]:
         command = [sys.executable, "-m", "kafkad", "serve", "--data-dir", str(self.directory)]
         command += ["--listen", f"127.0.0.1:{self.port}", "--log-level", "warning"]
+        command += ["--workers", str(self.workers)]
         for key, value in self.overrides.items():
             command += ["--override", f"{key}={value}"]
         return command
 
 
 class Jvm(Process):
-    """JVM Kafka from its Maven artefacts, with the JVM options of kafka-server-start."""
+    """JVM Kafka from its Maven artefacts, with the JVM options of kafka-server-start, or with a heap of
+    `heap` (4G), touched at the start.
+    """
 
     def __init__(
-        self, directory: Path, version: str = "4.3.1", overrides: dict[str, str] | None = None
+        self,
+        directory: Path,
+        version: str = "4.3.1",
+        overrides: dict[str, str] | None = None,
+        heap: str = "",
     ) -> None:
         super().__init__(directory)
         self.version = version
-        self.name = f"Kafka {version}"
+        self.name = f"Kafka {version}" + (f", {heap} heap" if heap else "")
+        self.heap = [f"-Xmx{heap}", f"-Xms{heap}", "-XX:+AlwaysPreTouch"] if heap else JVM_HEAP
         self.overrides = {"log.segment.delete.delay.ms": "500", **(overrides or {})}
         self.jars = ROOT / ".cache" / "jars" / f"kafka-{version}"
         if not self.jars.is_dir():
@@ -197,7 +243,7 @@ class Jvm(Process):
         path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
         return path
 
-    def start(self) -> float:
+    def start(self, topics: dict[str, int] | None = None) -> float:
         self.port = self.port or free_port()
         self.directory.mkdir(parents=True, exist_ok=True)
         if not (self.directory / "meta.properties").exists():
@@ -209,14 +255,14 @@ class Jvm(Process):
                 "MkU3OEVBNTcwNTJENDM2Qg",
             ]
             subprocess.run([*command, "-c", str(self.properties())], check=True, capture_output=True)
-        return super().start()
+        return super().start(topics)
 
     def command(self) -> list[str]:
-        return [*self.java(JVM_OPTIONS), "kafka.Kafka", str(self.properties())]
+        return [*self.java([*self.heap, *JVM_OPTIONS]), "kafka.Kafka", str(self.properties())]
 
 
 class Bare(Process):
-    """The bare loop: no topics, no Metadata; partitions are files 0 to 15."""
+    """The bare loop: no topics, no Metadata; partitions are files 0 to 127."""
 
     name = "bare loop"
     PARTITIONS = 128
@@ -234,7 +280,7 @@ class Bare(Process):
 
     def create_topic(self, name: str, partitions: int, configs: dict[str, str] | None = None) -> None:
         assert partitions <= self.PARTITIONS
-        self.stop(signal.SIGKILL)
+        self.kill()
         self.start()
 
     def delete_topic(self, name: str) -> None:

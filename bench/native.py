@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,41 @@ def build(name: str) -> Path:
     return target
 
 
-def load(*arguments: object, timeout: float = 300) -> dict[str, Any]:
-    """One run of the load generator; its JSON. Raises RuntimeError with what it said when it fails."""
-    command = [str(build("load")), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+def command(mode: str, options: dict[str, object]) -> list[str]:
+    return [str(build("load")), mode, *(f"{name}={value}" for name, value in options.items())]
+
+
+def load(*, timeout: float = 600, **options: object) -> dict[str, Any]:
+    """One run of the load generator (its options are in load.c); its JSON. Raises RuntimeError with what it
+    said when it fails.
+    """
+    started = command("run", options)
+    done = subprocess.run(started, capture_output=True, text=True, timeout=timeout)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+        raise RuntimeError(f"{' '.join(started)}: {done.stderr.strip() or done.stdout.strip()}")
     if done.stderr:
         sys.stderr.write(done.stderr)
     return json.loads(done.stdout)
+
+
+@contextmanager
+def idle_connections(port: int, count: int) -> Iterator[None]:
+    """`count` connections that said hello, open as long as the block runs; none may have been closed."""
+    process = subprocess.Popen(
+        command("idle", {"port": port, "connections": count}),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise RuntimeError(f"{count} connections: {process.communicate()[1].strip()}")
+        yield
+        told, _ = process.communicate("")
+        if json.loads(told)["closed"]:
+            raise RuntimeError(f"the broker closed idle connections: {told.strip()}")
+    finally:
+        process.kill()
+        process.wait()

@@ -1,10 +1,10 @@
 /* The bare loop: the least that a broker must do for these requests, on one thread, and nothing else.
  *
- *   bare PORT DIRECTORY PARTITIONS [--pid-file F]
+ *   bare PORT DIRECTORY PARTITIONS
  *
- * Produce v7 of one batch: CRC-32C over it, a walk over its records' lengths, one pwrite. Fetch v11 of one partition:
- * a header and sendfile from a remembered position. No Metadata, no index, no recovery, no limits: what a broker adds
- * to this is what the broker costs.
+ * Produce v7 of one topic: CRC-32C over each batch, a walk over its records' lengths, one pwrite a batch. Fetch v11 of
+ * one partition: a header and sendfile from a remembered position. No Metadata, no index, no recovery, no limits: what
+ * a broker adds to this is what the broker costs.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -76,18 +76,10 @@ static uint8_t *room(struct connection *c, size_t n)
     return p;
 }
 
-static int produce(struct connection *c, uint8_t *p, size_t size)
+/* One batch, checked and written; its base offset, or -1. */
+static int64_t append(struct partition *partition, uint8_t *at, size_t batch)
 {
-    uint8_t *at = p + 8;
-    at += 2 + (int16_t)get16(at); /* client id */
-    at += 2 + 2 + 4 + 4;          /* transactional id (null), acks, timeout, topics */
-    uint8_t *name = at;
-    size_t name_size = get16(at);
-    at += 2 + name_size + 4;
-    int index = (int)get32(at);
-    size_t batch = get32(at + 4);
-    at += 8;
-    if (at + batch > p + size || index >= partitions || crc32c(at + 21, batch - 21) != get32(at + 17))
+    if (batch < 61 || crc32c(at + 21, batch - 21) != get32(at + 17))
         return -1;
     const uint8_t *walk = at + 61, *end = at + batch;
     int count = 0;
@@ -100,7 +92,6 @@ static int produce(struct connection *c, uint8_t *p, size_t size)
     }
     if (count != (int)get32(at + 57))
         return -1;
-    struct partition *partition = &all[index];
     put64(at, (uint64_t)partition->end_offset);
     put32(at + 12, 0);
     if (pwrite(partition->fd, at, batch, partition->size) != (ssize_t)batch)
@@ -115,21 +106,55 @@ static int produce(struct connection *c, uint8_t *p, size_t size)
     int64_t base = partition->end_offset;
     partition->end_offset += count;
     partition->size += (int64_t)batch;
+    return base;
+}
 
-    size_t n = 4 + 4 + 4 + 2 + name_size + 4 + 4 + 2 + 8 + 8 + 8 + 4;
-    uint8_t *out = room(c, n);
-    put32(out, (uint32_t)(n - 4));
-    memcpy(out + 4, p + 4, 4);
-    put32(out + 8, 1);
-    memcpy(out + 12, name, 2 + name_size);
-    out += 14 + name_size;
-    put32(out, 1);
-    put32(out + 4, (uint32_t)index);
-    put16(out + 8, 0);
-    put64(out + 10, (uint64_t)base);
-    put64(out + 18, (uint64_t)-1);
-    put64(out + 26, 0);
-    put32(out + 34, 0);
+static int produce(struct connection *c, uint8_t *p, size_t size)
+{
+    uint8_t *at = p + 8, *end = p + size;
+    at += 2 + (int16_t)get16(at); /* client id */
+    at += 2;                      /* transactional id (null) */
+    int acks = (int16_t)get16(at);
+    at += 2 + 4 + 4;              /* acks, timeout, topics */
+    uint8_t *name = at;
+    size_t name_size = get16(at);
+    at += 2 + name_size;
+    uint32_t count = get32(at);
+    at += 4;
+    size_t n = 4 + 4 + 4 + 2 + name_size + 4 + (size_t)count * 30 + 4;
+    uint8_t *out = acks ? room(c, n) : NULL;
+    if (out) {
+        put32(out, (uint32_t)(n - 4));
+        memcpy(out + 4, p + 4, 4);
+        put32(out + 8, 1);
+        memcpy(out + 12, name, 2 + name_size);
+        out += 14 + name_size;
+        put32(out, count);
+        out += 4;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (at + 8 > end)
+            return -1;
+        uint32_t index = get32(at);
+        size_t batch = get32(at + 4);
+        at += 8;
+        if (batch > (size_t)(end - at) || index >= (uint32_t)partitions)
+            return -1;
+        int64_t base = append(&all[index], at, batch);
+        if (base < 0)
+            return -1;
+        at += batch;
+        if (!out)
+            continue;
+        put32(out, index);
+        put16(out + 4, 0);
+        put64(out + 6, (uint64_t)base);
+        put64(out + 14, (uint64_t)-1);
+        put64(out + 22, 0);
+        out += 30;
+    }
+    if (out)
+        put32(out, 0);
     return 0;
 }
 

@@ -1,12 +1,18 @@
-/* The load generator: pre-encoded Produce or Fetch requests over many connections, on one thread.
+/* The load generator: pre-encoded Produce and Fetch requests over many connections, on one thread.
  *
- *   load produce HOST PORT TOPIC PARTITIONS CONNECTIONS IN_FLIGHT RECORDS VALUE_SIZE ACKS SECONDS MB_PER_S KEYED [MB_MAX]
- *   load fetch   HOST PORT TOPIC PARTITIONS CONNECTIONS MAX_BYTES SECONDS
- *   load idle    HOST PORT CONNECTIONS SECONDS
+ *   load run port=9092 topic=t partitions=4 producers=4 consumers=0 ...     (the options: the table below)
+ *   load idle port=9092 connections=10000                                  (holds them until its stdin ends)
  *
- * Prints one JSON object: bytes (of batches), requests, errors, seconds, cpu (this process), latency percentiles in
- * microseconds from the moment a request is due to its whole answer. MB_PER_S 0 means as fast as it goes; else
- * requests are due at even times, and one that waits for its turn has its waiting counted (no coordinated omission).
+ * Producers send the one batch again and again, each to its next partition; consumers fetch, either one partition a
+ * request in turn (fetch_all=0) or all of theirs in each (fetch_all=1, which is what a long poll needs).
+ *
+ * Prints one JSON object: bytes (of batches, produced; fetched when there are no producers), fetched, requests, errors,
+ * seconds, cpu (this process), latency percentiles in microseconds from the moment a request is due to its whole
+ * answer. rate=0 means as fast as it goes; else requests are due at even times, and one that waits for its turn has
+ * its waiting counted (no coordinated omission). With stamp=1 a batch carries the moment it was due in its first value
+ * (and a new CRC), and e2e_* are the percentiles of due to received by a consumer.
+ * A run ends after `seconds`, at `mb_max`, or when the consumers are through (once=1: each has read all its
+ * partitions to their ends; drain=1: each has read what was there at the start, while the producers go on).
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -14,6 +20,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -26,26 +33,58 @@
 
 #define IN_FLIGHT_MAX 64
 #define BUCKETS 4096
+#define SILENCE_NS 60000000000ll
+
+static int port, partitions = 1, producers = 0, consumers = 0, in_flight = 1, records = 1, value_size = 100, acks = 1;
+static int keyed, batches = 1, max_bytes = 1 << 20, max_wait_ms, fetch_all, shared, once, drained_ends, stamp, idle_count;
+static double seconds = 1, rate, mb_max = 1e12;
+static const char *topic = "bench", *batch_file = "";
+
+static const struct { const char *name; int *i; double *d; const char **s; } OPTIONS[] = {
+    {"port", &port, 0, 0},             {"topic", 0, 0, &topic},
+    {"partitions", &partitions, 0, 0}, /* of the topic */
+    {"producers", &producers, 0, 0},   /* connections that produce */
+    {"consumers", &consumers, 0, 0},   /* connections that fetch */
+    {"connections", &idle_count, 0, 0}, /* further ones, which say hello and then nothing */
+    {"in_flight", &in_flight, 0, 0},   {"records", &records, 0, 0},
+    {"value_size", &value_size, 0, 0}, {"keyed", &keyed, 0, 0},
+    {"acks", &acks, 0, 0},             {"batches", &batches, 0, 0}, /* in a request, each for another partition */
+    {"batch_file", 0, 0, &batch_file}, /* a ready batch: records, value_size, keyed are its own affair */
+    {"rate", 0, &rate, 0},             /* MB/s over all producers */
+    {"seconds", 0, &seconds, 0},       {"mb_max", 0, &mb_max, 0},
+    {"max_bytes", &max_bytes, 0, 0},   /* of a partition in an answer */
+    {"max_wait_ms", &max_wait_ms, 0, 0}, {"fetch_all", &fetch_all, 0, 0},
+    {"shared", &shared, 0, 0},         /* the consumers divide the partitions; else each reads all */
+    {"once", &once, 0, 0},             {"drain", &drained_ends, 0, 0},
+    {"stamp", &stamp, 0, 0},
+};
 
 struct connection {
-    int fd;
-    int partition;              /* of the next request */
+    int fd, consumes;
+    int partition;              /* produce: of the next request */
     uint32_t correlation;
     int outstanding;
     int64_t due[IN_FLIGHT_MAX]; /* ns, ring of the requests not yet answered */
-    int first, queued;
-    size_t out_sent, out_size;  /* of the request being written */
-    const uint8_t *out;
-    uint8_t head[256];
+    int first;
+    uint8_t *head;
     size_t head_size;
+    const uint8_t *body;        /* after the head; the shared batch, or `own` */
+    size_t body_size, sent;
+    uint8_t *own;               /* what `batches` and `stamp` need: the body of this connection */
     uint8_t *in;
     size_t in_size, in_room;
-    int64_t *offsets;           /* fetch: next offset of each partition */
+    int *mine, mine_count, turn; /* consume: its partitions */
+    int64_t *offsets;           /* consume: next offset, by partition */
+    int *finished, unfinished;  /* consume: by partition, what `once` and `drain` wait for */
     int want_out;
 };
 
-static int64_t latency[BUCKETS]; /* log-linear: 64 steps a power of two */
-static int64_t bytes, requests, failures;
+static int64_t latency[2][BUCKETS]; /* of requests, end to end; log-linear: 64 steps a power of two */
+static int64_t produced, fetched, produce_answers, fetch_answers, failures, last_ns;
+static int64_t start_ns, end_ns;
+static int64_t *first_end, *known_end; /* by partition: the end when it was first seen, and as it is known */
+static uint8_t *batch;
+static size_t batch_size, stamp_at, topic_size;
 
 static int64_t now_ns(void)
 {
@@ -54,33 +93,46 @@ static int64_t now_ns(void)
     return t.tv_sec * 1000000000ll + t.tv_nsec;
 }
 
-static void note_latency(int64_t ns)
+static void note_latency(int which, int64_t ns)
 {
     uint64_t v = ns < 64 ? 64 : (uint64_t)ns;
     int power = 63 - __builtin_clzll(v);
     int index = (power - 6) * 64 + (int)((v >> (power - 6)) & 63);
-    latency[index < BUCKETS ? index : BUCKETS - 1]++;
+    latency[which][index < BUCKETS ? index : BUCKETS - 1]++;
 }
 
-static double percentile(double part)
+static double percentile(int which, double part)
 {
     int64_t all = 0, seen = 0;
     for (int i = 0; i < BUCKETS; i++)
-        all += latency[i];
+        all += latency[which][i];
     for (int i = 0; i < BUCKETS; i++) {
-        seen += latency[i];
+        seen += latency[which][i];
         if (seen > 0 && (double)seen >= part * (double)all)
             return (double)((64ull + (i & 63)) << (i / 64)) / 1000.0;
     }
     return 0;
 }
 
-static int dial(const char *host, int port)
+static void *make(size_t count, size_t size)
+{
+    void *p = calloc(count ? count : 1, size);
+    if (!p) {
+        perror("calloc");
+        exit(1);
+    }
+    return p;
+}
+
+static int dial(void)
 {
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    inet_pton(AF_INET, host, &to.sin_addr);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    int one = 1;
+    inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
+    int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+    if (fd < 0) {
+        perror("socket");
+        exit(1);
+    }
     for (int tries = 0; connect(fd, (struct sockaddr *)&to, sizeof to) < 0; tries++) {
         if (tries == 20) {
             perror("connect");
@@ -89,7 +141,6 @@ static int dial(const char *host, int port)
         usleep(50000);
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    fcntl(fd, F_SETFL, O_NONBLOCK);
     return fd;
 }
 
@@ -111,10 +162,234 @@ static size_t put_string(uint8_t *p, const char *s)
     return n + 2;
 }
 
-static int64_t start_ns, end_ns;
+/* -- idle connections: ApiVersions, as every client says, then nothing */
 
-/* Reads whole answers; calls `answer` with each. */
-static void drain(struct connection *c, void (*answer)(struct connection *, const uint8_t *, size_t))
+static int *open_idle(int count)
+{
+    int *fds = make((size_t)count, sizeof *fds);
+    for (int i = 0; i < count; i++) {
+        uint8_t hello[32], answer[4096];
+        fds[i] = dial();
+        size_t n = request_head(hello, 18, 0, 1);
+        put32(hello, (uint32_t)(n - 4));
+        if (send(fds[i], hello, n, 0) != (ssize_t)n || recv(fds[i], answer, 4, MSG_WAITALL) != 4) {
+            perror("hello");
+            exit(1);
+        }
+        size_t size = get32(answer);
+        if (size > sizeof answer || recv(fds[i], answer, size, MSG_WAITALL) != (ssize_t)size) {
+            fprintf(stderr, "an answer to ApiVersions of %zu bytes\n", size);
+            exit(1);
+        }
+        fcntl(fds[i], F_SETFL, O_NONBLOCK);
+    }
+    return fds;
+}
+
+static int closed_among(const int *fds, int count)
+{
+    int closed = 0;
+    char c;
+    for (int i = 0; i < count; i++)
+        closed += recv(fds[i], &c, 1, MSG_PEEK) == 0;
+    return closed;
+}
+
+/* -- producing */
+
+static void stamp_batch(uint8_t *copy, int64_t due)
+{
+    put64(copy + stamp_at, (uint64_t)due);
+    put32(copy + 17, crc32c(copy + 21, batch_size - 21));
+}
+
+static void produce_request(struct connection *c, int64_t due, int how)
+{
+    uint8_t *p = c->head;
+    size_t n = request_head(p, 0, 7, c->correlation++);
+    put16(p + n, 0xffff);
+    put16(p + n + 2, (uint16_t)how);
+    put32(p + n + 4, 30000);
+    put32(p + n + 8, 1);
+    n += 12;
+    n += put_string(p + n, topic);
+    put32(p + n, (uint32_t)batches);
+    n += 4;
+    c->body = batch;
+    c->body_size = batch_size;
+    if (batches == 1) {
+        put32(p + n, (uint32_t)c->partition);
+        put32(p + n + 4, (uint32_t)batch_size);
+        n += 8;
+        c->partition = (c->partition + 1) % partitions;
+        if (c->own) {
+            stamp_batch(c->own, due);
+            c->body = c->own;
+        }
+    } else {
+        for (int i = 0; i < batches; i++) {
+            uint8_t *at = c->own + (size_t)i * (8 + batch_size);
+            put32(at, (uint32_t)c->partition);
+            if (stamp)
+                stamp_batch(at + 8, due);
+            c->partition = (c->partition + 1) % partitions;
+        }
+        c->body = c->own;
+        c->body_size = (size_t)batches * (8 + batch_size);
+    }
+    put32(p, (uint32_t)(n - 4 + c->body_size));
+    c->head_size = n;
+    c->due[(c->first + c->outstanding) % IN_FLIGHT_MAX] = due;
+    if (how)
+        c->outstanding++;
+    else
+        produced += (int64_t)batch_size * batches, produce_answers++;
+}
+
+static void produce_answer(const uint8_t *p, size_t size)
+{
+    /* correlation, topics count, name, partitions count | index, error, base offset, append time, log start */
+    size_t at = 4 + 4 + 2 + topic_size + 4;
+    for (int i = 0; i < batches; i++, at += 30) {
+        if (size < at + 30) {
+            failures++;
+            return;
+        }
+        uint32_t index = get32(p + at);
+        int error = (int16_t)get16(p + at + 4);
+        if (error || index >= (uint32_t)partitions) {
+            if (failures++ < 3)
+                fprintf(stderr, "produce: error %d\n", error);
+            continue;
+        }
+        int64_t end = (int64_t)get64(p + at + 6) + get32(batch + 57);
+        if (end > known_end[index])
+            known_end[index] = end;
+        produced += (int64_t)batch_size;
+    }
+    produce_answers++;
+    last_ns = now_ns();
+}
+
+/* -- consuming */
+
+static void fetch_request(struct connection *c)
+{
+    uint8_t *p = c->head;
+    int count = fetch_all ? c->mine_count : 1;
+    size_t n = request_head(p, 1, 11, c->correlation++);
+    put32(p + n, (uint32_t)-1); /* replica */
+    put32(p + n + 4, (uint32_t)max_wait_ms);
+    put32(p + n + 8, 1);                 /* min bytes */
+    put32(p + n + 12, 64 << 20);         /* max bytes */
+    p[n + 16] = 0;                       /* isolation */
+    put32(p + n + 17, 0);                /* session id */
+    put32(p + n + 21, (uint32_t)-1);     /* session epoch: none */
+    put32(p + n + 25, 1);
+    n += 29;
+    n += put_string(p + n, topic);
+    put32(p + n, (uint32_t)count);
+    n += 4;
+    /* the order turns, so that no partition starves behind the others when the answer is full */
+    for (int i = 0; i < count; i++, n += 28) {
+        int partition = c->mine[(c->turn + i) % c->mine_count];
+        put32(p + n, (uint32_t)partition);
+        put32(p + n + 4, (uint32_t)-1); /* leader epoch */
+        put64(p + n + 8, (uint64_t)c->offsets[partition]);
+        put64(p + n + 16, (uint64_t)-1); /* log start */
+        put32(p + n + 24, (uint32_t)max_bytes);
+    }
+    if (fetch_all)
+        c->turn = (c->turn + 1) % c->mine_count;
+    put32(p + n, 0);     /* forgotten */
+    put16(p + n + 4, 0); /* rack */
+    n += 6;
+    put32(p, (uint32_t)(n - 4));
+    c->head_size = n;
+    c->body_size = 0;
+    c->due[(c->first + c->outstanding++) % IN_FLIGHT_MAX] = now_ns();
+}
+
+static void finish(struct connection *c, int partition)
+{
+    c->unfinished -= !c->finished[partition];
+    c->finished[partition] = 1;
+}
+
+static int read_batches(struct connection *c, int partition, const uint8_t *b, size_t size)
+{
+    int64_t now = stamp ? now_ns() : 0;
+    int whole_ones = 0;
+    for (const uint8_t *end = b + size; end - b >= 61; whole_ones++) {
+        size_t whole = 12 + (size_t)get32(b + 8);
+        if ((size_t)(end - b) < whole)
+            break;
+        if (stamp)
+            note_latency(1, now - (int64_t)get64(b + stamp_at));
+        c->offsets[partition] = (int64_t)get64(b) + (int32_t)get32(b + 23) + 1;
+        b += whole;
+    }
+    return whole_ones;
+}
+
+static void fetch_answer(struct connection *c, const uint8_t *p, size_t size)
+{
+    /* correlation, throttle, error, session, topics count, name, partitions count | index, error, hw, lso, log start,
+     * aborted transactions (id, first offset), preferred replica, records */
+    size_t at = 4 + 4 + 2 + 4;
+    fetch_answers++;
+    if (size < at + 4 || get32(p + at) == 0)
+        return; /* a long poll that found nothing */
+    at += 4 + 2 + topic_size;
+    int count = size >= at + 4 ? (int)get32(p + at) : 0;
+    at += 4;
+    for (int i = 0; i < count; i++) {
+        if (size < at + 42) {
+            failures++;
+            return;
+        }
+        int partition = (int)get32(p + at), error = (int16_t)get16(p + at + 4), aborted = (int)get32(p + at + 30);
+        int64_t hw = (int64_t)get64(p + at + 6), log_start = (int64_t)get64(p + at + 22);
+        at += 34 + (aborted > 0 ? (size_t)aborted * 16 : 0) + 4;
+        uint32_t n = get32(p + at);
+        at += 4;
+        n = n == 0xffffffffu ? 0 : n;
+        if (error && error != 1 && failures++ < 3)
+            fprintf(stderr, "fetch: error %d\n", error);
+        if (partition < 0 || partition >= partitions || at + n > size) {
+            failures++;
+            return;
+        }
+        if (!error && first_end[partition] < 0)
+            first_end[partition] = hw;
+        if (!error && hw > known_end[partition])
+            known_end[partition] = hw;
+        if (n && !error) {
+            fetched += n;
+            last_ns = now_ns();
+            if (!read_batches(c, partition, p + at, n) && failures++ < 3)
+                fprintf(stderr, "fetch: %u bytes without a whole batch\n", n);
+        } else if (error == 1) {
+            c->offsets[partition] = log_start > 0 ? log_start : 0;
+        } else if (!fetch_all && !error) {
+            /* the end: the next partition, and this one once more from its start, unless once is enough */
+            c->turn = (c->turn + 1) % c->mine_count;
+            if (once)
+                finish(c, partition);
+            else
+                c->offsets[partition] = log_start > 0 ? log_start : 0;
+        }
+        if ((once && fetch_all && c->offsets[partition] >= known_end[partition]) ||
+            (drained_ends && first_end[partition] >= 0 && c->offsets[partition] >= first_end[partition]))
+            finish(c, partition);
+        at += n;
+    }
+}
+
+/* -- the loop */
+
+/* Reads whole answers. */
+static void drain(struct connection *c)
 {
     for (;;) {
         if (c->in_size == c->in_room) {
@@ -143,12 +418,15 @@ static void drain(struct connection *c, void (*answer)(struct connection *, cons
                 }
                 break;
             }
-            int64_t now = now_ns();
-            note_latency(now - c->due[c->first]);
+            /* beside producers it is their latency that counts: a long poll waits because it should */
+            if (!c->consumes || !producers)
+                note_latency(0, now_ns() - c->due[c->first]);
             c->first = (c->first + 1) % IN_FLIGHT_MAX;
             c->outstanding--;
-            requests++;
-            answer(c, c->in + at + 4, size);
+            if (c->consumes)
+                fetch_answer(c, c->in + at + 4, size);
+            else
+                produce_answer(c->in + at + 4, size);
             at += 4 + size;
         }
         memmove(c->in, c->in + at, c->in_size - at);
@@ -156,60 +434,20 @@ static void drain(struct connection *c, void (*answer)(struct connection *, cons
     }
 }
 
-static const char *topic;
-static int partitions, acks, batch_count;
-static uint8_t *batch;
-static size_t batch_size, topic_size;
-
-static void produce_answer(struct connection *c, const uint8_t *p, size_t size)
-{
-    (void)c;
-    /* correlation, topics count, name, partitions count, index, error */
-    size_t at = 4 + 4 + 2 + topic_size + 4 + 4;
-    int error = size >= at + 2 ? (int16_t)get16(p + at) : -1;
-    if (error) {
-        if (failures++ < 3)
-            fprintf(stderr, "produce: error %d\n", error);
-    } else {
-        bytes += (int64_t)batch_size;
-    }
-}
-
-static void produce_head(struct connection *c)
-{
-    uint8_t *p = c->head;
-    size_t n = request_head(p, 0, 7, c->correlation++);
-    put16(p + n, 0xffff);
-    put16(p + n + 2, (uint16_t)acks);
-    put32(p + n + 4, 30000);
-    put32(p + n + 8, 1);
-    n += 12;
-    n += put_string(p + n, topic);
-    put32(p + n, 1);
-    put32(p + n + 4, (uint32_t)c->partition);
-    put32(p + n + 8, (uint32_t)batch_size);
-    n += 12;
-    put32(p, (uint32_t)(n - 4 + batch_size));
-    c->head_size = n;
-    c->partition = (c->partition + 1) % partitions;
-}
-
 /* Sends the request under way; 0 when the socket is full. */
 static int push(struct connection *c)
 {
-    while (c->out_sent < c->head_size + c->out_size) {
+    while (c->sent < c->head_size + c->body_size) {
         struct iovec v[2];
         int n = 0;
-        if (c->out_sent < c->head_size) {
-            v[n].iov_base = c->head + c->out_sent;
-            v[n++].iov_len = c->head_size - c->out_sent;
-            if (c->out_size) {
-                v[n].iov_base = (void *)c->out;
-                v[n++].iov_len = c->out_size;
-            }
-        } else {
-            v[n].iov_base = (void *)(c->out + (c->out_sent - c->head_size));
-            v[n++].iov_len = c->out_size - (c->out_sent - c->head_size);
+        if (c->sent < c->head_size) {
+            v[n].iov_base = c->head + c->sent;
+            v[n++].iov_len = c->head_size - c->sent;
+        }
+        size_t from = c->sent > c->head_size ? c->sent - c->head_size : 0;
+        if (c->body_size) {
+            v[n].iov_base = (void *)(c->body + from);
+            v[n++].iov_len = c->body_size - from;
         }
         ssize_t sent = writev(c->fd, v, n);
         if (sent < 0) {
@@ -218,13 +456,15 @@ static int push(struct connection *c)
             perror("writev");
             exit(1);
         }
-        c->out_sent += (size_t)sent;
+        c->sent += (size_t)sent;
     }
-    c->head_size = c->out_size = c->out_sent = 0;
+    c->head_size = c->body_size = c->sent = 0;
     return 1;
 }
 
-static void watch(int epoll, struct connection *c, int out)
+static int epoll;
+
+static void watch(struct connection *c, int out)
 {
     if (c->want_out == out)
         return;
@@ -233,253 +473,256 @@ static void watch(int epoll, struct connection *c, int out)
     epoll_ctl(epoll, EPOLL_CTL_MOD, c->fd, &e);
 }
 
-static void report(int64_t begun)
+static void read_batch_file(void)
+{
+    FILE *f = fopen(batch_file, "rb");
+    if (!f) {
+        perror(batch_file);
+        exit(1);
+    }
+    fseek(f, 0, SEEK_END);
+    batch_size = (size_t)ftell(f);
+    rewind(f);
+    batch = make(batch_size, 1);
+    if (fread(batch, 1, batch_size, f) != batch_size || batch_size < 61) {
+        fprintf(stderr, "%s: not a batch\n", batch_file);
+        exit(1);
+    }
+    fclose(f);
+}
+
+static void prepare(struct connection *all)
+{
+    if (*batch_file) {
+        read_batch_file();
+    } else {
+        struct timespec wall;
+        clock_gettime(CLOCK_REALTIME, &wall);
+        batch = make((size_t)records * (size_t)(value_size + 40) + 128, 1);
+        batch_size = make_batch(batch, records, value_size, keyed, wall.tv_sec * 1000ll);
+    }
+    if (stamp) { /* the first record's value: after its length, attributes, two deltas, key and value size */
+        const uint8_t *at = batch + 61, *end = batch + batch_size;
+        get_varint(&at, end);
+        at++;
+        get_varint(&at, end);
+        get_varint(&at, end);
+        int64_t key = get_varint(&at, end);
+        at += key > 0 ? key : 0;
+        get_varint(&at, end);
+        stamp_at = (size_t)(at - batch);
+    }
+    first_end = make((size_t)partitions, sizeof *first_end);
+    known_end = make((size_t)partitions, sizeof *known_end);
+    for (int i = 0; i < partitions; i++)
+        first_end[i] = -1;
+    for (int i = 0; i < producers + consumers; i++) {
+        struct connection *c = &all[i];
+        c->fd = dial();
+        fcntl(c->fd, F_SETFL, O_NONBLOCK);
+        c->consumes = i >= producers;
+        c->head = make(512 + (c->consumes ? 28 * (size_t)partitions : 0), 1);
+        struct epoll_event e = {.events = EPOLLIN, .data.ptr = c};
+        epoll_ctl(epoll, EPOLL_CTL_ADD, c->fd, &e);
+        if (!c->consumes) {
+            c->partition = (int)((int64_t)i * batches % partitions);
+            if (stamp || batches > 1) {
+                size_t step = batches > 1 ? batch_size + 8 : batch_size;
+                c->own = make((size_t)batches, step);
+                for (int k = 0; k < batches; k++) {
+                    uint8_t *at = c->own + (size_t)k * step;
+                    if (batches > 1) {
+                        put32(at + 4, (uint32_t)batch_size);
+                        at += 8;
+                    }
+                    memcpy(at, batch, batch_size);
+                }
+            }
+            continue;
+        }
+        c->mine = make((size_t)partitions, sizeof *c->mine);
+        c->offsets = make((size_t)partitions, sizeof *c->offsets);
+        c->finished = make((size_t)partitions, sizeof *c->finished);
+        for (int p = 0; p < partitions; p++)
+            if (!shared || p % consumers == i - producers)
+                c->mine[c->mine_count++] = p;
+        c->unfinished = c->mine_count;
+        c->turn = c->mine_count ? (i - producers) % c->mine_count : 0;
+    }
+}
+
+/* Whether the consumers have all that they are after: what was there (once, drain), or all that was acknowledged. */
+static int consumers_through(struct connection *all, int whole)
+{
+    for (int i = producers; i < producers + consumers; i++) {
+        struct connection *c = &all[i];
+        if (!whole && c->unfinished)
+            return 0;
+        for (int k = 0; whole && k < c->mine_count; k++)
+            if (c->offsets[c->mine[k]] < known_end[c->mine[k]])
+                return 0;
+    }
+    return 1;
+}
+
+static void report(int64_t begun, const int *idle)
 {
     struct rusage u;
     getrusage(RUSAGE_SELF, &u);
     double cpu = (double)u.ru_utime.tv_sec + u.ru_utime.tv_usec / 1e6 + (double)u.ru_stime.tv_sec + u.ru_stime.tv_usec / 1e6;
-    printf("{\"bytes\": %lld, \"requests\": %lld, \"errors\": %lld, \"seconds\": %.6f, \"cpu\": %.6f, "
-           "\"p50_us\": %.1f, \"p99_us\": %.1f, \"p999_us\": %.1f}\n",
-           (long long)bytes, (long long)requests, (long long)failures, (double)(now_ns() - begun) / 1e9, cpu,
-           percentile(0.5), percentile(0.99), percentile(0.999));
+    printf("{\"bytes\": %lld, \"fetched\": %lld, \"requests\": %lld, \"errors\": %lld, \"seconds\": %.6f, \"cpu\": %.6f, "
+           "\"p50_us\": %.1f, \"p99_us\": %.1f, \"p999_us\": %.1f, \"batch_bytes\": %zu, \"batch_records\": %u, "
+           "\"idle_closed\": %d",
+           (long long)(producers ? produced : fetched), (long long)fetched,
+           (long long)(producers ? produce_answers : fetch_answers), (long long)failures,
+           (double)(last_ns - begun) / 1e9, cpu, percentile(0, 0.5), percentile(0, 0.99), percentile(0, 0.999),
+           batch_size, get32(batch + 57), closed_among(idle, idle_count));
+    if (stamp)
+        printf(", \"e2e_p50_us\": %.1f, \"e2e_p99_us\": %.1f, \"e2e_p999_us\": %.1f", percentile(1, 0.5),
+               percentile(1, 0.99), percentile(1, 0.999));
+    printf("}\n");
 }
 
-static int produce(int argc, char **argv)
+static int run(void)
 {
-    if (argc < 14) {
-        fprintf(stderr, "load produce HOST PORT TOPIC PARTITIONS CONNECTIONS IN_FLIGHT RECORDS VALUE_SIZE ACKS SECONDS MB_PER_S KEYED\n");
-        return 2;
-    }
-    topic = argv[4];
-    topic_size = strlen(topic);
-    partitions = atoi(argv[5]);
-    int connections = atoi(argv[6]), in_flight = atoi(argv[7]);
-    batch_count = atoi(argv[8]);
-    int value_size = atoi(argv[9]);
-    acks = atoi(argv[10]);
-    double seconds = atof(argv[11]), rate = atof(argv[12]);
-    int keyed = atoi(argv[13]);
-    double bytes_max = argc > 14 ? atof(argv[14]) * 1e6 : 1e18;
-    if (in_flight > IN_FLIGHT_MAX || topic_size > 200 || acks == 0) {
-        fprintf(stderr, "in flight up to %d, topic names up to 200 bytes, acks 1 or -1\n", IN_FLIGHT_MAX);
-        return 2;
-    }
-    batch = malloc((size_t)batch_count * (size_t)(value_size + 40) + 128);
-    struct timespec wall;
-    clock_gettime(CLOCK_REALTIME, &wall);
-    batch_size = make_batch(batch, batch_count, value_size, keyed, wall.tv_sec * 1000ll);
-
-    int epoll = epoll_create1(0);
-    struct connection *all = calloc((size_t)connections, sizeof *all);
-    for (int i = 0; i < connections; i++) {
-        all[i].fd = dial(argv[2], atoi(argv[3]));
-        all[i].partition = i % partitions;
-        struct epoll_event e = {.events = EPOLLIN, .data.ptr = &all[i]};
-        epoll_ctl(epoll, EPOLL_CTL_ADD, all[i].fd, &e);
-    }
-    start_ns = now_ns();
+    int *idle = open_idle(idle_count);
+    epoll = epoll_create1(0);
+    struct connection *all = make((size_t)(producers + consumers), sizeof *all);
+    prepare(all);
+    start_ns = last_ns = now_ns();
     end_ns = start_ns + (int64_t)(seconds * 1e9);
-    double gap_ns = rate > 0 ? (double)batch_size / (rate * 1e6) * 1e9 : 0;
+    double gap_ns = rate > 0 ? (double)batch_size * batches / (rate * 1e6) * 1e9 : 0;
     int64_t issued = 0;
-    int turn = 0;
+    int turn = 0, through = 0, closing = 0;
     struct epoll_event events[256];
-    int64_t outstanding = 0;
     for (;;) {
         int64_t now = now_ns();
-        int done = now >= end_ns || (double)bytes >= bytes_max;
-        if (done) {
-            outstanding = 0;
-            for (int i = 0; i < connections; i++)
-                outstanding += all[i].outstanding;
-            if (outstanding == 0)
+        int until_read = consumers && (once || drained_ends);
+        through = through || (until_read && consumers_through(all, 0));
+        int done = through || (!until_read && now >= end_ns) || (double)produced >= mb_max * 1e6;
+        if (done && acks == 0 && producers && !closing) {
+            /* one more that is answered: a broker takes requests in order, so its answer stands for all before it */
+            int waiting = 0;
+            for (int i = 0; i < producers; i++)
+                waiting += all[i].head_size != 0;
+            if (!waiting) {
+                closing = 1;
+                for (int i = 0; i < producers; i++) {
+                    produce_request(&all[i], now, 1);
+                    watch(&all[i], !push(&all[i]));
+                }
+            }
+        } else if (done) {
+            int64_t outstanding = 0;
+            for (int i = 0; i < producers + consumers; i++)
+                outstanding += i < producers || (!producers && !max_wait_ms) ? all[i].outstanding : 0;
+            if (outstanding == 0 && (!producers || !consumers || through || consumers_through(all, 1)))
                 break;
         }
-        int wait = -1;
+        int wait = 100;
         if (gap_ns > 0 && !done) {
             /* open loop: the next requests that are due, to connections in turn */
             while (start_ns + (int64_t)(gap_ns * (double)issued) <= now) {
                 struct connection *c = NULL;
-                for (int i = 0; i < connections && !c; i++) {
-                    struct connection *candidate = &all[(turn + i) % connections];
+                for (int i = 0; i < producers && !c; i++) {
+                    struct connection *candidate = &all[(turn + i) % producers];
                     if (candidate->outstanding < in_flight && candidate->head_size == 0) {
                         c = candidate;
-                        turn = (turn + i + 1) % connections;
+                        turn = (turn + i + 1) % producers;
                     }
                 }
                 if (!c)
                     break;
-                c->due[(c->first + c->outstanding++) % IN_FLIGHT_MAX] = start_ns + (int64_t)(gap_ns * (double)issued++);
-                produce_head(c);
-                c->out = batch;
-                c->out_size = batch_size;
-                watch(epoll, c, !push(c));
+                produce_request(c, start_ns + (int64_t)(gap_ns * (double)issued++), acks);
+                watch(c, !push(c));
             }
             int64_t next = start_ns + (int64_t)(gap_ns * (double)issued) - now_ns();
             wait = next <= 0 ? 0 : (int)(next / 1000000);
         } else if (!done) {
-            for (int i = 0; i < connections; i++) {
+            for (int i = 0; i < producers; i++) {
                 struct connection *c = &all[i];
-                while (c->outstanding < in_flight && c->head_size == 0) {
-                    c->due[(c->first + c->outstanding++) % IN_FLIGHT_MAX] = now_ns();
-                    produce_head(c);
-                    c->out = batch;
-                    c->out_size = batch_size;
-                    if (!push(c)) {
-                        watch(epoll, c, 1);
-                        break;
-                    }
+                /* without answers one connection must not keep the loop: a few requests, then the next's turn */
+                for (int burst = 0; c->outstanding < in_flight && c->head_size == 0 && burst < IN_FLIGHT_MAX; burst++) {
+                    produce_request(c, now_ns(), acks);
+                    watch(c, !push(c));
+                    if (acks == 0)
+                        wait = 0;
                 }
             }
-            wait = 100;
-        } else {
-            wait = 100;
         }
+        for (int i = producers; i < producers + consumers; i++) {
+            struct connection *c = &all[i];
+            if ((!done || (producers && !through)) && c->outstanding == 0 && c->head_size == 0 && c->mine_count &&
+                (!until_read || c->unfinished)) {
+                fetch_request(c);
+                watch(c, !push(c));
+            }
+        }
+        /* A consumer has work between its answers. One that sleeps has to be woken for each, and on a virtual
+         * machine waking an idle core costs the broker more than the answer: so this one looks again at once. */
+        if (!producers && !max_wait_ms)
+            wait = 0;
         int n = epoll_wait(epoll, events, 256, wait);
         for (int i = 0; i < n; i++) {
             struct connection *c = events[i].data.ptr;
             if (events[i].events & EPOLLOUT)
-                watch(epoll, c, !push(c));
+                watch(c, !push(c));
             if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR))
-                drain(c, produce_answer);
+                drain(c);
         }
-        if (now_ns() > end_ns + 60000000000ll) {
+        now = now_ns();
+        if (now > end_ns + SILENCE_NS && now > last_ns + SILENCE_NS) {
             fprintf(stderr, "no answer for a minute\n");
             return 1;
         }
     }
-    report(start_ns);
+    report(start_ns, idle);
     return failures ? 1 : 0;
 }
 
-static int fetch_partition_of(struct connection *c) { return c->partition; }
-
-static void fetch_answer(struct connection *c, const uint8_t *p, size_t size)
+static int hold_idle(void)
 {
-    /* correlation, throttle, error, session, topics count, name, partitions count | index, error, hw, lso, log start,
-     * aborted count (-1), preferred replica, records size */
-    size_t at = 4 + 4 + 2 + 4 + 4 + 2 + topic_size + 4;
-    if (size < at + 4 + 2 + 8 + 8 + 8 + 4 + 4 + 4) {
-        failures++;
-        return;
-    }
-    int error = (int16_t)get16(p + at + 4);
-    int aborted = (int)get32(p + at + 30);
-    at += 34 + (aborted > 0 ? (size_t)aborted * 16 : 0) + 4;
-    uint32_t records = get32(p + at);
-    at += 4;
-    int partition = fetch_partition_of(c);
-    if (error || records == 0 || records == 0xffffffffu) {
-        if (error && error != 1 && failures++ < 3)
-            fprintf(stderr, "fetch: error %d\n", error);
-        c->offsets[partition] = 0; /* the end: read it all again */
-        c->partition = (c->partition + 1) % partitions;
-        return;
-    }
-    bytes += records;
-    const uint8_t *b = p + at, *end = p + at + records;
-    while (end - b >= 61) {
-        size_t whole = 12 + (size_t)get32(b + 8);
-        if ((size_t)(end - b) < whole)
-            break;
-        c->offsets[partition] = (int64_t)get64(b) + (int32_t)get32(b + 23) + 1;
-        b += whole;
-    }
-}
-
-static int fetch(int argc, char **argv)
-{
-    if (argc < 9) {
-        fprintf(stderr, "load fetch HOST PORT TOPIC PARTITIONS CONNECTIONS MAX_BYTES SECONDS\n");
-        return 2;
-    }
-    topic = argv[4];
-    topic_size = strlen(topic);
-    partitions = atoi(argv[5]);
-    int connections = atoi(argv[6]), max_bytes = atoi(argv[7]);
-    double seconds = atof(argv[8]);
-    int epoll = epoll_create1(0);
-    struct connection *all = calloc((size_t)connections, sizeof *all);
-    for (int i = 0; i < connections; i++) {
-        all[i].fd = dial(argv[2], atoi(argv[3]));
-        all[i].partition = i % partitions;
-        all[i].offsets = calloc((size_t)partitions, sizeof(int64_t));
-        struct epoll_event e = {.events = EPOLLIN, .data.ptr = &all[i]};
-        epoll_ctl(epoll, EPOLL_CTL_ADD, all[i].fd, &e);
-    }
-    start_ns = now_ns();
-    end_ns = start_ns + (int64_t)(seconds * 1e9);
-    struct epoll_event events[256];
-    for (;;) {
-        int done = now_ns() >= end_ns, busy = 0;
-        for (int i = 0; i < connections; i++) {
-            struct connection *c = &all[i];
-            if (!done && c->outstanding == 0 && c->head_size == 0) {
-                uint8_t *p = c->head;
-                size_t n = request_head(p, 1, 11, c->correlation++);
-                put32(p + n, (uint32_t)-1);          /* replica */
-                put32(p + n + 4, 0);                 /* max wait: at the end it starts over */
-                put32(p + n + 8, 1);                 /* min bytes */
-                put32(p + n + 12, 64 << 20);         /* max bytes */
-                p[n + 16] = 0;                       /* isolation */
-                put32(p + n + 17, 0);                /* session id */
-                put32(p + n + 21, (uint32_t)-1);     /* session epoch: none */
-                put32(p + n + 25, 1);
-                n += 29;
-                n += put_string(p + n, topic);
-                put32(p + n, 1);
-                put32(p + n + 4, (uint32_t)c->partition);
-                put32(p + n + 8, (uint32_t)-1);      /* leader epoch */
-                put64(p + n + 12, (uint64_t)c->offsets[c->partition]);
-                put64(p + n + 20, (uint64_t)-1);     /* log start */
-                put32(p + n + 28, (uint32_t)max_bytes);
-                put32(p + n + 32, 0);                /* forgotten */
-                put16(p + n + 36, 0);                /* rack */
-                n += 38;
-                put32(p, (uint32_t)(n - 4));
-                c->head_size = n;
-                c->due[(c->first + c->outstanding++) % IN_FLIGHT_MAX] = now_ns();
-                watch(epoll, c, !push(c));
-            }
-            busy += c->outstanding;
-        }
-        if (done && !busy)
-            break;
-        /* A consumer has work between its answers. One that sleeps has to be woken for each, and on a virtual
-         * machine waking an idle core costs the broker more than the answer: so this one looks again at once. */
-        int n = epoll_wait(epoll, events, 256, 0);
-        for (int i = 0; i < n; i++) {
-            struct connection *c = events[i].data.ptr;
-            if (events[i].events & EPOLLOUT)
-                watch(epoll, c, !push(c));
-            if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR))
-                drain(c, fetch_answer);
-        }
-    }
-    report(start_ns);
-    return failures ? 1 : 0;
-}
-
-static int idle(int argc, char **argv)
-{
-    if (argc < 6)
-        return 2;
-    int connections = atoi(argv[4]);
-    for (int i = 0; i < connections; i++)
-        dial(argv[2], atoi(argv[3]));
-    printf("{\"connections\": %d}\n", connections);
+    int *fds = open_idle(idle_count);
+    printf("{\"connections\": %d}\n", idle_count);
     fflush(stdout);
-    usleep((useconds_t)(atof(argv[5]) * 1e6));
+    char c;
+    while (read(0, &c, 1) > 0)
+        ;
+    printf("{\"closed\": %d}\n", closed_among(fds, idle_count));
     return 0;
 }
 
 int main(int argc, char **argv)
 {
-    if (argc > 1 && !strcmp(argv[1], "produce"))
-        return produce(argc, argv);
-    if (argc > 1 && !strcmp(argv[1], "fetch"))
-        return fetch(argc, argv);
-    if (argc > 1 && !strcmp(argv[1], "idle"))
-        return idle(argc, argv);
-    fprintf(stderr, "load produce|fetch|idle ...\n");
-    return 2;
+    if (argc < 2 || (strcmp(argv[1], "run") && strcmp(argv[1], "idle"))) {
+        fprintf(stderr, "load run|idle name=value ...\n");
+        return 2;
+    }
+    for (int i = 2; i < argc; i++) {
+        char *value = strchr(argv[i], '=');
+        size_t k = 0, count = sizeof OPTIONS / sizeof *OPTIONS;
+        while (value && k < count &&
+               (strlen(OPTIONS[k].name) != (size_t)(value - argv[i]) || strncmp(OPTIONS[k].name, argv[i], (size_t)(value - argv[i]))))
+            k++;
+        if (!value || k == count) {
+            fprintf(stderr, "no option: %s\n", argv[i]);
+            return 2;
+        }
+        if (OPTIONS[k].i)
+            *OPTIONS[k].i = atoi(value + 1);
+        else if (OPTIONS[k].d)
+            *OPTIONS[k].d = atof(value + 1);
+        else
+            *OPTIONS[k].s = value + 1;
+    }
+    topic_size = strlen(topic);
+    if (in_flight < 1 || in_flight > IN_FLIGHT_MAX || topic_size > 200 || batches < 1 || batches > partitions ||
+        (acks == 0 && (stamp || consumers)) || (shared && consumers > partitions)) {
+        fprintf(stderr, "in flight 1 to %d, topic names up to 200 bytes, no more batches or shared consumers than "
+                        "partitions, and acks=0 only for producers alone\n", IN_FLIGHT_MAX);
+        return 2;
+    }
+    if (!strcmp(argv[1], "idle"))
+        return hold_idle();
+    return run();
 }

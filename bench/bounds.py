@@ -1,0 +1,118 @@
+"""What kafkad must reach: the bounds, one row each, and whether they are met.
+
+A bound is on the median of one figure of one scenario: against JVM Kafka's in the same run (a ratio), against
+another of kafkad's own scenarios (a ratio), or absolute. Pure: results in, verdicts out.
+"""
+
+from typing import Any, NamedTuple
+
+ROUNDS_MIN = 5  # of medians that decide
+KAFKA = "Kafka"  # `against`: the first JVM Kafka of the run
+ABSOLUTE = ""
+OURS = "kafkad"
+
+Results = dict[str, dict[str, dict[str, dict[str, Any]]]]  # group, scenario, broker, figure -> summary
+
+
+class Bound(NamedTuple):
+    scenario: str
+    figure: str
+    at_least: bool  # else at most
+    value: float
+    against: str = KAFKA  # or ABSOLUTE, or the name of a scenario of ours
+
+
+class Verdict(NamedTuple):
+    bound: Bound
+    ours: float | None  # median
+    theirs: float | None  # what it is compared with; None for absolute bounds
+    rounds: int
+
+    @property
+    def measured(self) -> float | None:
+        """The figure that the bound is about: a ratio, or the median itself."""
+        if self.bound.against == ABSOLUTE:
+            return self.ours
+        if self.ours is None or not self.theirs:
+            return None
+        return self.ours / self.theirs
+
+    @property
+    def met(self) -> bool | None:
+        """None: not measured."""
+        if self.measured is None:
+            return None
+        if self.bound.at_least:
+            return self.measured >= self.bound.value
+        return self.measured <= self.bound.value
+
+
+LEAST, MOST = True, False
+RECOVERY = "unclean recovery"
+CONNECTIONS_ALONE = "50 busy connections alone"
+CONNECTIONS_MANY = "50 busy of 10,000 connections"
+
+# fmt: off
+BOUNDS = (
+    Bound("produce 64 KB batches of 1 KB",     "MB/s",           LEAST, 2.2),
+    Bound("produce 64 KB batches of 1 KB",     "CPU s/GB",       MOST,  1 / 3.2),
+    Bound("produce 1 MB batches of 1 KB",      "MB/s",           LEAST, 1.4),
+    Bound("produce 1 MB batches of 1 KB",      "CPU s/GB",       MOST,  1 / 2.2),
+    Bound("produce 16 KB batches of 100 B",    "MB/s",           LEAST, 2.5),
+    Bound("produce 16 KB batches of 100 B",    "CPU s/GB",       MOST,  1 / 4),
+    Bound("produce 1 record of 100 B a batch", "requests/s",     LEAST, 1.8),
+    Bound("produce 1 record of 100 B a batch", "CPU us/request", MOST,  1 / 3),
+    Bound("produce 2 KB batches, 50 conn.",    "requests/s",     LEAST, 1.8),
+    Bound("produce 2 KB batches, 50 conn.",    "CPU us/request", MOST,  1 / 3),
+    Bound("produce 60 MB/s held, 50 conn.",    "p50 ms",         MOST,  2 / 3),
+    Bound("produce 60 MB/s held, 50 conn.",    "p99 ms",         MOST,  2 / 3),
+    Bound("produce 60 MB/s held, 50 conn.",    "CPU s/GB",       MOST,  1 / 3),
+    Bound("fetch 64 KB responses",             "MB/s",           LEAST, 1.6),
+    Bound("fetch 64 KB responses",             "CPU s/GB",       MOST,  1 / 2.5),
+    Bound("fetch 1 MB responses",              "MB/s",           LEAST, 0.9),
+    Bound("fetch 1 MB responses",              "CPU s/GB",       MOST,  1),
+    Bound("disk, fsync before ack: 64 KB batches", "MB/s",       LEAST, 2.5),
+    Bound("disk, fsync before ack: 64 KB batches", "MB/s",       LEAST, 0.6, "disk: 64 KB batches"),
+    Bound("disk, fsync before ack: 2 KB batches, 50 conn.", "requests/s", LEAST, 3),
+    Bound("start to first Metadata",           "seconds",        MOST,  1 / 8),
+    Bound("restart after kill -9 under load",  "seconds",        MOST,  1 / 10),
+    Bound("idle memory",                       "PSS MB",         MOST,  1 / 8),
+    Bound("memory under load",                 "PSS MB",         MOST,  1 / 6),
+    Bound("5,000 partitions",                  "restart s",      MOST,  1 / 8),
+    Bound("5,000 partitions",                  "PSS MB",         MOST,  1 / 5),
+    Bound(RECOVERY,                            "GB/s",           LEAST, 2, ABSOLUTE),
+    Bound(CONNECTIONS_MANY,                    "requests/s",     LEAST, 0.9, CONNECTIONS_ALONE),
+    Bound(CONNECTIONS_MANY,                    "KB/idle connection", MOST, 8, ABSOLUTE),
+)
+# fmt: on
+
+
+def flat(results: Results) -> dict[str, dict[str, dict[str, Any]]]:
+    """Scenarios without their groups; their names are unique."""
+    return {name: row for group in results.values() for name, row in group.items()}
+
+
+def reference(brokers: Any) -> str | None:
+    """The broker that ratios are against: the first JVM Kafka."""
+    return next((name for name in brokers if name.startswith(KAFKA)), None)
+
+
+def check(results: Results, bounds: tuple[Bound, ...] = BOUNDS) -> list[Verdict]:
+    scenarios = flat(results)
+    verdicts = []
+    for bound in bounds:
+        row = scenarios.get(bound.scenario, {})
+        ours = row.get(OURS, {}).get(bound.figure)
+        if bound.against == KAFKA:
+            theirs = row.get(reference(row) or "", {}).get(bound.figure)
+        else:
+            theirs = scenarios.get(bound.against, {}).get(OURS, {}).get(bound.figure)
+        verdicts.append(
+            Verdict(
+                bound,
+                ours["median"] if ours else None,
+                theirs["median"] if theirs else None,
+                min(len(side["rounds"]) for side in (ours, theirs) if side) if ours else 0,
+            )
+        )
+    return verdicts

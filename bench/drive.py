@@ -1,0 +1,133 @@
+"""One run of a load against one broker, and its figures."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.batches import compressed
+from bench.brokers import Process
+from bench.clients import LOADS
+from bench.figures import figures
+from bench.native import load
+from bench.scenarios import Fetch, Mixed, Produce
+
+FETCH_TOPIC = "fetched"
+LONG_POLL_MS = 100
+DRAIN_SECONDS_MAX = 120
+
+
+def timed(broker: Process, **options: Any) -> dict[str, float]:
+    before = broker.cpu_seconds()
+    told = load(port=broker.port, **options)
+    return figures(told, broker.cpu_seconds() - before)
+
+
+def produce_options(row: Produce) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "partitions": row.partitions,
+        "producers": row.connections,
+        "in_flight": row.in_flight,
+        "records": row.records,
+        "value_size": row.value_size,
+        "acks": row.acks,
+        "rate": row.rate_mb_per_s,
+        "keyed": int(row.keyed),
+        "batches": row.batches,
+    }
+    if row.codec:
+        options["batch_file"] = compressed(row.codec, row.records, row.value_size)
+    return options
+
+
+def run_produce(
+    broker: Process,
+    row: Produce,
+    topic: str,
+    *,
+    seconds: float,
+    mb_max: float,
+    configs: dict[str, str] | None = None,
+    before_delete: Callable[[], dict[str, float]] = dict,
+    **more: Any,
+) -> dict[str, float]:
+    """Into a topic of its own, which is deleted afterwards. `before_delete` gives further figures; `more`
+    are further options of load.c.
+    """
+    broker.create_topic(topic, row.partitions, configs)
+    try:
+        options = {"seconds": seconds, "mb_max": mb_max, **produce_options(row), **more}
+        figure = timed(broker, topic=topic, **options) | before_delete()
+    finally:
+        broker.delete_topic(topic)
+    if row.acks == 0:  # only the last request of a connection was answered
+        figure = {name: value for name, value in figure.items() if not name.endswith(" ms")}
+    if row.codec:
+        figure["records/s"] = figure["requests/s"] * row.batches * row.records
+        figure["CPU us/record"] = figure["CPU us/request"] / row.batches / row.records
+    return figure
+
+
+def fill(broker: Process, topic: str, partitions: int, megabytes: float, *, create: bool = True) -> None:
+    """64 KB batches of 1 KB records, evenly over the partitions."""
+    if create:
+        broker.create_topic(topic, partitions)
+    # one producer keeps them even; at the end the same number of MB is in each
+    load(
+        port=broker.port, topic=topic, partitions=partitions, producers=1, in_flight=5,
+        records=64, value_size=1000, seconds=600, mb_max=megabytes,
+    )  # fmt: skip
+
+
+def run_fetch(broker: Process, row: Fetch, topic: str, *, seconds: float, **more: Any) -> dict[str, float]:
+    return timed(
+        broker, topic=topic, partitions=row.partitions, consumers=row.connections,
+        max_bytes=row.max_bytes, seconds=seconds, **more,
+    )  # fmt: skip
+
+
+def run_mixed(broker: Process, row: Mixed, topic: str, *, seconds: float, mb_max: float) -> dict[str, float]:
+    broker.create_topic(topic, row.partitions)
+    try:
+        if row.backlog_mb:
+            fill(broker, topic, row.partitions, min(row.backlog_mb, mb_max / 2), create=False)
+        return timed(broker, topic=topic, **mixed_options(row, seconds=seconds, mb_max=mb_max))
+    finally:
+        broker.delete_topic(topic)
+
+
+def mixed_options(row: Mixed, *, seconds: float, mb_max: float) -> dict[str, Any]:
+    return {
+        "partitions": row.partitions,
+        "producers": row.producers,
+        "consumers": row.consumers,
+        "in_flight": row.in_flight,
+        "records": row.records,
+        "value_size": row.value_size,
+        "rate": row.rate_mb_per_s,
+        "shared": int(row.shared),
+        "fetch_all": 1,
+        "max_wait_ms": LONG_POLL_MS,
+        "drain": int(row.backlog_mb > 0),
+        "stamp": int(row.backlog_mb == 0),
+        "seconds": DRAIN_SECONDS_MAX if row.backlog_mb else seconds,
+        "mb_max": mb_max,
+    }
+
+
+def run_client(broker: Process, name: str, topic: str, records: int) -> dict[str, float]:
+    before = broker.cpu_seconds()
+    told = LOADS[name](broker, topic, records, 1000)
+    return figures(told, broker.cpu_seconds() - before)
+
+
+def touch_memory(directory: Path, megabytes: int) -> None:
+    """Writes and deletes a file: memory that the machine's host took back is slow at its first touch."""
+    path = directory / f"touched-{time.monotonic_ns()}"
+    block = bytes(1 << 20)
+    try:
+        with open(path, "wb", buffering=0) as file:
+            for _ in range(megabytes):
+                file.write(block)
+    finally:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,230 @@
+"""The run: which brokers stand where, whose turn it is, and what was measured.
+
+Method. The brokers of a fleet run at once on the same cores as the load; only one is driven at a time. A JVM
+is warmed with the produce and fetch scenarios first. Before each cell as much memory is touched as it will
+write. A round drives every broker once, so drift of the machine hits all; a figure is the median over the
+rounds. A cell that fails is told, and left out; the rest goes on.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+from rich.console import Console
+from rich.status import Status
+
+from bench.bounds import Results
+from bench.brokers import Bare, Jvm, Kafkad, Process
+from bench.drive import FETCH_TOPIC, fill, run_fetch, run_produce, touch_memory
+from bench.figures import medians
+from bench.scenarios import FETCH, PRODUCE
+
+SETTLE_SECONDS = 1.0  # deleted segments give their memory back (log.segment.delete.delay.ms is 500)
+
+
+@dataclass
+class Options:
+    rounds: int = 5
+    seconds: float = 2.0
+    warm: int = 2
+    workers: tuple[int, ...] = (2,)  # the first is what is compared with the bounds
+    kafka: tuple[str, ...] = ("4.3.1",)  # VERSION or VERSION:HEAP
+    bare: bool = True
+    clients: bool = True
+    quick: bool = False
+    only: str = ""
+    touch_mb: int = 2500
+    mb_max: float = 2500  # of one run: three logs and the page cache must fit into memory
+    fetch_mb: int = 512  # what fetch scenarios read, again and again
+    cold_mb: int = 2000
+    restart_gb: float = 4
+    recovery_gb: float = 6
+    partition_counts: tuple[int, ...] = (1, 1000, 5000, 10000)
+    connection_counts: tuple[int, ...] = (1000, 10000)
+    client_records: int = 600_000
+
+
+class Cell(NamedTuple):
+    """One scenario on one broker: what a round does, and its figures."""
+
+    scenario: str
+    broker: Process
+    run: Callable[[], dict[str, float]]
+
+
+@dataclass
+class Bench:
+    options: Options
+    where: Path  # a tmpfs
+    disk: Path  # an ordinary disk
+    console: Console
+    status: Status | None = None
+    results: Results = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    number: int = 0
+    _main: list[Process] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        if self.status is not None:
+            self.status.update(text)
+
+    def topic(self, stem: str = "run") -> str:
+        """A name that no broker has seen."""
+        self.number += 1
+        return f"{stem}-{self.number}"
+
+    def wanted(self, name: str) -> bool:
+        return self.options.only in name
+
+    def touch(self, megabytes: float | None = None) -> None:
+        touch_memory(self.where, int(megabytes or self.options.touch_mb))
+
+    # -- brokers
+
+    def lineup(
+        self, directory: Path, overrides: dict[str, str] | None = None, *, bare: bool = False
+    ) -> list[Process]:
+        """kafkad with each count of workers, each JVM Kafka, and the bare loop; not started."""
+        brokers: list[Process] = []
+        for number, workers in enumerate(self.options.workers):
+            name = "kafkad" if number == 0 else f"kafkad, {workers} worker{'s' * (workers > 1)}"
+            brokers.append(Kafkad(directory / f"kafkad-{workers}", workers, overrides, name))
+        for kafka in self.options.kafka:
+            version, _, heap = kafka.partition(":")
+            brokers.append(Jvm(directory / f"jvm-{kafka.replace(':', '-')}", version, overrides, heap))
+        if bare and self.options.bare:
+            brokers.append(Bare(directory / "bare"))
+        return brokers
+
+    @contextmanager
+    def fleet(
+        self,
+        directory: Path,
+        overrides: dict[str, str] | None = None,
+        *,
+        bare: bool = False,
+        warm: bool = True,
+    ) -> Iterator[list[Process]]:
+        """A line-up, started and warmed; killed afterwards, its data removed."""
+        brokers = self.lineup(directory, overrides, bare=bare)
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            for broker in brokers:
+                self.say(f"starting {broker.name}")
+                broker.start()
+            if warm:
+                self.warm(brokers)
+            yield brokers
+        finally:
+            for broker in brokers:
+                broker.kill()
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def main_fleet(self) -> list[Process]:
+        """The fleet that most groups share, on the tmpfs; with the topic that fetch scenarios read."""
+        if not self._main:
+            brokers = self.lineup(self.where / "main", bare=True)
+            (self.where / "main").mkdir(parents=True, exist_ok=True)
+            self._main = brokers
+            for broker in brokers:
+                self.say(f"starting {broker.name}")
+                broker.start()
+                if not isinstance(broker, Bare):  # which has one topic at a time
+                    fill(broker, FETCH_TOPIC, FETCH[0].partitions, self.options.fetch_mb)
+            self.warm(brokers, fetch=True)
+        return self._main
+
+    def stop_main_fleet(self) -> None:
+        for broker in self._main:
+            broker.kill()
+        if self._main:
+            shutil.rmtree(self.where / "main", ignore_errors=True)
+        self._main = []
+
+    def warm(self, brokers: Sequence[Process], *, fetch: bool = False) -> None:
+        """A JVM that has seen little is slow: passes over the produce scenarios, whatever is measured."""
+        for number in range(self.options.warm):
+            for broker in brokers:
+                if not isinstance(broker, Jvm):
+                    continue
+                self.say(f"warming {broker.name}, pass {number + 1}")
+                for row in PRODUCE:
+                    run_produce(
+                        broker,
+                        row,
+                        self.topic("warm"),
+                        seconds=self.options.seconds,
+                        mb_max=self.options.mb_max,
+                    )
+                for fetched in FETCH if fetch else ():
+                    run_fetch(broker, fetched, FETCH_TOPIC, seconds=self.options.seconds)
+        if self.options.warm:
+            time.sleep(SETTLE_SECONDS)
+
+    # -- rounds
+
+    def rounds(self, group: str, cells: Sequence[Cell], *, rounds: int | None = None) -> None:
+        """All cells in turn, `rounds` times; their medians go to the results of the group."""
+        cells = [cell for cell in cells if self.wanted(cell.scenario)]
+        seen: list[list[dict[str, float]]] = [[] for _ in cells]
+        broken: set[int] = set()
+        count = self.options.rounds if rounds is None else rounds
+        for number in range(count):
+            for index, cell in enumerate(cells):
+                if index in broken:
+                    continue
+                self.say(f"{group}: {cell.scenario}, {cell.broker.name}, round {number + 1} of {count}")
+                try:
+                    seen[index].append(cell.run())
+                except (
+                    RuntimeError,
+                    OSError,
+                    AssertionError,
+                    subprocess.SubprocessError,
+                    psutil.Error,
+                ) as trouble:
+                    broken.add(index)
+                    self.failed(cell, trouble)
+        for cell, rounds_seen in zip(cells, seen, strict=True):
+            if rounds_seen:
+                row = self.results.setdefault(group, {}).setdefault(cell.scenario, {})
+                row[cell.broker.name] = medians(rounds_seen)
+
+    def failed(self, cell: Cell, trouble: BaseException) -> None:
+        text = f"{cell.scenario}, {cell.broker.name}: {type(trouble).__name__}: {trouble}"
+        self.failures.append(text)
+        self.console.print(f"[red]{text}[/red]", highlight=False)
+        if cell.broker.process is not None and not cell.broker.alive():
+            cell.broker.kill()
+            cell.broker.start()
+
+    def note(self, group: str, scenario: str, broker: Process, figures: dict[str, float]) -> None:
+        """Figures that were measured once."""
+        self.results.setdefault(group, {}).setdefault(scenario, {})[broker.name] = medians([figures])
+
+
+def tmpfs(parent: Path | None = None) -> tuple[Path, bool]:
+    """A tmpfs of huge pages where one may be mounted, else /dev/shm, else the temporary directory."""
+    where = Path(tempfile.mkdtemp(prefix="kafkad-bench-"))
+    mount = ["mount", "-t", "tmpfs", "-o", "huge=always,size=20g", "tmpfs", str(where)]
+    if parent is None and os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0:
+        return where, True
+    where.rmdir()
+    shm = Path("/dev/shm")
+    return Path(
+        tempfile.mkdtemp(prefix="kafkad-bench-", dir=parent or (shm if shm.is_dir() else None))
+    ), False
+
+
+def filesystem(path: Path) -> str:
+    """The type of the file system that holds `path`."""
+    mounts = sorted(psutil.disk_partitions(all=True), key=lambda m: len(m.mountpoint))
+    return next((m.fstype for m in reversed(mounts) if path.resolve().is_relative_to(m.mountpoint)), "?")

@@ -87,6 +87,7 @@ ctypedef void (*MailFunction)(void* context) noexcept nogil
 cdef class Mailboxes:
     cdef readonly int me            # -1 before `enter`
     cdef readonly int count
+    cdef int entered_pid
     cdef int fd
     cdef uint8_t* map
     cdef size_t map_size
@@ -112,6 +113,7 @@ cdef class Mailboxes:
     cdef int lose(self, int peer) except -1
     cdef bint drained(self, uint64_t* heads) noexcept
     cdef void forget_arena(self) noexcept
+    cdef void leave(self) noexcept
 
 cdef void mail_post(Mailboxes self, int to, const Mail* mail) noexcept nogil   # never fails: what has no room follows later
 cdef const Mail* mail_peek(Mailboxes self, int* sender) noexcept nogil  # the next, or NULL; stands until mail_done

@@ -187,7 +187,7 @@ cdef void mail_ring(Mailboxes self) noexcept nogil:
             if self.inboxes[peer].taken:
                 self.inboxes[peer].taken = False
                 if mail_load(&self.inboxes[peer].ring.starved):     # it waits for the room that was made
-                    mail_store(&self.inboxes[peer].ring.starved, 0)
+                    mail_swap(&self.inboxes[peer].ring.starved, 1, 0)   # a full fence before the look at its state
                     self.outboxes[peer].posted = True
             if self.outboxes[peer].posted:
                 self.outboxes[peer].posted = False
@@ -311,8 +311,6 @@ cdef class Mailboxes:
     def __cinit__(self, int count):
         cdef void* map
         cdef int i
-        if not 1 <= count <= WORKERS_MAX:
-            raise ValueError(f"there may be 1 to {WORKERS_MAX} workers")
         self.me = -1
         self.fd = -1
         self.peeked = -1
@@ -320,6 +318,8 @@ cdef class Mailboxes:
         for i in range(WORKERS_MAX):
             self.doorbells[i] = -1
             self.arena_fds[i] = -1
+        if not 1 <= count <= WORKERS_MAX:
+            raise ValueError(f"there may be 1 to {WORKERS_MAX} workers")
         self.count = count
         self.map_size = sizeof(Board) + count * sizeof(Cell) + count * count * sizeof(Ring)
         self.fd = os.memfd_create("kafkad-mailboxes", os.MFD_CLOEXEC)
@@ -365,10 +365,12 @@ cdef class Mailboxes:
         cdef uint64_t heads[WORKERS_MAX]
         cdef size_t half = ARENA_SIZE // 2
         cdef int peer
-        if self.me >= 0:
+        if self.entered_pid == os.getpid():             # else a parent's, whose mailbox is not ours
             raise ValueError("this process has a mailbox already")
         if not 0 <= me < self.count:
             raise ValueError("there is no such worker")
+        self.leave()
+        self.entered_pid = os.getpid()
         self.me = me
         cell = &self.cells[me]
         mail_store(&cell.state, mail_load(&cell.state) & ~<uint64_t>STATE)
@@ -399,13 +401,28 @@ cdef class Mailboxes:
             self.inboxes[peer].tail = mail_load(&self.inboxes[peer].ring.head)
             self.inboxes[peer].head = self.inboxes[peer].tail
             mail_store(&self.inboxes[peer].ring.tail, self.inboxes[peer].tail)
-        cell.pid = os.getpid()
+        cell.pid = self.entered_pid
         store_life(&cell.life, cell.life + 1)
         self.outboxes[me].life = <uint8_t>cell.life
         mail_add(&self.board.lives, 1)
         for peer in range(self.count):
             if peer != me:
                 write(self.doorbells[peer], &one, 8)
+
+    cdef void leave(self) noexcept:
+        """What a forked child has of its parent's mailbox."""
+        cdef int peer
+        arena_close(&self.arena)
+        for peer in range(self.count):
+            free(self.outboxes[peer].queue)
+        memset(self.outboxes, 0, sizeof(self.outboxes))
+        memset(self.inboxes, 0, sizeof(self.inboxes))
+        self.wake = NULL
+        self.told = False
+        self.turn = 0
+        self.turn_left = TURN
+        self.peeked = -1
+        self.mail_in = self.mail_out = self.rings = 0
 
     cdef bint drained(self, uint64_t* heads) noexcept:
         """No live peer has yet to take a message of my former life."""
@@ -509,7 +526,7 @@ cdef class Mailboxes:
         return load_life(&self.cells[worker].life)
 
     def close(self):
-        """Nothing: the memory goes with the last reference. The fds stay as long as messages may come."""
+        """Nothing to do: memory and fds go with the last reference."""
 
 
 def is_gone(int pid) -> bool:

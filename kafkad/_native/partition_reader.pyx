@@ -1,9 +1,9 @@
 """A partition that another worker owns, as this one reads it: its files, and a private copy of its shared row.
 
 Every read begins with a look at the row's sequence. When that moved, the row is copied (watermarks.row_read), and when
-the copy names another generation or another active segment the directory is listed again. The list, the sizes and the
-copy are of one moment: the row stands as it was before the listing, else all is read once more. So no segment between
-two others is ever missing, which a reader would step over in silence. While the row is odd (its owner was put to sleep,
+the copy names another generation or another active segment the directory is listed again, up to that segment: what was
+there before the listing began is in the list, unless it was deleted, so no segment between two others is ever missing,
+which a reader would step over in silence. When the generation moved meanwhile all is read once more. While the row is odd (its owner was put to sleep,
 or killed, in the midst of a change) the last copy serves on: what it says was true, and files below it do not change.
 
 Beware:
@@ -130,17 +130,15 @@ cdef class ReaderPartition(Partition):
             failure = self.list_directory(&before)
             if not row_read(self.shared, &row):
                 return NOT_LEADER_OR_FOLLOWER
-            if row.generation != before.generation or row.end_segment != before.end_segment or not self.is_ours(&row):
-                self.found_count = 0                # overtaken: what was listed may lack a segment
-                continue
-            if failure == -EAGAIN:
-                self.found_count = 0
+            if row.generation != before.generation or not self.is_ours(&row) or failure == -EAGAIN:
+                self.found_count = 0                # overtaken: what was listed is of no one moment
                 continue
             if failure != 0:
                 self.found_count = 0
                 self.refusal = failure
                 return KAFKA_STORAGE_ERROR if failure != -ENOENT else NOT_LEADER_OR_FOLLOWER
-            return self.adopt_found(&row)
+            # When it rolled meanwhile the list is as good as it was: nothing below a segment that was there is missing.
+            return self.adopt_found(&row if row.end_segment == before.end_segment else &before)
         self.forget_segments()
         self.row[0] = row
         self.known = True

@@ -323,7 +323,8 @@ def test_readers_read_on_when_the_owner_is_killed_and_has_a_successor(tmp_path, 
 
 # -- wakeups -------------------------------------------------------------------------------------------------
 
-ANSWERED, GO = 0, 1
+ANSWERED = 0  # of the numbers: how many fetches
+IDLE = 500  # partitions
 
 
 def poll_worker(world, seconds=10.0):
@@ -334,22 +335,32 @@ def poll_worker(world, seconds=10.0):
 
 
 def own_for_waiters(child, table, mailboxes, root, cycles, numbers):
-    """Appends one batch each time that the last was answered, after a moment of any length."""
+    """Appends one batch each time that the last was answered, after a moment of any length. Other partitions
+    of the topic stand still: to look at all of them takes long enough for an append to come in between."""
     from tests.unit.reactor_world import World
 
     mailboxes.enter(1)
     world = World(str(root), mailboxes=mailboxes)
     log = LogWorld(root, log=False)
     log.open(row=table.allocate())
-    world.table.add(log.log.native, "t", TOPIC_ID)
-    child.tell(log.log.native.slot.number)
+    (root / "idle").mkdir()
+    (root / "idle" / f"{0:020d}.log").touch()
+    natives = [log.log.native]
+    for index in range(1, IDLE + 1):
+        native = Partition("t", index, TOPIC_ID, str(root / "idle"), table.allocate())
+        native.add_segment(0, 0, 0)
+        native.lead(0)
+        natives.append(native)
+    for native in natives:
+        world.table.add(native, "t", TOPIC_ID)
+    child.tell([native.slot.number for native in natives])
     chance = random.Random(1)
     for cycle in range(cycles):
         deadline = time.monotonic() + 20
         while numbers[ANSWERED] < cycle:
             world.reactor.poll()
             assert time.monotonic() < deadline, f"cycle {cycle} was not answered"
-        for _ in range(chance.choice([0, 0, 10, 100, 400])):
+        for _ in range(chance.randrange(chance.choice([1, 3_000, 10_000]))):  # of about 30 ns
             pass
         log.append()
         world.reactor.poll()
@@ -359,30 +370,34 @@ def own_for_waiters(child, table, mailboxes, root, cycles, numbers):
 def test_no_wakeup_is_lost_between_workers(tmp_path):
     from tests.unit.reactor_world import World, fetch
 
-    table = WatermarkTable(8, shared=True)
+    table = WatermarkTable(2 * IDLE, shared=True)
     mailboxes = Mailboxes(2)
     numbers = Numbers(2)
     owner = Forked(own_for_waiters, table, mailboxes, tmp_path, CYCLES, numbers)
     mailboxes.enter(0)
-    number = owner.hear()
+    rows = owner.hear()
     world = World(str(tmp_path), mailboxes=mailboxes)
-    reader = Partition.reader("t", 0, TOPIC_ID, str(tmp_path / "t-0"), table.row(number), 1)
-    ReaderLog(reader, str(tmp_path / "t-0"))
-    world.table.add(reader, "t", TOPIC_ID)
+    for index, row in enumerate(rows):
+        directory = str(tmp_path / ("idle" if index else "t-0"))
+        reader = Partition.reader("t", index, TOPIC_ID, directory, table.row(row), 1)
+        world.table.add(reader, "t", TOPIC_ID)
     client = world.connect()
+    session = {"session_id": 0, "session_epoch": 0}
+    asked = [("t", index, 0) for index in range(IDLE + 1)]
     for cycle in range(CYCLES):
-        client.send_request(fetch([("t", 0, cycle)], max_wait_ms=60_000, min_bytes=1), 12)
-        while True:
+        client.send_request(fetch(asked, max_wait_ms=60_000, min_bytes=1, **session), 12)
+        while not client.received:
             try:
-                data = client.socket.recv(1 << 16)
-                break
+                client.received += client.socket.recv(1 << 16)
             except BlockingIOError:
                 poll_worker(world)
-        client.received += data
         answer = client.receive(messages.FetchResponse, 12)
+        assert answer.error_code == 0
         (batch,) = read_batches(answer.responses[0].partitions[0].records)
         assert batch.base_offset == cycle
         numbers[ANSWERED] = cycle + 1
+        session = {"session_id": answer.session_id, "session_epoch": cycle + 1}
+        asked = [("t", 0, cycle + 1)]
     assert world.reactor.stats()["fetch_waits"] > CYCLES / 10
     assert world.reactor.stats()["fetch_timeouts"] == 0
     owner.tell("end")

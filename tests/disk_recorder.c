@@ -13,6 +13,9 @@
    Files that were mapped for writing change without a system call. At each sync their bytes are written to the
    trace; in between they are taken for what was found in the end.
 
+   Forked processes write one trace: the lock, and what all must know, stand in memory that they share. One that is
+   killed with the lock in its hand leaves a record cut short; the next that takes the lock cuts it off.
+
    Beware: what could change a file in a way that is not traced (sendfile, copy_file_range, link, O_TMPFILE) writes
    an UNKNOWN record, which fails the test: then it is time to teach this file a word more. */
 
@@ -39,16 +42,29 @@ enum {
 };
 enum { FDS = 65536, MAPPED_MAX = 65536 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct shared {              /* by all processes that are forked from the first */
+    pthread_mutex_t lock;
+    int64_t trace_size;             /* of whole records */
+    uint64_t syncs;
+    int mapped_count;
+    ino_t mapped[MAPPED_MAX];       /* inodes that were ever mapped for writing */
+} *shared;
 static char root[PATH_MAX];
 static size_t root_size;
 static int trace = -1;
 static long sync_us;
 static dev_t device;
 static ino_t tracked[FDS];          /* fd -> inode under the root, 0: not ours; checked with fstat before it is used */
-static ino_t mapped[MAPPED_MAX];    /* inodes that were ever mapped for writing */
-static int mapped_count;
-static uint64_t syncs;
+
+static void take_lock(void)
+{
+    if (pthread_mutex_lock(&shared->lock) == EOWNERDEAD) {
+        if (syscall(SYS_ftruncate, trace, shared->trace_size)) {}
+        pthread_mutex_consistent(&shared->lock);
+    }
+}
+
+static void give_lock(void) { pthread_mutex_unlock(&shared->lock); }
 
 static void put(int kind, int64_t a, int64_t b, int64_t c, const void *bytes, size_t size)
 {
@@ -68,6 +84,7 @@ static void put(int kind, int64_t a, int64_t b, int64_t c, const void *bytes, si
         if (syscall(SYS_write, 2, said, sizeof said - 1)) {}
         _exit(99);
     }
+    shared->trace_size += all;
 }
 
 static void unknown(const char *what) { put(UNKNOWN, 0, 0, 0, what, strlen(what)); }
@@ -86,8 +103,20 @@ __attribute__((constructor)) static void begin(void)
     trace = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 900);
     if (fd >= 0)
         syscall(SYS_close, fd);
-    if (trace >= 0)
-        put(ROOT, status.st_ino, 0, 0, root, root_size);
+    void *memory = (void *)syscall(SYS_mmap, NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                                   -1, 0);
+    if (trace < 0 || memory == MAP_FAILED) {
+        trace = -1;
+        return;
+    }
+    shared = memory;
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&shared->lock, &attributes);
+    shared->trace_size = lseek(trace, 0, SEEK_END);
+    put(ROOT, status.st_ino, 0, 0, root, root_size);
 }
 
 /* The absolute path of (dirfd, path) if it lies under the root; its directory's inode and its last part. */
@@ -151,7 +180,7 @@ static int opened(int dirfd, const char *path, int flags, mode_t mode)
             tracked[fd] = trace >= 0 && !strncmp(path, root, root_size) && !path[root_size] ? inode(root) : 0;
         return fd;
     }
-    pthread_mutex_lock(&lock);
+    take_lock();
     if ((flags & O_TMPFILE) == O_TMPFILE)
         unknown("O_TMPFILE");
     int there = inode(place.path) != 0;
@@ -161,15 +190,15 @@ static int opened(int dirfd, const char *path, int flags, mode_t mode)
         fstat(fd, &status);
         tracked[fd] = status.st_ino;
         int made = !there && (flags & O_CREAT);     /* else: of an earlier process, which was killed before it told */
-        for (int i = 0; made && i < mapped_count; i++)
-            if (mapped[i] == status.st_ino)         /* that one is gone, its inode is used again */
-                mapped[i] = mapped[--mapped_count];
+        for (int i = 0; made && i < shared->mapped_count; i++)
+            if (shared->mapped[i] == status.st_ino)         /* that one is gone, its inode is used again */
+                shared->mapped[i] = shared->mapped[--shared->mapped_count];
         put(S_ISDIR(status.st_mode) ? MAKE_DIRECTORY : CREATE, place.directory, status.st_ino, made, place.name,
             strlen(place.name));
         if (there && (flags & O_TRUNC))
             put(TRUNCATE, status.st_ino, 0, 0, NULL, 0);
     }
-    pthread_mutex_unlock(&lock);
+    give_lock();
     return fd;
 }
 
@@ -192,7 +221,7 @@ static ssize_t written(int fd, const struct iovec *pieces, int count, int64_t po
     if (!file)
         return position < 0 ? syscall(SYS_writev, fd, pieces, count)
                             : syscall(SYS_pwritev, fd, pieces, count, position, 0);
-    pthread_mutex_lock(&lock);
+    take_lock();
     if (position < 0) {
         int append = fcntl(fd, F_GETFL) & O_APPEND;
         int64_t at = lseek(fd, 0, append ? SEEK_END : SEEK_CUR);
@@ -208,7 +237,7 @@ static ssize_t written(int fd, const struct iovec *pieces, int count, int64_t po
         position += part;
         left -= part;
     }
-    pthread_mutex_unlock(&lock);
+    give_lock();
     errno = kept;
     return n;
 }
@@ -251,9 +280,9 @@ int ftruncate(int fd, off_t size)
     ino_t file = ours(fd);
     if (!file)
         return syscall(SYS_ftruncate, fd, size);
-    pthread_mutex_lock(&lock);
+    take_lock();
     int failure = cut(file, syscall(SYS_ftruncate, fd, size), size);
-    pthread_mutex_unlock(&lock);
+    give_lock();
     return failure;
 }
 int ftruncate64(int fd, off64_t size) { return ftruncate(fd, size); }
@@ -263,10 +292,10 @@ int truncate(const char *path, off_t size)
     struct place place;
     if (trace < 0 || !place_of(&place, AT_FDCWD, path))
         return syscall(SYS_truncate, path, size);
-    pthread_mutex_lock(&lock);
+    take_lock();
     ino_t file = inode(place.path);
     int failure = cut(file, syscall(SYS_truncate, path, size), size);
-    pthread_mutex_unlock(&lock);
+    give_lock();
     return failure;
 }
 int truncate64(const char *path, off64_t size) { return truncate(path, size); }
@@ -276,14 +305,14 @@ int fallocate(int fd, int mode, off_t offset, off_t size)
     ino_t file = ours(fd);
     if (!file)
         return syscall(SYS_fallocate, fd, mode, offset, size);
-    pthread_mutex_lock(&lock);
+    take_lock();
     int failure = syscall(SYS_fallocate, fd, mode, offset, size), kept = errno;
     struct stat status;
     if (!failure && mode)
         unknown("fallocate with a mode");
     if (!failure && !fstat(fd, &status))
         put(TRUNCATE, file, status.st_size, 0, NULL, 0);
-    pthread_mutex_unlock(&lock);
+    give_lock();
     errno = kept;
     return failure;
 }
@@ -297,7 +326,7 @@ static int renamed(int from_dir, const char *from, int to_dir, const char *to, u
     int is_a = trace >= 0 && place_of(&a, from_dir, from), is_b = trace >= 0 && place_of(&b, to_dir, to);
     if (!is_a && !is_b)
         return syscall(SYS_renameat2, from_dir, from, to_dir, to, flags);
-    pthread_mutex_lock(&lock);
+    take_lock();
     int failure = syscall(SYS_renameat2, from_dir, from, to_dir, to, flags), kept = errno;
     if (!failure) {
         char names[2 * NAME_MAX + 4];
@@ -308,7 +337,7 @@ static int renamed(int from_dir, const char *from, int to_dir, const char *to, u
             put(RENAME, a.directory, b.directory, 0, names, size);
         }
     }
-    pthread_mutex_unlock(&lock);
+    give_lock();
     errno = kept;
     return failure;
 }
@@ -321,11 +350,11 @@ static int removed(int dirfd, const char *path, int flags)
     struct place place;
     if (trace < 0 || !place_of(&place, dirfd, path))
         return syscall(SYS_unlinkat, dirfd, path, flags);
-    pthread_mutex_lock(&lock);
+    take_lock();
     int failure = syscall(SYS_unlinkat, dirfd, path, flags), kept = errno;
     if (!failure)
         put(flags & AT_REMOVEDIR ? REMOVE_DIRECTORY : UNLINK, place.directory, 0, 0, place.name, strlen(place.name));
-    pthread_mutex_unlock(&lock);
+    give_lock();
     errno = kept;
     return failure;
 }
@@ -343,11 +372,11 @@ int mkdirat(int dirfd, const char *path, mode_t mode)
     struct place place;
     if (trace < 0 || !place_of(&place, dirfd, path))
         return syscall(SYS_mkdirat, dirfd, path, mode);
-    pthread_mutex_lock(&lock);
+    take_lock();
     int failure = syscall(SYS_mkdirat, dirfd, path, mode), kept = errno;
     if (!failure)
         put(MAKE_DIRECTORY, place.directory, inode(place.path), 1, place.name, strlen(place.name));
-    pthread_mutex_unlock(&lock);
+    give_lock();
     errno = kept;
     return failure;
 }
@@ -355,8 +384,8 @@ int mkdir(const char *path, mode_t mode) { return mkdirat(AT_FDCWD, path, mode);
 
 static int is_mapped(ino_t file)
 {
-    for (int i = 0; i < mapped_count; i++)
-        if (mapped[i] == file)
+    for (int i = 0; i < shared->mapped_count; i++)
+        if (shared->mapped[i] == file)
             return 1;
     return 0;
 }
@@ -406,18 +435,18 @@ static int synced(int fd, int number)
     ino_t file = ours(fd);
     if (!file)
         return syscall(number, fd);
-    pthread_mutex_lock(&lock);
-    uint64_t sync = ++syncs;
+    take_lock();
+    uint64_t sync = ++shared->syncs;
     if (is_mapped(file) || is_index(fd))
         put_content(fd, file);
     put(SYNC_BEGIN, file, sync, 0, NULL, 0);
     long us = sync_us ? random() % (sync_us + 1) : 0;
-    pthread_mutex_unlock(&lock);
+    give_lock();
     if (us)
         usleep(us);
-    pthread_mutex_lock(&lock);
+    take_lock();
     put(SYNC_END, file, sync, 0, NULL, 0);
-    pthread_mutex_unlock(&lock);
+    give_lock();
     return 0;
 }
 int fsync(int fd) { return synced(fd, SYS_fsync); }
@@ -427,15 +456,15 @@ static void *map(void *address, size_t size, int protection, int flags, int fd, 
 {
     ino_t file = fd >= 0 && (flags & MAP_SHARED) && (protection & PROT_WRITE) ? ours(fd) : 0;
     if (file) {
-        pthread_mutex_lock(&lock);
+        take_lock();
         if (!is_mapped(file)) {
-            if (mapped_count == MAPPED_MAX)
+            if (shared->mapped_count == MAPPED_MAX)
                 unknown("too many mapped files");
             else
-                mapped[mapped_count++] = file;
+                shared->mapped[shared->mapped_count++] = file;
         }
         put(MAPPED, file, 0, 0, NULL, 0);
-        pthread_mutex_unlock(&lock);
+        give_lock();
     }
     return (void *)syscall(SYS_mmap, address, size, protection, flags, fd, at);
 }
@@ -452,9 +481,9 @@ void *mmap64(void *a, size_t size, int protection, int flags, int fd, off64_t at
 static void refuse(int fd, const char *what)
 {
     if (ours(fd)) {
-        pthread_mutex_lock(&lock);
+        take_lock();
         unknown(what);
-        pthread_mutex_unlock(&lock);
+        give_lock();
     }
 }
 ssize_t sendfile(int out, int in, off_t *at, size_t size)
@@ -472,9 +501,9 @@ int linkat(int d, const char *from, int e, const char *to, int flags)
 {
     struct place place;
     if (trace >= 0 && place_of(&place, e, to)) {
-        pthread_mutex_lock(&lock);
+        take_lock();
         unknown("linkat");
-        pthread_mutex_unlock(&lock);
+        give_lock();
     }
     return syscall(SYS_linkat, d, from, e, to, flags);
 }

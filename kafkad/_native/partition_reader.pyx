@@ -15,7 +15,7 @@ Beware:
 
 Reads of committed data ask `log` (log/reader.py) for aborted transactions. Appends are refused."""
 
-from libc.errno cimport ENOENT, ENOMEM, errno
+from libc.errno cimport EIO, ENOENT, ENOMEM, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc, qsort, realloc
@@ -68,7 +68,6 @@ cdef enum:
     OFFSET_DIGITS = 20
     LISTINGS = 8                    # that may be overtaken by rolls before a read gives up, retriably
     BLOCK_ENTRIES = 512             # of an index, read at once
-    INTERVAL = 4096                 # log.index.interval.bytes as it mostly is: only a first guess
     WALK_MAX = 64 * 1024            # between two remembered positions: as far as an index entry may be
 
 cdef ProducerTable no_producers = new_producer_table()
@@ -346,13 +345,14 @@ cdef class ReaderPartition(Partition):
         return self.walk(segment, at, indexed, target, limit, position, batch_size)
 
     cdef int index_floor(self, Segment* segment, int64_t relative, int64_t* position, int64_t* last) noexcept nogil:
-        # The last entry whose offset is <= `relative`. Entries are ascending, up to the zeros that an active segment's
-        # file is stretched with, and to those that the owner wrote since the copy. 0, or -errno; position 0: none.
+        # The last entry whose offset is <= `relative`. 0, or -errno; position 0: none. Entries ascend evenly, as a rule, so
+        # the first block of them that is read has it. Of the Index of a segment, which is not mapped here, `entries` is how
+        # many are known to count, `allocated` the offset in the last of them, and `entries_max` says that there are no more.
         cdef char path[PATH_SIZE]
         cdef uint8_t block[BLOCK_ENTRIES * OFFSET_ENTRY_SIZE]
         cdef LogFile* file = segment.index_file
-        cdef int64_t low = 0, high, middle, n, start
-        cdef int fd
+        cdef int64_t low = 0, high, start, n, middle
+        cdef int fd, failure
         position[0] = 0
         last[0] = -1
         if file == NULL:
@@ -367,36 +367,42 @@ cdef class ReaderPartition(Partition):
             file.fd = fd
             file.references = 1
             segment.index_file = file
-        high = lseek(file.fd, 0, SEEK_END) // OFFSET_ENTRY_SIZE
-        middle = segment.size // INTERVAL + 1
-        while high - low > BLOCK_ENTRIES:
-            if middle <= low or middle >= high:
-                middle = low + (high - low) // 2
-            n = read_at(file.fd, block, OFFSET_ENTRY_SIZE, middle * OFFSET_ENTRY_SIZE)
-            if n < 0:
-                return <int>n
-            if n == OFFSET_ENTRY_SIZE and is_below(block, relative, segment.size):
-                position[0] = get_i32(block + 4)
-                last[0] = get_i32(block)
-                low = middle + 1
+        if (segment.offsets.entries == 0 or relative > segment.offsets.allocated) and segment.offsets.entries_max == 0:
+            failure = count_entries(segment, segment == self.active())
+            if failure != 0:
+                return failure
+        high = segment.offsets.entries
+        start = 0
+        if segment.offsets.allocated > 0:
+            start = <int64_t>(<double>high * <double>relative / <double>segment.offsets.allocated) - BLOCK_ENTRIES // 2
+        while low < high:
+            if start > high - BLOCK_ENTRIES:
+                start = high - BLOCK_ENTRIES
+            if start < low:
+                start = low
+            n = high - start if high - start < BLOCK_ENTRIES else BLOCK_ENTRIES
+            n = read_at(file.fd, block, n * OFFSET_ENTRY_SIZE, start * OFFSET_ENTRY_SIZE) // OFFSET_ENTRY_SIZE
+            if n <= 0:
+                return -EIO
+            if get_i32(block) > relative:
+                high = start
+            elif get_i32(block + (n - 1) * OFFSET_ENTRY_SIZE) <= relative:
+                position[0] = get_i32(block + (n - 1) * OFFSET_ENTRY_SIZE + 4)
+                last[0] = get_i32(block + (n - 1) * OFFSET_ENTRY_SIZE)
+                low = start + n
             else:
-                high = middle
-            middle = low + (high - low) // 2
-        if high > low:
-            n = read_at(file.fd, block, (high - low) * OFFSET_ENTRY_SIZE, low * OFFSET_ENTRY_SIZE)
-            if n < 0:
-                return <int>n
-            start = 0
-            n //= OFFSET_ENTRY_SIZE
-            while start < n:
-                middle = start + (n - start) // 2
-                if is_below(block + middle * OFFSET_ENTRY_SIZE, relative, segment.size):
-                    start = middle + 1
-                else:
-                    n = middle
-            if start > 0:
-                position[0] = get_i32(block + (start - 1) * OFFSET_ENTRY_SIZE + 4)
-                last[0] = get_i32(block + (start - 1) * OFFSET_ENTRY_SIZE)
+                low = 0
+                high = n                            # the first is, the last is not
+                while high - low > 1:
+                    middle = low + (high - low) // 2
+                    if get_i32(block + middle * OFFSET_ENTRY_SIZE) <= relative:
+                        low = middle
+                    else:
+                        high = middle
+                position[0] = get_i32(block + low * OFFSET_ENTRY_SIZE + 4)
+                last[0] = get_i32(block + low * OFFSET_ENTRY_SIZE)
+                break
+            start = low + (high - low) // 2 - BLOCK_ENTRIES // 2
         return 0
 
     # -- what Python asks for ------------------------------------------------------------------------------
@@ -416,8 +422,54 @@ cdef class ReaderPartition(Partition):
         return f"<Partition {self.topic}-{self.index} of worker {self.owner} ..{self.row.high_watermark}>"
 
 
-cdef inline bint is_below(const uint8_t* entry, int64_t relative, int64_t size) noexcept nogil:
-    return get_i32(entry) <= relative and 0 < get_i32(entry + 4) < size
+cdef int count_entries(Segment* segment, bint is_active) noexcept nogil:
+    """How many entries of the offset index count: those before the zeros that an active segment's file is stretched with,
+    and before those that the owner wrote since the copy. 0, or -errno."""
+    cdef uint8_t block[BLOCK_ENTRIES * OFFSET_ENTRY_SIZE]
+    cdef int fd = segment.index_file.fd
+    cdef int64_t low = segment.offsets.entries, step = BLOCK_ENTRIES, n, middle
+    cdef int64_t high = lseek(fd, 0, SEEK_END) // OFFSET_ENTRY_SIZE
+    while low + step <= high:                       # steps that double, from what is known
+        n = read_at(fd, block, OFFSET_ENTRY_SIZE, (low + step - 1) * OFFSET_ENTRY_SIZE)
+        if n < 0:
+            return <int>n
+        if n < OFFSET_ENTRY_SIZE or not counts(block, segment.size):
+            break
+        low += step
+        step *= 2
+    if high > low + step:
+        high = low + step
+    while high - low > BLOCK_ENTRIES:
+        middle = low + (high - low) // 2
+        n = read_at(fd, block, OFFSET_ENTRY_SIZE, middle * OFFSET_ENTRY_SIZE)
+        if n < 0:
+            return <int>n
+        if n == OFFSET_ENTRY_SIZE and counts(block, segment.size):
+            low = middle + 1
+        else:
+            high = middle
+    n = 0
+    if high > low:
+        n = read_at(fd, block, (high - low) * OFFSET_ENTRY_SIZE, low * OFFSET_ENTRY_SIZE)
+        if n < 0:
+            return <int>n
+        n //= OFFSET_ENTRY_SIZE
+        while n > 0 and not counts(block + (n - 1) * OFFSET_ENTRY_SIZE, segment.size):
+            n -= 1
+    if n > 0:
+        segment.offsets.allocated = get_i32(block + (n - 1) * OFFSET_ENTRY_SIZE)
+    elif low > 0 and low != segment.offsets.entries:
+        if read_at(fd, block, OFFSET_ENTRY_SIZE, (low - 1) * OFFSET_ENTRY_SIZE) != OFFSET_ENTRY_SIZE:
+            return -EIO
+        segment.offsets.allocated = get_i32(block)
+    segment.offsets.entries = <int32_t>(low + n)
+    if not is_active:
+        segment.offsets.entries_max = segment.offsets.entries + 1
+    return 0
+
+
+cdef inline bint counts(const uint8_t* entry, int64_t size) noexcept nogil:
+    return 0 < get_i32(entry + 4) < size
 
 
 def reader_partition(str topic, int index, bytes topic_id, str directory, RowSlot slot, int owner):

@@ -30,7 +30,7 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-from kafkad._native.arena cimport arena_close, arena_open, arena_punch
+from kafkad._native.arena cimport arena_close, arena_give, arena_open, arena_punch, arena_take
 from kafkad._native.wire cimport KAFKAD_CHECK
 
 import os
@@ -513,6 +513,18 @@ cdef class Mailboxes:
     def arena_half(self) -> int:
         """The half of its own arena that this worker uses."""
         return self.cells[self.me].half
+
+    def arena_bytes(self, int worker) -> int:
+        """Memory that a worker's arena has now."""
+        return os.fstat(self.arena_fds[worker]).st_blocks * 512
+
+    def allocate(self, size_t size):
+        """Where in this worker's arena there are `size` bytes for the caller now; None: there is no room."""
+        cdef uint8_t* at = arena_take(&self.arena, size)
+        return None if at is NULL else at - self.arenas[self.me]
+
+    def give(self, size_t at, size_t size):
+        arena_give(&self.arena, self.arenas[self.me] + at, size)
 
     # -- what everybody may ask
 

@@ -11,17 +11,22 @@ import time
 import pytest
 from reactor_world import Closed, World, batch, fetch, produce
 
+from kafkad._native.mailbox import Mailboxes
 from kafkad._native.reactor import Reactor
 from kafkad.protocol import messages
 
 
-@pytest.fixture
-def make(tmp_path):
+@pytest.fixture(params=["alone", "of two workers"])
+def make(tmp_path, request):
+    """Makes worlds; one of two workers has its buffers in an arena and looks at its mail."""
     worlds = []
 
     def build(**options):
         directory = tmp_path / str(len(worlds))
         directory.mkdir()
+        if request.param == "of two workers":
+            options["mailboxes"] = Mailboxes(2)
+            options["mailboxes"].enter(0)
         worlds.append(World(str(directory), **options))
         return worlds[-1]
 

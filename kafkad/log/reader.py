@@ -4,11 +4,15 @@ The native reader (`_native/partition_reader`) has the owner's directory and a c
 what Fetch asks Python for. Nothing is written, and nothing is kept: the owner may have rolled or deleted
 since."""
 
-from kafkad._native.partition import Partition
+from typing import TYPE_CHECKING
+
 from kafkad.log.filenames import TXN_INDEX, segment_file
 from kafkad.log.log import ISOLATIONS, Below, whole_batches
 from kafkad.log.txn_index import AbortedTxn, read_txn_index
 from kafkad.protocol.errors import KafkaError
+
+if TYPE_CHECKING:
+    from kafkad._native.partition_reader import ReaderPartition
 
 
 class ReaderLog:
@@ -16,7 +20,7 @@ class ReaderLog:
 
     __slots__ = ("directory", "native", "partition", "topic")
 
-    def __init__(self, native: Partition, directory: str) -> None:
+    def __init__(self, native: "ReaderPartition", directory: str) -> None:
         self.native = native
         self.directory = directory
         self.topic = native.topic

@@ -17,6 +17,7 @@ from kafkad._native.watermarks import WatermarkTable, private_row
 from kafkad.log.reader import ReaderLog
 from kafkad.protocol.records import build_batch, end_marker, read_batches
 from tests.unit.log_world import TOPIC_ID, LogWorld, batch, topic_config
+from tests.unit.reactor_world import World
 
 OUT_OF_RANGE = 1
 CORRUPT = 2
@@ -268,6 +269,37 @@ def test_what_a_dead_owner_left_half_written_is_not_read(tmp_path):
     world.world.append()  # a successor's change makes it whole
     assert world.slot.values().whole is True
     assert world.reader.try_read(1, 1000)[1] == 2
+
+
+def test_a_fetch_of_committed_data_tells_of_transactions_that_were_aborted_since(tmp_path):
+    world = Readable(tmp_path)
+
+    def transaction(sequence, kind):
+        fields = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+        offset = world.log.append(batch(base_sequence=sequence, **fields), 0)
+        world.log.append(build_batch([end_marker(kind, 3, timestamp=1_000)], control=True, **fields), 0)
+        return offset
+
+    def aborted(offset):
+        answer = client.fetch([("t", 0, offset)], isolation_level=1)
+        (part,) = answer.responses[0].partitions
+        assert (part.error_code, part.last_stable_offset) == (0, world.log.last_stable_offset)
+        return [(one.producer_id, one.first_offset) for one in part.aborted_transactions]
+
+    reactor = World(str(tmp_path / "reactor"))
+    reactor.table.add(world.reader, "t", TOPIC_ID)
+    client = reactor.connect()
+    transaction(0, 1)
+    assert aborted(0) == []
+    first = transaction(1, 0)
+    assert aborted(0) == [(7, first)]
+    transaction(2, 1)
+    assert aborted(0) == [(7, first)]
+    world.log.roll(0)
+    second = transaction(3, 0)
+    assert aborted(0) == [(7, first), (7, second)]
+    assert aborted(second) == [(7, second)]
+    reactor.close()
 
 
 # -- a successor's row ---------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from kafkad.protocol import messages
 from kafkad.protocol.records import Record, build_batch, read_batches
 from tests.unit.forked import Forked
 from tests.unit.log_world import TOPIC_ID, LogWorld, topic_config
+from tests.unit.reactor_world import World, fetch
 
 SOAK = os.environ.get("KAFKAD_SOAK") == "1"
 SECONDS = 60 if SOAK else 2
@@ -337,8 +338,6 @@ def poll_worker(world, seconds=10.0):
 def own_for_waiters(child, table, mailboxes, root, cycles, numbers):
     """Appends one batch each time that the last was answered, after a moment of any length. Other partitions
     of the topic stand still: to look at all of them takes long enough for an append to come in between."""
-    from tests.unit.reactor_world import World
-
     mailboxes.enter(1)
     world = World(str(root), mailboxes=mailboxes)
     log = LogWorld(root, log=False)
@@ -368,8 +367,6 @@ def own_for_waiters(child, table, mailboxes, root, cycles, numbers):
 
 
 def test_no_wakeup_is_lost_between_workers(tmp_path):
-    from tests.unit.reactor_world import World, fetch
-
     table = WatermarkTable(2 * IDLE, shared=True)
     mailboxes = Mailboxes(2)
     numbers = Numbers(2)
@@ -406,8 +403,6 @@ def test_no_wakeup_is_lost_between_workers(tmp_path):
 
 
 def test_who_waits_for_a_dead_owner_is_answered_by_its_successor(tmp_path):
-    from tests.unit.reactor_world import World, fetch
-
     table = WatermarkTable(8, shared=True)
     mailboxes = Mailboxes(2)
 

@@ -22,6 +22,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from kafkad.protocol import messages
+from kafkad.protocol.errors import NOT_LEADER_OR_FOLLOWER
 from kafkad.testing import Broker
 from tests.jvm import free_port
 from tests.power import Disk
@@ -293,6 +294,8 @@ class Admin(threading.Thread):
             ],
         )
         answer = wire.ask(request, 2).topics[0].partitions[0]
+        if answer.error_code == NOT_LEADER_OR_FOLLOWER:
+            raise ConnectionError(answer)
         assert answer.error_code == 0, answer
         self.facts.told.append((now_ns(), place, answer.low_watermark, 0))
 
@@ -319,6 +322,8 @@ def offsets(wire: Wire) -> dict[Place, tuple[int, int]]:
         )
         for topic in wire.ask(request, 6).topics:
             for answer in topic.partitions:
+                if answer.error_code == NOT_LEADER_OR_FOLLOWER:  # its worker went before the one we asked
+                    raise ConnectionError(answer)
                 assert answer.error_code == 0, answer
                 found[topic.name, answer.partition_index].append(answer.offset)
     return {place: (low, high) for place, (low, high) in found.items()}

@@ -18,6 +18,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -31,7 +32,7 @@ from rich.console import Console
 
 from bench import durable, fetch, mixed, produce, recovery, report, scale
 from bench.bounds import OURS, Results, check
-from bench.running import Bench, Options, filesystem, tmpfs
+from bench.running import Bench, Options, filesystem, huge_tmpfs, tmpfs
 
 # in this order: those that share a fleet of brokers stand together
 GROUPS: dict[str, Callable[[Bench], None]] = {
@@ -137,17 +138,24 @@ def machine(where: Path, disk: Path) -> dict[str, Any]:
     }
 
 
+def described(told: dict[str, Any]) -> str:
+    return (
+        f"{told['cpu']}, {told['cores']} cores shared with the load, {told['memory GB']} GB; "
+        f"logs on {told['logs on']}, disk {told['disk']}; {told['date']}"
+    )
+
+
 def merged(old: Results, new: Results) -> Results:
     return {g: {**old.get(g, {}), **new.get(g, {})} for g in dict.fromkeys((*old, *new))}
 
 
-def finish(console: Console, options: argparse.Namespace, results: Results) -> int:
+def finish(console: Console, options: argparse.Namespace, results: Results, told: dict[str, Any]) -> int:
     """The plot and the verdicts."""
     if any(OURS in row for group in results.values() for row in group.values()):
         try:
             from bench.plot import plot
 
-            for path in plot(results, options.plot):
+            for path in plot(results, options.plot, described(told)):
                 console.print(f"written to {path}")
         except ModuleNotFoundError:
             console.print("no plot: matplotlib is not installed")
@@ -167,21 +175,29 @@ def main() -> int:
         results = report.read(options.json)
         for group, scenarios in results.items():
             console.print(report.table(group, scenarios))
-        return finish(console, options, results)
+        return finish(console, options, results, report.machine(options.json))
 
     groups = chosen(parser, options)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     if options.directory:
         options.directory.mkdir(parents=True, exist_ok=True)
-    where, mounted = tmpfs(options.directory)
-    disk = options.disk_directory / where.name
+    mounted = None if options.directory else huge_tmpfs()
+    plain = (
+        Path(tempfile.mkdtemp(prefix="kafkad-bench-", dir=options.directory))
+        if options.directory
+        else tmpfs()
+    )
+    where = mounted or plain
+    disk = options.disk_directory / plain.name
     disk.mkdir(parents=True, exist_ok=True)
     if filesystem(disk) in ("tmpfs", "ramfs"):
         console.print(f"{disk} is not on a disk: --disk-directory says where one is")
     told = machine(where, disk)
+    if mounted:
+        told["logs on"] += ", huge pages"
     old = report.read(options.json) if options.merge and options.json.exists() else {}
-    bench = Bench(for_bench(options), where, disk, console)
+    bench = Bench(for_bench(options), where, plain, disk, console)
     shown: dict[str, dict[str, Any]] = {}
     try:
         with console.status("…") if console.is_terminal else nullcontext() as bench.status:
@@ -198,12 +214,12 @@ def main() -> int:
         bench.stop_main_fleet()
         if mounted:
             subprocess.run(["umount", "-l", str(where)], check=False)
-        for directory in (where, disk):
+        for directory in (where, plain, disk):
             shutil.rmtree(directory, ignore_errors=True)
     for failure in bench.failures:
         console.print(f"[red]failed: {failure}[/red]", highlight=False)
     console.print(f"written to {options.json}")
-    return finish(console, options, merged(old, bench.results)) or int(bool(bench.failures))
+    return finish(console, options, merged(old, bench.results), told) or int(bool(bench.failures))
 
 
 if __name__ == "__main__":

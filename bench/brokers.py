@@ -31,6 +31,7 @@ JVM_OPTIONS = [
     "-Djava.awt.headless=true",
 ]
 READY_SECONDS_MAX = 300
+CREATED_MAX = 5000  # partitions in one request: Kafka's controller takes 10,000 records at once
 # as a user's shell: byte code of the second start on is cached
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
 
@@ -162,12 +163,18 @@ class Process:
 
     def create_topic(self, name: str, partitions: int, configs: dict[str, str] | None = None) -> None:
         topic = messages.CreateTopicsRequest.Topics(
-            name=name, num_partitions=partitions, replication_factor=1
+            name=name, num_partitions=min(partitions, CREATED_MAX), replication_factor=1
         )
         for key, value in (configs or {}).items():
             topic.configs.append(messages.CreateTopicsRequest.Topics.Configs(name=key, value=value))
         answer = ask(self.port, messages.CreateTopicsRequest(topics=[topic], timeout_ms=60000), 5)
         assert answer.topics[0].error_code == 0, answer
+        for count in range(CREATED_MAX * 2, partitions + CREATED_MAX, CREATED_MAX):
+            more = messages.CreatePartitionsRequest.Topics(
+                name=name, count=min(count, partitions), assignments=None
+            )
+            added = ask(self.port, messages.CreatePartitionsRequest(topics=[more], timeout_ms=60000), 1)
+            assert added.results[0].error_code == 0, added
         self.wait_partitions(name, partitions)
 
     def delete_topic(self, name: str) -> None:

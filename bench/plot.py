@@ -9,17 +9,19 @@ from typing import Any, NamedTuple
 
 from bench.bounds import BOUNDS, KAFKA, OURS, Results, reference
 
-# in which direction better lies; figures that are in neither are not drawn
-MORE_IS_BETTER = ("MB/s", "requests/s", "GB/s")
-LESS_IS_BETTER = (
-    "CPU s/GB", "p50 ms", "p99 ms", "end to end p99 ms", "PSS MB", "seconds", "restart s", "recovery s",
-)  # fmt: skip
-# beside a throughput in batches or bytes the other says the same
-REDUNDANT = {
-    "requests/s": ("produce 1 record of 100 B a batch", "produce 2 KB batches", "2 KB batches", "busy"),
+MORE_IS_BETTER = ("MB/s", "MB/s read", "requests/s", "GB/s")
+TITLES = {
+    "CPU s/GB": "CPU per GB",
+    "CPU us/request": "CPU per request",
+    "PSS MB": "memory",
+    "seconds": "time",
+    "restart s": "time",
 }
-TITLES = {"CPU s/GB": "CPU per GB", "PSS MB": "memory", "seconds": "time", "restart s": "restart time"}
+SMALL = ("1 record of", "2 KB batches", " busy ")  # told in requests, not in bytes
+HELD = ("held", "half load", "/s")  # at a given rate: the throughput says nothing
+CAUGHT_UP = ("drain", "catch-up beside")  # what counts is what was read
 MET, MISSED, UNBOUND = "#2a9d8f", "#d1495b", "#8d99ae"
+RATIO_MAX = 60.0  # longer bars are cut; their number stays
 
 
 class Bar(NamedTuple):
@@ -29,83 +31,94 @@ class Bar(NamedTuple):
     bound: float | None  # on the same scale
 
 
+def figures_of(scenario: str, ours: dict[str, Any]) -> list[str]:
+    """Which figures of a scenario are drawn: one throughput unless it was held, one cost, latencies where
+    they are what it is about.
+    """
+
+    def one_of(marks: tuple[str, ...]) -> bool:
+        return any(mark in f" {scenario} " for mark in marks)
+
+    small, held, caught_up = one_of(SMALL), one_of(HELD), one_of(CAUGHT_UP)
+    wanted = ["GB/s", "PSS MB", "seconds", "restart s"]
+    if caught_up:
+        wanted += ["MB/s read"]
+    elif not held:
+        wanted += ["requests/s" if small else "MB/s"]
+    wanted += ["CPU us/request" if small else "CPU s/GB"]
+    if "end to end p99 ms" in ours:
+        wanted += ["end to end p50 ms", "end to end p99 ms"]
+    elif held:
+        wanted += ["p50 ms", "p99 ms"]
+    return [figure for figure in wanted if figure in ours]
+
+
 def bars(results: Results) -> list[Bar]:
-    """Pure: one bar for each figure that both sides have and that has a direction."""
+    """Pure: one bar for each figure that is drawn and that both sides have."""
     bounds = {(b.scenario, b.figure): b for b in BOUNDS if b.against == KAFKA}
     drawn = []
     for group, scenarios in results.items():
         for scenario, row in scenarios.items():
             theirs: dict[str, Any] = row.get(reference(row) or "", {})
             ours = row.get(OURS, {})
-            held = "held" in scenario or "half load" in scenario or "/s" in scenario
-            for figure in (*MORE_IS_BETTER, *LESS_IS_BETTER):
-                if figure not in ours or figure not in theirs or not shown(scenario, figure, held, ours):
-                    continue
-                mine, other = ours[figure]["median"], theirs[figure]["median"]
+            for figure in figures_of(scenario, ours):
+                mine = ours[figure]["median"]
+                other = theirs[figure]["median"] if figure in theirs else 0
                 if not mine or not other:
                     continue
-                more = figure in MORE_IS_BETTER
                 bound = bounds.get((scenario, figure))
                 value = None if bound is None else bound.value if bound.at_least else 1 / bound.value
-                label = f"{scenario}: {TITLES.get(figure, figure)}"
-                drawn.append(Bar(group, label, mine / other if more else other / mine, value))
+                better = mine / other if figure in MORE_IS_BETTER else other / mine
+                drawn.append(Bar(group, f"{scenario}: {TITLES.get(figure, figure)}", better, value))
     return drawn
 
 
-def shown(scenario: str, figure: str, held: bool, ours: dict[str, Any]) -> bool:
-    """One throughput a scenario (none where the rate was held), and latency only where it was."""
-    small = scenario.startswith(REDUNDANT["requests/s"]) or "2 KB batches" in scenario
-    if figure in MORE_IS_BETTER and held and "drain" not in scenario:
-        return False
-    if figure == "requests/s":
-        return small
-    if figure == "MB/s":
-        return not (small and "requests/s" in ours)
-    if figure in ("p50 ms", "p99 ms"):
-        return held and "end to end p99 ms" not in ours
-    if figure == "recovery s":
-        return "GB/s" not in ours
-    return True
-
-
 def plot(results: Results, stem: Path, machine: str = "") -> list[Path]:
-    """Writes `stem`.png and `stem`.svg; [] when there is nothing to compare."""
+    """Writes `stem`.png and .svg, the figures that have bounds, and `stem`-all.png and .svg, all; nothing
+    where there is nothing to compare.
+    """
+    drawn = bars(results)
+    written = []
+    for chosen, name in (([b for b in drawn if b.bound is not None], stem.name), (drawn, f"{stem.name}-all")):
+        if chosen:
+            written += draw(chosen, stem.with_name(name), machine)
+    return written
+
+
+def draw(drawn: list[Bar], stem: Path, machine: str) -> list[Path]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    drawn = bars(results)
-    if not drawn:
-        return []
-    figure = Figure(figsize=(10, 1.6 + 0.22 * len(drawn)), layout="constrained")
+    figure = Figure(figsize=(9, 1.6 + 0.22 * len(drawn)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     rows = list(range(len(drawn)))
     colours = [UNBOUND if bar.bound is None else MET if bar.better >= bar.bound else MISSED for bar in drawn]
     # from 1, so that a bar to the left says that Kafka is better
-    axes.barh(rows, [bar.better - 1 for bar in drawn], left=1, color=colours, height=0.7)
-    for row, bar in zip(rows, drawn, strict=True):
+    lengths = [min(bar.better, RATIO_MAX) for bar in drawn]
+    axes.barh(rows, [length - 1 for length in lengths], left=1, color=colours, height=0.7)
+    for row, bar, length in zip(rows, drawn, lengths, strict=True):
         if bar.bound is not None:
             axes.plot([bar.bound, bar.bound], [row - 0.45, row + 0.45], color="black", linewidth=1.6)
-        end = max(bar.better, bar.bound or 0, 1)
-        axes.text(end * 1.05, row, f"{bar.better:.2g}×", va="center", fontsize=7)
+        number = f"{bar.better:.2g}" if bar.better < 100 else f"{bar.better:,.0f}"
+        axes.text(max(length, bar.bound or 0, 1) * 1.05, row, f"{number}×", va="center", fontsize=7)
     for row in rows[1:]:
         if drawn[row].group != drawn[row - 1].group:
             axes.axhline(row - 0.5, color="#dddddd", linewidth=0.8)
     axes.set_xscale("log")
-    low = min(0.5, *(bar.better for bar in drawn)) * 0.8
-    axes.set_xlim(low, max(max(bar.better, bar.bound or 0) for bar in drawn) * 1.6)
+    low = min(0.7, *(bar.better for bar in drawn)) * 0.8
+    high = max(max(length, bar.bound or 0) for length, bar in zip(lengths, drawn, strict=True)) * 1.6
+    axes.set_xlim(low, max(high, 2))
     axes.axvline(1, color="black", linewidth=0.8)
-    ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50, 100) if low <= t <= axes.get_xlim()[1]]
-    axes.set_xticks(ticks, [f"{t:g}×" for t in ticks])
+    ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50) if low <= t <= high]
+    axes.set_xticks(ticks, [f"{t:g}×" for t in ticks], fontsize=7)
     axes.minorticks_off()
     axes.set_yticks(rows, [bar.label for bar in drawn], fontsize=7)
     axes.set_ylim(len(drawn) - 0.5, -0.5)
     axes.grid(axis="x", color="#eeeeee")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(
-        "kafkad against JVM Kafka: how many times better (right of 1: kafkad). Black: the bound.", fontsize=9
-    )
+    figure.suptitle("How many times better than JVM Kafka kafkad is; the black line is the bound", fontsize=9)
     if machine:
         axes.set_xlabel(machine, fontsize=7)
     stem.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from bench.bounds import RECOVERY
-from bench.brokers import Bare, Process
+from bench.brokers import Process
 from bench.drive import fill, run_produce
 from bench.native import load
 from bench.running import Bench, Cell
@@ -32,7 +32,7 @@ def start(bench: Bench) -> None:
     """Start and idle memory on an existing data directory; the first start formats and fills caches."""
     if not (bench.wanted(START) or bench.wanted(IDLE)):
         return
-    directory = bench.where / "start"
+    directory = bench.plain / "start"
     directory.mkdir(parents=True, exist_ok=True)
     brokers = bench.lineup(directory)
     idle: dict[str, list[float]] = {}
@@ -95,8 +95,10 @@ def memory(bench: Bench) -> None:
 
         return Cell(LOADED, broker, run)
 
-    brokers = [b for b in bench.main_fleet() if not isinstance(b, Bare)]
-    bench.rounds("start", [cell(broker) for broker in brokers])
+    bench.stop_main_fleet()
+    with bench.fleet(bench.plain / "memory", warm=False) as brokers:
+        bench.warm(brokers, all=True)
+        bench.rounds("start", [cell(broker) for broker in brokers])
 
 
 def crash(bench: Bench) -> None:

@@ -100,3 +100,7 @@ def write(path: Path, machine: dict[str, Any], options: dict[str, Any], results:
 
 def read(path: Path) -> Results:
     return json.loads(path.read_text())["results"]
+
+
+def machine(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())["machine"]

@@ -2,8 +2,8 @@
 
 Method. The brokers of a fleet run at once on the same cores as the load; only one is driven at a time. A JVM
 is warmed with the produce and fetch scenarios first. Before each cell as much memory is touched as it will
-write. A round drives every broker once, so drift of the machine hits all; a figure is the median over the
-rounds. A cell that fails is told, and left out; the rest goes on.
+write, and each partition has been written to once. A round drives every broker once, so drift of the machine
+hits all; a figure is the median over the rounds. A cell that fails is told, and left out; the rest goes on.
 """
 
 import os
@@ -63,7 +63,8 @@ class Cell(NamedTuple):
 @dataclass
 class Bench:
     options: Options
-    where: Path  # a tmpfs
+    where: Path  # a tmpfs of huge pages: for throughput
+    plain: Path  # a tmpfs of ordinary pages: for memory, where a mapped index should not count as 2 MB
     disk: Path  # an ordinary disk
     console: Console
     status: Status | None = None
@@ -149,11 +150,13 @@ class Bench:
             shutil.rmtree(self.where / "main", ignore_errors=True)
         self._main = []
 
-    def warm(self, brokers: Sequence[Process], *, fetch: bool = False) -> None:
-        """A JVM that has seen little is slow: passes over the produce scenarios, whatever is measured."""
+    def warm(self, brokers: Sequence[Process], *, fetch: bool = False, all: bool = False) -> None:
+        """A JVM that has seen little is slow: passes over the produce scenarios, whatever is measured.
+        `all`: of every broker, for what is asked of those that have seen load.
+        """
         for number in range(self.options.warm):
             for broker in brokers:
-                if not isinstance(broker, Jvm):
+                if not (isinstance(broker, Jvm) or all):
                     continue
                 self.say(f"warming {broker.name}, pass {number + 1}")
                 for row in PRODUCE:
@@ -211,17 +214,20 @@ class Bench:
         self.results.setdefault(group, {}).setdefault(scenario, {})[broker.name] = medians([figures])
 
 
-def tmpfs(parent: Path | None = None) -> tuple[Path, bool]:
-    """A tmpfs of huge pages where one may be mounted, else /dev/shm, else the temporary directory."""
+def tmpfs() -> Path:
+    """A directory on a tmpfs of ordinary pages, else in the temporary directory."""
+    shm = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="kafkad-bench-", dir=shm if shm.is_dir() else None))
+
+
+def huge_tmpfs() -> Path | None:
+    """A tmpfs of huge pages, mounted, where one may be."""
     where = Path(tempfile.mkdtemp(prefix="kafkad-bench-"))
     mount = ["mount", "-t", "tmpfs", "-o", "huge=always,size=20g", "tmpfs", str(where)]
-    if parent is None and os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0:
-        return where, True
+    if os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0:
+        return where
     where.rmdir()
-    shm = Path("/dev/shm")
-    return Path(
-        tempfile.mkdtemp(prefix="kafkad-bench-", dir=parent or (shm if shm.is_dir() else None))
-    ), False
+    return None
 
 
 def filesystem(path: Path) -> str:

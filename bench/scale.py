@@ -32,7 +32,7 @@ def partitions(bench: Bench) -> None:
 
 def of_count(bench: Bench, count: int, scenario: str) -> None:
     row = OVER_ALL._replace(partitions=count)
-    directory = bench.where / "partitions"
+    directory = bench.plain / "partitions"
     with bench.fleet(directory) as brokers:
         created: dict[str, float] = {}
         for broker in brokers:

@@ -324,7 +324,7 @@ static int read_batches(struct connection *c, int partition, const uint8_t *b, s
         size_t whole = 12 + (size_t)get32(b + 8);
         if ((size_t)(end - b) < whole)
             break;
-        if (stamp)
+        if (stamp && whole == batch_size) /* what was there before is not stamped, and of another size */
             note_latency(1, now - (int64_t)get64(b + stamp_at));
         c->offsets[partition] = (int64_t)get64(b) + (int32_t)get32(b + 23) + 1;
         b += whole;

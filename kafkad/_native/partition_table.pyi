@@ -20,6 +20,8 @@ class PartitionTable:
         """The owner of this row says that it moved."""
     def owner_lost(self, owner: int) -> None:
         """Worker `owner` has died: entries that wait for its rings look again."""
+    def release_idle_readers(self) -> int:
+        """Closes files of other workers' partitions that nobody read since the last call."""
     def ring_with(self, ring: Callable[[int, int], None] | None, me: int) -> None:
         """Without mailboxes: `ring(row, bits of the workers that listen)` at each advance. `me`: this worker."""
     def get(self, topic: str, index: int) -> Any: ...

@@ -431,6 +431,15 @@ cdef class PartitionTable:
             free(found.entries)
             free(found)
 
+    def release_idle_readers(self) -> int:
+        """Closes files of other workers' partitions that nobody read since the last call; how many segments' they were."""
+        cdef Partition partition
+        closed = 0
+        for partition in self.partitions.values():
+            if partition.owner >= 0:
+                closed += partition.release_idle()
+        return closed
+
     def ring_with(self, ring, int me) -> None:
         """Without mailboxes: `ring(row, workers)` is called at each advance that others listen to; `me` is our bit."""
         self.ringing = ring

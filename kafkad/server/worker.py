@@ -473,6 +473,7 @@ class Worker:
         for log in self.partitions:
             log.apply_retention(now_ms)
             log.release_idle()
+        self.partitions.table.release_idle_readers()
 
     def _flush_due(self) -> None:
         now_ms = self.clock.now_ms()

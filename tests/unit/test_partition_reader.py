@@ -183,6 +183,26 @@ def test_a_file_that_goes_before_the_row_says_so_is_a_clean_error(tmp_path):
     assert world.reader.try_read(0, 1000) == (NOT_LEADER, 3, 3, 0, b"")  # but where the log begins is known
 
 
+def test_files_that_nobody_reads_are_closed(tmp_path):
+    world = Readable(tmp_path)
+    table = PartitionTable()
+    table.add(world.reader, "t", TOPIC_ID)
+    for _ in range(3):
+        world.world.append(count=2)
+        world.log.roll(0)
+    world.log.native.close_files()
+    for offset in range(6):
+        assert world.reader.try_read(offset, 1)[0] == 0
+    assert len(world.open_files()) == 6  # a .log and an .index each
+    assert table.release_idle_readers() == 0
+    assert world.reader.try_read(5, 1)[0] == 0
+    assert table.release_idle_readers() == 2
+    assert len(world.open_files()) == 2
+    assert table.release_idle_readers() == 1
+    assert world.open_files() == []
+    assert world.reader.try_read(5, 1)[4] == world.log.read(5, 1)
+
+
 def test_truncation_makes_readers_look_again(tmp_path):
     world = Readable(tmp_path)
     world.log.native.follows_end = False

@@ -132,6 +132,28 @@ def read_all(bootstrap: str, ends: dict[int, tuple[int, int]]) -> dict[int, list
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_acknowledged_records_survive_kill_9_once_and_in_order(tmp_path, rounds):
+    def kill(broker, _):
+        broker.kill()
+        broker.restart()
+
+    write_while_killed(tmp_path, rounds(20, 200), kill, None)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_acknowledged_records_survive_kill_9_of_a_worker_once_and_in_order(tmp_path, rounds, workers):
+    """Also of the one that leads the metadata, and of one that has just come back."""
+
+    def kill(broker, chance):
+        broker.kill_worker(chance.randrange(workers))
+        if chance.random() < 0.2:
+            broker.kill_worker(chance.randrange(workers))
+
+    write_while_killed(tmp_path, rounds(20, 500), kill, workers)
+
+
+def write_while_killed(tmp_path, rounds, kill, workers):
     chance = random.Random(SEED)
     config = {
         "log.segment.bytes": 1
@@ -139,21 +161,19 @@ def test_acknowledged_records_survive_kill_9_once_and_in_order(tmp_path, rounds)
         "log.retention.check.interval.ms": 300_000,
         "log.flush.offset.checkpoint.interval.ms": 500,
     }
-    broker = Broker(config=config, data_dir=tmp_path / "data")
-    with broker:
+    with Broker(config=config, data_dir=tmp_path / "data", workers=workers) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(20)
         writers = [Writer(f"w{i}", broker.bootstrap, SEED + i) for i in range(PRODUCERS)]
         for writer in writers:
             writer.start()
         high = dict.fromkeys(range(PARTITIONS), 0)
-        for _ in range(rounds(20, 200)):
+        for _ in range(rounds):
             wait_for_progress(writers)
             time.sleep(chance.uniform(0, 0.4))
             told = {p: w[1] for p, w in watermarks(broker.bootstrap).items()}
             time.sleep(chance.uniform(0, 0.05))
-            broker.kill()
-            broker.restart()
+            kill(broker, chance)
             after = {p: w[1] for p, w in watermarks(broker.bootstrap).items()}
             for p in range(PARTITIONS):
                 assert told[p] >= high[p], f"the high watermark of {p} moved back while the broker ran"

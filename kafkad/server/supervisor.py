@@ -193,6 +193,7 @@ class Supervisor:
             else:
                 self._fork_due()
                 self._look_ready()
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # the interpreter's end takes the handlers with it
         code = self._code or 0
         # A start that was cut short has not looked at all logs: no mark may say that they are sound.
         self.log_dirs.finish(clean=code == 0 and all(child.closed for child in self._children))

@@ -41,35 +41,60 @@ CHECKPOINTS = (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS)
 Key = tuple[str, int]
 Signature = tuple[int, int, int]
 
-_EPOCH = struct.Struct("q")
-FAILED, NOT_CLEAN = 0, 1  # of a directory's two bytes
+_WORD = struct.Struct("q")
+FAILED, NOT_CLEAN, PARTITIONS = 0, 1, 2  # a directory's words
 
 
 class Told:
     """Memory that a supervisor shares with its workers, made before they are forked:
 
-    broker epoch i64 | of each directory: failed u8, not closed cleanly u8
+    broker epoch i64 | of each directory: failed i64, not closed cleanly i64, partitions i64
 
-    Bytes are only ever set, by anybody, and read late: nothing here needs a lock."""
+    The first two are only ever set, by anybody, and read late; the count changes under `alone`."""
 
     def __init__(self, directories: int) -> None:
-        self._map = mmap.mmap(-1, _EPOCH.size + 2 * directories)
+        size = _WORD.size * (1 + 3 * directories)
+        self._fd = os.memfd_create("kafkad-told", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, size)
+        self._map = mmap.mmap(self._fd, size)
         self.broker_epoch = -1
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """For a moment, on the loop: no other worker places a partition."""
+        fcntl.lockf(self._fd, fcntl.LOCK_EX)  # a process has it, and it goes with the process
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     @property
     def broker_epoch(self) -> int:
-        epoch: int = _EPOCH.unpack_from(self._map)[0]
+        epoch: int = _WORD.unpack_from(self._map)[0]
         return epoch
 
     @broker_epoch.setter
     def broker_epoch(self, epoch: int) -> None:
-        _EPOCH.pack_into(self._map, 0, epoch)
+        _WORD.pack_into(self._map, 0, epoch)
 
     def set(self, directory: int, what: int) -> None:
-        self._map[_EPOCH.size + 2 * directory + what] = 1
+        _WORD.pack_into(self._map, self._at(directory, what), 1)
 
     def is_set(self, directory: int, what: int) -> bool:
-        return self._map[_EPOCH.size + 2 * directory + what] != 0
+        return self.count(directory, what) != 0
+
+    def add(self, directory: int, what: int, count: int) -> None:
+        _WORD.pack_into(self._map, self._at(directory, what), self.count(directory, what) + count)
+
+    def count(self, directory: int, what: int) -> int:
+        count: int = _WORD.unpack_from(self._map, self._at(directory, what))[0]
+        return count
+
+    def _at(self, directory: int, what: int) -> int:
+        return _WORD.size * (1 + 3 * directory + what)
 
 
 class Directory:

@@ -49,7 +49,7 @@ from kafkad.log.checkpoints import (
     write_file,
     write_partition_metadata,
 )
-from kafkad.log.directory import CHECKPOINTS, FAILED, NOT_CLEAN, Directory, Key, Told
+from kafkad.log.directory import CHECKPOINTS, FAILED, NOT_CLEAN, PARTITIONS, Directory, Key, Told
 from kafkad.log.filenames import (
     DELETE_DIR,
     FUTURE_DIR,
@@ -95,6 +95,7 @@ class LogDirs:
         self.cluster_id = ""
         self.previous_broker_epoch = -1
         self.on_directory_offline: Callable[[str], None] | None = None
+        self.on_readers_offline: Callable[[str], None] | None = None  # replication.Partitions: the same
         self.table = WatermarkTable() if table is None else table
         self.me = 0
         self.shared = False  # with other workers
@@ -300,6 +301,7 @@ class LogDirs:
                     if self._is_deleted(path, topic, index, known_topics or {}, mine):
                         logger.info("%s was deleted while its worker was away", path)
                         self._delete_directory(directory, path, topic, index)
+                        self._uncount(directory, 1)
                         continue
                     if not self._is_ours(path, topic, index, known_topics or {}, mine):
                         continue
@@ -320,6 +322,8 @@ class LogDirs:
         if self.shared:
             for directory in self._online():
                 ours = directory.logs_by_key
+                if not self.restarted:
+                    self._uncount(directory, -len(ours))
                 for offsets in directory.written.values():
                     for key in [key for key in offsets if key not in ours]:
                         del offsets[key]
@@ -469,6 +473,10 @@ class LogDirs:
     def directory_of(self, topic: str, index: int) -> Directory:
         return self._logs[topic, index][1]
 
+    def is_offline(self, path: str) -> bool:
+        """Whether a partition's directory lies in one that has failed."""
+        return any(each.offline and each.path == os.path.dirname(path) for each in self._directories)
+
     def get(self, topic: str, index: int) -> Log | None:
         found = self._logs.get((topic, index))
         return None if found is None else found[0]
@@ -486,7 +494,7 @@ class LogDirs:
             online = [directory for directory in self.directories() if not directory.offline]
             if not online:
                 raise KafkaError(KAFKA_STORAGE_ERROR, "all log directories are offline")
-            directory = min(online, key=lambda directory: len(directory.logs_by_key))
+            directory = self._place_in(online)
             path = os.path.join(directory.path, partition_directory(topic, index))
             try:
                 if self.shared:
@@ -509,16 +517,36 @@ class LogDirs:
                     jitter=random.random(),
                     producer_expiration_ms=self.config.producer_id_expiration_ms,
                 )
+            except DirectoryOccupied:
+                self._uncount(directory, 1)
+                raise
             except OSError as e:
+                self._uncount(directory, 1)
                 if e.errno not in FATAL:
                     raise KafkaError(KAFKA_STORAGE_ERROR, f"{path} cannot be created: {e}") from e
                 logger.error("%s cannot be created, its directory goes offline: %s", path, e)
                 self._go_offline(directory)
                 continue
             except Malformed as e:
+                self._uncount(directory, 1)
                 raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
             self._add(log, directory)
             return log
+
+    def _place_in(self, online: list[Directory]) -> Directory:
+        """The one with the fewest partitions, of all workers. Should one of them be killed between this and
+        the making, its count stays one too high: nothing depends on it."""
+        if not self.shared:
+            return min(online, key=lambda directory: len(directory.logs_by_key))
+        with self._told.alone():
+            directory = min(online, key=lambda directory: self._told.count(directory.number, PARTITIONS))
+            self._told.add(directory.number, PARTITIONS, 1)
+        return directory
+
+    def _uncount(self, directory: Directory, count: int) -> None:
+        if self.shared:
+            with self._told.alone():
+                self._told.add(directory.number, PARTITIONS, -count)
 
     def _make_alone(self, directory: Directory, path: str, key: Key, topic_id: bytes) -> None:
         """The directory of a new partition, while another worker may still have one of that name (its topic
@@ -554,6 +582,7 @@ class LogDirs:
             return
         log, directory = found
         del directory.logs_by_key[topic, index]
+        self._uncount(directory, 1)
         if log.native.failure:
             return  # its directory is offline: left as it is
         path = os.path.join(directory.path, left_directory(topic, index, uuid.uuid4().hex, DELETE_DIR))
@@ -592,6 +621,8 @@ class LogDirs:
         logger.error("log directory %s is offline, with %d logs", directory.path, len(directory.logs_by_key))
         for log in directory.logs():
             log.on_failure(OSError(errno.EIO, "the log directory failed"))
+        if self.on_readers_offline is not None:
+            self.on_readers_offline(directory.path)
         if self.on_directory_offline is not None:
             self.on_directory_offline(directory.path)
 

@@ -64,6 +64,7 @@ class Partitions:
         self._readers: dict[tuple[str, int], tuple[bytes, Announced | None]] = {}
         self._occupied: set[tuple[str, int]] = set()  # to be created when the name is free
         self._tries = 0  # how often it was tried
+        log_dirs.on_readers_offline = self._readers_offline
 
     # -- who owns what -------------------------------------------------------------------------------------
 
@@ -277,6 +278,8 @@ class Partitions:
     def _ensure_reader(self, topic: Any, index: int, absent: bool = False) -> None:
         key = topic.name, index
         told = self._announced.get((topic.topic_id, index))
+        if told is not None and self.log_dirs.is_offline(told.directory):
+            told, absent = None, True
         if told is not None:
             if self._readers.get(key) == (topic.topic_id, told):
                 return
@@ -292,6 +295,13 @@ class Partitions:
         else:
             self.table.add(reader, topic.name, topic.topic_id)
         self._readers[key] = topic.topic_id, told
+
+    def _readers_offline(self, path: str) -> None:
+        """A directory has failed, for this worker or another one."""
+        for (name, index), (topic_id, told) in list(self._readers.items()):
+            if told is not None and self.log_dirs.is_offline(told.directory):
+                self._readers[name, index] = topic_id, None
+                self.table.replace(name, index, self.log_dirs.stand_in(name, index, topic_id))
 
     def _drop_reader(self, name: str, index: int) -> None:
         del self._readers[name, index]

@@ -353,6 +353,28 @@ def test_a_directory_that_failed_for_one_worker_is_touched_by_nobody(tmp_path, f
     assert [os.path.exists(os.path.join(path, CLEAN_SHUTDOWN)) for path in disks.paths] == [True, False]
 
 
+def test_partitions_of_all_workers_are_spread_over_the_directories(tmp_path, fork):
+    disks = Disks(tmp_path, 2)
+    a, b = two(fork, disks)
+
+    def counts():
+        return [sum(name.endswith("-0") for name in os.listdir(path)) for path in disks.paths]
+
+    for i in range(10):
+        for worker, name in ((a, f"a{i}"), (b, f"b{i}")):
+            worker.tell(["create", name, 0])
+        for worker in (a, b):
+            assert worker.hear() is None
+    assert counts() == [10, 10]
+    for i in range(5):
+        a.ask(["delete", f"a{i}", 0])
+        b.ask(["delete", f"b{i}", 0])
+    left = counts()
+    for i in range(abs(left[0] - left[1])):
+        b.ask(["create", f"c{i}", 0])
+    assert counts() == [max(left)] * 2
+
+
 # -- strays and leftovers ------------------------------------------------------------------------------------
 
 

@@ -225,3 +225,18 @@ def test_a_partition_in_a_directory_that_is_not_there_has_its_error_in_every_wor
         assert worker.table.get("t", 0).try_read(0, 1_000)[0] == errors.KAFKA_STORAGE_ERROR
     world.commit(messages.RemoveTopicRecord(topic_id=topic_id("t")))
     assert [len(worker.table) for worker in world.workers] == [0, 0]
+
+
+def test_a_directory_that_fails_is_a_storage_error_for_the_other_workers_too(world):
+    world.commit(*topic("t"))
+    world.deliver()
+    owner, other = world.owner("t", 0), world.other("t", 0)
+    # what the other worker knows of directories that all share: here each has its own
+    other.dirs._directories += owner.dirs._directories
+    owner.partitions.get("t", 0).append_client(batch(3), 1_000)
+    assert other.table.get("t", 0).try_read(0, 1_000)[0] == 0
+    other.dirs.set_offline(owner.path)
+    assert other.table.get("t", 0).try_read(0, 1_000)[0] == errors.KAFKA_STORAGE_ERROR
+    log = owner.partitions.get("t", 0)
+    other.partitions.announced("t", topic_id("t"), 0, log.native.slot.number, log.directory, owner.me)
+    assert other.table.get("t", 0).try_read(0, 1_000)[0] == errors.KAFKA_STORAGE_ERROR

@@ -1,7 +1,7 @@
 """Memory of frames, counted references. See buffers.pyx."""
 
 from libc.stddef cimport size_t
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from kafkad._native.connection cimport Conn, Core
 
@@ -24,12 +24,16 @@ cdef inline void buffer_release(Core* core, uint8_t* data) noexcept nogil:
     buffer_of(data).references -= 1
     if buffer_of(data).references == 0:
         buffer_free(core, data)
+    elif data is core.scratch and core.scratch_at and buffer_of(data).references == 1:
+        core.scratch_at = 0
+        core.stats.buffered_bytes -= <int64_t>buffer_of(data).capacity
 
 cdef inline bint buffer_is_shared(uint8_t* data) noexcept nogil:
     return buffer_of(data).references > 1
 
 cdef uint8_t* input_reserve(Conn* conn, uint32_t size) noexcept nogil
 cdef void input_release(Conn* conn) noexcept nogil
-cdef void scratch_renew(Core* core) noexcept nogil                 # when requests keep it
+cdef void scratch_renew(Core* core) noexcept nogil                 # another takes its place
+cdef void scratch_keep(Core* core, size_t size) noexcept nogil     # requests keep its first `size` bytes
 cdef void scratch_free(Core* core) noexcept nogil
 cdef void buffers_trim(Core* core) noexcept nogil                  # give pooled memory back

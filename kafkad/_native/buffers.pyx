@@ -124,19 +124,30 @@ cdef void input_release(Conn* conn) noexcept nogil:
     conn.input_capacity = 0
 
 
+# The scratch area itself counts as held by nobody; as soon as requests keep it, it does, and the next reads go behind
+# what they keep, as long as there is room for a good deal.
+
 cdef void scratch_renew(Core* core) noexcept nogil:
-    """The requests that keep the scratch area have it from now on, and reads go to another. Itself it counts as held
-    by nobody."""
     cdef size_t capacity = 0
-    if core.scratch is not NULL:
-        core.stats.buffered_bytes += <int64_t>buffer_of(core.scratch).capacity
-        buffer_release(core, core.scratch)
+    scratch_free(core)
     core.scratch = buffer_take(core, SCRATCH_SIZE, &capacity)
     core.stats.buffered_bytes -= <int64_t>capacity
 
 
-cdef void scratch_free(Core* core) noexcept nogil:
-    if core.scratch is not NULL:
+cdef void scratch_keep(Core* core, size_t size) noexcept nogil:
+    if core.scratch_at == 0:
         core.stats.buffered_bytes += <int64_t>buffer_of(core.scratch).capacity
-        buffer_release(core, core.scratch)
-        core.scratch = NULL
+    core.scratch_at = <uint32_t>(size + 63) & ~<uint32_t>63
+    if core.scratch_at > SCRATCH_SIZE // 2:
+        scratch_renew(core)
+
+
+cdef void scratch_free(Core* core) noexcept nogil:
+    cdef uint8_t* scratch = core.scratch
+    if scratch is NULL:
+        return
+    if core.scratch_at == 0:
+        core.stats.buffered_bytes += <int64_t>buffer_of(scratch).capacity
+    core.scratch = NULL
+    core.scratch_at = 0
+    buffer_release(core, scratch)

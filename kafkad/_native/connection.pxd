@@ -158,6 +158,7 @@ cdef struct Core:
     PyObject* fetching              # Fetching, for what only has the core
     Arena* arena                    # where buffers come from, so that other workers can read them; NULL: malloc
     uint8_t* scratch                # a buffer; another one takes its place when a request keeps it
+    uint32_t scratch_at             # the part before it is kept by requests, and then it counts as buffered
     uint8_t* serving                # the buffer that holds the frame at hand: buffer_retain keeps its bytes
     uint8_t* copies                 # small regions are read here and sent with their header
     Timer** heap

@@ -23,7 +23,7 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from kafkad._native.buffers cimport buffer_is_shared, buffers_trim, input_release, input_reserve, scratch_renew
+from kafkad._native.buffers cimport buffer_is_shared, buffers_trim, input_release, input_reserve, scratch_keep
 from kafkad._native.connection cimport (
     API_KEYS, CALLS_PER_TURN, Conn, Connection, Core, FRAMES_PER_TURN, KIND_CONNECTION, KIND_LISTENER, KIND_MAIL,
     KIND_TIMER, KIND_WAKE, PHASE_AUTHENTICATING, PHASE_READY, SCRATCH_SIZE, SLOTS_MAX, Slot, conn_close, conn_flush, conn_handle,
@@ -219,6 +219,7 @@ cdef void read_once(Reactor reactor, Conn* conn, int* frames, int* calls) noexce
     cdef uint32_t room = 0
     cdef uint64_t whole = 0, wanted
     cdef size_t asked, served
+    cdef uint8_t* scratch = core.scratch + core.scratch_at
     cdef ssize_t n
 
     if held:                                            # a partial frame: the rest of it goes straight behind it
@@ -239,8 +240,8 @@ cdef void read_once(Reactor reactor, Conn* conn, int* frames, int* calls) noexce
     elif core.stats.buffered_bytes > core.buffered_bytes_max and not may_buffer(conn, 0):
         return
     if not held or (held >= 4 and held + room == whole):
-        parts[count].iov_base = core.scratch
-        parts[count].iov_len = SCRATCH_SIZE
+        parts[count].iov_base = scratch
+        parts[count].iov_len = SCRATCH_SIZE - core.scratch_at
         count += 1
     asked = parts[0].iov_len + (parts[1].iov_len if count == 2 else 0)
     n = readv(conn.fd, parts, count)
@@ -273,14 +274,14 @@ cdef void read_once(Reactor reactor, Conn* conn, int* frames, int* calls) noexce
             return
     if conn.input is NULL:
         core.serving = core.scratch
-        served = serve_bytes(reactor, conn, core.scratch, <size_t>n, frames, calls)
+        served = serve_bytes(reactor, conn, scratch, <size_t>n, frames, calls)
         core.serving = NULL
     else:
         served = 0                                      # the kept frame waits: these bytes wait behind it
     if served < <size_t>n and not conn.closed:
-        keep(conn, core.scratch + served, <uint32_t>(<size_t>n - served))
+        keep(conn, scratch + served, <uint32_t>(<size_t>n - served))
     if buffer_is_shared(core.scratch):                  # a request outlives this turn
-        scratch_renew(core)
+        scratch_keep(core, <size_t>(scratch - core.scratch) + <size_t>n)
 
 
 cdef inline uint64_t believed_size(Conn* conn) noexcept nogil:

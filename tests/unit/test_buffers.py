@@ -1,4 +1,4 @@
-"""Arenas and buffers in them: no two overlap, and what is free costs no memory. And limits over all workers."""
+"""Arenas and buffers in them: no two overlap, and what is free costs no memory. Limits over all workers."""
 
 import itertools
 import os

@@ -280,7 +280,7 @@ class LogDirs:
     ) -> None:
         """Opens every log that is ours: `mine(topic, topic id, index)`, None: all are. `known_topics`: name
         -> id; a log of any other is a stray (None: there are none). Raises DirectoryTrouble."""
-        now_ms = self.clock.now_ms()
+        now_ms, begun_ms = self.clock.now_ms(), self.clock.monotonic_ms()
         jobs: list[Callable[[], None]] = []
         unclean = False
         for directory in self._online():
@@ -319,6 +319,13 @@ class LogDirs:
         else:
             for job in jobs:
                 job()
+        if self.restarted:
+            logger.info(
+                "%d logs of the worker before us are open in %d ms, %d bytes were walked",
+                len(self._logs),
+                self.clock.monotonic_ms() - begun_ms,
+                sum(log.scanned_bytes for log in self.all()),
+            )
         if self.shared:
             for directory in self._online():
                 ours = directory.logs_by_key

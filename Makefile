@@ -4,7 +4,7 @@
 #   make build   the native extensions, in place
 #   make test    all that the tests need (jars, Java), then the tests; PYTEST_ARGS="-k groups" narrows them
 #   make check   ruff, mypy and the tests that read the source
-#   make bench   kafkad beside JVM Kafka and a bare C loop: one table
+#   make bench   kafkad beside JVM Kafka and a bare C loop: tables, JSON, a plot; BENCH_ARGS="--quick --check"
 #   make demo    336,776 flights through kafkad and Spark into Parquet, with a kill -9 in the middle, proved
 #   make soak    the long versions of the kill, power-loss and fuzz tests
 #   make clean   removes what was built (not ./data)
@@ -26,6 +26,7 @@ NATIVE := $(wildcard kafkad/_native/*.pyx kafkad/_native/*.pxd kafkad/_native/*.
 DATA_DIR ?= ./data
 LISTEN   ?= 127.0.0.1:9092
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 .PHONY: help run build test check bench demo soak clean jars java
 
@@ -50,6 +51,11 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-venv pyproject.toml
 	@echo "installing what the tests need (PySpark is large: a minute or two)"
 	@KAFKAD_ONLY=none $(PIP) install --no-build-isolation --editable ".[test]" $(LOGGED)
 	@touch $@ $(VENV)/.stamp-run
+
+# matplotlib draws the plot of the ratios
+$(VENV)/.stamp-bench: $(VENV)/.stamp-test
+	@$(PIP) install "matplotlib>=3.8" $(LOGGED)
+	@touch $@
 
 # -- the native extensions
 
@@ -86,8 +92,8 @@ check: $(VENV)/.stamp-test
 	$(PY) -m pytest tests/test_source.py || failed=1; \
 	exit $$failed
 
-bench: $(VENV)/.stamp-test build/.stamp-native java jars
-	@$(PY) -m bench
+bench: $(VENV)/.stamp-bench build/.stamp-native java jars
+	@$(PY) -m bench $(BENCH_ARGS)
 
 demo: $(VENV)/.stamp-test build/.stamp-native java jars
 	@$(PY) -m kafkad.spark.demo

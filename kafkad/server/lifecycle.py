@@ -113,6 +113,7 @@ def serve_as_worker(config: Any, place: "Place") -> int:
     )  # what it raises ends the worker
     signals.run_until_one_comes()
     joining.cancel()
+    loop.run_until_complete(asyncio.wait([joining]))  # it accepts nobody any more
     worker.stop()
     finish(loop)
     return 0 if worker.stopped_cleanly else 1

@@ -210,8 +210,7 @@ class Feed:
     def close(self) -> None:
         self._closed = True
         for _, future in self._waiting:
-            if not future.done():
-                future.set_result(None)
+            future.cancel()
         self._waiting.clear()
 
     # -- worker 0 ------------------------------------------------------------------------------------------

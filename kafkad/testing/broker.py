@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
+WORKER = re.compile(r"\d+ \(kafkad/(\d+)\) (\w)")  # of /proc/<pid>/stat: its name and state
 READY = re.compile(r"^kafkad is ready on (\S+):(\d+)", re.MULTILINE)
 POLL_S = 0.005  # how often we look for the ready line
 LOG_TAIL_BYTES = 16_384  # what a failure quotes
@@ -102,9 +103,9 @@ class Broker:
             return {0: self.pid}
         found = {}
         for pid in _children(self.pid):
-            name = _read(f"/proc/{pid}/comm").strip()
-            if name.startswith("kafkad/"):
-                found[int(name.removeprefix("kafkad/"))] = pid
+            named = WORKER.match(_read(f"/proc/{pid}/stat"))
+            if named and named[2] not in "ZX":  # dead, and not buried yet
+                found[int(named[1])] = pid
         return found
 
     @property

@@ -410,7 +410,7 @@ def test_groups_are_asked_for_properly(cli, topic):
         ("consume", "--topic", "x", "--group", "g", "--partition", "0"),
         ("dump-log",),
         ("cluster", "nonsense"),
-        ("serve", "--workers", "2"),
+        ("serve", "--workers", "0"),
         ("serve", "--override", "num.partitions"),
         ("serve", "--override", "num.partitions=many"),
         ("serve", "--listen", "nowhere"),

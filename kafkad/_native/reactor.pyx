@@ -239,7 +239,7 @@ cdef void read_once(Reactor reactor, Conn* conn, int* frames, int* calls) noexce
         count = 1
     elif core.stats.buffered_bytes > core.buffered_bytes_max and not may_buffer(conn, 0):
         return
-    if not held or (held >= 4 and held + room == whole):
+    if not held or (held >= 4 and held + room == whole and core.stats.buffered_bytes <= core.buffered_bytes_max):
         parts[count].iov_base = scratch
         parts[count].iov_len = SCRATCH_SIZE - core.scratch_at
         count += 1
@@ -298,6 +298,8 @@ cdef void keep(Conn* conn, const uint8_t* data, uint32_t size) noexcept nogil:
         whole = get_i32(data)
         if whole >= 0 and <uint64_t>whole + 4 > size:   # a partial frame: room for all of it if it is not too big
             wanted = max(wanted, min(<uint64_t>whole + 4, believed_size(conn)))
+            if conn.core.stats.buffered_bytes + <int64_t>wanted > conn.core.buffered_bytes_max:
+                wanted = <uint64_t>held + size          # requests in flight hold much: no more than must be
     input_reserve(conn, <uint32_t>wanted)
     memcpy(conn.input + conn.input_end, data, size)
     conn.input_end += size

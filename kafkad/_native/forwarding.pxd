@@ -26,7 +26,7 @@ cdef class Forwarding:
     cdef bint gone[WORKERS_MAX]     # died, and has no successor yet
     cdef int lives[WORKERS_MAX]     # of each peer, as last told
     cdef readonly int64_t in_flight, forwarded, appended    # now; to others; for others
-    cdef void forget(self) noexcept # at the end: nobody's answer is waited for
+    cdef void forget(self) noexcept # at the end, when all connections are closed
 
 cdef void forward_mail(Forwarding self, int sender, const Mail* mail) noexcept nogil
 cdef void forwarding_peer_lost(Forwarding self, int peer) noexcept nogil       # it died, or a new life of it has begun

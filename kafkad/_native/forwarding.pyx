@@ -34,7 +34,8 @@ from kafkad._native.partition_table cimport (
     Entry, PartitionTable, entry_by_row, table_owner_lost, table_remote_advanced,
 )
 from kafkad._native.produce cimport (
-    HeldProduce, Outcome, Part, Producing, append_part, check_part, drop_text, outcome_text, produce_outcome,
+    HeldProduce, Outcome, Part, Producing, append_part, check_part, drop_text, outcome_text, produce_forget,
+    produce_outcome,
 )
 from kafkad._native.wire cimport KAFKAD_CHECK
 
@@ -261,12 +262,11 @@ cdef class Forwarding:
         free(self.flights)
 
     cdef void forget(self) noexcept:
-        cdef Outcome outcome
         cdef uint32_t place
-        memset(&outcome, 0, sizeof(Outcome))
-        outcome.code = NOT_LEADER_OR_FOLLOWER
         for place in range(self.capacity):
             if self.flights[place].held is not NULL:
-                land(self, place, &outcome)
+                produce_forget(self.flights[place].held)
+                self.flights[place].held = NULL
+        self.in_flight = 0
         self.producing.forward = NULL
         self.table.table.ring = NULL

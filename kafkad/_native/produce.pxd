@@ -86,4 +86,6 @@ cdef void drop_text(Outcome* outcome) noexcept nogil
 
 # An owner's word: `outcome` is taken over, its text too. `held` may be gone afterwards.
 cdef void produce_outcome(HeldProduce* held, uint32_t number, const Outcome* outcome) noexcept nogil
+# None will come, for this process ends. The frame is not given back: its owner may be writing from it.
+cdef void produce_forget(HeldProduce* held) noexcept nogil
 cdef void produce_advanced(Producing self, Entry* entry, uint32_t why) noexcept nogil

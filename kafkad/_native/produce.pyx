@@ -10,14 +10,14 @@ for a flush that must come first): until then the request waits on the entries (
 codes in the answer.
 
 A partition that another worker owns goes there as a message (`forward`, forwarding.pyx's), its bytes stay where the socket
-put them (small ones are copied once). Its request is held (`HeldProduce`) until the last outcome has come, and then answered in the same way.
+put them. Its request is held (`HeldProduce`) until the last outcome has come, and then
+answered in the same way.
 
 Not yet: transactions (a transactional id is refused with INVALID_REQUEST), quotas, authorization."""
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject
-from libc.stddef cimport ptrdiff_t
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
@@ -26,7 +26,7 @@ cdef extern from "string.h" nogil:
     size_t strnlen(const char* text, size_t size)
 
 from kafkad._native.batch cimport COMPRESSION_MASK, HEADER_SIZE, NEED_PYTHON, TRANSACTIONAL
-from kafkad._native.buffers cimport buffer_of, buffer_release, buffer_retain, buffer_take
+from kafkad._native.buffers cimport buffer_release, buffer_retain
 from kafkad._native.connection cimport (
     Conn, Core, Slot, Timer, conn_close, core_fatal, slot_drop, slot_extend, slot_finish, slot_open, slot_pend,
 )
@@ -62,7 +62,6 @@ cdef enum:
     MAGIC_AT = 16
     ATTRIBUTES_AT = 21
     MESSAGE_SIZE_MAX = 2000             # of an error's text in an answer
-    COPIED_SHARE = 16                   # a frame that is held is copied when it is so much smaller than its buffer
     OUTCOME_TO_COME = 1 << 20           # in place of an error code
     # An owner has so long however short the request's timeout is: that one is for replication, and an append of our own
     # is not bound by it either.
@@ -336,7 +335,6 @@ cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int3
     cdef Slot* slot
     cdef Outcome* outcome
     cdef HeldProduce* held = NULL
-    cdef uint8_t* start = <uint8_t*>body.at
 
     if flexible:
         skip_tags(body)                                 # of the header
@@ -393,7 +391,7 @@ cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int3
                     continue
                 if outcome.code == 0:
                     if held is NULL and self.forward is not NULL:
-                        held = held_new(self, &request, start, <size_t>(body.end - start))
+                        held = held_new(self, &request)
                     outcome.code = NOT_LEADER_OR_FOLLOWER if held is NULL else (
                         self.forward(self.forward_context, held, number - 1, entry, part, version, admin))
             outcome.text = NULL
@@ -486,40 +484,24 @@ cdef void answer(Producing self, const Request* request, Slot* slot) noexcept no
 
 # -- waiting for other workers' outcomes -----------------------------------------------------------------------
 
-cdef HeldProduce* held_new(Producing self, const Request* request, uint8_t* body, size_t size) noexcept nogil:
-    """Keeps the frame, and has room for what is known of its request. A small frame is copied: it would keep all of the
-    buffer that it was read into, and a slow owner's many small requests all memory there is."""
+cdef HeldProduce* held_new(Producing self, const Request* request) noexcept nogil:
+    """Keeps the frame, and has room for what is known of its request."""
     cdef size_t topics = request.topic_count * sizeof(TopicParts)
     cdef size_t parts = request.part_count * sizeof(Part)
     cdef size_t outcomes = request.part_count * sizeof(Outcome)
     cdef HeldProduce* held = <HeldProduce*>malloc(sizeof(HeldProduce) + topics + parts + outcomes)
     cdef uint8_t* at = <uint8_t*>(held + 1)
-    cdef size_t capacity
     KAFKAD_CHECK(held is not NULL and self.core.serving is not NULL)
     held.timer.place = -1
     held.producing = <PyObject*>self
     held.slot = NULL
-    if size * COPIED_SHARE < buffer_of(self.core.serving).capacity:
-        held.frame = buffer_take(self.core, size, &capacity)
-        memcpy(held.frame, body, size)
-        move_request(request, held.frame - body)
-    else:
-        held.frame = self.core.serving
-        buffer_retain(held.frame)
+    held.frame = self.core.serving
+    buffer_retain(held.frame)
     held.outcomes_left = 0
     held.request.topics = <TopicParts*>at
     held.request.parts = <Part*>(at + topics)
     held.request.outcomes = <Outcome*>(at + topics + parts)
     return held
-
-
-cdef void move_request(const Request* request, ptrdiff_t distance) noexcept nogil:
-    """Its frame stands elsewhere now."""
-    cdef uint32_t i
-    for i in range(request.topic_count):
-        request.topics[i].name += distance
-    for i in range(request.part_count):
-        request.parts[i].records += distance
 
 
 cdef void held_free(HeldProduce* held) noexcept nogil:
@@ -553,6 +535,13 @@ cdef void produce_outcome(HeldProduce* held, uint32_t number, const Outcome* out
         free(outcome.text)
     if held.outcomes_left == 0:
         held_free(held)
+
+
+cdef void produce_forget(HeldProduce* held) noexcept nogil:
+    KAFKAD_CHECK(held.slot is NULL)                     # all connections are closed
+    held.outcomes_left -= 1
+    if held.outcomes_left == 0:
+        free(held)
 
 
 cdef void held_expired(Core* core, Timer* timer) noexcept nogil:

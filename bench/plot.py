@@ -69,7 +69,9 @@ def bars(results: Results) -> list[Bar]:
                 bound = bounds.get((scenario, figure))
                 value = None if bound is None else bound.value if bound.at_least else 1 / bound.value
                 better = mine / other if figure in MORE_IS_BETTER else other / mine
-                drawn.append(Bar(group, f"{scenario}: {TITLES.get(figure, figure)}", better, value))
+                title = TITLES.get(figure, figure)
+                label = scenario if title in scenario else f"{scenario}: {title}"
+                drawn.append(Bar(group, label, better, value))
     return drawn
 
 
@@ -78,14 +80,15 @@ def plot(results: Results, stem: Path, machine: str = "") -> list[Path]:
     where there is nothing to compare.
     """
     drawn = bars(results)
+    against = reference(name for group in results.values() for row in group.values() for name in row)
     written = []
     for chosen, name in (([b for b in drawn if b.bound is not None], stem.name), (drawn, f"{stem.name}-all")):
         if chosen:
-            written += draw(chosen, stem.with_name(name), machine)
+            written += draw(chosen, stem.with_name(name), against or KAFKA, machine)
     return written
 
 
-def draw(drawn: list[Bar], stem: Path, machine: str) -> list[Path]:
+def draw(drawn: list[Bar], stem: Path, against: str, machine: str) -> list[Path]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -118,7 +121,8 @@ def draw(drawn: list[Bar], stem: Path, machine: str) -> list[Path]:
     axes.grid(axis="x", color="#eeeeee")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("How many times better than JVM Kafka kafkad is; the black line is the bound", fontsize=9)
+    title = f"How many times better kafkad is than JVM {against}; the black line is the bound"
+    figure.suptitle(title, fontsize=9)
     if machine:
         axes.set_xlabel(machine, fontsize=7)
     stem.parent.mkdir(parents=True, exist_ok=True)

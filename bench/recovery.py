@@ -8,15 +8,18 @@ session to expire; `recovery s` of a kafkad has no such part.
 """
 
 import contextlib
+import shutil
 import threading
 import time
 from pathlib import Path
+
+import psutil
 
 from bench.bounds import RECOVERY
 from bench.brokers import Process
 from bench.drive import fill, run_produce
 from bench.native import load
-from bench.running import Bench, Cell
+from bench.running import Bench, Cell, filesystem
 from bench.scenarios import PRODUCE
 
 START = "start to first Metadata"
@@ -107,7 +110,8 @@ def crash(bench: Bench) -> None:
         return
     bench.stop_main_fleet()
     partitions = max(1, round(bench.options.restart_gb / SEGMENT_GB))
-    with bench.fleet(bench.where / "crash", warm=False) as brokers:
+    with bench.fleet(bench.where / "crash", warm=False) as fleet:
+        brokers = fitting(bench, fleet, bench.options.restart_gb)
         for broker in brokers:
             bench.say(f"writing {bench.options.restart_gb} GB to {broker.name}")
             # room for what the rounds add
@@ -148,7 +152,8 @@ def recover(bench: Bench) -> None:
     bench.stop_main_fleet()
     gigabytes = bench.options.recovery_gb
     partitions = max(1, round(gigabytes / SEGMENT_GB))
-    with bench.fleet(bench.where / "recovery", warm=False) as brokers:
+    with bench.fleet(bench.where / "recovery", warm=False) as fleet:
+        brokers = fitting(bench, fleet, gigabytes)
         for broker in brokers:
             bench.say(f"writing {gigabytes} GB to {broker.name}")
             fill(broker, "recovered", partitions, gigabytes * 1000)
@@ -164,6 +169,17 @@ def recover(bench: Bench) -> None:
             return Cell(RECOVERY, broker, run)
 
         bench.rounds("recovery", [cell(broker) for broker in brokers])
+
+
+def fitting(bench: Bench, brokers: list[Process], gigabytes: float) -> list[Process]:
+    """As many of them as have room for that much each; told, if some have not."""
+    free = shutil.disk_usage(bench.where).free
+    if filesystem(bench.where) == "tmpfs":
+        free = min(free, psutil.virtual_memory().available)
+    count = int(free * 0.9 / (gigabytes * 1e9))
+    for left_out in brokers[count:]:
+        bench.console.print(f"no room for {gigabytes:g} GB more: without {left_out.name}")
+    return brokers[:count]
 
 
 def forget(directory: Path, topic: str) -> int:

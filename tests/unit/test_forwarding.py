@@ -513,9 +513,6 @@ def test_more_in_flight_than_a_ring_holds_stays_in_order(workers):
     nothing_is_held(workers, 0)
 
 
-@pytest.mark.xfail(
-    reason="reactor.read_once looks at the limit only before a connection's first partial frame"
-)
 def test_an_owner_that_stalls_costs_no_more_memory_than_there_may_be(tmp_path):
     bytes_max = 8 << 20
     workers = Workers(2, tmp_path, buffered_bytes_max=bytes_max)

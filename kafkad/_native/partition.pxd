@@ -9,16 +9,9 @@ The row is watermarks.pxd's. The other workers hold a reader partition (partitio
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 from kafkad._native.batch cimport BatchInfo, Rules
-from kafkad._native.index cimport Index
 from kafkad._native.producer_table cimport ProducerMap, ProducerTable
+from kafkad._native.segments cimport LogFile, Segment, log_file_release, log_file_retain
 from kafkad._native.watermarks cimport Row, RowSlot
-
-cdef struct LogFile:                # an open .log; a response that is being sent holds a reference
-    int fd
-    int references
-
-cdef void log_file_retain(LogFile* file) noexcept nogil
-cdef void log_file_release(LogFile* file) noexcept nogil     # the last one closes the fd
 
 cdef struct AppendInfo:
     int64_t base_offset             # of this batch, or where its first copy went (duplicate)
@@ -35,21 +28,6 @@ cdef struct ReadInfo:
     LogFile* file                   # retained for the caller when size > 0
     int64_t position
     int64_t size                    # bytes to send; 0 at the end of what may be read
-
-cdef struct Segment:                # one .log with its indexes; the last of the array is the active one
-    int64_t base_offset
-    int64_t size
-    LogFile* file                   # NULL until it is read or appended to
-    Index offsets                   # not open until needed
-    Index times
-    int64_t max_timestamp           # largest of its batches, and the last offset of the batch that has it; UNKNOWN: look
-    int64_t max_timestamp_offset    # into the time index
-    int64_t first_timestamp         # max timestamp of its first batch, which ages it; UNKNOWN: not read yet, -1: none
-    int64_t created_ms
-    int64_t bytes_since_index
-    bint index_ignored              # found to lie: every look-up scans from the start
-    bint touched                    # read since the last sweep of idle files
-    LogFile* index_file             # a reader's offset index: not mapped, since its owner may cut the file
 
 cdef enum:
     RECENT = 128                    # a power of two
@@ -118,21 +96,11 @@ cdef class Partition:
     cdef int append_checked(self, uint8_t* records, size_t size, int origin, int32_t epoch, int64_t now_ms,
                             AppendInfo* info) noexcept nogil
     cdef Segment* active(self) noexcept nogil
-    cdef int segment_floor(self, int64_t offset) noexcept nogil
-    cdef int path_of(self, int64_t base_offset, const char* suffix, char* out) noexcept nogil
-    cdef int open_file(self, Segment* segment) noexcept nogil
     cdef int open_for_append(self, Segment* segment) noexcept nogil
-    cdef int open_offset_index(self, Segment* segment) noexcept nogil
-    cdef int open_time_index(self, Segment* segment) noexcept nogil
-    cdef void load_max_timestamp(self, Segment* segment) noexcept nogil
-    cdef int64_t first_timestamp_of(self, Segment* segment) noexcept nogil
     cdef bint must_roll(self, Segment* segment, int64_t size, int64_t max_timestamp, int64_t last_offset,
                         int64_t now_ms) noexcept nogil
     cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
                     int64_t* batch_size) noexcept nogil
-    cdef int walk(self, Segment* segment, int64_t at, int64_t indexed, int64_t target, int64_t limit, int64_t* position,
-                  int64_t* batch_size) noexcept nogil
-    cdef int close_segment(self, Segment* segment) noexcept nogil
     cdef void remember(self, int64_t base_offset, int64_t position) noexcept nogil
     cdef void row_begin(self) noexcept nogil
     cdef void row_end(self) noexcept nogil

@@ -4,16 +4,13 @@ from typing_extensions import Buffer
 
 from kafkad._native.partition_reader import ReaderPartition
 from kafkad._native.producer_table import ProducerTable
+from kafkad._native.segments import FileRef
 from kafkad._native.watermarks import RowSlot
 
 WANTS_NOTHING: int
 WANTS_ROLL: int
 WANTS_PRODUCERS: int
 WANTS_SLOW_PATH: int
-
-class FileRef:
-    @property
-    def fd(self) -> int: ...
 
 class Partition:
     def __init__(

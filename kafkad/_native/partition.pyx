@@ -7,49 +7,46 @@ whoever waits. Nothing is changed before the write has succeeded; a short write 
 A read answers a region of a file: the segment by binary search, the batch from the ring of recent ones, else from the
 offset index and a walk over headers. The end of the region is the position of HW, LSO or LEO, which stand in the row.
 
-Files are opened by path when first needed; `release_idle` closes what nobody read since the last sweep. An idle
-partition has no fd and no mapping.
+Files are opened by path when first needed (segments.pyx); `release_idle` closes what nobody read since the last sweep. An
+idle partition has no fd and no mapping.
 
 Beware: all of this belongs to one thread, the owner's loop. Only a FileRef may travel to a flusher thread."""
 
 import os
 
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.errno cimport EMFILE, ENFILE, ENOENT, ENOMEM, EROFS, EACCES
-from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdio cimport snprintf
+from libc.errno cimport ENOMEM
+from libc.stdint cimport INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset, strdup
 
 from kafkad._native.batch cimport (
     CONTROL, HEADER_SIZE, LENGTH_OVERHEAD, NEED_PYTHON, TIMESTAMP_LOG_APPEND, TRANSACTIONAL, BatchInfo, validate)
-from kafkad._native.fileio cimport Window, close_fd, cut, is_fatal, open_path, read_at, window_at, window_init, write_at
+from kafkad._native.fileio cimport Window, cut, is_fatal, read_at, window_at, window_init, write_at
 from kafkad._native.index cimport (
-    OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, Index, index_close, index_open, index_reserve, offset_entry_offset,
-    offset_entry_position, offset_index_append, offset_index_floor, time_entry_offset, time_entry_timestamp,
-    time_index_append, time_index_floor)
+    index_reserve, offset_entry_offset, offset_entry_position, offset_index_append, offset_index_floor, time_entry_offset,
+    time_entry_timestamp, time_index_append, time_index_floor)
 from kafkad._native.producer_table cimport (
     ASK_LOG, ProducerBatch, parse_marker, producer_check, producer_end, producer_first_unstable, producer_record,
     producer_reserve)
+from kafkad._native.segments cimport (
+    MAGIC_POSITION, PATH_SIZE, UNKNOWN, LogFile, Segment, file_ref, log_file_release, log_file_retain, segment_close,
+    segment_end_offset, segment_first_timestamp, segment_floor, segment_load_max_timestamp, segment_open,
+    segment_open_for_append, segment_open_offsets, segment_open_times, segment_path, segment_walk)
 from kafkad._native.watermarks cimport ROW_WORDS, Row, RowSlot, kafkad_fence, row_begin, row_end
 from kafkad._native.wire cimport KAFKAD_CHECK, get_i16, get_i32, get_i64, put_i32, put_i64
 
 from kafkad._native.watermarks import private_row
-
-cdef extern from "<fcntl.h>" nogil:
-    enum: O_RDONLY, O_RDWR, O_CLOEXEC
 
 cdef extern from "<errno.h>" nogil:
     enum: EBADMSG
 
 cdef extern from * nogil:
     """
-    #define kafkad_add(p, n) __atomic_add_fetch((p), (n), __ATOMIC_ACQ_REL)
     #define kafkad_or(p, bits) __atomic_fetch_or((p), (bits), __ATOMIC_SEQ_CST)
     """
-    int kafkad_add(int* p, int n)
     void kafkad_or(uint64_t* p, uint64_t bits)
 
 cdef enum:                          # Kafka's error codes, see protocol/errors.py
@@ -62,10 +59,6 @@ cdef enum:                          # Kafka's error codes, see protocol/errors.p
     FENCED_LEADER_EPOCH = 74
     UNKNOWN_LEADER_EPOCH = 75
 
-cdef enum:
-    PATH_SIZE = 4352                # PATH_MAX and a file name
-    MAGIC_POSITION = 16
-
 cdef enum:                          # of append_checked
     CLIENT = 0
     COORDINATOR = 1
@@ -77,36 +70,11 @@ WANTS_ROLL = 1
 WANTS_SLOW_PATH = 2
 WANTS_PRODUCERS = 3                 # a retry, perhaps, of a batch that the snapshot did not hold
 
-cdef int64_t UNKNOWN = INT64_MIN
-
-
-cdef void log_file_retain(LogFile* file) noexcept nogil:
-    kafkad_add(&file.references, 1)
-
-
-cdef void log_file_release(LogFile* file) noexcept nogil:
-    if kafkad_add(&file.references, -1) == 0:
-        close_fd(file.fd)
-        free(file)
 
 
 cdef void partition_listen(Partition partition, int me) noexcept nogil:
     kafkad_or(&partition.shared.waiters, <uint64_t>1 << me)
     kafkad_fence()
-
-
-cdef class FileRef:
-    """An open log file, held so that it can be flushed in another thread while its segment comes and goes."""
-
-    cdef LogFile* file
-
-    def __dealloc__(self):
-        if self.file != NULL:
-            log_file_release(self.file)
-
-    @property
-    def fd(self) -> int:
-        return self.file.fd
 
 
 cdef class Partition:
@@ -186,7 +154,7 @@ cdef class Partition:
         for i in range(self.segment_count):     # no file changes here: another owner may have it by now
             self.segments[i].offsets.writable = False
             self.segments[i].times.writable = False
-            self.close_segment(&self.segments[i])
+            segment_close(&self.segments[i], self.directory)
         free(self.segments)
         free(self.recent)
         free(self.directory)
@@ -229,132 +197,12 @@ cdef class Partition:
     cdef Segment* active(self) noexcept nogil:
         return &self.segments[self.segment_count - 1]
 
-    cdef int segment_floor(self, int64_t offset) noexcept nogil:
-        # The last segment whose base offset is <= offset, -1 when none.
-        cdef int low = 0, high = self.segment_count, middle
-        if high and self.segments[high - 1].base_offset <= offset:
-            return high - 1
-        while low < high:
-            middle = (low + high) // 2
-            if self.segments[middle].base_offset <= offset:
-                low = middle + 1
-            else:
-                high = middle
-        return low - 1
-
-    cdef int path_of(self, int64_t base_offset, const char* suffix, char* out) noexcept nogil:
-        return snprintf(out, PATH_SIZE, "%s/%020lld.%s", self.directory, <long long>base_offset, suffix)
-
-    cdef int open_file(self, Segment* segment) noexcept nogil:
-        cdef char path[PATH_SIZE]
-        cdef int fd
-        segment.touched = True
-        if segment.file != NULL:
-            return 0
-        self.path_of(segment.base_offset, b"log", path)
-        fd = open_path(path, (O_RDWR if self.owner < 0 else O_RDONLY) | O_CLOEXEC)
-        if fd == -EROFS or fd == -EACCES:
-            fd = open_path(path, O_RDONLY | O_CLOEXEC)
-        if fd < 0:
-            return fd
-        segment.file = <LogFile*>malloc(sizeof(LogFile))
-        if segment.file == NULL:
-            close_fd(fd)
-            return -ENOMEM
-        segment.file.fd = fd
-        segment.file.references = 1
-        return 0
-
     cdef int open_for_append(self, Segment* segment) noexcept nogil:
-        cdef char path[PATH_SIZE]
-        cdef int failure = self.open_file(segment)
-        if failure != 0:
-            return failure
-        if not segment.offsets.writable:
-            self.path_of(segment.base_offset, b"index", path)
-            index_close(&segment.offsets, path)
-            failure = index_open(&segment.offsets, path, OFFSET_ENTRY_SIZE, self.index_size_max, True)
-            if failure != 0:
-                return failure
-        if not segment.times.writable:
-            self.path_of(segment.base_offset, b"timeindex", path)
-            index_close(&segment.times, path)
-            failure = index_open(&segment.times, path, TIME_ENTRY_SIZE, self.index_size_max, True)
-            if failure != 0:
-                return failure
         if self.recent == NULL:
             self.recent = <RecentBatch*>malloc(RECENT * sizeof(RecentBatch))
             if self.recent == NULL:
                 return -ENOMEM
-        self.load_max_timestamp(segment)
-        return 0
-
-    cdef int open_offset_index(self, Segment* segment) noexcept nogil:
-        cdef char path[PATH_SIZE]
-        segment.touched = True
-        if segment.offsets.map != NULL or segment.offsets.writable:
-            return 0
-        self.path_of(segment.base_offset, b"index", path)
-        return index_open(&segment.offsets, path, OFFSET_ENTRY_SIZE, 0, False)
-
-    cdef int open_time_index(self, Segment* segment) noexcept nogil:
-        cdef char path[PATH_SIZE]
-        segment.touched = True
-        if segment.times.map != NULL or segment.times.writable:
-            return 0
-        self.path_of(segment.base_offset, b"timeindex", path)
-        return index_open(&segment.times, path, TIME_ENTRY_SIZE, 0, False)
-
-    cdef void load_max_timestamp(self, Segment* segment) noexcept nogil:
-        cdef bint was_open
-        if segment.max_timestamp != UNKNOWN:
-            return
-        segment.max_timestamp = -1
-        segment.max_timestamp_offset = segment.base_offset
-        if segment.size == 0:
-            return
-        was_open = segment.times.map != NULL
-        if self.open_time_index(segment) != 0:
-            return
-        if segment.times.entries:
-            segment.max_timestamp = time_entry_timestamp(&segment.times, segment.times.entries - 1)
-            segment.max_timestamp_offset = segment.base_offset + time_entry_offset(&segment.times, segment.times.entries - 1)
-        if not was_open and not segment.times.writable:     # retention asks every partition: keep no mapping for it
-            index_close(&segment.times, b"")
-
-    cdef int64_t first_timestamp_of(self, Segment* segment) noexcept nogil:
-        cdef uint8_t header[HEADER_SIZE]
-        if segment.first_timestamp == UNKNOWN and segment.size >= HEADER_SIZE and self.open_file(segment) == 0:
-            if read_at(segment.file.fd, header, HEADER_SIZE, 0) == HEADER_SIZE:
-                segment.first_timestamp = get_i64(header + 35) if header[MAGIC_POSITION] >= 2 else -1
-        return segment.first_timestamp if segment.first_timestamp >= 0 else -1
-
-    cdef int close_segment(self, Segment* segment) noexcept nogil:
-        # Writable indexes get their last time entry and are cut to size. 0, or the first -errno.
-        cdef char path[PATH_SIZE]
-        cdef int failure = 0, status
-        if segment.times.writable:
-            self.path_of(segment.base_offset, b"timeindex", path)
-            if segment.max_timestamp > -1 and segment.times.entries < segment.times.entries_max and (
-                    segment.times.entries == 0
-                    or segment.max_timestamp > time_entry_timestamp(&segment.times, segment.times.entries - 1)):
-                failure = index_reserve(&segment.times, path)
-                if failure == 0:
-                    time_index_append(&segment.times, segment.max_timestamp,
-                                      <int32_t>(segment.max_timestamp_offset - segment.base_offset))
-        self.path_of(segment.base_offset, b"timeindex", path)
-        status = index_close(&segment.times, path)
-        failure = failure if failure != 0 else status
-        self.path_of(segment.base_offset, b"index", path)
-        status = index_close(&segment.offsets, path)
-        failure = failure if failure != 0 else status
-        if segment.file != NULL:
-            log_file_release(segment.file)
-            segment.file = NULL
-        if segment.index_file != NULL:
-            log_file_release(segment.index_file)
-            segment.index_file = NULL
-        return failure
+        return segment_open_for_append(segment, self.directory, self.index_size_max)
 
     # -- append --------------------------------------------------------------------------------------------
 
@@ -374,7 +222,7 @@ cdef class Partition:
             return True
         if self.segment_age_max_ms == INT64_MAX:
             return False
-        first = self.first_timestamp_of(segment)
+        first = segment_first_timestamp(segment, self.directory)
         return (max_timestamp - first if first >= 0 else now_ms - segment.created_ms) > self.segment_age_max_ms
 
     cdef void remember(self, int64_t base_offset, int64_t position) noexcept nogil:
@@ -473,10 +321,10 @@ cdef class Partition:
             latest = max_timestamp
             latest_offset = last_offset
         if index_it:
-            self.path_of(segment.base_offset, b"index", path)
+            segment_path(self.directory, segment.base_offset, b"index", path)
             failure = index_reserve(&segment.offsets, path)
             if failure == 0:
-                self.path_of(segment.base_offset, b"timeindex", path)
+                segment_path(self.directory, segment.base_offset, b"timeindex", path)
                 failure = index_reserve(&segment.times, path)
             if failure != 0:
                 return self.refused(failure, b"growing an index")
@@ -572,10 +420,10 @@ cdef class Partition:
                 batch_size[0] = (limit if high == self.recent_end else self.recent[high & (RECENT - 1)].position) - position[0]
                 return 1
 
-        failure = self.open_file(segment)
+        failure = segment_open(segment, self.directory, self.owner < 0)
         if failure != 0:
             return failure
-        if not segment.index_ignored and self.open_offset_index(segment) == 0 and segment.offsets.entries:
+        if not segment.index_ignored and segment_open_offsets(segment, self.directory) == 0 and segment.offsets.entries:
             slot = offset_index_floor(&segment.offsets, target - segment.base_offset)
             if slot >= 0:
                 at = offset_entry_position(&segment.offsets, slot)
@@ -584,42 +432,7 @@ cdef class Partition:
                     segment.index_ignored = True
                     at = 0
                     indexed = -1
-        return self.walk(segment, at, indexed, target, limit, position, batch_size)
-
-    cdef int walk(self, Segment* segment, int64_t at, int64_t indexed, int64_t target, int64_t limit, int64_t* position,
-                  int64_t* batch_size) noexcept nogil:
-        # From batch to batch, beginning at position `at`, where the index says that the batch ends with `indexed` (-1:
-        # it says nothing). Answers as `locate`.
-        cdef Window window
-        cdef const uint8_t* header
-        cdef int64_t size, last, wanted
-        window_init(&window, segment.file.fd)
-        while at < limit:
-            wanted = limit - at
-            if wanted > HEADER_SIZE:
-                wanted = HEADER_SIZE
-            header = window_at(&window, at, wanted, limit) if wanted > MAGIC_POSITION else NULL
-            size = -1
-            if header != NULL:
-                size = <int64_t>get_i32(header + 8) + LENGTH_OVERHEAD
-                last = get_i64(header)
-                if header[MAGIC_POSITION] >= 2 and wanted == HEADER_SIZE:
-                    last += get_i32(header + 23)
-            if header == NULL or size <= MAGIC_POSITION or size > limit - at or header[MAGIC_POSITION] > 2 or (
-                    indexed >= 0 and (last > indexed or last < segment.base_offset)):
-                if indexed < 0:
-                    return -EBADMSG
-                segment.index_ignored = True        # the entry lied: from the start, without the index
-                at = 0
-                indexed = -1
-                continue
-            if last >= target:
-                position[0] = at
-                batch_size[0] = size
-                return 1
-            at += size
-            indexed = -1
-        return 0
+        return segment_walk(segment, at, indexed, target, limit, position, batch_size)
 
     cdef int read(self, int64_t offset, int64_t max_bytes, bint at_least_one, int isolation, int32_t leader_epoch,
                   ReadInfo* info) noexcept nogil:
@@ -653,7 +466,7 @@ cdef class Partition:
             bound_position = row.end_position
         if offset >= bound:
             return 0
-        at = self.segment_floor(offset)
+        at = segment_floor(self.segments, self.segment_count, offset)
         KAFKAD_CHECK(at >= 0)
         while at < self.segment_count:
             segment = &self.segments[at]
@@ -673,7 +486,7 @@ cdef class Partition:
                     if not at_least_one:
                         return 0
                     size = batch_size
-                found = self.open_file(segment)
+                found = segment_open(segment, self.directory, self.owner < 0)
                 if found != 0:
                     return self.refused(found, b"opening a segment")
                 log_file_retain(segment.file)
@@ -846,7 +659,7 @@ cdef class Partition:
         if not 0 <= at < self.segment_count:
             raise IndexError(at)
         segment = &self.segments[at]
-        self.load_max_timestamp(segment)
+        segment_load_max_timestamp(segment, self.directory)
         return (segment.max_timestamp, segment.max_timestamp_offset)
 
     def roll(self, int64_t base_offset, int64_t now_ms) -> None:
@@ -855,7 +668,7 @@ cdef class Partition:
         cdef LogFile* file = old.file
         cdef int failure
         old.file = NULL                                 # readers and the flusher still want it
-        failure = self.close_segment(old)
+        failure = segment_close(old, self.directory)
         old.file = file
         old.touched = True
         if failure != 0:
@@ -874,7 +687,7 @@ cdef class Partition:
             raise IndexError((first, end))
         for i in range(first, end):
             gone.append(self.segments[i].base_offset)
-            self.close_segment(&self.segments[i])
+            segment_close(&self.segments[i], self.directory)
         memmove(&self.segments[first], &self.segments[end], (self.segment_count - end) * sizeof(Segment))
         self.segment_count -= end - first
         if end > first:
@@ -889,7 +702,7 @@ cdef class Partition:
             if self.segments[i].touched:
                 self.segments[i].touched = False
             elif self.segments[i].file != NULL or self.segments[i].offsets.map != NULL or self.segments[i].times.map != NULL:
-                self.close_segment(&self.segments[i])
+                segment_close(&self.segments[i], self.directory)
                 closed += 1
                 if i == self.segment_count - 1:
                     self.recent_count = 0
@@ -901,7 +714,7 @@ cdef class Partition:
         """Cuts the indexes and closes everything; appends and reads open again what they need."""
         cdef int i, failure, first = 0
         for i in range(self.segment_count):
-            failure = self.close_segment(&self.segments[i])
+            failure = segment_close(&self.segments[i], self.directory)
             first = first if first != 0 else failure
         self.recent_count = 0
         if first != 0:
@@ -917,43 +730,15 @@ cdef class Partition:
         """Walks the active segment from its last index entry; the offset after its last batch becomes LEO. Bytes
         beyond the last whole batch make it raise ValueError."""
         cdef Segment* segment = self.active()
-        cdef Window window
-        cdef const uint8_t* header
-        cdef int64_t at = 0, next_offset = segment.base_offset, size, last
+        cdef int64_t next_offset = segment.base_offset, bad = 0
         cdef int failure
-        cdef bint indexed = False
         if segment.size:
-            failure = self.open_file(segment)
+            failure = segment_open(segment, self.directory, True)
             if failure != 0:
                 self.raise_refused(failure, b"opening the active segment")
-            if self.open_offset_index(segment) == 0 and segment.offsets.entries:
-                at = offset_entry_position(&segment.offsets, segment.offsets.entries - 1)
-                indexed = True
-                if at <= 0 or at >= segment.size:
-                    at = 0
-                    indexed = False
-            window_init(&window, segment.file.fd)
-            while at < segment.size:
-                size = segment.size - at
-                if size > HEADER_SIZE:
-                    size = HEADER_SIZE
-                header = window_at(&window, at, size, segment.size) if size > MAGIC_POSITION else NULL
-                last = -1
-                if header != NULL and header[MAGIC_POSITION] <= 2:
-                    last = get_i64(header)
-                    if header[MAGIC_POSITION] == 2:
-                        last = last + get_i32(header + 23) if size == HEADER_SIZE else -1
-                    size = <int64_t>get_i32(header + 8) + LENGTH_OVERHEAD
-                if last < next_offset or size <= MAGIC_POSITION or size > segment.size - at:
-                    if not indexed:
-                        raise ValueError(f"no batch at position {at} of segment {segment.base_offset}")
-                    segment.index_ignored = True
-                    at = 0
-                    next_offset = segment.base_offset
-                    indexed = False
-                    continue
-                next_offset = last + 1
-                at += size
+            next_offset = segment_end_offset(segment, self.directory, &bad)
+            if next_offset < 0:
+                raise ValueError(f"no batch at position {bad} of segment {segment.base_offset}")
             # idle until used
             self.release_file(segment)
         self.set_end(next_offset)
@@ -961,7 +746,7 @@ cdef class Partition:
 
     cdef int release_file(self, Segment* segment) except -1:
         if segment.file != NULL and not segment.times.writable:
-            self.close_segment(segment)
+            segment_close(segment, self.directory)
         return 0
 
     def set_end(self, int64_t end_offset) -> None:
@@ -986,7 +771,7 @@ cdef class Partition:
 
     def position_of(self, int64_t offset) -> tuple:
         """(segment base, position) of the batch that holds `offset`, or of the log's end."""
-        cdef int at = self.segment_floor(offset)
+        cdef int at = segment_floor(self.segments, self.segment_count, offset)
         cdef int64_t position, size
         cdef int found
         if offset >= self.row.log_end_offset or at < 0:
@@ -1010,7 +795,7 @@ cdef class Partition:
         try:
             return self.position_of(offset)
         except ValueError:
-            at = self.segment_floor(offset)
+            at = segment_floor(self.segments, self.segment_count, offset)
             return (self.segments[at].base_offset, self.segments[at].size)
 
     def batch_by_timestamp(self, int at, int64_t timestamp, int64_t from_offset, int64_t after=-1):
@@ -1026,7 +811,7 @@ cdef class Partition:
             raise IndexError(at)
         segment = &self.segments[at]
         target = from_offset
-        if after < 0 and self.open_time_index(segment) == 0 and segment.times.entries:
+        if after < 0 and segment_open_times(segment, self.directory) == 0 and segment.times.entries:
             slot = time_index_floor(&segment.times, timestamp)
             if slot >= 0:
                 last = segment.base_offset + time_entry_offset(&segment.times, slot)
@@ -1036,12 +821,12 @@ cdef class Partition:
             found = self.locate(segment, target, segment.size, &position, &size)
         else:
             position = after
-            found = self.open_file(segment)
+            found = segment_open(segment, self.directory, self.owner < 0)
             found = 1 if found == 0 else found
         if found == 0:
             return None
         if found == 1:
-            found = self.open_file(segment)
+            found = segment_open(segment, self.directory, self.owner < 0)
         if found < 0:
             if found == -EBADMSG:
                 raise ValueError(f"segment {segment.base_offset} is corrupt")
@@ -1075,7 +860,7 @@ cdef class Partition:
         cdef int failure
         if not 0 <= at < self.segment_count or position < 0 or size < 0 or position + size > self.segments[at].size:
             raise IndexError((at, position, size))
-        failure = self.open_file(&self.segments[at])
+        failure = segment_open(&self.segments[at], self.directory, True)
         if failure != 0:
             self.raise_refused(failure, b"opening a segment")
         data = PyBytes_FromStringAndSize(NULL, size)
@@ -1161,18 +946,14 @@ cdef class Partition:
     def files_to_flush(self) -> tuple:
         """(end offset, generation, [(base offset, FileRef)]): the segments with bytes at or beyond the flushed offset."""
         cdef list files = []
-        cdef FileRef reference
         cdef int i, failure
         for i in range(self.segment_count):
             if i + 1 < self.segment_count and self.segments[i + 1].base_offset <= self.row.flushed_offset:
                 continue
-            failure = self.open_file(&self.segments[i])
+            failure = segment_open(&self.segments[i], self.directory, True)
             if failure != 0:
                 self.raise_refused(failure, b"opening a segment to flush it")
-            reference = FileRef.__new__(FileRef)
-            log_file_retain(self.segments[i].file)
-            reference.file = self.segments[i].file
-            files.append((self.segments[i].base_offset, reference))
+            files.append((self.segments[i].base_offset, file_ref(&self.segments[i])))
         return (self.row.log_end_offset, self.row.generation, files)
 
     def flushed(self, int64_t end_offset, uint32_t generation) -> bool:

@@ -1,8 +1,9 @@
 """A partition that another worker owns, as this one reads it: see partition_reader.pyx."""
 
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t
 
-from kafkad._native.partition cimport AppendInfo, Partition, ReadInfo, Segment
+from kafkad._native.partition cimport Partition
+from kafkad._native.segments cimport Segment
 from kafkad._native.watermarks cimport Row, RowSlot
 
 cdef struct Found:                  # a segment in the directory

@@ -17,18 +17,18 @@ Reads of committed data ask `log` (log/reader.py) for aborted transactions. Appe
 
 from libc.errno cimport EIO, ENOENT, ENOMEM, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc, qsort, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset, strcmp
 
 from cpython.bytes cimport PyBytes_AS_STRING
 
-from kafkad._native.fileio cimport close_fd, open_path, read_at
+from kafkad._native.fileio cimport open_path, read_at
 from kafkad._native.partition cimport (
-    ADVANCED_END, ADVANCED_HIGH_WATERMARK, PARTITION_GONE, RECENT, AppendInfo, LogFile, Partition, ReadInfo, RecentBatch,
-    Segment, log_file_release)
+    ADVANCED_END, ADVANCED_HIGH_WATERMARK, PARTITION_GONE, RECENT, AppendInfo, Partition, ReadInfo, RecentBatch)
 from kafkad._native.index cimport OFFSET_ENTRY_SIZE
 from kafkad._native.producer_table cimport ProducerTable
+from kafkad._native.segments cimport (
+    PATH_SIZE, LogFile, Segment, log_file_new, segment_close, segment_floor, segment_open, segment_path, segment_walk)
 from kafkad._native.watermarks cimport Row, RowSlot, kafkad_load, row_read
 from kafkad._native.wire cimport get_i32
 
@@ -56,7 +56,7 @@ cdef extern from "<sys/stat.h>" nogil:
     int c_stat "stat"(const char* path, stat_result* result)
 
 cdef extern from "<errno.h>" nogil:
-    enum: EBADMSG, EAGAIN, EOVERFLOW
+    enum: EAGAIN
 
 cdef enum:                          # Kafka's error codes, see protocol/errors.py
     CORRUPT_MESSAGE = 2
@@ -64,7 +64,6 @@ cdef enum:                          # Kafka's error codes, see protocol/errors.p
     KAFKA_STORAGE_ERROR = 56
 
 cdef enum:
-    PATH_SIZE = 4352
     OFFSET_DIGITS = 20
     LISTINGS = 8                    # that may be overtaken by rolls before a read gives up, retriably
     BLOCK_ENTRIES = 512             # of an index, read at once
@@ -160,7 +159,7 @@ cdef class ReaderPartition(Partition):
     cdef void forget_segments(self) noexcept nogil:
         cdef int i
         for i in range(self.segment_count):
-            self.close_segment(&self.segments[i])
+            segment_close(&self.segments[i], self.directory)
         self.segment_count = 0
         self.recent_count = 0
 
@@ -199,13 +198,13 @@ cdef class ReaderPartition(Partition):
             offset = self.found[i].base_offset
             at = -1
             if self.known and self.state == 0 and before.generation == self.row.generation:
-                at = self.segment_floor(offset)
+                at = segment_floor(self.segments, self.segment_count, offset)
             if offset == before.end_segment:
                 self.found[i].size = 0                          # the row says it
             elif at >= 0 and self.segments[at].base_offset == offset and offset < self.row.end_segment:
                 self.found[i].size = self.segments[at].size     # it was closed before the last listing
             else:
-                self.path_of(offset, b"log", path)
+                segment_path(self.directory, offset, b"log", path)
                 if c_stat(path, &status) != 0:
                     if errno == ENOENT:                         # removed meanwhile: below the log's start by now
                         continue
@@ -232,7 +231,7 @@ cdef class ReaderPartition(Partition):
             for i in range(self.found_count):
                 memset(&fresh[i], 0, sizeof(Segment))
                 fresh[i].base_offset = self.found[i].base_offset
-                at = self.segment_floor(self.found[i].base_offset) if same else -1
+                at = segment_floor(self.segments, self.segment_count, self.found[i].base_offset) if same else -1
                 if at >= 0 and self.segments[at].base_offset == self.found[i].base_offset:
                     old = &self.segments[at]
                     fresh[i] = old[0]
@@ -246,7 +245,7 @@ cdef class ReaderPartition(Partition):
             self.segment_capacity = self.found_count
             self.found_count = 0
         while gone < self.segment_count - 1 and self.segments[gone].base_offset < row.local_log_start_offset:
-            self.close_segment(&self.segments[gone])
+            segment_close(&self.segments[gone], self.directory)
             gone += 1
         if gone:
             memmove(self.segments, self.segments + gone, (self.segment_count - gone) * sizeof(Segment))
@@ -318,7 +317,7 @@ cdef class ReaderPartition(Partition):
         cdef int64_t at = 0, last = -1, indexed = -1, index_at = 0
         cdef uint32_t low, high, middle
         cdef bint exact = target == segment.base_offset, near = False
-        cdef int failure = self.open_file(segment)
+        cdef int failure = segment_open(segment, self.directory, False)
         if failure != 0:
             return failure
         if segment == self.active() and self.recent_count:
@@ -342,7 +341,7 @@ cdef class ReaderPartition(Partition):
             if self.index_floor(segment, target - segment.base_offset, &index_at, &last) == 0 and index_at > at:
                 at = index_at
                 indexed = segment.base_offset + last
-        return self.walk(segment, at, indexed, target, limit, position, batch_size)
+        return segment_walk(segment, at, indexed, target, limit, position, batch_size)
 
     cdef int index_floor(self, Segment* segment, int64_t relative, int64_t* position, int64_t* last) noexcept nogil:
         # The last entry whose offset is <= `relative`. 0, or -errno; position 0: none. Entries ascend evenly, as a rule, so
@@ -356,16 +355,13 @@ cdef class ReaderPartition(Partition):
         position[0] = 0
         last[0] = -1
         if file == NULL:
-            self.path_of(segment.base_offset, b"index", path)
+            segment_path(self.directory, segment.base_offset, b"index", path)
             fd = open_path(path, O_RDONLY | O_CLOEXEC)
             if fd < 0:
                 return fd
-            file = <LogFile*>malloc(sizeof(LogFile))
+            file = log_file_new(fd)
             if file == NULL:
-                close_fd(fd)
                 return -ENOMEM
-            file.fd = fd
-            file.references = 1
             segment.index_file = file
         if (segment.offsets.entries == 0 or relative > segment.offsets.allocated) and segment.offsets.entries_max == 0:
             failure = count_entries(segment, segment == self.active())

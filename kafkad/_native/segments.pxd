@@ -1,0 +1,75 @@
+"""Open segments: a .log with its indexes. See segments.pyx."""
+
+from libc.stdint cimport int64_t
+
+from kafkad._native.index cimport Index
+
+cdef enum:
+    PATH_SIZE = 4352                # PATH_MAX and a file name
+    MAGIC_POSITION = 16             # of a batch
+
+cdef struct LogFile:                # an open .log; a response that is being sent holds a reference
+    int fd
+    int references
+
+cdef LogFile* log_file_new(int fd) noexcept nogil            # with one reference; NULL: no memory, and the fd is closed
+cdef void log_file_retain(LogFile* file) noexcept nogil
+cdef void log_file_release(LogFile* file) noexcept nogil     # the last one closes the fd
+
+cdef struct Segment:                # one .log with its indexes; the last of a partition's is the active one
+    int64_t base_offset
+    int64_t size
+    LogFile* file                   # NULL until it is read or appended to
+    Index offsets                   # not open until needed
+    Index times
+    int64_t max_timestamp           # largest of its batches, and the last offset of the batch that has it; UNKNOWN: look
+    int64_t max_timestamp_offset    # into the time index
+    int64_t first_timestamp         # max timestamp of its first batch, which ages it; UNKNOWN: not read yet, -1: none
+    int64_t created_ms
+    int64_t bytes_since_index
+    bint index_ignored              # found to lie: every look-up scans from the start
+    bint touched                    # read since the last sweep of idle files
+    LogFile* index_file             # a reader's offset index: not mapped, since its owner may cut the file
+
+cdef extern from * nogil:
+    """
+    #define KAFKAD_UNKNOWN INT64_MIN
+    """
+    int64_t UNKNOWN "KAFKAD_UNKNOWN"    # a timestamp
+
+cdef class FileRef:
+    cdef LogFile* file              # retained
+
+cdef FileRef file_ref(Segment* segment)
+
+# The last segment whose base offset is <= offset, -1 when none.
+cdef int segment_floor(const Segment* segments, int count, int64_t offset) noexcept nogil
+
+cdef void segment_path(const char* directory, int64_t base_offset, const char* suffix, char* out) noexcept nogil
+
+# All of these: 0, or -errno.
+cdef int segment_open_file(Segment* segment, const char* directory, bint writable) noexcept nogil
+cdef int segment_open_for_append(Segment* segment, const char* directory, int64_t index_size_max) noexcept nogil
+cdef int segment_open_offsets(Segment* segment, const char* directory) noexcept nogil
+cdef int segment_open_times(Segment* segment, const char* directory) noexcept nogil
+
+# Writable indexes get their last time entry and are cut to size. 0, or the first -errno.
+cdef int segment_close(Segment* segment, const char* directory) noexcept nogil
+
+cdef inline int segment_open(Segment* segment, const char* directory, bint writable) noexcept nogil:
+    segment.touched = True
+    return 0 if segment.file != NULL else segment_open_file(segment, directory, writable)
+
+# From its time index and its first batch, where they are not known.
+cdef void segment_load_max_timestamp(Segment* segment, const char* directory) noexcept nogil
+cdef int64_t segment_first_timestamp(Segment* segment, const char* directory) noexcept nogil
+
+# The first batch that ends at or after `target` and begins below `limit`, from batch to batch; beginning at position
+# `at`, where the index says that the batch ends with `indexed` (-1: it says nothing). The file is open. 1, 0 when there
+# is none, -EBADMSG.
+cdef int segment_walk(Segment* segment, int64_t at, int64_t indexed, int64_t target, int64_t limit, int64_t* position,
+                      int64_t* batch_size) noexcept nogil
+
+# The offset after its last batch, from its last index entry on; -1: there are bytes beyond the last whole batch,
+# and `bad` is where. The file is open.
+cdef int64_t segment_end_offset(Segment* segment, const char* directory, int64_t* bad) noexcept nogil

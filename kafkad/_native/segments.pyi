@@ -1,0 +1,3 @@
+class FileRef:
+    @property
+    def fd(self) -> int: ...

@@ -1,13 +1,15 @@
 """Memory that other workers can read: a sparse shared region, handed out by a buddy allocator in whole pages.
 
-A worker reads its sockets into buffers of its arena, so a Produce for another worker's partition travels as an address
-and its owner writes the file from there. An arena is a memfd that every worker has mapped at the same address since
-before the fork. It is address space first: a block that is given back gives its memory back to the system (a hole is
-punched), so what is free costs nothing, and rounding up to a power of two costs nothing either.
+A worker reads its sockets into buffers of its arena, so a Produce for another worker's partition travels as
+an address and its owner writes the file from there. An arena is a memfd that every worker has mapped at the
+same address since before the fork. It is address space first: a block that is given back gives its memory
+back to the system (a hole is punched), so what is free costs nothing, and rounding up to a power of two
+costs nothing either.
 
-The allocator's own tables are private to the worker that owns the arena and lie outside of it: nothing in shared memory
-says what is free, so a worker that dies leaves nothing half-done. Blocks merge with their buddies; with live blocks of at
-most L bytes, the largest 2^k pages, L * (k + 1) bytes of address space are always enough: 8 GiB for 512 MiB of buffers
+The allocator's own tables are private to the worker that owns the arena and lie outside of it: nothing in
+shared memory says what is free, so a worker that dies leaves nothing half-done. Blocks merge with their
+buddies; with live blocks of at most L bytes, the largest 2^k pages, L * (k + 1) bytes of address space are
+always enough: 8 GiB for 512 MiB of buffers
 of up to 128 MiB."""
 
 from libc.stdint cimport uint8_t, uint32_t
@@ -25,7 +27,8 @@ cdef extern from * nogil:
     int munmap(void* address, size_t length)
     int fallocate(int fd, int mode, long offset, long size)
     void* MAP_FAILED
-    enum: PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE
+    enum: PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE
+    enum: FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE
 
 
 cdef inline int order_of(size_t size) noexcept nogil:
@@ -57,7 +60,8 @@ cdef void unlink(Arena* arena, uint32_t page, int order) noexcept nogil:
 cdef bint arena_open(Arena* arena, int fd, uint8_t* map, size_t at, size_t size) noexcept nogil:
     """`size` bytes from `at` of a mapped memfd, all free. False: no memory for the tables."""
     cdef size_t pages = size // ARENA_PAGE
-    cdef void* tables = mmap(NULL, pages * 9, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+    cdef void* tables = mmap(NULL, pages * 9, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                             -1, 0)
     if tables == MAP_FAILED:
         return False
     memset(arena, 0, sizeof(Arena))

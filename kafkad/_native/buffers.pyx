@@ -1,12 +1,12 @@
 """Memory of frames: a pool of buffers in sizes 64, 80, 96, 112, 128, 160, … so at most a fifth is unused.
 
-A connection holds one only while it keeps unserved bytes; the area that sockets are read into is one as well. A request
-that outlives its turn keeps its bytes where they stand: it takes a reference to the buffer, whose memory is then neither
-moved nor used again until that is released. With several workers buffers lie in this worker's arena, where the others
-can read them; with one they come from malloc.
+A connection holds one only while it keeps unserved bytes; the area that sockets are read into is one as
+well. A request that outlives its turn keeps its bytes where they stand: it takes a reference to the buffer,
+whose memory is then neither moved nor used again until that is released. With several workers buffers lie in
+this worker's arena, where the others can read them; with one they come from malloc.
 
-`buffered_bytes` counts what connections and requests hold, and `pooled_bytes` what is free for the next one, which is
-bounded, and given back when nothing happens for a while.
+`buffered_bytes` counts what connections and requests hold, and `pooled_bytes` what is free for the next one,
+which is bounded, and given back when nothing happens for a while.
 
 Beware: only the worker that took a buffer counts its references; the others just read what messages name."""
 
@@ -94,7 +94,7 @@ cdef void buffers_trim(Core* core) noexcept nogil:
 
 
 cdef uint8_t* input_reserve(Conn* conn, uint32_t size) noexcept nogil:
-    """Room for `size` bytes of input in all, counted from the first unserved one, which moves to the front."""
+    """Room for `size` bytes of input in all, from the first unserved one on, which moves to the front."""
     cdef uint32_t held = conn.input_end - conn.input_start
     cdef uint8_t* grown
     cdef size_t capacity
@@ -124,8 +124,8 @@ cdef void input_release(Conn* conn) noexcept nogil:
     conn.input_capacity = 0
 
 
-# The scratch area itself counts as held by nobody; as soon as requests keep it, it does, and the next reads go behind
-# what they keep, as long as there is room for a good deal.
+# The scratch area itself counts as held by nobody. As soon as requests keep it, it is counted, and the next reads go
+# behind what they keep, as long as there is room for a good deal.
 
 cdef void scratch_renew(Core* core) noexcept nogil:
     cdef size_t capacity = 0

@@ -19,9 +19,9 @@ cdef extern from * nogil:
     """
     const size_t ARENA_SIZE         # of address space a worker; memory comes with the first touch
 
-cdef struct Mail:                   # 256 bytes, one ring entry. All but APPENDED travel without what is below the line
+cdef struct Mail:                   # 256 bytes, one ring entry; only APPENDED carries what is below the line
     uint16_t kind
-    uint8_t to_life                 # the mailbox's: which life of the receiver, and of the sender, it belongs to
+    uint8_t to_life                 # the mailbox's: the life of the receiver, and of the sender, that it is of
     uint8_t from_life
     uint32_t row
     uint64_t token                  # the sender's, given back in the answer
@@ -44,7 +44,7 @@ cdef struct Mail:                   # 256 bytes, one ring entry. All but APPENDE
 
 cdef struct Ring:                   # from one sender to one receiver
     uint64_t head                   # written by the sender: messages ever put
-    uint64_t starved                # by the sender: more of them wait for room; by the receiver: 0 when it has made some
+    uint64_t starved                # 1 by the sender: more wait for room; 0 by the receiver: there is some
     uint64_t _head[6]
     uint64_t tail                   # by the receiver: messages ever taken
     uint64_t _tail[7]
@@ -61,7 +61,7 @@ cdef struct Cell:                   # what a worker shows the others
     uint64_t _life[5]
 
 cdef struct Board:                  # opens the shared memory; cells and rings follow
-    uint64_t lives                  # of all workers together: each round compares it, and looks closer when it moved
+    uint64_t lives                  # of all workers together: each round looks whether it moved
     uint64_t workers
     uint64_t _spare[6]
 
@@ -107,7 +107,7 @@ cdef class Mailboxes:
     cdef int turn_left
     cdef int peeked                 # sender of the message at hand, -1: none
     cdef bint told                  # something was posted since the last mail_ring
-    cdef MailFunction wake          # the reactor's: called by the first post after a mail_ring, so that another follows
+    cdef MailFunction wake          # the reactor's: the first post after a mail_ring asks for another
     cdef void* wake_context
     cdef readonly int64_t mail_in, mail_out, rings
     cdef int lose(self, int peer) except -1
@@ -115,13 +115,17 @@ cdef class Mailboxes:
     cdef void forget_arena(self) noexcept
     cdef void leave(self) noexcept
 
-cdef void mail_post(Mailboxes self, int to, const Mail* mail) noexcept nogil   # never fails: what has no room follows later
-cdef const Mail* mail_peek(Mailboxes self, int* sender) noexcept nogil  # the next, or NULL; stands until mail_done
+# Never fails: what has no room follows later.
+cdef void mail_post(Mailboxes self, int to, const Mail* mail) noexcept nogil
+# The next, or NULL; it stands until mail_done.
+cdef const Mail* mail_peek(Mailboxes self, int* sender) noexcept nogil
 cdef void mail_done(Mailboxes self) noexcept nogil      # from here on the sender may reuse what it points to
-cdef void mail_ring(Mailboxes self) noexcept nogil      # at the end of a round: wakes the sleeping whom there is something for
+# At the end of a round: wakes those who sleep and have something to do now.
+cdef void mail_ring(Mailboxes self) noexcept nogil
 cdef bint mail_sleep(Mailboxes self) noexcept nogil     # False: there is mail after all
 cdef void mail_awake(Mailboxes self) noexcept nogil
-cdef int mail_lost(Mailboxes self) noexcept nogil       # a peer that began another life since it was last asked, else -1
+# A peer that began another life since this was asked last, else -1.
+cdef int mail_lost(Mailboxes self) noexcept nogil
 cdef void mail_drop(Mailboxes self, int peer) noexcept nogil   # forget what is queued for it
 cdef int64_t mail_connections(Mailboxes self, int64_t mine) noexcept nogil   # tells mine, gives everybody's
 
@@ -129,5 +133,7 @@ cdef inline uint8_t* arena_of(Mailboxes self, int worker) noexcept nogil:
     return self.arenas[worker]
 
 cdef inline bint in_arena(Mailboxes self, int worker, const uint8_t* data, size_t size) noexcept nogil:
-    """Whether bytes can be named in a message: nearly always; a buffer that found no room in the arena is private."""
+    """Whether bytes can be named in a message: nearly always; a buffer that found no room in the arena is
+    private.
+    """
     return data >= self.arenas[worker] and data + size <= self.arenas[worker] + ARENA_SIZE

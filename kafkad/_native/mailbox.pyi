@@ -8,7 +8,8 @@ class Mailboxes:
     mail_out: int
     rings: int
     def enter(self, me: int) -> None:
-        """This process is worker `me` from now on: the first, or the successor of one that died (then it may wait
+        """This process is worker `me` from now on: the first, or the successor of one that died (then it may
+        wait
         a second for who still reads what that one sent). Once a process."""
     def doorbell(self, worker: int) -> int: ...
     def life(self, worker: int) -> int:

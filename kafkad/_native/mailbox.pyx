@@ -4,22 +4,25 @@ One memfd, mapped before the fork, holds a cell a worker and a ring for every (s
 
     Board | Cell × N | Ring × N × N (by receiver, then sender)
 
-**Rings.** One sender, one receiver, 256 entries; `head` and `tail` only grow, each on a cache line of its own, written by
-one side and published with a release. An entry stays its sender's promise until `mail_done`: what it points to in the
-sender's arena is read where it stands. What finds no room waits in the sender's own memory, in order, and the receiver
-wakes it when there is room again; so posting never fails and never blocks.
+**Rings.** One sender, one receiver, 256 entries; `head` and `tail` only grow, each on a cache line of its
+own, written by one side and published with a release. An entry stays its sender's promise until `mail_done`:
+what it points to in the sender's arena is read where it stands. What finds no room waits in the sender's own
+memory, in order, and the receiver wakes it when there is room again; so posting never fails and never
+blocks.
 
-**Doorbells.** A worker about to sleep says so in its cell, then looks at its rings once more; a sender that has put
-something looks at the cell, after a full fence on both sides, so one of them sees the other. It writes the eventfd and
-then marks this very sleep as rung (each sleep has a number), so that the others need not: were it killed in between,
-they would just ring again. Rung is at the end of a round, and only who sleeps: under load nobody is.
+**Doorbells.** A worker about to sleep says so in its cell, then looks at its rings once more; a sender that
+has put something looks at the cell, after a full fence on both sides, so one of them sees the other. It
+writes the eventfd and then marks this very sleep as rung (each sleep has a number), so that the others need
+not: were it killed in between, they would just ring again. Rung is at the end of a round, and only who
+sleeps: under load nobody is.
 
-**Lives.** A worker may die at any instruction and come back by `enter`. A half-written entry is not published; what it
-did not take is skipped by its successor. Every message carries the lives of its sender and its receiver, as the
-sender knows them, and is dropped if either is another by now. So a worker that has not heard of a peer's death yet posts to
-nobody, and when it hears (`mail_lost`, once for every new life), all that it has in flight to that peer can be given up and the
-memory used again: nobody reads it any more. The other way around, live peers may still be writing from a dead worker's
-arena: its successor waits until they have taken the last of its messages, or uses the other half of the arena.
+**Lives.** A worker may die at any instruction and come back by `enter`. A half-written entry is not
+published; what it did not take is skipped by its successor. Every message carries the lives of its sender
+and its receiver, as the sender knows them, and is dropped if either is another by now. So a worker that has
+not heard of a peer's death yet posts to nobody, and when it hears (`mail_lost`, once for every new life),
+all that it has in flight to that peer can be given up and the memory used again: nobody reads it any more.
+The other way around, live peers may still be writing from a dead worker's arena: its successor waits until
+they have taken the last of its messages, or uses the other half of the arena.
 
 Beware: everything of one worker here belongs to the thread of its event loop."""
 
@@ -142,7 +145,7 @@ cdef void enqueue(Outbox* box, const Mail* mail) noexcept nogil:
 
 
 cdef void push(Mailboxes self, Outbox* box) noexcept nogil:
-    """What waited goes on as far as there is room. Its end: either all has gone, or the receiver was asked to wake us."""
+    """What waited goes on as far as there is room; if that is not all, the receiver is asked to wake us."""
     while box.waiting:
         if not has_room(box):
             mail_store(&box.ring.starved, 1)
@@ -187,7 +190,7 @@ cdef void mail_ring(Mailboxes self) noexcept nogil:
             if self.inboxes[peer].taken:
                 self.inboxes[peer].taken = False
                 if mail_load(&self.inboxes[peer].ring.starved):     # it waits for the room that was made
-                    mail_swap(&self.inboxes[peer].ring.starved, 1, 0)   # a full fence before the look at its state
+                    mail_swap(&self.inboxes[peer].ring.starved, 1, 0)   # and fences
                     self.outboxes[peer].posted = True
             if self.outboxes[peer].posted:
                 self.outboxes[peer].posted = False
@@ -337,7 +340,8 @@ cdef class Mailboxes:
                 raise OSError(errno, os.strerror(errno))
             self.arena_fds[i] = os.memfd_create(f"kafkad-arena-{i}", os.MFD_CLOEXEC)
             os.ftruncate(self.arena_fds[i], ARENA_SIZE)
-            map = mmap(NULL, ARENA_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, self.arena_fds[i], 0)
+            map = mmap(NULL, ARENA_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+                       self.arena_fds[i], 0)
             if map == MAP_FAILED:
                 raise MemoryError("no address space for arenas")
             self.arenas[i] = <uint8_t*>map
@@ -379,7 +383,7 @@ cdef class Mailboxes:
             self.outboxes[peer].ring = rings + peer * self.count + me
             self.inboxes[peer].ring = rings + me * self.count + peer
             heads[peer] = mail_load(&self.outboxes[peer].ring.head)
-            if peer != me and cell.life:                # what a former life put there, and died before it rang
+            if peer != me and cell.life:            # a former life died before it rang for what it put
                 write(self.doorbells[peer], &one, 8)
         deadline = time.monotonic() + DRAIN_MS / 1000
         while not self.drained(heads) and (cell.stale or time.monotonic() < deadline):
@@ -392,7 +396,7 @@ cdef class Mailboxes:
             arena_punch(self.arena_fds[me], 0, ARENA_SIZE)
         if not arena_open(&self.arena, self.arena_fds[me], self.arenas[me], half * cell.half, half):
             raise MemoryError("no memory for an arena's tables")
-        self.lives = mail_load(&self.board.lives)       # before their lives: a change in between is found later
+        self.lives = mail_load(&self.board.lives)       # before their lives: a change in between is seen later
         for peer in range(self.count):
             self.outboxes[peer].head = heads[peer]
             self.outboxes[peer].tail = mail_load(&self.outboxes[peer].ring.tail)
@@ -441,7 +445,8 @@ cdef class Mailboxes:
         arena_punch(self.arena_fds[self.me], half * (1 - self.cells[self.me].half), half)
 
     cdef int lose(self, int peer) except -1:
-        """Whether `peer`, which somebody says has died, is really gone: then what it did not take is given up. If its
+        """Whether `peer`, which somebody says has died, is really gone: then what it did not take is given
+        up. If its
         successor is there already, or has been noticed, there is nothing to do here: mail_lost tells."""
         if not 0 <= peer < self.count or peer == self.me:
             raise ValueError("there is no such peer")
@@ -473,7 +478,9 @@ cdef class Mailboxes:
         mail_post(self, to, &mail)
 
     def take(self):
-        """(sender, kind, row, token, topic id, at, size, text) of the next message, which is done with; or None."""
+        """(sender, kind, row, token, topic id, at, size, text) of the next message, which is done with; or
+        None.
+        """
         cdef int sender = -1
         cdef const Mail* mail = mail_peek(self, &sender)
         cdef bytes text = b""
@@ -542,7 +549,9 @@ cdef class Mailboxes:
 
 
 def is_gone(int pid) -> bool:
-    """Whether a process will never run again: it is not there, is a zombie, or is on its way out of the kernel."""
+    """Whether a process will never run again: it is not there, is a zombie, or is on its way out of the
+    kernel.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

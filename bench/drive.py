@@ -14,7 +14,8 @@ from bench.scenarios import Fetch, Mixed, Produce
 
 FETCH_TOPIC = "fetched"
 LONG_POLL_MS = 100
-PRIMING_BATCH_BYTES = 170  # of one record of 100 B
+PRIMING_VALUE_SIZE = 5000  # above index.interval.bytes: the second batch makes the first index entry
+PRIMING_BATCH_BYTES = 5070
 DRAIN_SECONDS_MAX = 120
 
 
@@ -71,12 +72,12 @@ def run_produce(
 
 
 def prime(broker: Process, topic: str, partitions: int) -> None:
-    """One record to each partition: on a tmpfs of huge pages the first byte of a file, and each broker has
-    three of a partition, costs the zeroing of 2 MB, which is no part of a steady load.
+    """Two batches to each partition: on a tmpfs of huge pages the first byte of a file, and a partition has
+    a log and two indexes, costs the zeroing of 2 MB, which is no part of a steady load.
     """
     load(
-        port=broker.port, topic=topic, partitions=partitions, producers=1, records=1, value_size=100,
-        seconds=60, mb_max=partitions * PRIMING_BATCH_BYTES / 1e6,
+        port=broker.port, topic=topic, partitions=partitions, producers=1, records=1,
+        value_size=PRIMING_VALUE_SIZE, seconds=60, mb_max=2 * partitions * PRIMING_BATCH_BYTES / 1e6,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import time
 from bench import scenarios
 from bench.brokers import Process
 from bench.drive import run_produce
-from bench.running import SETTLE_SECONDS, Bench, Cell
+from bench.running import DISK_WARM_MB, SETTLE_SECONDS, Bench, Cell
 from bench.scenarios import Produce
 
 PLAIN = "disk: "
@@ -40,8 +40,8 @@ def run(bench: Bench) -> None:
         return Cell(prefix + row.name, broker, once)
 
     with (
-        bench.fleet(bench.disk / "plain") as plain,
-        bench.fleet(bench.disk / "flushed", OVERRIDES) as flushed,
+        bench.fleet(bench.disk / "plain", warm_mb=DISK_WARM_MB) as plain,
+        bench.fleet(bench.disk / "flushed", OVERRIDES, warm_mb=DISK_WARM_MB) as flushed,
     ):
         for row in rows:
             cells = []

@@ -6,7 +6,7 @@ import time
 from bench import scenarios
 from bench.brokers import Bare, Process
 from bench.drive import DRAIN_SECONDS_MAX, FETCH_TOPIC, fill, mixed_options, run_fetch, timed
-from bench.running import Bench, Cell
+from bench.running import DISK_WARM_MB, Bench, Cell
 from bench.scenarios import Mixed
 
 COLD = "disk: catch-up reads of cold data"
@@ -53,7 +53,7 @@ def cold(bench: Bench) -> None:
     if not (bench.wanted(COLD) or bench.wanted(COLD_BESIDE)):
         return
     bench.stop_main_fleet()
-    with bench.fleet(bench.disk / "cold") as brokers:
+    with bench.fleet(bench.disk / "cold", warm_mb=DISK_WARM_MB) as brokers:
         for broker in brokers:
             bench.say(f"writing {bench.options.cold_mb} MB to {broker.name}")
             fill(broker, "cold", COLD_PARTITIONS, bench.options.cold_mb)

@@ -27,6 +27,7 @@ from bench.drive import FETCH_TOPIC, fill, run_fetch, run_produce, touch_memory
 from bench.figures import medians
 from bench.scenarios import FETCH, PRODUCE
 
+DISK_WARM_MB = 300  # a JVM is warmed on disk with less: what is dirty has to be written out
 SETTLE_SECONDS = 1.0  # deleted segments give their memory back (log.segment.delete.delay.ms is 500)
 
 
@@ -113,8 +114,11 @@ class Bench:
         *,
         bare: bool = False,
         warm: bool = True,
+        warm_mb: float | None = None,
     ) -> Iterator[list[Process]]:
-        """A line-up, started and warmed; killed afterwards, its data removed."""
+        """A line-up, started and warmed (with at most `warm_mb` a run); killed afterwards, its data
+        removed.
+        """
         brokers = self.lineup(directory, overrides, bare=bare)
         directory.mkdir(parents=True, exist_ok=True)
         try:
@@ -122,7 +126,7 @@ class Bench:
                 self.say(f"starting {broker.name}")
                 broker.start()
             if warm:
-                self.warm(brokers)
+                self.warm(brokers, megabytes=warm_mb)
             yield brokers
         finally:
             for broker in brokers:
@@ -150,7 +154,14 @@ class Bench:
             shutil.rmtree(self.where / "main", ignore_errors=True)
         self._main = []
 
-    def warm(self, brokers: Sequence[Process], *, fetch: bool = False, all: bool = False) -> None:
+    def warm(
+        self,
+        brokers: Sequence[Process],
+        *,
+        fetch: bool = False,
+        all: bool = False,
+        megabytes: float | None = None,
+    ) -> None:
         """A JVM that has seen little is slow: passes over the produce scenarios, whatever is measured.
         `all`: of every broker, for what is asked of those that have seen load.
         """
@@ -165,7 +176,7 @@ class Bench:
                         row,
                         self.topic("warm"),
                         seconds=self.options.seconds,
-                        mb_max=self.options.mb_max,
+                        mb_max=min(megabytes or self.options.mb_max, self.options.mb_max),
                     )
                 for fetched in FETCH if fetch else ():
                     run_fetch(broker, fetched, FETCH_TOPIC, seconds=self.options.seconds)
@@ -207,11 +218,10 @@ class Bench:
         self.console.print(f"[red]{text}[/red]", highlight=False)
         if cell.broker.process is not None and not cell.broker.alive():
             cell.broker.kill()
-            cell.broker.start()
-
-    def note(self, group: str, scenario: str, broker: Process, figures: dict[str, float]) -> None:
-        """Figures that were measured once."""
-        self.results.setdefault(group, {}).setdefault(scenario, {})[broker.name] = medians([figures])
+            try:
+                cell.broker.start()
+            except (RuntimeError, OSError, subprocess.SubprocessError) as more:
+                self.failures.append(f"{cell.broker.name} does not start again: {more}")
 
 
 def tmpfs() -> Path:

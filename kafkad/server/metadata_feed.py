@@ -106,7 +106,7 @@ def encode_image(image: MetadataImage) -> bytes:
 
 
 def decode_change(content: bytes | memoryview) -> Change:
-    *header, count = CHANGE_HEADER.unpack_from(content)
+    previous, offset, epoch, timestamp_ms, kraft_version, count = CHANGE_HEADER.unpack_from(content)
     view, position, records = memoryview(content), CHANGE_HEADER.size, []
     for _ in range(count):
         (size,) = SIZE.unpack_from(view, position)
@@ -114,7 +114,7 @@ def decode_change(content: bytes | memoryview) -> Change:
         records.append(decode_record(view[position : position + size]))
         position += size
     assert position == len(view)
-    return Change(*header, records)
+    return Change(previous, offset, epoch, timestamp_ms, kraft_version, records)
 
 
 def image_of(change: Change, empty: MetadataImage) -> MetadataImage:

@@ -33,6 +33,7 @@ cdef class Reactor:
     cdef list retired               # of listeners that were removed, freed by the next poll
     cdef dict names                 # every listener name, kept alive
     cdef dict per_host              # 16 bytes of an address -> connections of it
+    cdef object hosts               # the same with other workers (host_counts), or None
     cdef dict connections_max_per_host_overrides
     cdef int connections_max_per_host
     cdef int64_t connections_max

@@ -618,6 +618,10 @@ cdef int64_t next_deadline(Reactor reactor) noexcept nogil:
     return deadline
 
 
+cdef enum:
+    NO_LIMIT = 2147483647           # of connections from one host: what Kafka has for none
+
+
 cdef void wake_core(void* context) noexcept nogil:
     cdef Core* core = <Core*>context
     if not core.polling:
@@ -634,7 +638,7 @@ cdef class Reactor:
                   int64_t stall_ms=10_000, int send_buffer_bytes=100 * 1024, int receive_buffer_bytes=100 * 1024,
                   int32_t fetch_max_bytes=55 * 1024 * 1024, int fetch_session_slots=1000,
                   int64_t fetch_session_eviction_ms=120_000, int64_t fetch_session_partitions_max=1_000_000,
-                  Mailboxes mailboxes=None):
+                  Mailboxes mailboxes=None, hosts=None):
         if mailboxes is not None and mailboxes.me < 0:
             raise ValueError("a worker enters its mailbox before it makes a reactor")
         self.core = core_new(NULL if mailboxes is None else &mailboxes.arena)
@@ -655,6 +659,7 @@ cdef class Reactor:
         self.retired = []
         self.names = {}
         self.per_host = {}
+        self.hosts = hosts
         self.connections_max = connections_max
         self.connections_max_per_host = connections_max_per_ip
         self.connections_max_per_host_overrides = {
@@ -778,7 +783,8 @@ cdef class Reactor:
         host = PyBytes_FromStringAndSize(<char*>peer, 16)
         limit = self.connections_max_per_host_overrides.get(host, self.connections_max_per_host)
         held = self.per_host.get(host, 0)
-        if held >= limit and (port or fd < 0):
+        elsewhere = self.hosts.elsewhere(host) if self.hosts is not None and limit < NO_LIMIT else 0
+        if held + elsewhere >= limit and (port or fd < 0):
             self.core.stats.refused += 1
             self.say(f"refused a connection from {host_of(host)}: max.connections.per.ip is {limit}")
             if fd >= 0:
@@ -795,6 +801,8 @@ cdef class Reactor:
         memcpy(conn.peer, peer, 16)
         conn.peer_port = port
         self.per_host[host] = held + 1
+        if self.hosts is not None:
+            self.hosts.set(host, held + 1)
         connection_count(self)
         if writer is not None:
             Py_INCREF(writer)
@@ -831,6 +839,8 @@ cdef class Reactor:
             self.per_host[host] = held
         else:
             self.per_host.pop(host, None)
+        if self.hosts is not None:
+            self.hosts.set(host, max(held, 0))
         connection_count(self)
         if reason is not None:
             self.log.info("closed the connection from %s:%s on %s: %s", host_of(host), port, listener, reason)

@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from socket import socket
 from typing import Any, NoReturn
 
+from kafkad._native.host_counts import HostCounts
 from kafkad._native.mailbox import Mailboxes
 from kafkad._native.watermarks import WatermarkTable
 from kafkad.clock import Clock
@@ -65,6 +66,7 @@ class Place:
     incarnation_id: bytes  # of the broker, the same in all workers and over their restarts
     log_dirs: LogDirs  # opened: locked and identified
     mailboxes: Mailboxes
+    hosts: HostCounts
     sockets: list[tuple[socket, str]]  # listening, and the name of their listener
     endpoints: list[Endpoint]  # as bound: ports are real
     peer_sockets: list[socket]
@@ -154,6 +156,7 @@ class Supervisor:
             self.log_dirs.finish(clean=False)
             raise
         self.mailboxes = Mailboxes(self.count)
+        self.hosts = HostCounts(self.count)
         self.peer_sockets, self.peer_addresses = peers.make_sockets(self.count)
         self.first_image = metadata_feed.FirstImage()
         self.incarnation_id = random_uuid(random.SystemRandom())
@@ -276,6 +279,7 @@ class Supervisor:
             incarnation_id=self.incarnation_id,
             log_dirs=self.log_dirs,
             mailboxes=self.mailboxes,
+            hosts=self.hosts,
             sockets=self.sockets[child.k],
             endpoints=self.endpoints,
             peer_sockets=self.peer_sockets,

@@ -170,6 +170,7 @@ class Worker:
         if place is None:
             return
         place.mailboxes.enter(self.me)
+        place.hosts.enter(self.me)
         self.peers = Peers(self.me, place.peer_sockets, place.peer_addresses, self.loop)
         self.peers.handle(OFFLINE, lambda _, path: self.log_dirs.set_offline(path.decode()))
         self._started("connections to other workers", self.peers.close)
@@ -353,6 +354,7 @@ class Worker:
             fetch_max_bytes=config.fetch_max_bytes,
             fetch_session_slots=config.max_incremental_fetch_session_cache_slots,
             mailboxes=self.place.mailboxes if self.place is not None else None,
+            hosts=self.place.hosts if self.place is not None else None,
         )
         for row in table.NATIVE:
             self.reactor.serve_native(row.key, row.low, row.high)

@@ -110,15 +110,22 @@ def notice(mailboxes):
     return seen
 
 
-def run_until(mailboxes, bell, done):
-    """Sleeps and notices lives; `done()` looks at the mail."""
+def run_until(mailboxes, bell, done, work=lambda: None):
+    """Works, rings, sleeps, as a reactor does, until `done()`."""
     while True:
+        work()
         mailboxes.ring()
         if done():
-            break
-        mailboxes.ring()
+            return
         assert bell.wait(), "nobody rang"
         notice(mailboxes)
+
+
+def receive(mailboxes, bell, count):
+    """The next `count` messages."""
+    taken = []
+    run_until(mailboxes, bell, lambda: len(taken) == count, lambda: taken.extend(take_all(mailboxes)))
+    return taken
 
 
 # -- one message
@@ -127,15 +134,13 @@ def run_until(mailboxes, bell, done):
 def test_a_message_arrives_as_it_was_sent(pair):
     ready = Gate()
 
-    def receive(mailboxes):
+    def take_some(mailboxes):
         notice(mailboxes)
         bell = Bell(mailboxes)
         ready.open()
-        taken = []
-        run_until(mailboxes, bell, lambda: taken.extend(take_all(mailboxes)) or len(taken) == 2)
-        return taken
+        return receive(mailboxes, bell, 2)
 
-    worker = Worker(pair, 1, receive)
+    worker = Worker(pair, 1, take_some)
     ready.wait()
     assert notice(pair) == [1]
     pair.post(1, APPEND, row=7, token=1 << 63, topic_id=b"t" * 16, at=(1 << 34) - 1, size=1 << 30)
@@ -150,18 +155,14 @@ def test_a_message_arrives_as_it_was_sent(pair):
 def test_what_does_not_fit_in_the_ring_waits_and_follows_in_order(pair):
     ready, go = Gate(), Gate()
 
-    def receive(mailboxes):
+    def take_some(mailboxes):
         ready.open()
         go.wait()
         notice(mailboxes)
         bell = Bell(mailboxes)
-        tokens = []
-        run_until(
-            mailboxes, bell, lambda: tokens.extend(m[3] for m in take_all(mailboxes)) or len(tokens) == 5000
-        )
-        return tokens
+        return [mail[3] for mail in receive(mailboxes, bell, 5000)]
 
-    worker = Worker(pair, 1, receive)
+    worker = Worker(pair, 1, take_some)
     ready.wait()
     notice(pair)
     bell = Bell(pair)
@@ -182,9 +183,7 @@ def test_bytes_in_an_arena_are_the_same_for_all(pair):
         notice(mailboxes)
         bell = Bell(mailboxes)
         ready.open()
-        taken = []
-        run_until(mailboxes, bell, lambda: taken.extend(take_all(mailboxes)) or taken)
-        sender, _, _, _, _, at, size, _ = taken[0]
+        sender, _, _, _, _, at, size, _ = receive(mailboxes, bell, 1)[0]
         return bytes(mailboxes.arena_view(sender)[at : at + size])
 
     worker = Worker(pair, 1, read)
@@ -203,7 +202,7 @@ def test_bytes_in_an_arena_are_the_same_for_all(pair):
 def test_who_is_awake_is_not_rung(pair):
     ready, go, slept = Gate(), Gate(), Gate()
 
-    def receive(mailboxes):
+    def take_some(mailboxes):
         notice(mailboxes)
         bell = Bell(mailboxes)
         bell.epoll.poll(0)  # worker 0 rang when it entered
@@ -215,7 +214,7 @@ def test_who_is_awake_is_not_rung(pair):
         slept.open()
         return woken_early, taken, bool(bell.epoll.poll(30))
 
-    worker = Worker(pair, 1, receive)
+    worker = Worker(pair, 1, take_some)
     ready.wait()
     notice(pair)
     pair.post(1, ADVANCED)
@@ -391,9 +390,7 @@ def test_a_successor_never_sees_what_was_sent_to_the_one_before(pair):
         bell = Bell(mailboxes)
         entered.open()
         go.wait()
-        taken = []
-        run_until(mailboxes, bell, lambda: taken.extend(take_all(mailboxes)) or taken)
-        return [mail[3] for mail in taken]
+        return [mail[3] for mail in receive(mailboxes, bell, 1)]
 
     worker = Worker(pair, 1, succeed)
     entered.wait()
@@ -416,14 +413,12 @@ def test_a_dead_receiver_blocks_nobody():
         gates[0].open()
         time.sleep(60)
 
-    def receive(mailboxes):
+    def take_some(mailboxes):
         bell = Bell(mailboxes)
         gates[1].open()
-        taken = []
-        run_until(mailboxes, bell, lambda: taken.extend(take_all(mailboxes)) or len(taken) == 2000)
-        return [mail[3] for mail in taken]
+        return [mail[3] for mail in receive(mailboxes, bell, 2000)]
 
-    dead, alive = Worker(mailboxes, 1, stand_still), Worker(mailboxes, 2, receive)
+    dead, alive = Worker(mailboxes, 1, stand_still), Worker(mailboxes, 2, take_some)
     for gate in gates:
         gate.wait()
     notice(mailboxes)

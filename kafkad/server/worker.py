@@ -34,7 +34,7 @@ from kafkad.api import table
 from kafkad.api.context import Services
 from kafkad.clock import Clock
 from kafkad.config.dynamic import with_dynamic
-from kafkad.controller.brokers import Registration
+from kafkad.controller.brokers import Registration, plan_directories
 from kafkad.controller.controller import Controller
 from kafkad.controller.producer_ids import ProducerIds
 from kafkad.coordinator.runtime import GroupCoordinator
@@ -287,12 +287,12 @@ class Worker:
         (KIP-858).
         """
         if len(self.log_dirs.directory_ids()) > 1:
-            self.controller.assign_directories(
-                {
-                    (log.topic_id, log.partition): self.log_dirs.directory_of(log.topic, log.partition).id
-                    for log in self.partitions
-                }
-            )
+            placed = {
+                (log.topic_id, log.partition): self.log_dirs.directory_of(log.topic, log.partition).id
+                for log in self.partitions
+            }
+            if plan_directories(self.metadata.image, self.config.node_id, placed):
+                self.controller.assign_directories(placed)
 
     def _leave(self) -> None:
         try:
@@ -371,6 +371,7 @@ class Worker:
         """One of several workers, on its running loop: meet the others, then accept."""
         assert self.place is not None
         await self.feed.join(timeout_s=REJOIN_S if self.place.restarted else None)
+        self._assign_directories()
         self._accept()
         self.place.tell(ready=True)
 

@@ -16,6 +16,7 @@ import os
 import platform
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -178,6 +179,8 @@ def main() -> int:
         return finish(console, options, results, report.machine(options.json))
 
     groups = chosen(parser, options)
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # no broker stays behind, and no mount
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     if options.directory:

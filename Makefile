@@ -52,11 +52,6 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-venv pyproject.toml
 	@KAFKAD_ONLY=none $(PIP) install --no-build-isolation --editable ".[test]" $(LOGGED)
 	@touch $@ $(VENV)/.stamp-run
 
-# matplotlib draws the plot of the ratios
-$(VENV)/.stamp-bench: $(VENV)/.stamp-test
-	@$(PIP) install "matplotlib>=3.8" $(LOGGED)
-	@touch $@
-
 # -- the native extensions
 
 build: build/.stamp-native
@@ -92,7 +87,7 @@ check: $(VENV)/.stamp-test
 	$(PY) -m pytest tests/test_source.py || failed=1; \
 	exit $$failed
 
-bench: $(VENV)/.stamp-bench build/.stamp-native java jars
+bench: $(VENV)/.stamp-test build/.stamp-native java jars
 	@$(PY) -m bench $(BENCH_ARGS)
 
 demo: $(VENV)/.stamp-test build/.stamp-native java jars

@@ -36,7 +36,7 @@ logger = logging.getLogger("kafkad")
 
 BROKEN = 70  # EX_SOFTWARE
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-STOP = signal.SIGUSR1  # what ends one of several workers: the supervisor alone sends it
+STOP = signal.SIGUSR1  # what ends one of several workers, by the supervisor: hang up, then once more: stop
 
 
 class Interrupted(BaseException):
@@ -114,6 +114,10 @@ def serve_as_worker(config: Any, place: "Place") -> int:
     signals.run_until_one_comes()
     joining.cancel()
     loop.run_until_complete(asyncio.wait([joining]))  # it accepts nobody any more
+    worker.hang_up()
+    signal.pthread_sigmask(signal.SIG_BLOCK, (STOP,))
+    place.tell(quiet=True)
+    signal.sigwait((STOP,))  # when all others have hung up too
     worker.stop()
     finish(loop)
     return 0 if worker.stopped_cleanly else 1

@@ -2,7 +2,7 @@
 
     lock and identify the log directories → bind one listening socket per worker and endpoint → shared memory
     → import everything → fork → all are ready: the ready line → wait for a signal or a death
-    → stop: workers 1 and up, then worker 0, then the clean-shutdown marks
+    → stop: all hang up; then workers 1 and up stop, then worker 0, then come the clean-shutdown marks
 
 It serves nobody and runs no loop. Whatever must outlive a worker is made here before the first fork and is
 kept: the locks, the listening sockets (one that is closed resets what is queued on it), the shared memory.
@@ -10,6 +10,7 @@ kept: the locks, the listening sockets (one that is closed resets what is queued
 A worker says what it has to say in lines of JSON through a pipe:
 
     {"ready": true}               it serves
+    {"quiet": true}               it serves no more, and has everything open still
     {"trouble": sentence}         it cannot start
 
 A worker that dies is forked again, at once the first time, later when it dies again and again. One that
@@ -72,7 +73,7 @@ class Place:
     peer_sockets: list[socket]
     peer_addresses: list[bytes]
     first_image: metadata_feed.FirstImage
-    tell: Callable[..., None]  # the supervisor: tell(ready=True), tell(trouble=sentence)
+    tell: Callable[..., None]  # the supervisor: tell(ready=True), tell(quiet=True), tell(trouble=sentence)
 
 
 @dataclass(slots=True)
@@ -87,6 +88,7 @@ class Child:
     deaths: int = 0  # in a row
     due_s: float | None = None  # when to fork it again
     ready: bool = False
+    quiet: bool = False
     complained: bool = False  # it has said why it cannot start
     was_there: bool = False
     closed: bool = False  # it served, and has left nothing open
@@ -314,6 +316,8 @@ class Supervisor:
     def _heard(self, child: Child, said: dict[str, Any]) -> None:
         if "ready" in said:
             child.ready = True
+        if "quiet" in said:
+            child.quiet = True
         if "trouble" in said:
             child.complained = True
             if self._told_ready:
@@ -380,14 +384,18 @@ class Supervisor:
             child.due_s = None
             for each, _ in self.sockets[child.k]:
                 each.close()  # who comes now is refused
+            if child.pid:
+                os.kill(child.pid, STOP)
         self._asked: set[int] = set()
         self._stop_next()
 
     def _stop_next(self) -> None:
-        """Workers 1 and up first: worker 0 leads the metadata."""
-        living = [child for child in self._children if child.pid and child.k > 0]
-        for child in living or self._children[:1]:
-            if child.pid and child.pid not in self._asked:
+        """When nobody serves any more: workers 1 and up first, since worker 0 leads the metadata."""
+        living = [child for child in self._children if child.pid]
+        if not all(child.quiet for child in living):
+            return
+        for child in [child for child in living if child.k > 0] or living:
+            if child.pid not in self._asked:
                 self._asked.add(child.pid)
                 os.kill(child.pid, STOP)
 

@@ -74,6 +74,7 @@ REJOIN_S = 1.0  # how long a worker that was restarted waits for others that are
 BUFFERED_BYTES_MAX = (
     512 << 20
 )  # of requests that have not arrived whole, where queued.max.request.bytes is unset
+CONNECTIONS = "connections"
 SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 
 
@@ -112,6 +113,7 @@ class Worker:
         self._sockets: list[tuple[Any, str]] = []  # listening, and the name of their listener
         self._undo: list[tuple[str, Callable[[], Any]]] = []  # what was started, for the way back
         self._clean = False
+        self._failed = False  # something of the way back
 
     # -- start ---------------------------------------------------------------------------------------------
 
@@ -359,7 +361,7 @@ class Worker:
         for row in table.NATIVE:
             self.reactor.serve_native(row.key, row.low, row.high)
         self.loop.add_reader(self.reactor.fileno(), self.reactor.poll)
-        self._started("connections", self._hang_up)
+        self._started(CONNECTIONS, self._close_reactor)
         if self.peers is not None:
             self.peers.on_down(self.reactor.peer_lost)
 
@@ -392,7 +394,7 @@ class Worker:
             return self.me
         return self._owner_of(OFFSETS_TOPIC, self.groups.partition_for(group_id))
 
-    def _hang_up(self) -> None:
+    def _close_reactor(self) -> None:
         self.loop.remove_reader(self.reactor.fileno())
         self.reactor.close()
 
@@ -494,15 +496,26 @@ class Worker:
     def stopped_cleanly(self) -> bool:
         return self._clean and not self._undo
 
+    def hang_up(self) -> None:
+        """The first part of a stop: the clients' connections are closed, and nobody is served any more. When all
+        workers have come so far none of them is missed."""
+        names = [what for what, _ in self._undo]
+        while CONNECTIONS in names:
+            self._undo_last()
+            names.pop()
+
     def _unwind(self, *, clean: bool) -> None:
-        self._clean = clean
+        self._clean = clean and not self._failed
         while self._undo:
-            what, undo = self._undo.pop()
-            try:
-                undo()
-            except Exception:
-                logger.exception("stopping the %s failed", what)
-                self._clean = False
+            self._undo_last()
+
+    def _undo_last(self) -> None:
+        what, undo = self._undo.pop()
+        try:
+            undo()
+        except Exception:
+            logger.exception("stopping the %s failed", what)
+            self._failed, self._clean = True, False
 
 
 def known_topics(image: MetadataImage) -> dict[str, bytes]:

@@ -213,7 +213,6 @@ def test_every_bound_against_kafka_is_drawn() -> None:
 
 
 def test_the_plot_is_files_that_are_what_they_say(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     written = plot.plot(results(), tmp_path / "docs" / "ratios", "a machine")
     assert [p.name for p in written] == ["ratios.png", "ratios.svg", "ratios-all.png", "ratios-all.svg"]
     assert written[0].read_bytes().startswith(b"\x89PNG")

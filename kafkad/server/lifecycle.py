@@ -82,7 +82,7 @@ def serve_alone(config: Any) -> int:
         return 0
     if not signals.came:  # a callback may have swallowed the exception
         say_ready(worker.endpoints, worker.cluster_id)
-    signals.run_until_one_comes()
+    signals.run_until(1)
     begun = time.monotonic()
     worker.stop()
     finish(loop)
@@ -111,13 +111,12 @@ def serve_as_worker(config: Any, place: "Place") -> int:
     joining.add_done_callback(
         lambda task: task.cancelled() or task.result()
     )  # what it raises ends the worker
-    signals.run_until_one_comes()
+    signals.run_until(1)
     joining.cancel()
     loop.run_until_complete(asyncio.wait([joining]))  # it accepts nobody any more
     worker.hang_up()
-    signal.pthread_sigmask(signal.SIG_BLOCK, (STOP,))
     place.tell(quiet=True)
-    signal.sigwait((STOP,))  # when all others have hung up too
+    signals.run_until(2)  # when all others have hung up too
     worker.stop()
     finish(loop)
     return 0 if worker.stopped_cleanly else 1
@@ -157,6 +156,8 @@ class Signals:
         self.came: list[int] = []
         self._loop = loop
         self._starting = True
+        self._wanted = 1
+        self._stopped = True  # the loop does not run
 
     def catch(self) -> None:
         sys.unraisablehook = unless_interrupted
@@ -169,18 +170,23 @@ class Signals:
     def started(self) -> None:
         self._starting = False
 
-    def run_until_one_comes(self) -> None:
+    def run_until(self, count: int) -> None:
+        """Runs the loop until so many have come; those after them change nothing."""
+        self._wanted, self._stopped = count, False
         # a signal of before the wakeup descriptor was set is handled when this, a Python function, is called
-        self._loop.call_soon(lambda: self._loop.stop() if self.came else None)
+        self._loop.call_soon(self._look)
         self._loop.run_forever()
 
     def _on_signal(self, number: int, _frame: Any) -> None:
         self.came.append(number)
-        if len(self.came) > 1:
-            return
-        if self._starting:
+        if self._starting and len(self.came) == 1:
             raise Interrupted
-        self._loop.stop()
+        self._look()
+
+    def _look(self) -> None:
+        if len(self.came) >= self._wanted and not self._stopped:
+            self._stopped = True  # once a run: a second stop would end what the loop is used for next
+            self._loop.stop()
 
 
 def unless_interrupted(unraisable: Any) -> None:

@@ -497,8 +497,8 @@ class Worker:
         return self._clean and not self._undo
 
     def hang_up(self) -> None:
-        """The first part of a stop: the clients' connections are closed, and nobody is served any more. When all
-        workers have come so far none of them is missed."""
+        """The first part of a stop: the clients' connections are closed, and nobody is served any more. When
+        all workers have come so far none of them is missed."""
         names = [what for what, _ in self._undo]
         while CONNECTIONS in names:
             self._undo_last()

@@ -28,6 +28,10 @@ LISTEN   ?= 127.0.0.1:9092
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
+# tests of tests/integration/ that `make test` runs with several workers, too
+CLIENTS  := apis confluent_kafka kafka_python aiokafka client
+PROMISES := java_tools shutdown log_dirs kill kill_groups power_loss
+
 .PHONY: help run build test check bench demo soak clean jars java
 
 help:
@@ -75,8 +79,13 @@ java: $(VENV)/.stamp-test
 run: $(VENV)/.stamp-run build/.stamp-native
 	@exec $(VENV)/bin/kafkad serve --data-dir $(DATA_DIR) --listen $(LISTEN)
 
+# all with one worker; then what clients see, and what kills, again with more. PYTEST_ARGS picks: once, as it says
 test: $(VENV)/.stamp-test build/.stamp-native java jars
 	@$(PY) -m pytest $(PYTEST_ARGS)
+ifeq ($(strip $(PYTEST_ARGS)),)
+	@$(PY) -m pytest --workers 2 $(patsubst %,tests/integration/test_%.py,$(CLIENTS) $(PROMISES))
+	@$(PY) -m pytest --workers 4 $(patsubst %,tests/integration/test_%.py,$(CLIENTS))
+endif
 
 # all four speak, also after one has failed
 check: $(VENV)/.stamp-test

@@ -269,7 +269,9 @@ def _watched(pid: int) -> int | None:
 
 def _wait_gone(process: int | None) -> None:
     if process is not None:
-        select.select([process], [], [])
+        gone = select.poll()  # select() takes no descriptor above 1023
+        gone.register(process, select.POLLIN)
+        gone.poll()
         os.close(process)
 
 

@@ -234,7 +234,7 @@ class TestGroups:
         topic = new_topic()
         group = f"group-{uuid.uuid4().hex[:8]}"
         member = consumer(topic, group_id=group, group_instance_id="static-1", session_timeout_ms=30000)
-        wait_until(lambda: member.poll(100) or member.assignment())
+        wait_until(lambda: member.poll(2000) or member.assignment())  # see two_members_share
         described = admin.describe_groups([group])[group]
         assert described["group_state"] == "Stable"
         assert [m["group_instance_id"] for m in described["members"]] == ["static-1"]

@@ -81,9 +81,9 @@ run: $(VENV)/.stamp-run build/.stamp-native
 
 # all with one worker; then what clients see, and what kills, again with more. PYTEST_ARGS picks: once, as it says
 test: $(VENV)/.stamp-test build/.stamp-native java jars
-	@$(PY) -m pytest $(PYTEST_ARGS)
+	@$(PY) -m pytest --durations=20 $(PYTEST_ARGS)
 ifeq ($(strip $(PYTEST_ARGS)),)
-	@$(PY) -m pytest --workers 2 $(patsubst %,tests/integration/test_%.py,$(CLIENTS) $(PROMISES))
+	@$(PY) -m pytest --durations=10 --workers 2 $(patsubst %,tests/integration/test_%.py,$(CLIENTS) $(PROMISES))
 	@$(PY) -m pytest --workers 4 $(patsubst %,tests/integration/test_%.py,$(CLIENTS))
 endif
 

@@ -9,6 +9,7 @@ the tests served by two workers.
 """
 
 import os
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -36,6 +37,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["KAFKAD_WORKERS"] = str(config.getoption("--workers"))
+    # a test run in the background may have been told to ignore these; its brokers must not inherit that
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
     # kafka-python reads its schemas in a way that is going out of fashion
     for module in (r"kafka\.protocol", r"importlib\.resources"):
         config.addinivalue_line("filterwarnings", f"ignore::DeprecationWarning:{module}")

@@ -80,7 +80,7 @@ cdef int send_append(Forwarding self, HeldProduce* held, uint32_t number, Partit
     if self.gone[partition.owner]:
         return NOT_LEADER_OR_FOLLOWER
     if not in_arena(self.mailboxes, self.mailboxes.me, part.records, <size_t>part.size):
-        return UNKNOWN_SERVER_ERROR
+        return NOT_LEADER_OR_FOLLOWER                   # the arena is full for now: to be tried again
     place = flight_place(self)
     self.generation += 1
     self.in_flight += 1
@@ -99,6 +99,7 @@ cdef int send_append(Forwarding self, HeldProduce* held, uint32_t number, Partit
     mail.size = <uint32_t>part.size
     mail.api_version = version
     mail.flags = FROM_ADMIN if admin else 0
+    mail.code = partition.index
     mail.text_size = 0
     mail_post(self.mailboxes, partition.owner, &mail)
     return 0
@@ -161,7 +162,7 @@ cdef void mail_append(Forwarding self, int sender, const Mail* mail) noexcept no
     memset(&outcome.info, 0, sizeof(outcome.info))
     outcome.text = NULL
     outcome.info.bad_record = -1
-    if entry is NULL or entry.remote or memcmp(entry.key.id, mail.topic_id, 16) != 0:
+    if entry is NULL or entry.remote or entry.index != mail.code or memcmp(entry.key.id, mail.topic_id, 16) != 0:
         outcome.code = NOT_LEADER_OR_FOLLOWER           # not yet or no longer: the sender's table is another
     elif mail.size > ARENA_SIZE or mail.at > ARENA_SIZE - mail.size:
         outcome.code = UNKNOWN_SERVER_ERROR

@@ -31,7 +31,7 @@ cdef struct Mail:                   # 256 bytes, one ring entry; only APPENDED c
     int16_t api_version
     uint8_t flags                   # APPEND: bit 0: from the admin client
     uint8_t spare
-    int32_t code                    # APPENDED: an error code, and what an append tells (partition.AppendInfo)
+    int32_t code                    # APPEND: the partition. APPENDED: an error code, and what it tells (partition.AppendInfo)
     int32_t bad_record
     int64_t base_offset
     # -- 64

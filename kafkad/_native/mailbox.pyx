@@ -550,11 +550,13 @@ cdef class Mailboxes:
 
 def is_gone(int pid) -> bool:
     """Whether a process will never run again: it is not there, is a zombie, or is on its way out of the
-    kernel.
+    kernel. What cannot be known just now (no descriptor is left) is not gone.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return True
+    except OSError:
+        return False
     return fields[0] in (b"Z", b"X") or int(fields[6]) & 0x4 != 0  # PF_EXITING

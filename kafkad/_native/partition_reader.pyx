@@ -16,7 +16,7 @@ Beware:
 Reads of committed data ask `log` (log/reader.py) for aborted transactions. Appends are refused."""
 
 from libc.errno cimport EIO, ENOENT, ENOMEM, errno
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc, qsort, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset, strcmp
 
@@ -47,8 +47,19 @@ cdef extern from "<dirent.h>" nogil:
     cdef struct dirent:
         char* d_name
     DIR* opendir(const char* path)
-    dirent* readdir(DIR* directory)
     int closedir(DIR* directory)
+
+cdef extern from * nogil:
+    """
+    /* NULL at the end, and when it fails: then *failed */
+    static inline struct dirent* kafkad_readdir(DIR* directory, int* failed) {
+        errno = 0;
+        struct dirent* entry = readdir(directory);
+        *failed = errno;
+        return entry;
+    }
+    """
+    dirent* kafkad_readdir(DIR* directory, int* failed)
 
 cdef extern from "<sys/stat.h>" nogil:
     cdef struct stat_result "stat":
@@ -84,6 +95,8 @@ cdef int64_t offset_of_log(const char* name) noexcept nogil:
     cdef int i
     for i in range(OFFSET_DIGITS):
         if name[i] < c"0" or name[i] > c"9":
+            return -1
+        if offset > (INT64_MAX - 9) // 10:
             return -1
         offset = offset * 10 + (name[i] - c"0")
     return offset if strcmp(name + OFFSET_DIGITS, b".log") == 0 else -1
@@ -171,13 +184,13 @@ cdef class ReaderPartition(Partition):
         cdef Found* more
         cdef int64_t offset
         cdef stat_result status
-        cdef int i, at, kept = 0
+        cdef int i, at, kept = 0, failed = 0
         self.listings += 1
         self.found_count = 0
         if directory == NULL:
             return -errno
         while True:
-            entry = readdir(directory)
+            entry = kafkad_readdir(directory, &failed)
             if entry == NULL:
                 break
             offset = offset_of_log(entry.d_name)
@@ -193,6 +206,8 @@ cdef class ReaderPartition(Partition):
             self.found[self.found_count].base_offset = offset
             self.found_count += 1
         closedir(directory)
+        if failed:                      # half a list would have holes
+            return -failed
         qsort(self.found, self.found_count, sizeof(Found), compare_found)
         for i in range(self.found_count):
             offset = self.found[i].base_offset

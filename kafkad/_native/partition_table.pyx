@@ -36,6 +36,18 @@ cdef extern from * nogil:
     """
     uint64_t kafkad_mix(uint64_t a, uint64_t b)
 
+# What the garbage collector must know beside an object's own attributes: the partitions in the entries. Nothing there is
+# cleared by it; a ring of garbage through a table is broken elsewhere, and the table then lets go of them by itself.
+cdef extern from *:
+    """
+    static traverseproc kafkad_traverse_attributes;
+    """
+    ctypedef int (*visitproc)(PyObject* seen, void* context) noexcept
+    ctypedef int (*traverseproc)(PyObject* self, visitproc visit, void* context) noexcept
+    ctypedef struct PyTypeObject:
+        traverseproc tp_traverse
+    traverseproc kafkad_traverse_attributes
+
 cdef extern from * nogil:
     """
     #define kafkad_exchange(p, v) __atomic_exchange_n((p), (v), __ATOMIC_SEQ_CST)
@@ -284,6 +296,12 @@ cdef class PartitionTable:
     def __dealloc__(self):
         cdef Topic* topic
         cdef Topic* following
+        cdef Entry* entry
+        while self.table.pending is not NULL:
+            entry = self.table.pending
+            self.table.pending = entry.pending_next
+            if entry.removed:
+                self.bury_entry(entry)
         for i in range(self.table.buckets):
             topic = self.table.by_name[i]
             while topic is not NULL:
@@ -478,3 +496,33 @@ cdef class PartitionTable:
 
     def __iter__(self):
         return iter(self.partitions)
+
+
+cdef int visit_entries(PyObject* self, visitproc visit, void* context) noexcept:
+    cdef Table* table = &(<PartitionTable>self).table
+    cdef Topic* topic
+    cdef Entry* entry
+    cdef uint32_t bucket
+    cdef int32_t index
+    cdef int stop = kafkad_traverse_attributes(self, visit, context)
+    for bucket in range(table.buckets):
+        topic = table.by_name[bucket]
+        while topic is not NULL:
+            for index in range(topic.capacity):
+                if topic.entries[index] is not NULL and stop == 0:
+                    stop = visit(topic.entries[index].partition, context)
+            topic = topic.name_next
+    entry = table.graveyard
+    while entry is not NULL and stop == 0:
+        stop = visit(entry.partition, context)
+        entry = entry.pending_next
+    entry = table.pending
+    while entry is not NULL and stop == 0:
+        if entry.removed:
+            stop = visit(entry.partition, context)
+        entry = entry.pending_next
+    return stop
+
+
+kafkad_traverse_attributes = (<PyTypeObject*>PartitionTable).tp_traverse
+(<PyTypeObject*>PartitionTable).tp_traverse = visit_entries

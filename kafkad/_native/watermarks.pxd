@@ -28,7 +28,7 @@ cdef struct Row:
     int64_t stable_segment
     int64_t stable_position
     uint32_t transactions           # raised when one has ended, with LSO: readers look for aborted ones again
-    uint32_t state                  # the table's: RowState
+    uint32_t state                  # the table's: RowState, and of a row that is taken by whom
     uint8_t spare[48]
     uint64_t waiters                # one bit a worker that wants its doorbell rung on advance
     uint8_t more_spare[56]          # to 256 bytes
@@ -38,7 +38,7 @@ cdef enum:
 
 cdef enum RowState:
     ROW_NEW = 0                     # never used
-    ROW_TAKEN = 1
+    ROW_TAKEN = 1                   # | worker << 2 | pid << 8
     ROW_FREE = 2
 
 cdef extern from * nogil:
@@ -74,9 +74,11 @@ cdef class WatermarkTable:
     cdef list free_rows             # given back in this process
     cdef dict found                 # (topic id, index) -> number, of all rows when this process first asked
     cdef object found_by            # its pid
+    cdef int me                     # the worker that this process is
     cdef Row* at(self, size_t number) noexcept
     cdef RowSlot slot(self, size_t number)
     cdef RowSlot cleared(self, size_t number)
+    cdef uint32_t taken(self) except 0      # the state of a row that this process takes
 
 cdef class RowSlot:
     cdef WatermarkTable table       # None: the row is private to this process

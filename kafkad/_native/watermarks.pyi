@@ -28,6 +28,10 @@ class WatermarkTable:
     def shared(self) -> bool: ...
     def allocate(self) -> RowSlot:
         """An empty row, freed with the slot object. MemoryError when the table is full."""
+    def enter(self, me: int) -> None:
+        """This process is worker `me`."""
+    def reclaim(self) -> int:
+        """Rows of a former life of this worker that were not found: free again. How many."""
     def find(self, topic_id: bytes, index: int) -> RowSlot | None:
         """The row that a dead owner of the partition left; the caller's from now on."""
     def row(self, number: int) -> RowSlot:

@@ -8,8 +8,10 @@ A row belongs to the process that allocated it, or that found it after its owner
 its sequence number: odd while it is written. A reader copies the row between two looks at that number; when it stays
 odd (its writer was put to sleep, or killed) the reader does with what it knew.
 
-With `shared=True` several processes allocate: rows are counted with an atomic behind the last row, and a row that was
-given back says so itself, so that what a dead process had in its list of free rows is found when the table is full.
+With `shared=True` several processes allocate: rows are counted with an atomic behind the last row, and a row says itself
+whether it is free or who has it. So what a dead process had in its list of free rows, or had counted and not taken yet,
+is found when the table is full; and what it had taken is its successor's, to `find`, or to `reclaim` where it has no use
+for it.
 Beware: a row that is given back keeps its sequence, generation and waiters; what cached it sees another topic id."""
 
 import os
@@ -55,6 +57,10 @@ cdef extern from * nogil:
 
 cdef enum:
     ROW_SIZE = 256
+    STATE = 3                   # of Row.state: RowState
+    WORKER_SHIFT = 2
+    WORKERS_MAX = 64
+    PID_SHIFT = 8
     SPINS = 1000                # about 20 us; a writer needs some 20 ns
 
 if sizeof(Row) != ROW_SIZE:
@@ -121,18 +127,29 @@ cdef class WatermarkTable:
     def allocate(self) -> RowSlot:
         """An empty row; it returns to the table with the slot object."""
         cdef size_t number
+        cdef uint32_t taken = self.taken()
         while self.free_rows:
             number = self.free_rows.pop()
-            if kafkad_take(&self.at(number).state, ROW_FREE, ROW_TAKEN):
+            if kafkad_take(&self.at(number).state, ROW_FREE, taken):
                 return self.cleared(number)
-        number = kafkad_count(self.count) if kafkad_counted(self.count) < self.capacity else self.capacity
-        if number < self.capacity:
-            self.at(number).state = ROW_TAKEN
-            return self.cleared(number)
+        while kafkad_counted(self.count) < self.capacity:
+            number = kafkad_count(self.count)
+            if number < self.capacity and kafkad_take(&self.at(number).state, ROW_NEW, taken):
+                return self.cleared(number)
         for number in range(self.capacity):         # what another process gave back, or left when it died
-            if kafkad_take(&self.at(number).state, ROW_FREE, ROW_TAKEN):
+            if (kafkad_take(&self.at(number).state, ROW_FREE, taken)
+                    or kafkad_take(&self.at(number).state, ROW_NEW, taken)):
                 return self.cleared(number)
         raise MemoryError("the watermark table is full")
+
+    cdef uint32_t taken(self) except 0:
+        return ROW_TAKEN | <uint32_t>self.me << WORKER_SHIFT | <uint32_t>os.getpid() << PID_SHIFT
+
+    def enter(self, int me):
+        """This process is worker `me`."""
+        if not 0 <= me < WORKERS_MAX:
+            raise ValueError("there is no such worker")
+        self.me = me
 
     cdef RowSlot cleared(self, size_t number):
         cdef Row* row = self.at(number)
@@ -140,7 +157,7 @@ cdef class WatermarkTable:
             row_empty(row)
         else:
             memset(row, 0, ROW_SIZE)
-            row.state = ROW_TAKEN
+            row.state = self.taken()
         return self.slot(number)
 
     def find(self, bytes topic_id not None, int index):
@@ -148,6 +165,7 @@ cdef class WatermarkTable:
         a process that takes over from another: what others allocate later is not looked for."""
         cdef Row* row
         cdef size_t number
+        cdef uint32_t before
         if len(topic_id) != 16:
             raise ValueError("a topic id is 16 bytes")
         if self.found_by != os.getpid():
@@ -155,15 +173,34 @@ cdef class WatermarkTable:
             self.found_by = os.getpid()
             for number in range(<size_t>self.used):
                 row = self.at(number)
-                if row.state == ROW_TAKEN:
+                if row.state & STATE == ROW_TAKEN:
                     self.found[PyBytes_FromStringAndSize(<char*>row.topic_id, 16), row.partition] = number
         found = self.found.pop((topic_id, index), None)
         if found is None:
             return None
         row = self.at(found)
-        if row.state != ROW_TAKEN or row.partition != index or memcmp(row.topic_id, PyBytes_AS_STRING(topic_id), 16) != 0:
+        before = row.state
+        if before & STATE != ROW_TAKEN or row.partition != index or (
+                memcmp(row.topic_id, PyBytes_AS_STRING(topic_id), 16) != 0):
             return None
-        return self.slot(found)
+        return self.slot(found) if kafkad_take(&row.state, before, self.taken()) else None
+
+    def reclaim(self) -> int:
+        """Gives back the rows that a former life of this worker had and that were not found: of topics that were deleted
+        while nobody owned them, and those that it had just taken. How many."""
+        cdef uint32_t taken = self.taken()
+        cdef uint32_t mine = taken & ((1 << PID_SHIFT) - 1)
+        cdef Row* row
+        cdef size_t number
+        count = 0
+        for number in range(<size_t>self.used):
+            row = self.at(number)
+            if row.state != taken and row.state & ((1 << PID_SHIFT) - 1) == mine:
+                row_empty(row)
+                kafkad_store(&row.state, ROW_FREE)
+                self.free_rows.append(number)
+                count += 1
+        return count
 
     def row(self, size_t number) -> RowSlot:
         """A reader's view of another worker's row."""
@@ -177,16 +214,16 @@ cdef class WatermarkTable:
 
 cdef void row_empty(Row* row) noexcept nogil:
     """Nobody's: but its sequence goes on and its generation is a new one, so that no reader takes it for what it was."""
-    cdef Row kept = row[0]
+    cdef uint32_t generation = row.generation
     cdef uint64_t* word = <uint64_t*>row
     cdef int i
     row_begin(row)
     row.partition = 0
-    for i in range(1, ROW_WORDS):
+    for i in range(1, ROW_WORDS - 1):
         word[i] = 0
-    row.generation = kept.generation + 1
+    row.transactions = 0            # beside it, `state` stays: others may look at it
+    row.generation = generation + 1
     row.leader_epoch = -1
-    row.state = kept.state
     row_end(row)
 
 

@@ -100,7 +100,7 @@ def _partition_count(request: Any, config: Any) -> int:
     """New partitions that the whole request asks for."""
     return sum(
         len(topic.assignments)
-        or (config.num_partitions if topic.num_partitions == -1 else topic.num_partitions)
+        or (config.num_partitions if topic.num_partitions == -1 else max(topic.num_partitions, 0))
         for topic in request.topics
     )
 
@@ -459,13 +459,13 @@ def plan_grow(image: MetadataImage, cluster: Cluster, request: Any) -> tuple[lis
         result = cls(name=asked.name)
         response.results.append(result)
         try:
-            records += _grow(image, cluster, asked)
+            records += _grow(image, cluster, asked, PARTITIONS_MAX - len(records))
         except KafkaError as trouble:
             result.error_code, result.error_message = trouble.code, trouble.message
     return ([] if request.validate_only else records), response
 
 
-def _grow(image: MetadataImage, cluster: Cluster, asked: Any) -> list[Any]:
+def _grow(image: MetadataImage, cluster: Cluster, asked: Any, added_max: int) -> list[Any]:
     topic = image.topics.get(asked.name)
     if topic is None:
         raise KafkaError(errors.UNKNOWN_TOPIC_OR_PARTITION)
@@ -479,7 +479,7 @@ def _grow(image: MetadataImage, cluster: Cluster, asked: Any) -> list[Any]:
             f" {asked.count} would not be an increase.",
         )
     added = asked.count - count
-    if added > PARTITIONS_MAX:
+    if added > added_max:
         raise KafkaError(errors.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     factor = len(next(iter(topic.partitions.values())).replicas)
     if asked.assignments is None:

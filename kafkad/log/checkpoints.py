@@ -78,7 +78,7 @@ def checkpoint_lines(data: bytes) -> list[list[str]]:
     if lines[0] != "0":
         raise Malformed(f"unknown checkpoint version {lines[0]!r}")
     entries = [line.split() for line in lines[2:]]
-    if not lines[1].isdigit() or int(lines[1]) != len(entries):
+    if lines[1] != str(len(entries)):
         raise Malformed(f"{len(entries)} checkpoint entries where {lines[1]!r} are announced")
     return entries
 
@@ -171,6 +171,6 @@ def take_clean_shutdown(directory: str) -> tuple[bool, int]:
     sync_directory(directory)
     try:
         epoch = json.loads(data)["brokerEpoch"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         epoch = -1  # before Kafka 3.7 the file was empty
     return True, epoch if isinstance(epoch, int) else -1

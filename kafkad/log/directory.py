@@ -19,6 +19,7 @@ import mmap
 import os
 import struct
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -40,6 +41,8 @@ CHECKPOINTS = (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS)
 
 Key = tuple[str, int]
 Signature = tuple[int, int, int]
+
+RACY_NS = 50_000_000  # files of one tick of the kernel's clock may look the same
 
 _WORD = struct.Struct("q")
 FAILED, NOT_CLEAN, PARTITIONS = 0, 1, 2  # a directory's words
@@ -168,7 +171,8 @@ class Directory:
         return merged
 
     def _found(self, name: str) -> dict[Key, int]:
-        # A file is replaced, never changed: it is read again only where another stands under its name.
+        # A file is replaced, never changed: it is read again only where another stands under its name. That
+        # may have the number of one that has gone, so what is new is not remembered.
         path = os.path.join(self.path, name)
         try:
             status = os.stat(path)
@@ -181,7 +185,9 @@ class Directory:
                 found = read_offsets(path)
             except Malformed:
                 found = {}  # told when it was loaded; nobody's entries can be read out of it
-            seen = self._seen[name] = (signature, found)
+            if time.time_ns() - status.st_mtime_ns > RACY_NS:
+                self._seen[name] = (signature, found)
+            return found
         return seen[1]
 
     @contextmanager

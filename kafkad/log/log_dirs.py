@@ -145,6 +145,7 @@ class LogDirs:
         self.scheduler = scheduler
         self.shared = True
         self.restarted = restarted
+        self.table.enter(me)
         for directory in self._directories:
             directory.shared = True
             directory.keeper = me == 0
@@ -447,9 +448,18 @@ class LogDirs:
             return None
         return self.table.find(topic_id, index)
 
-    def row_for(self, topic_id: bytes, index: int) -> RowSlot:
-        """The row of a partition that is opened here: the one that a dead owner left, else a new one."""
-        return self._row_left(topic_id, index) or self.table.allocate()
+    def _new_row(self) -> RowSlot:
+        try:
+            return self.table.allocate()
+        except MemoryError as full:
+            raise KafkaError(KAFKA_STORAGE_ERROR, f"no more partitions: {full}") from None
+
+    def reclaim_rows(self) -> None:
+        """Once all that is ours is open: what else the worker before us had in the shared table is free
+        again."""
+        count = self.table.reclaim() if self.restarted else 0
+        if count:
+            logger.info("%d rows of partitions that are gone are free again", count)
 
     def _add(self, log: Log, directory: Directory) -> None:
         key = log.topic, log.partition
@@ -520,11 +530,11 @@ class LogDirs:
                     clean=False,
                     scheduler=self.scheduler,
                     topic_id=topic_id,
-                    row=self.table.allocate(),
+                    row=self._new_row(),
                     jitter=random.random(),
                     producer_expiration_ms=self.config.producer_id_expiration_ms,
                 )
-            except DirectoryOccupied:
+            except KafkaError:
                 self._uncount(directory, 1)
                 raise
             except OSError as e:

@@ -61,6 +61,9 @@ def serve(config: Any, workers: int = 1) -> int:
     except TROUBLES as trouble:
         say_trouble(trouble)
         return 1
+    except (OSError, MemoryError) as trouble:  # what they share takes descriptors and address space
+        say_trouble(f"what {workers} workers share cannot be made: {trouble}")
+        return 1
     return supervisor.run()
 
 

@@ -14,7 +14,8 @@ Rules:
  - Frames of one pair arrive in the order in which `call` and `tell` were called, and are handled in that
    order; an answer that is awaited may come later than those of calls behind it.
  - A call whose worker dies fails with PeerLost, whatever came of it over there. It is never sent twice.
- - A handler's KafkaError is raised at the caller as such; other trouble as PeerTrouble, and logged here.
+ - A handler's KafkaError is raised at the caller as such; other trouble as PeerTrouble, and logged here. What
+   is too large for a frame, either way, is such trouble: clients make it.
  - on_up runs before anything of the new connection is handled, on_down after all of the old one was, and a
    successor is never up before its predecessor was down.
 
@@ -26,6 +27,7 @@ in vain.
 """
 
 import asyncio
+import errno
 import inspect
 import logging
 import os
@@ -53,10 +55,13 @@ PAIR, VISIT = 0, 1  # a pair's one connection, or one for a single blocking call
 
 BACKLOG = 128
 FRAME_MAX = 512 << 20  # well above socket.request.max.bytes; more than that is not one of ours
+PAYLOAD_MAX = FRAME_MAX - AFTER_SIZE
 QUEUED_MAX = 1 << 30  # a peer that reads nothing while this much waits for it is hung up on
 READ_BYTES = 256 << 10
 READS_A_TURN = 8  # then others have their turn
 RETRY_S = 0.05
+SCARCE = (errno.ENOBUFS, errno.ENOMEM)  # the kernel is short of memory for now: no sign of a death
+ACCEPT_AGAIN_S = 0.5  # when there was no descriptor left
 
 Handler = Callable[[int, bytes], Any]
 
@@ -121,7 +126,7 @@ class Peers:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._closed = False
         self._listening = listening_sockets[me]
-        loop.add_reader(self._listening.fileno(), self._accept)
+        self._listen()
         for k in range(me):
             loop.call_soon(self._connect, k)
 
@@ -148,6 +153,9 @@ class Peers:
         link = self._links.get(k)
         if link is None:
             _fail(future, PeerLost(f"worker {k} is not there"))
+            return future
+        if len(payload) > PAYLOAD_MAX:
+            _fail(future, PeerTrouble(f"{len(payload)} bytes are too many for a call"))
             return future
         self._last_id += 1
         call = self._calls[self._last_id] = _Call(link, future)
@@ -204,9 +212,13 @@ class Peers:
     def _connect(self, k: int) -> None:
         if self._closed or k in self._links:
             return
-        connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connecting.setblocking(False)
         try:
+            connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:  # no descriptor left
+            self._loop.call_later(RETRY_S, self._connect, k)
+            return
+        try:
+            connecting.setblocking(False)
             connecting.connect(self._addresses[k])  # at once, or not at all: a backlog may be full
         except OSError:
             connecting.close()
@@ -220,14 +232,20 @@ class Peers:
         self._all.add(link)
         link.send(HELLO, 0, HELLO_BODY.pack(MAGIC, PAIR, self.me))
 
+    def _listen(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._listening.fileno(), self._accept)
+
     def _accept(self) -> None:
         while True:
             try:
                 accepted, _ = self._listening.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError as trouble:  # no descriptor left: it stays in the backlog for the next turn
+            except OSError as trouble:  # no descriptor left: it stays in the backlog for a while
                 logger.warning("a worker's connection cannot be accepted: %s", trouble)
+                self._loop.remove_reader(self._listening.fileno())
+                self._loop.call_later(ACCEPT_AGAIN_S, self._listen)
                 return
             if not is_ours(accepted):
                 accepted.close()
@@ -254,7 +272,9 @@ class Peers:
                 raise _Hangup(f"worker {k} does not connect to worker {self.me}")
             link.k = k
             if k in self._links:  # its predecessor is dead, and we have not seen it yet
-                self._lost(self._links[k])
+                self._links[k].readable()  # it has said its last words
+                if k in self._links:
+                    self._lost(self._links[k])
             link.send(HELLO, 0, HELLO_BODY.pack(MAGIC, PAIR, self.me))
         elif link.k != k:
             raise _Hangup(f"worker {k} answers for worker {link.k}")
@@ -321,8 +341,8 @@ class Peers:
             task = asyncio.ensure_future(self._answer_later(link, kind, call_id, answer), loop=self._loop)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        elif call_id:
-            link.send(ANSWER, call_id, answer or b"")
+        else:
+            self._answer(link, kind, call_id, answer or b"")
 
     async def _answer_later(self, link: "_Link", kind: int, call_id: int, answer: Awaitable[Any]) -> None:
         try:
@@ -330,8 +350,13 @@ class Peers:
         except Exception as trouble:
             self._failed(link, kind, call_id, trouble)
             return
-        if call_id:
-            link.send(ANSWER, call_id, payload or b"")
+        self._answer(link, kind, call_id, payload or b"")
+
+    def _answer(self, link: "_Link", kind: int, call_id: int, payload: bytes) -> None:
+        if call_id and len(payload) <= PAYLOAD_MAX:
+            link.send(ANSWER, call_id, payload)
+        elif call_id:
+            self._failed(link, kind, call_id, PeerTrouble(f"{len(payload)} bytes are too many for an answer"))
 
     def _failed(self, link: "_Link", kind: int, call_id: int, trouble: Exception) -> None:
         if call_id:
@@ -419,8 +444,9 @@ class _Link:
             return self._socket.send(data, socket.MSG_NOSIGNAL)
         except (BlockingIOError, InterruptedError):
             return 0
-        except OSError:
-            self._break()
+        except OSError as trouble:
+            if trouble.errno not in SCARCE:
+                self._break()
             return 0
 
     def _writable(self) -> None:

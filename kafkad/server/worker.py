@@ -133,6 +133,7 @@ class Worker:
                 self._register()
             else:
                 self.partitions.apply(self.metadata.image)
+            self.log_dirs.reclaim_rows()
             self._load_groups()
             self._serve()
             if self.place is None:

@@ -145,6 +145,8 @@ class Broker:
     def kill(self) -> None:
         """SIGKILL: nothing is flushed, nothing is said. Returns when all its processes are gone."""
         if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGSTOP)  # else it forks a worker that we do not know of
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             workers = [_watched(pid) for pid in _children(self.pid)]
             self.process.kill()
             self.process.wait()

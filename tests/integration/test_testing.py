@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kafkad.testing import Broker, BrokerFailed
@@ -138,6 +139,16 @@ def test_a_broker_outlives_the_thread_that_started_it():
     finally:
         broker.close()
     assert not broker.running
+
+
+def test_a_broker_killed_while_it_replaces_a_worker_leaves_none_behind(tmp_path):
+    for _ in range(6):
+        with Broker(workers=2, data_dir=tmp_path / "data") as broker:
+            broker.kill_worker(1)
+            broker.kill()
+            everybody = [each.info for each in psutil.process_iter(["name", "cmdline"])]
+            left = [each for each in everybody if each["name"].startswith("kafkad/")]
+            assert not [each for each in left if str(tmp_path) in str(each["cmdline"])]
 
 
 def test_the_fixtures_come_with_the_package(tmp_path):

@@ -101,6 +101,23 @@ def test_of_several_topics_the_good_ones_are_created(cluster):
     assert set(cluster.image.topics) == {"a", "c"}
 
 
+def test_one_request_makes_no_more_partitions_than_kafka_lets_it(cluster):
+    most = 10_000
+    results = create(cluster, new_topic("a", most), new_topic("b", 1))
+    assert {r.error_code for r in results.values()} == {errors.POLICY_VIOLATION}
+    results = create(cluster, new_topic("a", most + 1), new_topic("b", -most))  # nothing is taken off by it
+    assert results["a"].error_code == errors.POLICY_VIOLATION
+    assert not cluster.image.topics
+
+
+def test_one_request_adds_no_more_partitions_than_that_to_all_its_topics(cluster):
+    create(cluster, new_topic("a"), new_topic("b"), new_topic("c"))
+    cls = messages.CreatePartitionsRequest
+    asked = [cls.Topics(name=name, count=4_001, assignments=None) for name in "abc"]
+    answer = cluster.controller.create_partitions(cls(topics=asked, validate_only=True))
+    assert [each.error_code for each in answer.results] == [0, 0, errors.POLICY_VIOLATION]
+
+
 def test_names_that_collide_within_one_request_are_refused_too(cluster):
     results = create(cluster, new_topic("a.b"), new_topic("a_b"))
     assert [results["a.b"].error_code, results["a_b"].error_code] == [0, errors.INVALID_TOPIC_EXCEPTION]

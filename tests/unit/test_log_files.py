@@ -27,7 +27,8 @@ def test_offsets_are_written_as_kafka_does(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [b"1\n0\n", b"x", b"0\n1\n", b"0\n0\na 0 1\n", b"0\n1\na 0\n", b"0\n1\na 0 -1\n", b"0\n1\na x 1\n",
-     b"0\n1\na 0 1 2\n", b"\xff\xfe", b"0\n-1\n", b"0\n1\na 0 99999999999999999999\n"],
+     b"0\n1\na 0 1 2\n", "0\n²\na 0 1\nb 0 1\n".encode(), b"0\n" + b"1" * 5000 + b"\n",
+     b"\xff\xfe", b"0\n-1\n", b"0\n1\na 0 99999999999999999999\n"],
 )  # fmt: skip
 def test_a_damaged_checkpoint_is_malformed(tmp_path, text):
     path = tmp_path / "c"
@@ -51,6 +52,8 @@ def test_the_clean_shutdown_mark_is_taken_once(tmp_path):
     assert checkpoints.take_clean_shutdown(directory) == (True, 17)
     assert checkpoints.take_clean_shutdown(directory) == (False, -1)
     (tmp_path / ".kafka_cleanshutdown").write_bytes(b"")  # before 3.7
+    assert checkpoints.take_clean_shutdown(directory) == (True, -1)
+    (tmp_path / ".kafka_cleanshutdown").write_bytes(b"[" * 4096)
     assert checkpoints.take_clean_shutdown(directory) == (True, -1)
 
 

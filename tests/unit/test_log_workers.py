@@ -22,6 +22,7 @@ from kafkad.log.checkpoints import (
     read_offsets,
     write_offsets,
 )
+from kafkad.log.directory import Directory
 from kafkad.log.log_dirs import DirectoryOccupied, LogDirs
 from kafkad.protocol.errors import KafkaError
 from kafkad.replication.ownership import owner_of
@@ -217,6 +218,21 @@ def test_entries_of_the_other_worker_stay(disks, fork):
     b.ask(["checkpoint"])
     assert disks.offsets(HIGH_WATERMARKS) == {("a", 0): 3, ("b", 0): 3}
     assert disks.offsets(RECOVERY_POINTS) == {("a", 0): 0, ("b", 0): 0}
+
+
+def test_a_file_that_looks_like_the_one_before_is_read(tmp_path):
+    """Two workers write one after the other: the second file may have the number that the first's forerunner
+    had, the same size, and the same time."""
+    directory = Directory(str(tmp_path), 0, for_logs=True)
+    directory.shared = True
+    path = os.path.join(tmp_path, HIGH_WATERMARKS)
+    write_offsets(path, {("t", 0): 1})
+    assert directory._found(HIGH_WATERMARKS) == {("t", 0): 1}
+    before = os.stat(path)
+    with open(path, "r+b") as file:
+        file.write(b"0\n1\nt 0 2\n")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert directory._found(HIGH_WATERMARKS) == {("t", 0): 2}
 
 
 def test_worker_0_drops_what_belongs_to_nobody(disks, fork):

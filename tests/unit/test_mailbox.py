@@ -4,6 +4,7 @@ Every worker here is a forked process that really enters a mailbox; what it saw 
 
 import os
 import pickle
+import resource
 import select
 import signal
 import sys
@@ -469,6 +470,22 @@ def test_a_process_is_gone_as_soon_as_it_is_killed_also_before_it_is_reaped():
     os.waitpid(pid, 0)
     assert is_gone(pid)
     os.close(read_end)
+
+
+def test_who_has_no_descriptor_left_takes_nobody_for_gone():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        gone = is_gone(pid)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not gone
+    assert is_gone(pid)
+    os.waitpid(pid, 0)
 
 
 # -- arenas of successors

@@ -1,8 +1,10 @@
 """Workers that talk: real processes, forked as the supervisor forks them, and killed."""
 
 import asyncio
+import errno
 import gc
 import os
+import resource
 import select
 import signal
 import socket
@@ -20,7 +22,8 @@ from kafkad.protocol.errors import KafkaError
 from kafkad.server import peers as peers_module
 from kafkad.server.peers import PeerLost, Peers, PeerTrouble, make_sockets
 
-ECHO, LATER, NEVER, REFUSE, BREAK, NOTE, NOTES, WHO, BACK = range(1, 10)
+ECHO, LATER, NEVER, REFUSE, BREAK, NOTE, NOTES, WHO, BACK, DOUBLE, DOUBLE_LATER = range(1, 12)
+DOUBLED = bytes(100)  # room for the sentence of a failure
 WAIT_S = 20
 
 pytestmark = pytest.mark.timeout(60)
@@ -54,6 +57,8 @@ def serve_forever(me, sockets, addresses, new_loop):
     peers.handle(NOTES, lambda sender, payload: b",".join(notes))
     peers.handle(WHO, lambda sender, payload: struct.pack("<3i", me, sender, os.getpid()))
     peers.handle(BACK, back)
+    peers.handle(DOUBLE, lambda sender, payload: payload * 2)
+    peers.handle(DOUBLE_LATER, lambda sender, payload: later(payload * 2))
     loop.run_forever()
 
 
@@ -276,6 +281,111 @@ def test_who_queues_too_much_for_a_stopped_worker_loses_it(make_world, monkeypat
         world.kill(1, signal.SIGCONT)
         await peers.wait_up(1)
         assert await peers.call(1, ECHO, b"again") == b"again"
+
+    world.run(scenario())
+
+
+def test_what_is_too_large_fails_and_the_pair_stays_up(make_world, monkeypatch):
+    monkeypatch.setattr(peers_module, "PAYLOAD_MAX", 1000, raising=False)
+    monkeypatch.setattr(peers_module, "FRAME_MAX", 1009 + len(DOUBLED))
+    world = make_world(2, 0)
+    peers = world.open()
+
+    async def scenario():
+        await peers.wait_up(1)
+        assert len(await peers.call(1, ECHO, bytes(1000))) == 1000
+        with pytest.raises(PeerTrouble, match="1001 bytes are too many"):
+            await peers.call(1, ECHO, bytes(1001))
+        with pytest.raises(PeerTrouble, match="1200 bytes are too many"):
+            await peers.call(1, DOUBLE, bytes(600))
+        with pytest.raises(PeerTrouble, match="1200 bytes are too many"):
+            await peers.call(1, DOUBLE_LATER, bytes(600))
+        assert peers.up == {1}
+        assert await peers.call(1, WHO) == struct.pack("<3i", 1, 0, world.pids[1])
+
+    world.run(scenario())
+
+
+def test_a_predecessors_last_words_are_heard_before_its_successor(make_world):
+    world = make_world(2, 0, fork=False)
+    heard = []
+    world.open()
+    world.peers.handle(NOTE, lambda sender, payload: heard.append(payload))
+    world.peers.on_up(lambda k: heard.append("up"))
+    world.peers.on_down(lambda k: heard.append("down"))
+
+    def hello(k):
+        body = peers_module.HELLO_BODY.pack(peers_module.MAGIC, peers_module.PAIR, k)
+        return peers_module.HEADER.pack(peers_module.AFTER_SIZE + len(body), peers_module.HELLO, 0) + body
+
+    def note(text):
+        return peers_module.HEADER.pack(peers_module.AFTER_SIZE + len(text), NOTE, 0) + text
+
+    async def scenario():
+        with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+            first.connect(world.addresses[0])
+            first.sendall(hello(1))
+            await world.peers.wait_up(1)
+            second.connect(world.addresses[0])  # this is what the loop hears of first
+            second.sendall(hello(1))
+            first.sendall(note(b"last words"))
+            first.close()
+            while heard.count("up") < 2:
+                await asyncio.sleep(0)
+
+    world.run(scenario())
+    assert heard[:4] == ["up", b"last words", "down", "up"]
+
+
+class Scarce:
+    """A socket of a kernel that is short of memory for a moment."""
+
+    def __init__(self, connected, code):
+        self._connected = connected
+        self._code = code
+
+    def send(self, data, flags):
+        if self._code:
+            code, self._code = self._code, 0
+            raise OSError(code, os.strerror(code))
+        return self._connected.send(data, flags)
+
+    def __getattr__(self, name):
+        return getattr(self._connected, name)
+
+
+@pytest.mark.parametrize("code", [errno.ENOBUFS, errno.ENOMEM])
+def test_a_kernel_without_memory_for_a_moment_is_no_dead_peer(make_world, code):
+    world = make_world(2, 0)
+    peers = world.open()
+
+    async def scenario():
+        await peers.wait_up(1)
+        peers._links[1]._socket = Scarce(peers._links[1]._socket, code)
+        assert await peers.call(1, ECHO, b"in spite of it") == b"in spite of it"
+
+    world.run(scenario())
+
+
+def test_without_descriptors_a_peer_waits_and_the_log_is_not_flooded(make_world, caplog, monkeypatch):
+    monkeypatch.setattr(peers_module, "ACCEPT_AGAIN_S", 0.2)
+    world = make_world(2, 0, fork=False)
+    peers = world.open()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def scenario():
+        await asyncio.sleep(0)
+        with socket.socket(socket.AF_UNIX) as first:
+            first.connect(world.addresses[0])
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+            try:
+                await asyncio.sleep(0.1)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            warnings = [each for each in caplog.records if "cannot be accepted" in each.message]
+            assert len(warnings) == 1
+            while not peers._all:  # it is accepted in the end
+                await asyncio.sleep(0.01)
 
     world.run(scenario())
 

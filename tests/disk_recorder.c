@@ -477,6 +477,12 @@ void *mmap64(void *a, size_t size, int protection, int flags, int fd, off64_t at
     return map(a, size, protection, flags, fd, at);
 }
 
+/* Begins to write, and promises nothing. */
+int sync_file_range(int fd, off64_t at, off64_t size, unsigned flags)
+{
+    return ours(fd) ? 0 : syscall(SYS_sync_file_range, fd, at, size, flags);
+}
+
 /* Words that are not known yet. */
 static void refuse(int fd, const char *what)
 {
@@ -485,6 +491,11 @@ static void refuse(int fd, const char *what)
         unknown(what);
         give_lock();
     }
+}
+int syncfs(int fd)
+{
+    refuse(fd, "syncfs");
+    return syscall(SYS_syncfs, fd);
 }
 ssize_t sendfile(int out, int in, off_t *at, size_t size)
 {

@@ -9,6 +9,7 @@ The row is watermarks.pxd's. The other workers hold a reader partition (partitio
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 from kafkad._native.batch cimport BatchInfo, Rules
+from kafkad._native.group_commit cimport GroupCommit, Sync
 from kafkad._native.producer_table cimport ProducerMap, ProducerTable
 from kafkad._native.segments cimport LogFile, Segment, log_file_release, log_file_retain
 from kafkad._native.watermarks cimport Row, RowSlot
@@ -81,7 +82,12 @@ cdef class Partition:
     cdef int64_t flush_interval             # flush.messages; the ack waits when so many would be unflushed
     cdef public bint follows_end            # HW follows LEO by itself (the only replica); else a replication layer moves it
     cdef public bint notify_log             # call log.on_advance() when HW moves: somebody waits there
-    cdef bint flush_asked
+    cdef GroupCommit group_commit           # who flushes the plain case; None: log.flusher does all
+    cdef Sync* sync                         # our place there, made at the first flush
+    cdef bint flush_asked                   # a flush is on its way, or under way
+    cdef bint flush_again                   # and another is wanted after it
+    cdef public bint flush_by_log           # the next flush is log.flusher's: it must take small files along
+    cdef public bint notify_flush           # call log.on_flushed() when a flush has ended: somebody waits there
     cdef int64_t first_unstable             # first offset of the oldest open transaction, -1 when none
     cdef int64_t unstable_segment           # and where it stands
     cdef int64_t unstable_position
@@ -106,6 +112,9 @@ cdef class Partition:
     cdef void row_end(self) noexcept nogil
     cdef void move_stable(self) noexcept nogil
     cdef void tell(self, int why) noexcept nogil
+    cdef void ask_flush(self) noexcept nogil
+    cdef bint commit(self) noexcept nogil
+    cdef void committed(self, Sync* sync) noexcept
     cdef int refused(self, int failure, const char* doing) noexcept nogil
     cdef int raise_refused(self, int failure, const char* doing) except -1
     cdef tuple boundary_of(self, int64_t offset)

@@ -2,6 +2,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
+from kafkad._native.group_commit import GroupCommit
 from kafkad._native.partition_reader import ReaderPartition
 from kafkad._native.producer_table import ProducerTable
 from kafkad._native.segments import FileRef
@@ -30,6 +31,8 @@ class Partition:
     log: Any
     follows_end: bool
     notify_log: bool
+    flush_by_log: bool
+    notify_flush: bool
     @property
     def topic(self) -> str: ...
     @property
@@ -117,6 +120,8 @@ class Partition:
     def truncated(self, end_offset: int, position: int) -> None: ...
     def files_to_flush(self) -> tuple[int, int, list[tuple[int, FileRef]]]: ...
     def flushed(self, end_offset: int, generation: int) -> bool: ...
+    def commit_with(self, group: GroupCommit) -> None: ...
+    def flush(self) -> bool: ...
     def try_append(
         self, records: Buffer, now_ms: int, checked: bool = False
     ) -> tuple[int, int, int, int, int, int, str | None]: ...

@@ -25,6 +25,8 @@ from libc.string cimport memcmp, memcpy, memmove, memset, strdup
 from kafkad._native.batch cimport (
     CONTROL, HEADER_SIZE, LENGTH_OVERHEAD, NEED_PYTHON, TIMESTAMP_LOG_APPEND, TRANSACTIONAL, BatchInfo, validate)
 from kafkad._native.fileio cimport Window, cut, is_fatal, read_at, window_at, window_init, write_at
+from kafkad._native.group_commit cimport (
+    SYNC_IDLE, GroupCommit, Sync, commit_ask, sync_drop, sync_give_up, sync_new, sync_reach)
 from kafkad._native.index cimport (
     index_reserve, offset_entry_offset, offset_entry_position, offset_index_append, offset_index_floor, time_entry_offset,
     time_entry_timestamp, time_index_append, time_index_floor)
@@ -155,6 +157,7 @@ cdef class Partition:
             self.segments[i].offsets.writable = False
             self.segments[i].times.writable = False
             segment_close(&self.segments[i], self.directory)
+        sync_drop(self.sync)
         free(self.segments)
         free(self.recent)
         free(self.directory)
@@ -388,10 +391,11 @@ cdef class Partition:
         info.base_offset = base_offset
         info.end_offset = last_offset + 1
         info.append_time_ms = max_timestamp if attributes & TIMESTAMP_LOG_APPEND else -1
-        if not self.flush_asked and self.row.log_end_offset - self.row.flushed_offset >= self.flush_interval:
-            self.flush_asked = True
-            with gil:
-                ask_flush(self)
+        if self.row.log_end_offset - self.row.flushed_offset >= self.flush_interval:
+            if self.sync is not NULL and not self.flush_by_log:
+                sync_reach(self.sync, self.row.log_end_offset)
+            if not self.flush_asked:
+                self.ask_flush()
         self.tell(why)
         return 0
 
@@ -591,6 +595,7 @@ cdef class Partition:
         self.row_begin()
         self.row.leader_epoch = epoch
         self.row_end()
+        self.flush_by_log = True                        # and notes where the epoch begins
         self.open = self.failure == 0
         if self.follows_end:
             self.settle_high_watermark()
@@ -601,6 +606,8 @@ cdef class Partition:
         self.closed_code = code
         if failure:
             self.failure = failure
+            if self.sync is not NULL:
+                sync_give_up(self.sync)
         self.row_begin()
         self.row.leader_epoch = -1
         self.row_end()
@@ -957,17 +964,80 @@ cdef class Partition:
         return (self.row.log_end_offset, self.row.generation, files)
 
     def flushed(self, int64_t end_offset, uint32_t generation) -> bool:
-        """Everything below `end_offset` is on the disk. Whether the flush policy asks for another round at once."""
+        """Everything below `end_offset` is on the disk, unless the log was cut since `generation`. Whether the flush policy
+        asks for another round at once."""
         self.flush_asked = False
-        if generation != self.row.generation and end_offset > self.row.log_end_offset:
-            end_offset = self.row.log_end_offset
-        if end_offset > self.row.flushed_offset:
+        if generation == self.row.generation and end_offset > self.row.flushed_offset:
             self.set_flushed(end_offset)
         if self.follows_end:
             self.settle_high_watermark()
         if self.row.log_end_offset - self.row.flushed_offset >= self.flush_interval:
             self.flush_asked = True
         return self.flush_asked
+
+    def commit_with(self, GroupCommit group) -> None:
+        """From now on this group, whose `publish` is called on our loop, flushes what needs no more than one fdatasync."""
+        self.group_commit = group
+
+    def flush(self) -> bool:
+        """Whether the group commit sees to a flush of all that is there, or of what will be there then. False: the log
+        must do it, and say `flushed` in the end, whatever comes of it."""
+        if self.sync is not NULL and self.sync.state != SYNC_IDLE:
+            self.flush_again = True
+            return True
+        self.flush_asked = True
+        return self.commit()
+
+    cdef void ask_flush(self) noexcept nogil:
+        self.flush_asked = True
+        if self.sync is not NULL and self.sync.state != SYNC_IDLE:
+            return
+        if not self.commit():
+            with gil:
+                call_flush(self)
+
+    cdef bint commit(self) noexcept nogil:
+        # The plain case: all that is not flushed stands in the open active segment, and nothing beside it is to be synced.
+        cdef Segment* segment = self.active()
+        if self.group_commit is None or self.flush_by_log or segment.file == NULL or (
+                self.segment_count > 1 and segment.base_offset > self.row.flushed_offset):
+            return False
+        if self.sync is NULL:
+            self.sync = sync_new(<void*>self, sync_ended)
+            if self.sync is NULL:
+                return False
+        self.sync.segment = segment.base_offset
+        self.sync.generation = self.row.generation
+        sync_reach(self.sync, self.row.log_end_offset)
+        return commit_ask(self.group_commit, self.sync, segment.file)
+
+    cdef void committed(self, Sync* sync) noexcept:
+        cdef int64_t end_offset = sync.synced_offset
+        cdef bint again = self.flush_again
+        cdef int i
+        if self.failure:
+            return
+        if sync.failure:
+            fail_log(self, sync.failure, b"fdatasync")
+            return
+        for i in range(self.segment_count):             # rolled meanwhile: what came later stands in another file
+            if self.segments[i].base_offset > sync.segment:
+                end_offset = min(end_offset, self.segments[i].base_offset)
+                break
+        self.flush_again = False
+        if sync.generation != self.row.generation:
+            again = True
+        try:
+            if not self.flushed(end_offset, sync.generation) and again:
+                again = self.flush_by_log or self.row.flushed_offset < self.row.log_end_offset
+            else:
+                again = self.flush_asked
+            if again:
+                self.ask_flush()
+            if self.notify_flush:
+                self.log.on_flushed()
+        except Exception as e:
+            unexpected(self, e)
 
     # -- append and read, for Python -----------------------------------------------------------------------
 
@@ -1009,6 +1079,8 @@ cdef class Partition:
                 raise ValueError("append takes exactly one batch")
             if self.failure:
                 return (KAFKA_STORAGE_ERROR, -1)
+            if epoch != self.row.leader_epoch:
+                self.flush_by_log = True                # the log is about to note where this epoch begins
             info.base_offset = -1
             code = self.append_checked(<uint8_t*>view.buf, view.len, origin, epoch, now_ms, &info)
         finally:
@@ -1081,7 +1153,11 @@ cdef void fail_log(Partition partition, int error, const char* doing) noexcept:
         unexpected(partition, e)
 
 
-cdef void ask_flush(Partition partition) noexcept:
+cdef void sync_ended(void* partition, Sync* sync) noexcept:
+    (<Partition>partition).committed(sync)
+
+
+cdef void call_flush(Partition partition) noexcept:
     try:
         partition.log.request_flush()
     except Exception as e:

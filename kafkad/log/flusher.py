@@ -1,12 +1,15 @@
 """The flush policy of one log: what is not on the disk yet, and when it gets there.
 
 With flush.messages = M an append that would leave M messages unflushed is written, but HW, and with it the
-ack and visibility, stays behind until an fdatasync that began after it. That runs in a flusher thread; all
-appends that come meanwhile share the next one (group commit). A failed fsync takes the log directory offline
-and is never tried again: the kernel may have dropped the pages (the fsyncgate of 2018).
+ack and visibility, stays behind until an fdatasync that began after it; all appends that come meanwhile share
+the next one. The plain case, one fdatasync of the active segment, is `_native/group_commit`'s, which the
+native append asks by itself. Here is the rest, in a thread of the scheduler: several segments after a roll,
+small files and directory entries, and logs without a group commit. A failed fsync takes the log directory
+offline and is never tried again: the kernel may have dropped the pages (the fsyncgate of 2018).
 
 Beside the segments there are small files and directory entries to sync: whoever makes one notes it here
-(`paths`, `directories`), and the next flush takes it along.
+(`paths`, `directories`), and the next flush takes it along, before it counts for anything that was appended
+after the note.
 
 Beware: the work itself runs in a thread, with file references and paths; it touches neither log nor
 partition."""
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from kafkad.log.log import Log
 
 LONG_MAX: Final = (1 << 63) - 1
+RETRY_MS: Final = 100  # after which a file that could not be opened for want of a descriptor is tried again
 # What makes a disk broken rather than full or busy: as in _native/fileio.is_fatal.
 FATAL: Final = frozenset(
     (
@@ -41,20 +45,33 @@ Callback = Callable[[BaseException | None], None]
 
 
 class Flusher:
-    __slots__ = ("_again", "_log", "_under_way", "_waiting", "directories", "last_ms", "paths")
+    __slots__ = ("_again", "_directories", "_log", "_paths", "_under_way", "_waiting", "last_ms")
 
     def __init__(self, log: "Log", now_ms: int) -> None:
         self._log = log
         self._under_way = self._again = False
         self._waiting: list[tuple[int, Callback]] = []
-        self.paths: set[str] = set()  # of files beside the segments that are to be synced
-        self.directories: set[str] = set()
+        self._paths: set[str] = set()
+        self._directories: set[str] = set()
         self.last_ms = now_ms  # when nothing was unflushed, or flush.ms had it flushed
+
+    @property
+    def paths(self) -> set[str]:
+        """Files beside the segments that are to be synced. Who asks for the set may add to it, so the next
+        flush is ours, not the group commit's."""
+        self._log.native.flush_by_log = True
+        return self._paths
+
+    @property
+    def directories(self) -> set[str]:
+        """Directories that are to be synced; as `paths`."""
+        self._log.native.flush_by_log = True
+        return self._directories
 
     def request(self) -> None:
         if self._under_way:
             self._again = True
-        elif not self._log.closed and not self._log.native.failure:
+        elif not self._log.closed and not self._log.native.failure and not self._log.native.flush():
             self._under_way = True
             self._log.scheduler.call_later(0, self._begin)
 
@@ -63,10 +80,30 @@ class Flusher:
             callback(None)
             return
         self._waiting.append((offset, callback))
+        self._log.native.notify_flush = True
         self.request()
+
+    def on_flushed(self) -> None:
+        """The group commit has flushed the log."""
+        self._answer()
+        if self._is_awaited():
+            self.request()
+
+    def _is_awaited(self) -> bool:
+        native = self._log.native
+        return bool(self._waiting) and native.flushed_offset < native.end_offset  # else it was cut off
+
+    def _answer(self) -> None:
+        flushed = self._log.native.flushed_offset
+        ready = [callback for offset, callback in self._waiting if offset <= flushed]
+        self._waiting = [waiter for waiter in self._waiting if waiter[0] > flushed]
+        self._log.native.notify_flush = bool(self._waiting)
+        for callback in ready:
+            callback(None)
 
     def fail_waiters(self, error: BaseException) -> None:
         waiting, self._waiting = self._waiting, []
+        self._log.native.notify_flush = False
         for _, callback in waiting:
             callback(error)
 
@@ -101,7 +138,8 @@ class Flusher:
         except OSError as e:
             self._under_way = False
             if e.errno not in FATAL:  # no descriptor or memory left: it may be had later
-                log.native.flushed(log.native.flushed_offset, log.native.generation)
+                if log.native.flushed(log.native.flushed_offset, log.native.generation):
+                    log.scheduler.call_later(RETRY_MS, self.request)
                 self.fail_waiters(e)
                 return
             log.on_failure(e)
@@ -117,14 +155,15 @@ class Flusher:
                 raise error
             self._log.on_failure(error)
             return
-        if self._flushed(end, generation) or self._again or self._waiting:
+        if self._flushed(end, generation) or self._again or self._is_awaited():
             self.request()
 
     def _work(self) -> tuple[int, int, Callable[[], None]]:
         # What to sync, taken on the loop.
         end, generation, files = self._log.native.files_to_flush()
-        paths, self.paths = self.paths, set()
-        directories, self.directories = self.directories, set()
+        self._log.native.flush_by_log = False
+        paths, self._paths = self._paths, set()
+        directories, self._directories = self._directories, set()
         epochs = self._log.leader_epochs
         if epochs.unsynced:
             epochs.unsynced = False
@@ -145,15 +184,8 @@ class Flusher:
         return end, generation, work
 
     def _flushed(self, end: int, generation: int) -> bool:
-        native = self._log.native
-        again = native.flushed(end, generation)
-        self._log.recovery_point = max(self._log.recovery_point, native.flushed_offset)
-        if self._waiting:
-            flushed = native.flushed_offset
-            ready = [callback for offset, callback in self._waiting if offset <= flushed]
-            self._waiting = [waiter for waiter in self._waiting if waiter[0] > flushed]
-            for callback in ready:
-                callback(None)
+        again = self._log.native.flushed(end, generation)
+        self._answer()
         return again
 
 

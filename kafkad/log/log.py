@@ -122,7 +122,6 @@ class Log:
         "on_offline",
         "partition",
         "producer_expiration_ms",
-        "recovery_point",
         "scanned_bytes",
         "scheduler",
         "topic",
@@ -203,7 +202,6 @@ class Log:
             trusted=trusted,
         )
         self._flusher.paths.update(loader.rebuilt)
-        self.recovery_point = loaded.recovery_point
         self.scanned_bytes = loaded.scanned_bytes
         self._snapshot_offset = loaded.snapshot_offset
         native.set_log_start(loaded.log_start_offset)
@@ -238,7 +236,6 @@ class Log:
         self.on_log_start: Callable[[Log], None] | None = None  # keeps what DeleteRecords has promised
         self.on_offline: Callable[[Log, OSError], None] | None = None
         self.closed = False
-        self.recovery_point = 0
         self.scanned_bytes = 0  # by recovery
         self.leader_epochs = epochs
         self._snapshot_offset = -1
@@ -301,6 +298,11 @@ class Log:
     @property
     def last_stable_offset(self) -> int:
         return self.native.last_stable_offset
+
+    @property
+    def recovery_point(self) -> int:
+        """What lies below is on the disk."""
+        return self.native.flushed_offset
 
     @property
     def leader_epoch(self) -> int:
@@ -574,6 +576,10 @@ class Log:
         it."""
         self._flusher.wait_for(offset, callback)
 
+    def on_flushed(self) -> None:
+        """The native side calls it after a flush, when `native.notify_flush` is set."""
+        self._flusher.on_flushed()
+
     def flush(self) -> None:
         """Blocks until everything is on the disk; for start and shutdown, and for the metadata log. Raises
         KafkaError."""
@@ -754,7 +760,6 @@ class Log:
             raise self._refused(e) from e
         except ValueError as e:
             raise KafkaError(CORRUPT_MESSAGE, str(e)) from e
-        self.recovery_point = min(self.recovery_point, offset)
         native.refresh_stable()
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
@@ -769,7 +774,6 @@ class Log:
         self.native.set_log_start(offset)
         self.native.advance_high_watermark(offset)
         self.native.refresh_stable()
-        self.recovery_point = min(self.recovery_point, offset)
 
     def _truncate_fully(self, offset: int) -> None:
         for gone in self.native.drop_segments(0, self.native.count):
@@ -846,7 +850,6 @@ class Log:
             except OSError as e:
                 self.on_failure(e)
                 raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
-            self.recovery_point = end
         self.closed = True
 
     def move_directory(self, directory: str) -> None:

@@ -28,6 +28,7 @@ from collections.abc import Callable
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
+from kafkad._native.group_commit import GroupCommit
 from kafkad._native.partition_table import PartitionTable
 from kafkad._native.reactor import Reactor
 from kafkad.api import table
@@ -148,12 +149,16 @@ class Worker:
 
     def _open_directories(self) -> None:
         self._started("threads", self.scheduler.close)
+        group_commit = GroupCommit()
+        self.loop.add_reader(group_commit.fileno(), group_commit.publish)
+        self._started("group commit", lambda: self._close_group_commit(group_commit))
         if self.place is None:
             self.log_dirs = LogDirs(self.config, clock=self.clock, scheduler=self.scheduler)
             self.log_dirs.open()
         else:
             self.log_dirs = self.place.log_dirs
             self.log_dirs.enter(self.me, self.scheduler, restarted=self.place.restarted)
+        self.log_dirs.group_commit = group_commit
         self.log_dirs.on_directory_offline = self._directory_offline
         self.cluster_id = self.log_dirs.cluster_id
         self._started("log directories", lambda: self.log_dirs.close(clean=self._clean))
@@ -394,6 +399,10 @@ class Worker:
         if self._group_storage.partition_count() == 0:
             return self.me
         return self._owner_of(OFFSETS_TOPIC, self.groups.partition_for(group_id))
+
+    def _close_group_commit(self, group_commit: GroupCommit) -> None:
+        self.loop.remove_reader(group_commit.fileno())
+        group_commit.close()
 
     def _close_reactor(self) -> None:
         self.loop.remove_reader(self.reactor.fileno())

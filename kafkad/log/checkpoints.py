@@ -9,6 +9,7 @@ import binascii
 import json
 import os
 from collections.abc import Iterable
+from functools import lru_cache
 
 from kafkad.log.filenames import PARTITION_METADATA
 from kafkad.protocol.errors import Malformed
@@ -125,8 +126,11 @@ def uuid_bytes(text: str) -> bytes:
 
 
 def write_partition_metadata(directory: str, topic_id: bytes, *, sync: bool = True) -> None:
-    text = f"version: 0\ntopic_id: {uuid_text(topic_id)}"
-    write_file(os.path.join(directory, PARTITION_METADATA), text.encode(), sync=sync)
+    write_file(os.path.join(directory, PARTITION_METADATA), _metadata_of(topic_id), sync=sync)
+
+
+def _metadata_of(topic_id: bytes) -> bytes:
+    return f"version: 0\ntopic_id: {uuid_text(topic_id)}".encode()
 
 
 def read_partition_metadata(directory: str) -> bytes | None:
@@ -136,13 +140,26 @@ def read_partition_metadata(directory: str) -> bytes | None:
             data = file.read(4096)
     except FileNotFoundError:
         return None
+    return partition_metadata_id(data, directory)
+
+
+@lru_cache(maxsize=256)
+def _metadata_id(data: bytes) -> bytes | None:
+    # the partitions of one topic say the same
     fields = {}
     for line in data.decode("ascii", "replace").splitlines():
         key, _, value = line.partition(":")
         fields[key.strip()] = value.strip()
     if fields.get("version") != "0" or "topic_id" not in fields:
+        return None
+    return uuid_bytes(fields["topic_id"])
+
+
+def partition_metadata_id(data: bytes, directory: str) -> bytes | None:
+    """The topic id that `data`, a partition.metadata, holds; None: none. Raises Malformed."""
+    topic_id = _metadata_id(data)
+    if topic_id is None:
         raise Malformed(f"{PARTITION_METADATA} of {directory} is damaged")
-    topic_id = uuid_bytes(fields["topic_id"])
     return None if topic_id == bytes(16) else topic_id
 
 

@@ -60,11 +60,9 @@ def left_directory(topic: str, partition: int, unique: str, suffix: str) -> str:
 def parse_directory(name: str) -> tuple[str, int, str] | None:
     """(topic, partition, "" or the suffix of a directory that has left), or None for what is no
     partition's."""
-    left = _LEFT.match(name)
-    if left:
-        return left[1], int(left[2]), left[4]
     if name.endswith((DELETE_DIR, STRAY_DIR, FUTURE_DIR)):
-        return None
+        left = _LEFT.match(name)
+        return (left[1], int(left[2]), left[4]) if left else None
     plain = _DIRECTORY.match(name)
     if plain and int(plain[2]) < 1 << 31:
         return plain[1], int(plain[2]), ""

@@ -7,6 +7,8 @@ epoch."""
 
 import os
 from bisect import bisect_right
+from functools import lru_cache
+from operator import itemgetter
 
 from kafkad.log.checkpoints import checkpoint_lines, checkpoint_text, write_file
 from kafkad.log.filenames import LEADER_EPOCHS
@@ -16,103 +18,128 @@ UNDEFINED_EPOCH = -1
 UNDEFINED_OFFSET = -1
 
 
-class LeaderEpochs:
-    __slots__ = ("_epochs", "_starts", "path", "unsynced")
+Entries = tuple[tuple[int, int], ...]  # (epoch, start offset), ascending
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+
+def _with(entries: Entries, epoch: int, start: int) -> Entries:
+    """`epoch` begins at `start`; entries that contradict go. The same object where nothing changes."""
+    kept = len(entries)
+    if kept and epoch == entries[-1][0] and start >= entries[-1][1]:
+        return entries
+    while kept and (entries[kept - 1][0] >= epoch or entries[kept - 1][1] >= start):
+        kept -= 1
+    return (*entries[:kept], (epoch, start))
+
+
+@lru_cache(maxsize=256)
+def _parse(data: bytes) -> Entries:
+    # of thousands of partitions most say the same
+    if not data:
+        raise Malformed("the file is empty: its bytes were lost with the power")
+    entries: Entries = ()
+    for entry in checkpoint_lines(data):
+        try:
+            epoch, start = int(entry[0]), int(entry[1])
+        except (IndexError, ValueError):
+            raise Malformed(f"not a leader epoch: {' '.join(entry)!r}") from None
+        if len(entry) != 2 or epoch < 0 or start < 0:
+            raise Malformed(f"not a leader epoch: {' '.join(entry)!r}")
+        entries = _with(entries, epoch, start)
+    return entries
+
+
+class LeaderEpochs:
+    """Those of the partition in `directory`."""
+
+    __slots__ = ("_entries", "directory", "unsynced")
+
+    def __init__(self, directory: str, entries: Entries = ()) -> None:
+        self.directory = directory
         self.unsynced = False
-        self._epochs: list[int] = []
-        self._starts: list[int] = []
+        self._entries = entries  # never changed: partitions that say the same share one
 
     @classmethod
     def load(cls, directory: str) -> "LeaderEpochs":
-        """Raises Malformed when the file is damaged; then `LeaderEpochs(path)` begins anew, from the log."""
-        self = cls(os.path.join(directory, LEADER_EPOCHS))
+        """Raises Malformed when the file is damaged; then `LeaderEpochs(directory)` begins anew, from the
+        log."""
         try:
-            with open(self.path, "rb") as file:
-                data = file.read()
+            with open(os.path.join(directory, LEADER_EPOCHS), "rb") as file:
+                return cls.read(directory, file.read())
         except FileNotFoundError:
-            return self
-        if not data:
-            raise Malformed("the file is empty: its bytes were lost with the power")
-        for entry in checkpoint_lines(data):
-            try:
-                epoch, start = int(entry[0]), int(entry[1])
-            except (IndexError, ValueError):
-                raise Malformed(f"not a leader epoch: {' '.join(entry)!r}") from None
-            if len(entry) != 2 or epoch < 0 or start < 0:
-                raise Malformed(f"not a leader epoch: {' '.join(entry)!r}")
-            self._put(epoch, start)
-        return self
+            return cls(directory)
+
+    @classmethod
+    def read(cls, directory: str, data: bytes | None) -> "LeaderEpochs":
+        """As `load`, of the file's bytes; None: there is no such file."""
+        return cls(directory, () if data is None else _parse(data))
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.directory, LEADER_EPOCHS)
 
     @property
     def entries(self) -> list[tuple[int, int]]:
         """(epoch, start offset), ascending."""
-        return list(zip(self._epochs, self._starts, strict=True))
+        return list(self._entries)
 
     @property
     def latest(self) -> int | None:
-        return self._epochs[-1] if self._epochs else None
+        return self._entries[-1][0] if self._entries else None
 
-    def _put(self, epoch: int, start: int) -> bool:
-        if self._epochs and epoch == self._epochs[-1] and start >= self._starts[-1]:
-            return False
-        while self._epochs and (self._epochs[-1] >= epoch or self._starts[-1] >= start):
-            self._epochs.pop()
-            self._starts.pop()
-        self._epochs.append(epoch)
-        self._starts.append(start)
-        return True
+    def _become(self, entries: Entries) -> None:
+        if entries is not self._entries:
+            self._entries = entries
+            self.write()
+
+    def _at(self, offset: int) -> int:
+        # how many epochs begin at or before `offset`
+        return bisect_right(self._entries, offset, key=itemgetter(1))
 
     def assign(self, epoch: int, start_offset: int) -> None:
         """`epoch` begins at `start_offset`; entries that contradict go. Writes the file when something
         changed."""
         assert epoch >= 0 and start_offset >= 0
-        if self._put(epoch, start_offset):
-            self.write()
+        self._become(_with(self._entries, epoch, start_offset))
 
     def assign_all(self, entries: list[tuple[int, int]]) -> None:
-        changed = [self._put(epoch, start) for epoch, start in entries]
-        if any(changed):
-            self.write()
+        changed = self._entries
+        for epoch, start in entries:
+            changed = _with(changed, epoch, start)
+        self._become(changed)
 
     def truncate_from_end(self, end_offset: int) -> None:
         """Epochs that begin at or after `end_offset` go."""
-        before = len(self._starts)
-        while self._starts and self._starts[-1] >= end_offset:
-            self._starts.pop()
-            self._epochs.pop()
-        if len(self._starts) != before:
-            self.write()
+        kept = len(self._entries)
+        while kept and self._entries[kept - 1][1] >= end_offset:
+            kept -= 1
+        if kept < len(self._entries):
+            self._become(self._entries[:kept])
 
     def truncate_from_start(self, start_offset: int) -> None:
         """Epochs that ended before `start_offset` go; the one that holds it begins there."""
-        at = bisect_right(self._starts, start_offset)
-        if at == 0 or (at == 1 and self._starts[0] == start_offset):
+        at = self._at(start_offset)
+        if at == 0 or (at == 1 and self._entries[0][1] == start_offset):
             return
-        epoch = self._epochs[at - 1]
-        self._epochs[:at] = [epoch]
-        self._starts[:at] = [start_offset]
-        self.write()
+        self._become(((self._entries[at - 1][0], start_offset), *self._entries[at:]))
 
     def epoch_for(self, offset: int) -> int | None:
-        at = bisect_right(self._starts, offset)
-        return self._epochs[at - 1] if at else None
+        at = self._at(offset)
+        return self._entries[at - 1][0] if at else None
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """(the largest known epoch <= `epoch`, the offset after its last), or (-1, -1)
         (OffsetForLeaderEpoch)."""
-        if epoch == UNDEFINED_EPOCH or not self._epochs:
+        entries = self._entries
+        if epoch == UNDEFINED_EPOCH or not entries:
             return UNDEFINED_EPOCH, UNDEFINED_OFFSET
-        if epoch == self._epochs[-1]:
+        if epoch == entries[-1][0]:
             return epoch, log_end_offset
-        at = bisect_right(self._epochs, epoch)
-        if at == len(self._epochs):
+        at = bisect_right(entries, epoch, key=itemgetter(0))
+        if at == len(entries):
             return UNDEFINED_EPOCH, UNDEFINED_OFFSET
-        return (self._epochs[at - 1] if at else epoch), self._starts[at]
+        return (entries[at - 1][0] if at else epoch), entries[at][1]
 
     def write(self) -> None:
-        lines = checkpoint_text(f"{epoch} {start}" for epoch, start in self.entries)
+        lines = checkpoint_text(f"{epoch} {start}" for epoch, start in self._entries)
         write_file(self.path, lines, sync=False)
         self.unsynced = True

@@ -20,7 +20,7 @@ from kafkad._native.producer_table import ProducerTable
 from kafkad._native.scan import replay_producers, scan_segment
 from kafkad.log import recovery
 from kafkad.log.checkpoints import (
-    read_partition_metadata,
+    partition_metadata_id,
     sync_directory,
     write_partition_metadata,
 )
@@ -111,7 +111,6 @@ class Log:
         "_config",
         "_flusher",
         "_jitter",
-        "_rules",
         "_snapshot_offset",
         "_waiting_watermark",
         "closed",
@@ -163,18 +162,21 @@ class Log:
                 log_start_offset = max(log_start_offset, values.log_start_offset)
                 high_watermark = max(high_watermark, values.high_watermark)
                 trusted = recovery.Trusted(values.log_end_offset, values.end_segment)
-        os.makedirs(directory, exist_ok=True)
-        files = recovery.list_files(directory)
-        kept_id = _kept_topic_id(directory) if files.metadata else None
+        try:
+            files = recovery.list_files(directory)
+        except FileNotFoundError:
+            os.makedirs(directory, exist_ok=True)
+            files = recovery.list_files(directory)
+        kept_id = None if files.metadata is None else _kept_topic_id(files.metadata, directory)
         if topic_id is not None and kept_id is not None and kept_id != topic_id:
             raise Malformed(f"{directory} belongs to another topic of that name (its id differs)")
         epochs_lost = False
         try:
-            epochs = LeaderEpochs.load(directory)
+            epochs = LeaderEpochs.read(directory, files.epochs)
         except Malformed as e:
             logger.warning("%s is made anew: %s", os.path.join(directory, LEADER_EPOCHS), e)
             epochs_lost = True
-            epochs = LeaderEpochs(os.path.join(directory, LEADER_EPOCHS))
+            epochs = LeaderEpochs(directory)
         native = Partition(topic, partition, topic_id or kept_id, directory, row, ProducerTable())
         self = cls(directory, native, epochs, config, scheduler, jitter, producer_expiration_ms, now_ms)
         if topic_id is not None and kept_id is None:
@@ -246,18 +248,9 @@ class Log:
 
     def _configure(self, config: "TopicConfig") -> None:
         self._config = config
-        rules: dict[str, Any] = {
-            "max_message_bytes": config.max_message_bytes,
-            "compression_type": CODECS[config.compression_type],
-            "log_append_time": config.message_timestamp_type == "LogAppendTime",
-            "before_max_ms": config.message_timestamp_before_max_ms,
-            "after_max_ms": config.message_timestamp_after_max_ms,
-            "compacted": "compact" in config.cleanup_policy,
-        }
-        self._rules = AppendRules(**rules)
         jitter_ms = int(self._jitter * min(config.segment_jitter_ms, config.segment_ms))
         self.native.configure(
-            **rules,
+            **_rules(config),
             segment_bytes=config.segment_bytes,
             segment_age_max_ms=config.segment_ms - jitter_ms,
             index_interval_bytes=config.index_interval_bytes,
@@ -378,7 +371,9 @@ class Log:
                 self._recall_producers()
                 continue
             assert not checked
-            batch, _ = validate_slow(batch, self._rules, now_ms, level=self._compression_level())
+            batch, _ = validate_slow(
+                batch, AppendRules(**_rules(self._config)), now_ms, level=self._compression_level()
+            )
             if memoryview(batch).readonly:
                 batch = bytearray(batch)
             if len(batch) < HEADER_SIZE:
@@ -866,6 +861,18 @@ class Log:
         self.native.set_directory(directory)
 
 
+def _rules(config: "TopicConfig") -> dict[str, Any]:
+    # of an append, as the native side calls them
+    return {
+        "max_message_bytes": config.max_message_bytes,
+        "compression_type": CODECS[config.compression_type],
+        "log_append_time": config.message_timestamp_type == "LogAppendTime",
+        "before_max_ms": config.message_timestamp_before_max_ms,
+        "after_max_ms": config.message_timestamp_after_max_ms,
+        "compacted": "compact" in config.cleanup_policy,
+    }
+
+
 def whole_batches(data: bytes) -> bytes:
     """`data` without the part of a batch that it may end in."""
     at = 0
@@ -881,9 +888,9 @@ def _leader_epoch(batch: bytes) -> int:
     return _SIZE.unpack_from(batch, 12)[0] if batch[16] >= 2 else -1
 
 
-def _kept_topic_id(directory: str) -> bytes | None:
+def _kept_topic_id(metadata: bytes, directory: str) -> bytes | None:
     try:
-        return read_partition_metadata(directory)
+        return partition_metadata_id(metadata, directory)
     except Malformed as e:
         logger.warning("%s", e)
         return None

@@ -23,6 +23,7 @@ import os
 import random
 import shutil
 import struct
+import sys
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -280,9 +281,11 @@ class LogDirs:
         config_for: Callable[[str], TopicConfig],
         known_topics: Mapping[str, bytes] | None = None,
         mine: Callable[[str, bytes, int], bool] | None = None,
+        workers: int = 1,
     ) -> None:
         """Opens every log that is ours: `mine(topic, topic id, index)`, None: all are. `known_topics`: name
-        -> id; a log of any other is a stray (None: there are none). Raises DirectoryTrouble."""
+        -> id; a log of any other is a stray (None: there are none). `workers`: so many do this at the same
+        time. Raises DirectoryTrouble."""
         now_ms, begun_ms = self.clock.now_ms(), self.clock.monotonic_ms()
         jobs: list[Callable[[], None]] = []
         unclean = False
@@ -299,7 +302,7 @@ class LogDirs:
                 if parsed is None or parsed[2] or parsed[0] == METADATA_TOPIC:
                     self._see_to(path, name, parsed)
                     continue
-                topic, index, _ = parsed
+                topic, index = sys.intern(parsed[0]), parsed[1]
                 if mine is not None:
                     if self._is_deleted(path, topic, index, known_topics or {}, mine):
                         logger.info("%s was deleted while its worker was away", path)
@@ -315,7 +318,7 @@ class LogDirs:
                 )
         if unclean and len(jobs) > 1:
             # The scans release the GIL, so threads pay; opening clean logs does not.
-            threads = min(os.cpu_count() or 1, max(2, self.config.num_recovery_threads_per_data_dir))
+            threads = self._recovery_threads(workers)
             with ThreadPoolExecutor(threads, thread_name_prefix="kafkad-recovery") as pool:
                 for result in [pool.submit(job) for job in jobs]:
                     result.result()
@@ -329,14 +332,22 @@ class LogDirs:
                 self.clock.monotonic_ms() - begun_ms,
                 sum(log.scanned_bytes for log in self.all()),
             )
-        if self.shared:
-            for directory in self._online():
-                ours = directory.logs_by_key
-                if not self.restarted:
-                    self._uncount(directory, -len(ours))
-                for offsets in directory.written.values():
-                    for key in [key for key in offsets if key not in ours]:
-                        del offsets[key]
+        for directory in self._online():
+            ours = directory.logs_by_key
+            if self.shared and not self.restarted:
+                self._uncount(directory, -len(ours))
+            for name, offsets in directory.written.items():
+                kept = {key: offsets.pop(key) for key in ours if key in offsets}  # by the keys of `ours`
+                directory.written[name] = kept if self.shared else kept | offsets
+
+    def _recovery_threads(self, workers: int) -> int:
+        """Our part of num.recovery.threads.per.data.dir. Where that is not given as many as there are cores,
+        which bind a scan when the page cache has the bytes; in each worker, since one may have more to scan
+        than another."""
+        if not self.config.is_given("num.recovery.threads.per.data.dir"):
+            return os.cpu_count() or 1
+        threads = self.config.num_recovery_threads_per_data_dir * len(self.directories())
+        return max(1, -(-threads // workers))
 
     def _see_to(self, path: str, name: str, parsed: tuple[str, int, str] | None) -> None:
         """What is no partition's, or not one's any more."""

@@ -35,6 +35,9 @@ def encode_snapshot(rows: list[ProducerRow]) -> bytes:
     return struct.pack(">hI", VERSION, checksum(body)) + body
 
 
+NO_PRODUCERS = encode_snapshot([])
+
+
 def decode_snapshot(data: bytes) -> list[ProducerRow]:
     """Raises Malformed."""
     if len(data) < _HEAD.size:

@@ -13,9 +13,9 @@ Beware: all of it runs in a loader's thread, before the partition has an owner l
 
 import logging
 import os
-import stat
 from dataclasses import dataclass, field
 
+from kafkad._native.listing import list_partition
 from kafkad._native.partition import Partition
 from kafkad._native.producer_table import ProducerTable
 from kafkad._native.scan import SegmentScan, replay_producers, scan_segment
@@ -33,7 +33,7 @@ from kafkad.log.filenames import (
     segment_file,
 )
 from kafkad.log.leader_epochs import LeaderEpochs
-from kafkad.log.producer_state import load_snapshot, write_snapshot
+from kafkad.log.producer_state import NO_PRODUCERS, load_snapshot, write_snapshot
 from kafkad.log.txn_index import AbortedTxn, read_txn_index, write_txn_index
 from kafkad.protocol.errors import Malformed
 
@@ -50,7 +50,9 @@ class Files:
     created_ms: dict[int, int] = field(default_factory=dict)  # its modification time
     indexes: dict[str, dict[int, int]] = field(default_factory=lambda: {INDEX: {}, TIME_INDEX: {}})
     snapshots: list[int] = field(default_factory=list)
-    metadata: bool = False
+    epochs: bytes | None = None  # leader-epoch-checkpoint
+    metadata: bytes | None = None  # partition.metadata
+    newest_snapshot: tuple[int, bytes | None] | None = None  # its offset and bytes, None where it is long
 
 
 @dataclass(slots=True)
@@ -85,30 +87,13 @@ def list_files(directory: str) -> Files:
 
 def _list(directory: str) -> Files | None:
     # None: there are files of an interrupted deletion, cleaning or swap.
-    files = Files()
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            name = entry.name
-            if name.endswith((DELETED, CLEANED, SWAP)):
-                return None
-            offset = offset_of(name)
-            if offset is None:
-                files.metadata = files.metadata or name == "partition.metadata"
-                continue
-            suffix = name[20:]
-            if suffix == SNAPSHOT:
-                files.snapshots.append(offset)
-                continue
-            status = entry.stat()
-            if not stat.S_ISREG(status.st_mode):
-                continue
-            if suffix == LOG:
-                files.sizes[offset] = status.st_size
-                files.created_ms[offset] = status.st_mtime_ns // 1_000_000
-            elif suffix in files.indexes:
-                files.indexes[suffix][offset] = status.st_size
-    files.snapshots.sort()
-    return files
+    found = list_partition(directory)
+    if found is None:
+        return None
+    sizes, created_ms, indexes, time_indexes, snapshots, epochs, metadata, newest = found
+    by_suffix = {INDEX: indexes, TIME_INDEX: time_indexes}
+    newest_snapshot = (snapshots[-1], newest) if snapshots else None
+    return Files(sizes, created_ms, by_suffix, snapshots, epochs, metadata, newest_snapshot)
 
 
 def _finish_swaps(directory: str) -> None:
@@ -255,7 +240,9 @@ class Loader:
             bases = [log_start_offset]
         self.native.set_end(end_offset)
         log_start_offset = max(log_start_offset, bases[0])
-        self.epochs.truncate_from_end(end_offset)
+        # An epoch that begins at the end had no records yet. After a clean stop it stays, for most often it
+        # goes on: else each start would write the files of all empty partitions twice.
+        self.epochs.truncate_from_end(end_offset + 1 if clean else end_offset)
         self.epochs.truncate_from_start(log_start_offset)
         snapshot = self._producers_at_end(files, bases, end_offset, clean)
         return Loaded(
@@ -440,7 +427,8 @@ class Loader:
         for offset in reversed([offset for offset in files.snapshots if offset <= not_after]):
             path = segment_file(self.directory, offset, SNAPSHOT)
             try:
-                load_snapshot(path, self.producers, self.now_ms, self.producer_expiration_ms)
+                if files.newest_snapshot != (offset, NO_PRODUCERS):
+                    load_snapshot(path, self.producers, self.now_ms, self.producer_expiration_ms)
                 return offset
             except (Malformed, FileNotFoundError) as e:
                 logger.warning("%s is left out: %s", path, e)

@@ -10,6 +10,7 @@ it came in, and records of an unknown type as their bytes: `records()` writes al
 Beware: the dicts of an image are shared with its descendants. Nobody writes into them.
 """
 
+import marshal
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -214,8 +215,34 @@ class MetadataImage:
             self.offset if offset is None else offset, self.epoch if epoch is None else epoch, timestamp_ms
         )
 
-    def records(self) -> Iterator[Any]:
-        """The records from which this image can be rebuilt, in the order of Kafka's snapshots."""
+    def pack_topics(self) -> bytes:
+        """All topics, for `unpack_topics` of another process of this broker. Thousands of partitions share a
+        few states: records, of which each is encoded and decoded by itself, take 50 times as long."""
+        numbers: dict[PartitionState, int] = {}
+        topics = [
+            (
+                topic.name,
+                topic.topic_id,
+                list(topic.partitions),
+                [numbers.setdefault(state, len(numbers)) for state in topic.partitions.values()],
+            )
+            for topic in self.topics.values()
+        ]
+        return marshal.dumps((list(map(tuple, numbers)), topics))
+
+    def unpack_topics(self, packed: bytes | memoryview) -> None:
+        """Into a new image that nobody else has seen."""
+        states, topics = marshal.loads(packed)
+        states = list(map(PartitionState._make, states))
+        self.topics = {
+            name: Topic(name, topic_id, dict(zip(indexes, map(states.__getitem__, numbers), strict=True)))
+            for name, topic_id, indexes, numbers in topics
+        }
+        self.topics_by_id = {topic.topic_id: topic for topic in self.topics.values()}
+
+    def records(self, *, topics: bool = True) -> Iterator[Any]:
+        """The records from which this image can be rebuilt, in the order of Kafka's snapshots; without
+        `topics` those that are no topic's or partition's."""
         level = self.metadata_version
         if level:
             yield messages.FeatureLevelRecord(name=METADATA_VERSION, feature_level=level)
@@ -224,7 +251,7 @@ class MetadataImage:
                 yield messages.FeatureLevelRecord(name=name, feature_level=other)
         yield from map(broker_record, self.brokers.values())
         yield from map(controller_record, self.controllers.values())
-        for topic in self.topics.values():
+        for topic in self.topics.values() if topics else ():
             yield messages.TopicRecord(name=topic.name, topic_id=topic.topic_id)
             for index, state in topic.partitions.items():
                 yield partition_record(topic.topic_id, index, state)

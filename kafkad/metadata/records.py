@@ -13,7 +13,8 @@ that every broker the cluster may still have can read it.
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from struct import Struct
+from typing import Any, Final, NamedTuple
 
 from kafkad.metadata.features import (
     CORDONED_LOG_DIRS,
@@ -37,6 +38,39 @@ class UnknownRecord:
 
     kind: int
     value: bytes
+
+
+class PartitionLike(NamedTuple):
+    """A PartitionRecord that differs from another in these two fields only."""
+
+    topic_id: bytes
+    partition_id: int
+    other: Any
+
+
+class Decoder:
+    """`decode_record` for the records of a whole log or snapshot. Most of its partitions differ in index and
+    topic alone, which stand at the front: what comes behind is decoded once."""
+
+    def __init__(self) -> None:
+        self._partitions: dict[bytes, Any] = {}  # by version and what stands behind the topic id
+
+    def decode(self, value: bytes) -> Any:
+        """Raises Malformed."""
+        if not value.startswith(_PARTITION):
+            return decode_record(value)
+        kind = value[2:3] + value[_PARTITION_REST:]
+        other = self._partitions.get(kind)
+        if other is None:
+            other = self._partitions[kind] = decode_record(value)
+            return other
+        index, topic_id = _PARTITION_HEAD.unpack_from(value, 3)
+        return PartitionLike(topic_id, index, other)
+
+
+_PARTITION: Final = bytes([FRAME_VERSION, messages.PartitionRecord.RECORD_TYPE])
+_PARTITION_HEAD: Final = Struct(">i16s")  # index, topic id
+_PARTITION_REST: Final = 3 + _PARTITION_HEAD.size
 
 
 def encode_record(record: Any, metadata_version: int) -> bytes:

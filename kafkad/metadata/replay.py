@@ -24,7 +24,7 @@ from kafkad.metadata.image import (
     PartitionState,
     Topic,
 )
-from kafkad.metadata.records import UnknownRecord
+from kafkad.metadata.records import PartitionLike, UnknownRecord
 from kafkad.protocol import messages
 from kafkad.protocol.errors import Malformed
 
@@ -76,6 +76,8 @@ class Replay:
         self._shared: dict[
             Any, Any
         ] = {}  # equal tuples are kept once: 10,000 partitions name the same replicas
+        self._states: dict[PartitionState, PartitionState] = {}  # the same of partitions
+        self._copied: dict[int, tuple[Any, PartitionState]] = {}  # by the id of a record that others are like
         self._delta = Delta()
 
     def apply(self, record: Any) -> None:
@@ -226,8 +228,17 @@ class Replay:
             self._delta.topics_deleted.append(topic)
 
     def _partition(self, record: Any) -> None:
+        self._topic_to_change(record.topic_id).partitions[record.partition_id] = self._state_of(record)
+
+    def _partition_like(self, record: PartitionLike) -> None:
+        known = self._copied.get(id(record.other))
+        if known is None:
+            known = self._copied[id(record.other)] = record.other, self._state_of(record.other)
+        self._topic_to_change(record.topic_id).partitions[record.partition_id] = known[1]
+
+    def _state_of(self, record: Any) -> PartitionState:
         replicas = self._share(record.replicas)
-        self._topic_to_change(record.topic_id).partitions[record.partition_id] = PartitionState(
+        state = PartitionState(
             leader=record.leader,
             leader_epoch=record.leader_epoch,
             replicas=replicas,
@@ -240,6 +251,7 @@ class Replay:
             elr=self._share(record.eligible_leader_replicas or ()),
             last_known_elr=self._share(record.last_known_elr or ()),
         )
+        return self._states.setdefault(state, state)
 
     def _partition_change(self, record: Any) -> None:
         """Kafka: PartitionRegistration.merge. A leader named, even the same, raises the leader epoch."""
@@ -402,6 +414,7 @@ _HANDLERS: Final[dict[Any, Callable[[Replay, Any], None]]] = {
     messages.RemoveDelegationTokenRecord: Replay._remove_token,
     messages.RegisterControllerRecord: Replay._register_controller,
     messages.ClearElrRecord: Replay._clear_elr,
+    PartitionLike: Replay._partition_like,
     UnknownRecord: Replay._unknown,
 }
 

@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 from kafkad.metadata import features
 from kafkad.metadata.image import MetadataImage
-from kafkad.metadata.records import decode_record, encode_record
+from kafkad.metadata.records import Decoder, encode_record
 from kafkad.metadata.replay import Delta, Loader, ReplayError
 from kafkad.metadata.uuids import uuid_text
 from kafkad.protocol import errors, messages
@@ -146,6 +146,7 @@ class SingleVoter:
         self._endpoints = dict(endpoints or {})
         self._min_insync_replicas = min_insync_replicas
         self._loader = Loader(self.image)
+        self._decoder = Decoder()
         self._kraft_version = 0
         self._voters: tuple[Voter, ...] = ()
         self._voters_offset = -1  # -1: no voters in the log itself
@@ -188,6 +189,7 @@ class SingleVoter:
         self._last_snapshot = snapshot
         last_epoch = self._replay_log(snapshot[0] if snapshot is not None else 0)
         self.image, _ = self._loader.finish()
+        self._decoder = Decoder()  # what the old one remembers is not needed any more
         self.image.kraft_version = self._kraft_version  # nobody else has seen this image yet
         trouble = features.unsupported(self.image.features)
         if trouble is not None:
@@ -214,7 +216,7 @@ class SingleVoter:
                 self._files.delete_snapshot(snapshot)
                 continue
             try:
-                content = read_snapshot(self._files.read_snapshot(snapshot))
+                content = read_snapshot(self._files.read_snapshot(snapshot), self._decoder.decode)
                 loader = Loader(self.image)
                 loader.feed(
                     content.records,
@@ -265,7 +267,8 @@ class SingleVoter:
             "timestamp_ms": batch.max_timestamp,
         }
         if not batch.is_control:
-            self._loader.feed([decode_record(record.value or b"") for record in batch.records()], **place)
+            decode = self._decoder.decode
+            self._loader.feed([decode(record.value or b"") for record in batch.records()], **place)
             return
         self._loader.skip(**place)
         for message in read_control(batch):

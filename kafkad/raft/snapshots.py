@@ -12,7 +12,7 @@ A snapshot is used whole or not at all: a missing footer, a wrong CRC or a recor
 corrupt.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from kafkad.metadata.records import decode_record
@@ -57,7 +57,7 @@ def build_snapshot(
     yield control_batch([messages.SnapshotFooterRecord()], base_offset=offset, epoch=epoch, now_ms=now_ms)
 
 
-def read_snapshot(content: bytes) -> Snapshot:
+def read_snapshot(content: bytes, decode: Callable[[bytes], Any] = decode_record) -> Snapshot:
     """Raises Malformed: the snapshot is not whole."""
     header: Any = None
     footer = False
@@ -75,7 +75,7 @@ def read_snapshot(content: bytes) -> Snapshot:
             for record in batch.records():
                 if record.value is None:
                     raise Malformed("the snapshot has a record without a value")
-                records.append(decode_record(record.value))
+                records.append(decode(record.value))
             continue
         for message in read_control(batch):
             kind = type(message)

@@ -54,6 +54,7 @@ class Partitions:
         self.on_opened: Callable[[Any], None] | None = None  # (log), when it is led and in the table
         self.on_dropped: Callable[[str, int, bytes], None] | None = None  # (topic, index, topic id), at once
         self.config = config  # config.BrokerConfig
+        self._configs: dict[frozenset[tuple[str, str]], TopicConfig] = {}  # by their own values
         self.log_dirs = log_dirs
         self.table = table  # _native.partition_table.PartitionTable
         self._logs: dict[tuple[str, int], Any] = {}
@@ -108,7 +109,13 @@ class Partitions:
     # -- following the image -------------------------------------------------------------------------------
 
     def topic_config(self, image: Any, topic: str) -> TopicConfig:
-        return TopicConfig.resolve(self.config, image.configs.get((TOPIC, topic), {}))
+        """One object for all topics that have the same values of their own."""
+        overrides = image.configs.get((TOPIC, topic))
+        key = frozenset(overrides.items()) if overrides else frozenset()
+        config = self._configs.get(key)
+        if config is None:
+            config = self._configs[key] = TopicConfig.resolve(self.config, overrides or {})
+        return config
 
     def apply(self, image: Any) -> None:
         """Bring all partitions in line with `image`: at the start, when everything may have changed."""
@@ -156,6 +163,7 @@ class Partitions:
     def update_defaults(self, config: Any) -> None:
         """The broker's own configuration changed: every log's effective configuration may have."""
         self.config = config
+        self._configs.clear()
         for topic in self._image.topics.values():
             resolved = self.topic_config(self._image, topic.name)
             for index in topic.partitions:
@@ -169,14 +177,14 @@ class Partitions:
             if self.broker_id not in state.replicas or (topic.name, index) in self._absent:
                 continue
             if not self.mine(topic.name, topic.topic_id, index):
-                self._ensure_reader(topic, index, self._is_absent(state, new))
+                self._ensure_reader(topic, index, state, new)
                 continue
             log = self._logs.get((topic.name, index))
             opened = log is None
             if log is None:
                 if config is None:
                     config = self.topic_config(image, topic.name)
-                log = self._open(topic, index, config, self._is_absent(state, new))
+                log = self._open(topic, index, config, state, new)
                 if log is None:
                     continue
             if state.leader == self.broker_id:
@@ -192,13 +200,13 @@ class Partitions:
             return not new and any(each.offline for each in self.log_dirs.directories())
         return directory not in self.log_dirs.directory_ids()
 
-    def _open(self, topic: Any, index: int, config: TopicConfig, absent: bool) -> Any | None:
+    def _open(self, topic: Any, index: int, config: TopicConfig, state: Any, new: bool) -> Any | None:
         log = self.log_dirs.get(topic.name, index)
         if log is not None and log.topic_id != topic.topic_id:
             # Loading moves strangers away, and deletions come before creations: delete nothing on a guess.
             logger.error("%s belongs to another topic of that name and is left alone", log.directory)
             return None
-        if log is None and absent:
+        if log is None and self._is_absent(state, new):
             logger.error("the log directory of %s-%d is not there", topic.name, index)
             self._absent.add((topic.name, index))
             stand_in = self.log_dirs.stand_in(topic.name, index, topic.topic_id)
@@ -213,7 +221,7 @@ class Partitions:
             except (OSError, KafkaError) as trouble:
                 logger.error("partition %s-%d could not be created: %s", topic.name, index, trouble)
                 return None
-        else:
+        elif log.config is not config:
             log.update_config(config)
         self._logs[topic.name, index] = log
         self.table.add(log.native, topic.name, topic.topic_id)
@@ -275,18 +283,18 @@ class Partitions:
         if reader is not None and reader[0] == topic_id:
             self._drop_reader(topic, index)
 
-    def _ensure_reader(self, topic: Any, index: int, absent: bool = False) -> None:
+    def _ensure_reader(self, topic: Any, index: int, state: Any = None, new: bool = False) -> None:
         key = topic.name, index
         told = self._announced.get((topic.topic_id, index))
-        if told is not None and self.log_dirs.is_offline(told.directory):
-            told, absent = None, True
-        if told is not None:
+        absent = told is not None and self.log_dirs.is_offline(told.directory)
+        if told is not None and not absent:
             if self._readers.get(key) == (topic.topic_id, told):
                 return
             slot = self.log_dirs.table.row(told.row)
             reader = Partition.reader(topic.name, index, topic.topic_id, told.directory, slot, told.owner)
             ReaderLog(reader, told.directory)
-        elif absent and key not in self._readers:
+        elif (absent or (state is not None and self._is_absent(state, new))) and key not in self._readers:
+            told = None
             reader = self.log_dirs.stand_in(topic.name, index, topic.topic_id)
         else:
             return

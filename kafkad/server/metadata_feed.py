@@ -47,7 +47,8 @@ KEPT_BYTES = 4 << 20  # of changes, for those who connect again
 ANNOUNCED_AT_ONCE = 2000  # partitions in one message
 
 FROM_NOTHING = -2  # the whole image; an empty one has offset -1
-CHANGE_HEADER = struct.Struct("<qqiqhI")  # previous offset, offset, epoch, timestamp, kraft version, records
+# previous offset, offset, epoch, timestamp, kraft version, count of records, bytes of packed topics
+CHANGE_HEADER = struct.Struct("<qqiqhII")
 SIZE = struct.Struct("<I")
 OFFSET = struct.Struct("<q")
 
@@ -89,38 +90,47 @@ class Change(NamedTuple):
     timestamp_ms: int
     kraft_version: int
     records: list[Any]
+    topics: bytes | memoryview  # packed, of a whole image
 
 
-def encode_change(previous: int, image: MetadataImage, records: Iterable[Any]) -> bytes:
+def encode_change(previous: int, image: MetadataImage, records: Iterable[Any], topics: bytes = b"") -> bytes:
     """`records` led from the image at `previous` to this one."""
     level = image.metadata_version
     encoded = [encode_record(record, level) for record in records]
     header = CHANGE_HEADER.pack(
-        previous, image.offset, image.epoch, image.timestamp_ms, image.kraft_version, len(encoded)
+        previous,
+        image.offset,
+        image.epoch,
+        image.timestamp_ms,
+        image.kraft_version,
+        len(encoded),
+        len(topics),
     )
-    return header + b"".join(SIZE.pack(len(each)) + each for each in encoded)
+    return b"".join([header, *(SIZE.pack(len(each)) + each for each in encoded), topics])
 
 
 def encode_image(image: MetadataImage) -> bytes:
-    return encode_change(FROM_NOTHING, image, image.records())
+    return encode_change(FROM_NOTHING, image, image.records(topics=False), image.pack_topics())
 
 
 def decode_change(content: bytes | memoryview) -> Change:
-    previous, offset, epoch, timestamp_ms, kraft_version, count = CHANGE_HEADER.unpack_from(content)
+    header = CHANGE_HEADER.unpack_from(content)
+    previous, offset, epoch, timestamp_ms, kraft_version, count, topics_size = header
     view, position, records = memoryview(content), CHANGE_HEADER.size, []
     for _ in range(count):
         (size,) = SIZE.unpack_from(view, position)
         position += SIZE.size
         records.append(decode_record(view[position : position + size]))
         position += size
-    assert position == len(view)
-    return Change(previous, offset, epoch, timestamp_ms, kraft_version, records)
+    assert position + topics_size == len(view)
+    return Change(previous, offset, epoch, timestamp_ms, kraft_version, records, view[position:])
 
 
 def image_of(change: Change, empty: MetadataImage) -> MetadataImage:
     """The whole image that `encode_image` has sent; `empty` knows cluster id and controller."""
     assert change.previous == FROM_NOTHING
     image, _ = apply_change(change, empty)
+    image.unpack_topics(change.topics)
     image.kraft_version = change.kraft_version
     return image
 

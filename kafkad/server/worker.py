@@ -21,6 +21,7 @@ Beware: a start that fails half-way stops what it started and leaves no clean-sh
 """
 
 import asyncio
+import gc
 import logging
 import random
 import uuid
@@ -121,6 +122,7 @@ class Worker:
     def start(self) -> None:
         """Everything up to accepting connections; of several workers, each does that when it has joined the
         others. Raises what server.lifecycle turns into one sentence."""
+        gc.disable()  # what a start makes stays, and is much to look through again and again
         try:
             self._open_directories()
             self._bind()
@@ -141,6 +143,7 @@ class Worker:
                 self._accept()
             self._begin_background()
         except BaseException:
+            gc.enable()
             self._unwind(clean=False)
             raise
 
@@ -234,7 +237,7 @@ class Worker:
         def mine(topic: str, topic_id: bytes, index: int) -> bool:
             return owner_of(topic_id, index, self.count) == self.me
 
-        self.log_dirs.load(config_for, known_topics(image), None if self.place is None else mine)
+        self.log_dirs.load(config_for, known_topics(image), None if self.place is None else mine, self.count)
 
     def _register(self) -> None:
         if self.peers is not None:
@@ -372,6 +375,8 @@ class Worker:
             self.peers.on_down(self.reactor.peer_lost)
 
     def _accept(self) -> None:
+        gc.freeze()
+        gc.enable()
         for socket, name in self._sockets:
             self.reactor.add_listener(socket.fileno(), name)
 

@@ -233,6 +233,25 @@ def test_high_watermark_and_log_start_come_back(tmp_path):
     assert world.log.high_watermark == 6
 
 
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_clean_restart_under_the_same_epoch_writes_no_file(tmp_path, count):
+    world = LogWorld(tmp_path, epoch=4)
+    for _ in range(count):
+        world.append()
+    world.restart()
+    before = {path: path.stat() for path in world.directory.iterdir()}
+    world.restart()
+    world.restart()
+    assert world.log.epochs == [(4, 0)]
+    after = {path: path.stat() for path in world.directory.iterdir()}
+    assert after.keys() == before.keys()
+    for path, status in after.items():
+        assert (status.st_ino, status.st_mtime_ns) == (before[path].st_ino, before[path].st_mtime_ns), path
+    world.epoch = 6
+    world.restart()
+    assert world.log.epochs == ([(4, 0), (6, 3)] if count else [(6, 0)])
+
+
 def test_the_topic_id_is_kept_and_guards_the_directory(tmp_path):
     world = LogWorld(tmp_path)
     assert read_partition_metadata(str(world.directory)) == TOPIC_ID

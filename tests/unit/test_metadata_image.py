@@ -4,7 +4,7 @@ import pytest
 
 from kafkad.metadata import features
 from kafkad.metadata.image import DIRECTORY_MIGRATING, MetadataImage, PartitionState
-from kafkad.metadata.records import UnknownRecord, decode_record, encode_record, record_version
+from kafkad.metadata.records import Decoder, UnknownRecord, decode_record, encode_record, record_version
 from kafkad.metadata.replay import Loader, ReplayError
 from kafkad.protocol import messages
 from kafkad.protocol.errors import Malformed
@@ -269,3 +269,49 @@ def test_levels_above_our_own_are_named():
     assert "metadata.version at level 31" in (features.unsupported({"metadata.version": 31}) or "")
     assert "new.feature" in (features.unsupported({"new.feature": 1}) or "")
     assert next(iter(features.fresh_levels().items())) == ("metadata.version", 30)
+
+
+def test_partitions_that_are_alike_are_decoded_once_and_replayed_as_if_each_were():
+    old = [{}, {"isr": [], "leader": -1}, {"leader_epoch": 7, "partition_epoch": 9}]
+    placed = [*old, {"directories": [T1]}]
+    latest = [*placed, {"eligible_leader_replicas": [1], "isr": []}]
+    for states, none, level in ((old, {"directories": []}, 7), (placed, {}, 20), (latest, {}, LEVEL)):
+        count = len(states)
+        records = [topic(), topic("ferries", T2)]
+        records += [partition(index, T1, **none | states[index * 7 % count]) for index in range(300)]
+        records += [partition(index, T2, **none | states[index // 3 % count]) for index in range(300)]
+        values = [encode_record(record, level) for record in records]
+        assert {decode_record(value).RECORD_TYPE for value in values} == {2, 3}
+        decoder = Decoder()
+        quick = image_of(*map(decoder.decode, values))
+        assert list(quick.records()) == list(image_of(*map(decode_record, values)).records())
+        assert len({id(state) for each in quick.topics.values() for state in each.partitions.values()}) <= 5
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 6, 22, 23, 24, 30])
+def test_a_partition_that_is_cut_short_is_malformed_also_when_others_were_read(size):
+    decoder = Decoder()
+    value = encode_record(partition(), LEVEL)
+    decoder.decode(value)
+    decoder.decode(value)
+    with pytest.raises(Malformed):
+        decoder.decode(value[:size])
+    with pytest.raises(Malformed):
+        decoder.decode(value + b"x")
+    with pytest.raises(Malformed):
+        decoder.decode(value[:2] + b"\x07" + value[3:])
+
+
+def test_packed_topics_are_the_same_topics():
+    image = image_of(
+        topic(), topic("ferries", T2), topic("empty", DIR),
+        *(partition(index, isr=[1] if index % 3 else []) for index in range(50)), partition(3, T2),
+    )  # fmt: skip
+    other = MetadataImage()
+    other.unpack_topics(memoryview(image.pack_topics()))
+    assert other.topics == image.topics
+    assert list(other.topics) == list(image.topics)
+    assert all(other.topics_by_id[each.topic_id] is each for each in other.topics.values())
+    state = other.topics["flights"].partitions[0]
+    assert type(state) is PartitionState
+    assert state == image.topics["flights"].partitions[0]

@@ -291,7 +291,9 @@ class Partitions:
         else:
             return
         if key in self._readers:
+            before = self.table.get(topic.name, index)
             self.table.replace(topic.name, index, reader)
+            before.close_files()
         else:
             self.table.add(reader, topic.name, topic.topic_id)
         self._readers[key] = topic.topic_id, told
@@ -301,8 +303,12 @@ class Partitions:
         for (name, index), (topic_id, told) in list(self._readers.items()):
             if told is not None and self.log_dirs.is_offline(told.directory):
                 self._readers[name, index] = topic_id, None
+                reader = self.table.get(name, index)
                 self.table.replace(name, index, self.log_dirs.stand_in(name, index, topic_id))
+                reader.close_files()
 
     def _drop_reader(self, name: str, index: int) -> None:
         del self._readers[name, index]
+        reader = self.table.get(name, index)
         self.table.remove(name, index)
+        reader.close_files()  # it may live on for long, and what it has open takes room on the disk

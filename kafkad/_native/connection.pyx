@@ -704,6 +704,10 @@ cdef class Connection:
         slot.size = 4
         for piece in pieces:
             PyObject_GetBuffer(piece, &view, PyBUF_SIMPLE)
+            if slot.size + <size_t>view.len >= <size_t>1 << 30:     # clients can ask for that much, and get none of it
+                PyBuffer_Release(&view)
+                conn_close(self.conn, "an answer of more than 1 GiB")
+                return
             memcpy(slot_extend(slot, <size_t>view.len), view.buf, <size_t>view.len)
             PyBuffer_Release(&view)
         slot_finish(slot)

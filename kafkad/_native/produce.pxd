@@ -54,6 +54,7 @@ cdef struct HeldProduce:            # a request that waits for outcomes which ot
     PyObject* producing
     Slot* slot                      # NULL: answered, or its connection is closed
     uint8_t* frame                  # the buffer it stands in, retained: owners append from it, and topics' names are there
+    int64_t size                    # of itself and of the messages about it, which count as buffered
     uint32_t outcomes_left
     Request request                 # its arrays follow this struct
 

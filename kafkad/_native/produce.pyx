@@ -66,6 +66,7 @@ cdef enum:
     # An owner has so long however short the request's timeout is: that one is for replication, and an append of our own
     # is not bound by it either.
     OWNER_MS_MIN = 1000
+    PART_SENT = 256 + 32                # a mailbox.Mail and a forwarding.Flight
 
 log = logging.getLogger("kafkad.produce")
 
@@ -498,6 +499,8 @@ cdef HeldProduce* held_new(Producing self, const Request* request) noexcept nogi
     held.frame = self.core.serving
     buffer_retain(held.frame)
     held.outcomes_left = 0
+    held.size = <int64_t>(sizeof(HeldProduce) + topics + parts + outcomes + request.part_count * PART_SENT)
+    self.core.stats.buffered_bytes += held.size
     held.request.topics = <TopicParts*>at
     held.request.parts = <Part*>(at + topics)
     held.request.outcomes = <Outcome*>(at + topics + parts)
@@ -505,7 +508,9 @@ cdef HeldProduce* held_new(Producing self, const Request* request) noexcept nogi
 
 
 cdef void held_free(HeldProduce* held) noexcept nogil:
-    buffer_release((<Producing>held.producing).core, held.frame)
+    cdef Core* core = (<Producing>held.producing).core
+    core.stats.buffered_bytes -= held.size
+    buffer_release(core, held.frame)
     free(held)
 
 

@@ -42,6 +42,7 @@ from kafkad.config.dynamic import (
 )
 from kafkad.config.group import GROUP_KEYS, group_values
 from kafkad.config.topic import TOPIC_KEYS, topic_values
+from kafkad.controller.topics import invalid_name
 from kafkad.metadata.features import CORDONED_LOG_DIRS
 from kafkad.metadata.image import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC, MetadataImage
 from kafkad.protocol import messages
@@ -79,7 +80,6 @@ TYPES: Final = {
 }
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
-_TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 Synonym = tuple[str, str | None, int]  # key, value, source
 
@@ -130,7 +130,8 @@ def describe(
     wanted: Callable[[str], bool] = (lambda key: True) if not only else set(only).__contains__
     own = image.configs.get((kind, name), {})
     if kind == TOPIC:
-        check_topic_name(name)
+        if (reason := invalid_name(name)) is not None:
+            raise KafkaError(INVALID_TOPIC_EXCEPTION, reason)
         if name not in image.topics:
             raise KafkaError(UNKNOWN_TOPIC_OR_PARTITION, None)
         values = topic_values(config, own)
@@ -435,21 +436,6 @@ def _check_broker_id(config: BrokerConfig, name: str, expected: str, what: str =
     if int(name) != config.node_id:
         reason = f"Unexpected broker id, expected {expected} but received {name}"
         raise KafkaError(INVALID_REQUEST, reason)
-
-
-def check_topic_name(name: str) -> None:
-    """Kafka's rules of topic names (Topic.validate). Raises KafkaError(INVALID_TOPIC_EXCEPTION)."""
-    if not name:
-        reason = "the empty string is not allowed"
-    elif name in (".", ".."):
-        reason = f"'{name}' is not allowed"
-    elif len(name) > 249:
-        reason = f"the length of '{name}' is longer than the max allowed length 249"
-    elif not _TOPIC_NAME.fullmatch(name):
-        reason = f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
-    else:
-        return
-    raise KafkaError(INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {reason}")
 
 
 # --- ListConfigResources ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import logging
 import os
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from kafkad._native.batch import AppendRules
@@ -329,8 +330,14 @@ class Log:
     # -- leading ---------------------------------------------------------------------------------------------
 
     def set_leader_epoch(self, epoch: int) -> None:
-        """This broker leads the partition from LEO on under `epoch`: appends and reads are served."""
-        self.leader_epochs.assign(epoch, self.end_offset)
+        """This broker leads the partition from LEO on under `epoch`: appends and reads are served. Raises
+        KafkaError; then it does not."""
+        try:
+            self.leader_epochs.assign(epoch, self.end_offset)
+        except OSError as e:
+            with suppress(OSError):
+                self.leader_epochs.truncate_from_end(self.end_offset)  # as if it had not been said
+            raise self._refused(e) from e
         self.native.lead(epoch)
         if self.end_offset - self.native.flushed_offset >= self._config.flush_messages:
             self.request_flush()

@@ -64,6 +64,7 @@ class Partitions:
         # other workers' partitions that are in the table, a stand-in where the directory is not there
         self._readers: dict[tuple[str, int], tuple[bytes, Announced | None]] = {}
         self._occupied: set[tuple[str, int]] = set()  # to be created when the name is free
+        self._unled: set[tuple[str, int]] = set()  # open, but the disk did not let us lead them
         self._tries = 0  # how often it was tried
         log_dirs.on_readers_offline = self._readers_offline
 
@@ -187,10 +188,26 @@ class Partitions:
                 log = self._open(topic, index, config, state, new)
                 if log is None:
                     continue
-            if state.leader == self.broker_id:
-                log.set_leader_epoch(state.leader_epoch)
+            opened = opened or (topic.name, index) in self._unled
+            if state.leader == self.broker_id and not self._lead(log, state.leader_epoch):
+                continue
             if opened and self.on_opened is not None:
                 self.on_opened(log)
+
+    def _lead(self, log: Any, epoch: int) -> bool:
+        """A full disk may not let us; it is tried again."""
+        key = log.topic, log.partition
+        try:
+            log.set_leader_epoch(epoch)
+        except KafkaError as trouble:
+            logger.error("partition %s-%d cannot be led: %s", *key, trouble)
+            self._unled.add(key)
+            if not log.closed:
+                log.resign(errors.KAFKA_STORAGE_ERROR)
+                self._wait_for_name(*key)
+            return False
+        self._unled.discard(key)
+        return True
 
     def _is_absent(self, state: Any, new: bool) -> bool:
         """Whether a partition that has no log here has one in a directory that is not there. Without an
@@ -229,16 +246,18 @@ class Partitions:
 
     def _drop(self, name: str, index: int) -> None:
         log = self._logs.pop((name, index))
+        self._unled.discard((name, index))
         self.table.remove(name, index)
         if self.on_dropped is not None:
             self.on_dropped(name, index, log.topic_id)
         self.log_dirs.delete(name, index)
         logger.info("partition %s-%d deleted from %s", name, index, log.directory)
 
-    # -- a name that is not free yet -----------------------------------------------------------------------
+    # -- what has to wait ----------------------------------------------------------------------------------
 
     def _wait_for_name(self, topic: str, index: int) -> None:
-        # The worker that owned a deleted topic of that name has yet to hear of it, or to come back.
+        # The worker that owned a deleted topic of that name has yet to hear of it, or to come back; or the
+        # disk is full.
         self._occupied.add((topic, index))
         if self._tries == 0:
             self._try_again_later()
@@ -247,7 +266,8 @@ class Partitions:
         delay_ms = OCCUPIED_MS[min(self._tries, len(OCCUPIED_MS) - 1)]
         self._tries += 1
         if self._tries == len(OCCUPIED_MS):
-            logger.warning("old directories of %s are still there", sorted(self._occupied)[:10])
+            waiting = sorted(self._occupied)[:10]
+            logger.warning("old directories of %s are still there, or their disk is full", waiting)
         self.log_dirs.scheduler.call_later(delay_ms, self._try_again)
 
     def _try_again(self) -> None:
@@ -299,7 +319,9 @@ class Partitions:
         else:
             return
         if key in self._readers:
+            before = self.table.get(topic.name, index)
             self.table.replace(topic.name, index, reader)
+            before.close_files()
         else:
             self.table.add(reader, topic.name, topic.topic_id)
         self._readers[key] = topic.topic_id, told
@@ -309,8 +331,12 @@ class Partitions:
         for (name, index), (topic_id, told) in list(self._readers.items()):
             if told is not None and self.log_dirs.is_offline(told.directory):
                 self._readers[name, index] = topic_id, None
+                reader = self.table.get(name, index)
                 self.table.replace(name, index, self.log_dirs.stand_in(name, index, topic_id))
+                reader.close_files()
 
     def _drop_reader(self, name: str, index: int) -> None:
         del self._readers[name, index]
+        reader = self.table.get(name, index)
         self.table.remove(name, index)
+        reader.close_files()  # it may live on for long, and what it has open takes room on the disk

@@ -1,11 +1,15 @@
 """Produce across workers where something has run out, or is another's by now."""
 
+import select
+import struct
+import threading
+
 import pytest
 import workers_world
 from reactor_world import batch, produce
 from workers_world import Workers
 
-from kafkad.protocol import errors
+from kafkad.protocol import codec, errors, messages
 
 
 def fill_arena(worker):
@@ -60,3 +64,39 @@ def test_a_row_that_is_another_partitions_of_that_topic_by_now_is_not_appended_t
     answer = workers.connect(0).ask(produce("t", {1: batch()}), 9).responses[0].partition_responses[0]
     assert answer.error_code == errors.NOT_LEADER_OR_FOLLOWER
     assert workers.ask(1, "end_offset", "t", 0) == 0
+
+
+def test_many_small_batches_for_an_owner_that_stalls_cost_no_more_memory_than_there_may_be(tmp_path):
+    """What is known of each of them is larger than itself."""
+    bytes_max, parts = 8 << 20, 1000
+    workers = Workers(2, tmp_path, buffered_bytes_max=bytes_max)
+    try:
+        workers.partition("t", 0, 1)
+        client = workers.connect(0)
+        workers.stop(1)
+        data = messages.ProduceRequest.TopicData
+        many = [data.PartitionData(index=0, records=bytes(batch(1, 1)))] * parts
+        request = messages.ProduceRequest(
+            acks=1, timeout_ms=30_000, topic_data=[data(name="t", partition_data=many)]
+        )
+        frame = codec.encode_request(request, 9, 1, "test")
+        frames = memoryview((struct.pack(">i", len(frame)) + frame) * 100)
+        client.socket.setblocking(False)
+        while frames and select.select([], [client.socket], [], 1)[1]:
+            frames = frames[client.socket.send(frames) :]
+        assert frames, "it has taken all of them"
+        assert workers.ask(0, "stats")["mail_out"] <= bytes_max // 256 + parts
+        workers.go(1)
+        client.socket.settimeout(30)
+        rest = threading.Thread(target=client.send, args=[frames])
+        rest.start()
+        for _ in range(100):
+            assert (
+                client.receive(messages.ProduceResponse, 9).responses[0].partition_responses[0].error_code
+                == 0
+            )
+        rest.join()
+        assert workers.ask(1, "end_offset", "t", 0) == 100 * parts
+        workers.ask_until(0, "stats", want=lambda stats: stats["buffered_bytes"] == 0)
+    finally:
+        workers.close()

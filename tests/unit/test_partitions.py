@@ -1,9 +1,12 @@
 """The metadata image turned into logs: real logs in real directories, and the table of the data plane."""
 
+import errno
+
 import pytest
 
 from kafkad._native.partition_table import PartitionTable
 from kafkad.config.broker import BrokerConfig
+from kafkad.log import leader_epochs
 from kafkad.metadata.image import MetadataImage
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -155,3 +158,24 @@ def test_a_partition_on_a_failed_directory_is_a_storage_error(tmp_path):
         lost.append_client(batch(1), 1_000)
     assert refused.value.code == errors.KAFKA_STORAGE_ERROR
     assert world.partitions.get("t", 1).append_client(batch(1), 1_000).base_offset == 0
+
+
+def test_a_partition_that_a_full_disk_does_not_let_us_lead_is_led_when_there_is_room(world, monkeypatch):
+    write_file, opened = leader_epochs.write_file, []
+
+    def full(path, data, **how):
+        if "/t-1/" in path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_file(path, data, **how)
+
+    monkeypatch.setattr(leader_epochs, "write_file", full)
+    world.partitions.on_opened = lambda log: opened.append(log.partition)
+    world.commit(*topic("t", partitions=3))
+    assert opened == [0, 2]
+    for index, code in ((0, 0), (1, errors.KAFKA_STORAGE_ERROR), (2, 0)):
+        assert world.table.get("t", index).try_append(batch(1), 1_000)[0] == code
+    monkeypatch.setattr(leader_epochs, "write_file", write_file)
+    world.disks.scheduler.run(1_000)
+    assert world.table.get("t", 1).try_append(batch(1), 1_000)[0] == 0
+    assert world.partitions.get("t", 1).epochs == [(0, 0)]
+    assert opened == [0, 2, 1]

@@ -9,6 +9,7 @@ killed when all of us were stopped, as in a suspended machine or a paused contai
 A look at a worker that waits for a disk, or that a debugger holds, says nothing."""
 
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 
 HANG_S = 30.0  # a loop that stands for so long serves nobody; every wait of its own is shorter by far
@@ -34,12 +35,12 @@ class Heartbeats:
         """A new life, or one that is not looked at: its silence until now is not counted."""
         self._still[k] = 0
 
-    def look(self, k: int, state: str) -> int:
+    def look(self, k: int, state: Callable[[], str]) -> int:
         """How many looks in a row have found worker k in silence; LOOKS and more: it hangs."""
         beats = self._beats[k]
         if beats != self._seen[k]:
             self._seen[k], self._still[k] = beats, 0
-        elif state not in EXCUSED:
+        elif state() not in EXCUSED:
             self._still[k] += 1
         return self._still[k]
 

@@ -43,6 +43,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from socket import socket
 from typing import Any, NoReturn
 
@@ -421,7 +422,7 @@ class Supervisor:
         self._look_s = now_s + self.heartbeats.look_s  # not from when it was due: we may have been stopped
         for child in self._children:
             if self._may_hang(child):
-                still = self.heartbeats.look(child.k, state_of(child.pid))
+                still = self.heartbeats.look(child.k, partial(state_of, child.pid))
                 if still == SUSPECT:
                     self.handover.shut(child.k)  # until it beats again
                 if still >= LOOKS:

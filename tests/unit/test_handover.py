@@ -380,3 +380,20 @@ def test_a_dead_worker_is_succeeded_with_what_was_on_its_way(make):
     again = [connect(workers, 0) for _ in range(4)]
     assert all(is_served(client) for client in again)
     assert connections(workers) == [7, 7]
+
+
+def test_who_has_no_descriptors_left_is_given_no_more(make):
+    workers = make(2)
+    assert is_served(connect(workers, 0)) and is_served(connect(workers, 0))
+    workers.ask(1, "limit_fds", 3)
+    closed = 0
+    for _ in range(40):
+        client = connect(workers, 0)
+        try:
+            assert is_served(client)
+        except (Closed, OSError):
+            closed += 1
+    assert closed == 1
+    assert connections(workers) == [37, 4]
+    assert workers.handover.loads() == [37, 4]
+    assert any("no descriptor" in line for line in workers.ask(1, "told"))

@@ -7,6 +7,7 @@ import gc
 import itertools
 import multiprocessing
 import os
+import resource
 import select
 import signal
 import socket
@@ -72,6 +73,13 @@ class Worker(World):
 
     def fds(self):
         return len(os.listdir("/proc/self/fd"))
+
+    def limit_fds(self, more):
+        """It can open so many more files."""
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + more, hard))
 
     def peers(self):
         return self.reactor.connections()

@@ -30,6 +30,7 @@ cdef enum Kind:                     # first field of all that epoll points to
     KIND_WAKE = 3
     KIND_TIMER = 4
     KIND_MAIL = 5
+    KIND_HANDOVER = 6
 
 cdef enum Phase:
     PHASE_HANDSHAKE = 0             # only Python sees frames

@@ -57,8 +57,7 @@ cdef struct Cell:                   # what a worker shows the others
     int32_t pid
     uint32_t half                   # of its arena that it uses
     uint32_t stale                  # somebody still writes from the other half, a former life's
-    int64_t connections
-    uint64_t _life[5]
+    uint64_t _life[6]
 
 cdef struct Board:                  # opens the shared memory; cells and rings follow
     uint64_t lives                  # of all workers together: each round looks whether it moved
@@ -127,7 +126,6 @@ cdef void mail_awake(Mailboxes self) noexcept nogil
 # A peer that began another life since this was asked last, else -1.
 cdef int mail_lost(Mailboxes self) noexcept nogil
 cdef void mail_drop(Mailboxes self, int peer) noexcept nogil   # forget what is queued for it
-cdef int64_t mail_connections(Mailboxes self, int64_t mine) noexcept nogil   # tells mine, gives everybody's
 
 cdef inline uint8_t* arena_of(Mailboxes self, int worker) noexcept nogil:
     return self.arenas[worker]

@@ -60,8 +60,6 @@ cdef extern from * nogil:
     bint mail_swap(uint64_t* p, uint64_t expected, uint64_t value)
     uint32_t load_life "mail_load"(uint32_t* p)
     void store_life "mail_store"(uint32_t* p, uint32_t value)
-    int64_t load_count "mail_load"(int64_t* p)
-    void store_count "mail_store"(int64_t* p, int64_t value)
     void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
     int munmap(void* address, size_t length)
     void* MAP_FAILED
@@ -298,16 +296,6 @@ cdef void settle_stale(Mailboxes self) noexcept nogil:
                 self.forget_arena()
 
 
-cdef int64_t mail_connections(Mailboxes self, int64_t mine) noexcept nogil:
-    cdef int64_t total = mine
-    cdef int peer
-    store_count(&self.cells[self.me].connections, mine)
-    for peer in range(self.count):
-        if peer != self.me:
-            total += load_count(&self.cells[peer].connections)
-    return total
-
-
 cdef class Mailboxes:
     """Made before the fork by the supervisor, entered by each worker after it."""
 
@@ -378,7 +366,6 @@ cdef class Mailboxes:
         self.me = me
         cell = &self.cells[me]
         mail_store(&cell.state, mail_load(&cell.state) & ~<uint64_t>STATE)
-        store_count(&cell.connections, 0)
         for peer in range(self.count):
             self.outboxes[peer].ring = rings + peer * self.count + me
             self.inboxes[peer].ring = rings + me * self.count + peer

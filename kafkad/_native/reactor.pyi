@@ -2,6 +2,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kafkad._native.connection import Connection
+from kafkad._native.handover import Handover
 from kafkad._native.host_counts import HostCounts
 from kafkad._native.mailbox import Mailboxes
 from kafkad._native.partition_table import PartitionTable
@@ -33,6 +34,7 @@ class Reactor:
         fetch_session_partitions_max: int = 1000000,
         mailboxes: Mailboxes | None = None,  # entered by this process
         hosts: HostCounts | None = None,  # entered as well: connections of each host with other workers
+        handover: Handover | None = None,  # entered, too: new connections are spread over the workers
     ) -> None: ...
     def fileno(self) -> int: ...
     def poll(self) -> None: ...

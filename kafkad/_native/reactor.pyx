@@ -25,15 +25,19 @@ from libc.string cimport memcpy, memset
 
 from kafkad._native.buffers cimport buffer_is_shared, buffers_trim, input_release, input_reserve, scratch_keep
 from kafkad._native.connection cimport (
-    API_KEYS, CALLS_PER_TURN, Conn, Connection, Core, FRAMES_PER_TURN, KIND_CONNECTION, KIND_LISTENER, KIND_MAIL,
-    KIND_TIMER, KIND_WAKE, PHASE_AUTHENTICATING, PHASE_READY, SCRATCH_SIZE, SLOTS_MAX, Slot, conn_close, conn_flush, conn_handle,
+    API_KEYS, CALLS_PER_TURN, Conn, Connection, Core, FRAMES_PER_TURN, KIND_CONNECTION, KIND_HANDOVER, KIND_LISTENER,
+    KIND_MAIL, KIND_TIMER, KIND_WAKE, PHASE_AUTHENTICATING, PHASE_READY, SCRATCH_SIZE, SLOTS_MAX, Slot, conn_close, conn_flush, conn_handle,
     conn_may_serve, conn_new, conn_reap, conn_run, conn_touch, core_fatal, core_free, core_new, core_read_clocks,
     core_shut, core_wake, slot_open,
 )
 from kafkad._native.fetch cimport Fetching, fetch_advanced, fetch_frame, fetch_settle
 from kafkad._native.forwarding cimport Forwarding, forward_mail, forwarding_peer_lost
+from kafkad._native.handover cimport (
+    LOST, NOTHING, Handed, Handover, handover_give, handover_lock, handover_look, handover_publish, handover_take,
+    handover_unlock,
+)
 from kafkad._native.mailbox cimport (
-    Mail, Mailboxes, mail_awake, mail_connections, mail_done, mail_lost, mail_peek, mail_ring, mail_sleep,
+    Mail, Mailboxes, mail_awake, mail_done, mail_lost, mail_peek, mail_ring, mail_sleep,
 )
 from kafkad._native.partition_table cimport Entry, PartitionTable, Table
 from kafkad._native.produce cimport Producing, produce_advanced, produce_frame
@@ -407,10 +411,16 @@ cdef void accept_some(Reactor reactor, Listener* listener) noexcept nogil:
     cdef uint8_t peer[16]
     cdef uint16_t port = 0
     cdef int fd
+    cdef bint given
+    cdef int failed = 0
     for _ in range(ACCEPTS_PER_ROUND):
         if listener.fd < 0:
             return
+        if reactor.hands_over:
+            handover_lock(reactor.handover)
         if connection_count(reactor) >= reactor.connections_max:
+            if reactor.hands_over:
+                handover_unlock(reactor.handover)
             if not listener.paused:
                 listener.paused = True
                 reactor.paused = True
@@ -419,22 +429,67 @@ cdef void accept_some(Reactor reactor, Listener* listener) noexcept nogil:
                     reactor.say("max.connections is reached: new connections wait in the backlog")
             return
         fd = kafkad_accept(listener.fd, peer, &port)
-        if fd < 0:
-            if errno == EINTR:
+        failed = errno if fd < 0 else 0
+        if reactor.hands_over:
+            given = fd >= 0 and hand_over(reactor, listener, fd, peer, port)
+            handover_unlock(reactor.handover)
+            if given:
                 continue
-            if errno != EAGAIN:
+        if fd < 0:
+            if failed == EINTR:
+                continue
+            if failed != EAGAIN:
                 with gil:
-                    reactor.accept_failed(listener, errno)
+                    reactor.accept_failed(listener, failed)
             return
         with gil:
             reactor.welcome(listener, fd, peer, port)
 
 
+cdef bint hand_over(Reactor reactor, Listener* listener, int fd, const uint8_t* peer, uint16_t port) noexcept nogil:
+    """Whether another worker serves it; else it is in our hands. Under the lock, after a look at the loads."""
+    cdef Handed handed
+    memset(&handed, 0, sizeof(Handed))
+    handed.listener = listener.index
+    handed.phase = <uint16_t>listener.phase
+    handed.peer_port = port
+    memcpy(handed.peer, peer, 16)
+    if handover_give(reactor.handover, fd, &handed):
+        return True
+    reactor.in_hand += 1
+    publish_load(reactor)
+    return False
+
+
+cdef void take_some(Reactor reactor) noexcept nogil:
+    """Connections that other workers have accepted."""
+    cdef Handed handed[ACCEPTS_PER_ROUND]
+    cdef int fds[ACCEPTS_PER_ROUND]
+    cdef int count = 0, i
+    handover_lock(reactor.handover)
+    while count < ACCEPTS_PER_ROUND:
+        fds[count] = handover_take(reactor.handover, &handed[count])
+        if fds[count] == NOTHING:
+            break
+        count += 1
+    reactor.in_hand += count
+    publish_load(reactor)
+    handover_unlock(reactor.handover)
+    with gil:
+        for i in range(count):
+            reactor.welcome_handed(fds[i], &handed[i])
+
+
 cdef int64_t connection_count(Reactor reactor) noexcept nogil:
     """Of all workers."""
-    if reactor.has_mail:
-        return mail_connections(reactor.mailboxes, reactor.core.stats.connections)
+    if reactor.hands_over:
+        return handover_look(reactor.handover)
     return reactor.core.stats.connections
+
+
+cdef inline void publish_load(Reactor reactor) noexcept nogil:
+    if reactor.hands_over:
+        handover_publish(reactor.handover, reactor.core.stats.connections + reactor.in_hand)
 
 
 cdef void resume_listeners(Reactor reactor) noexcept:
@@ -516,6 +571,8 @@ cdef void run_rounds(Reactor reactor) noexcept nogil:
                 conn_run(conn)
             elif kind == KIND_LISTENER:
                 accept_some(reactor, <Listener*>events[i].data.ptr)
+            elif kind == KIND_HANDOVER:
+                take_some(reactor)
             elif kind == KIND_WAKE:
                 read(core.wake_fd, &ignored, 8)
                 core.woken = False
@@ -609,7 +666,7 @@ cdef int64_t next_deadline(Reactor reactor) noexcept nogil:
     if core.oldest is not NULL and reactor.idle_ms >= 0:
         if deadline == 0 or core.oldest.active_ms + reactor.idle_ms + 1 < deadline:
             deadline = core.oldest.active_ms + reactor.idle_ms + 1
-    if reactor.paused and reactor.has_mail:
+    if reactor.paused and reactor.hands_over:
         if deadline == 0 or core.monotonic_ms + PAUSE_MS < deadline:
             deadline = core.monotonic_ms + PAUSE_MS
     if core.stats.pooled_bytes or core.starved_first is not NULL:
@@ -638,7 +695,9 @@ cdef class Reactor:
                   int64_t stall_ms=10_000, int send_buffer_bytes=100 * 1024, int receive_buffer_bytes=100 * 1024,
                   int32_t fetch_max_bytes=55 * 1024 * 1024, int fetch_session_slots=1000,
                   int64_t fetch_session_eviction_ms=120_000, int64_t fetch_session_partitions_max=1_000_000,
-                  Mailboxes mailboxes=None, hosts=None):
+                  Mailboxes mailboxes=None, hosts=None, Handover handover=None):
+        if handover is not None and handover.me < 0:
+            raise ValueError("a worker enters the hand-over before it makes a reactor")
         if mailboxes is not None and mailboxes.me < 0:
             raise ValueError("a worker enters its mailbox before it makes a reactor")
         self.core = core_new(NULL if mailboxes is None else &mailboxes.arena)
@@ -660,6 +719,9 @@ cdef class Reactor:
         self.names = {}
         self.per_host = {}
         self.hosts = hosts
+        self.handover = handover
+        self.hands_over = handover is not None
+        self.handover_kind = KIND_HANDOVER
         self.connections_max = connections_max
         self.connections_max_per_host = connections_max_per_ip
         self.connections_max_per_host_overrides = {
@@ -728,11 +790,22 @@ cdef class Reactor:
         listener.kind = KIND_LISTENER
         listener.fd = fd
         listener.phase = phase
+        listener.index = self.listener_count
         listener.name = <PyObject*>name
         if kafkad_epoll_listen(self.core.epoll_fd, fd, listener, EPOLL_CTL_ADD) != 0:
             free(listener)
             raise OSError(errno, os.strerror(errno))
         self.listeners[fd] = <size_t>listener
+        self.listener_count += 1
+        if self.hands_over and self.listener_count == 1:
+            self.join_hand_over()
+
+    cdef object join_hand_over(self):
+        """From now on others may give us connections; those for a dead predecessor wait already."""
+        if kafkad_epoll_listen(
+                self.core.epoll_fd, self.handover.fileno(), &self.handover_kind, EPOLL_CTL_ADD) != 0:
+            raise OSError(errno, os.strerror(errno))
+        self.handover.open()
 
     def remove_listener(self, int fd):
         """Accept no more; the fd stays the caller's."""
@@ -741,6 +814,14 @@ cdef class Reactor:
             kafkad_epoll_listen(self.core.epoll_fd, fd, listener, EPOLL_CTL_DEL)
         listener.fd = -1
         self.retired.append(<size_t>listener)           # events of this turn may still point to it
+
+    cdef Listener* listener_of(self, uint32_t index) noexcept:
+        cdef Listener* listener
+        for address in self.listeners.values():
+            listener = <Listener*><size_t>address
+            if listener.index == index:
+                return listener
+        return NULL
 
     cdef void free_retired(self) noexcept:
         for address in self.retired:
@@ -781,11 +862,9 @@ cdef class Reactor:
     cdef object admit(self, int fd, uint8_t* peer, uint16_t port, PyObject* listener, int phase, writer):
         cdef Conn* conn
         host = PyBytes_FromStringAndSize(<char*>peer, 16)
-        limit = self.connections_max_per_host_overrides.get(host, self.connections_max_per_host)
-        held = self.per_host.get(host, 0)
-        elsewhere = self.hosts.elsewhere(host) if self.hosts is not None and limit < NO_LIMIT else 0
-        if held + elsewhere >= limit and (port or fd < 0):
+        if not self.count_host(host, port or fd < 0):
             self.core.stats.refused += 1
+            limit = self.connections_max_per_host_overrides.get(host, self.connections_max_per_host)
             self.say(f"refused a connection from {host_of(host)}: max.connections.per.ip is {limit}")
             if fd >= 0:
                 close(fd)
@@ -796,14 +875,12 @@ cdef class Reactor:
         conn = conn_new(self.core, fd, listener, phase)
         if conn is NULL:
             close(fd)
+            self.uncount_host(host)
             self.say("epoll takes no more connections")
             return None
         memcpy(conn.peer, peer, 16)
         conn.peer_port = port
-        self.per_host[host] = held + 1
-        if self.hosts is not None:
-            self.hosts.set(host, held + 1)
-        connection_count(self)
+        publish_load(self)
         if writer is not None:
             Py_INCREF(writer)
             conn.writer = <PyObject*>writer
@@ -812,11 +889,56 @@ cdef class Reactor:
             return conn_handle(conn)
         return None
 
+    cdef bint count_host(self, bytes host, bint limited) except -1:
+        """One more connection of it, if its limit lets it in; under the lock, so that of two workers one finds the
+        last place."""
+        limit = self.connections_max_per_host_overrides.get(host, self.connections_max_per_host)
+        held = self.per_host.get(host, 0)
+        cdef bint shared = self.hosts is not None and limit < NO_LIMIT
+        if shared and self.hands_over:
+            handover_lock(self.handover)
+        try:
+            if limited and held + (self.hosts.elsewhere(host) if shared else 0) >= limit:
+                return False
+            self.per_host[host] = held + 1
+            if self.hosts is not None:
+                self.hosts.set(host, held + 1)
+            return True
+        finally:
+            if shared and self.hands_over:
+                handover_unlock(self.handover)
+
+    cdef object uncount_host(self, bytes host):
+        held = self.per_host.get(host, 0) - 1
+        if held > 0:
+            self.per_host[host] = held
+        else:
+            self.per_host.pop(host, None)
+        if self.hosts is not None:
+            self.hosts.set(host, max(held, 0))
+
     cdef void welcome(self, Listener* listener, int fd, uint8_t* peer, uint16_t port) noexcept:
+        self.in_hand -= self.hands_over                 # told when it is served, or is not
         try:
             self.admit(fd, peer, port, listener.name, listener.phase, None)
         except BaseException:
             core_fatal(self.core)
+        publish_load(self)
+
+    cdef void welcome_handed(self, int fd, const Handed* handed) noexcept:
+        cdef Listener* listener = self.listener_of(handed.listener)
+        self.in_hand -= 1
+        try:
+            if fd == LOST:
+                self.handover.shut(self.handover.me)    # until the next heartbeat: else they would all come to us
+                self.say("a connection that another worker had accepted was lost: no descriptor was left for it")
+            elif listener is NULL:
+                close(fd)
+            else:
+                self.admit(fd, <uint8_t*>handed.peer, handed.peer_port, listener.name, handed.phase, None)
+        except BaseException:
+            core_fatal(self.core)
+        publish_load(self)
 
     cdef void accept_failed(self, Listener* listener, int number) noexcept:
         """EMFILE and its like: the listener rests until the next connection is closed."""
@@ -834,14 +956,8 @@ cdef class Reactor:
 
     def closed(self, bytes host, port, listener, connection, reason):
         """Called by conn_close for every connection that ends."""
-        held = self.per_host.get(host, 0) - 1
-        if held > 0:
-            self.per_host[host] = held
-        else:
-            self.per_host.pop(host, None)
-        if self.hosts is not None:
-            self.hosts.set(host, max(held, 0))
-        connection_count(self)
+        self.uncount_host(host)
+        publish_load(self)
         if reason is not None:
             self.log.info("closed the connection from %s:%s on %s: %s", host_of(host), port, listener, reason)
         if self.open:
@@ -861,7 +977,7 @@ cdef class Reactor:
             return
         self.table.bury()
         self.free_retired()
-        if self.paused and self.has_mail:
+        if self.paused and self.hands_over:
             resume_listeners(self)
         self.core.stats.polls += 1
         self.core.polling = True
@@ -912,6 +1028,12 @@ cdef class Reactor:
             self.core.stats.doorbells = self.mailboxes.rings
         values = self.core.stats
         values["requests"] = {key: count for key, count in enumerate(values["requests"]) if count}
+        forwarding, handover = self.forwarding, self.handover
+        values["in_flight"] = forwarding.in_flight if self.has_mail else 0
+        values["forwarded"] = forwarding.forwarded if self.has_mail else 0
+        values["appended"] = forwarding.appended if self.has_mail else 0
+        values["handed_over"] = handover.given if self.hands_over else 0
+        values["adopted"] = handover.taken if self.hands_over else 0
         return values
 
     def peer_lost(self, int peer):
@@ -941,6 +1063,8 @@ cdef class Reactor:
         self.open = False
         for fd in list(self.listeners):
             self.remove_listener(fd)
+        if self.hands_over:
+            self.handover.leave()
         while self.core.oldest is not NULL:
             conn_close(self.core.oldest, NULL)
         if not self.core.polling:

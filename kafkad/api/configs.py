@@ -298,7 +298,10 @@ async def incremental_alter_configs(services: Services, context: RequestContext,
             }
         elif not request.validate_only:
             for operation in operations:
-                loggers.set_level(operation.key, operation.value if operation.kind == SET else None)
+                level = operation.value if operation.kind == SET else None
+                loggers.set_level(operation.key, level)
+                if services.log_level_set is not None:
+                    services.log_level_set(operation.key, level)
     await _write(
         lambda: services.controller.incremental_alter_configs(changes, request.validate_only),
         resources,

@@ -45,6 +45,7 @@ class Services:
     peers: Any = None  # server.Peers: the other workers; None: there are none
     owner_of: Callable[[str, int], int] | None = None  # topic, partition -> worker; of an unknown one: me
     group_owner: Callable[[str], int | None] | None = None  # group id -> worker; None: nobody yet
+    log_level_set: Callable[[str, str | None], None] | None = None  # told of each logger that was set here
 
 
 def code_of(trouble: BaseException) -> int:

@@ -1,6 +1,6 @@
 """Log levels as a resource of the broker (KIP-412): Kafka's names of levels for Python's loggers.
 
-Levels are not kept: a restart sets them back."""
+Levels are not kept: a restart of the broker sets them back."""
 
 import logging
 from typing import Final

@@ -13,9 +13,15 @@ A worker says what it has to say in lines of JSON through a pipe:
     {"quiet": true}               it serves no more, and has everything open still
     {"trouble": sentence}         it cannot start
 
+    {"log_level": [name, level]}  a client has set it: who is forked from now on has it, too
+
 A worker that dies is forked again, at once the first time, later when it dies again and again. One that
 found itself wrong (exit code 70) takes the broker with it: what is wrong once is wrong again, and what it
 wrote is not to be trusted. Workers die with the supervisor (PR_SET_PDEATHSIG).
+
+A worker whose event loop stands still (server.heartbeat) is given no connections any more, and then killed:
+by SIGABRT, upon which it says where it stands, and by SIGKILL if that does not help. It is looked at from the
+moment that it is ready until it is quiet: a start may recover for long, and a stop may write for long.
 
 Signals are bytes in a pipe (signal.set_wakeup_fd): none is lost, and none cuts short what is being done.
 Workers ignore those that end a broker, since a terminal's Ctrl-C and a service manager's SIGTERM reach them
@@ -25,6 +31,7 @@ Beware: nothing here may start a thread before the last fork, and a worker is fo
 """
 
 import ctypes
+import faulthandler
 import gc
 import json
 import logging
@@ -36,23 +43,28 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from socket import socket
 from typing import Any, NoReturn
 
+from kafkad._native.handover import Handover
 from kafkad._native.host_counts import HostCounts
 from kafkad._native.mailbox import Mailboxes
 from kafkad._native.watermarks import WatermarkTable
 from kafkad.clock import Clock
+from kafkad.config import loggers
 from kafkad.config.listeners import Endpoint
 from kafkad.log.log_dirs import LogDirs
 from kafkad.metadata.uuids import random_uuid
 from kafkad.net import listener
 from kafkad.server import metadata_feed, peers
+from kafkad.server.heartbeat import HANG_S, LOOKS, SUSPECT, Heartbeats, state_of
 from kafkad.server.lifecycle import BROKEN, ENDING, STOP
 
 logger = logging.getLogger("kafkad")
 
 BACKOFF_S = (0.0, 0.1, 0.5, 1.0)
+ABORT_S = 2.0  # to say where it stands and go; then SIGKILL
 SETTLED_S = 10.0  # a worker that lived for so long dies as if for the first time
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
@@ -68,12 +80,14 @@ class Place:
     log_dirs: LogDirs  # opened: locked and identified
     mailboxes: Mailboxes
     hosts: HostCounts
+    handover: Handover
+    heartbeats: Heartbeats
     sockets: list[tuple[socket, str]]  # listening, and the name of their listener
     endpoints: list[Endpoint]  # as bound: ports are real
     peer_sockets: list[socket]
     peer_addresses: list[bytes]
     first_image: metadata_feed.FirstImage
-    tell: Callable[..., None]  # the supervisor: tell(ready=True), tell(quiet=True), tell(trouble=sentence)
+    tell: Callable[..., None]  # the supervisor: tell(ready=True), tell(trouble=sentence), as above
 
 
 @dataclass(slots=True)
@@ -87,6 +101,7 @@ class Child:
     begun_s: float = 0.0
     deaths: int = 0  # in a row
     due_s: float | None = None  # when to fork it again
+    doomed_s: float | None = None  # it hangs: when to kill it without asking
     ready: bool = False
     quiet: bool = False
     complained: bool = False  # it has said why it cannot start
@@ -143,6 +158,7 @@ class Supervisor:
         self._children = [Child(k) for k in range(count)]
         self._told_ready = False
         self._stopping = False
+        self._look_s = 0.0  # when to look whether they move
         self._code: int | None = None  # the exit code, once something has gone wrong
 
     # -- before the fork -----------------------------------------------------------------------------------
@@ -159,6 +175,8 @@ class Supervisor:
             raise
         self.mailboxes = Mailboxes(self.count)
         self.hosts = HostCounts(self.count)
+        self.handover = Handover(self.count)
+        self.heartbeats = Heartbeats(self.count, float(os.environ.get("KAFKAD_HANG_S") or HANG_S))
         self.peer_sockets, self.peer_addresses = peers.make_sockets(self.count)
         self.first_image = metadata_feed.FirstImage()
         self.incarnation_id = random_uuid(random.SystemRandom())
@@ -198,6 +216,7 @@ class Supervisor:
             else:
                 self._fork_due()
                 self._look_ready()
+            self._look_for_hung()
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # the interpreter's end takes the handlers with it
         code = self._code or 0
         # A start that was cut short has not looked at all logs: no mark may say that they are sound.
@@ -213,9 +232,12 @@ class Supervisor:
         for child in self._children:
             if child.pipe >= 0:
                 poll.register(child.pipe, select.POLLIN)
-        dues = [child.due_s for child in self._children if child.due_s is not None]
-        wait_ms = max((min(dues) - time.monotonic()) * 1000, 0) + 1 if dues and not self._stopping else None
-        poll.poll(wait_ms)
+        dues = [child.doomed_s for child in self._children if child.doomed_s is not None]
+        if not self._stopping:
+            dues += [child.due_s for child in self._children if child.due_s is not None]
+        if any(self._may_hang(child) for child in self._children):
+            dues.append(self._look_s)
+        poll.poll(max((min(dues) - time.monotonic()) * 1000, 0) + 1 if dues else None)
 
     def _heed_signals(self) -> bool:
         return not self._wakeups.take().isdisjoint(ENDING)
@@ -243,6 +265,7 @@ class Supervisor:
             logger.info("worker %d of %d started, pid %d", child.k, self.count, pid)
         child.pid, child.heard, child.begun_s = pid, b"", time.monotonic()
         child.due_s, child.ready, child.complained, child.was_there = None, False, False, True
+        child.doomed_s = None
 
     def _live(self, child: Child, pipe: int, parent: int) -> NoReturn:
         """The child's side of the fork; it never comes back. STOP is blocked until the worker has a handler
@@ -255,6 +278,7 @@ class Supervisor:
             if os.getppid() != parent:
                 os._exit(1)  # it died before we asked
             prctl(PR_SET_NAME, f"kafkad/{child.k}".encode())
+            faulthandler.enable()  # SIGABRT: where each thread stands
             for other in self._children:
                 if other.pipe >= 0:
                     os.close(other.pipe)
@@ -282,6 +306,8 @@ class Supervisor:
             log_dirs=self.log_dirs,
             mailboxes=self.mailboxes,
             hosts=self.hosts,
+            handover=self.handover,
+            heartbeats=self.heartbeats,
             sockets=self.sockets[child.k],
             endpoints=self.endpoints,
             peer_sockets=self.peer_sockets,
@@ -316,6 +342,9 @@ class Supervisor:
     def _heard(self, child: Child, said: dict[str, Any]) -> None:
         if "ready" in said:
             child.ready = True
+            self.heartbeats.begin(child.k)
+        if "log_level" in said:
+            loggers.set_level(*said["log_level"])
         if "quiet" in said:
             child.quiet = True
         if "trouble" in said:
@@ -343,7 +372,8 @@ class Supervisor:
         if child.pipe >= 0:
             self._hear(child)  # its last words, and the end
         assert child.pipe < 0
-        child.pid, was_ready, child.ready = 0, child.ready, False
+        child.pid, was_ready, child.ready, child.doomed_s = 0, child.ready, False, None
+        self.handover.bury(child.k)
         if self._stopping or self._code is not None:
             child.closed = code == 0 and was_ready
             if code != 0:
@@ -376,6 +406,41 @@ class Supervisor:
             self._told_ready = True
             self._say_ready(self.endpoints, self.log_dirs.cluster_id)
 
+    # -- those that hang -----------------------------------------------------------------------------------
+
+    def _may_hang(self, child: Child) -> bool:
+        return child.pid != 0 and child.ready and not child.quiet and child.doomed_s is None
+
+    def _look_for_hung(self) -> None:
+        now_s = time.monotonic()
+        for child in self._children:
+            if child.doomed_s is not None and child.doomed_s <= now_s:
+                os.kill(child.pid, signal.SIGKILL)
+                child.doomed_s = now_s + ABORT_S
+        if now_s < self._look_s:
+            return
+        self._look_s = now_s + self.heartbeats.look_s  # not from when it was due: we may have been stopped
+        for child in self._children:
+            if self._may_hang(child):
+                still = self.heartbeats.look(child.k, partial(state_of, child.pid))
+                if still == SUSPECT:
+                    self.handover.shut(child.k)  # until it beats again
+                if still >= LOOKS:
+                    self._doom(child, now_s)
+
+    def _doom(self, child: Child, now_s: float) -> None:
+        """First the kill, then the word: it may hold what a line in the log waits for."""
+        state = state_of(child.pid)
+        os.kill(child.pid, signal.SIGABRT)
+        os.kill(child.pid, signal.SIGCONT)  # one that is stopped takes no SIGABRT
+        child.doomed_s = now_s + ABORT_S
+        logger.error(
+            "worker %d has not moved for %g s (its state: %s) and is killed",
+            child.k,
+            self.heartbeats.limit_s,
+            state,
+        )
+
     # -- the end -------------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
@@ -386,6 +451,7 @@ class Supervisor:
                 each.close()  # who comes now is refused
             if child.pid:
                 os.kill(child.pid, STOP)
+                os.kill(child.pid, signal.SIGCONT)  # one that is stopped could not end
         self._asked: set[int] = set()
         self._stop_next()
 

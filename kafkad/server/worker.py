@@ -182,6 +182,7 @@ class Worker:
             return
         place.mailboxes.enter(self.me)
         place.hosts.enter(self.me)
+        place.handover.enter(self.me)
         self.peers = Peers(self.me, place.peer_sockets, place.peer_addresses, self.loop)
         self.peers.handle(OFFLINE, lambda _, path: self.log_dirs.set_offline(path.decode()))
         self._started("connections to other workers", self.peers.close)
@@ -346,6 +347,7 @@ class Worker:
             peers=self.peers,
             owner_of=self._owner_of,
             group_owner=self._group_owner,
+            log_level_set=self._log_level_set if self.place is not None else None,
         )
         dispatcher = Dispatcher(self.services, table.BY_KEY, self.fatal)
         self.reactor = Reactor(
@@ -366,6 +368,7 @@ class Worker:
             fetch_session_slots=config.max_incremental_fetch_session_cache_slots,
             mailboxes=self.place.mailboxes if self.place is not None else None,
             hosts=self.place.hosts if self.place is not None else None,
+            handover=self.place.handover if self.place is not None else None,
         )
         for row in table.NATIVE:
             self.reactor.serve_native(row.key, row.low, row.high)
@@ -393,6 +396,10 @@ class Worker:
         if self.place is None or self.me != LEADER:
             return self.controller
         return LeadingController(self.controller, self.feed)
+
+    def _log_level_set(self, name: str, level: str | None) -> None:
+        assert self.place is not None
+        self.place.tell(log_level=[name, level])
 
     def _owner_of(self, topic: str, index: int) -> int:
         """The worker that leads a partition; for one that is not known this worker, which says so."""
@@ -437,6 +444,9 @@ class Worker:
         )
         if self.me == LEADER:
             background.add("metadata snapshot", lambda: 10_000, self.raft.maybe_snapshot)
+        if self.place is not None:
+            beat_ms = int(self.place.heartbeats.beat_s * 1000)
+            background.add("heartbeat", lambda: beat_ms, self._beat)
         self._started("background tasks", background.stop)
 
     # -- while it runs -------------------------------------------------------------------------------------
@@ -487,6 +497,11 @@ class Worker:
             connections_max_idle_ms=config.connections_max_idle_ms,
             fetch_max_bytes=config.fetch_max_bytes,
         )
+
+    def _beat(self) -> None:
+        assert self.place is not None
+        self.place.heartbeats.beat(self.me)
+        self.place.handover.open_again()
 
     def _retention(self) -> None:
         now_ms = self.clock.now_ms()

@@ -44,18 +44,20 @@ def worker_of(broker, wire) -> int | None:
 
 
 def wires_to_all(broker, stack) -> dict[int, Wire]:
-    """A connection to each worker."""
+    """A connection to each worker. A new one goes to who has fewest, so those that are not wanted stay open
+    until all are found."""
     found: dict[int, Wire] = {}
-    for _ in range(200):
-        wire = Wire(broker.bootstrap)
-        wire.ask(messages.ApiVersionsRequest(), 0)  # answered: it is accepted
-        k = worker_of(broker, wire)
-        if k in found:
-            wire.socket.close()
-        else:
-            found[k] = stack.enter_context(wire)
-        if len(found) == broker.workers:
-            return found
+    with ExitStack() as unwanted:
+        for _ in range(200):
+            wire = Wire(broker.bootstrap)
+            wire.ask(messages.ApiVersionsRequest(), 0)  # answered: it is accepted
+            k = worker_of(broker, wire)
+            if k in found:
+                unwanted.enter_context(wire)
+            else:
+                found[k] = stack.enter_context(wire)
+            if len(found) == broker.workers:
+                return found
     raise AssertionError(f"200 connections reached the workers {sorted(found)} only")
 
 

@@ -30,6 +30,7 @@ class World:
         self.config = config
         self.metadata = SimpleNamespace(image=MetadataImage("cluster", config.node_id))
         self.controller = self
+        self.log_level_set = None
         self.written: list[Any] = []  # records
         self.apply(
             [

@@ -1,11 +1,7 @@
-"""Arenas and buffers in them: no two overlap, and what is free costs no memory. Limits over all workers."""
+"""Arenas and buffers in them: no two overlap, and what is free costs no memory."""
 
 import itertools
-import os
 import random
-import select
-import signal
-import socket
 import struct
 
 import pytest
@@ -99,71 +95,3 @@ def test_partial_frames_lie_in_the_arena_and_leave_it(world, mailboxes):
     assert mailboxes.arena_bytes(0) <= before + stats["pooled_bytes"] + PAGE * 64
     world.poll_until(lambda: world.reactor.stats()["pooled_bytes"] == 0)  # the pool goes when nothing happens
     assert mailboxes.arena_bytes(0) <= before + 300_000  # the area that sockets are read into
-
-
-# -- several workers
-
-
-class Forked:
-    """Another worker: a forked process with a reactor of its own, polled until it is killed."""
-
-    def __init__(self, directory, mailboxes, me, **limits):
-        read_end, write_end = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                signal.alarm(60)
-                mailboxes.enter(me)
-                world = World(directory, mailboxes=mailboxes, **limits)
-                os.write(write_end, struct.pack(">i", world.listener.getsockname()[1]))
-                while True:
-                    select.select([world.reactor.fileno()], [], [], 1)
-                    world.reactor.poll()
-            finally:
-                os._exit(1)
-        os.close(write_end)
-        (self.port,) = struct.unpack(">i", os.read(read_end, 4))
-        os.close(read_end)
-
-    def connect(self):
-        return socket.create_connection(("127.0.0.1", self.port))
-
-    def kill(self):
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-
-
-def ask(sock):
-    frame = struct.pack(">hhih", 18, 0, 5, 1) + b"m"
-    sock.sendall(struct.pack(">i", len(frame)) + frame)
-
-
-def has_answer(sock, seconds):
-    if not select.select([sock], [], [], seconds)[0]:
-        return False
-    assert sock.recv(100) == struct.pack(">ii", 5, 5) + b"!"
-    return True
-
-
-def test_max_connections_counts_those_of_all_workers(tmp_path):
-    mailboxes = Mailboxes(2)
-    (tmp_path / "other").mkdir()
-    other = Forked(str(tmp_path / "other"), mailboxes, 1, connections_max=3)
-    try:
-        mailboxes.enter(0)
-        world = World(str(tmp_path), mailboxes=mailboxes, connections_max=3)
-        mine = [world.connect(), world.connect()]
-        theirs = other.connect()
-        ask(theirs)
-        assert has_answer(theirs, 10)
-        late = other.connect()
-        ask(late)
-        assert not has_answer(late, 0.3)  # it waits in the backlog
-        mine[0].socket.close()
-        world.poll_until(lambda: world.reactor.stats()["connections"] == 1)
-        assert has_answer(late, 10)  # there is room, in another worker
-        for sock in (theirs, late):
-            sock.close()
-        world.close()
-    finally:
-        other.kill()

@@ -7,6 +7,7 @@ import gc
 import itertools
 import multiprocessing
 import os
+import resource
 import select
 import signal
 import socket
@@ -70,6 +71,19 @@ class Worker(World):
     def stats(self):
         return self.reactor.stats()
 
+    def fds(self):
+        return len(os.listdir("/proc/self/fd"))
+
+    def limit_fds(self, more):
+        """It can open so many more files."""
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + more, hard))
+
+    def peers(self):
+        return self.reactor.connections()
+
     def allocated_blocks(self):
         gc.collect()
         return sys.getallocatedblocks()
@@ -82,10 +96,12 @@ class Worker(World):
 
 
 class Workers:
-    def __init__(self, count, directory, **limits):
+    def __init__(self, count, directory, *, handover=None, hosts=None, **limits):
         self.directory = str(directory)
         self.limits = limits
         self.mailboxes = Mailboxes(count)
+        self.handover = handover  # with it connections are spread, whichever worker's port they come by
+        self.hosts = hosts
         self.rows = WatermarkTable(1 << 12, shared=True)
         self.pids = [0] * count
         self.lines = [None] * count
@@ -225,7 +241,11 @@ def work(me, line, workers):
         if other is not None:
             other.close()
     workers.mailboxes.enter(me)
-    worker = Worker(workers.directory, workers.rows, workers.mailboxes, **workers.limits)
+    shared = {"handover": workers.handover, "hosts": workers.hosts}
+    for each in shared.values():
+        if each is not None:
+            each.enter(me)
+    worker = Worker(workers.directory, workers.rows, workers.mailboxes, **shared, **workers.limits)
     worker.poll()
     while True:
         ready, _, _ = select.select([line, worker.reactor.fileno()], [], [])

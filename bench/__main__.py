@@ -31,7 +31,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from bench import durable, fetch, mixed, produce, recovery, report, scale
+from bench import durable, fetch, killed, mixed, produce, recovery, report, scale
 from bench.bounds import OURS, Results, check
 from bench.running import Bench, Options, filesystem, huge_tmpfs, tmpfs
 
@@ -51,6 +51,7 @@ GROUPS: dict[str, Callable[[Bench], None]] = {
     "cold": fetch.cold,
     "many partitions": scale.partitions,
     "restart": recovery.crash,
+    "worker killed": killed.run,
     "recovery": recovery.recover,
 }
 QUICK = (

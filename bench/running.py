@@ -195,7 +195,8 @@ class Bench:
             for index, cell in enumerate(cells):
                 if index in broken:
                     continue
-                self.say(f"{group}: {cell.scenario}, {cell.broker.name}, round {number + 1} of {count}")
+                bar = progress(number * len(cells) + index, count * len(cells))
+                self.say(f"{bar} {group}: {cell.scenario}, {cell.broker.name}, round {number + 1} of {count}")
                 try:
                     seen[index].append(cell.run())
                 except (
@@ -222,6 +223,11 @@ class Bench:
                 cell.broker.start()
             except (RuntimeError, OSError, subprocess.SubprocessError) as more:
                 self.failures.append(f"{cell.broker.name} does not start again: {more}")
+
+
+def progress(done: int, total: int, width: int = 20) -> str:
+    full = width * done // max(total, 1)
+    return "━" * full + "─" * (width - full)
 
 
 def tmpfs() -> Path:

@@ -162,7 +162,8 @@ class Log:
                 recovery_point = values.flushed_offset
                 log_start_offset = max(log_start_offset, values.log_start_offset)
                 high_watermark = max(high_watermark, values.high_watermark)
-                trusted = recovery.Trusted(values.log_end_offset, values.end_segment)
+                position = values.end_position if values.whole else -1
+                trusted = recovery.Trusted(values.log_end_offset, values.end_segment, position)
         try:
             files = recovery.list_files(directory)
         except FileNotFoundError:
@@ -194,6 +195,7 @@ class Log:
             now_ms=now_ms,
             index_interval_bytes=config.index_interval_bytes,
             producer_expiration_ms=producer_expiration_ms,
+            index_size_max=config.segment_index_bytes,
             compacted="compact" in config.cleanup_policy,
             epochs_lost=epochs_lost,
         )

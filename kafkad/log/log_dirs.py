@@ -304,12 +304,13 @@ class LogDirs:
                     continue
                 topic, index = sys.intern(parsed[0]), parsed[1]
                 if mine is not None:
-                    if self._is_deleted(path, topic, index, known_topics or {}, mine):
+                    found_id = _id_of(path) if self.restarted else None
+                    if self._is_deleted(found_id, topic, index, known_topics or {}, mine):
                         logger.info("%s was deleted while its worker was away", path)
                         self._delete_directory(directory, path, topic, index)
                         self._uncount(directory, 1)
                         continue
-                    if not self._is_ours(path, topic, index, known_topics or {}, mine):
+                    if not self._is_ours(found_id, topic, index, known_topics or {}, mine):
                         continue
                 jobs.append(
                     self._loading(
@@ -362,7 +363,7 @@ class LogDirs:
 
     def _is_ours(
         self,
-        path: str,
+        found_id: bytes | None,
         topic: str,
         index: int,
         known_topics: Mapping[str, bytes],
@@ -375,21 +376,18 @@ class LogDirs:
             return self.me == 0 and not self.restarted
         if not mine(topic, known, index):
             return False
-        return not self.restarted or _id_of(path) in (None, known)
+        return not self.restarted or found_id in (None, known)
 
     def _is_deleted(
         self,
-        path: str,
+        found_id: bytes | None,
         topic: str,
         index: int,
         known_topics: Mapping[str, bytes],
         mine: Callable[[str, bytes, int], bool],
     ) -> bool:
         """A topic of this run of the broker that was deleted after its owner here had died."""
-        if not self.restarted:
-            return False
-        topic_id = _id_of(path)
-        return topic_id is not None and known_topics.get(topic) != topic_id and mine(topic, topic_id, index)
+        return found_id is not None and known_topics.get(topic) != found_id and mine(topic, found_id, index)
 
     def _read_checkpoint(self, directory: Directory, name: str) -> dict[Key, int]:
         path = os.path.join(directory.path, name)

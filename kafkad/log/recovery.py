@@ -5,7 +5,8 @@
     no clean mark       from the segment of the recovery point on, every batch is checked; at the first bad
                         one the log is cut, later segments go, indexes and producers are rebuilt
     a row in memory     its owner died, the machine did not: what lies below LEO is whole. The headers of the
-                        active segment are walked up to LEO, what lies beyond (nobody has seen it) is cut
+                        active segment are walked up to LEO, what lies beyond (nobody has seen it) is cut. A
+                        log that was at rest, its indexes closed, is taken as it is
 
 Damaged small files (index, snapshot, checkpoint) are rebuilt or done without, with one line in the log.
 
@@ -14,6 +15,7 @@ Beware: all of it runs in a loader's thread, before the partition has an owner l
 import logging
 import os
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from kafkad._native.listing import list_partition
 from kafkad._native.partition import Partition
@@ -73,6 +75,7 @@ class Trusted:
 
     end_offset: int
     end_segment: int
+    end_position: int  # in it; -1 where the owner died between two words
 
 
 def list_files(directory: str) -> Files:
@@ -175,6 +178,7 @@ class Loader:
         now_ms: int,
         index_interval_bytes: int,
         producer_expiration_ms: int,
+        index_size_max: int = 10 << 20,
         compacted: bool = False,
         epochs_lost: bool = False,
     ) -> None:
@@ -184,6 +188,7 @@ class Loader:
         self.epochs = epochs
         self.now_ms = now_ms
         self.index_interval_bytes = index_interval_bytes
+        self.index_size_max = index_size_max
         self.producer_expiration_ms = producer_expiration_ms
         self.compacted = compacted
         self.epochs_lost = epochs_lost
@@ -205,15 +210,18 @@ class Loader:
         bases = sorted(files.sizes)
         known: dict[int, SegmentScan] = {}
         end_offset = None
-        if bases and trusted is not None:
+        rested = bool(bases) and trusted is not None and self._at_rest(files, bases[-1], trusted)
+        if rested:
+            assert trusted is not None
+            end_offset = trusted.end_offset
+            self._note_unflushed(bases, recovery_point, end_offset)
+        elif bases and trusted is not None:
             end_offset = self._trust(files, bases, known, trusted, recovery_point, log_start_offset)
             bases = sorted(files.sizes)
-        if end_offset is not None:
-            pass
-        elif bases and not clean:
+        if end_offset is None and bases and not clean:
             end_offset = self._recover(files, bases, known, recovery_point, log_start_offset)
             bases = sorted(files.sizes)
-        elif bases:
+        elif bases and (clean or rested):
             self._find_epochs(bases)
             for base in bases:
                 if not self._indexes_look_right(files, base):
@@ -242,9 +250,9 @@ class Loader:
         log_start_offset = max(log_start_offset, bases[0])
         # An epoch that begins at the end had no records yet. After a clean stop it stays, for most often it
         # goes on: else each start would write the files of all empty partitions twice.
-        self.epochs.truncate_from_end(end_offset + 1 if clean else end_offset)
+        self.epochs.truncate_from_end(end_offset + 1 if clean or rested else end_offset)
         self.epochs.truncate_from_start(log_start_offset)
-        snapshot = self._producers_at_end(files, bases, end_offset, clean)
+        snapshot = self._producers_at_end(files, bases, end_offset, clean, rested)
         return Loaded(
             end_offset=end_offset,
             log_start_offset=log_start_offset,
@@ -389,14 +397,36 @@ class Loader:
         files.sizes[active] = scan.valid_size
         known[active] = scan
         self._find_epochs(mine[:-1])
-        for at, base in enumerate(mine[:-1]):
+        for base in mine[:-1]:
             if not self._indexes_look_right(files, base):
                 logger.warning("rebuilding the indexes of %s", segment_file(self.directory, base, LOG))
                 known[base] = self._scan(base, ProducerTable(), producers_from=0)
-            if mine[at + 1] >= flushed_offset:  # its last owner may not have come to flush these
-                self.rebuilt += (segment_file(self.directory, base, suffix) for suffix in (INDEX, TIME_INDEX))
-                self.rebuilt.append(segment_file(self.directory, mine[at + 1], SNAPSHOT))
+        self._note_unflushed(mine, flushed_offset, active)
         return end
+
+    def _note_unflushed(self, bases: list[int], flushed_offset: int, end: int) -> None:
+        """Of segments below `end`: what a dead owner may not have come to flush."""
+        for base, following in pairwise([*bases, end]):
+            if following > base and following >= flushed_offset:
+                self.rebuilt += (segment_file(self.directory, base, suffix) for suffix in (INDEX, TIME_INDEX))
+                self.rebuilt.append(segment_file(self.directory, following, SNAPSHOT))
+
+    def _at_rest(self, files: Files, active: int, trusted: Trusted) -> bool:
+        """Whether a dead owner had closed the files, or never opened them: then all is as it leaves it at a
+        clean stop, and thousands of such logs come back quickly. Indexes are stretched while they are open,
+        before the first byte is appended, and end in zeros then; a full one says nothing."""
+        if self.epochs_lost or active != trusted.end_segment or files.sizes[active] != trusted.end_position:
+            return False
+        for suffix, entry_size in INDEX_ENTRY_SIZES.items():
+            size = files.indexes[suffix].get(active, -1)
+            if size % entry_size or not 0 <= size < self.index_size_max - self.index_size_max % entry_size:
+                return False
+            if size:
+                with open(segment_file(self.directory, active, suffix), "rb") as file:
+                    file.seek(size - entry_size)
+                    if not any(file.read(entry_size)):
+                        return False
+        return True
 
     def _follows(self, scan: SegmentScan, next_base: int) -> bool:
         """Whether the segment that begins at `next_base` continues the one that was scanned. The power may
@@ -451,16 +481,18 @@ class Loader:
             files.snapshots.append(offset)
             files.snapshots.sort()
 
-    def _producers_at_end(self, files: Files, bases: list[int], end_offset: int, clean: bool) -> int:
+    def _producers_at_end(
+        self, files: Files, bases: list[int], end_offset: int, clean: bool, rested: bool
+    ) -> int:
         for offset in [offset for offset in files.snapshots if offset > end_offset]:
             _remove(segment_file(self.directory, offset, SNAPSHOT))
             files.snapshots.remove(offset)
-        if clean:
+        if clean or rested:
             start = self._load_newest_snapshot(files, end_offset)
-            if start is None and not self.snapshot_lost:
+            if start is None and clean and not self.snapshot_lost:
                 # nobody ever appended with a producer id, or an upgrade: as Kafka, begin empty
                 return files.snapshots[-1] if files.snapshots else -1
-            if start is None:  # the power took the only one: the batches know
+            if start is None:  # the power took the only one, or none was made yet: the batches know
                 start = bases[0]
             self._replay(bases, start, end_offset)
         elif end_offset > 0:

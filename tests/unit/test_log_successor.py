@@ -331,7 +331,7 @@ def test_an_open_transaction_holds_the_last_stable_offset_and_an_aborted_one_is_
     marker = abort(9)
     aborted = log.aborted_transactions(0, log.end_offset)
     assert [each.producer_id for each in aborted] == [7, 9]
-    for lost in (False, True):
+    for lost in (True, False):
         if lost:  # the marker was written, its entry was not
             path = segment_file(log.directory, log.native.active_base_offset, ".txnindex")
             assert os.path.getsize(path) == 34
@@ -340,6 +340,77 @@ def test_an_open_transaction_holds_the_last_stable_offset_and_an_aborted_one_is_
         assert log.last_stable_offset == open_at
         assert log.aborted_transactions(0, log.end_offset) == aborted
     assert log.end_offset == marker + 1
+
+
+def at_rest(succession: Succession) -> None:
+    """As the background does with a log that nobody uses."""
+    while succession.log.release_idle() or succession.log.release_idle():
+        pass
+
+
+def test_a_log_at_rest_is_taken_as_it_is(succession):
+    fill(succession, 40)
+    before = contents(succession.log)
+    at_rest(succession)
+    files = {path: path.stat() for path in succession.world.directory.iterdir()}
+    for _ in range(3):
+        log = succession.crash()
+        assert log.scanned_bytes == 0
+        assert contents(log) == before
+        assert log.high_watermark == log.last_stable_offset == 40
+        for offset in range(40):
+            assert log.offset_for_timestamp(1_000) is not None
+            assert int.from_bytes(log.read(offset, 1)[:8], "big") == offset
+        at_rest(succession)
+        now = {path: path.stat() for path in succession.world.directory.iterdir()}
+        assert {path: (s.st_ino, s.st_size) for path, s in now.items()} == {
+            path: (s.st_ino, s.st_size) for path, s in files.items()
+        }
+    assert succession.world.append() == 40
+    log = succession.crash()
+    assert log.scanned_bytes == log.native.active_size
+    assert log.end_offset == 41
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_producers_of_a_log_at_rest_are_known_also_without_a_snapshot(succession, count):
+    for sequence in range(count):
+        for producer in (7, 8):
+            succession.world.append(idempotent(sequence, producer_id=producer))
+    at_rest(succession)
+    log = succession.crash()
+    assert log.scanned_bytes == 0
+    for back in range(1, min(count, 5) + 1):
+        for producer in (7, 8):
+            sequence = count - back
+            again = log.append_client(idempotent(sequence, producer_id=producer), 1_000)
+            assert again.base_offset == 2 * sequence + producer - 7
+    assert log.end_offset == 2 * count
+    assert succession.world.append(idempotent(count, producer_id=7)) == 2 * count
+
+
+@pytest.mark.parametrize("suffix", [INDEX, TIME_INDEX])
+def test_a_log_with_one_index_open_is_not_at_rest(succession, suffix):
+    fill(succession, 8)
+    before = contents(succession.log)
+    path = segment_file(succession.log.directory, succession.log.native.active_base_offset, suffix)
+    at_rest(succession)
+    for size in (os.path.getsize(path) + 24, 10 << 20):  # stretched by an owner that died while it opened it
+        os.truncate(path, size)
+        log = succession.crash()
+        assert log.scanned_bytes == log.native.active_size
+        assert os.path.getsize(path) < size
+        assert contents(log) == before
+
+
+def test_a_log_at_rest_whose_row_was_being_written_is_walked(succession):
+    fill(succession, 8)
+    before = contents(succession.log)
+    at_rest(succession)
+    succession.poke(0, "I", succession.slot.values().whole and 7)
+    log = succession.crash()
+    assert log.scanned_bytes == log.native.active_size
+    assert contents(log) == before
 
 
 def test_the_log_start_does_not_come_back(succession):

@@ -9,6 +9,7 @@ The row is watermarks.pxd's. The other workers hold a reader partition (partitio
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 from kafkad._native.batch cimport BatchInfo, Rules
+from kafkad._native.places cimport Places
 from kafkad._native.producer_table cimport ProducerMap, ProducerTable
 from kafkad._native.segments cimport LogFile, Segment, log_file_release, log_file_retain
 from kafkad._native.watermarks cimport Row, RowSlot
@@ -72,6 +73,7 @@ cdef class Partition:
     cdef RecentBatch* recent                # a ring, made at the first append
     cdef uint32_t recent_end                # entries ever put; the last RECENT of them stand
     cdef uint32_t recent_count
+    cdef Places* places                     # where reads will go on, made at the first that finds a batch by its header
     cdef Rules rules
     cdef int closed_code                    # what to answer while not `open`
     cdef int32_t index_interval_bytes
@@ -101,6 +103,8 @@ cdef class Partition:
                         int64_t now_ms) noexcept nogil
     cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
                     int64_t* batch_size) noexcept nogil
+    cdef bint found_at(self, Segment* segment, int64_t at, int64_t begins_max, int64_t target, int64_t limit,
+                       int64_t* position, int64_t* batch_size) noexcept nogil
     cdef void remember(self, int64_t base_offset, int64_t position) noexcept nogil
     cdef void row_begin(self) noexcept nogil
     cdef void row_end(self) noexcept nogil

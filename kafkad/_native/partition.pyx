@@ -4,8 +4,9 @@ An append is: validate, look at the producer, ask whether the segment must be ro
 offset and leader epoch into the bytes, one pwrite, an index entry every index.interval.bytes, the row, and a call to
 whoever waits. Nothing is changed before the write has succeeded; a short write is cut off again.
 
-A read answers a region of a file: the segment by binary search, the batch from the ring of recent ones, else from the
-offset index and a walk over headers. The end of the region is the position of HW, LSO or LEO, which stand in the row.
+A read answers a region of a file: the segment by binary search, the batch from the ring of recent ones, from where the
+read before it ended (places.pxd), else from the offset index and a walk over headers. The end of the region is the
+position of HW, LSO or LEO, which stand in the row.
 
 Files are opened by path when first needed (segments.pyx); `release_idle` closes what nobody read since the last sweep. An
 idle partition has no fd and no mapping.
@@ -24,10 +25,11 @@ from libc.string cimport memcmp, memcpy, memmove, memset, strdup
 
 from kafkad._native.batch cimport (
     CONTROL, HEADER_SIZE, LENGTH_OVERHEAD, NEED_PYTHON, TIMESTAMP_LOG_APPEND, TRANSACTIONAL, BatchInfo, validate)
-from kafkad._native.fileio cimport Window, cut, is_fatal, read_at, window_at, window_init, write_at
+from kafkad._native.fileio cimport WINDOW, Window, cut, is_fatal, read_at, window_at, window_init, write_at
 from kafkad._native.index cimport (
     index_reserve, offset_entry_offset, offset_entry_position, offset_index_append, offset_index_floor, time_entry_offset,
     time_entry_timestamp, time_index_append, time_index_floor)
+from kafkad._native.places cimport batch_at, place_note, place_of, places_forget
 from kafkad._native.producer_table cimport (
     ASK_LOG, ProducerBatch, parse_marker, producer_check, producer_end, producer_first_unstable, producer_record,
     producer_reserve)
@@ -157,6 +159,7 @@ cdef class Partition:
             segment_close(&self.segments[i], self.directory)
         free(self.segments)
         free(self.recent)
+        free(self.places)
         free(self.directory)
 
     # -- the row -------------------------------------------------------------------------------------------
@@ -397,10 +400,20 @@ cdef class Partition:
 
     # -- read ----------------------------------------------------------------------------------------------
 
+    cdef bint found_at(self, Segment* segment, int64_t at, int64_t begins_max, int64_t target, int64_t limit,
+                       int64_t* position, int64_t* batch_size) noexcept nogil:
+        # As `batch_at` (places.pxd); where the batch ends the next read may begin. The segment is open.
+        cdef int64_t last = -1
+        if not batch_at(segment.file.fd, segment.base_offset, at, begins_max, target, limit, batch_size, &last):
+            return False
+        self.places = place_note(self.places, segment.base_offset, last + 1, at + batch_size[0])
+        position[0] = at
+        return True
+
     cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
                     int64_t* batch_size) noexcept nogil:
         # The first batch that ends at or after `target` and begins below `limit`. 1, 0 when there is none, -errno.
-        cdef int64_t at = 0, indexed = -1
+        cdef int64_t at = 0, indexed = -1, following, gap
         cdef uint32_t low, high, middle
         cdef int32_t slot
         cdef int failure
@@ -423,8 +436,17 @@ cdef class Partition:
         failure = segment_open(segment, self.directory, self.owner < 0)
         if failure != 0:
             return failure
+        following = 0 if target == segment.base_offset else place_of(self.places, segment.base_offset, target)
+        if following >= 0 and self.found_at(segment, following, INT64_MAX, target, limit, position, batch_size):
+            return 1
         if not segment.index_ignored and segment_open_offsets(segment, self.directory) == 0 and segment.offsets.entries:
             slot = offset_index_floor(&segment.offsets, target - segment.base_offset)
+            if slot + 1 < segment.offsets.entries:
+                # Batches above index.interval.bytes are all indexed: the next entry's is the one, if it begins in time.
+                following = offset_entry_position(&segment.offsets, slot + 1)
+                gap = following - (offset_entry_position(&segment.offsets, slot) if slot >= 0 else 0)
+                if gap > WINDOW and self.found_at(segment, following, target, target, limit, position, batch_size):
+                    return 1
             if slot >= 0:
                 at = offset_entry_position(&segment.offsets, slot)
                 indexed = segment.base_offset + offset_entry_offset(&segment.offsets, slot)
@@ -692,6 +714,7 @@ cdef class Partition:
         self.segment_count -= end - first
         if end > first:
             self.recent_count = 0
+            places_forget(self.places)
         put_local_start(self)
         return gone
 
@@ -708,6 +731,9 @@ cdef class Partition:
                     self.recent_count = 0
                     free(self.recent)
                     self.recent = NULL
+        if closed:
+            free(self.places)
+            self.places = NULL
         return closed
 
     def close_files(self) -> None:
@@ -922,6 +948,7 @@ cdef class Partition:
         segment.max_timestamp = UNKNOWN
         segment.first_timestamp = UNKNOWN
         self.recent_count = 0
+        places_forget(self.places)
         self.row_begin()
         self.row.generation += 1
         self.row.log_end_offset = end_offset

@@ -29,7 +29,7 @@ from kafkad._native.fileio cimport WINDOW, Window, cut, is_fatal, read_at, windo
 from kafkad._native.index cimport (
     index_reserve, offset_entry_offset, offset_entry_position, offset_index_append, offset_index_floor, time_entry_offset,
     time_entry_timestamp, time_index_append, time_index_floor)
-from kafkad._native.places cimport batch_at, place_note, place_of, places_forget
+from kafkad._native.places cimport BatchAt, batch_at, place_note, place_of, places_forget
 from kafkad._native.producer_table cimport (
     ASK_LOG, ProducerBatch, parse_marker, producer_check, producer_end, producer_first_unstable, producer_record,
     producer_reserve)
@@ -402,13 +402,43 @@ cdef class Partition:
 
     cdef bint found_at(self, Segment* segment, int64_t at, int64_t begins_max, int64_t target, int64_t limit,
                        int64_t* position, int64_t* batch_size) noexcept nogil:
-        # As `batch_at` (places.pxd); where the batch ends the next read may begin. The segment is open.
-        cdef int64_t last = -1
-        if not batch_at(segment.file.fd, segment.base_offset, at, begins_max, target, limit, batch_size, &last):
+        # Whether the batch at position `at` begins at or before `begins_max` and ends at or after `target`; where it ends
+        # the next read may begin. The segment is open.
+        cdef BatchAt batch
+        if not batch_at(segment.file.fd, segment.base_offset, at, limit, &batch) or (
+                batch.base_offset > begins_max or batch.last_offset < target):
             return False
-        self.places = place_note(self.places, segment.base_offset, last + 1, at + batch_size[0])
+        self.places = place_note(self.places, segment.base_offset, batch.last_offset + 1, at + batch.size, 0, 0)
         position[0] = at
+        batch_size[0] = batch.size
         return True
+
+    cdef bint remembered(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
+                         int64_t* batch_size) noexcept nogil:
+        # The batch that a read before this one met at its end.
+        cdef Places* places = self.places
+        cdef int number = place_of(places, segment.base_offset, target)
+        if number < 0:
+            return False
+        position[0] = places.positions[number]
+        batch_size[0] = places.sizes[number]
+        if 0 < batch_size[0] <= limit - position[0]:
+            place_note(places, segment.base_offset, places.lasts[number] + 1, position[0] + batch_size[0], 0, 0)
+            return True
+        return self.found_at(segment, position[0], INT64_MAX, target, limit, position, batch_size)
+
+    cdef bint goes_alone(self, Segment* segment, int64_t position, int64_t batch_size, int64_t max_bytes,
+                         int64_t limit) noexcept nogil:
+        # Whether the batch after a large one, with which the next read will begin, is cut by `max_bytes`: then it stays
+        # away. Clients would throw the part of it away, and ask for it again.
+        cdef BatchAt batch
+        position += batch_size
+        if batch_size > max_bytes or batch_size < max_bytes - batch_size or not batch_at(
+                segment.file.fd, segment.base_offset, position, limit, &batch):
+            return False
+        self.places = place_note(
+            self.places, segment.base_offset, batch.base_offset, position, batch.size, batch.last_offset)
+        return batch.size > max_bytes - batch_size
 
     cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
                     int64_t* batch_size) noexcept nogil:
@@ -436,8 +466,9 @@ cdef class Partition:
         failure = segment_open(segment, self.directory, self.owner < 0)
         if failure != 0:
             return failure
-        following = 0 if target == segment.base_offset else place_of(self.places, segment.base_offset, target)
-        if following >= 0 and self.found_at(segment, following, INT64_MAX, target, limit, position, batch_size):
+        if self.remembered(segment, target, limit, position, batch_size) or (
+                target == segment.base_offset
+                and self.found_at(segment, 0, INT64_MAX, target, limit, position, batch_size)):
             return 1
         if not segment.index_ignored and segment_open_offsets(segment, self.directory) == 0 and segment.offsets.entries:
             slot = offset_index_floor(&segment.offsets, target - segment.base_offset)
@@ -468,6 +499,7 @@ cdef class Partition:
         info.file = NULL
         info.position = 0
         info.size = 0
+        info.available = 0
         if not self.open:
             return self.closed_code
         if leader_epoch >= 0 and leader_epoch != row.leader_epoch:
@@ -501,6 +533,9 @@ cdef class Partition:
                     return CORRUPT_MESSAGE
                 return self.refused(found, b"reading")
             if found:
+                found = segment_open(segment, self.directory, self.owner < 0)
+                if found != 0:
+                    return self.refused(found, b"opening a segment")
                 size = limit - position
                 if size > max_bytes:
                     size = max_bytes
@@ -508,9 +543,9 @@ cdef class Partition:
                     if not at_least_one:
                         return 0
                     size = batch_size
-                found = segment_open(segment, self.directory, self.owner < 0)
-                if found != 0:
-                    return self.refused(found, b"opening a segment")
+                info.available = size
+                if size < limit - position and self.goes_alone(segment, position, batch_size, size, limit):
+                    size = batch_size
                 log_file_retain(segment.file)
                 info.file = segment.file
                 info.position = position

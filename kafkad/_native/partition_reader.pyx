@@ -300,6 +300,7 @@ cdef class ReaderPartition(Partition):
         info.file = NULL
         info.position = 0
         info.size = 0
+        info.available = 0
         return NOT_LEADER_OR_FOLLOWER if self.refusal == -ENOENT else code
 
     cdef int append(self, uint8_t* records, size_t size, int64_t now_ms, AppendInfo* info) noexcept nogil:
@@ -320,6 +321,7 @@ cdef class ReaderPartition(Partition):
         cdef int64_t at = 0, indexed = -1, index_at = 0, following = 0
         cdef uint32_t low, high, middle
         cdef bint exact = target == segment.base_offset, near = False
+        cdef int number
         cdef int failure = segment_open(segment, self.directory, False)
         if failure != 0:
             return failure
@@ -337,15 +339,16 @@ cdef class ReaderPartition(Partition):
                 exact = self.recent[low & (RECENT - 1)].base_offset == target
                 near = (limit if high == self.recent_end else self.recent[high & (RECENT - 1)].position) - at <= WALK_MAX
         if not exact:
-            following = place_of(self.places, segment.base_offset, target)
-            if following >= 0:
-                at = following
+            number = place_of(self.places, segment.base_offset, target)
+            if number >= 0:
+                at = self.places.positions[number]
                 exact = True
         if exact and at < limit <= at + self.read_max:
             position[0] = at                # all of it will go: where its first batch ends does not matter
             batch_size[0] = limit - at
             return 1
-        if exact and self.found_at(segment, at, INT64_MAX, target, limit, position, batch_size):
+        if self.remembered(segment, target, limit, position, batch_size) or (
+                exact and self.found_at(segment, at, INT64_MAX, target, limit, position, batch_size)):
             return 1
         if not exact and not near and not segment.index_ignored:
             if self.index_floor(segment, target - segment.base_offset, &index_at, &indexed, &following) == 0:

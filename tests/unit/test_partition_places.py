@@ -15,6 +15,7 @@ from kafkad._native.watermarks import WatermarkTable
 from kafkad.log.log import Log, whole_batches
 from kafkad.log.reader import ReaderLog
 from kafkad.protocol.records import build_batch, end_marker, read_batches
+from tests.reference.slow_log import cut
 from tests.unit.log_world import TOPIC_ID, LogWorld, batch, topic_config
 
 OUT_OF_RANGE = 1
@@ -56,7 +57,7 @@ def slow_read(world, offset, most, first, isolation):
             continue
         if len(wanted[0]) > most:
             return 0, wanted[0] if first else b""
-        return 0, b"".join(wanted)[:most]
+        return 0, cut(wanted, most)
     return 0, b""
 
 

@@ -37,7 +37,7 @@ from kafkad._native.partition_table cimport (
 from kafkad._native.timers cimport timer_start, timer_stop
 from kafkad._native.wire cimport (
     Cursor, KAFKAD_CHECK, cursor_init, get_i32, put_i16, put_i32, put_i64, put_uvarint, read_i8, read_i16, read_i32,
-    read_i64, read_raw, read_uvarint, remaining,
+    read_count, read_i64, read_raw, read_uvarint, remaining, skip_tags,
 )
 
 import logging
@@ -67,23 +67,6 @@ cdef const char* MALFORMED = "a Fetch does not parse"
 
 
 # -- parsing -----------------------------------------------------------------------------------------------
-
-cdef inline void skip_tags(Cursor* body) noexcept nogil:
-    cdef uint32_t count = read_uvarint(body)
-    while count and not body.failed:
-        read_uvarint(body)
-        read_raw(body, read_uvarint(body))
-        count -= 1
-
-
-cdef inline int64_t read_count(Cursor* body, bint flexible, size_t smallest) noexcept nogil:
-    """Of an array that may not be null; fails when so many elements cannot follow."""
-    cdef int64_t count = <int64_t>read_uvarint(body) - 1 if flexible else read_i32(body)
-    if count < 0 or <uint64_t>count * smallest > remaining(body):
-        body.failed = True
-        return 0
-    return count
-
 
 cdef TopicKey* read_topic(Fetching self, Cursor* body, int16_t version, bint wanted) noexcept nogil:
     """A topic's name or id; its key (a new reference) when `wanted`."""
@@ -238,6 +221,7 @@ cdef void read_slow(Core* core, Entry* entry, int64_t offset, int64_t bytes_max,
             Py_INCREF(data)
             result.copy = <void*><PyObject*>data
             result.read.size = len(data)
+            result.read.available = len(data)
         result.code = 0
     except (AssertionError, MemoryError):
         core_fatal(core)
@@ -330,6 +314,7 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
         result.aborted_count = 0
         result.unknown = False
         result.read.size = 0
+        result.read.available = 0
         result.read.file = NULL
         entry = entry_of(self, fetched)
         if entry is NULL:
@@ -355,11 +340,12 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
             result.read.last_stable_offset = -1
             result.read.log_start_offset = -1
             result.read.size = 0
+            result.read.available = 0
             if result.code == KAFKA_STORAGE_ERROR and request.version <= 5:
                 result.code = NOT_LEADER_OR_FOLLOWER    # older clients do not know the other
         elif result.read.size:
             at_least_one = False
-            bytes_read[0] += result.read.size
+            bytes_read[0] += result.read.available
             left = max(left - result.read.size, 0)
         fetched = fetched.next
     return count
@@ -644,7 +630,7 @@ cdef void wait_for_data(Fetching self, Slot* slot, FetchRequest* request, uint32
     fetch.slot = slot
     fetch.available = bytes_read
     for i in range(count):
-        self.results[i].fetched.available = self.results[i].read.size
+        self.results[i].fetched.available = self.results[i].read.available
     drop_results(self, count)
     fetched = request.session.first
     while fetched is not NULL:
@@ -742,8 +728,8 @@ cdef void fetch_advanced(Fetching self, Entry* entry, uint32_t why) noexcept nog
             if code == 0:
                 if read.size:
                     log_file_release(read.file)
-                fetch.available += min(read.size, <int64_t>fetched.bytes_max) - fetched.available
-                fetched.available = min(read.size, <int64_t>fetched.bytes_max)
+                fetch.available += min(read.available, <int64_t>fetched.bytes_max) - fetched.available
+                fetched.available = min(read.available, <int64_t>fetched.bytes_max)
                 if fetch.available < fetch.request.bytes_min:
                     some_wait = True
                     continue

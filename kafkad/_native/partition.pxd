@@ -10,6 +10,7 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 from kafkad._native.batch cimport BatchInfo, Rules
 from kafkad._native.group_commit cimport GroupCommit, Sync
+from kafkad._native.places cimport Places
 from kafkad._native.producer_table cimport ProducerMap, ProducerTable
 from kafkad._native.segments cimport LogFile, Segment, log_file_release, log_file_retain
 from kafkad._native.watermarks cimport Row, RowSlot
@@ -29,6 +30,7 @@ cdef struct ReadInfo:
     LogFile* file                   # retained for the caller when size > 0
     int64_t position
     int64_t size                    # bytes to send; 0 at the end of what may be read
+    int64_t available               # bytes that count for min_bytes: with the part of a last batch that is not sent
 
 cdef enum:
     RECENT = 128                    # a power of two
@@ -73,6 +75,7 @@ cdef class Partition:
     cdef RecentBatch* recent                # a ring, made at the first append
     cdef uint32_t recent_end                # entries ever put; the last RECENT of them stand
     cdef uint32_t recent_count
+    cdef Places* places                     # where reads will go on, made at the first that finds a batch by its header
     cdef Rules rules
     cdef int closed_code                    # what to answer while not `open`
     cdef int32_t index_interval_bytes
@@ -107,6 +110,12 @@ cdef class Partition:
                         int64_t now_ms) noexcept nogil
     cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
                     int64_t* batch_size) noexcept nogil
+    cdef bint found_at(self, Segment* segment, int64_t at, int64_t begins_max, int64_t target, int64_t limit,
+                       int64_t* position, int64_t* batch_size) noexcept nogil
+    cdef bint remembered(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
+                         int64_t* batch_size) noexcept nogil
+    cdef bint goes_alone(self, Segment* segment, int64_t position, int64_t batch_size, int64_t max_bytes,
+                         int64_t limit) noexcept nogil
     cdef void remember(self, int64_t base_offset, int64_t position) noexcept nogil
     cdef void row_begin(self) noexcept nogil
     cdef void row_end(self) noexcept nogil
@@ -128,8 +137,8 @@ cdef class Partition:
     # must decide (roll, compression, …); else a Kafka error code.
     cdef int append(self, uint8_t* records, size_t size, int64_t now_ms, AppendInfo* info) noexcept nogil
 
-    # Where to read from `offset`: whole batches from the one that holds it, up to max_bytes (or the whole first
-    # batch when `at_least_one`), below HW (isolation 0) or LSO (isolation 1). 0, NEED_PYTHON, OFFSET_OUT_OF_RANGE,
+    # Where to read from `offset`: batches from the one that holds it, up to max_bytes (or the whole first
+    # batch when `at_least_one`; the first alone when max_bytes would cut the second), below HW (isolation 0) or LSO (isolation 1). 0, NEED_PYTHON, OFFSET_OUT_OF_RANGE,
     # NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR, or FENCED/UNKNOWN_LEADER_EPOCH when `leader_epoch` >= 0 differs.
     cdef int read(self, int64_t offset, int64_t max_bytes, bint at_least_one, int isolation, int32_t leader_epoch,
                   ReadInfo* info) noexcept nogil

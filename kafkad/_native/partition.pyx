@@ -4,8 +4,9 @@ An append is: validate, look at the producer, ask whether the segment must be ro
 offset and leader epoch into the bytes, one pwrite, an index entry every index.interval.bytes, the row, and a call to
 whoever waits. Nothing is changed before the write has succeeded; a short write is cut off again.
 
-A read answers a region of a file: the segment by binary search, the batch from the ring of recent ones, else from the
-offset index and a walk over headers. The end of the region is the position of HW, LSO or LEO, which stand in the row.
+A read answers a region of a file: the segment by binary search, the batch from the ring of recent ones, from where the
+read before it ended (places.pxd), else from the offset index and a walk over headers. The end of the region is the
+position of HW, LSO or LEO, which stand in the row.
 
 Files are opened by path when first needed (segments.pyx); `release_idle` closes what nobody read since the last sweep. An
 idle partition has no fd and no mapping.
@@ -24,12 +25,13 @@ from libc.string cimport memcmp, memcpy, memmove, memset, strdup
 
 from kafkad._native.batch cimport (
     CONTROL, HEADER_SIZE, LENGTH_OVERHEAD, NEED_PYTHON, TIMESTAMP_LOG_APPEND, TRANSACTIONAL, BatchInfo, validate)
-from kafkad._native.fileio cimport Window, cut, is_fatal, read_at, window_at, window_init, write_at
+from kafkad._native.fileio cimport WINDOW, Window, cut, is_fatal, read_at, window_at, window_init, write_at
 from kafkad._native.group_commit cimport (
     SYNC_IDLE, GroupCommit, Sync, commit_ask, sync_drop, sync_give_up, sync_new, sync_reach)
 from kafkad._native.index cimport (
     index_reserve, offset_entry_offset, offset_entry_position, offset_index_append, offset_index_floor, time_entry_offset,
     time_entry_timestamp, time_index_append, time_index_floor)
+from kafkad._native.places cimport BatchAt, batch_at, place_note, place_of, places_forget
 from kafkad._native.producer_table cimport (
     ASK_LOG, ProducerBatch, parse_marker, producer_check, producer_end, producer_first_unstable, producer_record,
     producer_reserve)
@@ -160,6 +162,7 @@ cdef class Partition:
         sync_drop(self.sync)
         free(self.segments)
         free(self.recent)
+        free(self.places)
         free(self.directory)
 
     # -- the row -------------------------------------------------------------------------------------------
@@ -401,10 +404,50 @@ cdef class Partition:
 
     # -- read ----------------------------------------------------------------------------------------------
 
+    cdef bint found_at(self, Segment* segment, int64_t at, int64_t begins_max, int64_t target, int64_t limit,
+                       int64_t* position, int64_t* batch_size) noexcept nogil:
+        # Whether the batch at position `at` begins at or before `begins_max` and ends at or after `target`; where it ends
+        # the next read may begin. The segment is open.
+        cdef BatchAt batch
+        if not batch_at(segment.file.fd, segment.base_offset, at, limit, &batch) or (
+                batch.base_offset > begins_max or batch.last_offset < target):
+            return False
+        self.places = place_note(self.places, segment.base_offset, batch.last_offset + 1, at + batch.size, 0, 0)
+        position[0] = at
+        batch_size[0] = batch.size
+        return True
+
+    cdef bint remembered(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
+                         int64_t* batch_size) noexcept nogil:
+        # The batch that a read before this one met at its end.
+        cdef Places* places = self.places
+        cdef int number = place_of(places, segment.base_offset, target)
+        if number < 0:
+            return False
+        position[0] = places.positions[number]
+        batch_size[0] = places.sizes[number]
+        if 0 < batch_size[0] <= limit - position[0]:
+            place_note(places, segment.base_offset, places.lasts[number] + 1, position[0] + batch_size[0], 0, 0)
+            return True
+        return self.found_at(segment, position[0], INT64_MAX, target, limit, position, batch_size)
+
+    cdef bint goes_alone(self, Segment* segment, int64_t position, int64_t batch_size, int64_t max_bytes,
+                         int64_t limit) noexcept nogil:
+        # Whether the batch after a large one, with which the next read will begin, is cut by `max_bytes`: then it stays
+        # away. Clients would throw the part of it away, and ask for it again.
+        cdef BatchAt batch
+        position += batch_size
+        if batch_size > max_bytes or batch_size < max_bytes - batch_size or not batch_at(
+                segment.file.fd, segment.base_offset, position, limit, &batch):
+            return False
+        self.places = place_note(
+            self.places, segment.base_offset, batch.base_offset, position, batch.size, batch.last_offset)
+        return batch.size > max_bytes - batch_size
+
     cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
                     int64_t* batch_size) noexcept nogil:
         # The first batch that ends at or after `target` and begins below `limit`. 1, 0 when there is none, -errno.
-        cdef int64_t at = 0, indexed = -1
+        cdef int64_t at = 0, indexed = -1, following, gap
         cdef uint32_t low, high, middle
         cdef int32_t slot
         cdef int failure
@@ -427,8 +470,18 @@ cdef class Partition:
         failure = segment_open(segment, self.directory, self.owner < 0)
         if failure != 0:
             return failure
+        if self.remembered(segment, target, limit, position, batch_size) or (
+                target == segment.base_offset
+                and self.found_at(segment, 0, INT64_MAX, target, limit, position, batch_size)):
+            return 1
         if not segment.index_ignored and segment_open_offsets(segment, self.directory) == 0 and segment.offsets.entries:
             slot = offset_index_floor(&segment.offsets, target - segment.base_offset)
+            if slot + 1 < segment.offsets.entries:
+                # Batches above index.interval.bytes are all indexed: the next entry's is the one, if it begins in time.
+                following = offset_entry_position(&segment.offsets, slot + 1)
+                gap = following - (offset_entry_position(&segment.offsets, slot) if slot >= 0 else 0)
+                if gap > WINDOW and self.found_at(segment, following, target, target, limit, position, batch_size):
+                    return 1
             if slot >= 0:
                 at = offset_entry_position(&segment.offsets, slot)
                 indexed = segment.base_offset + offset_entry_offset(&segment.offsets, slot)
@@ -450,6 +503,7 @@ cdef class Partition:
         info.file = NULL
         info.position = 0
         info.size = 0
+        info.available = 0
         if not self.open:
             return self.closed_code
         if leader_epoch >= 0 and leader_epoch != row.leader_epoch:
@@ -483,6 +537,9 @@ cdef class Partition:
                     return CORRUPT_MESSAGE
                 return self.refused(found, b"reading")
             if found:
+                found = segment_open(segment, self.directory, self.owner < 0)
+                if found != 0:
+                    return self.refused(found, b"opening a segment")
                 size = limit - position
                 if size > max_bytes:
                     size = max_bytes
@@ -490,9 +547,9 @@ cdef class Partition:
                     if not at_least_one:
                         return 0
                     size = batch_size
-                found = segment_open(segment, self.directory, self.owner < 0)
-                if found != 0:
-                    return self.refused(found, b"opening a segment")
+                info.available = size
+                if size < limit - position and self.goes_alone(segment, position, batch_size, size, limit):
+                    size = batch_size
                 log_file_retain(segment.file)
                 info.file = segment.file
                 info.position = position
@@ -699,6 +756,7 @@ cdef class Partition:
         self.segment_count -= end - first
         if end > first:
             self.recent_count = 0
+            places_forget(self.places)
         put_local_start(self)
         return gone
 
@@ -715,6 +773,9 @@ cdef class Partition:
                     self.recent_count = 0
                     free(self.recent)
                     self.recent = NULL
+        if closed:
+            free(self.places)
+            self.places = NULL
         return closed
 
     def close_files(self) -> None:
@@ -929,6 +990,7 @@ cdef class Partition:
         segment.max_timestamp = UNKNOWN
         segment.first_timestamp = UNKNOWN
         self.recent_count = 0
+        places_forget(self.places)
         self.row_begin()
         self.row.generation += 1
         self.row.log_end_offset = end_offset

@@ -30,4 +30,5 @@ cdef class ReaderPartition(Partition):
     cdef int list_directory(self, const Row* before) noexcept nogil
     cdef int adopt_found(self, const Row* row) noexcept nogil
     cdef void forget_segments(self) noexcept nogil
-    cdef int index_floor(self, Segment* segment, int64_t relative, int64_t* position, int64_t* last) noexcept nogil
+    cdef int index_floor(self, Segment* segment, int64_t relative, int64_t* position, int64_t* last,
+                         int64_t* following) noexcept nogil

@@ -10,6 +10,7 @@ Beware:
 - The owner cuts, rewrites and removes index files whenever it likes: they are read with pread here, never mapped, and
   what lies beyond the copy's end does not count. The file of a segment that was removed stays open until the row says so.
 - A batch may be appended between the copy and the read: nothing here looks beyond the copy's positions.
+- Where reads went on (places.pxd) is forgotten with the segments.
 - The ring of recent batches (partition.pxd) holds high watermarks that were seen: where the next read of a consumer at
   the end begins. There are batches between two of its entries.
 
@@ -22,10 +23,11 @@ from libc.string cimport memcmp, memcpy, memmove, memset, strcmp
 
 from cpython.bytes cimport PyBytes_AS_STRING
 
-from kafkad._native.fileio cimport open_path, read_at
+from kafkad._native.fileio cimport WINDOW, open_path, read_at
 from kafkad._native.partition cimport (
     ADVANCED_END, ADVANCED_HIGH_WATERMARK, PARTITION_GONE, RECENT, AppendInfo, Partition, ReadInfo, RecentBatch)
 from kafkad._native.index cimport OFFSET_ENTRY_SIZE
+from kafkad._native.places cimport place_of, places_forget
 from kafkad._native.producer_table cimport ProducerTable
 from kafkad._native.segments cimport (
     PATH_SIZE, LogFile, Segment, log_file_new, segment_close, segment_floor, segment_open, segment_path, segment_walk)
@@ -175,6 +177,7 @@ cdef class ReaderPartition(Partition):
             segment_close(&self.segments[i], self.directory)
         self.segment_count = 0
         self.recent_count = 0
+        places_forget(self.places)
 
     cdef int list_directory(self, const Row* before) noexcept nogil:
         # Fills `found` with the segments up to the active one of `before`. 0, -errno; -EAGAIN: that one is not there.
@@ -312,6 +315,7 @@ cdef class ReaderPartition(Partition):
         info.file = NULL
         info.position = 0
         info.size = 0
+        info.available = 0
         return NOT_LEADER_OR_FOLLOWER if self.refusal == -ENOENT else code
 
     cdef int append(self, uint8_t* records, size_t size, int64_t now_ms, AppendInfo* info) noexcept nogil:
@@ -329,9 +333,10 @@ cdef class ReaderPartition(Partition):
 
     cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
                     int64_t* batch_size) noexcept nogil:
-        cdef int64_t at = 0, last = -1, indexed = -1, index_at = 0
+        cdef int64_t at = 0, indexed = -1, index_at = 0, following = 0
         cdef uint32_t low, high, middle
         cdef bint exact = target == segment.base_offset, near = False
+        cdef int number
         cdef int failure = segment_open(segment, self.directory, False)
         if failure != 0:
             return failure
@@ -348,18 +353,37 @@ cdef class ReaderPartition(Partition):
                 at = self.recent[low & (RECENT - 1)].position
                 exact = self.recent[low & (RECENT - 1)].base_offset == target
                 near = (limit if high == self.recent_end else self.recent[high & (RECENT - 1)].position) - at <= WALK_MAX
+        if not exact:
+            number = place_of(self.places, segment.base_offset, target)
+            if number >= 0:
+                at = self.places.positions[number]
+                exact = True
         if exact and at < limit <= at + self.read_max:
             position[0] = at                # all of it will go: where its first batch ends does not matter
             batch_size[0] = limit - at
             return 1
+        if self.remembered(segment, target, limit, position, batch_size) or (
+                exact and self.found_at(segment, at, INT64_MAX, target, limit, position, batch_size)):
+            return 1
         if not exact and not near and not segment.index_ignored:
-            if self.index_floor(segment, target - segment.base_offset, &index_at, &last) == 0 and index_at > at:
-                at = index_at
-                indexed = segment.base_offset + last
+            if self.index_floor(segment, target - segment.base_offset, &index_at, &indexed, &following) == 0:
+                # As with the owner: the next entry's batch is the one, if it begins in time.
+                if following - index_at > WINDOW and following > at and self.found_at(
+                        segment, following, target, target, limit, position, batch_size):
+                    return 1
+                if index_at > at:
+                    at = index_at
+                    indexed += segment.base_offset
+                else:
+                    indexed = -1
+            else:
+                indexed = -1
         return segment_walk(segment, at, indexed, target, limit, position, batch_size)
 
-    cdef int index_floor(self, Segment* segment, int64_t relative, int64_t* position, int64_t* last) noexcept nogil:
-        # The last entry whose offset is <= `relative`. 0, or -errno; position 0: none. Entries ascend evenly, as a rule, so
+    cdef int index_floor(self, Segment* segment, int64_t relative, int64_t* position, int64_t* last,
+                         int64_t* following) noexcept nogil:
+        # The last entry whose offset is <= `relative`, and the position of the one `following`. 0, or -errno; position 0:
+        # none, or for the following one: perhaps it was not looked for. Entries ascend evenly, as a rule, so
         # the first block of them that is read has it. Of the Index of a segment, which is not mapped here, `entries` is how
         # many are known to count, `allocated` the offset in the last of them, and `entries_max` says that there are no more.
         cdef char path[PATH_SIZE]
@@ -369,6 +393,7 @@ cdef class ReaderPartition(Partition):
         cdef int fd, failure
         position[0] = 0
         last[0] = -1
+        following[0] = 0
         if file == NULL:
             segment_path(self.directory, segment.base_offset, b"index", path)
             fd = open_path(path, O_RDONLY | O_CLOEXEC)
@@ -396,6 +421,7 @@ cdef class ReaderPartition(Partition):
             if n <= 0:
                 return -EIO
             if get_i32(block) > relative:
+                following[0] = get_i32(block + 4)
                 high = start
             elif get_i32(block + (n - 1) * OFFSET_ENTRY_SIZE) <= relative:
                 position[0] = get_i32(block + (n - 1) * OFFSET_ENTRY_SIZE + 4)
@@ -412,6 +438,7 @@ cdef class ReaderPartition(Partition):
                         high = middle
                 position[0] = get_i32(block + low * OFFSET_ENTRY_SIZE + 4)
                 last[0] = get_i32(block + low * OFFSET_ENTRY_SIZE)
+                following[0] = get_i32(block + high * OFFSET_ENTRY_SIZE + 4)
                 break
             start = low + (high - low) // 2 - BLOCK_ENTRIES // 2
         return 0

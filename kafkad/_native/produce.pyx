@@ -37,8 +37,8 @@ from kafkad._native.partition_table cimport (
 )
 from kafkad._native.timers cimport timer_start, timer_stop
 from kafkad._native.wire cimport (
-    Cursor, KAFKAD_CHECK, get_i16, put_i16, put_i32, put_i64, put_uvarint, read_i16, read_i32, read_raw, read_uvarint,
-    remaining,
+    Cursor, KAFKAD_CHECK, get_i16, put_i16, put_i32, put_i64, put_uvarint, read_count, read_i16, read_i32, read_raw,
+    read_uvarint, remaining, skip_tags,
 )
 
 import logging
@@ -73,23 +73,6 @@ log = logging.getLogger("kafkad.produce")
 # -- parsing -----------------------------------------------------------------------------------------------
 
 cdef const char* MALFORMED = "a Produce does not parse"
-
-
-cdef inline void skip_tags(Cursor* body) noexcept nogil:
-    cdef uint32_t count = read_uvarint(body)
-    while count and not body.failed:
-        read_uvarint(body)
-        read_raw(body, read_uvarint(body))
-        count -= 1
-
-
-cdef inline int64_t read_count(Cursor* body, bint flexible, size_t smallest) noexcept nogil:
-    """Of an array that may not be null; fails when so many elements cannot follow."""
-    cdef int64_t count = <int64_t>read_uvarint(body) - 1 if flexible else read_i32(body)
-    if count < 0 or <uint64_t>count * smallest > remaining(body):
-        body.failed = True
-        return 0
-    return count
 
 
 cdef bint parse_topics(Producing self, Cursor* body, int16_t version, uint32_t* topic_count,

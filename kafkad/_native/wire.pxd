@@ -171,6 +171,26 @@ cdef inline int64_t read_varlong(Cursor* c) noexcept nogil:
     return <int64_t>((v >> 1) ^ (~(v & 1) + 1))
 
 
+# -- what every flexible message has -------------------------------------------------------------------------
+
+cdef inline void skip_tags(Cursor* c) noexcept nogil:
+    """Tagged fields that nobody here knows."""
+    cdef uint32_t count = read_uvarint(c)
+    while count and not c.failed:
+        read_uvarint(c)
+        read_raw(c, read_uvarint(c))
+        count -= 1
+
+
+cdef inline int64_t read_count(Cursor* c, bint flexible, size_t smallest) noexcept nogil:
+    """Of an array that may not be null; fails when so many elements cannot follow."""
+    cdef int64_t count = <int64_t>read_uvarint(c) - 1 if flexible else read_i32(c)
+    if count < 0 or <uint64_t>count * smallest > remaining(c):
+        c.failed = True
+        return 0
+    return count
+
+
 # -- writing varints; the caller has room for 5 or 10 bytes; answers the number written --------------------
 
 cdef inline int put_uvarint(uint8_t* p, uint32_t value) noexcept nogil:

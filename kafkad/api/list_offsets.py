@@ -3,8 +3,9 @@
 (KIP-1023).
 
 Latest is the high watermark, or the last stable offset under read_committed; both stand in memory, and so
-does the log start: Spark asks thousands of times a second. A timestamp is looked up through the time index
-and is exact inside its batch. Nothing is tiered yet: earliest local is earliest, last tiered is -1.
+does the log start: Spark asks thousands of times a second. With several workers they stand in the shared
+row, and any worker answers (`in_rows`); timestamps are the owner's. A timestamp is looked up through the time
+index and is exact inside its batch. Nothing is tiered yet: earliest local is earliest, last tiered is -1.
 """
 
 from typing import Any
@@ -19,6 +20,8 @@ MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LAST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
+
+IN_ROWS = frozenset({LATEST, EARLIEST, EARLIEST_LOCAL, LAST_TIERED, EARLIEST_PENDING_UPLOAD})
 
 LEADER_EPOCH_SINCE = 4
 CONSUMER = -1
@@ -50,6 +53,20 @@ def list_offsets(services: Services, context: RequestContext, request: Any) -> A
     return response
 
 
+def in_rows(services: Services, request: Any) -> bool:
+    """Whether this worker can answer all of it: of its own partitions, and by the rows of others'."""
+    partitions = services.partitions
+    return all(
+        asked.timestamp in IN_ROWS
+        and (
+            partitions.find(topic.name, asked.partition_index) is not None
+            or partitions.reader(topic.name, asked.partition_index) is not None
+        )
+        for topic in request.topics
+        for asked in topic.partitions
+    )
+
+
 def _named_twice(request: Any) -> set[tuple[str, int]]:
     seen: set[tuple[str, int]] = set()
     twice: set[tuple[str, int]] = set()
@@ -63,9 +80,15 @@ def _named_twice(request: Any) -> set[tuple[str, int]]:
 def _look_up(
     services: Services, context: RequestContext, request: Any, topic: str, asked: Any, found: Any
 ) -> None:
-    log = services.partitions.get(topic, asked.partition_index)
-    check_leader_epoch(log, asked.current_leader_epoch)
     timestamp = asked.timestamp
+    log = services.partitions.find(topic, asked.partition_index)
+    if log is None:
+        log = services.partitions.reader(topic, asked.partition_index) if timestamp in IN_ROWS else None
+        if log is None:
+            log = services.partitions.get(topic, asked.partition_index)
+        else:
+            log.refresh()
+    check_leader_epoch(log, asked.current_leader_epoch)
     if context.version < SPECIAL_SINCE.get(timestamp, 0):
         raise KafkaError(errors.UNSUPPORTED_VERSION)
     isolation = request.isolation_level if request.replica_id == CONSUMER else 0

@@ -1,15 +1,16 @@
 """What a worker reads of a log that another worker owns: the rare reads, which leave the native path.
 
-The native reader (`_native/partition_reader`) has the owner's directory and a copy of its row. Here is only
-what Fetch asks Python for. Nothing is written, and nothing is kept: the owner may have rolled or deleted
-since."""
+The native reader (`_native/partition_reader`) has the owner's directory and a copy of its row. Here is what
+Fetch asks Python for, and what ListOffsets asks of the row. Nothing is written, and nothing is kept but what
+the row says is still so: the owner may have rolled or deleted since."""
 
 from typing import TYPE_CHECKING
 
 from kafkad.log.filenames import TXN_INDEX, segment_file
-from kafkad.log.log import ISOLATIONS, Below, whole_batches
+from kafkad.log.leader_epochs import LeaderEpochs
+from kafkad.log.log import ISOLATIONS, Below, TimestampOffset, whole_batches
 from kafkad.log.txn_index import AbortedTxn, read_txn_index
-from kafkad.protocol.errors import KafkaError
+from kafkad.protocol.errors import KafkaError, Malformed
 
 if TYPE_CHECKING:
     from kafkad._native.partition_reader import ReaderPartition
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
 class ReaderLog:
     """The `log` of a reader partition; made for it, it puts itself there."""
 
-    __slots__ = ("directory", "native", "partition", "topic")
+    __slots__ = ("_epochs", "_epochs_of", "directory", "native", "partition", "topic")
 
     def __init__(self, native: "ReaderPartition", directory: str) -> None:
         self.native = native
         self.directory = directory
         self.topic = native.topic
         self.partition = native.index
+        self._epochs = LeaderEpochs("")  # never written
+        self._epochs_of = (-1, -1)  # the leader epoch and the generation under which they were read
         native.log = self
 
     def __repr__(self) -> str:
@@ -41,9 +44,7 @@ class ReaderLog:
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTxn]:
         """Those that overlap [start, end), `end` being at most LSO as the last read told it: their entries
         stand since before LSO passed them. Raises KafkaError."""
-        code = self.native.refresh_row()
-        if code:
-            raise KafkaError(code)
+        self.refresh()
         found = []
         bases = [row[0] for row in self.native.segment_rows()]
         for base, following in zip(bases, [*bases[1:], self.native.end_offset], strict=True):
@@ -55,3 +56,34 @@ class ReaderLog:
                 if txn.last_stable_offset >= end:
                     return found
         return found
+
+    # -- what stands in the row ------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """The row as it is now, for what is asked next. Raises KafkaError."""
+        code = self.native.refresh_row()
+        if code:
+            raise KafkaError(code)
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.native.leader_epoch
+
+    def latest(self, isolation: int = 0) -> TimestampOffset:
+        """As `Log.latest`: whoever leads has begun an epoch at its end."""
+        offset = self.native.last_stable_offset if isolation == 1 else self.native.high_watermark
+        return TimestampOffset(-1, offset, self.native.leader_epoch)
+
+    def earliest(self) -> TimestampOffset:
+        """As `Log.earliest`. The owner writes its epochs to a file before it leads in a new one; those that
+        the log's start has passed since then do no harm."""
+        start = self.native.log_start_offset
+        moment = (self.native.leader_epoch, self.native.generation)
+        if self._epochs_of != moment:
+            try:
+                self._epochs = LeaderEpochs.load(self.directory)
+            except (OSError, Malformed):
+                return TimestampOffset(-1, start, -1)
+            self._epochs_of = moment
+        epoch = self._epochs.epoch_for(start)
+        return TimestampOffset(-1, start, -1 if epoch is None else epoch)

@@ -101,6 +101,11 @@ class Partitions:
         """As `get`, but None where there is no log."""
         return self._logs.get((topic, index))
 
+    def reader(self, topic: str, index: int) -> Any | None:
+        """The reader of another worker's partition (log/reader.ReaderLog), None where there is none."""
+        known = self._readers.get((topic, index))
+        return None if known is None or known[1] is None else self.table.get(topic, index).log
+
     def __iter__(self) -> Iterator[Any]:
         return iter(list(self._logs.values()))
 

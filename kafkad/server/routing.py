@@ -11,6 +11,8 @@ put together in the order of the request.
                          name and version | the request's frame (header and body); answered with a response's
                          frame, or nothing where the request failed and its response has no place to say so
 
+What stands in the partitions' shared rows any worker tells (ListOffsets of starts and ends).
+
 What cannot be had because a worker died is told by a code that makes clients try again (LOST). The
 controller and those who are asked with everybody are waited for a while, since a dead worker is back soon; a
 request that changes something is never sent twice.
@@ -26,6 +28,7 @@ import struct
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from kafkad.api import list_offsets
 from kafkad.api.context import RequestContext, Services
 from kafkad.api.table import Api, Route
 from kafkad.metadata.image import BROKER_LOGGER
@@ -165,6 +168,8 @@ class Router:
     def _to_partitions(
         self, api: Api, context: RequestContext, request: Any, frame: bytes
     ) -> Awaitable[Any] | None:
+        if api.key == LIST_OFFSETS and list_offsets.in_rows(self._services, request):
+            return None
         names = BY_PARTITION[api.key]
         owners: list[list[int]] = []
         for topic in request.topics:

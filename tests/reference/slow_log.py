@@ -35,6 +35,14 @@ class SlowSegment:
         return self.time_entries + ([self.largest] if self.largest[0] > last else [])
 
 
+def cut(batches: list[bytes], max_bytes: int) -> bytes:
+    """Of batches whose first fits: as many bytes as may be; but the first alone when it takes half of them or
+    more and the second does not fit."""
+    if len(batches) > 1 and len(batches[0]) * 2 >= max_bytes < len(batches[0]) + len(batches[1]):
+        return batches[0]
+    return b"".join(batches)[:max_bytes]
+
+
 class SlowLog:
     def __init__(self, *, segment_bytes: int, index_interval: int, index_bytes: int, segment_ms: int) -> None:
         self.segment_bytes = segment_bytes
@@ -87,10 +95,9 @@ class SlowLog:
         for segment in self.segments:
             after = [batch for batch in segment.batches if batch.last >= offset]
             if after:
-                data = b"".join(batch.data for batch in after)
                 if len(after[0].data) > max_bytes:
                     return after[0].data if at_least_one else b""
-                return data[:max_bytes]
+                return cut([batch.data for batch in after], max_bytes)
         return b""
 
     def offset_for_timestamp(self, timestamp: int, start: int) -> tuple[int, int] | None:

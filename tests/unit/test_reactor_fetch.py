@@ -304,6 +304,23 @@ def test_bytes_beyond_a_partitions_own_limit_do_not_count(world):
     assert rows(answer)[0][4] == one
 
 
+def test_a_batch_that_would_be_cut_behind_a_large_one_stays_away_and_counts_for_min_bytes(world):
+    world.partition("t")
+    one = len(batch(1, 1000))
+    limit = one + one // 2
+    reader = world.connect()
+    asked = fetch([("t", 0, 0, limit)], min_bytes=limit, max_wait_ms=60_000)
+    waiting = reader.send_request(asked, 12)
+    fill(world, sizes=(1000,))
+    assert not reader.has_answer()
+    fill(world, sizes=(1000,))
+    assert rows(reader.receive(messages.FetchResponse, 12, waiting))[0][4] == one
+    assert rows(reader.ask(asked, 12))[0][4] == one
+    fill(world, sizes=(10,))
+    assert rows(reader.fetch([("t", 0, 1, limit)]))[0][4] == one + len(batch(1, 10))
+    assert rows(reader.fetch([("t", 0, 0, 2 * one + 1)]))[0][4] == 2 * one + 1
+
+
 def test_min_bytes_are_no_more_than_max_bytes(world):
     world.partition("t")
     one = len(batch(1, 1000))

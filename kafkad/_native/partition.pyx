@@ -24,15 +24,19 @@ from libc.string cimport memcmp, memcpy, memmove, memset, strdup
 
 from kafkad._native.batch cimport (
     CONTROL, HEADER_SIZE, LENGTH_OVERHEAD, NEED_PYTHON, TIMESTAMP_LOG_APPEND, TRANSACTIONAL, BatchInfo, validate)
-from kafkad._native.fileio cimport Window, cut, is_fatal, read_at, window_at, window_init, write_at
+from kafkad._native.cold_reads cimport READ_MAX, cold_mapped, cold_warm
+from kafkad._native.fileio cimport (
+    WINDOW, Window, cut, is_fatal, open_path, read_at, window_at, window_init, write_at)
 from kafkad._native.index cimport (
-    index_reserve, offset_entry_offset, offset_entry_position, offset_index_append, offset_index_floor, time_entry_offset,
+    OFFSET_ENTRY_SIZE, index_reserve, offset_entry_offset, offset_entry_position, offset_index_append, offset_index_floor, time_entry_offset,
     time_entry_timestamp, time_index_append, time_index_floor)
+from kafkad._native.next_segment cimport NextSegment
 from kafkad._native.producer_table cimport (
     ASK_LOG, ProducerBatch, parse_marker, producer_check, producer_end, producer_first_unstable, producer_record,
     producer_reserve)
 from kafkad._native.segments cimport (
-    MAGIC_POSITION, PATH_SIZE, UNKNOWN, LogFile, Segment, file_ref, log_file_release, log_file_retain, segment_close,
+    MAGIC_POSITION, PATH_SIZE, UNKNOWN, LogFile, Segment, file_ref, log_file_hot, log_file_new, log_file_release,
+    log_file_retain, log_file_written, segment_close,
     segment_end_offset, segment_first_timestamp, segment_floor, segment_load_max_timestamp, segment_open,
     segment_open_for_append, segment_open_offsets, segment_open_times, segment_path, segment_walk)
 from kafkad._native.watermarks cimport ROW_WORDS, Row, RowSlot, kafkad_fence, row_begin, row_end
@@ -42,6 +46,9 @@ from kafkad._native.watermarks import private_row
 
 cdef extern from "<errno.h>" nogil:
     enum: EBADMSG
+
+cdef extern from "<fcntl.h>" nogil:
+    enum: O_RDONLY, O_CLOEXEC
 
 cdef extern from * nogil:
     """
@@ -95,6 +102,7 @@ cdef class Partition:
         self.follows_end = True
         self.first_unstable = -1
         self.flush_interval = INT64_MAX
+        self.filling_at = INT64_MAX
         self.segment_bytes = 1 << 30
         self.segment_age_max_ms = INT64_MAX
         self.index_interval_bytes = 4096
@@ -339,6 +347,7 @@ cdef class Partition:
             info.message = b"the log could not be written"
             return self.refused(failure, b"appending")
 
+        log_file_written(segment.file, segment.size, now_ms)
         segment.max_timestamp = latest
         segment.max_timestamp_offset = latest_offset
         if segment.size == 0:
@@ -354,6 +363,9 @@ cdef class Partition:
             self.recent_count = 0           # a hole: what is between two entries of the ring is no longer one batch
         self.remember(base_offset, segment.size)
         segment.size += size
+        if segment.size >= self.filling_at:
+            with gil:
+                call_filling(self, now_ms)
 
         if producer_id >= 0:
             if marker >= 0:
@@ -424,6 +436,8 @@ cdef class Partition:
         if failure != 0:
             return failure
         if not segment.index_ignored and segment_open_offsets(segment, self.directory) == 0 and segment.offsets.entries:
+            if self.cold != NULL and self.find_missing_index(segment) != 0:
+                return COLD
             slot = offset_index_floor(&segment.offsets, target - segment.base_offset)
             if slot >= 0:
                 at = offset_entry_position(&segment.offsets, slot)
@@ -432,7 +446,41 @@ cdef class Partition:
                     segment.index_ignored = True
                     at = 0
                     indexed = -1
+        if self.cold != NULL and self.find_missing(segment, at) != 0:
+            return COLD
         return segment_walk(segment, at, indexed, target, limit, position, batch_size)
+
+    cdef int find_missing(self, Segment* segment, int64_t at) noexcept nogil:
+        # Where a walk begins: COLD when that is not in memory. What lies behind it will be wanted, too.
+        cdef int64_t size = segment.size - at
+        if size > WINDOW:
+            size = WINDOW
+        if log_file_hot(segment.file, at, self.cold.now_ms) or cold_warm(self.cold, segment.file, at, size) == size:
+            return 0
+        log_file_retain(segment.file)
+        self.missing = segment.file
+        self.missing_position = at
+        self.missing_size = min(self.wanted_size, <int64_t>READ_MAX) + WINDOW
+        if self.missing_size > segment.size - at:
+            self.missing_size = segment.size - at
+        return COLD
+
+    cdef int find_missing_index(self, Segment* segment) noexcept nogil:
+        cdef char path[PATH_SIZE]
+        cdef int64_t size = <int64_t>segment.offsets.entries * OFFSET_ENTRY_SIZE
+        cdef int fd
+        if cold_mapped(self.cold, segment.offsets.map, size, &segment.offsets_found_ms):
+            return 0
+        segment_path(self.directory, segment.base_offset, b"index", path)
+        fd = open_path(path, O_RDONLY | O_CLOEXEC)
+        if fd < 0:
+            return 0
+        self.missing = log_file_new(fd)
+        if self.missing == NULL:
+            return 0
+        self.missing_position = 0
+        self.missing_size = size
+        return COLD
 
     cdef int read(self, int64_t offset, int64_t max_bytes, bint at_least_one, int isolation, int32_t leader_epoch,
                   ReadInfo* info) noexcept nogil:
@@ -446,6 +494,7 @@ cdef class Partition:
         info.file = NULL
         info.position = 0
         info.size = 0
+        self.wanted_size = max_bytes
         if not self.open:
             return self.closed_code
         if leader_epoch >= 0 and leader_epoch != row.leader_epoch:
@@ -475,6 +524,8 @@ cdef class Partition:
             limit = bound_position if segment.base_offset == bound_segment else segment.size
             found = self.locate(segment, offset, limit, &position, &batch_size)
             if found < 0:
+                if found == COLD:
+                    return COLD
                 if found == -EBADMSG:
                     return CORRUPT_MESSAGE
                 return self.refused(found, b"reading")
@@ -662,11 +713,16 @@ cdef class Partition:
         segment_load_max_timestamp(segment, self.directory)
         return (segment.max_timestamp, segment.max_timestamp_offset)
 
-    def roll(self, int64_t base_offset, int64_t now_ms) -> None:
-        """The files of a new active segment exist; the old one's indexes are cut to their size."""
+    def roll(self, int64_t base_offset, int64_t now_ms, NextSegment ready=None) -> None:
+        """The files of a new active segment exist (or are those of `ready`, which have their names); the old one's indexes
+        are cut to their size."""
         cdef Segment* old = self.active()
         cdef LogFile* file = old.file
         cdef int failure
+        if ready is not None and self.recent == NULL:
+            self.recent = <RecentBatch*>malloc(RECENT * sizeof(RecentBatch))
+            if self.recent == NULL:
+                raise MemoryError()
         old.file = NULL                                 # readers and the flusher still want it
         failure = segment_close(old, self.directory)
         old.file = file
@@ -674,10 +730,16 @@ cdef class Partition:
         if failure != 0:
             self.raise_refused(failure, b"closing an index")
         self.add_segment(base_offset, 0, now_ms)
+        if ready is not None:
+            ready.give(self.active())
         self.row_begin()
         self.row.end_segment = base_offset
         self.row.end_position = 0
         self.row_end()
+
+    def index_entries(self) -> tuple:
+        """How many there are in the two indexes of the active segment."""
+        return (self.active().offsets.entries, self.active().times.entries)
 
     def drop_segments(self, int first, int end) -> list:
         """Forgets segments number `first` up to `end`; their base offsets. A reader that has one open may finish."""
@@ -1066,6 +1128,14 @@ cdef void put_local_start(Partition self) noexcept nogil:
 cdef void call_log(Partition partition) noexcept:
     try:
         partition.log.on_advance()
+    except Exception as e:
+        unexpected(partition, e)
+
+
+cdef void call_filling(Partition partition, int64_t now_ms) noexcept:
+    partition.filling_at = INT64_MAX
+    try:
+        partition.log.on_filling(now_ms)
     except Exception as e:
         unexpected(partition, e)
 

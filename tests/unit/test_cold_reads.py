@@ -7,9 +7,9 @@ import zlib
 from pathlib import Path
 
 import pytest
-from kafkad._native.cold_reads import resident
 from reactor_world import Closed, World, batch, fetch, rows
 
+from kafkad._native.cold_reads import resident
 from kafkad.protocol import messages
 
 MIB = 1 << 20

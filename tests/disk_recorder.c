@@ -16,8 +16,10 @@
    Forked processes write one trace: the lock, and what all must know, stand in memory that they share. One that is
    killed with the lock in its hand leaves a record cut short; the next that takes the lock cuts it off.
 
-   Beware: what could change a file in a way that is not traced (sendfile, copy_file_range, link, O_TMPFILE) writes
-   an UNKNOWN record, which fails the test: then it is time to teach this file a word more. */
+   A file without a name (O_TMPFILE) is there, with all that is written to it, but in no directory before linkat.
+
+   Beware: what could change a file in a way that is not traced (sendfile into it, copy_file_range) writes an UNKNOWN
+   record, which fails the test: then it is time to teach this file a word more. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -38,7 +40,7 @@
 
 enum {
     CREATE = 1, MAKE_DIRECTORY, WRITE, TRUNCATE, RENAME, UNLINK, REMOVE_DIRECTORY, SYNC_BEGIN, SYNC_END, CONTENT,
-    MAPPED, UNKNOWN, ROOT
+    MAPPED, UNKNOWN, ROOT, NAMELESS
 };
 enum { FDS = 65536, MAPPED_MAX = 65536 };
 
@@ -171,28 +173,39 @@ static ino_t ours(int fd)
     return good ? status.st_ino : 0;
 }
 
+static void new_inode(ino_t file)
+{
+    for (int i = 0; i < shared->mapped_count; i++)
+        if (shared->mapped[i] == file)      /* that one is gone, its inode is used again */
+            shared->mapped[i] = shared->mapped[--shared->mapped_count];
+}
+
 static int opened(int dirfd, const char *path, int flags, mode_t mode)
 {
     struct place place;
-    if (trace < 0 || !place_of(&place, dirfd, path)) {
+    int nameless = (flags & O_TMPFILE) == O_TMPFILE, in_root = !strncmp(path, root, root_size) && !path[root_size];
+    if (trace < 0 || (!place_of(&place, dirfd, path) && !(nameless && in_root))) {
         int fd = syscall(SYS_openat, dirfd, path, flags, mode);
         if (fd >= 0 && fd < FDS)        /* the root itself is a directory of ours, too */
-            tracked[fd] = trace >= 0 && !strncmp(path, root, root_size) && !path[root_size] ? inode(root) : 0;
+            tracked[fd] = trace >= 0 && in_root ? inode(root) : 0;
         return fd;
     }
     take_lock();
-    if ((flags & O_TMPFILE) == O_TMPFILE)
-        unknown("O_TMPFILE");
-    int there = inode(place.path) != 0;
+    int there = !nameless && inode(place.path) != 0;
     int fd = syscall(SYS_openat, dirfd, path, flags, mode);
     if (fd >= 0 && fd < FDS) {
         struct stat status;
         fstat(fd, &status);
         tracked[fd] = status.st_ino;
+        if (nameless) {
+            new_inode(status.st_ino);
+            put(NAMELESS, status.st_ino, 0, 0, NULL, 0);
+            give_lock();
+            return fd;
+        }
         int made = !there && (flags & O_CREAT);     /* else: of an earlier process, which was killed before it told */
-        for (int i = 0; made && i < shared->mapped_count; i++)
-            if (shared->mapped[i] == status.st_ino)         /* that one is gone, its inode is used again */
-                shared->mapped[i] = shared->mapped[--shared->mapped_count];
+        if (made)
+            new_inode(status.st_ino);
         put(S_ISDIR(status.st_mode) ? MAKE_DIRECTORY : CREATE, place.directory, status.st_ino, made, place.name,
             strlen(place.name));
         if (there && (flags & O_TRUNC))
@@ -511,11 +524,14 @@ ssize_t copy_file_range(int in, off64_t *from, int out, off64_t *to, size_t size
 int linkat(int d, const char *from, int e, const char *to, int flags)
 {
     struct place place;
-    if (trace >= 0 && place_of(&place, e, to)) {
-        take_lock();
-        unknown("linkat");
-        give_lock();
-    }
-    return syscall(SYS_linkat, d, from, e, to, flags);
+    if (trace < 0 || !place_of(&place, e, to))
+        return syscall(SYS_linkat, d, from, e, to, flags);
+    take_lock();
+    int failure = syscall(SYS_linkat, d, from, e, to, flags), kept = errno;
+    if (!failure)
+        put(CREATE, place.directory, inode(place.path), 0, place.name, strlen(place.name));
+    give_lock();
+    errno = kept;
+    return failure;
 }
 int link(const char *from, const char *to) { return linkat(AT_FDCWD, from, AT_FDCWD, to, 0); }

@@ -39,7 +39,7 @@ ZEROS = bytes(PAGE)
 RECORD = struct.Struct("<IBqqqq")
 
 (CREATE, MAKE_DIRECTORY, WRITE, TRUNCATE, RENAME, UNLINK, REMOVE_DIRECTORY, SYNC_BEGIN, SYNC_END, CONTENT,
- MAPPED, UNKNOWN, ROOT) = range(1, 14)  # fmt: skip
+ MAPPED, UNKNOWN, ROOT, NAMELESS) = range(1, 15)  # fmt: skip
 
 
 @cache
@@ -216,7 +216,7 @@ class State:
                     nodes[b] = made = File() if kind == CREATE else Directory()
                     directory.change(_adding(name, made))
                 elif b not in nodes or directory.now.get(name) is not nodes[b]:
-                    # there already, without our knowing: whoever made it was killed before it said so
+                    # a link, or there without our knowing: whoever made it was killed before it said so
                     node = self._file(b) if kind == CREATE else self._directory(b)
                     directory.change(_adding(name, node))
             case 3:  # WRITE
@@ -250,6 +250,8 @@ class State:
             case 13:  # ROOT: another process
                 self.begun.clear()
                 self.content.clear()
+            case 14:  # NAMELESS
+                nodes[a] = File()
             case _:
                 raise AssertionError(f"the recorder does not know what was done: {data.decode()}")
 

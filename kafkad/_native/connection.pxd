@@ -13,6 +13,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from kafkad._native.arena cimport Arena
+from kafkad._native.cold_reads cimport ColdJob, ColdReads
 from kafkad._native.partition cimport LogFile
 
 cdef enum:
@@ -36,6 +37,10 @@ cdef enum Phase:
     PHASE_HANDSHAKE = 0             # only Python sees frames
     PHASE_AUTHENTICATING = 1        # raw tokens: frames without a header
     PHASE_READY = 2
+
+cdef enum Blocked:                  # bits
+    BLOCKED_SOCKET = 1              # it takes no more
+    BLOCKED_DISK = 2                # what is to be sent is not in memory yet
 
 ctypedef void (*TimerFunction)(Core* core, Timer* timer) noexcept nogil
 ctypedef void (*CancelFunction)(Slot* slot) noexcept nogil
@@ -86,7 +91,7 @@ cdef struct Conn:
     int phase
     bint readable                   # the last read did not empty the socket
     bint hung_up                    # the peer sends no more
-    bint blocked                    # the socket takes no more for now
+    int blocked                     # nothing can be sent for now: Blocked
     bint corked
     bint queued                     # in the run list
     bint starved                    # waits for buffer memory
@@ -103,6 +108,9 @@ cdef struct Conn:
     uint32_t input_capacity
     uint32_t proven_size            # of the largest frame that it really sent
     int64_t active_ms               # monotonic
+    ColdJob* cold_job               # bytes that are to be sent next are read meanwhile
+    LogFile* cold_file              # the last such, for comparison only: sent up to `cold_end` without a question
+    int64_t cold_end
     Conn* older                     # by last activity
     Conn* newer
     Conn* run_next
@@ -136,6 +144,10 @@ cdef struct Stats:
     int64_t sessions
     int64_t session_partitions
     int64_t session_evictions
+    int64_t cold_reads              # of regions that were not in memory; of them nobody waits for `cold_aheads`
+    int64_t cold_aheads
+    int64_t cold_bytes              # that helpers have read
+    int64_t cold_checks             # questions to the kernel
     int64_t mail_in                 # messages from other workers, and to them
     int64_t mail_out
     int64_t doorbells               # that were rung for them
@@ -174,6 +186,7 @@ cdef struct Core:
     Conn* newest
     Slot* free_slots
     uint32_t free_slot_count
+    ColdReads cold
     int64_t buffered_bytes_max
     int64_t pooled_bytes_max
     int32_t request_bytes_max

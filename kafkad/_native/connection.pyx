@@ -3,7 +3,8 @@
 **Answers.** Every request opens a `Slot` at the end of its connection's list; the answer is written into the slot,
 now or later, and leaves when all before it have left. A slot's answer is its own bytes with file regions between
 them: bytes go by sendmsg, many slots at once, regions by sendfile; MSG_MORE joins a header to its region, TCP_CORK a
-region to what follows. Small regions are read and sent with their header, which is cheaper.
+region to what follows. Small regions are read and sent with their header, which is cheaper. A region that is not in
+memory is not touched: its connection is parked, neither sent to nor read, until a helper has read it (cold_reads.pyx).
 
 **Input.** A read goes to a scratch area that all connections share, and whole frames are served there. Only what is
 left over (a partial frame, frames behind one that waits) is kept, in a buffer from the pool, which grows with the
@@ -27,7 +28,9 @@ from libc.string cimport memcpy, memset
 
 from kafkad._native.arena cimport Arena
 from kafkad._native.buffers cimport buffers_trim, input_release, input_reserve, scratch_free, scratch_renew
+from kafkad._native.cold_reads cimport READ_MAX, ColdJob, cold_ask, cold_close, cold_init, cold_warm
 from kafkad._native.partition cimport LogFile, log_file_release
+from kafkad._native.segments cimport log_file_hot
 from kafkad._native.wire cimport KAFKAD_CHECK, put_i32
 
 import socket
@@ -114,6 +117,7 @@ cdef Core* core_new(Arena* arena) noexcept:
     KAFKAD_CHECK(core.copies is not NULL)
     core.pooled_bytes_max = POOLED_BYTES_MAX
     core.arena = arena
+    cold_init(&core.cold, core.wake_fd)
     scratch_renew(core)
     core_read_clocks(core)
     if core.epoll_fd >= 0 and core.wake_fd >= 0 and core.timer_fd >= 0:
@@ -138,6 +142,7 @@ cdef void core_free(Core* core) noexcept:
 
 
 cdef void core_shut(Core* core) noexcept:
+    cold_close(&core.cold)
     for fd in (core.wake_fd, core.timer_fd, core.epoll_fd):
         if fd >= 0:
             close(fd)
@@ -149,6 +154,8 @@ cdef void core_shut(Core* core) noexcept:
 cdef void core_read_clocks(Core* core) noexcept nogil:
     core.now_ms = kafkad_clock_ms(CLOCK_REALTIME)
     core.monotonic_ms = kafkad_clock_ms(CLOCK_MONOTONIC)
+    core.cold.now_ms = core.now_ms
+    core.cold.monotonic_ms = core.monotonic_ms
 
 
 cdef void core_wake(Core* core) noexcept nogil:
@@ -378,6 +385,9 @@ cdef void conn_close(Conn* conn, const char* reason) noexcept nogil:
     if conn.fd >= 0:
         kafkad_epoll_remove(core.epoll_fd, conn.fd)
         close(conn.fd)
+    if conn.cold_job is not NULL:
+        conn.cold_job.waiter = NULL
+        conn.cold_job = NULL
     conn_unlink(conn)
     slot = conn.first
     while slot is not NULL:
@@ -448,6 +458,36 @@ cdef void conn_reap(Core* core) noexcept nogil:
 
 # -- sending -----------------------------------------------------------------------------------------------
 
+cdef inline int64_t region_ready(Conn* conn, Region* region) noexcept nogil:
+    """How many bytes of the region may be sent at once; 0: the next one is not in memory."""
+    if log_file_hot(region.file, region.position, conn.core.now_ms):
+        return region.size
+    if conn.cold_file is region.file and region.position < conn.cold_end:
+        return min(region.size, conn.cold_end - region.position)
+    return cold_warm(&conn.core.cold, region.file, region.position, region.size)
+
+
+cdef bint conn_park(Conn* conn, Region* region) noexcept nogil:
+    """Until a helper has read the region, or the beginning of a long one. False: there is no helper."""
+    conn.cold_job = cold_ask(&conn.core.cold, region.file, region.position,
+                             min(region.size, <int64_t>READ_MAX), conn, conn_unpark)
+    if conn.cold_job is NULL:
+        conn.cold_file = region.file
+        conn.cold_end = region.position + region.size
+        return False
+    conn.blocked |= BLOCKED_DISK
+    return True
+
+
+cdef void conn_unpark(void* waiter, ColdJob* job) noexcept nogil:
+    cdef Conn* conn = <Conn*>waiter
+    conn.cold_job = NULL
+    conn.cold_file = job.file               # also where the disk failed: then sending finds it out
+    conn.cold_end = job.position + job.size
+    conn.blocked &= ~BLOCKED_DISK
+    conn_run(conn)
+
+
 cdef void conn_flush(Conn* conn) noexcept nogil:
     cdef Core* core = conn.core
     cdef iovec parts[IOVECS]
@@ -456,9 +496,10 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
     cdef Slot* slot
     cdef Region* region
     cdef Region* pending                 # the region to send by sendfile after the gathered bytes
+    cdef Region* cold                    # or the one to wait for
     cdef uint32_t sent, upto, index
     cdef ssize_t n
-    cdef int64_t position
+    cdef int64_t position, ready
     cdef bint more
 
     if conn.closed or conn.blocked:
@@ -473,9 +514,10 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
         gathered = 0
         copied = 0
         pending = NULL
+        cold = NULL
         more = False
         slot = conn.first
-        while slot is not NULL and slot.ready and pending is NULL and count < IOVECS - 1:
+        while slot is not NULL and slot.ready and pending is NULL and cold is NULL and count < IOVECS - 1:
             sent = slot.sent
             index = slot.region_sent
             while count < IOVECS - 1:
@@ -493,6 +535,9 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                     pending = region
                     more = upto < slot.size or index + 1 < slot.region_count or (
                         slot.next is not NULL and slot.next.ready)
+                    break
+                if region_ready(conn, region) < region.size:
+                    cold = region
                     break
                 if pread(region.file.fd, core.copies + copied, <size_t>region.size, region.position) != region.size:
                     conn_close(conn, "a log file is shorter than the answer that was promised from it")
@@ -517,7 +562,7 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                 if errno == EINTR:
                     continue
                 if errno == EAGAIN:
-                    conn.blocked = True
+                    conn.blocked |= BLOCKED_SOCKET
                     break
                 conn_close(conn, NULL)
                 return
@@ -525,13 +570,20 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
             sent_bytes(conn, <size_t>n)
             if <size_t>n < gathered:
                 continue                 # to be told EAGAIN, which arms the edge
-        elif pending is NULL:
+        elif pending is NULL and cold is NULL:
             sent_bytes(conn, 0)          # only silent slots
+        if cold is not NULL and conn_park(conn, cold):
+            break
         if pending is not NULL:
             slot = conn.first
             while pending.size:
+                ready = region_ready(conn, pending)
+                if ready == 0:
+                    if conn_park(conn, pending):
+                        break
+                    continue
                 position = pending.position
-                n = sendfile(conn.fd, pending.file.fd, &position, <size_t>min(pending.size, <int64_t>1 << 30))
+                n = sendfile(conn.fd, pending.file.fd, &position, <size_t>min(ready, <int64_t>1 << 30))
                 core.stats.sendfiles += 1
                 if n > 0:
                     core.stats.bytes_out += n
@@ -541,7 +593,7 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                     conn_close(conn, "a log file is shorter than the answer that was promised from it")
                     return
                 elif errno == EAGAIN:
-                    conn.blocked = True
+                    conn.blocked |= BLOCKED_SOCKET
                     break
                 elif errno != EINTR:
                     conn_close(conn, NULL)
@@ -760,11 +812,11 @@ cdef class Connection:
     def pause_writing(self):
         """A fed connection's transport is full: serve nothing more until `resume_writing`."""
         if self.conn is not NULL and self.conn.fd < 0:
-            self.conn.blocked = True
+            self.conn.blocked |= BLOCKED_SOCKET
 
     def resume_writing(self):
         if self.conn is not NULL and self.conn.fd < 0:
-            self.conn.blocked = False
+            self.conn.blocked &= ~BLOCKED_SOCKET
             conn_run(self.conn)
 
     def __repr__(self):

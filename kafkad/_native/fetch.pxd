@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from kafkad._native.cold_reads cimport ColdJob
 from kafkad._native.connection cimport Conn, Core, Slot, Timer
 from kafkad._native.fetch_session cimport Fetched, Session, SessionCache
 from kafkad._native.partition cimport ReadInfo
@@ -33,12 +34,14 @@ cdef struct FetchRequest:
     int32_t session_id
     int32_t session_epoch
     Session* session                # retained
+    uint32_t cold_rounds            # how often it had to wait for the disk
 
 cdef struct WaitingFetch:
     Timer timer                     # first
     FetchRequest request
     Slot* slot
     int64_t available               # bytes counted over all partitions, each up to its own limit
+    ColdJob* job                    # what it waits for is on the disk, not in the future
     bint due                        # to be answered at the end of this turn
     WaitingFetch* due_next
 
@@ -50,6 +53,7 @@ cdef class Fetching:
     cdef Result* results            # scratch of the request at hand
     cdef uint32_t result_capacity
     cdef WaitingFetch* due
+    cdef ColdJob* cold_job          # asked for by the last `read_all`: bytes that it needs to look further
     cdef void forget(self) noexcept
 
 # NULL, or why the connection must be closed. `body` stands behind the client id.

@@ -29,7 +29,8 @@ from kafkad._native.fetch_session cimport (
     Fetched, Session, SessionCache, cache_add, cache_find, cache_free, cache_init, cache_remove, cache_touch,
     next_epoch, session_add, session_find, session_forget, session_move_last, session_new, session_release,
 )
-from kafkad._native.partition cimport PARTITION_GONE, Partition, ReadInfo, log_file_release
+from kafkad._native.cold_reads cimport ColdJob, cold_ask
+from kafkad._native.partition cimport COLD, PARTITION_GONE, Partition, ReadInfo, log_file_release
 from kafkad._native.partition_table cimport (
     ABORTS_NONE, ABORTS_SOME, ABORTS_UNKNOWN, Entry, PartitionTable, Topic, TopicKey, Watch, key_new, key_release, key_retain,
     table_listen, topic_by_id, topic_by_name, topic_entry, unwatch, watch_fetch,
@@ -59,6 +60,7 @@ cdef enum:
     # A partition of a request costs four times its bytes while it is served: half a million partitions at most.
     REQUEST_SIZE_MAX = 8 * 1024 * 1024
     PARTITION_SIZE_MAX = 48             # of a partition's answer without what varies
+    COLD_ROUNDS_MAX = 16                # then a request waits for the disk on the loop: it does not get ahead otherwise
     RESULTS_KEPT = 16384                # scratch for so many partitions is kept
 
 log = logging.getLogger("kafkad.fetch")
@@ -285,6 +287,28 @@ cdef inline bint may_have_aborted(Entry* entry) noexcept nogil:
     return entry.aborts != ABORTS_NONE
 
 
+cdef int read_warm(Fetching self, const FetchRequest* request, Entry* entry, Fetched* fetched, int64_t limit,
+                   bint at_least_one, ReadInfo* read) noexcept nogil:
+    """Partition.read that does not wait for the disk. Where it would, the answer is nothing for now, and `cold_job` is the
+    last of the reads that it takes to know more."""
+    cdef ColdJob* job = NULL
+    cdef int code
+    (<Partition>entry.partition).cold = &self.core.cold if request.cold_rounds < COLD_ROUNDS_MAX else NULL
+    code = (<Partition>entry.partition).read(
+        fetched.offset, limit, at_least_one, request.isolation, fetched.leader_epoch, read)
+    (<Partition>entry.partition).cold = NULL
+    if code != COLD:
+        return code
+    job = cold_ask(&self.core.cold, (<Partition>entry.partition).missing, (<Partition>entry.partition).missing_position,
+                   (<Partition>entry.partition).missing_size, NULL, NULL)
+    log_file_release((<Partition>entry.partition).missing)
+    if job is NULL:
+        return (<Partition>entry.partition).read(
+            fetched.offset, limit, at_least_one, request.isolation, fetched.leader_epoch, read)
+    self.cold_job = job
+    return 0
+
+
 cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read, bint* failed,
                        uint32_t* known) noexcept nogil:
     """Reads every partition of the session in order into `results`; answers how many there are."""
@@ -299,6 +323,7 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
     bytes_read[0] = 0
     failed[0] = False
     known[0] = 0
+    self.cold_job = NULL
     if session.count > self.result_capacity:
         self.result_capacity = max(<uint32_t>64, session.count + session.count // 4)
         self.results = <Result*>realloc(self.results, self.result_capacity * sizeof(Result))
@@ -324,8 +349,7 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
             result.code = NOT_LEADER_OR_FOLLOWER
         else:
             limit = min(left, <int64_t>fetched.bytes_max)
-            result.code = (<Partition>entry.partition).read(
-                fetched.offset, limit, at_least_one, request.isolation, fetched.leader_epoch, &result.read)
+            result.code = read_warm(self, request, entry, fetched, limit, at_least_one, &result.read)
             if result.code == NEED_PYTHON:
                 read_python(self, entry, fetched, limit, at_least_one, request.isolation, result)
             if request.isolation and result.code == 0 and result.read.size and may_have_aborted(entry):
@@ -608,7 +632,8 @@ cdef const char* fetch_frame(Fetching self, Conn* conn, int16_t version, int32_t
         drop_results(self, count)
         session_release(request.session)
         return NULL
-    if request.wait_ms_max <= 0 or known == 0 or failed or bytes_read >= request.bytes_min:
+    if failed or bytes_read >= request.bytes_min and (bytes_read or self.cold_job is NULL) or (
+            self.cold_job is NULL and (request.wait_ms_max <= 0 or known == 0)):
         answer(self, &request, slot, count)
         session_release(request.session)
     else:
@@ -642,13 +667,23 @@ cdef void wait_for_data(Fetching self, Slot* slot, FetchRequest* request, uint32
         fetched = fetched.next
     request.session.waiting = fetch
     self.core.stats.fetch_waits += 1
-    timer_start(self.core, &fetch.timer, self.core.monotonic_ms + request.wait_ms_max, fetch_expired)
+    fetch.job = self.cold_job
+    if fetch.job is not NULL:                           # which ends, whatever the client's patience
+        fetch.job.waiter = fetch
+        fetch.job.done = fetch_warm
+        fetch.request.cold_rounds += 1
+        fetch.timer.place = -1
+    else:
+        timer_start(self.core, &fetch.timer, self.core.monotonic_ms + request.wait_ms_max, fetch_expired)
     slot_pend(slot, fetch, fetch_cancelled, False)
 
 
 cdef void stop_waiting(Core* core, WaitingFetch* fetch) noexcept nogil:
     cdef Fetched* fetched = fetch.request.session.first
     timer_stop(core, &fetch.timer)
+    if fetch.job is not NULL:
+        fetch.job.waiter = NULL
+        fetch.job = NULL
     while fetched is not NULL:
         unwatch(&fetched.watch, False)
         fetched = fetched.next
@@ -666,6 +701,10 @@ cdef void complete(Fetching self, WaitingFetch* fetch) noexcept nogil:
     count = read_all(self, &fetch.request, &bytes_read, &failed, &known)
     if fetch.slot is NULL:
         drop_results(self, count)
+    elif self.cold_job is not NULL and bytes_read == 0 and not failed:
+        wait_for_data(self, fetch.slot, &fetch.request, count, bytes_read)
+        free(fetch)
+        return
     else:
         answer(self, &fetch.request, fetch.slot, count)
     session_release(fetch.request.session)
@@ -695,6 +734,13 @@ cdef void drop_due(Fetching self, WaitingFetch* fetch) noexcept nogil:
         fetch.due = False
 
 
+cdef void fetch_warm(void* waiter, ColdJob* job) noexcept nogil:
+    cdef WaitingFetch* fetch = <WaitingFetch*>waiter
+    fetch.job = NULL
+    drop_due(<Fetching>fetch.slot.conn.core.fetching, fetch)
+    complete(<Fetching>fetch.slot.conn.core.fetching, fetch)
+
+
 cdef void fetch_expired(Core* core, Timer* timer) noexcept nogil:
     core.stats.fetch_timeouts += 1
     complete(<Fetching>core.fetching, <WaitingFetch*>timer)
@@ -721,11 +767,14 @@ cdef void fetch_advanced(Fetching self, Entry* entry, uint32_t why) noexcept nog
         watch = watch.next
         if fetch.due:
             continue
+        if fetch.job is not NULL and not (why & PARTITION_GONE):
+            some_wait = True                            # for the disk, which answers by itself
+            continue
         if not (why & PARTITION_GONE):
             read.size = 0
-            code = (<Partition>entry.partition).read(fetched.offset, fetched.bytes_max, True, fetch.request.isolation,
-                                                     fetched.leader_epoch, &read)
-            if code == 0:
+            self.cold_job = NULL
+            code = read_warm(self, &fetch.request, entry, fetched, fetched.bytes_max, True, &read)
+            if code == 0 and self.cold_job is NULL:
                 if read.size:
                     log_file_release(read.file)
                 fetch.available += min(read.available, <int64_t>fetched.bytes_max) - fetched.available

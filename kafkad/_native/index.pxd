@@ -62,6 +62,11 @@ cdef inline int32_t time_index_floor(const Index* index, int64_t target) noexcep
 # segment. 0, or -errno.
 cdef int index_open(Index* index, const char* path, int32_t entry_size, int64_t size_max, bint writable) noexcept nogil
 
+cdef int index_map(Index* index, int fd, int32_t entry_size, int64_t size_max, bint writable) noexcept nogil
+
+# Blocks on disk for its first `size` bytes. 0, or -errno.
+cdef int index_allocate(Index* index, int fd, int64_t size) noexcept nogil
+
 # Blocks on disk for one more entry, so that a full disk is an error here and not a SIGBUS in the map. 0, or -errno.
 cdef int index_reserve(Index* index, const char* path) noexcept nogil
 

@@ -28,14 +28,15 @@ cdef extern from "<unistd.h>" nogil:
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t length, int protection, int flags, int fd, int64_t offset)
     int munmap(void* address, size_t length)
+    int madvise(void* address, size_t length, int advice)
     void* MAP_FAILED
-    enum: PROT_READ, PROT_WRITE, MAP_SHARED
+    enum: PROT_READ, PROT_WRITE, MAP_SHARED, MADV_RANDOM
 
 cdef enum:
     BLOCK = 4096                # blocks are asked for by the page
 
 
-cdef int allocate_to(Index* index, int fd, int64_t size) noexcept nogil:
+cdef int index_allocate(Index* index, int fd, int64_t size) noexcept nogil:
     # Blocks for the file's first `size` bytes, by whole pages, never past its end.
     cdef int64_t wanted = (size + BLOCK - 1) // BLOCK * BLOCK
     cdef uint8_t zeros[BLOCK]
@@ -65,13 +66,20 @@ cdef int allocate_to(Index* index, int fd, int64_t size) noexcept nogil:
 
 cdef int index_open(Index* index, const char* path, int32_t entry_size, int64_t size_max, bint writable) noexcept nogil:
     cdef int fd, failure
+    memset(index, 0, sizeof(Index))
+    fd = c_open(path, (O_RDWR | O_CREAT if writable else O_RDONLY) | O_CLOEXEC, 0o644)
+    if fd < 0:
+        return -errno
+    failure = index_map(index, fd, entry_size, size_max, writable)
+    c_close(fd)
+    return failure
+
+
+cdef int index_map(Index* index, int fd, int32_t entry_size, int64_t size_max, bint writable) noexcept nogil:
     cdef int64_t size, stretched
     cdef void* map
     memset(index, 0, sizeof(Index))
     index.entry_size = entry_size
-    fd = c_open(path, (O_RDWR | O_CREAT if writable else O_RDONLY) | O_CLOEXEC, 0o644)
-    if fd < 0:
-        return -errno
     size = lseek(fd, 0, SEEK_END)
     size -= size % entry_size
     index.entries = <int32_t>(size // entry_size)
@@ -81,24 +89,22 @@ cdef int index_open(Index* index, const char* path, int32_t entry_size, int64_t 
         if stretched < size:
             stretched = size
         if ftruncate(fd, stretched) != 0:
-            failure = -errno
-            c_close(fd)
-            return failure
+            return -errno
     if stretched == 0:                      # an empty index: open, with nothing to map
-        c_close(fd)
         index.writable = writable
         return 0
     map = mmap(NULL, stretched, PROT_READ | PROT_WRITE if writable else PROT_READ, MAP_SHARED, fd, 0)
     if map == MAP_FAILED:
-        failure = -errno
-        c_close(fd)
-        return failure
+        return -errno
+    if writable:
+        # The first store would read the hole around it into the page cache, megabytes of zeros that the cut then has to
+        # throw away: 4 ms and 0.8 ms on a disk that reads 8 MB ahead, against 15 and 6 us.
+        madvise(map, stretched, MADV_RANDOM)
     index.map = <uint8_t*>map
     index.mapped = stretched
     index.entries_max = <int32_t>(stretched // entry_size)
     index.writable = writable
     index.allocated = size - size % BLOCK   # the page of the last entry is asked for again: it may be new
-    c_close(fd)
     return 0
 
 
@@ -110,7 +116,7 @@ cdef int index_reserve(Index* index, const char* path) noexcept nogil:
     fd = c_open(path, O_RDWR | O_CLOEXEC)
     if fd < 0:
         return -errno
-    failure = allocate_to(index, fd, needed)
+    failure = index_allocate(index, fd, needed)
     c_close(fd)
     return failure
 

@@ -9,6 +9,7 @@ The row is watermarks.pxd's. The other workers hold a reader partition (partitio
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 from kafkad._native.batch cimport BatchInfo, Rules
+from kafkad._native.cold_reads cimport ColdReads
 from kafkad._native.group_commit cimport GroupCommit, Sync
 from kafkad._native.places cimport Places
 from kafkad._native.producer_table cimport ProducerMap, ProducerTable
@@ -31,6 +32,9 @@ cdef struct ReadInfo:
     int64_t position
     int64_t size                    # bytes to send; 0 at the end of what may be read
     int64_t available               # bytes that count for min_bytes: with the part of a last batch that is not sent
+
+cdef enum:
+    COLD = -1001                    # of `read`: the place is on the disk, and the caller does not want to wait for it
 
 cdef enum:
     RECENT = 128                    # a power of two
@@ -91,6 +95,12 @@ cdef class Partition:
     cdef bint flush_again                   # and another is wanted after it
     cdef public bint flush_by_log           # the next flush is log.flusher's: it must take small files along
     cdef public bint notify_flush           # call log.on_flushed() when a flush has ended: somebody waits there
+    cdef ColdReads* cold                    # set around a `read` that may answer COLD; NULL: it waits for the disk
+    cdef LogFile* missing                   # then, retained for the caller: what to have read
+    cdef int64_t missing_position
+    cdef int64_t missing_size
+    cdef int64_t wanted_size                # bytes, of the read at hand
+    cdef public int64_t filling_at          # the size of the active segment at which log.on_filling() is called, once
     cdef int64_t first_unstable             # first offset of the oldest open transaction, -1 when none
     cdef int64_t unstable_segment           # and where it stands
     cdef int64_t unstable_position
@@ -116,6 +126,9 @@ cdef class Partition:
                          int64_t* batch_size) noexcept nogil
     cdef bint goes_alone(self, Segment* segment, int64_t position, int64_t batch_size, int64_t max_bytes,
                          int64_t limit) noexcept nogil
+    cdef int find_missing(self, Segment* segment, int64_t at) noexcept nogil
+    cdef int find_missing_place(self, Segment* segment, int64_t target) noexcept nogil
+    cdef int find_missing_index(self, Segment* segment) noexcept nogil
     cdef void remember(self, int64_t base_offset, int64_t position) noexcept nogil
     cdef void row_begin(self) noexcept nogil
     cdef void row_end(self) noexcept nogil
@@ -138,8 +151,9 @@ cdef class Partition:
     cdef int append(self, uint8_t* records, size_t size, int64_t now_ms, AppendInfo* info) noexcept nogil
 
     # Where to read from `offset`: batches from the one that holds it, up to max_bytes (or the whole first
-    # batch when `at_least_one`; the first alone when max_bytes would cut the second), below HW (isolation 0) or LSO (isolation 1). 0, NEED_PYTHON, OFFSET_OUT_OF_RANGE,
-    # NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR, or FENCED/UNKNOWN_LEADER_EPOCH when `leader_epoch` >= 0 differs.
+    # batch when `at_least_one`; the first alone when max_bytes would cut the second), below HW (isolation 0) or LSO
+    # (isolation 1). 0, NEED_PYTHON, OFFSET_OUT_OF_RANGE, NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR, or FENCED/UNKNOWN_
+    # LEADER_EPOCH when `leader_epoch` >= 0 differs; COLD where `cold` is set.
     cdef int read(self, int64_t offset, int64_t max_bytes, bint at_least_one, int isolation, int32_t leader_epoch,
                   ReadInfo* info) noexcept nogil
 

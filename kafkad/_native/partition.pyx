@@ -25,18 +25,22 @@ from libc.string cimport memcmp, memcpy, memmove, memset, strdup
 
 from kafkad._native.batch cimport (
     CONTROL, HEADER_SIZE, LENGTH_OVERHEAD, NEED_PYTHON, TIMESTAMP_LOG_APPEND, TRANSACTIONAL, BatchInfo, validate)
-from kafkad._native.fileio cimport WINDOW, Window, cut, is_fatal, read_at, window_at, window_init, write_at
+from kafkad._native.cold_reads cimport READ_MAX, cold_mapped, cold_warm
+from kafkad._native.fileio cimport (
+    WINDOW, Window, cut, is_fatal, open_path, read_at, window_at, window_init, write_at)
 from kafkad._native.group_commit cimport (
     SYNC_IDLE, GroupCommit, Sync, commit_ask, sync_drop, sync_give_up, sync_new, sync_reach)
 from kafkad._native.index cimport (
-    index_reserve, offset_entry_offset, offset_entry_position, offset_index_append, offset_index_floor, time_entry_offset,
+    OFFSET_ENTRY_SIZE, index_reserve, offset_entry_offset, offset_entry_position, offset_index_append, offset_index_floor, time_entry_offset,
     time_entry_timestamp, time_index_append, time_index_floor)
-from kafkad._native.places cimport BatchAt, batch_at, place_note, place_of, places_forget
+from kafkad._native.next_segment cimport NextSegment
+from kafkad._native.places cimport PLACE_HEADER, BatchAt, batch_at, place_note, place_of, places_forget
 from kafkad._native.producer_table cimport (
     ASK_LOG, ProducerBatch, parse_marker, producer_check, producer_end, producer_first_unstable, producer_record,
     producer_reserve)
 from kafkad._native.segments cimport (
-    MAGIC_POSITION, PATH_SIZE, UNKNOWN, LogFile, Segment, file_ref, log_file_release, log_file_retain, segment_close,
+    MAGIC_POSITION, PATH_SIZE, UNKNOWN, LogFile, Segment, file_ref, log_file_hot, log_file_new, log_file_release,
+    log_file_retain, log_file_written, segment_close,
     segment_end_offset, segment_first_timestamp, segment_floor, segment_load_max_timestamp, segment_open,
     segment_open_for_append, segment_open_offsets, segment_open_times, segment_path, segment_walk)
 from kafkad._native.watermarks cimport ROW_WORDS, Row, RowSlot, kafkad_fence, row_begin, row_end
@@ -46,6 +50,9 @@ from kafkad._native.watermarks import private_row
 
 cdef extern from "<errno.h>" nogil:
     enum: EBADMSG
+
+cdef extern from "<fcntl.h>" nogil:
+    enum: O_RDONLY, O_CLOEXEC
 
 cdef extern from * nogil:
     """
@@ -99,6 +106,7 @@ cdef class Partition:
         self.follows_end = True
         self.first_unstable = -1
         self.flush_interval = INT64_MAX
+        self.filling_at = INT64_MAX
         self.segment_bytes = 1 << 30
         self.segment_age_max_ms = INT64_MAX
         self.index_interval_bytes = 4096
@@ -345,6 +353,7 @@ cdef class Partition:
             info.message = b"the log could not be written"
             return self.refused(failure, b"appending")
 
+        log_file_written(segment.file, segment.size, now_ms)
         segment.max_timestamp = latest
         segment.max_timestamp_offset = latest_offset
         if segment.size == 0:
@@ -360,6 +369,9 @@ cdef class Partition:
             self.recent_count = 0           # a hole: what is between two entries of the ring is no longer one batch
         self.remember(base_offset, segment.size)
         segment.size += size
+        if segment.size >= self.filling_at:
+            with gil:
+                call_filling(self, now_ms)
 
         if producer_id >= 0:
             if marker >= 0:
@@ -437,8 +449,12 @@ cdef class Partition:
         # away. Clients would throw the part of it away, and ask for it again.
         cdef BatchAt batch
         position += batch_size
-        if batch_size > max_bytes or batch_size < max_bytes - batch_size or not batch_at(
-                segment.file.fd, segment.base_offset, position, limit, &batch):
+        if batch_size > max_bytes or batch_size < max_bytes - batch_size or limit - position < PLACE_HEADER:
+            return False
+        if self.cold != NULL and not log_file_hot(segment.file, position, self.cold.now_ms) and (
+                cold_warm(self.cold, segment.file, position, PLACE_HEADER) != PLACE_HEADER):
+            return False
+        if not batch_at(segment.file.fd, segment.base_offset, position, limit, &batch):
             return False
         self.places = place_note(
             self.places, segment.base_offset, batch.base_offset, position, batch.size, batch.last_offset)
@@ -470,18 +486,25 @@ cdef class Partition:
         failure = segment_open(segment, self.directory, self.owner < 0)
         if failure != 0:
             return failure
+        if self.cold != NULL and self.find_missing_place(segment, target) != 0:
+            return COLD
         if self.remembered(segment, target, limit, position, batch_size) or (
                 target == segment.base_offset
                 and self.found_at(segment, 0, INT64_MAX, target, limit, position, batch_size)):
             return 1
         if not segment.index_ignored and segment_open_offsets(segment, self.directory) == 0 and segment.offsets.entries:
+            if self.cold != NULL and self.find_missing_index(segment) != 0:
+                return COLD
             slot = offset_index_floor(&segment.offsets, target - segment.base_offset)
             if slot + 1 < segment.offsets.entries:
                 # Batches above index.interval.bytes are all indexed: the next entry's is the one, if it begins in time.
                 following = offset_entry_position(&segment.offsets, slot + 1)
                 gap = following - (offset_entry_position(&segment.offsets, slot) if slot >= 0 else 0)
-                if gap > WINDOW and self.found_at(segment, following, target, target, limit, position, batch_size):
-                    return 1
+                if gap > WINDOW:
+                    if self.cold != NULL and self.find_missing(segment, following) != 0:
+                        return COLD
+                    if self.found_at(segment, following, target, target, limit, position, batch_size):
+                        return 1
             if slot >= 0:
                 at = offset_entry_position(&segment.offsets, slot)
                 indexed = segment.base_offset + offset_entry_offset(&segment.offsets, slot)
@@ -489,7 +512,50 @@ cdef class Partition:
                     segment.index_ignored = True
                     at = 0
                     indexed = -1
+        if self.cold != NULL and self.find_missing(segment, at) != 0:
+            return COLD
         return segment_walk(segment, at, indexed, target, limit, position, batch_size)
+
+    cdef int find_missing(self, Segment* segment, int64_t at) noexcept nogil:
+        # Where a walk begins: COLD when that is not in memory. What lies behind it will be wanted, too.
+        cdef int64_t size = segment.size - at
+        if size <= 0:
+            return 0
+        if size > WINDOW:
+            size = WINDOW
+        if log_file_hot(segment.file, at, self.cold.now_ms) or cold_warm(self.cold, segment.file, at, size) == size:
+            return 0
+        log_file_retain(segment.file)
+        self.missing = segment.file
+        self.missing_position = at
+        self.missing_size = min(self.wanted_size, <int64_t>READ_MAX) + WINDOW
+        if self.missing_size > segment.size - at:
+            self.missing_size = segment.size - at
+        return COLD
+
+    cdef int find_missing_place(self, Segment* segment, int64_t target) noexcept nogil:
+        # As find_missing, of where a read of `target` is known to begin, if it is.
+        cdef int number = place_of(self.places, segment.base_offset, target)
+        if number >= 0:
+            return self.find_missing(segment, self.places.positions[number])
+        return self.find_missing(segment, 0) if target == segment.base_offset else 0
+
+    cdef int find_missing_index(self, Segment* segment) noexcept nogil:
+        cdef char path[PATH_SIZE]
+        cdef int64_t size = <int64_t>segment.offsets.entries * OFFSET_ENTRY_SIZE
+        cdef int fd
+        if cold_mapped(self.cold, segment.offsets.map, size, &segment.offsets_found_ms):
+            return 0
+        segment_path(self.directory, segment.base_offset, b"index", path)
+        fd = open_path(path, O_RDONLY | O_CLOEXEC)
+        if fd < 0:
+            return 0
+        self.missing = log_file_new(fd)
+        if self.missing == NULL:
+            return 0
+        self.missing_position = 0
+        self.missing_size = size
+        return COLD
 
     cdef int read(self, int64_t offset, int64_t max_bytes, bint at_least_one, int isolation, int32_t leader_epoch,
                   ReadInfo* info) noexcept nogil:
@@ -504,6 +570,7 @@ cdef class Partition:
         info.position = 0
         info.size = 0
         info.available = 0
+        self.wanted_size = max_bytes
         if not self.open:
             return self.closed_code
         if leader_epoch >= 0 and leader_epoch != row.leader_epoch:
@@ -533,6 +600,8 @@ cdef class Partition:
             limit = bound_position if segment.base_offset == bound_segment else segment.size
             found = self.locate(segment, offset, limit, &position, &batch_size)
             if found < 0:
+                if found == COLD:
+                    return COLD
                 if found == -EBADMSG:
                     return CORRUPT_MESSAGE
                 return self.refused(found, b"reading")
@@ -726,11 +795,16 @@ cdef class Partition:
         segment_load_max_timestamp(segment, self.directory)
         return (segment.max_timestamp, segment.max_timestamp_offset)
 
-    def roll(self, int64_t base_offset, int64_t now_ms) -> None:
-        """The files of a new active segment exist; the old one's indexes are cut to their size."""
+    def roll(self, int64_t base_offset, int64_t now_ms, NextSegment ready=None) -> None:
+        """The files of a new active segment exist (or are those of `ready`, which have their names); the old one's indexes
+        are cut to their size."""
         cdef Segment* old = self.active()
         cdef LogFile* file = old.file
         cdef int failure
+        if ready is not None and self.recent == NULL:
+            self.recent = <RecentBatch*>malloc(RECENT * sizeof(RecentBatch))
+            if self.recent == NULL:
+                raise MemoryError()
         old.file = NULL                                 # readers and the flusher still want it
         failure = segment_close(old, self.directory)
         old.file = file
@@ -738,10 +812,16 @@ cdef class Partition:
         if failure != 0:
             self.raise_refused(failure, b"closing an index")
         self.add_segment(base_offset, 0, now_ms)
+        if ready is not None:
+            ready.give(self.active())
         self.row_begin()
         self.row.end_segment = base_offset
         self.row.end_position = 0
         self.row_end()
+
+    def index_entries(self) -> tuple:
+        """How many there are in the two indexes of the active segment."""
+        return (self.active().offsets.entries, self.active().times.entries)
 
     def drop_segments(self, int first, int end) -> list:
         """Forgets segments number `first` up to `end`; their base offsets. A reader that has one open may finish."""
@@ -1200,6 +1280,14 @@ cdef void put_local_start(Partition self) noexcept nogil:
 cdef void call_log(Partition partition) noexcept:
     try:
         partition.log.on_advance()
+    except Exception as e:
+        unexpected(partition, e)
+
+
+cdef void call_filling(Partition partition, int64_t now_ms) noexcept:
+    partition.filling_at = INT64_MAX
+    try:
+        partition.log.on_filling(now_ms)
     except Exception as e:
         unexpected(partition, e)
 

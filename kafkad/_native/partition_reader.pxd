@@ -19,6 +19,7 @@ cdef class ReaderPartition(Partition):
     cdef int64_t read_max           # bytes, of the read at hand
     cdef int64_t looked_high        # watermarks as of the last `look`
     cdef int64_t looked_stable
+    cdef int64_t moved_ms           # when the row was copied last
     cdef Found* found               # scratch of `list_directory`
     cdef int found_count
     cdef int found_capacity

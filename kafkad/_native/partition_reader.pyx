@@ -25,12 +25,13 @@ from cpython.bytes cimport PyBytes_AS_STRING
 
 from kafkad._native.fileio cimport WINDOW, open_path, read_at
 from kafkad._native.partition cimport (
-    ADVANCED_END, ADVANCED_HIGH_WATERMARK, PARTITION_GONE, RECENT, AppendInfo, Partition, ReadInfo, RecentBatch)
+    ADVANCED_END, ADVANCED_HIGH_WATERMARK, COLD, PARTITION_GONE, RECENT, AppendInfo, Partition, ReadInfo, RecentBatch)
 from kafkad._native.index cimport OFFSET_ENTRY_SIZE
 from kafkad._native.places cimport place_of, places_forget
 from kafkad._native.producer_table cimport ProducerTable
 from kafkad._native.segments cimport (
-    PATH_SIZE, LogFile, Segment, log_file_new, segment_close, segment_floor, segment_open, segment_path, segment_walk)
+    HOT_MS, PATH_SIZE, LogFile, Segment, log_file_new, log_file_written, segment_close, segment_floor, segment_open,
+    segment_path, segment_walk)
 from kafkad._native.watermarks cimport Row, RowSlot, kafkad_load, row_read
 from kafkad._native.wire cimport get_i32
 
@@ -70,6 +71,17 @@ cdef extern from "<sys/stat.h>" nogil:
 
 cdef extern from "<errno.h>" nogil:
     enum: EAGAIN
+
+cdef extern from * nogil:
+    """
+    #include <time.h>
+    static inline int64_t kafkad_coarse_ms(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_REALTIME_COARSE, &t);
+        return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+    }
+    """
+    int64_t kafkad_coarse_ms()
 
 cdef enum:                          # Kafka's error codes, see protocol/errors.py
     CORRUPT_MESSAGE = 2
@@ -240,6 +252,7 @@ cdef class ReaderPartition(Partition):
         cdef Segment* fresh
         cdef Segment* old
         cdef int i, at, gone = 0
+        cdef int64_t now_ms = kafkad_coarse_ms()
         cdef bint same = self.known and self.state == 0 and row.generation == self.row.generation
         if self.found_count:
             fresh = <Segment*>malloc(self.found_count * sizeof(Segment))
@@ -269,6 +282,10 @@ cdef class ReaderPartition(Partition):
             memmove(self.segments, self.segments + gone, (self.segment_count - gone) * sizeof(Segment))
             self.segment_count -= gone
         self.active().size = row.end_position
+        if (same and row.end_segment == self.row.end_segment and row.end_position > self.row.end_position
+                and self.active().file != NULL and now_ms - self.moved_ms <= HOT_MS):
+            log_file_written(self.active().file, self.row.end_position, now_ms)     # since the last look
+        self.moved_ms = now_ms
         self.row[0] = row[0]
         self.known = True
         self.state = 0
@@ -300,7 +317,7 @@ cdef class ReaderPartition(Partition):
                 self.closed_code = code
                 code = Partition.read(self, offset, max_bytes, at_least_one, isolation, leader_epoch, info)
                 self.open = False                   # to appends, which are the owner's
-                if self.refusal == 0 and code != CORRUPT_MESSAGE:
+                if self.refusal == 0 and code != CORRUPT_MESSAGE:   # also COLD
                     if info.file != NULL and self.recent == NULL:
                         self.recent = <RecentBatch*>malloc(RECENT * sizeof(RecentBatch))
                         self.recent_count = 0
@@ -362,15 +379,19 @@ cdef class ReaderPartition(Partition):
             position[0] = at                # all of it will go: where its first batch ends does not matter
             batch_size[0] = limit - at
             return 1
+        if exact and self.cold != NULL and self.find_missing(segment, at) != 0:
+            return COLD
         if self.remembered(segment, target, limit, position, batch_size) or (
                 exact and self.found_at(segment, at, INT64_MAX, target, limit, position, batch_size)):
             return 1
         if not exact and not near and not segment.index_ignored:
             if self.index_floor(segment, target - segment.base_offset, &index_at, &indexed, &following) == 0:
                 # As with the owner: the next entry's batch is the one, if it begins in time.
-                if following - index_at > WINDOW and following > at and self.found_at(
-                        segment, following, target, target, limit, position, batch_size):
-                    return 1
+                if following - index_at > WINDOW and following > at:
+                    if self.cold != NULL and self.find_missing(segment, following) != 0:
+                        return COLD
+                    if self.found_at(segment, following, target, target, limit, position, batch_size):
+                        return 1
                 if index_at > at:
                     at = index_at
                     indexed += segment.base_offset
@@ -378,6 +399,8 @@ cdef class ReaderPartition(Partition):
                     indexed = -1
             else:
                 indexed = -1
+        if self.cold != NULL and self.find_missing(segment, at) != 0:
+            return COLD
         return segment_walk(segment, at, indexed, target, limit, position, batch_size)
 
     cdef int index_floor(self, Segment* segment, int64_t relative, int64_t* position, int64_t* last,

@@ -5,19 +5,21 @@ the first offsets) and a gap is refused. The rules are Kafka's ProducerAppendInf
 INVALID_PRODUCER_EPOCH; a new epoch must begin at sequence 0; an unknown producer may begin anywhere, since its records
 may have been deleted; after 2^31 - 1 comes 0. Reading time and files is `kafkad.log.producer_state`'s."""
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport ENOMEM
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove, memset
 
 from kafkad._native.wire cimport (
-    KAFKAD_CHECK, Cursor, cursor_init, read_i8, read_i16, read_i32, read_varint, read_varlong)
+    KAFKAD_CHECK, Cursor, cursor_init, put_i16, put_i32, put_i64, read_i8, read_i16, read_i32, read_varint, read_varlong)
 
 cdef enum:
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45
     INVALID_PRODUCER_EPOCH = 47
     SEQUENCE_MAX = 0x7FFFFFFF
     CAPACITY_MIN = 4
+    ENTRY_SIZE = 46                     # of a snapshot
 
 
 cdef inline uint64_t spread(int64_t producer_id) noexcept nogil:
@@ -253,6 +255,37 @@ cdef class ProducerTable:
                 last = p.batches[p.batch_count - 1]
             out.append((p.producer_id, p.epoch, last.last_sequence, last.last_offset, last.offset_delta,
                         p.last_timestamp, p.coordinator_epoch, p.transaction_start))
+        return out
+
+    def entries(self) -> bytes:
+        """`rows` as a producer snapshot has them: a count, then 46 bytes each."""
+        cdef bytes out = PyBytes_FromStringAndSize(NULL, 4 + <Py_ssize_t>self.map.count * ENTRY_SIZE)
+        cdef uint8_t* at = <uint8_t*>PyBytes_AS_STRING(out)
+        cdef Producer* p
+        cdef ProducerBatch last
+        cdef int32_t i, count = 0
+        put_i32(at, self.map.count)
+        at += 4
+        for i in range(self.map.capacity):
+            p = &self.map.places[i]
+            if p.producer_id == -1:
+                continue
+            last.last_sequence = -1
+            last.last_offset = -1
+            last.offset_delta = 0
+            if p.batch_count:
+                last = p.batches[p.batch_count - 1]
+            put_i64(at, p.producer_id)
+            put_i16(at + 8, p.epoch)
+            put_i32(at + 10, last.last_sequence)
+            put_i64(at + 14, last.last_offset)
+            put_i32(at + 22, last.offset_delta)
+            put_i64(at + 26, p.last_timestamp)
+            put_i32(at + 34, p.coordinator_epoch)
+            put_i64(at + 38, p.transaction_start)
+            at += ENTRY_SIZE
+            count += 1
+        KAFKAD_CHECK(count == self.map.count)
         return out
 
     def recall(self, ProducerTable replayed not None) -> None:

@@ -24,9 +24,11 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from kafkad._native.buffers cimport buffer_is_shared, buffers_trim, input_release, input_reserve, scratch_keep
+from kafkad._native.cold_reads cimport cold_hold, cold_settle
 from kafkad._native.connection cimport (
-    API_KEYS, CALLS_PER_TURN, Conn, Connection, Core, FRAMES_PER_TURN, KIND_CONNECTION, KIND_HANDOVER, KIND_LISTENER,
-    KIND_MAIL, KIND_TIMER, KIND_WAKE, PHASE_AUTHENTICATING, PHASE_READY, SCRATCH_SIZE, SLOTS_MAX, Slot, conn_close, conn_flush, conn_handle,
+    API_KEYS, BLOCKED_SOCKET, CALLS_PER_TURN, Conn, Connection, Core, FRAMES_PER_TURN, KIND_CONNECTION, KIND_HANDOVER,
+    KIND_LISTENER, KIND_MAIL, KIND_TIMER, KIND_WAKE, PHASE_AUTHENTICATING, PHASE_READY, SCRATCH_SIZE, SLOTS_MAX, Slot,
+    conn_close, conn_flush, conn_handle,
     conn_may_serve, conn_new, conn_reap, conn_run, conn_touch, core_fatal, core_free, core_new, core_read_clocks,
     core_shut, core_wake, slot_open,
 )
@@ -564,7 +566,7 @@ cdef void run_rounds(Reactor reactor) noexcept nogil:
                 if events[i].events & EPOLLIN:
                     conn.readable = True
                 if events[i].events & EPOLLOUT:
-                    conn.blocked = False
+                    conn.blocked &= ~BLOCKED_SOCKET
                 if conn.hung_up and conn.pending_count > conn.pending_produces and long_polls(conn):
                     conn_close(conn, NULL)              # nobody is there to wait for the data
                     continue
@@ -576,6 +578,7 @@ cdef void run_rounds(Reactor reactor) noexcept nogil:
             elif kind == KIND_WAKE:
                 read(core.wake_fd, &ignored, 8)
                 core.woken = False
+                cold_settle(&core.cold)
             elif kind == KIND_TIMER:
                 read(core.timer_fd, &ignored, 8)
                 core.timer_armed_ms = 0
@@ -1026,6 +1029,10 @@ cdef class Reactor:
             self.core.stats.mail_in = self.mailboxes.mail_in
             self.core.stats.mail_out = self.mailboxes.mail_out
             self.core.stats.doorbells = self.mailboxes.rings
+        self.core.stats.cold_reads = self.core.cold.reads
+        self.core.stats.cold_aheads = self.core.cold.aheads
+        self.core.stats.cold_bytes = self.core.cold.bytes_read
+        self.core.stats.cold_checks = self.core.cold.checks
         values = self.core.stats
         values["requests"] = {key: count for key, count in enumerate(values["requests"]) if count}
         forwarding, handover = self.forwarding, self.handover
@@ -1035,6 +1042,10 @@ cdef class Reactor:
         values["handed_over"] = handover.given if self.hands_over else 0
         values["adopted"] = handover.taken if self.hands_over else 0
         return values
+
+    def hold_cold_reads(self, bint held):
+        """For tests: what is not in memory is not read until it is let go."""
+        cold_hold(&self.core.cold, held)
 
     def peer_lost(self, int peer):
         """A worker has died. What it has not taken is given up, and fails; nothing happens when it is there again by

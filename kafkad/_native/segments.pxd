@@ -8,13 +8,34 @@ cdef enum:
     PATH_SIZE = 4352                # PATH_MAX and a file name
     MAGIC_POSITION = 16             # of a batch
 
+cdef enum:
+    HOT_MS = 3000                   # what was written in this time, and up to twice as long ago, is in memory
+
 cdef struct LogFile:                # an open .log; a response that is being sent holds a reference
     int fd
     int references
+    int64_t hot_start               # from here on it was written a moment ago, if `written_ms` is a moment ago
+    int64_t next_hot_start
+    int64_t turn_ms                 # when `hot_start` was moved
+    int64_t written_ms
+    void* warm                      # what cold_reads.pyx knows to be in memory
 
 cdef LogFile* log_file_new(int fd) noexcept nogil            # with one reference; NULL: no memory, and the fd is closed
 cdef void log_file_retain(LogFile* file) noexcept nogil
 cdef void log_file_release(LogFile* file) noexcept nogil     # the last one closes the fd
+
+# Bytes were written at `position`, and to the end of the file.
+cdef inline void log_file_written(LogFile* file, int64_t position, int64_t now_ms) noexcept nogil:
+    if now_ms - file.turn_ms > HOT_MS:
+        file.hot_start = file.next_hot_start if now_ms - file.written_ms <= HOT_MS else position
+        file.next_hot_start = position
+        file.turn_ms = now_ms
+    file.written_ms = now_ms
+
+
+# Whether what lies at `position` and behind it was written a moment ago.
+cdef inline bint log_file_hot(const LogFile* file, int64_t position, int64_t now_ms) noexcept nogil:
+    return position >= file.hot_start and now_ms - file.written_ms <= HOT_MS
 
 cdef struct Segment:                # one .log with its indexes; the last of a partition's is the active one
     int64_t base_offset
@@ -29,6 +50,7 @@ cdef struct Segment:                # one .log with its indexes; the last of a p
     int64_t bytes_since_index
     bint index_ignored              # found to lie: every look-up scans from the start
     bint touched                    # read since the last sweep of idle files
+    int64_t offsets_found_ms        # when the mapped index was found to be in memory; 0: not yet
     LogFile* index_file             # a reader's offset index: not mapped, since its owner may cut the file
 
 cdef extern from * nogil:

@@ -6,7 +6,7 @@ A batch is found by the last index entry before it and a walk over headers; an i
 left out from then on."""
 
 from libc.errno cimport EACCES, ENOMEM, EROFS
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc
 
@@ -37,6 +37,11 @@ cdef LogFile* log_file_new(int fd) noexcept nogil:
         return NULL
     file.fd = fd
     file.references = 1
+    file.hot_start = INT64_MAX
+    file.next_hot_start = INT64_MAX
+    file.turn_ms = 0
+    file.written_ms = 0
+    file.warm = NULL
     return file
 
 
@@ -47,6 +52,7 @@ cdef void log_file_retain(LogFile* file) noexcept nogil:
 cdef void log_file_release(LogFile* file) noexcept nogil:
     if kafkad_add(&file.references, -1) == 0:
         close_fd(file.fd)
+        free(file.warm)
         free(file)
 
 

@@ -7,6 +7,7 @@ truncation, DeleteRecords (and in `flusher`: what is on the disk). The word for 
 Beware: one thread owns a log, the worker's loop. Only what `Scheduler.run_in_thread` is given runs elsewhere;
 it gets file references and paths, never the log."""
 
+import contextlib
 import errno
 import logging
 import os
@@ -40,6 +41,7 @@ from kafkad.log.filenames import (
 )
 from kafkad.log.flusher import FATAL, LONG_MAX, Flusher
 from kafkad.log.leader_epochs import LeaderEpochs
+from kafkad.log.next_segment import NextSegment
 from kafkad.log.producer_state import load_snapshot, write_snapshot
 from kafkad.log.retention import SegmentFacts, deletable_count
 from kafkad.log.txn_index import AbortedTxn, append_entries, read_txn_index, write_txn_index
@@ -112,6 +114,7 @@ class Log:
         "_config",
         "_flusher",
         "_jitter",
+        "_next",
         "_snapshot_offset",
         "_waiting_watermark",
         "closed",
@@ -247,6 +250,7 @@ class Log:
         self._jitter = jitter
         self._waiting_watermark: list[tuple[int, Callable[[BaseException | None], None]]] = []
         self._flusher = Flusher(self, now_ms)
+        self._next = NextSegment(self)
         self._configure(config)
 
     def _configure(self, config: "TopicConfig") -> None:
@@ -260,6 +264,7 @@ class Log:
             index_size_max=config.segment_index_bytes,
             flush_interval=config.flush_messages,
         )
+        self._next.watch()
 
     # -- what it is ------------------------------------------------------------------------------------------
 
@@ -461,11 +466,20 @@ class Log:
         old = self.native.active_base_offset
         assert base > old  # an empty segment is never rolled
         try:
-            recovery.create_segment_files(self.directory, base)
-            self.native.roll(base, now_ms)
+            ready = self._next.take(base)
+            if ready is None:
+                recovery.create_segment_files(self.directory, base)
+            try:
+                self.native.roll(base, now_ms, ready)
+            except OSError:
+                if ready is not None:  # its indexes are stretched, and nobody will cut them
+                    with contextlib.suppress(OSError):
+                        recovery.create_segment_files(self.directory, base)
+                raise
             path = write_snapshot(self.directory, base, self.native.producers, sync=False)
         except OSError as e:
             raise self._refused(e) from e
+        self._next.watch(now_ms)
         self._snapshot_offset = base
         self._flusher.paths.update(
             (path, segment_file(self.directory, old, INDEX), segment_file(self.directory, old, TIME_INDEX))
@@ -603,6 +617,10 @@ class Log:
 
     # -- what the native side calls --------------------------------------------------------------------------
 
+    def on_filling(self, now_ms: int) -> None:
+        """The active segment fills: the next one may be made ahead."""
+        self._next.on_filling(now_ms)
+
     def on_advance(self) -> None:
         reached = self.native.high_watermark
         ready = [callback for offset, callback in self._waiting_watermark if offset <= reached]
@@ -616,6 +634,7 @@ class Log:
         if self.closed:
             return
         self.closed = True
+        self._next.close()
         logger.error("%s-%d goes offline, %s: %s", self.topic, self.partition, self.directory, error)
         self.native.close_to_clients(KAFKA_STORAGE_ERROR, error.errno or errno.EIO)
         self._fail_waiters(KafkaError(KAFKA_STORAGE_ERROR, str(error)))
@@ -820,6 +839,7 @@ class Log:
 
     def release_idle(self) -> int:
         """Closes files of old segments that nobody read since the last call."""
+        self._next.release_idle()
         return self.native.release_idle()
 
     def close(self, clean: bool = True) -> None:
@@ -828,6 +848,7 @@ class Log:
         if self.closed:
             return
         self.resign()
+        self._next.close()
         if clean:
             end = self.end_offset
             touched = (
@@ -860,6 +881,7 @@ class Log:
         """Renames the partition's directory, for deletion or as stray; it serves nothing any more. Raises
         KafkaError."""
         self.resign()
+        self._next.close()
         self.closed = True
         try:
             os.rename(self.directory, directory)

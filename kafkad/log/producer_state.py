@@ -30,8 +30,8 @@ assert _ENTRY.size == 46
 ProducerRow = tuple[int, int, int, int, int, int, int, int]
 
 
-def encode_snapshot(rows: list[ProducerRow]) -> bytes:
-    body = struct.pack(">i", len(rows)) + b"".join(_ENTRY.pack(*row) for row in rows)
+def encode_snapshot(producers: ProducerTable) -> bytes:
+    body = producers.entries()  # in C: it is written at a roll, on the loop
     return struct.pack(">hI", VERSION, checksum(body)) + body
 
 
@@ -57,7 +57,7 @@ def write_snapshot(directory: str, offset: int, producers: ProducerTable, *, syn
     path = segment_file(directory, offset, SNAPSHOT)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        left = memoryview(encode_snapshot(producers.rows()))
+        left = memoryview(encode_snapshot(producers))
         while left:
             left = left[os.write(fd, left) :]
         if sync:

@@ -216,8 +216,21 @@ def test_lso_stays_at_an_open_transaction_and_moves_at_its_end(world):
     assert world.log.aborted_transactions(0, 7) == expected
 
 
+def table_of(*rows) -> ProducerTable:
+    table = ProducerTable()
+    for row in rows:
+        table.load(*row)
+    return table
+
+
+def test_a_snapshot_holds_every_producer_once():
+    for count in (0, 1, 5, 1000):
+        rows = [(i * 977, i % 7, i, 2 * i, i % 3, 9 - i, i - 1, -1 if i % 2 else i) for i in range(count)]
+        assert sorted(decode_snapshot(encode_snapshot(table_of(*rows)))) == rows
+
+
 def test_snapshot_bytes_are_kafkas():
-    data = encode_snapshot([(1, 2, 3, 4, 5, 6, 7, -1)])
+    data = encode_snapshot(table_of((1, 2, 3, 4, 5, 6, 7, -1)))
     assert data[:2] == b"\0\1"
     assert len(data) == 10 + 46
     assert data[6:] == bytes.fromhex(
@@ -228,7 +241,7 @@ def test_snapshot_bytes_are_kafkas():
 
 
 def test_every_damage_of_a_snapshot_is_found(tmp_path):
-    data = encode_snapshot([(i, 0, i, i, 0, 9, 0, -1) for i in range(3)])
+    data = encode_snapshot(table_of(*((i, 0, i, i, 0, 9, 0, -1) for i in range(3))))
     for at in range(len(data)):
         damaged = bytearray(data)
         damaged[at] ^= 0x40

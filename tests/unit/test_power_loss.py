@@ -142,9 +142,30 @@ def test_deleting_a_tree_is_seen(disk, tmp_path):
 
 
 def test_what_the_recorder_cannot_follow_fails_the_test(disk, tmp_path):
-    run(disk, "put('a', b''); os.link(d + '/a', d + '/b')")
-    with pytest.raises(AssertionError, match="linkat"):
+    run(
+        disk,
+        "put('a', b'1'); a = os.open(d + '/a', os.O_RDONLY); b = os.open(d + '/b', os.O_RDWR | os.O_CREAT)\n"
+        "os.copy_file_range(a, b, 1)",
+    )
+    with pytest.raises(AssertionError, match="copy_file_range"):
         disk.state()
+
+
+def test_a_file_without_a_name_is_there_once_it_is_linked_and_its_directory_synced(disk, tmp_path):
+    nameless = """
+fd = os.open(d, os.O_TMPFILE | os.O_RDWR, 0o644)
+here = os.open(d, os.O_RDONLY)
+os.write(fd, b'kept')
+os.fsync(fd)
+os.write(fd, b'lost')
+"""
+    link = "os.link(f'/proc/self/fd/{fd}', d + '/a', src_dir_fd=here, follow_symlinks=True)\n"
+    run(disk, nameless)
+    assert outcomes(disk, tmp_path, content("a"), how="most") == {None}
+    run(disk, nameless + link)
+    assert outcomes(disk, tmp_path, content("a")) == {None, b"kept", b"keptlost", b"kept" + bytes(4)}
+    run(disk, "os.unlink(d + '/a')\n" + nameless + link + "os.fsync(here)")
+    assert outcomes(disk, tmp_path, content("a"), how="later") == {b"kept", b"keptlost", b"kept" + bytes(4)}
 
 
 def test_what_a_killed_process_could_not_tell_is_found_and_not_relied_on(disk, tmp_path):

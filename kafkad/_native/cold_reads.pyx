@@ -1,0 +1,243 @@
+"""Cold reads: what is not in the page cache is read by helper threads, not by the loop.
+
+Before bytes of a log are touched, `cold_warm` tells how many of them are in memory:
+
+    written a moment ago         known without a question (`log_file_hot`)
+    in a range that was found    known for WARM_MS; a file remembers a few ranges, and each reader extends his own
+    else                         the kernel is asked, a mebibyte at a time: cachestat counts the pages, and a read of
+                                 the last byte with RWF_NOWAIT tells whether they have arrived
+
+What is missing becomes a job for a helper (cold_reads.h), which has the kernel read it and wakes the loop. Who reads on
+behind a range that was read for him is read ahead for: he waits for the disk at the beginning, and later only where
+the disk is slower than he is.
+
+Where the file system cannot tell (RWF_NOWAIT is refused on tmpfs), all counts as being in memory. The kernel may give
+pages back between the question and the read: then that read waits, as every read did before there were helpers.
+
+Beware: all of this is the loop's. Helpers see the fd, position and size of a job; the job holds its file, so a waiter
+may leave (it sets `waiter` to NULL), and the file may be removed or cut."""
+
+from libc.stdint cimport int64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
+
+from kafkad._native.segments cimport LogFile, log_file_release, log_file_retain
+from kafkad._native.wire cimport KAFKAD_CHECK
+
+cdef extern from "cold_reads.h" nogil:
+    ctypedef struct kafkad_job:
+        kafkad_job* next
+        int fd
+        int64_t position
+        int64_t size
+        int64_t found
+        void* context
+    ctypedef struct kafkad_helpers:
+        int queued
+    bint kafkad_resident(int fd, int64_t at, int64_t size)
+    bint kafkad_mapped_resident(void* map, int64_t size)
+    kafkad_helpers* kafkad_helpers_new(int wake_fd, int threads_max, void (*forget)(kafkad_job*) noexcept nogil)
+    bint kafkad_helpers_put(kafkad_helpers* helpers, kafkad_job* job)
+    kafkad_job* kafkad_helpers_take(kafkad_helpers* helpers)
+    void kafkad_helpers_hold(kafkad_helpers* helpers, bint held)
+    void kafkad_helpers_close(kafkad_helpers* helpers)
+
+cdef enum:
+    WARM_MS = 10_000                # a range that was found to be in memory counts as such for so long
+    RANGES = 8                      # of one file: as many readers of it, each at his own place
+    ASKED = 1 << 20                 # the kernel is asked about so much at once, if all of it is there
+    ASKED_MAX = 4 << 20
+    READ_MIN = 128 * 1024           # a job reads as much as the kernel would by itself
+    AHEAD = 2 << 20                 # read ahead at once, when a reader is within half of it from the end of his range
+    THREADS_MAX = 4                 # so many reads does a disk see at once
+    AHEADS_MAX = 16                 # jobs that nobody waits for are not made when so many wait
+
+cdef struct Range:
+    int64_t start
+    int64_t end
+    int64_t found_ms
+    int64_t ahead                   # what was asked for up to here; 0: nobody had to wait in this range
+
+cdef struct Warm:                   # LogFile.warm
+    Range ranges[RANGES]
+
+
+cdef struct Job:
+    ColdJob told                    # first
+    kafkad_job work
+
+
+cdef Range* range_at(LogFile* file, int64_t position, int64_t now_ms) noexcept nogil:
+    """The one that holds `position`, or ends there; NULL when none does, or it was too long ago."""
+    cdef Warm* warm = <Warm*>file.warm
+    cdef Range* found = NULL
+    cdef int i
+    if warm is NULL:
+        return NULL
+    for i in range(RANGES):
+        if (warm.ranges[i].start <= position <= warm.ranges[i].end and warm.ranges[i].end
+                and now_ms - warm.ranges[i].found_ms < WARM_MS
+                and (found is NULL or warm.ranges[i].end > found.end)):
+            found = &warm.ranges[i]
+    return found
+
+
+cdef Range* range_note(LogFile* file, int64_t start, int64_t end, int64_t now_ms) noexcept nogil:
+    """These bytes are in memory: a range goes on with them, or the oldest gives way."""
+    cdef Range* at = range_at(file, start, now_ms)
+    cdef Warm* warm
+    cdef int i
+    if at is not NULL:
+        if now_ms - at.found_ms > WARM_MS // 2:         # its reader has gone on
+            at.start = start
+            at.found_ms = now_ms
+        if end > at.end:
+            at.end = end
+        return at
+    if file.warm is NULL:
+        file.warm = calloc(1, sizeof(Warm))
+        if file.warm is NULL:
+            return NULL
+    warm = <Warm*>file.warm
+    at = &warm.ranges[0]
+    for i in range(1, RANGES):
+        if warm.ranges[i].found_ms < at.found_ms:
+            at = &warm.ranges[i]
+    at.start = start
+    at.end = end
+    at.found_ms = now_ms
+    at.ahead = 0
+    return at
+
+
+cdef int64_t cold_warm(ColdReads* cold, LogFile* file, int64_t position, int64_t size) noexcept nogil:
+    cdef int64_t now_ms = cold.monotonic_ms
+    cdef Range* known = range_at(file, position, now_ms)
+    cdef int64_t at = position, wanted
+    if known is not NULL:
+        at = known.end
+        if known.ahead and position > known.start and position + size + AHEAD // 2 > known.ahead:
+            read_ahead(cold, file, known)
+    if at - position < size:
+        wanted = min(position + size - at, <int64_t>ASKED_MAX)
+        cold.checks += 1
+        if wanted < ASKED and kafkad_resident(file.fd, at, ASKED):
+            wanted = ASKED
+        elif not kafkad_resident(file.fd, at, wanted):
+            wanted = 0
+        if wanted:
+            range_note(file, at, at + wanted, now_ms)
+            at += wanted
+    return min(at - position, size)
+
+
+cdef bint cold_mapped(ColdReads* cold, void* map, int64_t size, int64_t* found_ms) noexcept nogil:
+    if found_ms[0] and cold.monotonic_ms - found_ms[0] < WARM_MS:
+        return True
+    cold.checks += 1
+    if not kafkad_mapped_resident(map, size):
+        return False
+    found_ms[0] = cold.monotonic_ms
+    return True
+
+
+# -- jobs --------------------------------------------------------------------------------------------------
+
+cdef void forget(kafkad_job* work) noexcept nogil:
+    cdef Job* job = <Job*>work.context
+    log_file_release(job.told.file)
+    free(job)
+
+
+cdef Job* put(ColdReads* cold, LogFile* file, int64_t position, int64_t size, int64_t read, void* waiter,
+              ColdDone done) noexcept nogil:
+    cdef Job* job
+    if cold.helpers is NULL:
+        cold.helpers = kafkad_helpers_new(cold.wake_fd, THREADS_MAX, forget)
+        if cold.helpers is NULL:
+            return NULL
+        kafkad_helpers_hold(<kafkad_helpers*>cold.helpers, cold.held)
+    job = <Job*>malloc(sizeof(Job))
+    if job is NULL:
+        return NULL
+    memset(job, 0, sizeof(Job))
+    job.told.work = &job.work
+    job.told.file = file
+    job.told.position = position
+    job.told.size = size
+    job.told.waiter = waiter
+    job.told.done = done
+    job.work.fd = file.fd
+    job.work.position = position
+    job.work.size = read
+    job.work.context = job
+    log_file_retain(file)
+    if not kafkad_helpers_put(<kafkad_helpers*>cold.helpers, &job.work):
+        forget(&job.work)
+        return NULL
+    return job
+
+
+cdef void read_ahead(ColdReads* cold, LogFile* file, Range* known) noexcept nogil:
+    cdef int64_t start = max(known.ahead, known.end)
+    if cold.helpers is not NULL and (<kafkad_helpers*>cold.helpers).queued >= AHEADS_MAX:
+        return
+    if put(cold, file, start, 0, AHEAD, NULL, NULL) is not NULL:
+        known.ahead = start + AHEAD
+        cold.aheads += 1
+
+
+cdef ColdJob* cold_ask(ColdReads* cold, LogFile* file, int64_t position, int64_t size, void* waiter,
+                       ColdDone done) noexcept nogil:
+    cdef Job* job = put(cold, file, position, size, max(size, <int64_t>READ_MIN), waiter, done)
+    if job is NULL:
+        return NULL
+    cold.reads += 1
+    return &job.told
+
+
+cdef void cold_settle(ColdReads* cold) noexcept nogil:
+    cdef kafkad_job* work
+    cdef kafkad_job* following
+    cdef Job* job
+    cdef Range* noted
+    cdef int64_t end
+    if cold.helpers is NULL:
+        return
+    work = kafkad_helpers_take(<kafkad_helpers*>cold.helpers)
+    while work is not NULL:
+        following = work.next
+        job = <Job*>work.context
+        cold.bytes_read += work.found
+        # What was waited for counts as being there even if it is not: then the disk fails, and the reader shall see it.
+        end = work.position + max(work.found, job.told.size)
+        if end > work.position:
+            noted = range_note(job.told.file, work.position, end, cold.monotonic_ms)
+            if noted is not NULL and noted.ahead < end:
+                noted.ahead = end
+        if job.told.waiter is not NULL:
+            job.told.done(job.told.waiter, &job.told)
+        forget(work)
+        work = following
+
+
+cdef void cold_init(ColdReads* cold, int wake_fd) noexcept nogil:
+    memset(cold, 0, sizeof(ColdReads))
+    cold.wake_fd = wake_fd
+
+
+cdef void cold_close(ColdReads* cold) noexcept nogil:
+    if cold.helpers is not NULL:
+        kafkad_helpers_close(<kafkad_helpers*>cold.helpers)
+        cold.helpers = NULL
+
+
+cdef void cold_hold(ColdReads* cold, bint held) noexcept nogil:
+    cold.held = held
+    if cold.helpers is not NULL:
+        kafkad_helpers_hold(<kafkad_helpers*>cold.helpers, held)
+
+
+def resident(int fd, int64_t position, int64_t size) -> bool:
+    """Whether these bytes of a file are in the page cache, as far as can be known. For tests."""
+    return kafkad_resident(fd, position, size)

@@ -35,7 +35,7 @@ def encode_snapshot(producers: ProducerTable) -> bytes:
     return struct.pack(">hI", VERSION, checksum(body)) + body
 
 
-NO_PRODUCERS = encode_snapshot([])
+NO_PRODUCERS = encode_snapshot(ProducerTable())
 
 
 def decode_snapshot(data: bytes) -> list[ProducerRow]:

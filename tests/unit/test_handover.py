@@ -304,7 +304,8 @@ def test_connections_that_come_by_one_listener_are_served_by_all(make, count):
         assert workers.handover.loads() == [0] * count
         if total == 2:
             fds = [workers.ask(worker, "fds") for worker in range(count)]
-    assert [workers.ask(worker, "fds") for worker in range(count)] == fds
+    for worker in range(count):  # fewer, where the collector has closed what the parent had
+        assert workers.ask(worker, "fds") <= fds[worker]
 
 
 def test_who_hands_over_is_not_woken_by_what_comes_then(make):

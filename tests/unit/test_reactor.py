@@ -538,7 +538,8 @@ def test_socket_buffer_sizes_and_no_delay_apply(make):
                 sock = socket.socket(fileno=os.dup(int(fd)))
                 with sock:
                     if (
-                        sock.getsockname()[1] == connection.local_port
+                        sock.family == socket.AF_INET
+                        and sock.getsockname()[1] == connection.local_port
                         and sock.getpeername()[1] == connection.peer_port
                     ):
                         seen["send"] = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)

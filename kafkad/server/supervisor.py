@@ -377,6 +377,7 @@ class Supervisor:
         assert child.pipe < 0
         child.pid, was_ready, child.ready, child.doomed_s = 0, child.ready, False, None
         self.handover.bury(child.k)
+        self.hosts.forget(child.k)
         if self._stopping or self._code is not None:
             child.closed = code == 0 and was_ready
             if code != 0:

@@ -31,7 +31,11 @@ class HostCounts:
 
     def enter(self, me: int) -> None:
         self.me = me
-        table = me * TABLE
+        self.forget(me)
+
+    def forget(self, worker: int) -> None:
+        """It has no connections: it begins, or is dead."""
+        table = worker * TABLE
         for first in range(table, table + TABLE, mmap.PAGESIZE):
             if any(self._map[first : first + mmap.PAGESIZE]):
                 self._map[first : first + mmap.PAGESIZE] = bytes(mmap.PAGESIZE)

@@ -58,8 +58,9 @@ from kafkad.log.log_dirs import LogDirs
 from kafkad.metadata.uuids import random_uuid
 from kafkad.net import listener
 from kafkad.server import metadata_feed, peers
-from kafkad.server.heartbeat import HANG_S, LOOKS, SUSPECT, Heartbeats, state_of
+from kafkad.server.heartbeat import HANG_S, LOOKS, SUSPECT, Heartbeats, vitals_of
 from kafkad.server.lifecycle import BROKEN, ENDING, STOP
+from kafkad.server.stderr import STDERR
 
 logger = logging.getLogger("kafkad")
 
@@ -220,9 +221,11 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # the interpreter's end takes the handlers with it
         code = self._code or 0
         # A start that was cut short has not looked at all logs: no mark may say that they are sound.
-        self.log_dirs.finish(clean=code == 0 and all(child.closed for child in self._children))
+        clean = code == 0 and all(child.closed for child in self._children)
+        self.log_dirs.finish(clean=clean)
         if code == 0:
-            how = "stopped cleanly" if self._told_ready else "stopped before it was ready,"
+            how = "stopped cleanly" if clean else "stopped, not cleanly,"
+            how = how if self._told_ready else "stopped before it was ready,"
             logger.info("%s in %d ms", how, (time.monotonic() - begun) * 1000)
         return code
 
@@ -278,7 +281,7 @@ class Supervisor:
             if os.getppid() != parent:
                 os._exit(1)  # it died before we asked
             prctl(PR_SET_NAME, f"kafkad/{child.k}".encode())
-            faulthandler.enable()  # SIGABRT: where each thread stands
+            faulthandler.enable(STDERR)  # SIGABRT: where each thread stands
             for other in self._children:
                 if other.pipe >= 0:
                     os.close(other.pipe)
@@ -374,6 +377,7 @@ class Supervisor:
         assert child.pipe < 0
         child.pid, was_ready, child.ready, child.doomed_s = 0, child.ready, False, None
         self.handover.bury(child.k)
+        self.hosts.forget(child.k)
         if self._stopping or self._code is not None:
             child.closed = code == 0 and was_ready
             if code != 0:
@@ -422,15 +426,15 @@ class Supervisor:
         self._look_s = now_s + self.heartbeats.look_s  # not from when it was due: we may have been stopped
         for child in self._children:
             if self._may_hang(child):
-                still = self.heartbeats.look(child.k, partial(state_of, child.pid))
-                if still == SUSPECT:
+                still = self.heartbeats.look(child.k, partial(vitals_of, child.pid))
+                if still >= SUSPECT:
                     self.handover.shut(child.k)  # until it beats again
                 if still >= LOOKS:
                     self._doom(child, now_s)
 
     def _doom(self, child: Child, now_s: float) -> None:
         """First the kill, then the word: it may hold what a line in the log waits for."""
-        state = state_of(child.pid)
+        state = vitals_of(child.pid).state
         os.kill(child.pid, signal.SIGABRT)
         os.kill(child.pid, signal.SIGCONT)  # one that is stopped takes no SIGABRT
         child.doomed_s = now_s + ABORT_S

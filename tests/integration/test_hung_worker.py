@@ -104,6 +104,17 @@ def test_a_worker_in_an_endless_loop_says_where_and_is_replaced(tmp_path):
         assert "worker 0 has died" not in broker.log
 
 
+def test_a_worker_that_is_long_at_it_does_not_hang(tmp_path):
+    """On a slow or busy machine a worker makes files for longer than the limit; on others it proves less."""
+    with Broker(workers=2, data_dir=tmp_path / "data", env=HANGS) as broker:
+        pids = broker.worker_pids
+        with Wire(broker.bootstrap, timeout=60) as wire:
+            create_topic(wire, "many", 1000)
+            assert broker.worker_pids == pids
+            assert produce(wire, "many", batch(b"x"), 999).error_code == 0
+        assert "has not moved" not in broker.log
+
+
 def test_nobody_is_killed_when_all_were_stopped(tmp_path):
     """A machine that slept: however long, when it goes on everybody is there."""
     with Broker(workers=2, data_dir=tmp_path / "data", env=HANGS) as broker:

@@ -3,11 +3,13 @@
 import os
 import signal
 
-from kafkad.server.heartbeat import LOOKS, Heartbeats, state_of
+import pytest
+
+from kafkad.server.heartbeat import LOOKS, SLOW, Heartbeats, Vitals, vitals_of
 
 
-def state(letter):
-    return lambda: letter
+def state(letter, io="1"):
+    return lambda: Vitals(letter, io)
 
 
 def test_a_worker_that_does_not_beat_hangs_after_so_many_looks():
@@ -32,6 +34,23 @@ def test_waiting_for_a_disk_and_being_traced_are_excused():
     for letter in "DtDt" * LOOKS:
         assert beats.look(0, state(letter)) == 0
     assert beats.look(0, state("S")) == 1
+
+
+def test_one_that_reads_and_writes_is_slow_but_not_for_ever():
+    beats = Heartbeats(1)
+    for number in range(LOOKS * SLOW - 1):
+        assert beats.look(0, state("R", str(number))) < LOOKS
+    assert beats.look(0, state("R", "more")) == LOOKS
+
+
+def test_one_that_no_longer_writes_hangs():
+    beats = Heartbeats(1)
+    for number in range(3):
+        assert beats.look(0, state("R", str(number))) <= 1
+    for _ in range(LOOKS - 2):
+        assert beats.look(0, state("S", "the last")) < LOOKS
+    beats.look(0, state("S", "the last"))
+    assert beats.look(0, state("S", "the last")) >= LOOKS
 
 
 def test_a_new_life_is_not_blamed_for_the_silence_before_it():
@@ -61,15 +80,24 @@ def test_a_beat_comes_several_times_within_the_limit():
 
 
 def test_the_state_of_a_process():
-    assert state_of(os.getpid()) == "R"
+    assert vitals_of(os.getpid()).state == "R"
     pid = os.fork()
     if pid == 0:
         signal.pause()
     try:
         os.kill(pid, signal.SIGSTOP)
         os.waitid(os.P_PID, pid, os.WSTOPPED)
-        assert state_of(pid) == "T"
+        assert vitals_of(pid).state == "T"
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    assert state_of(pid) == "X"
+    assert vitals_of(pid).state == "X"
+
+
+def test_what_a_process_reads_is_told():
+    before = vitals_of(os.getpid())
+    if not before.io:
+        pytest.skip(
+            "this kernel does not tell what a thread has read and written: slow workers are not excused"
+        )
+    assert vitals_of(os.getpid()).io != before.io

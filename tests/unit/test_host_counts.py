@@ -51,6 +51,18 @@ def test_a_successor_begins_with_nothing():
     assert counts.elsewhere(host(1)) == 0
 
 
+def test_the_dead_hold_no_places():
+    counts = HostCounts(2)
+    in_child(lambda: (counts.enter(0), counts.set(host(1), 5)))
+    counts.enter(1)
+    counts.set(host(1), 2)
+    counts.forget(0)
+    assert counts.elsewhere(host(1)) == 0
+    counts.forget(1)
+    counts.enter(0)
+    assert counts.elsewhere(host(1)) == 0
+
+
 def test_hosts_that_come_and_go_leave_room_for_others():
     counts, model, chance = HostCounts(2), {}, random.Random(3)
     for _ in range(3 * SLOTS):

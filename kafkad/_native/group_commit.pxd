@@ -43,6 +43,9 @@ cdef void sync_drop(Sync* sync) noexcept nogil                              # it
 cdef void sync_reach(Sync* sync, int64_t end_offset, int64_t end_position) noexcept nogil     # LEO is there now
 cdef void sync_give_up(Sync* sync) noexcept nogil
 
-# Begins as soon as a thread is free. `sync` is idle, and end_offset, segment and generation are set; it takes a reference to
+# A reactor's turn: what was asked until now begins; `goes_on`: what will be asked waits for the next call.
+cdef void commit_turn(bint goes_on) noexcept nogil
+
+# Begins as soon as a thread is free, or, in a reactor's turn, with the next `commit_turn`. `sync` is idle, and end_offset, segment and generation are set; it takes a reference to
 # `file`. False when it cannot be had: the group was closed, or there are no threads.
 cdef bint commit_ask(GroupCommit group, Sync* sync, LogFile* file) noexcept nogil

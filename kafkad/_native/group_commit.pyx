@@ -91,15 +91,24 @@ cdef struct Committing:
     Sync* first                     # waiting for a thread
     Sync* last
     int waiting
+    Sync* asked_first               # the loop's: in this turn of the reactor
+    Sync* asked_last
+    int asked_count
+    Committing* asked_next          # a group that was asked as well
     Sync* ended_first               # waiting for the loop
     Sync* ended_last
     int idle                        # threads
+    int starting                    # that have not come to look yet
     int count
     int count_max
     bint stopping
     int fd                          # eventfd: something has ended
     uint64_t syncs
     pthread_t threads[THREADS_MAX]
+
+cdef bint in_turn = False           # the loop's, as the next: a reactor is serving
+cdef Committing* asked_groups = NULL
+cdef bint use_turn = int(os.environ.get("KG_TURN", "1"))
 
 cdef int fault = 0                  # an errno that each fdatasync answers: for tests
 cdef int held = 0                   # and a gate before it
@@ -151,6 +160,7 @@ cdef void* work(void* context) noexcept nogil:
     cdef uint64_t one = 1
     cdef bint tell
     pthread_mutex_lock(&self.lock)
+    self.starting -= 1
     while True:
         while self.first is NULL and not self.stopping:
             self.idle += 1
@@ -209,28 +219,67 @@ cdef void sync_give_up(Sync* sync) noexcept nogil:
 
 
 cdef bint commit_ask(GroupCommit group, Sync* sync, LogFile* file) noexcept nogil:
+    global asked_groups
     cdef Committing* self = <Committing*>group.committing
     KAFKAD_CHECK(sync.state == SYNC_IDLE)
-    pthread_mutex_lock(&self.lock)
-    if self.waiting >= self.idle and self.count < self.count_max and not self.stopping:
-        if kafkad_start(self.threads, self.count, work, self) == 0:
-            self.count += 1
-    if self.stopping or self.count == 0:
-        pthread_mutex_unlock(&self.lock)
+    if self.stopping:
         return False
+    if self.count == 0:
+        pthread_mutex_lock(&self.lock)
+        if kafkad_start(self.threads, 0, work, self) == 0:
+            self.count = 1
+            self.starting = 1
+        pthread_mutex_unlock(&self.lock)
+        if self.count == 0:
+            return False
     log_file_retain(file)
     sync.file = file
     sync.next = NULL
     sync.state = SYNC_UNDER_WAY
-    if self.first is NULL:
-        self.first = sync
+    if self.asked_first is NULL:
+        self.asked_first = sync
+        self.asked_next = asked_groups
+        asked_groups = self
     else:
-        self.last.next = sync
-    self.last = sync
-    self.waiting += 1
-    pthread_mutex_unlock(&self.lock)
-    pthread_cond_signal(&self.asked)
+        self.asked_last.next = sync
+    self.asked_last = sync
+    self.asked_count += 1
+    if not in_turn:
+        commit_turn(False)
     return True
+
+
+cdef void commit_turn(bint goes_on) noexcept nogil:
+    global in_turn, asked_groups
+    cdef Committing* group
+    in_turn = goes_on and use_turn
+    while asked_groups is not NULL:
+        group = asked_groups
+        asked_groups = group.asked_next
+        begin(group)
+
+
+cdef void begin(Committing* self) noexcept nogil:
+    cdef int count = self.asked_count
+    pthread_mutex_lock(&self.lock)
+    if self.first is NULL:
+        self.first = self.asked_first
+    else:
+        self.last.next = self.asked_first
+    self.last = self.asked_last
+    self.waiting += count
+    self.asked_first = NULL
+    self.asked_count = 0
+    while self.idle + self.starting < self.waiting and self.count < self.count_max:
+        if kafkad_start(self.threads, self.count, work, self) != 0:
+            break
+        self.count += 1
+        self.starting += 1
+    pthread_mutex_unlock(&self.lock)
+    if count == 1:
+        pthread_cond_signal(&self.asked)
+    else:
+        pthread_cond_broadcast(&self.asked)
 
 
 cdef Sync* let_go(Sync* sync) noexcept nogil:
@@ -309,6 +358,7 @@ cdef class GroupCommit:
         cdef Sync* sync
         cdef int i
         with nogil:
+            commit_turn(in_turn)
             pthread_mutex_lock(&group.lock)
             group.stopping = True
             pthread_cond_broadcast(&group.asked)

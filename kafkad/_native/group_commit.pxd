@@ -25,6 +25,8 @@ cdef struct Sync:
     LogFile* file                   # retained until it has ended
     int64_t end_offset              # LEO: the loop moves it up to the moment at which a thread begins
     int64_t synced_offset           # what it was then
+    int64_t end_position            # the size of `file`, as end_offset
+    int64_t prepared                # a thread's: the file has blocks up to here; 0 when `file` is another
     int64_t segment                 # base offset of the segment that `file` is
     uint32_t generation             # of the partition when it asked
     int state
@@ -38,9 +40,12 @@ cdef class GroupCommit:
 
 cdef Sync* sync_new(void* partition, SyncEnded ended) noexcept nogil        # NULL: no memory
 cdef void sync_drop(Sync* sync) noexcept nogil                              # its partition goes
-cdef void sync_reach(Sync* sync, int64_t end_offset) noexcept nogil         # LEO is there now
+cdef void sync_reach(Sync* sync, int64_t end_offset, int64_t end_position) noexcept nogil     # LEO is there now
 cdef void sync_give_up(Sync* sync) noexcept nogil
 
-# Begins as soon as a thread is free. `sync` is idle, and end_offset, segment and generation are set; it takes a reference to
+# A reactor's turn: what was asked until now begins; `goes_on`: what will be asked waits for the next call.
+cdef void commit_turn(bint goes_on) noexcept nogil
+
+# Begins as soon as a thread is free, or, in a reactor's turn, with the next `commit_turn`. `sync` is idle, and end_offset, segment and generation are set; it takes a reference to
 # `file`. False when it cannot be had: the group was closed, or there are no threads.
 cdef bint commit_ask(GroupCommit group, Sync* sync, LogFile* file) noexcept nogil

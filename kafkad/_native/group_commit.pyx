@@ -7,6 +7,10 @@ waits for one fdatasync and no timer, and under load each fdatasync takes along 
 by side: file systems with a journal put those that come together into one commit. When some have ended the eventfd is
 readable, and the loop calls `publish`, which moves the flushed offset, HW and the waiters of all that have ended.
 
+Before it syncs, a thread sees to it that the file system has blocks ready behind the end of the file (which keeps its size):
+else each fdatasync allocates some, and commits that with the data. The partition gives back what is left when it closes the
+file; after a kill it stays until the segment is deleted.
+
 There is no thread, and nothing here costs anything, until the first partition asks; then one more for each that asks while
 all are at work, up to `threads_max`.
 
@@ -17,7 +21,7 @@ directory goes offline), and those of the same directory that still wait are giv
 import os
 
 from libc.errno cimport EINTR, EIO, errno
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from kafkad._native.segments cimport log_file_release, log_file_retain
@@ -27,6 +31,7 @@ cdef extern from * nogil:
     """
     #include <pthread.h>
     #include <signal.h>
+    #include <fcntl.h>
     #include <stdint.h>
     #include <unistd.h>
     #define sync_load(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
@@ -66,6 +71,8 @@ cdef extern from * nogil:
     int pthread_join(pthread_t thread, void** result)
     int kafkad_start(pthread_t* threads, int at, void* (*work)(void*) noexcept nogil, void* context)
     int fdatasync(int fd)
+    enum: FALLOC_FL_KEEP_SIZE
+    int c_fallocate "fallocate"(int fd, int mode, int64_t offset, int64_t size)
     ssize_t c_read "read"(int fd, void* into, size_t size)
     ssize_t c_write "write"(int fd, const void* data, size_t size)
     int64_t load_offset "sync_load"(int64_t* p)
@@ -75,6 +82,8 @@ cdef extern from * nogil:
 
 cdef enum:
     THREADS_MAX = 64
+    PREPARED_MIN = 64 << 10
+    PREPARED_MAX = 16 << 20
 
 cdef struct Committing:
     pthread_mutex_t lock
@@ -82,15 +91,24 @@ cdef struct Committing:
     Sync* first                     # waiting for a thread
     Sync* last
     int waiting
+    Sync* asked_first               # the loop's: in this turn of the reactor
+    Sync* asked_last
+    int asked_count
+    Committing* asked_next          # a group that was asked as well
     Sync* ended_first               # waiting for the loop
     Sync* ended_last
     int idle                        # threads
+    int starting                    # that have not come to look yet
     int count
     int count_max
     bint stopping
     int fd                          # eventfd: something has ended
     uint64_t syncs
     pthread_t threads[THREADS_MAX]
+
+cdef bint in_turn = False           # the loop's, as the next: a reactor is serving
+cdef Committing* asked_groups = NULL
+cdef bint use_turn = int(os.environ.get("KG_TURN", "1"))
 
 cdef int fault = 0                  # an errno that each fdatasync answers: for tests
 cdef int held = 0                   # and a gate before it
@@ -123,11 +141,26 @@ cdef int sync_file(int fd) noexcept nogil:
     return 0
 
 
+cdef void prepare(Sync* sync) noexcept nogil:
+    # Blocks behind the end, as many as the file has, within bounds. Not where the file system has no such call, or no room.
+    cdef int64_t position = load_offset(&sync.end_position), size = position
+    if size > PREPARED_MAX:
+        size = PREPARED_MAX
+    if size < PREPARED_MIN:
+        size = PREPARED_MIN
+    if position + size // 4 > sync.prepared:
+        sync.prepared = INT64_MAX
+        if c_fallocate(sync.file.fd, FALLOC_FL_KEEP_SIZE, position, size) == 0:
+            sync.prepared = position + size
+
+
 cdef void* work(void* context) noexcept nogil:
     cdef Committing* self = <Committing*>context
     cdef Sync* sync
     cdef uint64_t one = 1
+    cdef bint tell
     pthread_mutex_lock(&self.lock)
+    self.starting -= 1
     while True:
         while self.first is NULL and not self.stopping:
             self.idle += 1
@@ -141,16 +174,21 @@ cdef void* work(void* context) noexcept nogil:
         pthread_mutex_unlock(&self.lock)
         # The loop wrote what lies below before it moved the offset, and we look before we begin.
         sync.synced_offset = load_offset(&sync.end_offset)
+        prepare(sync)
         sync.failure = EIO if load_flag(&sync.given_up) else sync_file(sync.file.fd)
         pthread_mutex_lock(&self.lock)
         self.syncs += 1
         sync.next = NULL
-        if self.ended_first is NULL:
+        tell = self.ended_first is NULL
+        if tell:
             self.ended_first = sync
-            KAFKAD_CHECK(c_write(self.fd, &one, 8) == 8)
         else:
             self.ended_last.next = sync
         self.ended_last = sync
+        if tell:
+            pthread_mutex_unlock(&self.lock)
+            KAFKAD_CHECK(c_write(self.fd, &one, 8) == 8)
+            pthread_mutex_lock(&self.lock)
     pthread_mutex_unlock(&self.lock)
     return NULL
 
@@ -171,7 +209,8 @@ cdef void sync_drop(Sync* sync) noexcept nogil:
         free(sync)
 
 
-cdef void sync_reach(Sync* sync, int64_t end_offset) noexcept nogil:
+cdef void sync_reach(Sync* sync, int64_t end_offset, int64_t end_position) noexcept nogil:
+    store_offset(&sync.end_position, end_position)
     store_offset(&sync.end_offset, end_offset)
 
 
@@ -180,28 +219,67 @@ cdef void sync_give_up(Sync* sync) noexcept nogil:
 
 
 cdef bint commit_ask(GroupCommit group, Sync* sync, LogFile* file) noexcept nogil:
+    global asked_groups
     cdef Committing* self = <Committing*>group.committing
     KAFKAD_CHECK(sync.state == SYNC_IDLE)
-    pthread_mutex_lock(&self.lock)
-    if self.waiting >= self.idle and self.count < self.count_max and not self.stopping:
-        if kafkad_start(self.threads, self.count, work, self) == 0:
-            self.count += 1
-    if self.stopping or self.count == 0:
-        pthread_mutex_unlock(&self.lock)
+    if self.stopping:
         return False
+    if self.count == 0:
+        pthread_mutex_lock(&self.lock)
+        if kafkad_start(self.threads, 0, work, self) == 0:
+            self.count = 1
+            self.starting = 1
+        pthread_mutex_unlock(&self.lock)
+        if self.count == 0:
+            return False
     log_file_retain(file)
     sync.file = file
     sync.next = NULL
     sync.state = SYNC_UNDER_WAY
-    if self.first is NULL:
-        self.first = sync
+    if self.asked_first is NULL:
+        self.asked_first = sync
+        self.asked_next = asked_groups
+        asked_groups = self
     else:
-        self.last.next = sync
-    self.last = sync
-    self.waiting += 1
-    pthread_cond_signal(&self.asked)
-    pthread_mutex_unlock(&self.lock)
+        self.asked_last.next = sync
+    self.asked_last = sync
+    self.asked_count += 1
+    if not in_turn:
+        commit_turn(False)
     return True
+
+
+cdef void commit_turn(bint goes_on) noexcept nogil:
+    global in_turn, asked_groups
+    cdef Committing* group
+    in_turn = goes_on and use_turn
+    while asked_groups is not NULL:
+        group = asked_groups
+        asked_groups = group.asked_next
+        begin(group)
+
+
+cdef void begin(Committing* self) noexcept nogil:
+    cdef int count = self.asked_count
+    pthread_mutex_lock(&self.lock)
+    if self.first is NULL:
+        self.first = self.asked_first
+    else:
+        self.last.next = self.asked_first
+    self.last = self.asked_last
+    self.waiting += count
+    self.asked_first = NULL
+    self.asked_count = 0
+    while self.idle + self.starting < self.waiting and self.count < self.count_max:
+        if kafkad_start(self.threads, self.count, work, self) != 0:
+            break
+        self.count += 1
+        self.starting += 1
+    pthread_mutex_unlock(&self.lock)
+    if count == 1:
+        pthread_cond_signal(&self.asked)
+    else:
+        pthread_cond_broadcast(&self.asked)
 
 
 cdef Sync* let_go(Sync* sync) noexcept nogil:
@@ -217,7 +295,7 @@ cdef Sync* let_go(Sync* sync) noexcept nogil:
 
 
 cdef class GroupCommit:
-    def __cinit__(self, int threads_max=8):
+    def __cinit__(self, int threads_max=4):
         cdef Committing* group
         if not 0 < threads_max <= THREADS_MAX:
             raise ValueError(threads_max)
@@ -280,6 +358,7 @@ cdef class GroupCommit:
         cdef Sync* sync
         cdef int i
         with nogil:
+            commit_turn(in_turn)
             pthread_mutex_lock(&group.lock)
             group.stopping = True
             pthread_cond_broadcast(&group.asked)

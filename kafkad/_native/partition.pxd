@@ -136,6 +136,7 @@ cdef class Partition:
     cdef void tell(self, int why) noexcept nogil
     cdef void ask_flush(self) noexcept nogil
     cdef bint commit(self) noexcept nogil
+    cdef void trim(self, Segment* segment) noexcept nogil
     cdef void committed(self, Sync* sync) noexcept
     cdef int refused(self, int failure, const char* doing) noexcept nogil
     cdef int raise_refused(self, int failure, const char* doing) except -1

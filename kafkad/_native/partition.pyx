@@ -408,7 +408,7 @@ cdef class Partition:
         info.append_time_ms = max_timestamp if attributes & TIMESTAMP_LOG_APPEND else -1
         if self.row.log_end_offset - self.row.flushed_offset >= self.flush_interval:
             if self.sync is not NULL and not self.flush_by_log:
-                sync_reach(self.sync, self.row.log_end_offset)
+                sync_reach(self.sync, self.row.log_end_offset, segment.size)
             if not self.flush_asked:
                 self.ask_flush()
         self.tell(why)
@@ -847,6 +847,7 @@ cdef class Partition:
             if self.segments[i].touched:
                 self.segments[i].touched = False
             elif self.segments[i].file != NULL or self.segments[i].offsets.map != NULL or self.segments[i].times.map != NULL:
+                self.trim(&self.segments[i])
                 segment_close(&self.segments[i], self.directory)
                 closed += 1
                 if i == self.segment_count - 1:
@@ -862,6 +863,7 @@ cdef class Partition:
         """Cuts the indexes and closes everything; appends and reads open again what they need."""
         cdef int i, failure, first = 0
         for i in range(self.segment_count):
+            self.trim(&self.segments[i])
             failure = segment_close(&self.segments[i], self.directory)
             first = first if first != 0 else failure
         self.recent_count = 0
@@ -1097,8 +1099,10 @@ cdef class Partition:
         cdef list files = []
         cdef int i, failure
         for i in range(self.segment_count):
-            if i + 1 < self.segment_count and self.segments[i + 1].base_offset <= self.row.flushed_offset:
-                continue
+            if i + 1 < self.segment_count:
+                self.trim(&self.segments[i])
+                if self.segments[i + 1].base_offset <= self.row.flushed_offset:
+                    continue
             failure = segment_open(&self.segments[i], self.directory, True)
             if failure != 0:
                 self.raise_refused(failure, b"opening a segment to flush it")
@@ -1130,6 +1134,13 @@ cdef class Partition:
         self.flush_asked = True
         return self.commit()
 
+    cdef void trim(self, Segment* segment) noexcept nogil:
+        # Nothing more is appended: the blocks that the group commit took for it go back.
+        if self.sync is not NULL and self.sync.state == SYNC_IDLE and self.sync.prepared and (
+                self.sync.segment == segment.base_offset and segment.file != NULL):
+            self.sync.prepared = 0
+            cut(segment.file.fd, segment.size)
+
     cdef void ask_flush(self) noexcept nogil:
         self.flush_asked = True
         if self.sync is not NULL and self.sync.state != SYNC_IDLE:
@@ -1148,9 +1159,11 @@ cdef class Partition:
             self.sync = sync_new(<void*>self, sync_ended)
             if self.sync is NULL:
                 return False
+        if self.sync.segment != segment.base_offset or self.sync.generation != self.row.generation:
+            self.sync.prepared = 0
         self.sync.segment = segment.base_offset
         self.sync.generation = self.row.generation
-        sync_reach(self.sync, self.row.log_end_offset)
+        sync_reach(self.sync, self.row.log_end_offset, segment.size)
         return commit_ask(self.group_commit, self.sync, segment.file)
 
     cdef void committed(self, Sync* sync) noexcept:

@@ -34,6 +34,7 @@ from kafkad._native.connection cimport (
 )
 from kafkad._native.fetch cimport Fetching, fetch_advanced, fetch_frame, fetch_settle
 from kafkad._native.forwarding cimport Forwarding, forward_mail, forwarding_peer_lost
+from kafkad._native.group_commit cimport commit_turn
 from kafkad._native.handover cimport (
     LOST, NOTHING, Handed, Handover, handover_give, handover_lock, handover_look, handover_publish, handover_take,
     handover_unlock,
@@ -548,6 +549,7 @@ cdef void run_rounds(Reactor reactor) noexcept nogil:
     began = core.monotonic_ms
     if reactor.has_mail:
         mail_awake(reactor.mailboxes)
+    commit_turn(True)
     for _ in range(ROUNDS):
         core.stats.rounds += 1
         count = epoll_wait(core.epoll_fd, events, EVENTS, 0)
@@ -595,6 +597,7 @@ cdef void run_rounds(Reactor reactor) noexcept nogil:
                 serve(reactor, conn)
             if conn is last:
                 break
+        commit_turn(True)
         answer_waiters(reactor)
         timers_expire(core)
         feed_starved(core)
@@ -609,6 +612,7 @@ cdef void run_rounds(Reactor reactor) noexcept nogil:
                 break
         if core.monotonic_ms - began > POLL_MS:
             break
+    commit_turn(False)
     if core.run_first is not NULL or reactor.table.table.pending is not NULL:
         core_wake(core)
     elif reactor.has_mail and not asleep and not mail_sleep(reactor.mailboxes):

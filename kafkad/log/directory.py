@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from kafkad._native.group_commit import GroupCommit
 from kafkad.log.checkpoints import (
     HIGH_WATERMARKS,
     LOG_START_OFFSETS,
@@ -112,6 +113,7 @@ class Directory:
         self.clean = False
         self.broker_epoch = -1  # of the clean shutdown before
         self.lock: int | None = None
+        self.group_commit: GroupCommit | None = None  # of its logs, where a loop calls `publish`
         self.shared = False  # with other workers
         self.keeper = False  # worker 0: drops what belongs to nobody
         self.logs_by_key: dict[Key, Log] = {}

@@ -29,7 +29,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from kafkad._native.group_commit import GroupCommit
 from kafkad._native.partition import Partition
 from kafkad._native.producer_table import ProducerTable
 from kafkad._native.watermarks import RowSlot, WatermarkTable
@@ -98,7 +97,6 @@ class LogDirs:
         self.previous_broker_epoch = -1
         self.on_directory_offline: Callable[[str], None] | None = None
         self.on_readers_offline: Callable[[str], None] | None = None  # replication.Partitions: the same
-        self.group_commit: GroupCommit | None = None  # to be set before `load`
         self.table = WatermarkTable() if table is None else table
         self.me = 0
         self.shared = False  # with other workers
@@ -479,8 +477,8 @@ class LogDirs:
             raise DirectoryTrouble(f"a partition is there twice: {other}, {log.directory}")
         log.on_offline = self._on_offline
         log.on_log_start = self._keep_log_start
-        if self.group_commit is not None:
-            log.native.commit_with(self.group_commit)
+        if directory.group_commit is not None:
+            log.native.commit_with(directory.group_commit)
         self._logs[key] = (log, directory)
         directory.logs_by_key[key] = log
 

@@ -40,6 +40,7 @@ from kafkad.controller.brokers import Registration, plan_directories
 from kafkad.controller.controller import Controller
 from kafkad.controller.producer_ids import ProducerIds
 from kafkad.coordinator.runtime import GroupCoordinator
+from kafkad.log.directory import Directory
 from kafkad.log.log_dirs import DirectoryTrouble, LogDirs
 from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
 from kafkad.metadata.image import BROKER, Endpoint, MetadataImage
@@ -152,19 +153,27 @@ class Worker:
 
     def _open_directories(self) -> None:
         self._started("threads", self.scheduler.close)
-        group_commit = GroupCommit()
-        self.loop.add_reader(group_commit.fileno(), group_commit.publish)
-        self._started("group commit", lambda: self._close_group_commit(group_commit))
         if self.place is None:
             self.log_dirs = LogDirs(self.config, clock=self.clock, scheduler=self.scheduler)
             self.log_dirs.open()
         else:
             self.log_dirs = self.place.log_dirs
             self.log_dirs.enter(self.me, self.scheduler, restarted=self.place.restarted)
-        self.log_dirs.group_commit = group_commit
+        for directory in self.log_dirs.directories():  # one each: a slow disk makes nobody else wait
+            self._open_group_commit(directory)
         self.log_dirs.on_directory_offline = self._directory_offline
         self.cluster_id = self.log_dirs.cluster_id
         self._started("log directories", lambda: self.log_dirs.close(clean=self._clean))
+
+    def _open_group_commit(self, directory: Directory) -> None:
+        directory.group_commit = group_commit = GroupCommit()
+        self.loop.add_reader(group_commit.fileno(), group_commit.publish)
+
+        def close() -> None:
+            self.loop.remove_reader(group_commit.fileno())
+            group_commit.close()
+
+        self._started("group commit", close)
 
     def _bind(self) -> None:
         self._started("listeners", lambda: [socket.close() for socket, _ in self._sockets])
@@ -411,10 +420,6 @@ class Worker:
         if self._group_storage.partition_count() == 0:
             return self.me
         return self._owner_of(OFFSETS_TOPIC, self.groups.partition_for(group_id))
-
-    def _close_group_commit(self, group_commit: GroupCommit) -> None:
-        self.loop.remove_reader(group_commit.fileno())
-        group_commit.close()
 
     def _close_reactor(self) -> None:
         self.loop.remove_reader(self.reactor.fileno())

@@ -246,6 +246,37 @@ def test_a_partition_may_go_while_its_file_is_synced(tmp_path, group):
     assert [path for path in descriptors if str(tmp_path) in path] == []
 
 
+def blocks(world: LogWorld, base_offset: int = 0) -> int:
+    """Bytes that the file system has set aside for a segment."""
+    return world.path(base_offset, ".log").stat().st_blocks * 512
+
+
+@pytest.mark.parametrize("how", ["roll", "idle", "close"])
+def test_blocks_are_ready_behind_the_end_and_go_back(tmp_path, group, how):
+    world = led(tmp_path, group)
+    world.append(size=20_000)
+    publish(group)
+    size = world.path(0, ".log").stat().st_size
+    if blocks(world) < size + 40_000:
+        pytest.skip("this file system sets nothing aside")
+    match how:
+        case "roll":
+            world.log.roll(world.now_ms)
+            world.scheduler.settle()
+        case "idle":
+            world.log.release_idle()
+            world.log.release_idle()
+        case "close":
+            world.log.close()
+    assert blocks(world) < size + 8_192
+    assert world.path(0, ".log").stat().st_size == size
+    if how == "idle":
+        world.append(size=20_000)
+        publish(group)
+        assert world.log.high_watermark == 2
+        assert blocks(world) > 2 * size
+
+
 def _is_there(fd: str) -> bool:
     return os.path.lexists(f"/proc/self/fd/{fd}")
 

@@ -48,7 +48,7 @@ cdef enum:
     ASKED = 1 << 20                 # the kernel is asked about so much at once, if all of it is there
     ASKED_MAX = 4 << 20
     READ_MIN = 128 * 1024           # a job reads as much as the kernel would by itself
-    AHEAD = 2 << 20                 # read ahead at once, when a reader is within half of it from the end of his range
+    AHEAD = 4 << 20                 # read ahead at once, when a reader has less than that before him
     THREADS_MAX = 4                 # so many reads does a disk see at once
     AHEADS_MAX = 16                 # jobs that nobody waits for are not made when so many wait
 
@@ -116,7 +116,7 @@ cdef int64_t cold_warm(ColdReads* cold, LogFile* file, int64_t position, int64_t
     cdef int64_t at = position, wanted
     if known is not NULL:
         at = known.end
-        if known.ahead and position > known.start and position + size + AHEAD // 2 > known.ahead:
+        if known.ahead and position > known.start and position + size + AHEAD > known.ahead:
             read_ahead(cold, file, known)
     if at - position < size:
         wanted = min(position + size - at, <int64_t>ASKED_MAX)

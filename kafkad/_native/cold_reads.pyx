@@ -43,12 +43,12 @@ cdef extern from "cold_reads.h" nogil:
     void kafkad_helpers_close(kafkad_helpers* helpers)
 
 cdef enum:
-    WARM_MS = 10_000                # a range that was found to be in memory counts as such for so long
+    WARM_MS = 2_000                 # a range that was found to be in memory counts as such for so long
     RANGES = 8                      # of one file: as many readers of it, each at his own place
     ASKED = 1 << 20                 # the kernel is asked about so much at once, if all of it is there
     ASKED_MAX = 4 << 20
     READ_MIN = 128 * 1024           # a job reads as much as the kernel would by itself
-    AHEAD = 2 << 20                 # read ahead at once, when a reader is within half of it from the end of his range
+    AHEAD = 4 << 20                 # read ahead at once, when a reader has less than that before him
     THREADS_MAX = 4                 # so many reads does a disk see at once
     AHEADS_MAX = 16                 # jobs that nobody waits for are not made when so many wait
 
@@ -83,16 +83,13 @@ cdef Range* range_at(LogFile* file, int64_t position, int64_t now_ms) noexcept n
 
 
 cdef Range* range_note(LogFile* file, int64_t start, int64_t end, int64_t now_ms) noexcept nogil:
-    """These bytes are in memory: a range goes on with them, or the oldest gives way."""
+    """These bytes are in memory: a range goes on with them, or one begins, in the place of the one that the same reader
+    had until it was too old, or of the oldest."""
     cdef Range* at = range_at(file, start, now_ms)
     cdef Warm* warm
     cdef int i
     if at is not NULL:
-        if now_ms - at.found_ms > WARM_MS // 2:         # its reader has gone on
-            at.start = start
-            at.found_ms = now_ms
-        if end > at.end:
-            at.end = end
+        at.end = max(at.end, end)
         return at
     if file.warm is NULL:
         file.warm = calloc(1, sizeof(Warm))
@@ -100,13 +97,17 @@ cdef Range* range_note(LogFile* file, int64_t start, int64_t end, int64_t now_ms
             return NULL
     warm = <Warm*>file.warm
     at = &warm.ranges[0]
-    for i in range(1, RANGES):
+    for i in range(RANGES):
+        if warm.ranges[i].ahead and warm.ranges[i].start <= start <= max(warm.ranges[i].end, warm.ranges[i].ahead):
+            at = &warm.ranges[i]
+            break
         if warm.ranges[i].found_ms < at.found_ms:
             at = &warm.ranges[i]
+    else:
+        at.ahead = 0
     at.start = start
     at.end = end
     at.found_ms = now_ms
-    at.ahead = 0
     return at
 
 
@@ -116,7 +117,7 @@ cdef int64_t cold_warm(ColdReads* cold, LogFile* file, int64_t position, int64_t
     cdef int64_t at = position, wanted
     if known is not NULL:
         at = known.end
-        if known.ahead and position > known.start and position + size + AHEAD // 2 > known.ahead:
+        if known.ahead and position > known.start and position + size + AHEAD > known.ahead:
             read_ahead(cold, file, known)
     if at - position < size:
         wanted = min(position + size - at, <int64_t>ASKED_MAX)

@@ -24,6 +24,7 @@ _HEAD = struct.Struct(">hIi")
 _ENTRY = struct.Struct(">qhiqiqiq")
 _CRC_END = 6  # the CRC covers what stands after it
 assert _ENTRY.size == 46
+NO_PRODUCERS = _HEAD.pack(VERSION, checksum(bytes(4)), 0)  # the snapshot of most partitions
 
 # producer_id, epoch, last_sequence, last_offset, offset_delta, timestamp, coordinator_epoch,
 # transaction_start
@@ -33,9 +34,6 @@ ProducerRow = tuple[int, int, int, int, int, int, int, int]
 def encode_snapshot(producers: ProducerTable) -> bytes:
     body = producers.entries()  # in C: it is written at a roll, on the loop
     return struct.pack(">hI", VERSION, checksum(body)) + body
-
-
-NO_PRODUCERS = encode_snapshot(ProducerTable())
 
 
 def decode_snapshot(data: bytes) -> list[ProducerRow]:

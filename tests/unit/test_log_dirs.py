@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -13,6 +14,7 @@ from kafkad._native.fileio import fail_writes
 from kafkad.clock import ManualClock
 from kafkad.config.broker import BrokerConfig
 from kafkad.log.checkpoints import read_offsets, uuid_bytes
+from kafkad.log.log import Log
 from kafkad.log.log_dirs import DirectoryTrouble, LogDirs
 from kafkad.protocol.errors import KafkaError
 from tests.unit.log_world import ManualScheduler, batch, topic_config
@@ -390,3 +392,37 @@ def test_deleted_records_stay_deleted_after_a_kill(world):
     assert log.delete_records(7) == 7
     world.restart(clean=False)
     assert world.dirs.get("t", 0).log_start_offset == 7
+
+
+@pytest.mark.parametrize(
+    ("given", "workers", "most"),
+    [
+        (None, 1, os.cpu_count()),
+        (None, 4, os.cpu_count()),
+        ("1", 1, 2),
+        ("3", 1, 6),
+        ("3", 4, 2),
+        ("1", 4, 1),
+    ],
+)
+def test_logs_are_recovered_by_as_many_threads_as_asked_for(tmp_path, monkeypatch, given, workers, most):
+    keys = {} if given is None else {"num.recovery.threads.per.data.dir": given}
+    world = DirsWorld(tmp_path, count=2, **keys)
+    for index in range(2 * most):
+        world.create("t", index).append_client(batch(3), 1_000)
+    world.dirs.close(clean=False)
+    threads = set()
+    opened, turns = Log.open, threading.Barrier(most)
+
+    def open_in_thread(*arguments, **options):
+        threads.add(threading.get_ident())
+        turns.wait(60)  # each thread has its turn, twice
+        return opened(*arguments, **options)
+
+    dirs = LogDirs(BrokerConfig(world.settings), world.clock, world.scheduler)
+    dirs.open()
+    monkeypatch.setattr(Log, "open", open_in_thread)
+    dirs.load(lambda topic: topic_config(), world.topics, workers=workers)
+    assert len(threads) == most
+    assert sorted(log.end_offset for log in dirs.all()) == [3] * 2 * most
+    dirs.close()

@@ -281,6 +281,29 @@ def test_a_snapshot_beyond_the_end_is_removed(tmp_path):
     assert world.append(idempotent(0, 5)) == 0
 
 
+@pytest.mark.parametrize("producers", [0, 1])
+def test_a_damaged_snapshot_at_a_clean_start_is_done_without(tmp_path, producers):
+    world = LogWorld(tmp_path)
+    world.append()
+    if producers:
+        world.append(idempotent(0))
+    world.restart()
+    end = world.log.end_offset
+    path = world.path(end, ".snapshot")
+    whole = path.read_bytes()
+    assert len(whole) == 10 + 46 * producers
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        world.restart()
+        assert len(world.log.active_producers()) == producers
+        if producers:
+            assert world.append(idempotent(0)) == 1
+        assert world.log.end_offset == end
+        world.log.close()
+        path.write_bytes(whole)
+        world.open(clean=True)
+
+
 def test_truncation_goes_back_to_any_offset(tmp_path):
     world = LogWorld(tmp_path, topic_config(segment_bytes=700, index_interval_bytes=100))
     chance = random.Random(5)

@@ -99,6 +99,8 @@ cdef enum:
     # A region up to this size is read and sent with its header (2 system calls, one copy) instead of sendfile
     # between cork and uncork (5 system calls, none).
     COPY_MAX = 16 * 1024
+    # File bytes of one connection's turn: a Produce of another one does not wait for more.
+    FILE_BYTES_PER_TURN = 256 * 1024
     FREE_SLOTS_MAX = 4096
     POOLED_BYTES_MAX = 32 * 1024 * 1024
 
@@ -500,6 +502,7 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
     cdef uint32_t sent, upto, index
     cdef ssize_t n
     cdef int64_t position, ready
+    cdef int64_t left = FILE_BYTES_PER_TURN
     cdef bint more
 
     if conn.closed or conn.blocked:
@@ -576,19 +579,20 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
             break
         if pending is not NULL:
             slot = conn.first
-            while pending.size:
+            while pending.size and left > 0:
                 ready = region_ready(conn, pending)
                 if ready == 0:
                     if conn_park(conn, pending):
                         break
                     continue
                 position = pending.position
-                n = sendfile(conn.fd, pending.file.fd, &position, <size_t>min(ready, <int64_t>1 << 30))
+                n = sendfile(conn.fd, pending.file.fd, &position, <size_t>min(ready, left))
                 core.stats.sendfiles += 1
                 if n > 0:
                     core.stats.bytes_out += n
                     pending.position += n
                     pending.size -= n
+                    left -= n
                 elif n == 0:
                     conn_close(conn, "a log file is shorter than the answer that was promised from it")
                     return
@@ -601,6 +605,9 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
             if conn.blocked:
                 break
             sent_bytes(conn, 0)
+            if left <= 0 and conn.first is not NULL and conn.first.ready:
+                conn_run(conn)               # the rest when the others had their turn; `serve` does it itself
+                return
     if conn.corked:                          # also when blocked: under cork a window below the MSS stays unused
         conn.corked = False
         kafkad_cork(conn.fd, 0)

@@ -120,14 +120,13 @@ cdef class Partition:
                         int64_t now_ms) noexcept nogil
     cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
                     int64_t* batch_size) noexcept nogil
-    cdef bint found_at(self, Segment* segment, int64_t at, int64_t begins_max, int64_t target, int64_t limit,
-                       int64_t* position, int64_t* batch_size) noexcept nogil
-    cdef bint remembered(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
-                         int64_t* batch_size) noexcept nogil
+    cdef int found_at(self, Segment* segment, int64_t at, int64_t begins_max, int64_t target, int64_t limit,
+                      int64_t* position, int64_t* batch_size) noexcept nogil
+    cdef int remembered(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
+                        int64_t* batch_size) noexcept nogil
     cdef bint goes_alone(self, Segment* segment, int64_t position, int64_t batch_size, int64_t max_bytes,
                          int64_t limit) noexcept nogil
     cdef int find_missing(self, Segment* segment, int64_t at) noexcept nogil
-    cdef int find_missing_place(self, Segment* segment, int64_t target) noexcept nogil
     cdef int find_missing_index(self, Segment* segment) noexcept nogil
     cdef void remember(self, int64_t base_offset, int64_t position) noexcept nogil
     cdef void row_begin(self) noexcept nogil

@@ -416,31 +416,35 @@ cdef class Partition:
 
     # -- read ----------------------------------------------------------------------------------------------
 
-    cdef bint found_at(self, Segment* segment, int64_t at, int64_t begins_max, int64_t target, int64_t limit,
-                       int64_t* position, int64_t* batch_size) noexcept nogil:
+    cdef int found_at(self, Segment* segment, int64_t at, int64_t begins_max, int64_t target, int64_t limit,
+                      int64_t* position, int64_t* batch_size) noexcept nogil:
         # Whether the batch at position `at` begins at or before `begins_max` and ends at or after `target`; where it ends
-        # the next read may begin. The segment is open.
+        # the next read may begin. The segment is open. As `locate`; but 0 says only that it must be looked for.
         cdef BatchAt batch
+        if self.cold != NULL and self.find_missing(segment, at) != 0:
+            return COLD
         if not batch_at(segment.file.fd, segment.base_offset, at, limit, &batch) or (
                 batch.base_offset > begins_max or batch.last_offset < target):
-            return False
+            return 0
         self.places = place_note(self.places, segment.base_offset, batch.last_offset + 1, at + batch.size, 0, 0)
         position[0] = at
         batch_size[0] = batch.size
-        return True
+        return 1
 
-    cdef bint remembered(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
-                         int64_t* batch_size) noexcept nogil:
-        # The batch that a read before this one met at its end.
+    cdef int remembered(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
+                        int64_t* batch_size) noexcept nogil:
+        # The batch at which a read before this one ended, or the first of the segment. As `found_at`.
         cdef Places* places = self.places
         cdef int number = place_of(places, segment.base_offset, target)
         if number < 0:
-            return False
+            if target != segment.base_offset:
+                return 0
+            return self.found_at(segment, 0, INT64_MAX, target, limit, position, batch_size)
         position[0] = places.positions[number]
         batch_size[0] = places.sizes[number]
         if 0 < batch_size[0] <= limit - position[0]:
             place_note(places, segment.base_offset, places.lasts[number] + 1, position[0] + batch_size[0], 0, 0)
-            return True
+            return 1
         return self.found_at(segment, position[0], INT64_MAX, target, limit, position, batch_size)
 
     cdef bint goes_alone(self, Segment* segment, int64_t position, int64_t batch_size, int64_t max_bytes,
@@ -466,7 +470,7 @@ cdef class Partition:
         cdef int64_t at = 0, indexed = -1, following, gap
         cdef uint32_t low, high, middle
         cdef int32_t slot
-        cdef int failure
+        cdef int failure, found
 
         if segment == self.active() and self.recent_count and limit == segment.size:
             low = self.recent_end - self.recent_count
@@ -486,12 +490,9 @@ cdef class Partition:
         failure = segment_open(segment, self.directory, self.owner < 0)
         if failure != 0:
             return failure
-        if self.cold != NULL and self.find_missing_place(segment, target) != 0:
-            return COLD
-        if self.remembered(segment, target, limit, position, batch_size) or (
-                target == segment.base_offset
-                and self.found_at(segment, 0, INT64_MAX, target, limit, position, batch_size)):
-            return 1
+        found = self.remembered(segment, target, limit, position, batch_size)
+        if found != 0:
+            return found
         if not segment.index_ignored and segment_open_offsets(segment, self.directory) == 0 and segment.offsets.entries:
             if self.cold != NULL and self.find_missing_index(segment) != 0:
                 return COLD
@@ -501,10 +502,9 @@ cdef class Partition:
                 following = offset_entry_position(&segment.offsets, slot + 1)
                 gap = following - (offset_entry_position(&segment.offsets, slot) if slot >= 0 else 0)
                 if gap > WINDOW:
-                    if self.cold != NULL and self.find_missing(segment, following) != 0:
-                        return COLD
-                    if self.found_at(segment, following, target, target, limit, position, batch_size):
-                        return 1
+                    found = self.found_at(segment, following, target, target, limit, position, batch_size)
+                    if found != 0:
+                        return found
             if slot >= 0:
                 at = offset_entry_position(&segment.offsets, slot)
                 indexed = segment.base_offset + offset_entry_offset(&segment.offsets, slot)
@@ -532,13 +532,6 @@ cdef class Partition:
         if self.missing_size > segment.size - at:
             self.missing_size = segment.size - at
         return COLD
-
-    cdef int find_missing_place(self, Segment* segment, int64_t target) noexcept nogil:
-        # As find_missing, of where a read of `target` is known to begin, if it is.
-        cdef int number = place_of(self.places, segment.base_offset, target)
-        if number >= 0:
-            return self.find_missing(segment, self.places.positions[number])
-        return self.find_missing(segment, 0) if target == segment.base_offset else 0
 
     cdef int find_missing_index(self, Segment* segment) noexcept nogil:
         cdef char path[PATH_SIZE]

@@ -353,7 +353,7 @@ cdef class ReaderPartition(Partition):
         cdef int64_t at = 0, indexed = -1, index_at = 0, following = 0
         cdef uint32_t low, high, middle
         cdef bint exact = target == segment.base_offset, near = False
-        cdef int number
+        cdef int number, found
         cdef int failure = segment_open(segment, self.directory, False)
         if failure != 0:
             return failure
@@ -379,19 +379,18 @@ cdef class ReaderPartition(Partition):
             position[0] = at                # all of it will go: where its first batch ends does not matter
             batch_size[0] = limit - at
             return 1
-        if exact and self.cold != NULL and self.find_missing(segment, at) != 0:
-            return COLD
-        if self.remembered(segment, target, limit, position, batch_size) or (
-                exact and self.found_at(segment, at, INT64_MAX, target, limit, position, batch_size)):
-            return 1
+        found = self.remembered(segment, target, limit, position, batch_size)
+        if found == 0 and exact:
+            found = self.found_at(segment, at, INT64_MAX, target, limit, position, batch_size)
+        if found != 0:
+            return found
         if not exact and not near and not segment.index_ignored:
             if self.index_floor(segment, target - segment.base_offset, &index_at, &indexed, &following) == 0:
                 # As with the owner: the next entry's batch is the one, if it begins in time.
                 if following - index_at > WINDOW and following > at:
-                    if self.cold != NULL and self.find_missing(segment, following) != 0:
-                        return COLD
-                    if self.found_at(segment, following, target, target, limit, position, batch_size):
-                        return 1
+                    found = self.found_at(segment, following, target, target, limit, position, batch_size)
+                    if found != 0:
+                        return found
                 if index_at > at:
                     at = index_at
                     indexed += segment.base_offset

@@ -150,7 +150,7 @@ cdef void serve(Reactor reactor, Conn* conn) noexcept nogil:
     cdef int calls = CALLS_PER_TURN
     conn.busy = True
     conn_flush(conn)
-    if not conn.closed and not conn.blocked:
+    if not conn.closed and not conn.blocked and (conn.first is NULL or not conn.first.ready):
         if conn.input is not NULL:
             serve_kept(reactor, conn, &frames, &calls)
         if may_read(conn):

@@ -225,6 +225,22 @@ def test_small_and_big_regions_of_many_partitions_interleave(world, size, versio
     assert len(answer.responses) == 4  # neighbours of one topic share an element
 
 
+@pytest.mark.parametrize("version", [11, 12])
+def test_big_answers_take_turns(world, version):
+    """However fast its client reads, one connection has 256 KiB of files sent in a turn."""
+    world.partition("t")
+    fill(world, sizes=(900_000,) * 3)
+    client = world.connect()
+    before = world.reactor.stats()
+    for _ in range(2):
+        answer = client.fetch([("t", 0, 0, 1 << 22)], version=version)
+        assert bytes(answer.responses[0].partitions[0].records) == log_of(world)
+    after = world.reactor.stats()
+    sent = after["bytes_out"] - before["bytes_out"]
+    assert sent <= (after["rounds"] - before["rounds"]) * 270_000
+    assert after["sendfiles"] - before["sendfiles"] >= 20
+
+
 def test_hundreds_of_partitions_in_one_answer(world):
     for index in range(300):
         world.partition("t", index)

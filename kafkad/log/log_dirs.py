@@ -18,6 +18,7 @@ other descriptor of the file that this process closes)."""
 
 import errno
 import fcntl
+import gc
 import logging
 import os
 import random
@@ -27,6 +28,7 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from kafkad._native.partition import Partition
@@ -458,6 +460,9 @@ class LogDirs:
         return self.table.find(topic_id, index)
 
     def _new_row(self) -> RowSlot:
+        with suppress(MemoryError):
+            return self.table.allocate()
+        gc.collect()  # logs that were deleted are rings of objects, and have their rows still
         try:
             return self.table.allocate()
         except MemoryError as full:

@@ -473,6 +473,12 @@ class RemoteController:
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
+        self._placed: dict[tuple[bytes, int], bytes] = {}
+        peers.on_up(self._up)
+
+    def _up(self, k: int) -> None:
+        if k == LEADER and self._placed:  # the one before may have died over it
+            self.assign_directories(self._placed)
 
     def update_config(self, config: Any) -> None:
         """Its own worker sees to that."""
@@ -492,5 +498,6 @@ class RemoteController:
         }
 
     def assign_directories(self, placed: dict[tuple[bytes, int], bytes]) -> None:
+        self._placed = placed
         rows = [(topic_id.hex(), index, directory.hex()) for (topic_id, index), directory in placed.items()]
         self._peers.tell(LEADER, PLACED, json.dumps(rows).encode())

@@ -3,6 +3,7 @@ controller on a log in memory at worker 0. Partitions are only noted: who opened
 """
 
 import asyncio
+import json
 import threading
 
 import pytest
@@ -13,6 +14,7 @@ from kafkad.server import metadata_feed
 from kafkad.server.metadata_feed import (
     CHANGE,
     FROM_NOTHING,
+    PLACED,
     Feed,
     FirstImage,
     LeadingController,
@@ -351,3 +353,37 @@ def test_a_change_waits_for_who_is_slow_only_so_long(tmp_path, monkeypatch):
         assert 0.2 <= asyncio.get_running_loop().time() - begun < 2
 
     several(tmp_path, 2, scenario)
+
+
+def test_where_a_worker_has_put_its_partitions_is_told_to_the_next_worker_0_too():
+    loop = asyncio.new_event_loop()
+    sockets, addresses = make_sockets(2)
+    heard = []
+
+    def worker(me):
+        peers = Peers(me, [each.dup() for each in sockets], addresses, loop)
+        peers.handle(PLACED, lambda _, payload: heard.append(json.loads(payload)))
+        return peers
+
+    async def until(condition):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+    async def scenario():
+        controller.assign_directories({(b"\1" * 16, 3): b"\2" * 16})  # worker 0 is not there, and it is lost
+        first = worker(0)
+        await until(lambda: heard)
+        first.close()  # it may have died before it had written that
+        await until(lambda: not one.up)
+        second = worker(0)
+        await until(lambda: len(heard) == 2)
+        second.close()
+
+    one = worker(1)
+    controller = RemoteController(one)
+    loop.run_until_complete(asyncio.wait_for(scenario(), 20))
+    one.close()
+    loop.close()
+    for each in sockets:
+        each.close()
+    assert heard == [[["01" * 16, 3, "02" * 16]]] * 2

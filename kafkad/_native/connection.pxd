@@ -101,6 +101,7 @@ cdef struct Conn:
     uint32_t input_end
     uint32_t input_capacity
     uint32_t proven_size            # of the largest frame that it really sent
+    uint32_t last_size              # of the last one
     int64_t active_ms               # monotonic
     Conn* older                     # by last activity
     Conn* newer

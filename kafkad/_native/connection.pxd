@@ -107,6 +107,7 @@ cdef struct Conn:
     uint32_t input_end
     uint32_t input_capacity
     uint32_t proven_size            # of the largest frame that it really sent
+    uint32_t last_size              # of the last one
     int64_t active_ms               # monotonic
     ColdJob* cold_job               # bytes that are to be sent next are read meanwhile
     LogFile* cold_file              # the last such, for comparison only: sent up to `cold_end` without a question

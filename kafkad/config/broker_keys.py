@@ -711,7 +711,7 @@ BROKER_KEYS: Final = by_name((
     Key("socket.listen.backlog.size", INT, 50, at_least(1), MEDIUM, READ_ONLY,
         "Connections that may wait to be accepted."),
     Key("socket.receive.buffer.bytes", INT, 100 * KIB, ANY, HIGH, READ_ONLY,
-        "SO_RCVBUF of client connections; -1 leaves it to the system."),
+        "SO_RCVBUF of client connections; -1, or where it is not given, the system decides."),
     Key("socket.request.max.bytes", INT, 100 * MIB, at_least(1), HIGH, READ_ONLY,
         "Largest request; a larger one closes the connection."),
     Key("socket.send.buffer.bytes", INT, 100 * KIB, ANY, HIGH, READ_ONLY,

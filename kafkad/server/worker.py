@@ -372,7 +372,10 @@ class Worker:
             connections_max_per_ip_overrides=config.host_connection_limits,
             connections_max_idle_ms=config.connections_max_idle_ms,
             send_buffer_bytes=config.socket_send_buffer_bytes,
-            receive_buffer_bytes=config.socket_receive_buffer_bytes,
+            # Kafka's default, 100 KB that nobody asked for, would keep the kernel from fitting it to the load
+            receive_buffer_bytes=config.socket_receive_buffer_bytes
+            if config.is_given("socket.receive.buffer.bytes")
+            else -1,
             fetch_max_bytes=config.fetch_max_bytes,
             fetch_session_slots=config.max_incremental_fetch_session_cache_slots,
             mailboxes=self.place.mailboxes if self.place is not None else None,

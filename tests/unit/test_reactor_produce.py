@@ -1,12 +1,15 @@
 """Produce in C: every version decoded by the codec, every refusal, waiting for the high watermark."""
 
+import contextlib
 import os
+import random
+import struct
 import time
 
 import pytest
 from reactor_world import NOW_MS, SlowLog, World, batch, produce, rows
 
-from kafkad.protocol import errors, messages
+from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
 
 VERSIONS = range(3, 14)
@@ -350,3 +353,62 @@ def test_produced_bytes_are_on_disk_and_come_back(world):
     answer = client.fetch([("t", 0, 0)])
     assert bytes(answer.responses[0].partitions[0].records) == log
     assert rows(answer)[0][3] == 2 * len(sizes)
+
+
+# -- big frames --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_big_and_small_frames_in_one_stream_are_cut_right(world, seed):
+    """Big ones are read into a buffer of their own, together with the first bytes of what follows."""
+    chance = random.Random(seed)
+    world.partition("t")
+    client = world.connect()
+    sizes = [chance.choice([10, 20_000, 131_000, 131_072, 300_000, 1_000_000]) for _ in range(25)]
+    batches = [batch(1, size) for size in sizes]
+    sent = bytearray()
+    for number, data in enumerate(batches):
+        frame = codec.encode_request(produce("t", {0: data}), 9, number, "me")
+        sent += struct.pack(">i", len(frame)) + frame
+    at = 0
+    while at < len(sent):
+        size = chance.choice([1, 4, 1000, 16_384, 200_000, 3_000_000])
+        client.send(sent[at : at + size])
+        at += size
+        if chance.random() < 0.5:
+            world.reactor.poll()
+    for number in range(len(batches)):
+        got, answer = codec.decode_response(messages.ProduceResponse, 9, client.receive_frame())
+        part = answer.responses[0].partition_responses[0]
+        assert (got, part.error_code, part.base_offset) == (number, 0, number)
+    with open(os.path.join(world.directory, "t-0", f"{0:020d}.log"), "rb") as file:
+        log = file.read()
+    for data in batches:  # base offset and leader epoch are the broker's
+        assert log[8:12] + log[16 : len(data)] == data[8:12] + data[16:]
+        log = log[len(data) :]
+    assert log == b""
+    assert world.reactor.stats()["buffered_bytes"] == 0
+
+
+def test_a_stream_of_big_frames_leaves_the_others_their_turn(tmp_path):
+    """What one connection has sent may be far more than a turn takes."""
+    world = World(str(tmp_path), receive_buffer_bytes=1 << 23)
+    try:
+        world.partition("t")
+        flood, other = world.connect(), world.connect()
+        flood.produce("t", batch(1, 1_000_000))  # so it is known to send big ones
+        frame = codec.encode_request(produce("t", {0: batch(1, 1_000_000)}), 9, 1, "me")
+        left = memoryview((struct.pack(">i", len(frame)) + frame) * 8)
+        with contextlib.suppress(BlockingIOError):
+            while left:
+                left = left[flood.socket.send(left) :]
+        waiting = len(frame) * 8 - len(left)
+        if waiting < 5_000_000:
+            pytest.skip(f"this kernel keeps {waiting} bytes for a socket at most")
+        offset = other.produce("t", batch()).base_offset
+        assert offset <= 1 + 3
+        flood.send(left)
+        for _ in range(8):
+            flood.receive_frame()
+    finally:
+        world.close()

@@ -42,7 +42,7 @@ cdef void handover_publish(Handover self, int64_t load) noexcept nogil
 cdef int64_t handover_look(Handover self) noexcept nogil
 # After a look: whether somebody else has this socket now. If so its fd is closed here.
 cdef bint handover_give(Handover self, int fd, const Handed* handed) noexcept nogil
-# The next socket that was given to me: its fd, NOTHING, or LOST when there was no descriptor for it.
+# The next socket that was given to me: its fd, NOTHING, or LOST when there was no descriptor for it; then I shut.
 cdef int handover_take(Handover self, Handed* handed) noexcept nogil
 
 cdef enum:

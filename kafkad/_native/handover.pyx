@@ -185,7 +185,8 @@ cdef int handover_take(Handover self, Handed* handed) noexcept nogil:
     if n <= 0:
         return NOTHING
     KAFKAD_CHECK(n == sizeof(Handed))
-    if fd < 0:
+    if fd < 0:                                      # given no more until the next heartbeat: else they all come here
+        store_open(&self.posts[self.me].open, 0)
         return LOST
     self.taken += 1
     return fd

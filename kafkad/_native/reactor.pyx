@@ -961,7 +961,6 @@ cdef class Reactor:
         self.in_hand -= 1
         try:
             if fd == LOST:
-                self.handover.shut(self.handover.me)    # until the next heartbeat: else they would all come to us
                 self.say("a connection that another worker had accepted was lost: no descriptor was left for it")
             elif listener is NULL:
                 close(fd)

@@ -35,9 +35,8 @@ def parse_overrides(pairs: tuple[str, ...]) -> dict[str, str]:
 @click.option(
     "--workers",
     type=click.IntRange(1, WORKERS_MAX),
-    default=1,
     envvar="KAFKAD_WORKERS",
-    show_default=True,
+    show_default="one per usable core",
     help="Processes that serve, each with partitions of its own; more than one have a supervisor.",
 )
 @click.option(
@@ -53,7 +52,7 @@ def command(
     properties: str | None,
     data_dir: str | None,
     listen: str | None,
-    workers: int,
+    workers: int | None,
     override: tuple[str, ...],
     log_level: str,
 ) -> None:
@@ -69,8 +68,11 @@ def command(
       kafkad serve /etc/kafka/server.properties
     """
     from kafkad.config.broker import BrokerConfig, ConfigError
+    from kafkad.server.cores import usable_cores
     from kafkad.server.stderr import StderrHandler, open_standard_streams
 
+    if workers is None:
+        workers = min(usable_cores(), WORKERS_MAX)
     open_standard_streams()
     logging.basicConfig(
         level=log_level.upper(),

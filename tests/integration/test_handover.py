@@ -46,6 +46,17 @@ def asked(wire):
     return wire.ask(messages.ApiVersionsRequest(), 0).error_code == 0
 
 
+def wait_all_accept(broker):
+    """A worker that was restarted is there before it takes connections."""
+    with ExitStack() as stack:
+
+        def all_have_one_more():
+            assert asked(stack.enter_context(Wire(broker.bootstrap, timeout=PROMPT_S)))
+            return len(counts := counts_of(broker)) == broker.workers and all(counts.values())
+
+        wait_until(all_have_one_more)
+
+
 @pytest.mark.parametrize("workers", [2, 4])
 def test_connections_that_come_at_once_are_spread_evenly(tmp_path, workers):
     with Broker(workers=workers, data_dir=tmp_path / "data") as broker:
@@ -145,6 +156,7 @@ def test_while_workers_are_killed_every_connection_works_or_is_closed(tmp_path, 
                 thread.join(2 * PROMPT_S)
         assert not wrong, (wrong, broker.log)
         assert outcomes["works"] > 100, outcomes
+        wait_all_accept(broker)
         wait_until(lambda: is_even(broker, 0))
         with ExitStack() as stack:  # and nobody is counted who is not there
             wires = [stack.enter_context(Wire(broker.bootstrap)) for _ in range(30)]
@@ -167,11 +179,11 @@ def test_a_restarted_worker_is_given_its_share(tmp_path):
                 closed += 1
         assert closed == 5
         wait_until(lambda: broker.worker_pids.get(1) not in (None, killed))
-        again = [stack.enter_context(Wire(broker.bootstrap, timeout=PROMPT_S)) for _ in range(5)]
-        assert all(asked(wire) for wire in again)
-        more = [stack.enter_context(Wire(broker.bootstrap)) for _ in range(10)]
+        wait_all_accept(broker)
+        wait_until(lambda: counts_of(broker) == {0: 5, 1: 0})
+        again = [stack.enter_context(Wire(broker.bootstrap)) for _ in range(15)]
         wait_until(lambda: counts_of(broker) == {0: 10, 1: 10})
-        assert all(asked(wire) for wire in more)
+        assert all(asked(wire) for wire in again)
 
 
 def test_a_stop_amid_new_connections_is_clean(tmp_path):

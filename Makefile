@@ -5,6 +5,7 @@
 #   make test    all that the tests need (jars, Java), then the tests; PYTEST_ARGS="-k groups" narrows them
 #   make check   ruff, mypy and the tests that read the source
 #   make bench   kafkad beside JVM Kafka and a bare C loop: tables, JSON, a plot; BENCH_ARGS="--quick --check"
+#   make sanitize  the data plane's tests with AddressSanitizer and UBSan; SANITIZE_ARGS="-k mailbox" narrows them
 #   make demo    336,776 flights through kafkad and Spark into Parquet, with a kill -9 in the middle, proved
 #   make soak    the long versions of the kill, power-loss and fuzz tests
 #   make clean   removes what was built (not ./data)
@@ -27,15 +28,16 @@ DATA_DIR ?= ./data
 LISTEN   ?= 127.0.0.1:9092
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+SANITIZE_ARGS ?=
 
 # tests of tests/integration/ that `make test` runs with several workers, too
 CLIENTS  := apis confluent_kafka kafka_python aiokafka client
 PROMISES := java_tools shutdown log_dirs kill kill_groups power_loss
 
-.PHONY: help run build test check bench demo soak clean jars java
+.PHONY: help run build test check sanitize bench demo soak clean jars java
 
 help:
-	@sed -n '3,11s/^# *//p' Makefile
+	@sed -n '3,12s/^# *//p' Makefile
 
 # -- the environment
 
@@ -95,6 +97,9 @@ check: $(VENV)/.stamp-test
 	$(VENV)/bin/mypy || failed=1; \
 	$(PY) -m pytest tests/test_source.py || failed=1; \
 	exit $$failed
+
+sanitize: $(VENV)/.stamp-test
+	@$(PY) tools/sanitize.py $(SANITIZE_ARGS)
 
 bench: $(VENV)/.stamp-test build/.stamp-native java jars
 	@$(PY) -m bench $(BENCH_ARGS)

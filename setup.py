@@ -3,6 +3,7 @@
 Environment:
   KAFKAD_ONLY=codec,batch   build just these extensions (while working on them)
   KAFKAD_DEBUG=1            -O0 -g, bounds checks on
+  KAFKAD_SANITIZE=1         with AddressSanitizer and UndefinedBehaviorSanitizer: see tools/sanitize.py
 """
 
 import os
@@ -26,6 +27,10 @@ DIRECTIVES = {
     "auto_pickle": False,
 }
 COMPILE = ["-O0", "-g"] if DEBUG else ["-O2", "-g1", "-fno-strict-aliasing"]
+LINK = []
+if os.environ.get("KAFKAD_SANITIZE") == "1":
+    LINK = ["-fsanitize=address,undefined"]
+    COMPILE = ["-O1", "-g1", "-fno-strict-aliasing", "-fno-omit-frame-pointer", *LINK]
 
 extensions = [
     Extension(
@@ -34,6 +39,7 @@ extensions = [
         include_dirs=[str(NATIVE.relative_to(HERE))],
         define_macros=[("_GNU_SOURCE", "1")],
         extra_compile_args=COMPILE,
+        extra_link_args=LINK,
     )
     for path in sorted(NATIVE.glob("*.pyx"))
     if not ONLY or path.stem in ONLY

@@ -62,6 +62,7 @@ cdef enum:
     PARTITION_SIZE_MAX = 48             # of a partition's answer without what varies
     COLD_ROUNDS_MAX = 16                # then a request waits for the disk on the loop: it does not get ahead otherwise
     RESULTS_KEPT = 16384                # scratch for so many partitions is kept
+    ANSWER_BYTES_MAX = 1 << 30          # of records: with what stands around them it must be a frame
 
 log = logging.getLogger("kafkad.fetch")
 
@@ -317,7 +318,7 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
     cdef Result* result
     cdef Entry* entry
     cdef uint32_t count = 0
-    cdef int64_t left = min(request.bytes_max, self.max_bytes)
+    cdef int64_t left = min(min(request.bytes_max, self.max_bytes), ANSWER_BYTES_MAX)
     cdef int64_t limit
     cdef bint at_least_one = True
     bytes_read[0] = 0

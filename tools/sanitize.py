@@ -1,0 +1,121 @@
+"""`make sanitize`: the native code under AddressSanitizer and UBSan, proved by the tests of the data plane.
+
+    python tools/sanitize.py [pytest arguments]
+
+The extensions are built a second time, in a copy of the tree under build/sanitize, so that the good ones stay
+as they are; a second call builds only what has changed. The tests run there, with every Python object in
+memory of its own (PYTHONMALLOC=malloc), so that a byte too far is seen. Whatever process of theirs finds
+something writes a report, also one that is forked, or that a test kills: AddressSanitizer into a file, UBSan
+to stderr, which pytest leaves alone here. A report is a failure, whatever the tests say.
+
+Beware: leaks are not looked for, since Python frees little when it ends; tests count what they hold."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COPY = ROOT / "build" / "sanitize"
+REPORT = "sanitizer-report"
+UNITS = (
+    "arena batch batch_bombs buffers crc32c fetch_session forwarding forwarding_limits group_commit handover"
+    " host_counts list_offsets log_append_read log_producers log_recovery log_successor mailbox partition"
+    " partition_places partition_reader partition_reader_forked partition_table protocol_codec reactor"
+    " reactor_chaos reactor_fetch reactor_produce records watermarks"
+)
+NOT = "gives_the_arena_back or a_bomb_costs"  # what measures time or memory says nothing of this build
+SEEN = "import ctypes; ctypes.memmove(ctypes.create_string_buffer(8), bytes(80), 80)"  # too far
+LIBRARIES = ("libasan.so", "libubsan.so")
+
+
+def copied() -> None:
+    """Makes the copy what the tree is; what has not changed keeps its time, and is not built again."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
+    wanted = {name for name in os.fsdecode(listed).split("\0") if name and (ROOT / name).is_file()}
+    wanted |= {str(path.relative_to(ROOT)) for path in ROOT.glob("kafkad/_native/*.c")}  # else made anew
+    for name in wanted:
+        source, target = ROOT / name, COPY / name
+        if not target.exists() or source.stat().st_mtime_ns != target.stat().st_mtime_ns:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+    for path in (COPY / "kafkad").rglob("*"):  # a module that is gone must not be found
+        name = str(path.relative_to(COPY))
+        if path.is_file() and path.suffix in (".py", ".pyx", ".pxd") and name not in wanted:
+            path.unlink()
+
+
+def built() -> None:
+    environment = {**os.environ, "KAFKAD_SANITIZE": "1"}
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+    log = COPY / "native.log"
+    with open(log, "w") as out:
+        done = subprocess.run(command, cwd=COPY, env=environment, stdout=out, stderr=subprocess.STDOUT)
+    if done.returncode:
+        sys.exit("\n".join(log.read_text().splitlines()[-40:]))
+
+
+def library(name: str) -> str:
+    command = [os.environ.get("CC", "gcc"), f"-print-file-name={name}"]
+    path = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    if not os.path.isabs(path):
+        sys.exit(f"the C compiler has no {name}: the sanitizers' libraries are missing")
+    return path
+
+
+def reports() -> list[str]:
+    """What they have found, and have not told before."""
+    found = []
+    for path in sorted(COPY.glob(f"{REPORT}.*")):
+        found.append(path.read_text(errors="replace"))
+        path.unlink()
+    said = COPY / "stderr.log"
+    if said.exists() and "runtime error:" in (text := said.read_text(errors="replace")):
+        found.append(text)
+    return found
+
+
+def tested(arguments: list[str]) -> int:
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": " ".join(map(library, LIBRARIES)),
+        "PYTHONMALLOC": "malloc",
+        "ASAN_OPTIONS": f"detect_leaks=0:log_path={COPY / REPORT}",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    reports()
+    subprocess.run([sys.executable, "-c", SEEN], env=environment, stderr=subprocess.DEVNULL)
+    if not reports():
+        sys.exit("the sanitizers are not at work: they do not see a write behind the end of a buffer")
+    files = [f"tests/unit/test_{name}.py" for name in UNITS.split()]
+    there = [name for name in files if (COPY / name).exists()]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--capture=sys",
+        "--timeout=600",
+        *there,
+    ]
+    command += ["-k", f"not ({NOT})", *arguments]  # the last -k counts
+    with open(COPY / "stderr.log", "wb") as said:
+        code = subprocess.run(command, cwd=COPY, env=environment, stderr=said).returncode
+    found = reports()
+    for report in found:
+        print(report, file=sys.stderr)
+    return 1 if found else code
+
+
+def main() -> None:
+    copied()
+    print(f"building the native extensions with sanitizers in {COPY.relative_to(ROOT)}", flush=True)
+    built()
+    sys.exit(tested(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,11 +1,12 @@
 """Group commit: the fsyncs that acknowledgements wait for, in a few threads of C, without the GIL.
 
-A partition that must be flushed asks here, in the middle of an append, and a thread that was asleep begins at once with an
-fdatasync of its active segment. What is appended until then is in it; what comes while it runs waits for the next one, which
-the partition asks for when this one has been published: so a file is never synced twice at the same time, a lone record
-waits for one fdatasync and no timer, and under load each fdatasync takes along all that came meanwhile. Files are synced side
-by side: file systems with a journal put those that come together into one commit. When some have ended the eventfd is
-readable, and the loop calls `publish`, which moves the flushed offset, HW and the waiters of all that have ended.
+A partition that must be flushed asks here, in the middle of an append. When the reactor has served what there was to serve
+(at once, outside of its turns) a thread begins with an fdatasync of the partition's active segment. What is appended until
+then is in it; what comes while it runs waits for the next one, which the partition asks for when this one has been published:
+so a file is never synced twice at the same time, a lone record waits for one fdatasync and no timer, and under load each
+fdatasync takes along all that came meanwhile. Files are synced side by side, since file systems with a journal put those that
+come together into one commit, and none waits for another. When some have ended the eventfd is readable, and the loop calls
+`publish`, which moves the flushed offset, HW and the waiters of all that have ended.
 
 Before it syncs, a thread sees to it that the file system has blocks ready behind the end of the file (which keeps its size):
 else each fdatasync allocates some, and commits that with the data. The partition gives back what is left when it closes the
@@ -30,6 +31,7 @@ from kafkad._native.wire cimport KAFKAD_CHECK
 cdef extern from * nogil:
     """
     #include <pthread.h>
+    #include <semaphore.h>
     #include <signal.h>
     #include <fcntl.h>
     #include <stdint.h>
@@ -57,17 +59,16 @@ cdef extern from * nogil:
         pass
     ctypedef struct pthread_mutex_t:
         pass
-    ctypedef struct pthread_cond_t:
+    ctypedef struct sem_t:
         pass
     int pthread_mutex_init(pthread_mutex_t* mutex, const void* attributes)
     int pthread_mutex_lock(pthread_mutex_t* mutex)
     int pthread_mutex_unlock(pthread_mutex_t* mutex)
     int pthread_mutex_destroy(pthread_mutex_t* mutex)
-    int pthread_cond_init(pthread_cond_t* condition, const void* attributes)
-    int pthread_cond_wait(pthread_cond_t* condition, pthread_mutex_t* mutex)
-    int pthread_cond_signal(pthread_cond_t* condition)
-    int pthread_cond_broadcast(pthread_cond_t* condition)
-    int pthread_cond_destroy(pthread_cond_t* condition)
+    int sem_init(sem_t* semaphore, int shared, unsigned int value)
+    int sem_wait(sem_t* semaphore)
+    int sem_post(sem_t* semaphore)
+    int sem_destroy(sem_t* semaphore)
     int pthread_join(pthread_t thread, void** result)
     int kafkad_start(pthread_t* threads, int at, void* (*work)(void*) noexcept nogil, void* context)
     int fdatasync(int fd)
@@ -87,7 +88,7 @@ cdef enum:
 
 cdef struct Committing:
     pthread_mutex_t lock
-    pthread_cond_t asked
+    sem_t there                     # one for each that waits for a thread. (A condition of glibc before 2.41 loses signals.)
     Sync* first                     # waiting for a thread
     Sync* last
     int waiting
@@ -97,8 +98,7 @@ cdef struct Committing:
     Committing* asked_next          # a group that was asked as well
     Sync* ended_first               # waiting for the loop
     Sync* ended_last
-    int idle                        # threads
-    int starting                    # that have not come to look yet
+    int busy                        # threads that have one
     int count
     int count_max
     bint stopping
@@ -108,7 +108,6 @@ cdef struct Committing:
 
 cdef bint in_turn = False           # the loop's, as the next: a reactor is serving
 cdef Committing* asked_groups = NULL
-cdef bint use_turn = int(os.environ.get("KG_TURN", "1"))
 
 cdef int fault = 0                  # an errno that each fdatasync answers: for tests
 cdef int held = 0                   # and a gate before it
@@ -159,24 +158,25 @@ cdef void* work(void* context) noexcept nogil:
     cdef Sync* sync
     cdef uint64_t one = 1
     cdef bint tell
-    pthread_mutex_lock(&self.lock)
-    self.starting -= 1
     while True:
-        while self.first is NULL and not self.stopping:
-            self.idle += 1
-            pthread_cond_wait(&self.asked, &self.lock)
-            self.idle -= 1
+        if sem_wait(&self.there) != 0:
+            continue                                    # EINTR
+        pthread_mutex_lock(&self.lock)
         if self.stopping:
-            break
+            pthread_mutex_unlock(&self.lock)
+            return NULL
         sync = self.first
+        KAFKAD_CHECK(sync is not NULL)
         self.first = sync.next
         self.waiting -= 1
+        self.busy += 1
         pthread_mutex_unlock(&self.lock)
         # The loop wrote what lies below before it moved the offset, and we look before we begin.
         sync.synced_offset = load_offset(&sync.end_offset)
         prepare(sync)
         sync.failure = EIO if load_flag(&sync.given_up) else sync_file(sync.file.fd)
         pthread_mutex_lock(&self.lock)
+        self.busy -= 1
         self.syncs += 1
         sync.next = NULL
         tell = self.ended_first is NULL
@@ -185,12 +185,9 @@ cdef void* work(void* context) noexcept nogil:
         else:
             self.ended_last.next = sync
         self.ended_last = sync
+        pthread_mutex_unlock(&self.lock)
         if tell:
-            pthread_mutex_unlock(&self.lock)
             KAFKAD_CHECK(c_write(self.fd, &one, 8) == 8)
-            pthread_mutex_lock(&self.lock)
-    pthread_mutex_unlock(&self.lock)
-    return NULL
 
 
 cdef Sync* sync_new(void* partition, SyncEnded ended) noexcept nogil:
@@ -225,13 +222,9 @@ cdef bint commit_ask(GroupCommit group, Sync* sync, LogFile* file) noexcept nogi
     if self.stopping:
         return False
     if self.count == 0:
-        pthread_mutex_lock(&self.lock)
-        if kafkad_start(self.threads, 0, work, self) == 0:
-            self.count = 1
-            self.starting = 1
-        pthread_mutex_unlock(&self.lock)
-        if self.count == 0:
+        if kafkad_start(self.threads, 0, work, self) != 0:
             return False
+        self.count = 1
     log_file_retain(file)
     sync.file = file
     sync.next = NULL
@@ -252,7 +245,7 @@ cdef bint commit_ask(GroupCommit group, Sync* sync, LogFile* file) noexcept nogi
 cdef void commit_turn(bint goes_on) noexcept nogil:
     global in_turn, asked_groups
     cdef Committing* group
-    in_turn = goes_on and use_turn
+    in_turn = goes_on
     while asked_groups is not NULL:
         group = asked_groups
         asked_groups = group.asked_next
@@ -270,16 +263,14 @@ cdef void begin(Committing* self) noexcept nogil:
     self.waiting += count
     self.asked_first = NULL
     self.asked_count = 0
-    while self.idle + self.starting < self.waiting and self.count < self.count_max:
+    while self.count < self.waiting + self.busy and self.count < self.count_max:
         if kafkad_start(self.threads, self.count, work, self) != 0:
             break
         self.count += 1
-        self.starting += 1
     pthread_mutex_unlock(&self.lock)
-    if count == 1:
-        pthread_cond_signal(&self.asked)
-    else:
-        pthread_cond_broadcast(&self.asked)
+    while count:
+        sem_post(&self.there)
+        count -= 1
 
 
 cdef Sync* let_go(Sync* sync) noexcept nogil:
@@ -306,7 +297,7 @@ cdef class GroupCommit:
         group.fd = -1
         group.count_max = threads_max
         pthread_mutex_init(&group.lock, NULL)
-        pthread_cond_init(&group.asked, NULL)
+        sem_init(&group.there, 0, 0)
         group.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def __dealloc__(self):
@@ -316,7 +307,7 @@ cdef class GroupCommit:
         self.close()
         if group.fd >= 0:
             os.close(group.fd)
-        pthread_cond_destroy(&group.asked)
+        sem_destroy(&group.there)
         pthread_mutex_destroy(&group.lock)
         free(group)
 
@@ -361,8 +352,9 @@ cdef class GroupCommit:
             commit_turn(in_turn)
             pthread_mutex_lock(&group.lock)
             group.stopping = True
-            pthread_cond_broadcast(&group.asked)
             pthread_mutex_unlock(&group.lock)
+            for i in range(group.count):
+                sem_post(&group.there)
             for i in range(group.count):
                 pthread_join(group.threads[i], NULL)
             group.count = 0

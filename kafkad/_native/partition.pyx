@@ -1310,7 +1310,8 @@ cdef void fail_log(Partition partition, int error, const char* doing) noexcept:
 
 
 cdef void sync_ended(void* partition, Sync* sync) noexcept:
-    (<Partition>partition).committed(sync)
+    cdef Partition held = <Partition>partition      # what is told may let it go
+    held.committed(sync)
 
 
 cdef void call_flush(Partition partition) noexcept:

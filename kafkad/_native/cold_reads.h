@@ -25,7 +25,7 @@
 #define RWF_NOWAIT 0x00000008
 #endif
 
-enum { KAFKAD_CACHESTAT = 451, KAFKAD_SAMPLE = 32768, KAFKAD_PIECE = 131072, KAFKAD_REST_SECONDS = 10 };
+enum { KAFKAD_CACHESTAT = 451, KAFKAD_SAMPLE = 32768, KAFKAD_ARRIVING = 262144, KAFKAD_PIECE = 131072, KAFKAD_REST_SECONDS = 10 };
 
 /* Whether this byte is in memory; true where that cannot be known. */
 static int kafkad_arrived(int fd, int64_t at)
@@ -35,7 +35,7 @@ static int kafkad_arrived(int fd, int64_t at)
     return preadv2(fd, &piece, 1, at, RWF_NOWAIT) >= 0 || errno != EAGAIN;
 }
 
-/* Whether all these bytes are: the pages are counted, and the last one has arrived. */
+/* Whether all these bytes are: the pages are counted, and some of them and the last one have arrived. */
 static int kafkad_resident(int fd, int64_t at, int64_t size)
 {
     static int counts = 1;
@@ -46,11 +46,12 @@ static int kafkad_resident(int fd, int64_t at, int64_t size)
         int64_t start = at / page * page;
         struct { uint64_t start, size; } range = {start, (at + size - start + page - 1) / page * page};
         struct { uint64_t cached, dirty, writeback, evicted, recently_evicted; } found;
-        if (!syscall(KAFKAD_CACHESTAT, fd, &range, &found, 0))
-            return found.cached >= range.size / page && kafkad_arrived(fd, at + size - 1);
-        counts = 0;                         /* a kernel before 6.5, or one that does not let us: samples will do */
+        if (syscall(KAFKAD_CACHESTAT, fd, &range, &found, 0))
+            counts = 0;                     /* a kernel before 6.5, or one that does not let us: samples will do */
+        else if (found.cached < range.size / page)
+            return 0;
     }
-    for (int64_t n = 0; n < size; n += KAFKAD_SAMPLE)
+    for (int64_t n = 0; n < size; n += counts ? KAFKAD_ARRIVING : KAFKAD_SAMPLE)
         if (!kafkad_arrived(fd, at + n))
             return 0;
     return kafkad_arrived(fd, at + size - 1);

@@ -4,8 +4,8 @@ Before bytes of a log are touched, `cold_warm` tells how many of them are in mem
 
     written a moment ago         known without a question (`log_file_hot`)
     in a range that was found    known for WARM_MS; a file remembers a few ranges, and each reader extends his own
-    else                         the kernel is asked, a mebibyte at a time: cachestat counts the pages, and a read of
-                                 the last byte with RWF_NOWAIT tells whether they have arrived
+    else                         the kernel is asked, a mebibyte at a time: cachestat counts the pages, and reads of
+                                 single bytes with RWF_NOWAIT tell whether they have arrived
 
 What is missing becomes a job for a helper (cold_reads.h), which reads it as the loop would have, and wakes the loop. So the
 kernel reads ahead for who goes on reading, as ever, and most of what he wants next is there when he comes. (Reading ahead

@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -24,7 +25,7 @@
 #define RWF_NOWAIT 0x00000008
 #endif
 
-enum { KAFKAD_CACHESTAT = 451, KAFKAD_SAMPLE = 32768, KAFKAD_PIECE = 262144, KAFKAD_REST_SECONDS = 10 };
+enum { KAFKAD_CACHESTAT = 451, KAFKAD_SAMPLE = 32768, KAFKAD_ARRIVING = 262144, KAFKAD_PIECE = 131072, KAFKAD_REST_SECONDS = 10 };
 
 /* Whether this byte is in memory; true where that cannot be known. */
 static int kafkad_arrived(int fd, int64_t at)
@@ -34,7 +35,7 @@ static int kafkad_arrived(int fd, int64_t at)
     return preadv2(fd, &piece, 1, at, RWF_NOWAIT) >= 0 || errno != EAGAIN;
 }
 
-/* Whether all these bytes are: the pages are counted, and the last one has arrived. */
+/* Whether all these bytes are: the pages are counted, and some of them and the last one have arrived. */
 static int kafkad_resident(int fd, int64_t at, int64_t size)
 {
     static int counts = 1;
@@ -45,11 +46,12 @@ static int kafkad_resident(int fd, int64_t at, int64_t size)
         int64_t start = at / page * page;
         struct { uint64_t start, size; } range = {start, (at + size - start + page - 1) / page * page};
         struct { uint64_t cached, dirty, writeback, evicted, recently_evicted; } found;
-        if (!syscall(KAFKAD_CACHESTAT, fd, &range, &found, 0))
-            return found.cached >= range.size / page && kafkad_arrived(fd, at + size - 1);
-        counts = 0;                         /* a kernel before 6.5, or one that does not let us: samples will do */
+        if (syscall(KAFKAD_CACHESTAT, fd, &range, &found, 0))
+            counts = 0;                     /* a kernel before 6.5, or one that does not let us: samples will do */
+        else if (found.cached < range.size / page)
+            return 0;
     }
-    for (int64_t n = 0; n < size; n += KAFKAD_SAMPLE)
+    for (int64_t n = 0; n < size; n += counts ? KAFKAD_ARRIVING : KAFKAD_SAMPLE)
         if (!kafkad_arrived(fd, at + n))
             return 0;
     return kafkad_arrived(fd, at + size - 1);
@@ -104,27 +106,47 @@ static void kafkad_helpers_leave(kafkad_helpers *helpers)       /* under the loc
     free(helpers);
 }
 
-/* All of it is asked for at once; then each page is waited for by sending it nowhere, which copies nothing. */
-static int64_t kafkad_read_in(kafkad_helpers *helpers, int fd, int64_t position, int64_t size)
+/* Reads this piece through, without a copy where that can be. False: the file's end, or a disk that fails. */
+static int kafkad_read_through(kafkad_helpers *helpers, int fd, int64_t position, int64_t size)
 {
-    int64_t found = 0;
     char *scratch = NULL;
-    posix_fadvise(fd, position, size, POSIX_FADV_WILLNEED);
-    while (found < size && !__atomic_load_n(&helpers->closed, __ATOMIC_RELAXED)) {
-        size_t piece = size - found < KAFKAD_PIECE ? size - found : KAFKAD_PIECE;
-        off_t at = position + found;
-        ssize_t n = -1;
-        if (!scratch && helpers->null_fd >= 0)
-            n = sendfile(helpers->null_fd, fd, &at, piece);
+    int64_t done = 0;
+    while (done < size) {
+        off_t at = position + done;
+        ssize_t n = scratch || helpers->null_fd < 0 ? -1 : sendfile(helpers->null_fd, fd, &at, size - done);
         if (n < 0 && (scratch || (scratch = malloc(KAFKAD_PIECE))))
-            n = pread(fd, scratch, piece, position + found);
+            n = pread(fd, scratch, size - done, position + done);
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            break;                          /* the file's end, or a disk that fails: the reader will meet it */
-        found += n;
+            break;
+        done += n;
     }
     free(scratch);
+    return done == size;
+}
+
+/* The first byte of a piece has the kernel read it, and what follows, ahead of us; the last one is waited for. Reading every
+   page would make each look as if it were used twice, here and by the loop. */
+static int64_t kafkad_read_in(kafkad_helpers *helpers, int fd, int64_t position, int64_t size)
+{
+    struct stat status;
+    int64_t found = 0;
+    char byte;
+    if (fstat(fd, &status))
+        return 0;
+    if (size > status.st_size - position)
+        size = status.st_size - position;
+    if (size <= 0)
+        return 0;
+    while (found < size && !__atomic_load_n(&helpers->closed, __ATOMIC_RELAXED)) {
+        int64_t piece = size - found < KAFKAD_PIECE ? size - found : KAFKAD_PIECE;
+        while (pread(fd, &byte, 1, position + found) < 0 && errno == EINTR) {}
+        while (pread(fd, &byte, 1, position + found + piece - 1) < 0 && errno == EINTR) {}
+        if (!kafkad_resident(fd, position + found, piece) && !kafkad_read_through(helpers, fd, position + found, piece))
+            break;                          /* the reader will meet what is wrong */
+        found += piece;
+    }
     return found;
 }
 

@@ -24,15 +24,14 @@ cdef struct ColdReads:              # the loop's
     int64_t monotonic_ms
     bint held
     int64_t checks                  # questions to the kernel
-    int64_t reads                   # jobs that somebody waited for
-    int64_t aheads                  # jobs that nobody waited for
+    int64_t reads                   # jobs
     int64_t bytes_read
 
 cdef void cold_init(ColdReads* cold, int wake_fd) noexcept nogil
 cdef void cold_close(ColdReads* cold) noexcept nogil        # does not wait for the disk
 
 # How many of the `size` bytes at `position` are in memory; fewer than `size`: the next one is not. For what is not
-# hot (segments.pxd). Who reads on behind what was read for him is read ahead for.
+# hot (segments.pxd).
 cdef int64_t cold_warm(ColdReads* cold, LogFile* file, int64_t position, int64_t size) noexcept nogil
 
 # The same of `size` mapped bytes that were looked at `since_ms` ago. Few questions: what is found stands for a while.

@@ -4,12 +4,13 @@ Before bytes of a log are touched, `cold_warm` tells how many of them are in mem
 
     written a moment ago         known without a question (`log_file_hot`)
     in a range that was found    known for WARM_MS; a file remembers a few ranges, and each reader extends his own
-    else                         the kernel is asked, a mebibyte at a time: cachestat counts the pages, and a read of
-                                 the last byte with RWF_NOWAIT tells whether they have arrived
+    else                         the kernel is asked, a mebibyte at a time: cachestat counts the pages, and reads of
+                                 single bytes with RWF_NOWAIT tell whether they have arrived
 
-What is missing becomes a job for a helper (cold_reads.h), which has the kernel read it and wakes the loop. Who reads on
-behind a range that was read for him is read ahead for: he waits for the disk at the beginning, and later only where
-the disk is slower than he is.
+What is missing becomes a job for a helper (cold_reads.h), which reads it as the loop would have, and wakes the loop. So the
+kernel reads ahead for who goes on reading, as ever, and most of what he wants next is there when he comes. (Reading ahead
+from here, by WILLNEED or by touching each page, was tried: the kernel then takes small pages and sees each used twice, and
+a GB costs twice the CPU.)
 
 Where the file system cannot tell (RWF_NOWAIT is refused on tmpfs), all counts as being in memory. The kernel may give
 pages back between the question and the read: then that read waits, as every read did before there were helpers.
@@ -48,15 +49,12 @@ cdef enum:
     ASKED = 1 << 20                 # the kernel is asked about so much at once, if all of it is there
     ASKED_MAX = 4 << 20
     READ_MIN = 128 * 1024           # a job reads as much as the kernel would by itself
-    AHEAD = 4 << 20                 # read ahead at once, when a reader has less than that before him
     THREADS_MAX = 4                 # so many reads does a disk see at once
-    AHEADS_MAX = 16                 # jobs that nobody waits for are not made when so many wait
 
 cdef struct Range:
     int64_t start
     int64_t end
     int64_t found_ms
-    int64_t ahead                   # what was asked for up to here; 0: nobody had to wait in this range
 
 cdef struct Warm:                   # LogFile.warm
     Range ranges[RANGES]
@@ -82,33 +80,26 @@ cdef Range* range_at(LogFile* file, int64_t position, int64_t now_ms) noexcept n
     return found
 
 
-cdef Range* range_note(LogFile* file, int64_t start, int64_t end, int64_t now_ms) noexcept nogil:
-    """These bytes are in memory: a range goes on with them, or one begins, in the place of the one that the same reader
-    had until it was too old, or of the oldest."""
+cdef void range_note(LogFile* file, int64_t start, int64_t end, int64_t now_ms) noexcept nogil:
+    """These bytes are in memory: a range goes on with them, or the oldest gives way to one."""
     cdef Range* at = range_at(file, start, now_ms)
     cdef Warm* warm
     cdef int i
     if at is not NULL:
         at.end = max(at.end, end)
-        return at
+        return
     if file.warm is NULL:
         file.warm = calloc(1, sizeof(Warm))
         if file.warm is NULL:
-            return NULL
+            return
     warm = <Warm*>file.warm
     at = &warm.ranges[0]
-    for i in range(RANGES):
-        if warm.ranges[i].ahead and warm.ranges[i].start <= start <= max(warm.ranges[i].end, warm.ranges[i].ahead):
-            at = &warm.ranges[i]
-            break
+    for i in range(1, RANGES):
         if warm.ranges[i].found_ms < at.found_ms:
             at = &warm.ranges[i]
-    else:
-        at.ahead = 0
     at.start = start
     at.end = end
     at.found_ms = now_ms
-    return at
 
 
 cdef int64_t cold_warm(ColdReads* cold, LogFile* file, int64_t position, int64_t size) noexcept nogil:
@@ -117,8 +108,6 @@ cdef int64_t cold_warm(ColdReads* cold, LogFile* file, int64_t position, int64_t
     cdef int64_t at = position, wanted
     if known is not NULL:
         at = known.end
-        if known.ahead and position > known.start and position + size + AHEAD > known.ahead:
-            read_ahead(cold, file, known)
     if at - position < size:
         wanted = min(position + size - at, <int64_t>ASKED_MAX)
         cold.checks += 1
@@ -179,15 +168,6 @@ cdef Job* put(ColdReads* cold, LogFile* file, int64_t position, int64_t size, in
     return job
 
 
-cdef void read_ahead(ColdReads* cold, LogFile* file, Range* known) noexcept nogil:
-    cdef int64_t start = max(known.ahead, known.end)
-    if cold.helpers is not NULL and (<kafkad_helpers*>cold.helpers).queued >= AHEADS_MAX:
-        return
-    if put(cold, file, start, 0, AHEAD, NULL, NULL) is not NULL:
-        known.ahead = start + AHEAD
-        cold.aheads += 1
-
-
 cdef ColdJob* cold_ask(ColdReads* cold, LogFile* file, int64_t position, int64_t size, void* waiter,
                        ColdDone done) noexcept nogil:
     cdef Job* job = put(cold, file, position, size, max(size, <int64_t>READ_MIN), waiter, done)
@@ -201,7 +181,6 @@ cdef void cold_settle(ColdReads* cold) noexcept nogil:
     cdef kafkad_job* work
     cdef kafkad_job* following
     cdef Job* job
-    cdef Range* noted
     cdef int64_t end
     if cold.helpers is NULL:
         return
@@ -213,9 +192,7 @@ cdef void cold_settle(ColdReads* cold) noexcept nogil:
         # What was waited for counts as being there even if it is not: then the disk fails, and the reader shall see it.
         end = work.position + max(work.found, job.told.size)
         if end > work.position:
-            noted = range_note(job.told.file, work.position, end, cold.monotonic_ms)
-            if noted is not NULL and noted.ahead < end:
-                noted.ahead = end
+            range_note(job.told.file, work.position, end, cold.monotonic_ms)
         if job.told.waiter is not NULL:
             job.told.done(job.told.waiter, &job.told)
         forget(work)

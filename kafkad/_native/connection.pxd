@@ -145,8 +145,7 @@ cdef struct Stats:
     int64_t sessions
     int64_t session_partitions
     int64_t session_evictions
-    int64_t cold_reads              # of regions that were not in memory; of them nobody waits for `cold_aheads`
-    int64_t cold_aheads
+    int64_t cold_reads              # of what was not in memory
     int64_t cold_bytes              # that helpers have read
     int64_t cold_checks             # questions to the kernel
     int64_t mail_in                 # messages from other workers, and to them

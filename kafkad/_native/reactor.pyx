@@ -1057,7 +1057,6 @@ cdef class Reactor:
             self.core.stats.mail_out = self.mailboxes.mail_out
             self.core.stats.doorbells = self.mailboxes.rings
         self.core.stats.cold_reads = self.core.cold.reads
-        self.core.stats.cold_aheads = self.core.cold.aheads
         self.core.stats.cold_bytes = self.core.cold.bytes_read
         self.core.stats.cold_checks = self.core.cold.checks
         values = self.core.stats

@@ -63,6 +63,7 @@ QUICK = (
     "disk",
     "many partitions",
     "restart",
+    "worker killed",
     "recovery",
 )
 QUICK_PARTITIONS, QUICK_CONNECTIONS = (5000,), (10000,)

@@ -49,6 +49,7 @@ class Verdict(NamedTuple):
 
 LEAST, MOST = True, False
 RECOVERY = "unclean recovery"
+KILLED = "partitions of a killed worker"
 CONNECTIONS_ALONE = "50 busy connections alone"
 CONNECTIONS_MANY = "50 busy of 10,000 connections"
 
@@ -81,6 +82,8 @@ BOUNDS = (
     Bound("5,000 partitions",                  "restart s",      MOST,  1 / 8),
     Bound("5,000 partitions",                  "PSS MB",         MOST,  1 / 5),
     Bound(RECOVERY,                            "GB/s",           LEAST, 2, ABSOLUTE),
+    Bound(KILLED,                              "last ack ms",    MOST,  1000, ABSOLUTE),
+    Bound(KILLED,                              "last fetch ms",  MOST,  1000, ABSOLUTE),
     Bound(CONNECTIONS_MANY,                    "requests/s",     LEAST, 0.9, CONNECTIONS_ALONE),
     Bound(CONNECTIONS_MANY,                    "KB/idle connection", MOST, 8, ABSOLUTE),
 )

@@ -32,7 +32,7 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef enum:
     CHUNK = 1 << 18
-    SMALL_CHUNK = 1 << 12           # where only headers are wanted, and they lie far apart
+    FAR_APART = 1 << 12             # where only headers are wanted: larger batches are not read for the next header
     HEADER_SIZE = 61
     LEGACY_HEADER_SIZE = 26         # offset, size, crc, magic, attributes, key and value length of magic 0
     LENGTH_OVERHEAD = 12
@@ -231,7 +231,7 @@ cdef int walk(Scan* scan, ProducerMap* producers) noexcept nogil:
         if scan.below >= 0:
             if base >= scan.below:
                 return 0
-            scan.chunk_wanted = SMALL_CHUNK if size > SMALL_CHUNK else CHUNK
+            scan.chunk_wanted = HEADER_SIZE if size > FAR_APART else CHUNK
         last = base if legacy else base + get_i32(header + 23)
         if last < base or base < scan.base_offset or last < scan.next_offset or last - scan.base_offset > INT32_MAX or (
                 not legacy and base < scan.next_offset):

@@ -7,6 +7,7 @@ import pytest
 
 from kafkad.log.checkpoints import read_partition_metadata
 from kafkad.log.offset_index import read_offset_index
+from kafkad.log.producer_state import NO_PRODUCERS
 from kafkad.log.time_index import read_time_index
 from kafkad.protocol.errors import Malformed
 from tests.unit.log_world import TOPIC_ID, LogWorld, batch, idempotent, topic_config
@@ -292,6 +293,7 @@ def test_a_damaged_snapshot_at_a_clean_start_is_done_without(tmp_path, producers
     path = world.path(end, ".snapshot")
     whole = path.read_bytes()
     assert len(whole) == 10 + 46 * producers
+    assert (whole == NO_PRODUCERS) == (producers == 0)
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         world.restart()

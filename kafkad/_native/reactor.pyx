@@ -27,7 +27,7 @@ from kafkad._native.buffers cimport buffer_is_shared, buffers_trim, input_releas
 from kafkad._native.connection cimport (
     API_KEYS, CALLS_PER_TURN, Conn, Connection, Core, FRAMES_PER_TURN, KIND_CONNECTION, KIND_LISTENER, KIND_MAIL,
     KIND_TIMER, KIND_WAKE, PHASE_AUTHENTICATING, PHASE_READY, SCRATCH_SIZE, SLOTS_MAX, Slot, conn_close, conn_flush, conn_handle,
-    conn_may_serve, conn_new, conn_reap, conn_run, conn_touch, core_fatal, core_free, core_new, core_read_clocks,
+    conn_may_serve, conn_new, conn_reap, conn_run, conn_touch, copies_forget, core_fatal, core_free, core_new, core_read_clocks,
     core_shut, core_wake, slot_open,
 )
 from kafkad._native.fetch cimport Fetching, fetch_advanced, fetch_frame, fetch_settle
@@ -535,6 +535,8 @@ cdef void run_rounds(Reactor reactor) noexcept nogil:
                 serve(reactor, conn)
             if conn is last:
                 break
+        if core.copied_count:
+            copies_forget(core)
         answer_waiters(reactor)
         timers_expire(core)
         feed_starved(core)

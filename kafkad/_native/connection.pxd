@@ -23,6 +23,7 @@ cdef enum:
     FRAMES_PER_TURN = 256           # served for one connection before the others have their turn
     CALLS_PER_TURN = 16             # the same for frames that go to Python
     BUFFER_CLASSES = 72
+    COPIES_KEPT = 16
     API_KEYS = 128
 
 cdef enum Kind:                     # first field of all that epoll points to
@@ -135,6 +136,7 @@ cdef struct Stats:
     int64_t reads
     int64_t writes                  # sendmsg calls
     int64_t sendfiles
+    int64_t copies                  # small regions that were read to be sent with their header
     int64_t dispatched              # frames that Python saw
     int64_t python_appends          # appends that needed Python
     int64_t python_reads
@@ -152,6 +154,12 @@ cdef struct Stats:
     int64_t mail_out
     int64_t doorbells               # that were rung for them
     int64_t requests[API_KEYS]
+
+cdef struct Copy:                   # a small region as it stands in `copies`: waiters of one batch share it
+    LogFile* file                   # retained
+    int64_t position
+    int64_t size
+    uint32_t at
 
 cdef struct BufferClass:            # a free list of buffers of one size
     void* free
@@ -174,6 +182,9 @@ cdef struct Core:
     uint32_t scratch_at             # the part before it is kept by requests, and then it counts as buffered
     uint8_t* serving                # the buffer that holds the frame at hand: buffer_retain keeps its bytes
     uint8_t* copies                 # small regions are read here and sent with their header
+    uint32_t copies_end             # what stands there until the end of the round
+    Copy copied[COPIES_KEPT]
+    uint32_t copied_count
     Timer** heap
     Py_ssize_t heap_size
     Py_ssize_t heap_capacity
@@ -199,6 +210,7 @@ cdef void core_free(Core* core) noexcept
 cdef void core_shut(Core* core) noexcept                           # close its fds
 cdef void core_wake(Core* core) noexcept nogil                     # have poll() called soon
 cdef void core_read_clocks(Core* core) noexcept nogil
+cdef void copies_forget(Core* core) noexcept nogil                 # at the end of a round
 cdef void core_fatal(Core* core) noexcept                          # a Python exception that nobody may swallow
 
 # -- slots. `slot_open` starts an answer and writes its header; `slot_finish` hands it to the socket.

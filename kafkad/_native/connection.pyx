@@ -3,8 +3,9 @@
 **Answers.** Every request opens a `Slot` at the end of its connection's list; the answer is written into the slot,
 now or later, and leaves when all before it have left. A slot's answer is its own bytes with file regions between
 them: bytes go by sendmsg, many slots at once, regions by sendfile; MSG_MORE joins a header to its region, TCP_CORK a
-region to what follows. Small regions are read and sent with their header, which is cheaper. A region that is not in
-memory is not touched: its connection is parked, neither sent to nor read, until a helper has read it (cold_reads.pyx).
+region to what follows. Small regions are read and sent with their header, which is cheaper; who waited for the same
+batch is sent the same copy. A region that is not in memory is not touched: its connection is parked, neither sent to nor
+read, until a helper has read it (cold_reads.pyx).
 
 **Input.** A read goes to a scratch area that all connections share, and whole frames are served there. Only what is
 left over (a partial frame, frames behind one that waits) is kept, in a buffer from the pool, which grows with the
@@ -30,7 +31,7 @@ from kafkad._native.arena cimport Arena
 from kafkad._native.buffers cimport buffers_trim, input_release, input_reserve, scratch_free, scratch_renew
 from kafkad._native.cold_reads cimport READ_MAX, ColdJob, cold_ask, cold_close, cold_init, cold_warm
 from kafkad._native.partition cimport LogFile, log_file_release
-from kafkad._native.segments cimport log_file_hot
+from kafkad._native.segments cimport log_file_hot, log_file_retain
 from kafkad._native.wire cimport KAFKAD_CHECK, put_i32
 
 import socket
@@ -95,12 +96,12 @@ cdef extern from * nogil:
 
 cdef enum:
     IOVECS = 64
-    COPIES_SIZE = 64 * 1024
+    COPIES_SIZE = 128 * 1024
     # A region up to this size is read and sent with its header (2 system calls, one copy) instead of sendfile
     # between cork and uncork (5 system calls, none).
     COPY_MAX = 16 * 1024
-    # File bytes of one connection's turn: a Produce of another one does not wait for more.
-    FILE_BYTES_PER_TURN = 256 * 1024
+    # Of answers, in one connection's turn: a Produce of another one does not wait for more.
+    BYTES_PER_TURN = 256 * 1024
     FREE_SLOTS_MAX = 4096
     POOLED_BYTES_MAX = 32 * 1024 * 1024
 
@@ -131,6 +132,7 @@ cdef Core* core_new(Arena* arena) noexcept:
 cdef void core_free(Core* core) noexcept:
     cdef Slot* slot
     conn_reap(core)
+    copies_forget(core)
     scratch_free(core)
     buffers_trim(core)
     while core.free_slots is not NULL:
@@ -490,11 +492,48 @@ cdef void conn_unpark(void* waiter, ColdJob* job) noexcept nogil:
     conn_run(conn)
 
 
+cdef void copies_forget(Core* core) noexcept nogil:
+    cdef uint32_t i
+    for i in range(core.copied_count):
+        log_file_release(core.copied[i].file)
+    core.copied_count = 0
+    core.copies_end = 0
+
+
+cdef int64_t copy_of(Core* core, const Region* region, bint fresh) noexcept nogil:
+    """Where in `copies` the bytes of a region stand; read now if they do not. -1: no room (`fresh`: what is there is not
+    needed any more), -2: the file does not have them."""
+    cdef uint32_t i
+    cdef Copy* copy
+    for i in range(core.copied_count):
+        copy = &core.copied[i]
+        if copy.position == region.position and copy.size == region.size and copy.file is region.file:
+            return copy.at
+    if core.copied_count == COPIES_KEPT or core.copies_end + region.size > COPIES_SIZE:
+        if not fresh:
+            return -1
+        copies_forget(core)
+    if pread(region.file.fd, core.copies + core.copies_end, <size_t>region.size, region.position) != region.size:
+        return -2
+    core.stats.copies += 1
+    copy = &core.copied[core.copied_count]
+    log_file_retain(region.file)                # so that no other file takes its address
+    copy.file = region.file
+    copy.position = region.position
+    copy.size = region.size
+    copy.at = core.copies_end
+    core.copied_count += 1
+    core.copies_end += <uint32_t>region.size
+    return copy.at
+
+
 cdef void conn_flush(Conn* conn) noexcept nogil:
     cdef Core* core = conn.core
     cdef iovec parts[IOVECS]
     cdef int count
-    cdef size_t gathered, copied
+    cdef size_t gathered
+    cdef bint copied
+    cdef int64_t copy
     cdef Slot* slot
     cdef Region* region
     cdef Region* pending                 # the region to send by sendfile after the gathered bytes
@@ -502,7 +541,7 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
     cdef uint32_t sent, upto, index
     cdef ssize_t n
     cdef int64_t position, ready
-    cdef int64_t left = FILE_BYTES_PER_TURN
+    cdef int64_t left = BYTES_PER_TURN
     cdef bint more
 
     if conn.closed or conn.blocked:
@@ -512,10 +551,13 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
             flush_writer(conn)
         return
     while conn.first is not NULL and conn.first.ready:
+        if left <= 0:
+            conn_run(conn)                   # the rest when the others had their turn; `serve` does it itself
+            return
         # gather bytes of ready slots up to the first big region
         count = 0
         gathered = 0
-        copied = 0
+        copied = False
         pending = NULL
         cold = NULL
         more = False
@@ -534,21 +576,22 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                     count += 1
                 if region is NULL:
                     break
-                if region.size > COPY_MAX or copied + <size_t>region.size > COPIES_SIZE:
+                if region.size <= COPY_MAX and region_ready(conn, region) < region.size:
+                    cold = region
+                    break
+                copy = copy_of(core, region, not copied) if region.size <= COPY_MAX else -1
+                if copy == -1:
                     pending = region
                     more = upto < slot.size or index + 1 < slot.region_count or (
                         slot.next is not NULL and slot.next.ready)
                     break
-                if region_ready(conn, region) < region.size:
-                    cold = region
-                    break
-                if pread(region.file.fd, core.copies + copied, <size_t>region.size, region.position) != region.size:
+                if copy == -2:
                     conn_close(conn, "a log file is shorter than the answer that was promised from it")
                     return
-                parts[count].iov_base = core.copies + copied
+                parts[count].iov_base = core.copies + copy
                 parts[count].iov_len = <size_t>region.size
                 gathered += <size_t>region.size
-                copied += <size_t>region.size
+                copied = True
                 count += 1
                 index += 1
             else:
@@ -571,6 +614,7 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                 return
             core.stats.bytes_out += n
             sent_bytes(conn, <size_t>n)
+            left -= n
             if <size_t>n < gathered:
                 continue                 # to be told EAGAIN, which arms the edge
         elif pending is NULL and cold is NULL:
@@ -605,9 +649,8 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
             if conn.blocked:
                 break
             sent_bytes(conn, 0)
-            if left <= 0 and conn.first is not NULL and conn.first.ready:
-                conn_run(conn)               # the rest when the others had their turn; `serve` does it itself
-                return
+    if not core.polling:
+        copies_forget(core)
     if conn.corked:                          # also when blocked: under cork a window below the MSS stays unused
         conn.corked = False
         kafkad_cork(conn.fd, 0)

@@ -28,8 +28,8 @@ from kafkad._native.cold_reads cimport cold_hold, cold_settle
 from kafkad._native.connection cimport (
     API_KEYS, BLOCKED_SOCKET, CALLS_PER_TURN, Conn, Connection, Core, FRAMES_PER_TURN, KIND_CONNECTION, KIND_HANDOVER,
     KIND_LISTENER, KIND_MAIL, KIND_TIMER, KIND_WAKE, PHASE_AUTHENTICATING, PHASE_READY, SCRATCH_SIZE, SLOTS_MAX, Slot,
-    conn_close, conn_flush, conn_handle,
-    conn_may_serve, conn_new, conn_reap, conn_run, conn_touch, core_fatal, core_free, core_new, core_read_clocks,
+    conn_close, conn_flush, conn_handle, conn_may_serve, conn_new, conn_reap, conn_run, conn_touch, copies_forget,
+    core_fatal, core_free, core_new, core_read_clocks,
     core_shut, core_wake, slot_open,
 )
 from kafkad._native.fetch cimport Fetching, fetch_advanced, fetch_frame, fetch_settle
@@ -611,6 +611,8 @@ cdef void run_rounds(Reactor reactor) noexcept nogil:
                 serve(reactor, conn)
             if conn is last:
                 break
+        if core.copied_count:
+            copies_forget(core)
         commit_turn(True)
         answer_waiters(reactor)
         timers_expire(core)

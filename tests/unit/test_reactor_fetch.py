@@ -4,7 +4,7 @@ import os
 import time
 
 import pytest
-from reactor_world import SlowLog, World, batch, fetch, rows
+from reactor_world import SlowLog, World, batch, fetch, produce, rows
 
 from kafkad.protocol import codec, errors, messages
 
@@ -390,6 +390,41 @@ def test_one_append_wakes_all_who_wait(world):
     for reader in readers:
         assert rows(reader.receive(messages.FetchResponse, 12))[0][4] == len(batch())
     assert world.reactor.stats()["fetch_waits"] == 50
+
+
+def test_who_waited_for_the_same_batches_is_sent_one_copy(world):
+    for index in range(2):
+        world.partition("t", index)
+        fill(world, index=index, sizes=(9,))
+    readers = [world.connect() for _ in range(10)]
+    for reader in readers:
+        reader.send_request(fetch([("t", index, 1) for index in range(2)], max_wait_ms=60_000), 12)
+    assert not any(reader.has_answer() for reader in readers)
+    before = world.reactor.stats()["copies"]
+    world.connect().send_request(produce("t", {index: batch(1, 5_000) for index in range(2)}), 9)
+    for reader in readers:
+        answer = reader.receive(messages.FetchResponse, 12)
+        got = [bytes(p.records) for t in answer.responses for p in t.partitions]
+        assert got == [log_of(world, index=index)[len(batch(1, 9)) :] for index in range(2)]
+    assert world.reactor.stats()["copies"] - before == 2
+
+
+def test_small_regions_of_more_files_and_bytes_than_copies_are_kept(world):
+    sizes = [(each * 977) % 16_000 for each in range(40)]
+    for index, size in enumerate(sizes):
+        world.partition("t", index)
+        fill(world, index=index, sizes=(size, 3))
+    readers = [world.connect() for _ in range(6)]
+    for shift, reader in enumerate(readers):
+        order = [(index * 7 + shift * 11) % 40 for index in range(40)]
+        reader.send_request(fetch([("t", index, index % 2) for index in order]), 12)
+    for shift, reader in enumerate(readers):
+        answer = reader.receive(messages.FetchResponse, 12)
+        got = {p.partition_index: bytes(p.records) for t in answer.responses for p in t.partitions}
+        assert got == {
+            index: log_of(world, index=index)[index % 2 * len(batch(1, size)) :]
+            for index, size in enumerate(sizes)
+        }, shift
 
 
 def test_an_advance_from_outside_of_a_poll_wakes_the_loop(world):

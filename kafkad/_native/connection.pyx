@@ -430,6 +430,12 @@ cdef void conn_reap(Core* core) noexcept nogil:
             link[0] = link[0].starved_next
         else:
             link = &link[0].starved_next
+    link = &core.late_first
+    while link[0] is not NULL:
+        if link[0].closed:
+            link[0] = link[0].late_next
+        else:
+            link = &link[0].late_next
     link = &core.run_first
     core.run_last = NULL
     while link[0] is not NULL:

@@ -5,8 +5,8 @@ now or later, and leaves when all before it have left. A slot's answer is its ow
 them: bytes go by sendmsg, many slots at once, regions by sendfile; MSG_MORE joins a header to its region, TCP_CORK a
 region to what follows. Small regions are read and sent with their header, which is cheaper.
 
-**Input.** A read goes to a scratch area that all connections share, and whole frames are served there. Only what is
-left over (a partial frame, frames behind one that waits) is kept, in a buffer from the pool, which grows with the
+**Input.** A read goes to a scratch area that all connections share, and whole frames are served there. Of a connection
+whose frames are big, only their first bytes go there. Only what is left over (a partial frame, frames behind one that waits) is kept, in a buffer from the pool, which grows with the
 bytes that have come and not with the size that was claimed. The sum of these buffers is bounded: beyond it nothing
 more is read, and who holds a buffer without sending is closed first (reactor.pyx).
 

@@ -9,7 +9,10 @@ A frame is Produce or Fetch, in the versions that `serve_native` named, and is a
 `dispatch(connection, request_id, frame)`, whose answer comes by `connection.respond`, now or later. Behind a request
 that waits, its connection's next frames wait too (conn_may_serve); Produces alone may follow one another.
 
-Bounds, so that no connection costs the others more than its turn: bytes a read, frames a turn, calls of Python a
+With several workers, mail is drained at the start of a round and doorbells are rung at its end; answers that stand
+before those of other workers leave late (send_late), and who was busy lets others run before it sleeps.
+
+Bounds, so that no connection costs the others more than its turn: bytes a turn, frames a turn, calls of Python a
 turn, unanswered requests, bytes kept for partial frames (over all connections: `buffered_bytes_max`), and a socket
 that takes no more answers is not read. Idle connections are a list in order of their last activity.
 

@@ -96,6 +96,7 @@ cdef struct Conn:
     bint corked
     bint queued                     # in the run list
     bint starved                    # waits for buffer memory
+    bint late                       # its answers wait for those of other workers behind them (see Core.late_first)
     bint busy                       # being served: closing frees it later
     bint closed
     Slot* first                     # answers in request order
@@ -117,6 +118,7 @@ cdef struct Conn:
     Conn* newer
     Conn* run_next
     Conn* starved_next
+    Conn* late_next
     uint8_t peer[16]                # IPv6, or IPv4 mapped into it
     uint16_t peer_port
 
@@ -191,6 +193,7 @@ cdef struct Core:
     Conn* run_first
     Conn* run_last
     Conn* starved_first
+    Conn* late_first                # have answers to send, before this worker sleeps
     int64_t starved_level           # buffered bytes when the last of them was refused more
     Conn* dead                      # closed in this turn, freed at its end
     Conn* oldest

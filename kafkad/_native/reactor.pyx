@@ -9,7 +9,10 @@ A frame is Produce or Fetch, in the versions that `serve_native` named, and is a
 `dispatch(connection, request_id, frame)`, whose answer comes by `connection.respond`, now or later. Behind a request
 that waits, its connection's next frames wait too (conn_may_serve); Produces alone may follow one another.
 
-Bounds, so that no connection costs the others more than its turn: bytes a read, frames a turn, calls of Python a
+With several workers, mail is drained at the start of a round and doorbells are rung at its end; answers that stand
+before those of other workers leave late (send_late), and who was busy lets others run before it sleeps.
+
+Bounds, so that no connection costs the others more than its turn: bytes a turn, frames a turn, calls of Python a
 turn, unanswered requests, bytes kept for partial frames (over all connections: `buffered_bytes_max`), and a socket
 that takes no more answers is not read. Idle connections are a list in order of their last activity.
 
@@ -136,12 +139,13 @@ cdef enum:
     EVENTS = 256
     ROUNDS = 64                         # of one poll, and
     POLL_MS = 5                         # its time, after which asyncio has its turn
-    # Frames as big as this are read into a buffer of their own from their first bytes on, which alone are copied, and in
-    # one turn as far as they have come: half a frame that waits for its turn has left the CPU's cache when it is written.
+    # Frames as big as this are read into a buffer of their own, only their first bytes are copied there; and in one
+    # turn as far as they have come, since half a frame that waits has left the CPU's cache when it is written.
     BIG_FRAME = 128 * 1024
     FIRST_BYTES = 16 * 1024
     BYTES_PER_TURN = 2 * 1024 * 1024
-    BUSY = 16                           # requests and messages at once: others have work to hand over, if they can run
+    BUSY = 16                           # requests and messages since the last sleep: others have more, if they run
+    LATE_ROUNDS = 3                     # answers wait no longer than this for those of other workers
     ACCEPTS_PER_ROUND = 64
     FIRST_BUFFER = 64 * 1024            # kept for a partial frame at first; doubled as its bytes come
     MAILS_PER_ROUND = 256
@@ -168,14 +172,36 @@ cdef void serve(Reactor reactor, Conn* conn) noexcept nogil:
                     and may_read(conn)):
                 read_once(reactor, conn, &frames, &calls)
         if conn.first is not NULL and conn.first.ready:
-            conn_flush(conn)
+            if reactor.has_mail and conn.pending_produces:
+                send_late(conn)
+            else:
+                conn_flush(conn)
     conn.busy = False
     if conn.closed or conn.blocked:
         return
-    if frames <= 0 or calls <= 0 or may_read(conn) or (conn.first is not NULL and conn.first.ready):
+    if frames <= 0 or calls <= 0 or may_read(conn) or (
+            conn.first is not NULL and conn.first.ready and not conn.late):
         conn_run(conn)                                  # there may be more: after the others
     elif conn.hung_up and not conn.readable and conn.first is NULL and conn.fd >= 0:
         conn_close(conn, NULL)
+
+
+cdef void send_late(Conn* conn) noexcept nogil:
+    """What is answered here leaves together with what another worker is about to answer, if that comes soon."""
+    cdef Core* core = conn.core
+    if not conn.late:
+        conn.late = True
+        conn.late_next = core.late_first
+        core.late_first = conn
+
+
+cdef void flush_late(Core* core) noexcept nogil:
+    cdef Conn* conn
+    while core.late_first is not NULL:
+        conn = core.late_first
+        core.late_first = conn.late_next
+        conn.late = False
+        conn_flush(conn)
 
 
 cdef bint may_read(Conn* conn) noexcept nogil:
@@ -557,6 +583,7 @@ cdef void run_rounds(Reactor reactor) noexcept nogil:
     cdef Conn* last
     cdef int64_t began
     cdef int mails = 0
+    cdef int late_rounds = 0
     cdef int64_t served = work_done(reactor)
     cdef bint asleep = False
     core_read_clocks(core)
@@ -620,19 +647,24 @@ cdef void run_rounds(Reactor reactor) noexcept nogil:
         conn_reap(core)
         if reactor.has_mail:
             mail_ring(reactor.mailboxes)
+        late_rounds = late_rounds + 1 if core.late_first is not NULL else 0
+        if late_rounds >= LATE_ROUNDS:
+            flush_late(core)
         if count <= 0 and mails == 0 and core.run_first is NULL and reactor.table.table.pending is NULL:
             if not reactor.has_mail:
                 break
-            if work_done(reactor) - served >= BUSY:     # peers and clients first: their answers come without a wake-up
-                served = work_done(reactor)
+            if work_done(reactor) - served >= BUSY and core.monotonic_ms - began <= POLL_MS:
+                served = work_done(reactor)             # peers and clients first: what they send then needs no wake-up
                 sched_yield()
                 continue
+            flush_late(core)
             if mail_sleep(reactor.mailboxes):
                 asleep = True
                 break
         if core.monotonic_ms - began > POLL_MS:
             break
     commit_turn(False)
+    flush_late(core)
     if core.run_first is not NULL or reactor.table.table.pending is not NULL:
         core_wake(core)
     elif reactor.has_mail and not asleep and not mail_sleep(reactor.mailboxes):

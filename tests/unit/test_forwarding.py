@@ -130,6 +130,22 @@ def test_pipelined_requests_take_effect_and_are_answered_in_order(workers):
     nothing_is_held(workers, 0)
 
 
+def test_an_answer_of_this_worker_does_not_wait_for_an_owner_that_stands_still(workers):
+    """They leave together, but only if the owner is quick."""
+    for owner in (0, 1):
+        workers.partition("t", owner, owner, topic_id=TOPIC_ID)
+    client = workers.connect(0)
+    workers.stop(1)
+    frames = [codec.encode_request(produce("t", {index: batch()}), 9, index, "me") for index in (0, 1)]
+    client.send(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))
+    correlation_id, answer = codec.decode_response(messages.ProduceResponse, 9, client.receive_frame())
+    assert (correlation_id, codes_of(answer)) == (0, [0])
+    assert not select.select([client.socket], [], [], PROMPT_S)[0]
+    workers.go(1)
+    correlation_id, answer = codec.decode_response(messages.ProduceResponse, 9, client.receive_frame())
+    assert (correlation_id, codes_of(answer)) == (1, [0])
+
+
 def test_other_requests_wait_until_all_produces_before_them_are_answered(workers):
     workers.partition("t", 0, 1)
     client = workers.connect(0)

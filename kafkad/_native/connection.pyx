@@ -7,10 +7,11 @@ region to what follows. Small regions are read and sent with their header, which
 batch is sent the same copy. A region that is not in memory is not touched: its connection is parked, neither sent to nor
 read, until a helper has read it (cold_reads.pyx).
 
-**Input.** A read goes to a scratch area that all connections share, and whole frames are served there. Of a connection
-whose frames are big, only their first bytes go there. Only what is left over (a partial frame, frames behind one that waits) is kept, in a buffer from the pool, which grows with the
-bytes that have come and not with the size that was claimed. The sum of these buffers is bounded: beyond it nothing
-more is read, and who holds a buffer without sending is closed first (reactor.pyx).
+**Input.** A read goes to a scratch area that all connections share, and whole frames are served there. Of a
+connection whose frames are big, only their first bytes go there. Only what is left over (a partial frame, frames
+behind one that waits) is kept, in a buffer from the pool, which grows with the bytes that have come and not with the
+size that was claimed. The sum of these buffers is bounded: beyond it nothing more is read, and who holds a buffer
+without sending is closed first (reactor.pyx).
 
 **Epoll** is edge-triggered for both directions and set once: `readable` and `blocked` remember what was told, so muting a
 connection costs no system call.

@@ -27,6 +27,7 @@ def answer(listening: socket.socket) -> None:
     while True:
         asking, _ = listening.accept()
         with asking:
+            gc.unfreeze()  # what a start made is not among the objects otherwise
             gc.collect()
             blocks = sys.getallocatedblocks()
             if reactor is None:

@@ -28,6 +28,7 @@ def broker():
         "socket.request.max.bytes": 4 << 20,
         "message.max.bytes": 1 << 20,
         "max.connections.per.ip": 3000,
+        "socket.listen.backlog.size": 5000,  # else the kernel drops some, and they come again a second later
     }
     with Broker(config=config) as broker:
         pids = broker.worker_pids

@@ -474,7 +474,7 @@ def power_broker(disk: Disk, config: dict[str, object], listen: str | None = Non
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_nothing_that_was_told_is_lost_with_the_power(tmp_path, rounds):
-    left = rounds(5, 200)
+    left = rounds(5, 500)
     life = 0
     while left > 0:
         one_life(tmp_path / str(life), random.Random(SEED + life), min(left, LIFE_ROUNDS))

@@ -1,6 +1,7 @@
 /* The threads of cold reads: jobs in, jobs out, one lock. What the jobs are for is cold_reads.pyx's.
 
-   A thread is started when a job comes and none rests, and ends after ten seconds without one. They are detached, and the
+   A thread is started when a job comes and none rests, and ends after a second without one; so a signal that
+   is lost (glibc before 2.41 may lose one of a condition) delays a job by no more than that. They are detached, and the
    last to leave frees what they share: who closes never waits for a disk that does not answer. */
 
 #ifndef KAFKAD_COLD_READS_H
@@ -25,7 +26,7 @@
 #define RWF_NOWAIT 0x00000008
 #endif
 
-enum { KAFKAD_CACHESTAT = 451, KAFKAD_SAMPLE = 32768, KAFKAD_ARRIVING = 262144, KAFKAD_PIECE = 131072, KAFKAD_REST_SECONDS = 10 };
+enum { KAFKAD_CACHESTAT = 451, KAFKAD_SAMPLE = 32768, KAFKAD_ARRIVING = 262144, KAFKAD_PIECE = 131072, KAFKAD_REST_SECONDS = 1 };
 
 /* Whether this byte is in memory; true where that cannot be known. */
 static int kafkad_arrived(int fd, int64_t at)

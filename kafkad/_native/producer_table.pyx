@@ -204,6 +204,18 @@ cdef int parse_marker(const uint8_t* batch, int64_t size, int32_t* coordinator_e
     return -1 if c.failed else kind
 
 
+cdef inline ProducerBatch last_batch(const Producer* p) noexcept nogil:
+    """As a snapshot has it: -1 where the producer has appended nothing."""
+    cdef ProducerBatch none
+    if p.batch_count:
+        return p.batches[p.batch_count - 1]
+    none.last_sequence = -1
+    none.offset_delta = 0
+    none.last_offset = -1
+    none.timestamp = -1
+    return none
+
+
 cdef class ProducerTable:
     """The producers of one partition. Rows are tuples (producer_id, epoch, last_sequence, last_offset, offset_delta,
     timestamp, coordinator_epoch, transaction_start), as a snapshot keeps them; -1 stands for none."""
@@ -248,11 +260,7 @@ cdef class ProducerTable:
             p = &self.map.places[i]
             if p.producer_id == -1:
                 continue
-            last.last_sequence = -1
-            last.last_offset = -1
-            last.offset_delta = 0
-            if p.batch_count:
-                last = p.batches[p.batch_count - 1]
+            last = last_batch(p)
             out.append((p.producer_id, p.epoch, last.last_sequence, last.last_offset, last.offset_delta,
                         p.last_timestamp, p.coordinator_epoch, p.transaction_start))
         return out
@@ -270,11 +278,7 @@ cdef class ProducerTable:
             p = &self.map.places[i]
             if p.producer_id == -1:
                 continue
-            last.last_sequence = -1
-            last.last_offset = -1
-            last.offset_delta = 0
-            if p.batch_count:
-                last = p.batches[p.batch_count - 1]
+            last = last_batch(p)
             put_i64(at, p.producer_id)
             put_i16(at + 8, p.epoch)
             put_i32(at + 10, last.last_sequence)

@@ -7,7 +7,6 @@ truncation, DeleteRecords (and in `flusher`: what is on the disk). The word for 
 Beware: one thread owns a log, the worker's loop. Only what `Scheduler.run_in_thread` is given runs elsewhere;
 it gets file references and paths, never the log."""
 
-import contextlib
 import errno
 import logging
 import os
@@ -473,7 +472,7 @@ class Log:
                 self.native.roll(base, now_ms, ready)
             except OSError:
                 if ready is not None:  # its indexes are stretched, and nobody will cut them
-                    with contextlib.suppress(OSError):
+                    with suppress(OSError):
                         recovery.create_segment_files(self.directory, base)
                 raise
             path = write_snapshot(self.directory, base, self.native.producers, sync=False)

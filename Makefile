@@ -105,7 +105,7 @@ bench: $(VENV)/.stamp-test build/.stamp-native java jars
 	@$(PY) -m bench $(BENCH_ARGS)
 
 demo: $(VENV)/.stamp-test build/.stamp-native java jars
-	@$(PY) -m kafkad.spark.demo
+	@$(PY) -m kafkad.demo
 
 soak: $(VENV)/.stamp-test build/.stamp-native java jars
 	@KAFKAD_SOAK=1 $(PY) -m pytest -m soak --timeout=7200 $(PYTEST_ARGS)

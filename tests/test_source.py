@@ -38,10 +38,12 @@ LAYERS = [
     "console",
     "server",
     "client",
+    "spark",
+    "ingest",
     "cli",
     "__main__",
     "testing",
-    "spark",
+    "demo",
 ]
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
 
@@ -54,7 +56,7 @@ IMPURE_FILES = {"replication/fetcher.py"}
 WORLD = {"time", "socket", "os", "random", "threading", "asyncio"}
 
 # Waiting is explicit: everywhere else a function runs to its end.
-MAY_WAIT = {"api", "net", "server", "client", "console", "cli", "testing", "spark"}
+MAY_WAIT = {"api", "net", "server", "client", "console", "cli", "testing", "spark", "ingest", "demo"}
 
 DRAWERS = {"util", "utils", "common", "helpers", "helper", "misc", "manager"}
 

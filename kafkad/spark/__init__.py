@@ -1,1 +1,1 @@
-"""Spark beside kafkad: the ingest job that lands a topic as Parquet, and the demo that proves it."""
+"""The PySpark data source `kafkad`: reads and writes topics of any Kafka broker, without a jar."""

@@ -130,7 +130,7 @@ def read_all(bootstrap: str, ends: dict[int, tuple[int, int]]) -> dict[int, list
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_acknowledged_records_survive_kill_9_once_and_in_order(tmp_path, rounds):
     def kill(broker, _):
         broker.kill()
@@ -140,7 +140,7 @@ def test_acknowledged_records_survive_kill_9_once_and_in_order(tmp_path, rounds)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_acknowledged_records_survive_kill_9_of_a_worker_once_and_in_order(tmp_path, rounds, workers):
     """Also of the one that leads the metadata, and of one that has just come back."""

@@ -1,9 +1,10 @@
-"""kill -9 while groups consume: every record is processed at least once, committed offsets never move back.
+"""kill -9 of the broker, or of one of its workers, while groups consume: every record is processed at least
+once, committed offsets never move back.
 
 Two members read, commit what they have processed and come and go, one of them static (KIP-345); a producer
 writes; the broker is killed at random moments and started again. The clients live through all rounds, as in
 production.
-4 rounds here, 50 in `make soak`.
+4 rounds here, 500 in `make soak`.
 """
 
 import os
@@ -28,6 +29,7 @@ from tests.wire import Wire
 
 SEED = int(os.environ.get("KAFKAD_SEED", "20261121"))
 TOPIC, GROUP, PARTITIONS = "worked", "workers", 4
+LATER = (errors.COORDINATOR_LOAD_IN_PROGRESS, errors.COORDINATOR_NOT_AVAILABLE, errors.NOT_COORDINATOR)
 QUICK = {"reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 100, "log_level": 0}
 
 
@@ -130,11 +132,19 @@ def committed(bootstrap: str) -> dict[int, int]:
     struct = messages.OffsetFetchRequest.Topics
     asked = struct(name=TOPIC, partition_indexes=list(range(PARTITIONS)))
     deadline = time.monotonic() + 10
-    with Wire(bootstrap) as wire:
-        while (answer := wire.ask(messages.OffsetFetchRequest(group_id=GROUP, topics=[asked]), 7)).error_code:
-            assert answer.error_code in (errors.COORDINATOR_LOAD_IN_PROGRESS, errors.NOT_COORDINATOR), answer
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+    while True:
+        try:
+            with Wire(bootstrap) as wire:
+                answer = wire.ask(messages.OffsetFetchRequest(group_id=GROUP, topics=[asked]), 7)
+        except OSError as closed:  # by the death of the worker that served it
+            trouble = repr(closed)
+        else:
+            if not answer.error_code:
+                break
+            assert answer.error_code in LATER, answer
+            trouble = repr(answer)
+        assert time.monotonic() < deadline, trouble
+        time.sleep(0.02)
     return {
         found.partition_index: found.committed_offset
         for found in answer.topics[0].partitions
@@ -143,8 +153,25 @@ def committed(bootstrap: str) -> dict[int, int]:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 def test_groups_live_through_kill_9(tmp_path, rounds):
+    def kill(broker, _):
+        broker.kill()
+        broker.restart()
+
+    consume_while_killed(tmp_path, rounds(4, 500), kill, None)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_groups_live_through_kill_9_of_a_worker(tmp_path, rounds):
+    """The coordinator's worker, that of the records, or one that only carries the connection."""
+    consume_while_killed(
+        tmp_path, rounds(4, 500), lambda broker, chance: broker.kill_worker(chance.randrange(2)), 2
+    )
+
+
+def consume_while_killed(tmp_path, rounds, kill, workers):
     chance = random.Random(SEED)
     config = {
         "log.segment.bytes": 1 << 20,
@@ -152,7 +179,7 @@ def test_groups_live_through_kill_9(tmp_path, rounds):
         "group.initial.rebalance.delay.ms": 100,
         "group.min.session.timeout.ms": 1000,
     }
-    with Broker(config=config, data_dir=tmp_path / "data") as broker:
+    with Broker(config=config, data_dir=tmp_path / "data", workers=workers) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap, **QUICK})
         admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(20)
         writer = Writer(broker.bootstrap)
@@ -163,14 +190,13 @@ def test_groups_live_through_kill_9(tmp_path, rounds):
         for thread in (writer, *members):
             thread.start()
         told: dict[int, int] = defaultdict(int)
-        for _ in range(rounds(4, 50)):
+        for _ in range(rounds):
             time.sleep(chance.uniform(0.8, 2.5))
             for partition, offset in committed(broker.bootstrap).items():
                 assert offset >= told[partition], "a committed offset moved back while the broker ran"
                 told[partition] = offset
             time.sleep(chance.uniform(0, 0.2))
-            broker.kill()
-            broker.restart()
+            kill(broker, chance)
             after = committed(broker.bootstrap)
             for partition, offset in told.items():
                 assert after.get(partition, -1) >= offset, "a committed offset moved back over a kill"

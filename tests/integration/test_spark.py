@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def spark():
-    from kafkad.spark.ingest import session
+    from kafkad.demo.ingest import session
 
     name = "spark-sql-kafka"
     if not fetch_jars.is_complete(name) and fetch_jars.main([name]) != 0:

@@ -19,13 +19,13 @@ def connector() -> Path:
 
 @pytest.fixture(scope="module")
 def all_flights():
-    from kafkad.spark import flights
+    from kafkad.demo import flights
 
     return flights.load()
 
 
 def test_every_flight_lands_once(make_broker, connector, all_flights, tmp_path):
-    from kafkad.spark import demo
+    from kafkad.demo import __main__ as demo
 
     assert all_flights.num_rows == 336_776
     outcome = demo.run(make_broker(), "flights", all_flights, tmp_path / "run", jars=connector)
@@ -42,7 +42,7 @@ def test_every_flight_lands_once(make_broker, connector, all_flights, tmp_path):
 def test_the_same_table_though_the_broker_is_killed_in_the_middle(
     make_broker, connector, all_flights, tmp_path
 ):
-    from kafkad.spark import demo
+    from kafkad.demo import __main__ as demo
 
     outcome = demo.run(make_broker(), "flights", all_flights, tmp_path / "run", jars=connector, kill=True)
     assert outcome.killed_at_rows is not None
@@ -67,14 +67,14 @@ class TestTheProofItself:
         return pa.table([*sent.columns, *place.columns], names=[*sent.column_names, *place.column_names])
 
     def test_the_same_rows_in_another_order_pass(self, rows, sent):
-        from kafkad.spark import landed
+        from kafkad.demo import landed
 
         landed.prove_equal(rows.sort_by([("kafka_offset", "descending")]), sent)
         landed.prove_offsets(rows, {0: 1000})
 
     @pytest.mark.parametrize("take", [slice(0, 999), [*range(999), 998]], ids=["one lost", "one doubled"])
     def test_a_lost_or_doubled_row_fails(self, rows, sent, take):
-        from kafkad.spark import landed
+        from kafkad.demo import landed
 
         indexes = list(range(1000))[take] if isinstance(take, slice) else take
         wrong = rows.take(indexes)
@@ -86,7 +86,7 @@ class TestTheProofItself:
     def test_a_changed_value_fails(self, rows, sent):
         import pyarrow.compute as pc
 
-        from kafkad.spark import landed
+        from kafkad.demo import landed
 
         index = rows.column_names.index("distance")
         wrong = rows.set_column(index, "distance", pc.add(rows["distance"], 1).cast("int32"))
@@ -96,7 +96,7 @@ class TestTheProofItself:
     def test_only_files_that_a_commit_names_count(self, tmp_path):
         import json
 
-        from kafkad.spark import landed
+        from kafkad.demo import landed
 
         log = tmp_path / "_spark_metadata"
         log.mkdir()

@@ -1,6 +1,6 @@
 """The ingest job: PySpark Structured Streaming from a topic to typed Parquet, partitioned, and to its end.
 
-    python -m kafkad.spark.ingest --bootstrap 127.0.0.1:9092 --topic flights --schema "year INT, ..." \\
+    python -m kafkad.demo.ingest --bootstrap 127.0.0.1:9092 --topic flights --schema "year INT, ..." \\
         --partition-by month --table ./table --checkpoint ./checkpoint
 
 It takes what is in the topic when it starts (trigger available-now), in batches of --batch-rows, and ends.

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from kafkad.spark import flights, landed
+from kafkad.demo import flights, landed
 
 SUMMED = ["distance", "air_time", "dep_delay", "arr_delay"]
 KILL_AT = 0.4  # of the rows: then the job has committed batches, and has batches to go
@@ -116,7 +116,7 @@ def ingest(
     """Runs the ingest job in a process of its own, again if the broker's death ends it; returns the table."""
     table = place / "table"
     command = [
-        sys.executable, "-m", "kafkad.spark.ingest", "--bootstrap", broker.bootstrap, "--topic", topic,
+        sys.executable, "-m", "kafkad.demo.ingest", "--bootstrap", broker.bootstrap, "--topic", topic,
         "--schema", flights.SPARK_SCHEMA, "--partition-by", "month",
         "--table", str(table), "--checkpoint", str(place / "checkpoint"),
         "--batch-rows", str(max(1000, outcome.rows // 8)),

@@ -1,0 +1,1 @@
+"""`kafkad ingest`: topics into tables by one small file, each offset accounted for."""

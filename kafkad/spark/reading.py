@@ -76,7 +76,7 @@ def fetched(options: ReadOptions, layout: Layout, part: RangePartition) -> Itera
             part.start,
             part.end,
             isolation="read_committed" if options.read_committed else "read_uncommitted",
-            headers=layout.headers,
+            headers=layout.headers or options.bad_records == "dlq",
             verify_crc=options.verify_crc,
             timeout_s=options.timeout_s,
             fail_on_data_loss=options.fail_on_data_loss,
@@ -198,6 +198,7 @@ class BadRecords:
         column = {
             name: batch.column(name) for name in ("key", "value", "topic", "partition", "offset", "timestamp")
         }
+        own = batch.column("headers") if "headers" in batch.schema.names else None
         milliseconds = column["timestamp"].cast(pa.int64())
         for row, reason in zip(rows, reasons, strict=True):
             stamp = milliseconds[row].as_py()
@@ -209,9 +210,13 @@ class BadRecords:
                 (DLQ_REASON, reason),
                 (DLQ_FORMAT, self.options.value_format),
             ]
+            before = (own[row].as_py() or []) if own is not None else []
             self._letters.send(
                 column["value"][row].as_py(),
                 column["key"][row].as_py(),
-                headers=[(name, text.encode()) for name, text in headers],
+                headers=[
+                    *((each["key"], each["value"]) for each in before),
+                    *((name, text.encode()) for name, text in headers),
+                ],
             )
         self._letters.flush()

@@ -30,6 +30,7 @@ COMMANDS = {
     "consume": ("kafkad.cli.consume", "Print the records of a topic."),
     "cluster": ("kafkad.cli.cluster", "Show brokers, metadata, API versions, log directories."),
     "dump-log": ("kafkad.cli.dump_log", "Print what is in segment, index, snapshot and checkpoint files."),
+    "ingest": ("kafkad.cli.ingest", "Land topics in tables, each record exactly once, by a small file."),
 }
 
 INTERRUPTED, TERMINATED, BROKEN_PIPE, OURS = 130, 143, 141, 70

@@ -17,16 +17,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kafkad.ingest import landing
-from kafkad.ingest.table import FileEntry, Staging, TableError, step
-
-if TYPE_CHECKING:
-    from kafkad.ingest.parquet_table import ParquetTable
+from kafkad.ingest.table import FileEntry, Staging, Table, TableError, step
 
 APPLICATION = "kafkad-compact"
 SMALL = 0.75  # of the target: a file below it is worth another write
+SUFFIX = ".parquet"
 BATCH_ROWS = 1 << 16
 STALE_SECONDS = 24 * 3600  # a compaction that old is dead
 
@@ -68,7 +65,7 @@ def first_offset(file: FileEntry) -> tuple[str, int, int, str]:
     return (*at, file.path)
 
 
-def compact_parquet(table: ParquetTable, target_bytes: int) -> Compacted:
+def compact_table(table: Table, target_bytes: int) -> Compacted:
     """Rewrites what is small, a partition a version. TableError when the table changed under it in a way that
     another compaction would.
     """
@@ -83,7 +80,7 @@ def compact_parquet(table: ParquetTable, target_bytes: int) -> Compacted:
     try:
         for groups in by_partition.values():
             removed = [file for group in groups for file in group]
-            added = [rewrite(group, staging, table.suffix) for group in groups]
+            added = [rewrite(group, staging) for group in groups]
             step("rewritten")
             table.replace(removed, added)
             total = Compacted(
@@ -99,7 +96,7 @@ def compact_parquet(table: ParquetTable, target_bytes: int) -> Compacted:
     return total
 
 
-def rewrite(group: Sequence[FileEntry], staging: Staging, suffix: str) -> FileEntry:
+def rewrite(group: Sequence[FileEntry], staging: Staging) -> FileEntry:
     """One new file with the rows of these, staged."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -125,8 +122,9 @@ def rewrite(group: Sequence[FileEntry], staging: Staging, suffix: str) -> FileEn
             f"{group[0].path} and its neighbours do not hold as many rows as the table's log says"
         )
     folder = group[0].path.rpartition("/")[0]
-    path = f"{folder}/{name}{suffix}" if folder else f"{name}{suffix}"
-    return FileEntry(path, staged, new.rows, size, group[0].partition, new.offset_ranges())
+    path = f"{folder}/{name}{SUFFIX}" if folder else name + SUFFIX
+    stats = new.stats() if staging.with_stats else {}
+    return FileEntry(path, staged, new.rows, size, group[0].partition, new.offset_ranges(), stats=stats)
 
 
 def remove_stale(staged: Path, prefix: str) -> None:

@@ -22,6 +22,7 @@ empty string are the same there, __HIVE_DEFAULT_PARTITION__, and come back as nu
 
 from __future__ import annotations
 
+import datetime
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,6 +52,7 @@ NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 ESCAPED = set("\"#%'*/:=?\\{}[]^\x7f") | {chr(code) for code in range(32)}
 PROVENANCE = ("_topic", "_partition", "_offset", "_timestamp")
 ERROR_CHARS_MAX = 1000
+STAT_CHARS_MAX = 32  # of a string bound; longer ones have none
 
 
 class BadRecord(Exception):
@@ -76,7 +78,10 @@ class ParquetFile:
         self.buffered_rows = 0
         self.buffered_bytes = 0
         self._file = open(staged, "xb")  # noqa: SIM115  (closed by close or abandon)
-        self._writer = parquet.ParquetWriter(self._file, schema, **parquet_settings(schema, compression))
+        self._footer: list[Any] = []
+        self._writer = parquet.ParquetWriter(
+            self._file, schema, metadata_collector=self._footer, **parquet_settings(schema, compression)
+        )
 
     def add(self, batch: pa.RecordBatch) -> None:
         self.buffered.append(batch)
@@ -128,6 +133,24 @@ class ParquetFile:
         self._file.close()
         self.staged.unlink(missing_ok=True)
 
+    def stats(self) -> dict[str, Any]:
+        """Of a closed file, as Delta's log wants them: bounds of what has exact ones, counts of nulls."""
+        footer = self._footer[0]
+        told: dict[str, Any] = {"numRecords": self.rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
+        for column in range(footer.num_columns):
+            chunks = [footer.row_group(group).column(column) for group in range(footer.num_row_groups)]
+            name, parts = chunks[0].path_in_schema, [chunk.statistics for chunk in chunks]
+            if "." in name or not all(part is not None and part.has_null_count for part in parts):
+                continue
+            told["nullCount"][name] = sum(part.null_count for part in parts)
+            bounded = [part for part in parts if part.has_min_max]
+            if not bounded or len(bounded) != sum(part.num_values > 0 for part in parts):
+                continue
+            low, high = min(part.min for part in bounded), max(part.max for part in bounded)
+            if (least := stat_text(low, False)) is not None and (most := stat_text(high, True)) is not None:
+                told["minValues"][name], told["maxValues"][name] = least, most
+        return told
+
     def offset_ranges(self) -> tuple[OffsetRange, ...]:
         return tuple(
             OffsetRange(t, p, first, last, rows) for (t, p), (first, last, rows) in self.offsets.items()
@@ -153,6 +176,22 @@ def parquet_settings(schema: pa.Schema, compression: str) -> dict[str, Any]:
     if compression == "zstd":
         settings["compression_level"] = 1
     return settings
+
+
+def stat_text(value: Any, upper: bool) -> Any:
+    """A bound as Delta's log writes it; None where it has none that is exact enough."""
+    if isinstance(value, datetime.datetime):  # to milliseconds, outwards
+        value = value.replace(tzinfo=None)
+        rest = datetime.timedelta(microseconds=value.microsecond % 1000)
+        value = (
+            value - rest + (datetime.timedelta(milliseconds=1) if upper and rest else datetime.timedelta())
+        )
+        return value.isoformat(timespec="milliseconds") + "Z"
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    if isinstance(value, str):
+        return value if len(value) <= STAT_CHARS_MAX else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 class PartitionedFiles:
@@ -205,7 +244,9 @@ class PartitionedFiles:
         file, path, staged = self._open.pop(values)
         size = file.close()
         partition = tuple(zip(self.staging.partition_by, values, strict=True))
-        self.done.append(FileEntry(path, staged, file.rows, size, partition, file.offset_ranges()))
+        stats = file.stats() if self.staging.with_stats else {}
+        entry = FileEntry(path, staged, file.rows, size, partition, file.offset_ranges(), stats=stats)
+        self.done.append(entry)
 
 
 def split(

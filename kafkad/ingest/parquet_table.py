@@ -47,7 +47,9 @@ from typing import TYPE_CHECKING, Any
 
 from kafkad.ingest.table import (
     OWN,
+    REPLAY,
     FileEntry,
+    Runs,
     Sink,
     Staging,
     Table,
@@ -55,7 +57,11 @@ from kafkad.ingest.table import (
     TaskReport,
     TopicPartition,
     added_columns,
+    check_partition_columns,
+    covered_by,
     entry_of,
+    merged,
+    overlap,
     staged_folder,
     step,
     sync_folder,
@@ -69,8 +75,6 @@ FORMAT = 1
 CHECKPOINT_EVERY = 50
 RENAME_EXCHANGE = 2
 AT_FDCWD = -100
-
-Runs = list[tuple[int, int]]  # (start, end), end not held; sorted, apart
 
 
 @dataclass
@@ -132,17 +136,6 @@ class State:
             {(topic, number): [(a, b) for a, b in runs] for topic, number, runs in told["covered"]},
             told["last"],
         )
-
-
-def merged(runs: Runs) -> Runs:
-    """The runs with those joined that touch or overlap."""
-    out: Runs = []
-    for start, end in sorted(runs):
-        if out and start <= out[-1][1]:
-            out[-1] = out[-1][0], max(out[-1][1], end)
-        elif start < end:
-            out.append((start, end))
-    return out
 
 
 class ParquetTable(Table):
@@ -287,7 +280,7 @@ class ParquetTable(Table):
     def append(self, application: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
         self._read_log()
         self.settle(None)
-        covered = covered_by(reports)
+        covered = {} if application.startswith(REPLAY) else covered_by(reports)
         for key, runs in covered.items():
             self._refuse_overlap(key, runs)
         self._write_version(
@@ -312,11 +305,7 @@ class ParquetTable(Table):
         for start, end in runs:
             for have_start, have_end in self.state.covered.get(key, ()):
                 if start < have_end and have_start < end:
-                    raise TableError(
-                        f"offsets {max(start, have_start)} to {min(end, have_end) - 1} of {key[0]}-{key[1]}"
-                        " are in the table already, by another checkpoint: start from the offsets that the"
-                        " table ends at, or land them in another table"
-                    )
+                    raise overlap(key, max(start, have_start), min(end, have_end))
 
     def exchange(
         self, application: str, batch_id: int, entries: Sequence[FileEntry], removed: Sequence[str]
@@ -444,9 +433,9 @@ class ParquetTable(Table):
         return folder
 
     def compact(self, target_bytes: int | None = None) -> Any:
-        from kafkad.ingest import compact
+        from kafkad.ingest.compact import compact_table
 
-        return compact.compact_parquet(self, target_bytes or self.sink.target_file_bytes)
+        return compact_table(self, target_bytes or self.sink.target_file_bytes)
 
 
 def exchange_folders(one: Path, other: Path) -> None:
@@ -457,45 +446,6 @@ def exchange_folders(one: Path, other: Path) -> None:
     if libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-
-
-def covered_by(reports: Sequence[TaskReport]) -> dict[TopicPartition, Runs]:
-    """Which offsets a batch deals with: what its tasks read, or, where they do not know (SQL stands between),
-    from the first to the last offset in its files.
-    """
-    covered: dict[TopicPartition, Runs] = {}
-    for report in reports:
-        for c in report.covered:
-            covered.setdefault((c.topic, c.partition), []).append((c.start, c.end))
-    if not covered:
-        for report in reports:
-            for file in report.files:
-                for at in file.offsets:
-                    key = at.topic, at.partition
-                    (start, end) = (covered.get(key) or [(at.first, at.last + 1)])[0]
-                    covered[key] = [(min(start, at.first), max(end, at.last + 1))]
-    return {key: merged(runs) for key, runs in covered.items()}
-
-
-def check_partition_columns(schema: pa.Schema, partition_by: Sequence[str]) -> None:
-    import pyarrow as pa
-
-    for name in partition_by:
-        if name not in schema.names:
-            raise TableError(f"partition_by names {name}, which is no column: {', '.join(schema.names)}")
-        kind = schema.field(name).type
-        good = (
-            pa.types.is_integer(kind)
-            or pa.types.is_string(kind)
-            or pa.types.is_boolean(kind)
-            or pa.types.is_date(kind)
-        )
-        if not good:
-            raise TableError(
-                f"partition_by names {name}, which is {kind}: integers, strings, dates and booleans do"
-            )
-    if set(partition_by) == set(schema.names):
-        raise TableError("partition_by names every column: nothing would be left in the files")
 
 
 def encode_schema(schema: pa.Schema) -> str:

@@ -53,9 +53,11 @@ if TYPE_CHECKING:
     from kafkad.ingest.parquet_table import ParquetTable
 
 TopicPartition = tuple[str, int]
+Runs = list[tuple[int, int]]  # (start, end), end not held; sorted, apart
 
 OWN = "_kafkad"  # the folder inside a table that is ours; plain readers skip names with an underscore
 DLQ = "_dlq"
+REPLAY = "kafkad-replay-dlq"  # the application whose batches bring what was in the DLQ
 DIE_AT = "KAFKAD_INGEST_DIE_AT"
 HOLE_RUNS_MAX = 1000  # that one task names; what is beyond is counted
 
@@ -217,6 +219,7 @@ class Table(ABC):
         self.partition_by = tuple(sink.partition_by)
         self.dlq_root = Path(dlq_path) if dlq_path else root / DLQ
         self._dlq: ParquetTable | None = None
+        self._ends: dict[TopicPartition, int] | None = None  # of next_offsets, kept up to date
 
     # -- what each format answers --------------------------------------------------------------------------
 
@@ -238,6 +241,10 @@ class Table(ABC):
     @abstractmethod
     def settle(self, application: str | None) -> list[str]:
         """Ends what a dead driver began in this format. Under the lock."""
+
+    @abstractmethod
+    def replace(self, removed: Sequence[FileEntry], added: Sequence[FileEntry]) -> None:
+        """Compaction's commit: `added` hold the rows of `removed`. TableError if one of these is gone."""
 
     @abstractmethod
     def compact(self, target_bytes: int | None = None) -> Any:
@@ -318,10 +325,31 @@ class Table(ABC):
         """The offset behind the last one that the table holds, of each topic-partition."""
         found: dict[TopicPartition, int] = {}
         for file in self.files():
-            for at in file.offsets:
+            for at in file.offsets or self.read_offsets(file):
                 key = at.topic, at.partition
                 found[key] = max(found.get(key, 0), at.last + 1)
         return found
+
+    def read_offsets(self, file: FileEntry) -> list[OffsetRange]:
+        """From the file itself, where the table's log does not tell (a compaction mixed partitions)."""
+        from pyarrow import parquet
+
+        columns = ["_topic", "_partition", "_offset"]
+        if not set(columns) <= set(self.schema.names) or set(columns) & set(self.partition_by):
+            return []
+        with parquet.ParquetFile(self.root / file.path) as data:
+            groups = (
+                data.read(columns)
+                .group_by(columns[:2])
+                .aggregate([("_offset", "min"), ("_offset", "max"), ("_offset", "count")])
+            )
+        return [
+            OffsetRange(
+                row["_topic"], row["_partition"], row["_offset_min"], row["_offset_max"], row["_offset_count"]
+            )
+            for row in groups.to_pylist()
+            if row["_offset_count"]
+        ]
 
     # -- intents: a batch and its bad records ----------------------------------------------------------------
 
@@ -371,6 +399,40 @@ class Table(ABC):
                 (self.dlq_root / file.staged).unlink(missing_ok=True)
             elif file.staged != file.path or file.path not in live:
                 (self.root / file.staged).unlink(missing_ok=True)
+
+    def place(self, reports: Sequence[TaskReport]) -> list[FileEntry]:
+        """Brings staged files to where they belong, on disk, for formats whose readers know files by a
+        log."""
+        files = [file for report in reports for file in report.files]
+        touched = set()
+        for file in files:
+            staged, place = self.root / file.staged, self.root / file.path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(staged, place)
+            touched |= {place.parent, place.parent.parent}
+            step("placed")
+        for folder in touched:
+            sync_folder(folder)
+        return files
+
+    def refuse_overlap(self, application: str, reports: Sequence[TaskReport]) -> None:
+        """Offsets land once, whoever brings them. For formats that keep no runs of what they cover: by the
+        last offset of each topic-partition.
+        """
+        if application.startswith(REPLAY):
+            return
+        if self._ends is None:
+            self._ends = self.next_offsets()
+        covered = covered_by(reports)
+        for key, runs in covered.items():
+            if runs[0][0] < self._ends.get(key, 0):
+                raise overlap(key, runs[0][0], min(runs[-1][1], self._ends[key]))
+
+    def note_ends(self, reports: Sequence[TaskReport]) -> None:
+        """After an append, for the next refusal."""
+        if self._ends is not None:
+            for key, runs in covered_by(reports).items():
+                self._ends[key] = max(self._ends.get(key, 0), runs[-1][1])
 
     def clear_staged(self, application: str) -> list[str]:
         told = []
@@ -429,6 +491,63 @@ def added_columns(there: pa.Schema, coming: pa.Schema, evolution: str) -> list[p
             ' schema_evolution = "add" in [sink] adds it'
         )
     return [field_.with_nullable(True) for field_ in added]
+
+
+def covered_by(reports: Sequence[TaskReport]) -> dict[TopicPartition, Runs]:
+    """Which offsets a batch deals with: what its tasks read, or, where they do not know (SQL stands between),
+    from the first to the last offset in its files.
+    """
+    covered: dict[TopicPartition, Runs] = {}
+    for report in reports:
+        for c in report.covered:
+            covered.setdefault((c.topic, c.partition), []).append((c.start, c.end))
+    if not covered:
+        for report in reports:
+            for file in report.files:
+                for at in file.offsets:
+                    key = at.topic, at.partition
+                    (start, end) = (covered.get(key) or [(at.first, at.last + 1)])[0]
+                    covered[key] = [(min(start, at.first), max(end, at.last + 1))]
+    return {key: merged(runs) for key, runs in covered.items()}
+
+
+def merged(runs: Runs) -> Runs:
+    """The runs with those joined that touch or overlap."""
+    out: Runs = []
+    for start, end in sorted(runs):
+        if out and start <= out[-1][1]:
+            out[-1] = out[-1][0], max(out[-1][1], end)
+        elif start < end:
+            out.append((start, end))
+    return out
+
+
+def check_partition_columns(schema: pa.Schema, partition_by: Sequence[str]) -> None:
+    import pyarrow as pa
+
+    for name in partition_by:
+        if name not in schema.names:
+            raise TableError(f"partition_by names {name}, which is no column: {', '.join(schema.names)}")
+        kind = schema.field(name).type
+        good = (
+            pa.types.is_integer(kind)
+            or pa.types.is_string(kind)
+            or pa.types.is_boolean(kind)
+            or pa.types.is_date(kind)
+        )
+        if not good:
+            raise TableError(
+                f"partition_by names {name}, which is {kind}: integers, strings, dates and booleans do"
+            )
+    if set(partition_by) == set(schema.names):
+        raise TableError("partition_by names every column: nothing would be left in the files")
+
+
+def overlap(key: TopicPartition, start: int, end: int) -> TableError:
+    return TableError(
+        f"offsets {start} to {end - 1} of {key[0]}-{key[1]} are in the table already, by another checkpoint:"
+        " start from the offsets that the table ends at, or land them in another table"
+    )
 
 
 def staged_folder(application: str) -> str:

@@ -29,6 +29,7 @@ from kafkad.spark.offsets import as_json, from_json
 
 FORMAT = 1
 KEPT = 100  # batches whose records stay for `status`
+SUMMED = ("offsets", "records", "rows", "bad", "bytes", "files", "file_bytes")
 WITHIN_TABLE = "_kafkad/checkpoint"
 
 Offsets = dict[tuple[str, int], int]  # (topic, partition) -> offset
@@ -156,10 +157,9 @@ class Checkpoint:
         """Notes that the table has the batch; answers what was noted, totals included."""
         before = self.history()
         totals = dict(before[-1]["totals"]) if before else {}
-        for name, value in did.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                totals[name] = totals.get(name, 0) + value
-        totals["batches"] = totals.get("batches", 0) + 1
+        for name in SUMMED:
+            totals[name] = totals.get(name, 0) + did.get(name, 0)
+        totals["batches"] = totals.get("batches", 0) + int(bool(did))  # the first only notes where we begin
         record = {"batch": batch.id, **did, "totals": totals}
         write_whole(self._file(batch.id, "done"), record)
         for kind in ("planned", "done"):

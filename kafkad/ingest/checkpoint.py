@@ -79,6 +79,24 @@ class Checkpoint:
         if not read_only:
             self.batches.mkdir(parents=True, exist_ok=True)
             self._hold()
+        try:
+            self._identify(pipeline, read_only)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _identify(self, pipeline: str, read_only: bool) -> None:
         identity = self.path / "identity.json"
         if identity.exists():
             known = json.loads(identity.read_text())
@@ -93,17 +111,6 @@ class Checkpoint:
         elif not read_only:
             self.id = str(uuid.uuid4())
             write_whole(identity, {"format": FORMAT, "id": self.id, "pipeline": pipeline})
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
 
     def _hold(self) -> None:
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)

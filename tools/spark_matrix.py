@@ -22,6 +22,8 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +36,24 @@ RESULTS = ROOT / ".cache" / "spark"
 BEGIN, END = "<!-- matrix: begin (tools/spark_matrix.py --write) -->", "<!-- matrix: end -->"
 BROKERS = ("kafkad", "jvm")
 
-Cells = dict[str, dict[str, dict[str, Any]]]  # case -> broker -> {"result" or "error", "requests", "seconds"}
+# a cell: broker -> {"result" or "error" and "trace", "requests", "versions", "seconds"}
 
 
-def run(spark: Any, brokers: list[str], names: list[str], say: Any = print) -> Cells:
-    """Runs the cases on each broker in turn. A case that raises is a cell with its error."""
-    cells: Cells = {name: {} for name in names}
+def run(
+    spark: Any, brokers: list[str], names: list[str], done: Callable[[str, dict[str, Any]], None]
+) -> None:
+    """Runs each case on each broker in turn, and tells `done` its cell. A case that raises is one, too."""
     scratch = Path(tempfile.mkdtemp(prefix="spark-matrix-"))
     try:
-        for kind in brokers:
-            with CountingProxy() as proxy, World(kind, spark, scratch, proxy) as world:
-                for name in names:
-                    cells[name][kind] = cell = run_case(world, name)
-                    wrong = f": {cell['error']}" if "error" in cell else ""
-                    say(f"{kind:7} {cell['seconds']:5.1f} s  {name}{wrong}")
+        with ExitStack() as open_until_the_end:
+            worlds = []
+            for kind in brokers:
+                proxy = open_until_the_end.enter_context(CountingProxy())
+                worlds.append(open_until_the_end.enter_context(World(kind, spark, scratch, proxy)))
+            for name in names:
+                done(name, {world.kind: run_case(world, name) for world in worlds})
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return cells
 
 
 def run_case(world: World, name: str) -> dict[str, Any]:
@@ -96,6 +99,19 @@ def difference(path: str, ours: Any, theirs: Any) -> list[str]:
         pairs = enumerate(zip(ours, theirs, strict=True))
         return [line for n, (a, b) in pairs for line in difference(f"{path}[{n}]", a, b)]
     return [f"{path}: kafkad {json.dumps(ours)[:400]}", f"{path}: jvm    {json.dumps(theirs)[:400]}"]
+
+
+def tell(name: str, cell: dict[str, dict[str, Any]], fresh: list[str], verbose: bool) -> None:
+    said = verdict(cell)
+    seconds = ", ".join(f"{kind} {cell[kind]['seconds']} s" for kind in fresh)
+    print(f"{said:8} {name} ({seconds})", flush=True)
+    if said == "DIFFERS":
+        print("\n".join(difference("  ", *(cell[kind]["result"] for kind in BROKERS))))
+    for kind in fresh:
+        if "error" in cell[kind]:
+            print(f"  {kind}: {cell[kind]['trace']}", flush=True)
+        elif verbose:
+            print(f"  {kind}: {json.dumps(cell[kind]['result'])[:4000]}")
 
 
 # -- the table
@@ -168,28 +184,22 @@ def main() -> int:
         import pyspark
 
         names = [name for name in CASES if not options.only or any(part in name for part in options.only)]
-        spark = make_spark()
-        try:
-            cells = run(spark, options.brokers.split(","), names)
-        finally:
-            spark.stop()
         RESULTS.mkdir(parents=True, exist_ok=True)
         path = RESULTS / f"matrix-{pyspark.__version__}.json"
         kept = json.loads(path.read_text())["cells"] if path.exists() else {}
-        for name, cell in cells.items():
+
+        def done(name: str, cell: dict[str, Any]) -> None:
+            nonlocal failed
             kept.setdefault(name, {}).update(cell)
-        path.write_text(json.dumps({"pyspark": pyspark.__version__, "cells": kept}, indent=1))
-        for name in names:
-            said = verdict(kept[name])
-            failed |= said != "equal"
-            print(f"{said:8} {name}")
-            if options.verbose:
-                print(json.dumps(cells[name], indent=1)[:6000])
-            if said == "DIFFERS":
-                print("\n".join(difference("  ", *(kept[name][kind]["result"] for kind in BROKERS))))
-            for kind, cell in cells[name].items():
-                if "error" in cell:
-                    print(f"  {kind}: {cell['trace']}")
+            path.write_text(json.dumps({"pyspark": pyspark.__version__, "cells": kept}, indent=1))
+            failed |= verdict(kept[name]) != "equal"
+            tell(name, kept[name], list(cell), options.verbose)
+
+        spark = make_spark()
+        try:
+            run(spark, options.brokers.split(","), names, done)
+        finally:
+            spark.stop()
     if options.write:
         write(options.write, markdown(stored()))
     return int(failed)

@@ -13,9 +13,9 @@ import json
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,6 +106,8 @@ class World:
         self.broker: Any = (
             JvmKafka(data, config=config) if kind == "jvm" else Broker(config=config, data_dir=data)
         )
+        # a process dies with the thread that made it (PR_SET_PDEATHSIG), so this one stays
+        self._starter = ThreadPoolExecutor(max_workers=1)
         self.case, self._topics, self._runs = "", 0, 0
 
     def __enter__(self) -> World:
@@ -203,16 +205,15 @@ class World:
             time.sleep(0.05)
 
     def restart_soon(self, seconds: float = 0.5) -> Callable[[], None]:
-        """For `proxy.at`: kill -9, and a thread that starts the broker again over the same data."""
+        """For `proxy.at`: kill -9, and half a second later the broker starts again over the same data."""
+
+        def again() -> None:
+            time.sleep(seconds)
+            self.broker.restart()
 
         def act() -> None:
             self.broker.kill()
-
-            def again() -> None:
-                time.sleep(seconds)
-                self.broker.restart()
-
-            threading.Thread(target=again, daemon=True).start()
+            self._starter.submit(again)
 
         return act
 

@@ -280,10 +280,9 @@ class ParquetTable(Table):
     def append(self, application: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
         self._read_log()
         self.settle(None)
-        covered = covered_by(reports)
-        if not application.startswith(REPLAY):
-            for key, runs in covered.items():
-                self._refuse_overlap(key, runs)
+        covered = {} if application.startswith(REPLAY) else covered_by(reports)
+        for key, runs in covered.items():
+            self._refuse_overlap(key, runs)
         self._write_version(
             {
                 "application": application,

@@ -364,7 +364,7 @@ def result_schema(pipeline: Pipeline, spark: Callable[[], SparkSession]) -> pa.S
     empty = spark().createDataFrame([], spark_schema(schema))
     shown = empty.drop(*tasks.HELD_BACK) if settings.decoder is not None else empty
     shown.createOrReplaceTempView("input")
-    return to_arrow_schema(accountable(spark().sql(pipeline.transform.sql)).schema)
+    return to_arrow_schema(accountable(spark().sql(pipeline.transform.sql)).schema, timezone="UTC")
 
 
 def accountable(result: DataFrame) -> DataFrame:

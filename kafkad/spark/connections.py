@@ -53,8 +53,10 @@ def borrow(bootstrap: str, client_config: Mapping[str, str], timeout_s: float) -
         _idle.clear()  # closes this process's copies of the sockets, nobody else's
         _filled_by = os.getpid()
     key = (bootstrap, tuple(sorted((str(k), str(v)) for k, v in client_config.items())), timeout_s)
-    if spare := _idle.get(key):
-        return spare.pop()
+    try:
+        return _idle[key].pop()
+    except (KeyError, IndexError):
+        pass
     return Session(key, cluster_of(bootstrap, client_config, timeout_s))
 
 

@@ -342,7 +342,8 @@ def test_typed_columns_stand_beside_kafkas(spark, broker, topic):
         batch(spark, broker, topic, **(TYPED | {"valueSchema": "n BIGINT, timestamp STRING"}))
     assert "say option metadataPrefix" in sentence(clash)
     frame = batch(
-        spark, broker, topic, valueFormat="json", valueSchema="n BIGINT, timestamp STRING", metadataPrefix="_",
+    headers = [dict(letter.headers()) for letter in letters]
+    headers.sort(key=lambda each: int(each["kafkad.offset"]))
         columns="n,_offset,_timestamp",
     )  # fmt: skip
     assert frame.columns == ["n", "_offset", "_timestamp"]

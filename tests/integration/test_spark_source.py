@@ -342,10 +342,14 @@ def test_typed_columns_stand_beside_kafkas(spark, broker, topic):
         batch(spark, broker, topic, **(TYPED | {"valueSchema": "n BIGINT, timestamp STRING"}))
     assert "say option metadataPrefix" in sentence(clash)
     frame = batch(
-    headers = [dict(letter.headers()) for letter in letters]
-    headers.sort(key=lambda each: int(each["kafkad.offset"]))
+        spark,
+        broker,
+        topic,
+        valueFormat="json",
+        valueSchema="n BIGINT, timestamp STRING",
+        metadataPrefix="_",
         columns="n,_offset,_timestamp",
-    )  # fmt: skip
+    )
     assert frame.columns == ["n", "_offset", "_timestamp"]
     assert frame.where("_offset = 2").count() == 2
 
@@ -370,7 +374,8 @@ def test_bad_records_become_nulls_columns_or_dead_letters(spark, broker, topic):
     assert sorted(row.n for row in good.collect()) == [n for n in range(50) if n % 10 != 3]
     letters = read_partition(broker, dead, 5)
     assert {letter.value() for letter in letters} == {b'{"n": "twelve"}'}
-    headers = sorted((dict(letter.headers()) for letter in letters), key=lambda h: int(h["kafkad.offset"]))
+    headers = [dict(letter.headers()) for letter in letters]
+    headers.sort(key=lambda each: int(each["kafkad.offset"]))
     assert [int(each["kafkad.offset"]) for each in headers] == [1, 6, 11, 16, 21]
     assert headers[0]["kafkad.topic"] == topic.encode() and headers[0]["kafkad.partition"] == b"1"
     assert headers[0]["kafkad.timestamp"] == b"1700000003000" and headers[0]["kafkad.reason"]

@@ -208,7 +208,7 @@ def test_a_stream_is_cut_into_batches_and_goes_on_after_a_restart(spark, broker,
     query = land(stream(spark, broker, topic, **options), tmp_path)
     query.awaitTermination()
     assert [each["numInputRows"] for each in query.recentProgress if each["numInputRows"]] == [200, 200, 100]
-    assert query.recentProgress[0]["sources"][0]["latestOffset"] == {topic: {"0": 250, "1": 250}}
+    assert json.loads(query.recentProgress[0].sources[0].latestOffset) == {topic: {"0": 250, "1": 250}}
     with Cluster(broker.bootstrap) as cluster:
         committed = committed_offsets(cluster, f"{topic}-group")
     assert committed == {(topic, 0): 250, (topic, 1): 250}
@@ -245,7 +245,7 @@ def until_read(query, topic, partition, offset, seconds=60):
     while True:
         assert query.isActive, query.exception()
         for progress in query.recentProgress:
-            end = progress["sources"][0]["endOffset"] or {}
+            end = json.loads(progress.sources[0].endOffset or "{}")
             if end.get(topic, {}).get(str(partition), -1) >= offset:
                 return
         assert time.monotonic() < deadline
@@ -284,7 +284,8 @@ def test_a_topic_that_was_made_anew_is_data_loss(spark, broker, topic, tmp_path)
 
     fill(broker, topic, range(100))
     land(stream(spark, broker, topic), tmp_path).awaitTermination()
-    AdminClient({"bootstrap.servers": broker.bootstrap}).delete_topics([topic])[topic].result(30)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.delete_topics([topic])[topic].result(30)
     create_topic(broker, topic, 2)
     fill(broker, topic, range(1000, 1020))
     hurry = {"fetchOffset.retryIntervalMs": "10"}

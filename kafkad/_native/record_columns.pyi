@@ -22,7 +22,7 @@ class RecordColumns:
         start: int,
         end: int,
         *,
-        decompress: Callable[[int, Any, int], Any],
+        decompress: Callable[[int, Any], Iterable[Any]],
         legacy: Callable[[Any, bool], list[Any]],
         headers: bool = False,
         batch_bytes: int = 1 << 20,

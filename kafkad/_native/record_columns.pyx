@@ -6,10 +6,11 @@ with headers, eight) columns of Spark's.
 
 `feed` takes bytes, `take` decodes as much of them as makes one Arrow batch and hands it out; when it answers None,
 all whole batches of what was fed are used up, and what stands behind them (`consumed` says from where) is the cut
-beginning of the next. So no more is held than one decompressed batch and one Arrow batch, whatever was fed.
+beginning of the next. So no more is held than one Arrow batch, and of a compressed batch a chunk, or one record if
+that is larger, whatever was fed: a batch that claims to hold gigabytes costs no memory.
 
-Uncompressed batches of magic 2 are read where they lie, without the GIL and without a Python object; those with a
-codec pass through `decompress`, once a batch, which lets go of the GIL too. Magic 0 and 1 come as Python objects
+Uncompressed batches of magic 2 are read where they lie, without the GIL and without a Python object; what is
+compressed comes from `decompress` in chunks of some 100 KB, which lets go of the GIL too. Magic 0 and 1 come as Python objects
 from `legacy`: right, and slow. (Both are arguments, since this layer imports nothing above it; see
 kafkad/spark/record_columns.py.)
 
@@ -47,6 +48,7 @@ from kafkad._native.batch cimport (
     HEADER_SIZE,
     LENGTH_OVERHEAD,
     RECORD_COMPLETE,
+    RECORD_INCOMPLETE,
     TIMESTAMP_LOG_APPEND,
     TRANSACTIONAL,
     BatchInfo,
@@ -65,7 +67,7 @@ cdef enum:
     LEGACY_LENGTH_MIN = 14        # of a message of magic 0: crc, magic, attributes, two sizes
     LAST_CODEC = 4
     ABORT = 0                     # a control record's kind
-    DECOMPRESSED_MAX = 1 << 30    # one batch
+    RECORD_MAX = 1 << 30          # bytes of one record that comes in chunks
 
 cdef enum:                        # the columns, in their order
     KEY = 0
@@ -83,6 +85,7 @@ cdef enum Next:                   # why `advance` stopped
     ENDED                         # `position` is at the end
     TO_JUDGE                      # a transaction's, and only committed records are wanted
     TO_DECOMPRESS
+    TO_GO_ON                      # with the next chunk
     TO_CONVERT                    # magic 0 or 1
     BAD
     NO_MEMORY
@@ -99,7 +102,7 @@ FIELDS = [
 HEADERS_FIELD = ("headers", "+l", True, [("element", "+s", True, [("key", "u", True), ("value", "z", True)])])
 
 
-cdef inline bint utf8_is_valid(const uint8_t* p, int32_t size) noexcept nogil:
+cdef bint utf8_is_valid(const uint8_t* p, int32_t size) noexcept nogil:
     """As Unicode has it: no surrogates, nothing overlong, nothing above U+10FFFF."""
     cdef const uint8_t* end = p + size
     cdef uint32_t byte
@@ -181,9 +184,8 @@ def span(const uint8_t[::1] data not None):
 
 
 cdef class RecordColumns:
-    """One range of a partition. `decompress(codec, data, max_size) -> buffer`; `legacy(entry) -> list of (offset,
-    timestamp, timestamp type, key, value)`, which checks the CRC if `verify_crc` (its second argument) says so; both
-    raise Malformed. An Arrow batch is at most `batch_rows` rows and `batch_bytes` of keys, values and headers, unless
+    """One range of a partition. `decompress(codec, data) -> iterable of buffers`; `legacy(entry, verify_crc) -> list
+    of (offset, timestamp, timestamp type, key, value)`; both raise Malformed. An Arrow batch is at most `batch_rows` rows and `batch_bytes` of keys, values and headers, unless
     one record alone is larger. ValueError for a range or a bound that cannot be."""
 
     cdef Columns columns
@@ -211,11 +213,14 @@ cdef class RecordColumns:
     cdef const uint8_t* begin
     cdef const uint8_t* at                  # the batch that is next, or that is open
     cdef const uint8_t* stop
+    cdef int64_t last_fed                   # the last offset of the batch before
     # the batch that is open
     cdef bint is_open
     cdef bint judged
     cdef BatchInfo info
-    cdef Py_buffer body_view                # its decompressed records
+    cdef object chunks                      # of its decompressed records, as far as they have not come yet
+    cdef bint has_more                      # there are `chunks`
+    cdef Py_buffer body_view                # what of them stands between `record` and `records_end`
     cdef const uint8_t* record
     cdef const uint8_t* records_end
     cdef int32_t records_left
@@ -280,6 +285,7 @@ cdef class RecordColumns:
         self.begin = self.at = <const uint8_t*>self.fed_view.buf
         self.stop = self.at + self.fed_view.len
         self.finished = False
+        self.last_fed = -1
         if self.read_committed and aborted:
             self.note_aborted(aborted)
 
@@ -315,6 +321,8 @@ cdef class RecordColumns:
                 self.judge()
             elif why == TO_DECOMPRESS:
                 self.open_compressed()
+            elif why == TO_GO_ON:
+                self.go_on()
             elif why == TO_CONVERT:
                 self.open_old()
             elif why == NO_MEMORY:
@@ -350,18 +358,21 @@ cdef class RecordColumns:
             if self.at[MAGIC_AT] < 2:
                 return TO_CONVERT
             parse_header(self.at, <size_t>(self.stop - self.at), &self.info)
+            if self.verify_crc and not self.judged and not crc_matches(self.at, &self.info):
+                return self.bad("the CRC does not match the bytes")
             if (self.info.base_offset < 0 or self.info.last_offset_delta < 0
                     or self.info.base_offset > INT64_MAX - 1 - self.info.last_offset_delta):
                 return self.bad("a batch whose offsets cannot be")
+            if self.info.base_offset <= self.last_fed and not self.judged:
+                return self.bad("it stands behind one of the same offsets or later ones")
             last = self.info.base_offset + self.info.last_offset_delta
+            self.last_fed = last
             if last < self.position and not (self.read_committed and self.info.attributes & CONTROL):
                 self.at += self.info.size
                 continue
             if self.info.base_offset >= self.end:
                 self.position = self.end
                 return ENDED
-            if self.verify_crc and not self.judged and not crc_matches(self.at, &self.info):
-                return self.bad("the CRC does not match the bytes")
             codec = self.info.attributes & COMPRESSION_MASK
             if codec > LAST_CODEC:
                 return self.bad("an unknown compression type")
@@ -389,21 +400,25 @@ cdef class RecordColumns:
     cdef void close_batch(self) noexcept nogil:
         """All that this batch has is known."""
         cdef int64_t behind = self.info.base_offset + self.info.last_offset_delta + 1
-        self.is_open = self.judged = False
+        self.is_open = self.judged = self.has_more = False
         self.at += self.info.size
         self.position = max(self.position, min(behind, self.end))
 
     cdef Next read_records(self) noexcept nogil:
-        """DRAINED: the batch is."""
+        """DRAINED: the batch is, or what comes is behind `end`."""
         cdef Column* columns = self.root.children
         cdef RecordView view
         cdef const uint8_t* next = NULL
         cdef int64_t offset
         cdef int64_t size
         cdef int64_t timestamp
+        cdef int verdict
         cdef bint log_append_time = (self.info.attributes & TIMESTAMP_LOG_APPEND) != 0
         while self.records_left:
-            if record_read(self.record, self.records_end, &view, &next) != RECORD_COMPLETE:
+            verdict = record_read(self.record, self.records_end, &view, &next)
+            if verdict != RECORD_COMPLETE:
+                if verdict == RECORD_INCOMPLETE and self.has_more:
+                    return TO_GO_ON
                 return self.bad("a record does not parse")
             if view.offset_delta <= self.last_delta or view.offset_delta > self.info.last_offset_delta:
                 return self.bad("the offsets of its records do not rise")
@@ -437,8 +452,11 @@ cdef class RecordColumns:
             self.last_delta = view.offset_delta
             self.record = next
             self.records_left -= 1
-        if self.records_left == 0 and self.record != self.records_end:
-            return self.bad("bytes behind the last record")
+        if self.records_left == 0:
+            if self.record != self.records_end:
+                return self.bad("bytes behind the last record")
+            if self.has_more:
+                return TO_GO_ON
         return DRAINED
 
     cdef inline int append_sized(self, Column* column, const uint8_t* data, int32_t size) noexcept nogil:
@@ -498,15 +516,43 @@ cdef class RecordColumns:
     cdef void open_compressed(self) except *:
         codec = self.info.attributes & COMPRESSION_MASK
         cdef Py_ssize_t at = self.at - self.begin
+        self.chunks = iter(self.decompress(codec, self.fed[at + HEADER_SIZE : at + self.info.size]))
+        self.open_records(NULL, NULL)
+        self.has_more = True
+
+    cdef void go_on(self) except *:
+        """The next chunk, behind what is left of the one before it; as many as the record that is cut needs. When all
+        records are there: that nothing stands behind them."""
+        cdef Py_ssize_t have = self.records_end - self.record
+        cdef int32_t length = 0
+        cdef const uint8_t* body = NULL
+        cdef Py_ssize_t wanted = have + 1
+        if have:
+            body = record_varint(self.record, self.records_end, &length)
+            if body is not NULL:
+                wanted = (body - self.record) + <Py_ssize_t>length
+            elif have >= 5:
+                raise self.malformed("a record's length is no varint")
+        if wanted > RECORD_MAX:
+            raise self.malformed(f"a record of {wanted} bytes")
+        pieces = [(<const char*>self.record)[:have]] if have else []
         try:
-            body = self.decompress(codec, self.fed[at + HEADER_SIZE : at + self.info.size], DECOMPRESSED_MAX)
+            while have < wanted:
+                chunk = next(self.chunks, None)
+                if chunk is None:
+                    self.has_more = False
+                    self.chunks = None
+                    break
+                if len(chunk):
+                    have += len(chunk)
+                    pieces.append(chunk)
         except Malformed as trouble:
             raise self.malformed(str(trouble)) from None
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self.drop_body()
-        PyObject_GetBuffer(body, &self.body_view, PyBUF_SIMPLE)
-        self.open_records(
-            <const uint8_t*>self.body_view.buf, <const uint8_t*>self.body_view.buf + self.body_view.len
-        )
+        PyObject_GetBuffer(data, &self.body_view, PyBUF_SIMPLE)
+        self.record = <const uint8_t*>self.body_view.buf
+        self.records_end = self.record + self.body_view.len
 
     cdef void drop_body(self) noexcept:
         if self.body_view.buf is not NULL:

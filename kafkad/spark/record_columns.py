@@ -23,7 +23,7 @@ class RecordColumns(native.RecordColumns):
             partition,
             start,
             end,
-            decompress=compression.decompress,
+            decompress=compression.chunks,
             legacy=legacy_rows,
             **options,
         )

@@ -35,6 +35,7 @@ from kafkad._native.record_encode import NoSuchPartition, RecordEncoder
 from kafkad.client.cluster import Cluster
 from kafkad.client.connection import Unreachable
 from kafkad.client.producer import EncodedBatch, Producer
+from kafkad.client.security import Security
 from kafkad.protocol import compression as codecs
 from kafkad.protocol.errors import KafkaError
 
@@ -76,7 +77,7 @@ REFUSED = {
     "value.serializer": "values are written as the bytes of the column 'value'",
     "transactional.id": "this writer has no transactions; it writes at least once",
     "interceptor.classes": "there is no Java here",
-    "partitioner.class": "records go where Kafka's own partitioner puts them, or where the column 'partition' says",
+    "partitioner.class": "records go where Kafka's partitioner puts them, or where the column 'partition' says",
 }
 
 READ = (
@@ -110,6 +111,11 @@ class WriterConfig:
         given = {name.lower(): str(value) for name, value in options.items()}
         kafka = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}
         check_names(given, kafka)
+        security = {name: value for name, value in kafka.items() if name.startswith(SECURITY)}
+        try:
+            Security.of(security)
+        except ValueError as wrong:
+            raise WriteRefused(f"kafka.{wrong}") from None
         if not kafka.get("bootstrap.servers"):
             raise WriteRefused("the option kafka.bootstrap.servers is missing: where are the brokers?")
         acks = {"all": -1, "-1": -1, "0": 0, "1": 1}.get(kafka.get("acks", "all").lower())
@@ -147,10 +153,13 @@ class WriterConfig:
         )
 
     def cluster(self) -> Cluster:
-        protocol = self.security.get("security.protocol", "PLAINTEXT").upper()
-        if protocol != "PLAINTEXT":
-            raise WriteRefused(f"kafka.security.protocol={protocol} is not supported yet by format('kafkad')")
-        return Cluster(self.bootstrap, self.client_id, self.request_seconds, self.block_seconds)
+        return Cluster(
+            self.bootstrap,
+            self.client_id,
+            self.request_seconds,
+            self.block_seconds,
+            security=Security.of(self.security),
+        )
 
 
 def check_names(given: Mapping[str, str], kafka: Mapping[str, str]) -> None:

@@ -24,6 +24,7 @@ pyspark = pytest.importorskip("pyspark")
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 ADMISSION = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
+FOR_EVER = {"retention.ms": "-1"}  # the records say that they are of 2023
 needs_admission = pytest.mark.skipif(
     not ADMISSION, reason="PySpark 4.2 tells a source where its batch starts"
 )
@@ -62,7 +63,7 @@ def spark():
 
 @pytest.fixture
 def topic(broker):
-    return create_topic(broker, f"source-{time.time_ns()}", 2)
+    return create_topic(broker, f"source-{time.time_ns()}", 2, FOR_EVER)
 
 
 def fill(broker, topic, numbers, partition=None, **record):
@@ -254,7 +255,7 @@ def until_read(query, topic, partition, offset, seconds=60):
 
 def test_a_broker_that_is_killed_in_mid_batch_delays_the_stream(spark, tmp_path):
     with Broker() as broker:
-        topic = create_topic(broker, "killed", 2)
+        topic = create_topic(broker, "killed", 2, FOR_EVER)
         fill(broker, topic, range(40_000), value=lambda n: b"%08d" % n + b" " * 200)
         limit = {"maxOffsetsPerTrigger": "10000"} if ADMISSION else {}
         # small fetches, so that the broker dies between two of a batch
@@ -286,7 +287,7 @@ def test_a_topic_that_was_made_anew_is_data_loss(spark, broker, topic, tmp_path)
     land(stream(spark, broker, topic), tmp_path).awaitTermination()
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     admin.delete_topics([topic])[topic].result(30)
-    create_topic(broker, topic, 2)
+    create_topic(broker, topic, 2, FOR_EVER)
     fill(broker, topic, range(1000, 1020))
     hurry = {"fetchOffset.retryIntervalMs": "10"}
     with pytest.raises(Exception) as lost:

@@ -343,7 +343,7 @@ class OffsetReader:
         given = self.options.client_config.get("default.api.timeout.ms")
         patience = int(given) / 1000 if given else API_TIMEOUT_S if self.driver.reached else FIRST_TIMEOUT_S
         deadline = time.monotonic() + patience
-        left = self.options.retries
+        left, lost = self.options.retries, False
         while True:
             try:
                 done = attempt()
@@ -357,6 +357,9 @@ class OffsetReader:
                 log.warning("asking for offsets again: %s", trouble)
             except Unreachable as trouble:
                 self.cluster.forget()
+                if self.driver.reached and not lost:
+                    lost = True  # a connection that idled for long is closed by its broker
+                    continue
                 if time.monotonic() > deadline:
                     raise
                 log.warning("asking for offsets again: %s", trouble)

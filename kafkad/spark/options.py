@@ -107,7 +107,7 @@ class ReadOptions:
     """What a reader is made of; plain values only, since it is pickled with every task."""
 
     bootstrap: str
-    client: tuple[tuple[str, str], ...] = ()  # kafka.*, without the prefix
+    client: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # kafka.*, without the prefix
     subscribe: tuple[str, ...] | None = None
     pattern: str | None = None
     assign: tuple[TopicPartition, ...] | None = None
@@ -136,7 +136,6 @@ class ReadOptions:
     dlq_topic: str | None = None
     prefix: str = ""
     decoder: tuple[tuple[str, str], ...] = ()  # further options of the decoder
-    raw: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property
     def client_config(self) -> dict[str, str]:
@@ -297,7 +296,6 @@ def read_options(
         dlq_topic=dlq_topic,
         prefix=given.text("metadataPrefix") or "",
         decoder=tuple((n, v) for n in decoder_options if (v := given.text(n)) is not None),
-        raw=tuple(sorted(given.values.items())),
     )
 
 

@@ -164,6 +164,19 @@ def test_only_wanted_columns_leave_the_worker(spark, broker, topic):
     assert sorted(map(tuple, frame.collect())) == [(p, o) for p in range(2) for o in range(5)]
 
 
+def test_sql_reads_without_filters_that_are_pushed(spark, broker, topic):
+    fill(broker, topic, range(10))
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    try:
+        spark.sql(
+            "create or replace temporary view kafkad_view using kafkad options "
+            f"(`kafka.bootstrap.servers` '{broker.bootstrap}', subscribe '{topic}')"
+        )
+        assert spark.sql("select max(offset) from kafkad_view where partition = 1").first()[0] == 4
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
 def test_what_is_wrong_with_a_batch_is_one_sentence(spark, broker, topic):
     fill(broker, topic, range(10))
     cases = [
@@ -187,16 +200,35 @@ def test_what_is_wrong_with_a_batch_is_one_sentence(spark, broker, topic):
     assert "leave out .schema(…)" in sentence(refused)
 
 
-def test_offsets_that_are_gone_fail_or_are_told(spark, broker, topic):
+def test_offsets_that_are_gone_fail_or_are_left_out(spark, broker, topic):
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    fill(broker, topic, range(100))
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for deleted in admin.delete_records([TopicPartition(topic, 0, 20)]).values():
+        deleted.result(30)
+    given = {"startingOffsets": json.dumps({topic: {"0": 10, "1": 0}})}
+    with pytest.raises(Exception) as lost:
+        batch(spark, broker, topic, **given).count()
+    assert f"{topic}-0" in sentence(lost)
+    rest = batch(spark, broker, topic, **given, failOnDataLoss="false")
+    assert sorted((row.partition, row.offset) for row in rest.select("partition", "offset").collect()) == [
+        *((0, offset) for offset in range(20, 50)),
+        *((1, offset) for offset in range(50)),
+    ]
+
+
+def test_offsets_that_are_not_there_yet_are_waited_for(spark, broker, topic):
     fill(broker, topic, range(100))
     given = {
         "startingOffsets": json.dumps({topic: {"0": 10, "1": 0}}),
         "endingOffsets": json.dumps({topic: {"0": 60, "1": 50}}),
-        "kafkaConsumer.pollTimeoutMs": "5000",
+        "kafkaConsumer.pollTimeoutMs": "2000",
     }
-    with pytest.raises(Exception) as lost:
+    with pytest.raises(Exception) as late:
         batch(spark, broker, topic, **given).count()
-    assert f"{topic}-0" in sentence(lost)
+    assert "FetchTimeout" in sentence(late) and f"{topic}-0" in sentence(late)
 
 
 # -- streaming ----------------------------------------------------------------------------------------------

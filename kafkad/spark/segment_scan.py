@@ -357,7 +357,7 @@ class SegmentReader:
         return f"below its high watermark (the plan goes to {self.part.end})"
 
     def _damaged(self, how: str) -> DataLoss:
-        # Rows of the batches before are right, and may have been handed out; nothing behind is guessed.
+        # Rows of the batches before are right, and may have left; nothing behind is guessed.
         return DataLoss(
             f"{self.segment.path} is damaged below the high watermark at offset {self.columns.position}: {how}"
         )

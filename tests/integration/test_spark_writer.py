@@ -1,5 +1,5 @@
-"""Writing Arrow columns to a broker, as a task of Spark does it: what confluent-kafka and kafka-python read is what
-was written, in spite of kills."""
+"""Writing Arrow columns to a broker, as a task of Spark does it: what confluent-kafka and kafka-python read
+is what was written, in spite of kills."""
 
 import os
 import threading
@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Producer
 from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaPythonPartition
+from pyspark.sql import types as T
 
 from kafkad.spark import writer
 from kafkad.spark.writer import WriteFailed, WriterConfig, WriteRefused
@@ -215,21 +216,23 @@ def test_options_that_do_not_go_are_refused(options, said):
 
 
 @pytest.mark.parametrize(
-    ("ddl", "topic", "said"),
+    ("columns", "topic", "said"),
     [
-        ("key string", "t", "no column 'value'"),
-        ("value string", None, "no column 'topic', and there is no option"),
-        ("value int", "t", "'value' is int; it must be string or binary"),
-        ("value string, key double", "t", "'key' is double"),
-        ("value string, topic int", None, "'topic' is int"),
-        ("value string, partition bigint", "t", "'partition' is bigint; it must be int"),
-        ("value string, headers array<string>", "t", "'headers' is array<string>"),
+        ({"key": T.StringType()}, "t", "no column 'value'"),
+        ({"value": T.StringType()}, None, "no column 'topic', and there is no option"),
+        ({"value": T.IntegerType()}, "t", "'value' is int; it must be string or binary"),
+        ({"value": T.StringType(), "key": T.DoubleType()}, "t", "'key' is double"),
+        ({"value": T.StringType(), "topic": T.IntegerType()}, None, "'topic' is int"),
+        ({"value": T.BinaryType(), "partition": T.LongType()}, "t", "'partition' is bigint; it must be int"),
+        (
+            {"value": T.BinaryType(), "headers": T.ArrayType(T.StringType())},
+            "t",
+            "'headers' is array<string>",
+        ),
     ],
 )
-def test_columns_that_do_not_go_are_refused(ddl, topic, said):
-    from pyspark.sql.types import StructType
-
-    schema = StructType.fromDDL(ddl)
+def test_columns_that_do_not_go_are_refused(columns, topic, said):
+    schema = T.StructType([T.StructField(name, kind) for name, kind in columns.items()])
     options = {"kafka.bootstrap.servers": "b:1"} | ({"topic": topic} if topic else {})
     with pytest.raises(WriteRefused, match=said):
         writer.batch_writer(schema, options)

@@ -1,7 +1,7 @@
-"""Reading segment files, over directories made by hand: what is committed, what is damaged, what is lost.
+"""Reading segment files, over directories made by hand: what is committed, damaged, lost.
 
-`Directory` writes a data directory as a broker would: segments with batches, indexes, checkpoints. The scan is
-then compared with what went in."""
+`Directory` writes a data directory as a broker would: segments with batches, indexes, checkpoints. The scan
+is then compared with what went in."""
 
 import datetime
 import os

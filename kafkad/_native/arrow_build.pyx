@@ -11,7 +11,7 @@ neither to build nor to run: the two structs below are the interface
 Types are named by that interface's format strings, of which these are built:
 
     b c s i l   bool, int8, int16, int32, int64       z u        binary, string (32-bit offsets)
-    f g         float32, float64                      +l +s      list, struct
+    f g         float32, float64                      +l +m +s   list, map (a list of structs of two), struct
     d:P,S       decimal128(P, S)                      tdD        date32
     tsu:ZONE    timestamp in microseconds; "tsu:" has no zone
 
@@ -47,7 +47,7 @@ cdef enum:
 FIXED = {
     "b": (KIND_BOOL, 0), "c": (KIND_INT8, 1), "s": (KIND_INT16, 2), "i": (KIND_INT32, 4), "l": (KIND_INT64, 8),
     "f": (KIND_FLOAT32, 4), "g": (KIND_FLOAT64, 8), "tdD": (KIND_DATE32, 4),
-    "z": (KIND_BINARY, 0), "u": (KIND_STRING, 0), "+l": (KIND_LIST, 0), "+s": (KIND_STRUCT, 0),
+    "z": (KIND_BINARY, 0), "u": (KIND_STRING, 0), "+l": (KIND_LIST, 0), "+m": (KIND_LIST, 0), "+s": (KIND_STRUCT, 0),
 }  # fmt: skip
 
 

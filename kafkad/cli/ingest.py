@@ -1,11 +1,14 @@
 """`kafkad ingest`: topics into tables, by a pipeline file.
 
-    kafkad ingest run flights.toml         exit code 0: read all; 130, 143: told to stop, after a whole batch
+    kafkad ingest validate flights.toml    whether it could run: file, schema, sink, broker, topics
     kafkad ingest plan flights.toml        what run would do, and where each setting comes from
+    kafkad ingest run flights.toml         exit code 0: read all; 130, 143: told to stop, after a whole batch
+    kafkad ingest status flights.toml      offsets against the broker, batches, files
 
-A mistake in the file is exit code 2, with one line for each; what the brokers, Spark or the table refuse is 1.
+A mistake in the file is exit code 2, with one line for each; what brokers, Spark or the table refuse is 1.
 """
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kafkad.cli.main import INTERRUPTED, TERMINATED, Stopped
-from kafkad.cli.output import CONTEXT, Refused, show
+from kafkad.cli.output import CONTEXT, Refused, print_json, say, show
 
 if TYPE_CHECKING:
     from kafkad.ingest.pipeline import Pipeline
@@ -63,6 +66,94 @@ def run(pipeline: str, overrides: tuple[str, ...]) -> None:
         raise Stopped(INTERRUPTED)
     if ended.why == "SIGTERM":
         raise Stopped(TERMINATED)
+
+
+@command.command()
+@takes_pipeline
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Show the effective configuration, and what a run would read and write."""
+    from kafkad.ingest.plan import plan as plan_it
+
+    described = read(pipeline, overrides)
+    found = refusing(lambda: plan_it(described))
+    if as_json:
+        effective = {name: {"value": text, "from": where} for name, text, where in described.effective()}
+        print_json({"configuration": effective, **dataclasses.asdict(found)})
+        return
+    show(["Key", "Value", "From"], described.effective(), False)
+    print()
+    columns = ["Topic", "Partition", "From", "To", "Records", "Bytes"]
+    show(columns, found.partitions, False)
+    print()
+    size = "unknown" if found.bytes is None else f"{found.bytes / 1e6:,.1f} MB"
+    facts = [
+        ["begins at", found.position_from],
+        ["records", f"{found.records:,}"],
+        ["in the log", size],
+        ["batches", f"{found.batches:,}"],
+        ["tasks a batch", f"{found.tasks:,}"],
+        [
+            "files, about",
+            f"{found.files:,}" + (" for each partition value" if described.sink.partition_by else ""),
+        ],
+    ]
+    if found.lost:
+        facts.append(["gone already", f"{found.lost:,}"])
+    show(["Run", ""], facts, False)
+
+
+@command.command()
+@takes_pipeline
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def validate(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Check the file, schema, sink, broker and topics; no record is read."""
+    from kafkad.ingest.plan import validate as validate_it
+
+    checks = refusing(lambda: validate_it(read(pipeline, overrides)))
+    rows = [
+        [check.what, "fine" if check.trouble is None else "wrong", check.trouble or check.found]
+        for check in checks
+    ]
+    show(["Check", "Result", "Found"], rows, as_json)
+    wrong = [check for check in checks if check.trouble is not None]
+    if wrong:
+        raise Refused(f"{wrong[0].what}: {wrong[0].trouble}")
+
+
+@command.command()
+@takes_pipeline
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def status(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Show committed offsets against the broker's, batches, files and bad records."""
+    from kafkad.ingest.status import status as ask
+
+    found = refusing(lambda: ask(read(pipeline, overrides)))
+    if as_json:
+        print_json({**dataclasses.asdict(found), "lag": found.lag})
+        return
+    show(["Topic", "Partition", "Committed", "End", "Lag"], found.partitions, False)
+    print()
+    facts = [
+        ["running", found.running],
+        ["lag", "-" if found.lag is None else f"{found.lag:,}"],
+        ["batches", f"{found.totals.get('batches', 0):,}"],
+        ["rows landed", f"{found.totals.get('rows', 0):,}"],
+        ["bad records", f"{found.totals.get('bad', 0):,}"],
+        ["table", found.table],
+        ["rows in it", f"{found.rows:,}"],
+        ["files", f"{found.files:,} ({found.file_bytes / 1e6:,.1f} MB)"],
+        [
+            "small files",
+            f"{found.small_files:,}" + (": kafkad ingest compact" if found.small_files > 1 else ""),
+        ],
+        ["dead letters", f"{found.dlq_rows:,}"],
+    ]
+    if found.unfinished is not None:
+        facts.append(["unfinished batch", found.unfinished])
+    show(["Pipeline", found.pipeline], facts, False)
+    for trouble in found.troubles:
+        say(f"kafkad: {trouble}")
 
 
 def refusing(work: Callable[[], Any]) -> Any:

@@ -92,8 +92,8 @@ class Backlog:
         return self.reader.settled(self.reader.resolve(self.options.start, partitions, starting=True))
 
     def next(self, position: Offsets, upto: Offsets | None = None) -> tuple[Offsets, Offsets, int] | None:
-        """(start, end, offsets lost) of the next batch, None if nothing is there. `upto`: where this run ends.
-        Raises DataLoss.
+        """(start, end, offsets lost) of the next batch, None if nothing is there. `upto`: where this run
+        ends. Raises DataLoss.
         """
         latest = dict(self.latest)
         if upto is not None:
@@ -149,8 +149,8 @@ class Backlog:
         )
 
     def tasks(self, ranges: list[tuple[str, int, int, int]], cores: int) -> list[list[Range]]:
-        """Ranges as tasks of about TASK_BYTES: enough for all cores when there is enough to read, and few when
-        there is little, since each task leaves files of its own.
+        """Ranges as tasks of about TASK_BYTES: enough for all cores when there is enough to read, and few
+        when there is little, since each task leaves files of its own.
         """
         wanted = [Range(*each) for each in ranges]
         mean = sum(self.weights.values()) / len(self.weights) if self.weights else 0.0

@@ -29,6 +29,7 @@ from kafkad.spark.offsets import as_json, from_json
 
 FORMAT = 1
 KEPT = 100  # batches whose records stay for `status`
+SUMMED = ("offsets", "records", "rows", "bad", "bytes", "files", "file_bytes")
 WITHIN_TABLE = "_kafkad/checkpoint"
 
 Offsets = dict[tuple[str, int], int]  # (topic, partition) -> offset
@@ -78,6 +79,24 @@ class Checkpoint:
         if not read_only:
             self.batches.mkdir(parents=True, exist_ok=True)
             self._hold()
+        try:
+            self._identify(pipeline, read_only)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _identify(self, pipeline: str, read_only: bool) -> None:
         identity = self.path / "identity.json"
         if identity.exists():
             known = json.loads(identity.read_text())
@@ -92,17 +111,6 @@ class Checkpoint:
         elif not read_only:
             self.id = str(uuid.uuid4())
             write_whole(identity, {"format": FORMAT, "id": self.id, "pipeline": pipeline})
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
 
     def _hold(self) -> None:
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -156,10 +164,9 @@ class Checkpoint:
         """Notes that the table has the batch; answers what was noted, totals included."""
         before = self.history()
         totals = dict(before[-1]["totals"]) if before else {}
-        for name, value in did.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                totals[name] = totals.get(name, 0) + value
-        totals["batches"] = totals.get("batches", 0) + 1
+        for name in SUMMED:
+            totals[name] = totals.get(name, 0) + did.get(name, 0)
+        totals["batches"] = totals.get("batches", 0) + int(bool(did))  # the first only notes where we begin
         record = {"batch": batch.id, **did, "totals": totals}
         write_whole(self._file(batch.id, "done"), record)
         for kind in ("planned", "done"):

@@ -338,18 +338,19 @@ class ParquetTable(Table):
                 f"a compaction was finished in {name or 'the table'}" for name in done if name is not None
             ]
         touched = set()
+        for path in record.get("remove", ()):  # before what is added, so that nothing is there twice
+            (self.root / path).unlink(missing_ok=True)
+            step("removed")
         for file in record.get("add", ()):
             staged, place = self.root / file["staged"], self.root / file["path"]
             if staged == place or not staged.exists():
-                assert place.exists(), f"{place} is in the log and neither there nor staged"
+                if not place.exists():
+                    raise TableError(f"{place} is in the table's log and is gone: somebody deleted it")
                 continue
             place.parent.mkdir(parents=True, exist_ok=True)
             os.rename(staged, place)
             touched |= {place.parent, place.parent.parent}
             step("renamed")
-        for path in record.get("remove", ()):
-            (self.root / path).unlink(missing_ok=True)
-            step("removed")
         for folder in touched:
             sync_folder(folder)
         if touched:

@@ -15,7 +15,7 @@ There are two ways of work. Without SQL and dedup no row enters the JVM: tasks w
 refused by what follows), and its rows are written by the same writer. The query must keep _topic, _partition,
 _offset and _timestamp, or it is refused: without them nothing could be accounted for.
 
-Ctrl-C and SIGTERM end a run after the batch at hand; a second one ends it at once, which is as safe as kill -9.
+Ctrl-C and SIGTERM end a run after the batch at hand; a second one ends it at once, as safe as kill -9.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -71,15 +70,19 @@ class Stop:
     def __bool__(self) -> bool:
         return self.signal is not None
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Call after the session is made: PySpark installs a handler of its own for Ctrl-C."""
-        before = {number: signal.signal(number, self.take) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def __enter__(self) -> Stop:
+        self.before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.install()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def install(self) -> None:
+        """Again after a session was made: PySpark installs a handler of its own for Ctrl-C."""
+        for number in self.before:
+            signal.signal(number, self.take)
 
     def take(self, number: int, _frame: object) -> None:
         if self.signal is not None:
@@ -107,41 +110,38 @@ def run(pipeline: Pipeline, out: TextIO | None = None) -> Ended:
         sessions.require("deltalake", extra="ingest")
     if pipeline.sink.type == "iceberg":
         sessions.require("pyiceberg", extra="ingest")
-    with Checkpoint(checkpoint_path(pipeline), pipeline.name) as checkpoint:
-        stop = Stop()
-        spark = sessions.session(pipeline)
-        metrics = None
+    with Checkpoint(checkpoint_path(pipeline), pipeline.name) as checkpoint, Stop() as stop:
+        one = Run(pipeline, checkpoint, Progress(pipeline.name, out), stop)
         try:
-            with stop.installed():
-                metrics = Metrics(pipeline.name, pipeline.metrics.jsonl, pipeline.metrics.prometheus)
-                return Run(pipeline, spark, checkpoint, Progress(pipeline.name, out), metrics, stop).to_end()
+            return one.to_end()
         finally:
-            if metrics is not None:
-                metrics.close()
-            if not sessions.submitted():
-                spark.stop()
+            one.close()
 
 
 class Run:
     """One run of a pipeline. `to_end()` does it."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        spark: SparkSession,
-        checkpoint: Checkpoint,
-        progress: Progress,
-        metrics: Metrics,
-        stop: Stop,
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, checkpoint: Checkpoint, progress: Progress, stop: Stop) -> None:
         self.pipeline = pipeline
-        self.spark = spark
         self.checkpoint = checkpoint
         self.progress = progress
-        self.metrics = metrics
         self.stop = stop
         self.settings = land_settings(pipeline)
-        self.cores = int(spark.conf.get("spark.sql.shuffle.partitions") or 2)
+        self.metrics = Metrics(pipeline.name, pipeline.metrics.jsonl, pipeline.metrics.prometheus)
+        self._spark: SparkSession | None = None
+
+    @property
+    def spark(self) -> SparkSession:
+        """Started by the first batch: a run with nothing to read needs no Java."""
+        if self._spark is None:
+            self._spark = sessions.session(self.pipeline)
+            self.stop.install()
+        return self._spark
+
+    def close(self) -> None:
+        self.metrics.close()
+        if self._spark is not None and not sessions.submitted():
+            self._spark.stop()
 
     def to_end(self) -> Ended:
         self.backlog = Backlog(self.pipeline)
@@ -161,6 +161,9 @@ class Run:
                     break
                 self.wait(started + (self.pipeline.trigger.interval or 0))
                 continue
+            if self._spark is None:
+                self.attempt("starting Spark", lambda: self.spark)
+                started = time.monotonic()
             self.one_batch(batch, started)
             batch = None
             if upto is None and not self.stop:
@@ -178,8 +181,8 @@ class Run:
             held = self.table.next_offsets()
             if held and not self.starts_behind(held):
                 raise Refused(
-                    f"the table {place_of(self.pipeline)} has rows and its checkpoint {self.checkpoint.path} is"
-                    " new: they belong together; bring the checkpoint back, or go on behind what the table"
+                    f"the table {place_of(self.pipeline)} has rows and the checkpoint {self.checkpoint.path}"
+                    " is new: they belong together; bring the checkpoint back, or go on behind what the table"
                     f" holds with [source] start = '{offsets_text(held)}'"
                 )
             first = self.attempt("asking for offsets", self.backlog.first)
@@ -225,6 +228,7 @@ class Run:
         self.metrics.batch({**record, "at": round(time.time(), 3)})
 
     def work(self, batch: Batch) -> dict[str, Any]:
+        """Reads and lands it; what the checkpoint notes of it."""
         staging = self.table.staging(self.checkpoint.id)
         ranges = batch.ranges()
         if ranges:
@@ -263,7 +267,7 @@ class Run:
             good = rows.where(f"{tasks.ERROR} IS NULL") if self.settings.bad == "dlq" else rows
             good = good.drop(*tasks.HELD_BACK)
         good.createOrReplaceTempView("input")
-        result = self.checked(self.spark.sql(self.pipeline.transform.sql or ""))
+        result = accountable(self.spark.sql(self.pipeline.transform.sql or ""))
         reports = reports_of(result.mapInArrow(tasks.write_tasks(staging), tasks.REPORT_SCHEMA))
         if typed and self.settings.bad == "dlq":
             bad = rows.where(f"{tasks.ERROR} IS NOT NULL")
@@ -279,7 +283,7 @@ class Run:
         return self.numbers(work).mapInArrow(tasks.read_tasks(work), schema)
 
     def work_of(self, batch: Batch, staging: Any) -> tasks.Work:
-        shared = self.backlog.tasks(batch.ranges(), self.cores)
+        shared = self.backlog.tasks(batch.ranges(), self.spark.sparkContext.defaultParallelism)
         return tasks.Work(self.backlog.options, tuple(map(tuple, shared)), self.settings, staging)
 
     def numbers(self, work: tasks.Work) -> DataFrame:
@@ -306,31 +310,10 @@ class Run:
         from kafkad.ingest.table import TableError, open_table
 
         try:
-            return open_table(self.pipeline.sink, self.table_schema(), self.pipeline.dlq.path)
+            schema = result_schema(self.pipeline, lambda: self.spark)
+            return open_table(self.pipeline.sink, schema, self.pipeline.dlq.path)
         except TableError as refused:
             raise Refused(str(refused)) from None
-
-    def table_schema(self) -> pa.Schema:
-        import pyarrow as pa
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        schema = tasks.rows_schema(self.settings)
-        if not self.pipeline.transform.sql:
-            dropped = {"_key", *tasks.HELD_BACK} if self.settings.decoder is not None else set()
-            return pa.schema([field for field in schema if field.name not in dropped])
-        empty = self.spark.createDataFrame([], spark_schema(schema))
-        shown = empty.drop(*tasks.HELD_BACK) if self.settings.decoder is not None else empty
-        shown.createOrReplaceTempView("input")
-        return to_arrow_schema(self.checked(self.spark.sql(self.pipeline.transform.sql)).schema)
-
-    def checked(self, result: DataFrame) -> DataFrame:
-        lost = [name for name in PROVENANCE if name not in result.columns]
-        if lost:
-            raise Refused(
-                f"[transform] sql loses {', '.join(lost)}: every landed row tells which record it comes from;"
-                f" add {', '.join(lost)} to its SELECT"
-            )
-        return result
 
     # --- around
 
@@ -339,7 +322,7 @@ class Run:
         for attempt in range(RETRIES + 1):
             try:
                 return work()
-            except (Refused, DataLoss, Busy, Foreign):
+            except (Refused, DataLoss, Busy, Foreign, sessions.NoSpark):
                 raise
             except Exception as trouble:
                 sentence = told(trouble)
@@ -365,6 +348,34 @@ class Run:
 
 
 # --- what a batch's parts come to
+
+
+def result_schema(pipeline: Pipeline, spark: Callable[[], SparkSession]) -> pa.Schema:
+    """The columns that land. Spark is asked for where SQL makes them."""
+    import pyarrow as pa
+
+    settings = land_settings(pipeline)
+    schema = tasks.rows_schema(settings)
+    if not pipeline.transform.sql:
+        dropped = {"_key", *tasks.HELD_BACK} if settings.decoder is not None else set()
+        return pa.schema([field for field in schema if field.name not in dropped])
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    empty = spark().createDataFrame([], spark_schema(schema))
+    shown = empty.drop(*tasks.HELD_BACK) if settings.decoder is not None else empty
+    shown.createOrReplaceTempView("input")
+    return to_arrow_schema(accountable(spark().sql(pipeline.transform.sql)).schema, timezone="UTC")
+
+
+def accountable(result: DataFrame) -> DataFrame:
+    """The result of the pipeline's SQL, if its rows tell where they come from. Raises Refused."""
+    lost = [name for name in PROVENANCE if name not in result.columns]
+    if lost:
+        raise Refused(
+            f"[transform] sql loses {', '.join(lost)}: every landed row tells which record it comes from;"
+            f" add {', '.join(lost)} to its SELECT"
+        )
+    return result
 
 
 def land_settings(pipeline: Pipeline) -> LandSettings:

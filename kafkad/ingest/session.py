@@ -29,6 +29,7 @@ CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+TASK_FAILURES = 4  # as spark.task.maxFailures
 JARS_VARIABLE = "KAFKAD_SPARK_KAFKA_JARS"  # a directory with the connector's jars, for machines without Maven
 
 
@@ -40,9 +41,9 @@ def require(*modules: str, extra: str) -> None:
     """Raises NoSpark naming the pip install that brings what is missing."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise NoSpark(
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: pip install 'kafkad[{extra}]'"
-        )
+        names = " and ".join(missing)
+        verb = "is" if len(missing) == 1 else "are"
+        raise NoSpark(f"{names} {verb} missing: pip install 'kafkad[{extra}]'")
 
 
 def settings(pipeline: Pipeline) -> dict[str, str]:
@@ -86,6 +87,15 @@ def cores_of(master: str) -> int:
     return int(inner) if inner.isdigit() else len(os.sched_getaffinity(0)) if inner in ("", "*") else 2
 
 
+def with_failures(master: str) -> str:
+    """local[2] forgives no failed task; local[2,4] has a task that lost its worker done again."""
+    if master == "local":
+        return f"local[1,{TASK_FAILURES}]"
+    if master.startswith("local[") and "," not in master:
+        return f"{master[:-1]},{TASK_FAILURES}]"
+    return master
+
+
 def submitted() -> bool:
     """Whether spark-submit started us: then the master, and what the JVM was started with, are its."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
@@ -95,12 +105,14 @@ def session(pipeline: Pipeline) -> SparkSession:
     """Starts it, or takes the one there is. Raises NoSpark."""
     require("pyspark", "pyarrow", extra="ingest")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if pipeline.spark.master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
 
     builder: Any = SparkSession.builder
     builder = builder.appName(f"kafkad ingest {pipeline.name}")
     if not submitted():
-        builder = builder.master(pipeline.spark.master)
+        builder = builder.master(with_failures(pipeline.spark.master))
     for name, value in settings(pipeline).items():
         builder = builder.config(name, value)
     try:

@@ -62,7 +62,7 @@ def land_tasks(work: Work) -> Any:
 def land_rows_tasks(
     ends: dict[tuple[str, int], tuple[int, int]], settings: LandSettings, staging: Staging
 ) -> Any:
-    """The same for rows that Spark's own connector read: a task has one partition's, in the order of offsets."""
+    """The same for rows that Spark's own connector read: a task has one partition's, in their order."""
 
     def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield report(lambda: land(by_partition(rows, ends), settings, staging))
@@ -151,7 +151,7 @@ def range_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Record batches with Kafka's columns, headers among them when the options say so."""
     if options.log_dir is not None:
-        from kafkad.spark import segment_scan
+        from kafkad.spark import segment_scan  # type: ignore[attr-defined]
 
         yield from segment_scan.read_range(options, topic, partition, start, end)
         return
@@ -165,7 +165,7 @@ def range_batches(
         partition,
         start,
         end,
-        isolation=int(options.read_committed),
+        isolation="read_committed" if options.read_committed else "read_uncommitted",
         headers=options.headers,
         verify_crc=options.verify_crc,
         timeout_s=options.timeout_s,
@@ -191,7 +191,7 @@ def by_partition(
 
 
 def rows_schema(settings: LandSettings) -> pa.Schema:
-    """Of what `read` gives: the value's columns (raw: key and value), provenance, and what tells of bad ones."""
+    """Of what `read` gives: the value's columns (raw: key, value), provenance, what tells of bad ones."""
     import pyarrow as pa
 
     kafka = [

@@ -30,6 +30,7 @@ from kafkad.client.cluster import Cluster
 from kafkad.client.connection import Connection, Unreachable
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
+from kafkad.spark.connections import cluster_of
 from kafkad.spark.options import (
     EARLIEST,
     LATEST,
@@ -74,25 +75,35 @@ def from_json(document: Any) -> Partitions:
 
 # -- connections of the driver -----------------------------------------------------------------------------
 
-_clusters: dict[tuple[int, str, tuple[tuple[str, str], ...]], Cluster] = {}
+
+class Driver:
+    """What this process keeps of the brokers of one job, between the calls of PySpark."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.cluster = open_cluster(options)
+        self.reached = False
+        self.measured_at = 0.0
+        self.weights: dict[TopicPartition, float] = {}  # bytes per offset; 0: nobody tells
 
 
-def cluster_of(options: ReadOptions) -> Cluster:
-    """This process's connections to the brokers of a job."""
+_drivers: dict[tuple[int, str, tuple[tuple[str, str], ...]], Driver] = {}
+
+
+def driver_of(options: ReadOptions) -> Driver:
     key = (os.getpid(), options.bootstrap, options.client)
-    found = _clusters.get(key)
-    if found is None:
-        found = _clusters[key] = open_cluster(options)
-    return found
+    if key not in _drivers:
+        _drivers[key] = Driver(options)
+    return _drivers[key]
 
 
 def open_cluster(options: ReadOptions) -> Cluster:
+    """Connections of the caller's own. ValueError for settings that cannot be."""
     config = options.client_config
     timeout = int(config.get("request.timeout.ms", REQUEST_TIMEOUT_S * 1000)) / 1000
     try:
-        return Cluster(options.bootstrap, config.get("client.id", "kafkad-spark"), timeout)
+        return cluster_of(options.bootstrap, config, timeout)
     except ValueError as wrong:
-        raise ValueError(f"option kafka.bootstrap.servers: {wrong}")
+        raise ValueError(f"a kafka.* option is wrong: {wrong}")
 
 
 class OffsetReader:
@@ -101,8 +112,9 @@ class OffsetReader:
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
-        self.cluster = cluster_of(options)
-        self.reached = False
+        self.driver = driver_of(options)
+        self.cluster = self.driver.cluster
+        self.topic_ids: dict[str, str] = {}  # of what `partitions` found, where brokers know ids
 
     # -- which partitions
 
@@ -145,6 +157,8 @@ class OffsetReader:
             code = topic.error_code
             if code in errors.RETRIABLE and code != errors.UNKNOWN_TOPIC_OR_PARTITION:
                 raise KafkaError(code, topic.name)
+            if code == errors.NONE and any(topic.topic_id):
+                self.topic_ids[topic.name] = bytes(topic.topic_id).hex()
         return response
 
     def _no_such(self, topic: Any) -> Exception:
@@ -161,7 +175,7 @@ class OffsetReader:
 
     # -- where they begin and end
 
-    def list(self, asked: Mapping[TopicPartition, int]) -> Partitions:
+    def at(self, asked: Mapping[TopicPartition, int]) -> Partitions:
         """The offset for each partition's timestamp, LATEST or EARLIEST; NO_OFFSET where no record is that
         late. One request to each broker that leads some of them.
         """
@@ -169,7 +183,7 @@ class OffsetReader:
             return {}
         return self._retried(lambda: self._list(asked))
 
-    def list_both(self, partitions: Iterable[TopicPartition]) -> tuple[Partitions, Partitions]:
+    def both_ends(self, partitions: Iterable[TopicPartition]) -> tuple[Partitions, Partitions]:
         """(earliest, latest), both under way at once."""
         partitions = list(partitions)
         if not partitions:
@@ -243,7 +257,7 @@ class OffsetReader:
             assert bound.time is not None
             times = dict.fromkeys(partitions, bound.time)
         # below 0 Kafka has meanings of its own for a time, which Spark's connector lets through
-        found = self.list(times)
+        found = self.at(times)
         for where, offset in found.items():
             if offset != NO_OFFSET:
                 continue
@@ -273,7 +287,7 @@ class OffsetReader:
     def settled(self, offsets: Partitions) -> Partitions:
         """EARLIEST and LATEST become offsets, by one request a broker."""
         words = {where: offset for where, offset in offsets.items() if offset < 0}
-        return offsets | self.list(words)
+        return offsets | self.at(words)
 
     # -- how large
 
@@ -281,19 +295,20 @@ class OffsetReader:
         """What an offset weighs in the log, as it lies there (compressed), by partition. Partitions that
         nobody tells of are missing: an estimate is never needed to be right, only to be fast.
         """
-        key = (os.getpid(), self.options.bootstrap)
-        asked_at, known = _sizes.get(key, (0.0, {}))
-        if time.monotonic() - asked_at > SIZES_SECONDS or any(where not in known for where in partitions):
+        driver = self.driver
+        known = driver.weights
+        stale = time.monotonic() - driver.measured_at > SIZES_SECONDS
+        if stale or any(where not in known for where in partitions):
             try:
-                known = dict.fromkeys(partitions, 0.0) | self._measure(partitions)
+                known = dict.fromkeys(partitions, 0.0) | self._retried(lambda: self._measure(partitions))
             except (KafkaError, Unreachable) as trouble:
                 log.warning("reads are not split by bytes, since the brokers do not tell them: %s", trouble)
                 known = dict.fromkeys(partitions, 0.0)
-            _sizes[key] = (time.monotonic(), known)
+            driver.weights, driver.measured_at = known, time.monotonic()
         return {where: known[where] for where in partitions if known.get(where)}
 
     def _measure(self, partitions: list[TopicPartition]) -> dict[TopicPartition, float]:
-        earliest, latest = self.list_both(partitions)
+        earliest, latest = self.both_ends(partitions)
         sizes: Partitions = {}
         topics: dict[str, list[int]] = {}
         for topic, p in partitions:
@@ -323,13 +338,13 @@ class OffsetReader:
         waited for.
         """
         given = self.options.client_config.get("default.api.timeout.ms")
-        patience = int(given) / 1000 if given else API_TIMEOUT_S if self.reached else FIRST_TIMEOUT_S
+        patience = int(given) / 1000 if given else API_TIMEOUT_S if self.driver.reached else FIRST_TIMEOUT_S
         deadline = time.monotonic() + patience
         left = self.options.retries
         while True:
             try:
                 done = attempt()
-                self.reached = True
+                self.driver.reached = True
                 return done
             except KafkaError as trouble:
                 self.cluster.forget()
@@ -346,9 +361,6 @@ class OffsetReader:
                 self.cluster.forget()  # answers may stand unread
                 raise
             time.sleep(self.options.retry_pause_s)
-
-
-_sizes: dict[tuple[int, str], tuple[float, dict[TopicPartition, float]]] = {}
 
 
 def internal(topic: Any) -> bool:

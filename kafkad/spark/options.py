@@ -57,7 +57,7 @@ ADMISSION = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", 
 EFFECTIVE = frozenset((
     "bootstrap.servers", "client.id", "isolation.level", "request.timeout.ms", "default.api.timeout.ms",
     "max.partition.fetch.bytes", "check.crcs", "security.protocol", "sasl.mechanism",
-    "sasl.jaas.config", "sasl.username", "sasl.password", "ssl.truststore.location",
+    "sasl.mechanisms", "sasl.jaas.config", "sasl.username", "sasl.password", "ssl.truststore.location",
     "ssl.truststore.password", "ssl.truststore.type", "ssl.truststore.certificates",
     "ssl.keystore.location", "ssl.keystore.password", "ssl.keystore.type", "ssl.keystore.key",
     "ssl.keystore.certificate.chain", "ssl.key.password", "ssl.endpoint.identification.algorithm",

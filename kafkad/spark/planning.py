@@ -37,7 +37,7 @@ class Range(NamedTuple):
         return self.topic, self.partition
 
     @property
-    def count(self) -> int:
+    def length(self) -> int:
         return self.end - self.start
 
 
@@ -146,15 +146,15 @@ def split(
     than `records_max` offsets, and about `pieces_min` of them in all, if there are as many offsets. What
     would be more than PIECES_MAX tasks stays larger.
     """
-    ranges = [each for each in ranges if each.count > 0]
+    ranges = [each for each in ranges if each.length > 0]
     pieces = dict.fromkeys(ranges, 1)
     for each in ranges:
         wanted = 1
         if bytes_max is not None and weights:
-            wanted = math.ceil(each.count * weights.get(each.where, 0.0) / bytes_max)
+            wanted = math.ceil(each.length * weights.get(each.where, 0.0) / bytes_max)
         if records_max is not None:
-            wanted = max(wanted, -(-each.count // records_max))
-        pieces[each] = max(1, min(wanted, each.count))
+            wanted = max(wanted, -(-each.length // records_max))
+        pieces[each] = max(1, min(wanted, each.length))
     if pieces_min is not None and sum(pieces.values()) < pieces_min:
         share_out(pieces, pieces_min, weights or {})
     total = sum(pieces.values())
@@ -168,21 +168,21 @@ def share_out(pieces: dict[Range, int], pieces_min: int, weights: Weights) -> No
     largest.
     """
     mean = sum(weights.values()) / len(weights) if weights else 1.0
-    sizes = {each: each.count * (weights.get(each.where) or mean) for each in pieces}
-    heap = [(-sizes[each] / pieces[each], each) for each in pieces if pieces[each] < each.count]
+    sizes = {each: each.length * (weights.get(each.where) or mean) for each in pieces}
+    heap = [(-sizes[each] / pieces[each], each) for each in pieces if pieces[each] < each.length]
     heapq.heapify(heap)
     missing = min(pieces_min, PIECES_MAX) - sum(pieces.values())
     while missing > 0 and heap:
         _, each = heapq.heappop(heap)
         pieces[each] += 1
         missing -= 1
-        if pieces[each] < each.count:
+        if pieces[each] < each.length:
             heapq.heappush(heap, (-sizes[each] / pieces[each], each))
 
 
 def cut(whole: Range, pieces: int) -> list[Range]:
     """`pieces` ranges of one length, but for one offset; in order, without a hole."""
-    each, more = divmod(whole.count, pieces)
+    each, more = divmod(whole.length, pieces)
     found, at = [], whole.start
     for number in range(pieces):
         end = at + each + (number < more)

@@ -33,20 +33,23 @@ DLQ_HEADERS = (DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET, DLQ_TIMESTAMP, DLQ_REASON, 
 
 
 class RangePartition(InputPartition):
-    """One task: offsets start <= offset < end of a partition."""
+    """One task: offsets start <= offset < end of a partition. `topic_id` is the topic's at planning, in hex;
+    None from brokers before 2.8, and where nobody asked.
+    """
 
-    def __init__(self, topic: str, partition: int, start: int, end: int) -> None:
+    def __init__(self, topic: str, partition: int, start: int, end: int, topic_id: str | None = None) -> None:
         self.topic = topic
         self.partition = partition
         self.start = start
         self.end = end
+        self.topic_id = topic_id
 
     def __repr__(self) -> str:
         return f"RangePartition({self.topic}-{self.partition}, {self.start} to {self.end})"
 
 
-def tasks(ranges: list[Range]) -> list[RangePartition]:
-    return [RangePartition(*each) for each in ranges]
+def tasks(ranges: list[Range], topic_ids: dict[str, str]) -> list[RangePartition]:
+    return [RangePartition(*each, topic_ids.get(each.topic)) for each in ranges]
 
 
 def read_partition(options: ReadOptions, layout: Layout, part: Any) -> Iterator[pa.RecordBatch]:
@@ -72,11 +75,12 @@ def fetched(options: ReadOptions, layout: Layout, part: RangePartition) -> Itera
             part.partition,
             part.start,
             part.end,
-            isolation=int(options.read_committed),
-            headers=layout.headers,
+            isolation="read_committed" if options.read_committed else "read_uncommitted",
+            headers=layout.headers or options.bad_records == "dlq",
             verify_crc=options.verify_crc,
             timeout_s=options.timeout_s,
             fail_on_data_loss=options.fail_on_data_loss,
+            topic_id=bytes.fromhex(part.topic_id) if part.topic_id else None,
             **how,
         )
     )
@@ -194,6 +198,7 @@ class BadRecords:
         column = {
             name: batch.column(name) for name in ("key", "value", "topic", "partition", "offset", "timestamp")
         }
+        own = batch.column("headers") if "headers" in batch.schema.names else None
         milliseconds = column["timestamp"].cast(pa.int64())
         for row, reason in zip(rows, reasons, strict=True):
             stamp = milliseconds[row].as_py()
@@ -205,9 +210,13 @@ class BadRecords:
                 (DLQ_REASON, reason),
                 (DLQ_FORMAT, self.options.value_format),
             ]
+            before = (own[row].as_py() or []) if own is not None else []
             self._letters.send(
                 column["value"][row].as_py(),
                 column["key"][row].as_py(),
-                headers=[(name, text.encode()) for name, text in headers],
+                headers=[
+                    *((each["key"], each["value"]) for each in before),
+                    *((name, text.encode()) for name, text in headers),
+                ],
             )
         self._letters.flush()

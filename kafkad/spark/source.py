@@ -136,7 +136,7 @@ class BatchReader(DataSourceReader):
             return segment_scan.plan(self.options, self.filters)
         offsets = OffsetReader(self.options)
         ranges = self.filters.cut(whole_ranges(self.options, offsets), offsets)
-        return reading.tasks(split_by(self.options, offsets, ranges))
+        return reading.tasks(split_by(self.options, offsets, ranges), offsets.topic_ids)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         return reading.read_partition(self.options, self.layout, partition)
@@ -153,7 +153,7 @@ def whole_ranges(options: ReadOptions, offsets: OffsetReader) -> list[Range]:
     """From startingOffsets to endingOffsets, resolved."""
     partitions = offsets.partitions()
     if options.start.word == EARLIEST and options.end.word == LATEST:
-        start, end = offsets.list_both(partitions)
+        start, end = offsets.both_ends(partitions)
     else:
         start = offsets.settled(offsets.resolve(options.start, partitions, starting=True))
         end = offsets.settled(offsets.resolve(options.end, partitions, starting=False))
@@ -168,7 +168,7 @@ def whole_ranges(options: ReadOptions, offsets: OffsetReader) -> list[Range]:
 
 def split_by(options: ReadOptions, offsets: OffsetReader, ranges: list[Range]) -> list[Range]:
     """Ranges of tasks, by what the options say."""
-    large = sorted({each.where for each in ranges if each.count >= WEIGHED_OFFSETS_MIN})
+    large = sorted({each.where for each in ranges if each.length >= WEIGHED_OFFSETS_MIN})
     return planning.split(
         ranges,
         weights=offsets.bytes_per_offset(large) if large else {},
@@ -194,11 +194,11 @@ class Filters:
 
     def take(self, given: Any, prefix: str = "") -> bool:
         """Whether the filter is done with; False leaves it to Spark, even where it cuts ranges."""
-        kind, attribute = type(given).__name__, getattr(given, "attribute", ())
+        kind, attribute = type(given).__name__, tuple(map(str, getattr(given, "attribute", ())))
         if len(attribute) != 1 or not attribute[0].lower().startswith(prefix.lower()):
             return False
-        column = attribute[0][len(prefix) :].lower()
-        value = getattr(given, "value", None)
+        column = str(attribute[0])[len(prefix) :].lower()
+        value: Any = getattr(given, "value", None)
         if column == "timestamp":
             self._since(kind, value)
             return False
@@ -221,7 +221,7 @@ class Filters:
     def cut(self, ranges: list[Range], offsets: OffsetReader) -> list[Range]:
         ranges = [each for each in ranges if self._wanted(each)]
         if self.since_ms is not None and ranges:
-            found = offsets.list({each.where: self.since_ms for each in ranges})
+            found = offsets.at({each.where: self.since_ms for each in ranges})
             # nothing is that late: only what arrives after the plan, which is not in it
             ranges = [each._replace(start=max(each.start, found[each.where])) for each in ranges
                       if found[each.where] >= 0]  # fmt: skip
@@ -239,7 +239,7 @@ class Filters:
                 for offset in wanted
                 if each.start <= offset < each.end
             ]
-        return [each for each in ranges if each.count > 0]
+        return [each for each in ranges if each.length > 0]
 
     def _wanted(self, each: Range) -> bool:
         topics, partitions = self.allowed["topic"], self.allowed["partition"]

@@ -90,6 +90,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Partitions | None = None  # of available-now
         self._triggered_at = 0.0
         self._published: Partitions = {}
+        self._topic_ids: dict[str, str] = {}
 
     # -- offsets
 
@@ -142,7 +143,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         for left in range(max(0, self.options.retries - 1), -1, -1):
             partitions = offsets.partitions(gone_is_loss=bool(known) and not self.options.fail_on_data_loss)
-            latest = offsets.list(dict.fromkeys(partitions, LATEST))
+            self._look_for_others(offsets.topic_ids)
+            latest = offsets.at(dict.fromkeys(partitions, LATEST))
             fallen = {where for where, end in latest.items() if end < known.get(where, 0)}
             if not fallen or left == 0:
                 break
@@ -152,11 +154,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(self.options.retry_pause_s)
         return latest
 
+    def _look_for_others(self, topic_ids: dict[str, str]) -> None:
+        """A topic that was deleted and created anew has other offsets, which may even be higher by now. Seen
+        only while the query runs: a checkpoint has no room for ids.
+        """
+        for topic, before in self._topic_ids.items():
+            if topic_ids.get(topic, before) != before:
+                self._report_loss(f"topic {topic} was deleted and created anew")
+        self._topic_ids |= topic_ids
+
     def _admitted(
         self, offsets: OffsetReader, start: Partitions, latest: Partitions, limit: Any
     ) -> Partitions:
         options = self.options
-        earliest = offsets.list(dict.fromkeys(planning.new_partitions(start, latest), EARLIEST))
+        earliest = offsets.at(dict.fromkeys(planning.new_partitions(start, latest), EARLIEST))
         counts = planning.backlog(start, latest, earliest)
         least = limit.min_rows if isinstance(limit, ReadMinRows) else options.offsets_min
         if least is not None and not self._available_now:
@@ -185,11 +196,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         earliest: Partitions = {}
         if new:
             there = set(offsets.partitions(gone_is_loss=True))
-            earliest = offsets.list({where: EARLIEST for where in new if where in there})
+            earliest = offsets.at({where: EARLIEST for where in new if where in there})
         ranges, losses = planning.ranges_of(first, last, earliest)
         for loss in losses:
             self._report_loss(loss)
-        return reading.tasks(split_by(self.options, offsets, ranges))
+        return reading.tasks(split_by(self.options, offsets, ranges), self._topic_ids)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         return reading.read_partition(self.options, self.layout, partition)

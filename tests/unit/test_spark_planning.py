@@ -76,7 +76,7 @@ def test_nothing_is_lost_where_nothing_changed():
 def test_ranges_are_split_by_bytes():
     ranges = [Range("t", 0, 0, 1000), Range("t", 1, 0, 1000), Range("t", 2, 0, 1000)]
     pieces = planning.split(ranges, weights={("t", 0): 100.0, ("t", 1): 1.0}, bytes_max=40_000)
-    assert [piece.count for piece in pieces] == [334, 333, 333, 1000, 1000]
+    assert [piece.length for piece in pieces] == [334, 333, 333, 1000, 1000]
 
 
 def test_min_partitions_splits_the_largest_most():
@@ -92,12 +92,12 @@ def test_min_partitions_cannot_make_more_tasks_than_offsets():
 
 def test_no_task_has_more_records_than_it_may():
     pieces = planning.split([Range("t", 0, 0, 1001)], records_max=100)
-    assert len(pieces) == 11 and max(piece.count for piece in pieces) <= 100
+    assert len(pieces) == 11 and max(piece.length for piece in pieces) <= 100
 
 
 def test_a_plan_has_a_greatest_number_of_tasks():
     pieces = planning.split([Range("t", 0, 0, 1 << 40)], records_max=1)
-    assert len(pieces) <= planning.PIECES_MAX and sum(piece.count for piece in pieces) == 1 << 40
+    assert len(pieces) <= planning.PIECES_MAX and sum(piece.length for piece in pieces) == 1 << 40
 
 
 @settings(deadline=None)
@@ -114,7 +114,7 @@ def test_pieces_cover_each_range_without_hole_or_overlap(given_ranges, bytes_max
     pieces = planning.split(
         ranges, weights=weights, bytes_max=bytes_max, records_max=records_max, pieces_min=least
     )
-    assert all(piece.count > 0 for piece in pieces)
+    assert all(piece.length > 0 for piece in pieces)
     for whole in ranges:
         at = whole.start
         for piece in (piece for piece in pieces if piece.where == whole.where):
@@ -122,6 +122,6 @@ def test_pieces_cover_each_range_without_hole_or_overlap(given_ranges, bytes_max
             at = piece.end
         assert at == whole.end
     if records_max is not None:
-        assert all(piece.count <= records_max for piece in pieces)
+        assert all(piece.length <= records_max for piece in pieces)
     if least is not None:
-        assert len(pieces) >= min(least, sum(each.count for each in ranges))
+        assert len(pieces) >= min(least, sum(each.length for each in ranges))

@@ -1,0 +1,6 @@
+class TimeZone:
+    name: str
+
+    def to_utc(self, local: int) -> int: ...
+
+def time_zone(name: str) -> TimeZone: ...

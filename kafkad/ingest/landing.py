@@ -22,6 +22,7 @@ empty string are the same there, __HIVE_DEFAULT_PARTITION__, and come back as nu
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import time
@@ -130,7 +131,10 @@ class ParquetFile:
         return size
 
     def abandon(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError, ValueError):  # a full disk, or closed already
+            self._writer.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
         self.staged.unlink(missing_ok=True)
 
     def stats(self) -> dict[str, Any]:

@@ -310,7 +310,7 @@ class Whimsical(Scripted):
             data = bytes(build_batch(made, base_offset=offset, compression=chance.randrange(5)))
             self.batches.append((offset + count - 1, data, made))
             offset += count + chance.choice((0, 0, 0, 4))
-        self.behind = offset
+        self.behind = offset = self.batches[-1][0] + 1  # a log does not end in a hole
         super().__init__(0, versions={**NEWEST, 1: (4, chance.randrange(4, 17))})
         self.latest = offset
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import datetime
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -36,16 +37,18 @@ WEIGHED_OFFSETS_MIN = 1000
 
 
 def parsed(options: Mapping[str, str], streaming: bool | None) -> ReadOptions:
-    return read_options(options, streaming=streaming, decoder_options=decoder_options())
+    """The options, with the schema of values as a text of its own: every task shall go by the same, wherever a
+    file is and whatever a registry's newest version has become.
+    """
+    checked = read_options(options, streaming=streaming)
+    if not checked.typed:
+        return checked
+    from kafkad.spark import values
 
-
-def decoder_options() -> tuple[str, ...]:
-    """Names of options that belong to the decoder of values."""
-    try:
-        from kafkad.spark import values
-    except ImportError:
-        return ()
-    return tuple(getattr(values, "OPTIONS", ("timeZone",)))
+    text = values.portable_schema(
+        checked.value_format, checked.value_schema or "", reading.decoder_how(checked)
+    )
+    return replace(checked, value_schema=text)
 
 
 def result_layout(options: ReadOptions) -> Layout:

@@ -23,7 +23,9 @@ pyspark = pytest.importorskip("pyspark")
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-ADMISSION = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
+VERSION = tuple(map(int, pyspark.__version__.split(".")[:2]))
+ADMISSION = VERSION >= (4, 2)
+CHECKPOINTING = ".checkpointing" if VERSION >= (4, 1) else ""  # where Spark keeps a class
 FOR_EVER = {"retention.ms": "-1"}  # the records say that they are of 2023
 needs_admission = pytest.mark.skipif(
     not ADMISSION, reason="PySpark 4.2 tells a source where its batch starts"
@@ -49,9 +51,7 @@ def spark():
         .config("spark.python.unix.domain.socket.enabled", "true")
         .config(
             "spark.sql.streaming.checkpointFileManagerClass",
-            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-            if ADMISSION
-            else "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager",
+            f"org.apache.spark.sql.execution.streaming{CHECKPOINTING}.FileSystemBasedCheckpointFileManager",
         )
         .config("spark.jars", ",".join(jars))
         .getOrCreate()

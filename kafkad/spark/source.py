@@ -37,8 +37,8 @@ WEIGHED_OFFSETS_MIN = 1000
 
 
 def parsed(options: Mapping[str, str], streaming: bool | None) -> ReadOptions:
-    """The options, with the schema of values as a text of its own: every task shall go by the same, wherever a
-    file is and whatever a registry's newest version has become.
+    """The options, with the schema of values as a text of its own: every task shall go by the same, wherever
+    a file is and whatever a registry's newest version has become.
     """
     checked = read_options(options, streaming=streaming)
     if not checked.typed:
@@ -77,10 +77,13 @@ def batch_reader(options: Mapping[str, str], schema: Any) -> BatchReader:
 
 
 def stream_reader(options: Mapping[str, str], schema: Any) -> Any:
-    from kafkad.spark.stream import StreamReader
+    from kafkad.spark.stream import RefusedReader, StreamReader
 
-    checked = parsed(options, streaming=True)
-    return StreamReader(checked, checked_layout(checked, schema))
+    try:
+        checked = parsed(options, streaming=True)
+        return StreamReader(checked, checked_layout(checked, schema))
+    except ValueError as wrong:
+        return RefusedReader(str(wrong))
 
 
 def batch_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> Any:

@@ -45,9 +45,11 @@ def parsed(options: Mapping[str, str], streaming: bool | None) -> ReadOptions:
         return checked
     from kafkad.spark import values
 
-    text = values.portable_schema(
-        checked.value_format, checked.value_schema or "", reading.decoder_how(checked)
-    )
+    how = reading.decoder_how(checked)
+    try:
+        text = values.portable_schema(checked.value_format, checked.value_schema or "", how)
+    except OSError as trouble:
+        raise ValueError(f"option valueSchema: {trouble.filename}: {trouble.strerror}")
     return replace(checked, value_schema=text)
 
 
@@ -82,7 +84,7 @@ def stream_reader(options: Mapping[str, str], schema: Any) -> Any:
     try:
         checked = parsed(options, streaming=True)
         return StreamReader(checked, checked_layout(checked, schema))
-    except ValueError as wrong:
+    except (ValueError, RuntimeError) as wrong:  # the latter from a schema registry
         return RefusedReader(str(wrong))
 
 

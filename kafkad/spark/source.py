@@ -123,7 +123,8 @@ def checked_layout(options: ReadOptions, schema: Any) -> Layout:
 
 def filters_are_asked_for() -> bool:
     """This process was made to ask for filters, so the setting is on."""
-    return FILTER_WORKER in sys.modules
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)  # its name without Spark's Python daemon
+    return FILTER_WORKER in sys.modules or getattr(main, "name", "") == FILTER_WORKER
 
 
 # -- the reader ---------------------------------------------------------------------------------------------

@@ -145,6 +145,7 @@ class Run:
 
     def to_end(self) -> Ended:
         self.backlog = Backlog(self.pipeline)
+        self.backlog.known_ids = self.checkpoint.topic_ids()
         self.table = self.open_table()
         for sentence in self.table.recover(self.checkpoint.id):
             self.say(sentence)
@@ -207,6 +208,8 @@ class Run:
         start, end, lost = found
         if lost:
             self.say(f"{lost:,} records were gone before they could be read")
+        self.checkpoint.note_topic_ids(self.backlog.reader_ids)
+        self.backlog.known_ids = self.backlog.reader_ids
         return self.checkpoint.plan(start, end)
 
     def wait(self, until: float) -> None:
@@ -239,6 +242,8 @@ class Run:
             )
         else:
             reports = []
+        if self.pipeline.dlq.topic and any(file.dlq for report in reports for file in report.files):
+            self.send_letters(reports)
         committed = self.table.commit(self.checkpoint.id, batch.id, reports)
         return {
             "offsets": batch.records,
@@ -249,6 +254,14 @@ class Run:
             "files": committed.files,
             "file_bytes": committed.bytes,
         }
+
+    def send_letters(self, reports: list[TaskReport]) -> None:
+        """To the topic, before the table has the batch: at least once, as all that goes to topics."""
+        from kafkad.client.producer import Producer
+        from kafkad.ingest.dlq import send
+
+        producer = Producer(self.backlog.reader.cluster, self.pipeline.dlq.topic or "")
+        send(self.table, reports, producer)
 
     def landed(self, batch: Batch, staging: Any) -> list[TaskReport]:
         if self.pipeline.source.engine == "kafka-jar":

@@ -106,7 +106,8 @@ def rewrite(group: Sequence[FileEntry], staging: Staging) -> FileEntry:
     kept = [f for f in schema if staging.keep_partition_columns or f.name not in staging.partition_by]
     name = staging.new_name()
     staged = f"{staging.folder}/{name}.staged"
-    new = landing.ParquetFile(root / staged, pa.schema(kept), staging.compression)
+    known = dict(group[0].partition)
+    new = landing.ParquetFile(root / staged, pa.schema(kept), staging.compression, known)
     try:
         for file in group:
             with parquet.ParquetFile(root / file.path) as old:

@@ -332,24 +332,17 @@ class Table(ABC):
 
     def read_offsets(self, file: FileEntry) -> list[OffsetRange]:
         """From the file itself, where the table's log does not tell (a compaction mixed partitions)."""
-        from pyarrow import parquet
+        from pyarrow import compute
 
-        columns = ["_topic", "_partition", "_offset"]
-        if not set(columns) <= set(self.schema.names) or set(columns) & set(self.partition_by):
-            return []
-        with parquet.ParquetFile(self.root / file.path) as data:
-            groups = (
-                data.read(columns)
-                .group_by(columns[:2])
-                .aggregate([("_offset", "min"), ("_offset", "max"), ("_offset", "count")])
-            )
-        return [
-            OffsetRange(
-                row["_topic"], row["_partition"], row["_offset_min"], row["_offset_max"], row["_offset_count"]
-            )
-            for row in groups.to_pylist()
-            if row["_offset_count"]
-        ]
+        from kafkad.ingest.verify import file_offsets
+
+        found = []
+        for topic, partition, offsets in file_offsets(self.root / file.path, dict(file.partition)):
+            ends = compute.min_max(offsets).as_py()
+            if topic is not None and partition is not None and ends["min"] is not None:
+                rows = len(offsets) - offsets.null_count
+                found.append(OffsetRange(topic, partition, ends["min"], ends["max"], rows))
+        return found
 
     # -- intents: a batch and its bad records ----------------------------------------------------------------
 

@@ -221,6 +221,35 @@ def test_files_reach_the_target_size_and_no_more(tmp_path: Path):
     assert len(report.files) > 1 and sum(file.rows for file in report.files) == 300_000
 
 
+def test_a_table_partitioned_by_topic_knows_its_offsets(tmp_path: Path):
+    there = open_table(sink(tmp_path, partition_by=("_topic", "_partition")), rows(0, 1).schema)
+    land(there, 0, rows(1, 30))
+    land(there, 1, rows(30, 40))
+    there.compact()
+    assert there.next_offsets() == {("t", 0): 40}
+    found = verify.verify(there, World(end=40))
+    assert (found.partitions[0].rows, found.clean) == (39, True)
+    with pytest.raises(TableError, match="offsets 5 to 39 of t-0"):
+        land(there, 0, rows(5, 60), application="another")
+
+
+def test_a_damaged_log_is_told_and_not_taken_for_an_empty_one(tmp_path: Path):
+    there = open_table(sink(tmp_path), rows(0, 1).schema)
+    land(there, 0, rows(0, 10))
+    place = tmp_path / "_kafkad" / "log" / f"{1:020}.json"
+    place.write_bytes(place.read_bytes()[:50])
+    with pytest.raises(TableError, match="is damaged"):
+        open_table(sink(tmp_path))
+
+
+def test_a_data_file_that_somebody_deleted_is_told(tmp_path: Path):
+    there = open_table(sink(tmp_path), rows(0, 1).schema)
+    land(there, 0, rows(0, 10))
+    (tmp_path / there.files()[0].path).unlink()
+    with pytest.raises(TableError, match="is in the table's log and is gone"):
+        open_table(sink(tmp_path))
+
+
 # -- what a task does with a batch ---------------------------------------------------------------------------
 
 

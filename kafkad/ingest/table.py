@@ -274,6 +274,7 @@ class Table(ABC):
             if self.committed(application, batch_id):
                 self.discard(application, [f for report in reports for f in report.files])
                 return Committed(again=True)
+            self.check_staged(bad, good)
             intent = None
             if bad or dlq_removed:
                 intent = self.write_intent(application, batch_id, bad, dlq_removed)
@@ -290,6 +291,16 @@ class Table(ABC):
             files=len(files),
             bad=sum(file.rows for file in bad),
         )
+
+    def check_staged(self, bad: Sequence[FileEntry], good: Sequence[TaskReport]) -> None:
+        """A commit must never name a file that another run has taken for garbage."""
+        places = [self.dlq_root / file.staged for file in bad]
+        places += [self.root / file.staged for report in good for file in report.files]
+        for place in places:
+            if not place.exists():
+                raise TableError(
+                    f"{place} is gone before its commit: another run of the same pipeline is at work"
+                )
 
     def recover(self, application: str | None = None) -> list[str]:
         """Ends what a dead driver began, and removes what the application's dead tasks left; sentences of

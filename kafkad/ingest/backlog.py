@@ -93,7 +93,7 @@ class Backlog:
     def look(self) -> None:
         partitions = self.reader.partitions(gone_is_loss=True)
         self.reader_ids = dict(getattr(self.reader, "topic_ids", {}))
-        self.earliest, self.latest = self.reader.both_ends(partitions)
+        self.earliest, self.latest = self.reader.list_both(partitions)
         if self.options.log_dir is not None:
             self.weights = self.weights_of_files()
         elif partitions:

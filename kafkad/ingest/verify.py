@@ -300,10 +300,10 @@ def file_offsets(
 
                 yield None, None, pa.nulls(data.metadata.num_rows, pa.int64())
                 return
-            topics, number = [known.get("_topic")], known.get("_partition")
+            topics, told = [known.get("_topic")], known.get("_partition")
             if "_topic" in wanted:
                 topics = batch.column("_topic").unique().to_pylist()
-            numbers = [None if number is None else int(number)]
+            numbers = [None if told is None else int(told)]
             if "_partition" in wanted:
                 numbers = batch.column("_partition").unique().to_pylist()
             for topic in topics:

@@ -107,7 +107,7 @@ class ReadOptions:
     """What a reader is made of; plain values only, since it is pickled with every task."""
 
     bootstrap: str
-    client: tuple[tuple[str, str], ...] = ()  # kafka.*, without the prefix
+    client: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # kafka.*, without the prefix
     subscribe: tuple[str, ...] | None = None
     pattern: str | None = None
     assign: tuple[TopicPartition, ...] | None = None
@@ -136,7 +136,6 @@ class ReadOptions:
     dlq_topic: str | None = None
     prefix: str = ""
     decoder: tuple[tuple[str, str], ...] = ()  # further options of the decoder
-    raw: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property
     def client_config(self) -> dict[str, str]:
@@ -257,6 +256,10 @@ def read_options(
     if value_format not in FORMATS:
         near = nearest(value_format, FORMATS)
         raise wrong("valueFormat", value_format, f"must be one of {', '.join(FORMATS)}{near}")
+    if value_format not in ("raw", "confluent-avro") and not given.stripped("valueSchema"):
+        raise ValueError(
+            f"option valueSchema is missing: it says what is in a value of format {value_format}"
+        )
     bad_records, dlq_topic = bad_records_policy(given, value_format)
     pattern = given.stripped("subscribePattern")
     if pattern is not None:
@@ -293,7 +296,6 @@ def read_options(
         dlq_topic=dlq_topic,
         prefix=given.text("metadataPrefix") or "",
         decoder=tuple((n, v) for n in decoder_options if (v := given.text(n)) is not None),
-        raw=tuple(sorted(given.values.items())),
     )
 
 
@@ -415,10 +417,10 @@ def bound(given: Given, side: str, otherwise: int) -> Bound:
     """Spark's order of precedence: a time for all, times by partition, offsets."""
     option = f"{side}Timestamp"
     if option in given:
-        value = given.stripped(option) or ""
-        if not re.fullmatch(r"[+-]?[0-9]{1,18}", value):
-            raise wrong(option, value, "must be one time in milliseconds since 1970")
-        return Bound(option, time=int(value))
+        moment = given.stripped(option) or ""
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", moment):
+            raise wrong(option, moment, "must be one time in milliseconds since 1970")
+        return Bound(option, time=int(moment))
     option = f"{side}OffsetsByTimestamp"
     if option in given:
         rule = 'must be JSON such as {"topicA":{"0":1700000000000,"1":1700000000000}}'

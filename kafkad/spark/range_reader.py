@@ -45,7 +45,7 @@ LEVELS: Final = {READ_UNCOMMITTED: 0, READ_COMMITTED: 1}
 
 WAIT_MS: Final = 500  # how long a broker holds a Fetch that it has nothing for
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0  # between tries
-MISSING_TOPIC_S: Final = 15.0  # a topic that all brokers deny for so long is gone
+MISSING_TOPIC_S: Final = 15.0  # a topic that is denied for so long, or half of the patience, is gone
 FETCH_BYTES_MIN: Final = 64 << 10
 RECORD_BYTES_GUESS: Final = 1024  # until an answer has shown how large they are
 BATCH_BYTES_MAX: Final = 1 << 30
@@ -341,7 +341,7 @@ class RangeReader:
         if isinstance(trouble, KafkaError) and trouble.code in MISSING:
             now = time.monotonic()
             self._missing_since = self._missing_since or now
-            if now - self._missing_since >= min(self.timeout_s, MISSING_TOPIC_S):
+            if now - self._missing_since >= min(self.timeout_s / 2, MISSING_TOPIC_S):
                 self._lose(self.columns.position, self.end, "the partition does not exist (any more)")
                 self.columns.skip_to(self.end)
                 return

@@ -138,8 +138,8 @@ class PartitionLog:
                 return self.start(bases)
             if time.monotonic() > deadline:
                 raise ValueError(
-                    f"{self.root}/{HIGH_WATERMARKS} does not say how far {shown(self.where)} is committed, so "
-                    "none of it can be read; a broker that runs writes it every 5 s"
+                    f"{self.root}/{HIGH_WATERMARKS} does not say how far {shown(self.where)} is committed, "
+                    "so none of it can be read; a broker that runs writes it every 5 s"
                 )
             time.sleep(PAUSE_S)
         return found

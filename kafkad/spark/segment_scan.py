@@ -238,10 +238,8 @@ def batches_at(segment: Segment, whole: Range, read: int, target: int) -> tuple[
 # -- a task -------------------------------------------------------------------------------------------------
 
 
-def read(part: ScanPartition) -> Iterator[pa.RecordBatch]:
-    """The records of a task, as Kafka's columns. DataLoss when they are not there any more and
-    failOnDataLoss is set."""
-    columns = RecordColumns(
+def columns_of(part: ScanPartition) -> RecordColumns:
+    return RecordColumns(
         part.log.topic,
         part.log.partition,
         part.start,
@@ -250,6 +248,12 @@ def read(part: ScanPartition) -> Iterator[pa.RecordBatch]:
         verify_crc=part.verify_crc,
         read_committed=part.read_committed,
     )
+
+
+def read(part: ScanPartition) -> Iterator[pa.RecordBatch]:
+    """The records of a task, as Kafka's columns. DataLoss when they are not there any more and
+    failOnDataLoss is set."""
+    columns = columns_of(part)
     reader = SegmentReader(part, columns)
     try:
         while not columns.done and reader.begin():
@@ -353,7 +357,7 @@ class SegmentReader:
         return f"below its high watermark (the plan goes to {self.part.end})"
 
     def _damaged(self, how: str) -> DataLoss:
-        # Rows of the batches before are right and may have been handed out; nothing behind is guessed at.
+        # Rows of the batches before are right, and may have left; nothing behind is guessed.
         return DataLoss(
             f"{self.segment.path} is damaged below the high watermark at offset {self.columns.position}: {how}"
         )

@@ -45,7 +45,7 @@ def decoder_options() -> tuple[str, ...]:
         from kafkad.spark import values
     except ImportError:
         return ()
-    return tuple(getattr(values, "OPTIONS", ()))
+    return tuple(getattr(values, "OPTIONS", ("timeZone",)))
 
 
 def result_layout(options: ReadOptions) -> Layout:
@@ -153,7 +153,7 @@ def whole_ranges(options: ReadOptions, offsets: OffsetReader) -> list[Range]:
     """From startingOffsets to endingOffsets, resolved."""
     partitions = offsets.partitions()
     if options.start.word == EARLIEST and options.end.word == LATEST:
-        start, end = offsets.both_ends(partitions)
+        start, end = offsets.list_both(partitions)
     else:
         start = offsets.settled(offsets.resolve(options.start, partitions, starting=True))
         end = offsets.settled(offsets.resolve(options.end, partitions, starting=False))
@@ -221,7 +221,7 @@ class Filters:
     def cut(self, ranges: list[Range], offsets: OffsetReader) -> list[Range]:
         ranges = [each for each in ranges if self._wanted(each)]
         if self.since_ms is not None and ranges:
-            found = offsets.at({each.where: self.since_ms for each in ranges})
+            found = offsets.list({each.where: self.since_ms for each in ranges})
             # nothing is that late: only what arrives after the plan, which is not in it
             ranges = [each._replace(start=max(each.start, found[each.where])) for each in ranges
                       if found[each.where] >= 0]  # fmt: skip

@@ -144,7 +144,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for left in range(max(0, self.options.retries - 1), -1, -1):
             partitions = offsets.partitions(gone_is_loss=bool(known) and not self.options.fail_on_data_loss)
             self._look_for_others(offsets.topic_ids)
-            latest = offsets.at(dict.fromkeys(partitions, LATEST))
+            latest = offsets.list(dict.fromkeys(partitions, LATEST))
             fallen = {where for where, end in latest.items() if end < known.get(where, 0)}
             if not fallen or left == 0:
                 break
@@ -167,7 +167,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, offsets: OffsetReader, start: Partitions, latest: Partitions, limit: Any
     ) -> Partitions:
         options = self.options
-        earliest = offsets.at(dict.fromkeys(planning.new_partitions(start, latest), EARLIEST))
+        earliest = offsets.list(dict.fromkeys(planning.new_partitions(start, latest), EARLIEST))
         counts = planning.backlog(start, latest, earliest)
         least = limit.min_rows if isinstance(limit, ReadMinRows) else options.offsets_min
         if least is not None and not self._available_now:
@@ -196,7 +196,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         earliest: Partitions = {}
         if new:
             there = set(offsets.partitions(gone_is_loss=True))
-            earliest = offsets.at({where: EARLIEST for where in new if where in there})
+            earliest = offsets.list({where: EARLIEST for where in new if where in there})
         ranges, losses = planning.ranges_of(first, last, earliest)
         for loss in losses:
             self._report_loss(loss)

@@ -77,7 +77,7 @@ REFUSED = {
     "value.serializer": "values are written as the bytes of the column 'value'",
     "transactional.id": "this writer has no transactions; it writes at least once",
     "interceptor.classes": "there is no Java here",
-    "partitioner.class": "records go where Kafka's partitioner puts them, or where the column 'partition' says",
+    "partitioner.class": "records go where Kafka's partitioner or the column 'partition' puts them",
 }
 
 READ = (

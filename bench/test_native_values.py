@@ -3,7 +3,8 @@
     .venv/bin/python -m pytest bench/test_native_values.py --benchmark-columns=min,median,stddev
 
 Each figure is for 40,000 flights, by process time of one thread; `rows_per_s` in the extra information (in
---benchmark-json) is by the minimum. pyarrow.json, with the same schema and on one thread, is the yardstick."""
+--benchmark-json) is by the minimum. pyarrow.json, with the same schema and on one thread, is the
+yardstick."""
 
 import csv
 import io

@@ -367,8 +367,10 @@ cdef const uint8_t* read_message(Parser* parser, Node* node, Column* column, con
         field = find_field(node, tag >> 3)
         if field is NULL or field.column is NULL or (wire != field.wire and not (
                 wire == WIRE_BYTES and field.is_repeated and field.wire != WIRE_BYTES)):
-            if field is not NULL and field.is_required and wire == field.wire:
+            if field is not NULL and wire == field.wire:           # not wanted, but it counts
                 field.was_seen = True
+                if field.oneof:
+                    clear_oneof(node, field, row)
             p = skip_field(parser, node if field is NULL else field, p, end, wire, tag >> 3, 0)
         elif field.is_repeated:
             element = field.column.children

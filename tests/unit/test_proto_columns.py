@@ -243,6 +243,20 @@ def test_the_wires_liberties(order, old):
     assert rows(decode(old, "Old", b"\x08\x01\x28\x09"))[0]["kind"] is None  # a closed enum
 
 
+def test_a_oneof_has_its_last_field_also_if_that_is_not_wanted(order):
+    name, id, other = varint(24 << 3 | 2) + b"\1x", varint(25 << 3) + b"\5", varint(26 << 3 | 2) + b"\0"
+    for value, columns, wanted in [
+        (name + id, "name,id", [None, 5]),
+        (id + name, "name,id", ["x", None]),
+        (name + id, "name", [None]),
+        (name + other, "name", [None]),
+        (other + name, "other,name", [None, "x"]),
+        (other + id, "other", [None]),
+        (name + other + id + name, "id,name", [None, "x"]),
+    ]:
+        assert list(rows(decode(order, "Order", value, columns=columns))[0].values()) == wanted
+
+
 def test_proto2_defaults_and_required_fields(old):
     assert rows(decode(old, "", b"\x08\x01"))[0] == {
         "id": 1, "s": "none", "n": -5, "d": 0.5, "kind": None, "other": "B", "many": [], "f": 9, "b": None,

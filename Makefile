@@ -2,7 +2,8 @@
 #
 #   make run     environment, build, and a broker on 127.0.0.1:9092 with its data in ./data
 #   make build   the native extensions, in place
-#   make test    all that the tests need (jars, Java), then the tests; PYTEST_ARGS="-k groups" narrows them
+#   make test    all that the tests need (jars, Java), then the tests; PYTEST_ARGS="-k groups" narrows them,
+#                PARALLEL=1 runs one file at a time
 #   make check   ruff, mypy and the tests that read the source
 #   make bench   kafkad beside JVM Kafka and a bare C loop: tables, JSON, a plot; BENCH_ARGS="--quick --check"
 #   make sanitize  the data plane's tests with AddressSanitizer and UBSan; SANITIZE_ARGS="-k mailbox" narrows them
@@ -27,17 +28,20 @@ NATIVE := $(wildcard kafkad/_native/*.pyx kafkad/_native/*.pxd kafkad/_native/*.
 DATA_DIR ?= ./data
 LISTEN   ?= 127.0.0.1:9092
 PYTEST_ARGS ?=
+PARALLEL ?= 3
 BENCH_ARGS ?=
 SANITIZE_ARGS ?=
 
 # tests of tests/integration/ that `make test` runs with several workers, too
 CLIENTS  := apis confluent_kafka kafka_python aiokafka client
+# most of them wait most of the time; the tests of one file share a broker, and stay together
+SIDE_BY_SIDE = $(if $(filter-out 1,$(PARALLEL)),-n $(PARALLEL) --dist loadfile)
 PROMISES := java_tools shutdown log_dirs kill kill_groups power_loss
 
 .PHONY: help run build test check sanitize bench demo soak clean jars java
 
 help:
-	@sed -n '3,12s/^# *//p' Makefile
+	@sed -n '3,13s/^# *//p' Makefile
 
 # -- the environment
 
@@ -83,10 +87,10 @@ run: $(VENV)/.stamp-run build/.stamp-native
 
 # all with one worker; then what clients see, and what kills, again with more. PYTEST_ARGS picks: once, as it says
 test: $(VENV)/.stamp-test build/.stamp-native java jars
-	@$(PY) -m pytest --durations=20 $(PYTEST_ARGS)
+	@$(PY) -m pytest $(SIDE_BY_SIDE) --durations=20 $(PYTEST_ARGS)
 ifeq ($(strip $(PYTEST_ARGS)),)
-	@$(PY) -m pytest --durations=10 --workers 2 -k "not kill_9_of_a_worker" $(patsubst %,tests/integration/test_%.py,$(CLIENTS) $(PROMISES))
-	@$(PY) -m pytest --workers 4 $(patsubst %,tests/integration/test_%.py,$(CLIENTS))
+	@$(PY) -m pytest $(SIDE_BY_SIDE) --durations=10 --workers 2 -k "not kill_9_of_a_worker" $(patsubst %,tests/integration/test_%.py,$(CLIENTS) $(PROMISES))
+	@$(PY) -m pytest $(SIDE_BY_SIDE) --workers 4 $(patsubst %,tests/integration/test_%.py,$(CLIENTS))
 endif
 
 # all four speak, also after one has failed

@@ -33,6 +33,8 @@ cdef enum Kind:                     # first field of all that epoll points to
     KIND_TIMER = 4
     KIND_MAIL = 5
     KIND_HANDOVER = 6
+    KIND_LOOP = 7
+    KIND_COMMIT = 8
 
 cdef enum Phase:
     PHASE_HANDSHAKE = 0             # only Python sees frames
@@ -174,6 +176,7 @@ cdef struct Core:
     int timer_kind                  # KIND_TIMER
     bint polling
     bint woken
+    bint waits                      # the loop sleeps in `wait`, which looks at `woken` first: no need to write
     int64_t now_ms                  # wall clock, read once a round
     int64_t monotonic_ms
     int64_t timer_armed_ms          # 0: disarmed

@@ -167,7 +167,8 @@ cdef void core_wake(Core* core) noexcept nogil:
     cdef uint64_t one = 1
     if not core.woken:
         core.woken = True
-        write(core.wake_fd, &one, 8)
+        if not core.waits:
+            write(core.wake_fd, &one, 8)
 
 
 cdef void core_fatal(Core* core) noexcept:

@@ -126,7 +126,7 @@ cdef extern from * nogil:
     int close(int fd)
 
 cdef enum:
-    PATIENCE_MS = 50                # thousands of times as long as the lock is held
+    PATIENCE_MS = 500               # who holds the lock may have to wait for a processor; more means that it was stopped
     QUEUE_BYTES = 1 << 20           # asked for: room for as many messages as the system allows
 
 if sizeof(Handed) != 32 or sizeof(Post) != 64 or sizeof(Board) != 64 or mutex_size > sizeof(Board):

@@ -76,3 +76,7 @@ cdef void time_index_append(Index* index, int64_t timestamp, int32_t relative_of
 
 # Unmaps; a writable index is cut to its entries. 0, or -errno.
 cdef int index_close(Index* index, const char* path) noexcept nogil
+
+# Whether index_reserve has nothing to do: nearly always.
+cdef inline bint index_has_room(const Index* index) noexcept nogil:
+    return (<int64_t>index.entries + 1) * index.entry_size <= index.allocated

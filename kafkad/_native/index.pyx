@@ -111,7 +111,7 @@ cdef int index_map(Index* index, int fd, int32_t entry_size, int64_t size_max, b
 cdef int index_reserve(Index* index, const char* path) noexcept nogil:
     cdef int fd, failure
     cdef int64_t needed = (<int64_t>index.entries + 1) * index.entry_size
-    if needed <= index.allocated:
+    if index_has_room(index):
         return 0
     fd = c_open(path, O_RDWR | O_CLOEXEC)
     if fd < 0:

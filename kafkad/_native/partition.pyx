@@ -31,7 +31,7 @@ from kafkad._native.fileio cimport (
 from kafkad._native.group_commit cimport (
     SYNC_IDLE, GroupCommit, Sync, commit_ask, sync_drop, sync_give_up, sync_new, sync_reach)
 from kafkad._native.index cimport (
-    OFFSET_ENTRY_SIZE, index_reserve, offset_entry_offset, offset_entry_position, offset_index_append, offset_index_floor, time_entry_offset,
+    OFFSET_ENTRY_SIZE, index_has_room, index_reserve, offset_entry_offset, offset_entry_position, offset_index_append, offset_index_floor, time_entry_offset,
     time_entry_timestamp, time_index_append, time_index_floor)
 from kafkad._native.next_segment cimport NextSegment
 from kafkad._native.places cimport PLACE_HEADER, BatchAt, batch_at, place_note, place_of, places_forget
@@ -334,7 +334,7 @@ cdef class Partition:
         if max_timestamp > latest:
             latest = max_timestamp
             latest_offset = last_offset
-        if index_it:
+        if index_it and not (index_has_room(&segment.offsets) and index_has_room(&segment.times)):
             segment_path(self.directory, segment.base_offset, b"index", path)
             failure = index_reserve(&segment.offsets, path)
             if failure == 0:

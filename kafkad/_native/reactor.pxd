@@ -19,6 +19,10 @@ cdef struct Listener:
     bint paused                     # max.connections is reached: the backlog waits
     PyObject* name                  # str
 
+cdef struct Commits:
+    int kind                        # KIND_COMMIT, what epoll points to
+    PyObject* group                 # GroupCommit
+
 cdef class Reactor:
     cdef Core* core
     cdef PartitionTable table
@@ -32,12 +36,18 @@ cdef class Reactor:
     cdef Handover handover          # None: new connections stay here
     cdef bint hands_over
     cdef int handover_kind          # what epoll points to: KIND_HANDOVER
+    cdef int loop_kind              # what epoll points to: KIND_LOOP
+    cdef bint called                # Python has something to do: `wait` ends
+    cdef bint loop_ready            # it is the event loop
+    cdef bint asleep                # as its mailbox says
+    cdef int late_rounds            # that answers have waited for those of other workers
     cdef int64_t in_hand            # accepted or taken from others, not served yet
     cdef uint32_t listener_count    # that were ever added
     cdef bint paused                # a listener is
     cdef object dispatch, on_fatal, log
     cdef dict listeners             # fd -> address of its Listener
     cdef list retired               # of listeners that were removed, freed by the next poll
+    cdef list commits               # (address of a Commits, its group)
     cdef dict names                 # every listener name, kept alive
     cdef dict per_host              # 16 bytes of an address -> connections of it
     cdef object hosts               # the same with other workers (host_counts), or None

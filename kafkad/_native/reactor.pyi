@@ -1,7 +1,9 @@
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from kafkad._native.connection import Connection
+from kafkad._native.group_commit import GroupCommit
 from kafkad._native.handover import Handover
 from kafkad._native.host_counts import HostCounts
 from kafkad._native.mailbox import Mailboxes
@@ -38,6 +40,13 @@ class Reactor:
     ) -> None: ...
     def fileno(self) -> int: ...
     def poll(self) -> None: ...
+    def join_loop(self, fd: int) -> None:
+        """An event loop that sleeps in `wait` says with `fd` that it has something to do."""
+    def wait(self, timeout: float | None, ready: deque[Any], scheduled: list[Any]) -> bool:
+        """Serves and sleeps until the loop is called: True when its descriptor is readable, False when
+        `ready` has something, `scheduled` has more, a signal came, or `timeout` seconds are over."""
+    def join_commits(self, group: GroupCommit) -> None:
+        """What `group` has synced is published by the reactor, until it is closed."""
     def serve_native(self, key: int, low: int, high: int) -> None:
         """Serve Produce (0) or Fetch (1) in these versions; others of that key close the connection."""
     def add_listener(self, fd: int, name: str, *, phase: int = 2) -> None: ...

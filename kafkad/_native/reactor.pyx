@@ -1,7 +1,8 @@
 """The reactor: sockets, frames and turns, in C.
 
-The asyncio loop watches `fileno()`, an epoll set, and calls `poll()` when it fires. One poll runs rounds until nothing
-is ready or its time is up. A round is
+asyncio sleeps in `wait` (server/event_loop.py): rounds, and sleep between them, until it has something to do itself.
+Any other loop watches `fileno()`, an epoll set, and calls `poll()`, which runs rounds until nothing is ready or its
+time is up. A round is
 
     epoll_wait → accept | read, cut frames, serve → advanced partitions answer their waiters → deadlines → send
 
@@ -22,6 +23,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EAGAIN, EINTR, errno
+from libc.math cimport ceil
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
@@ -29,15 +31,15 @@ from libc.string cimport memcpy, memset
 from kafkad._native.buffers cimport buffer_is_shared, buffers_trim, input_release, input_reserve, scratch_keep
 from kafkad._native.cold_reads cimport cold_hold, cold_settle
 from kafkad._native.connection cimport (
-    API_KEYS, BLOCKED_SOCKET, CALLS_PER_TURN, Conn, Connection, Core, FRAMES_PER_TURN, KIND_CONNECTION, KIND_HANDOVER,
-    KIND_LISTENER, KIND_MAIL, KIND_TIMER, KIND_WAKE, PHASE_AUTHENTICATING, PHASE_READY, SCRATCH_SIZE, SLOTS_MAX, Slot,
+    API_KEYS, BLOCKED_SOCKET, CALLS_PER_TURN, Conn, Connection, Core, FRAMES_PER_TURN, KIND_COMMIT, KIND_CONNECTION,
+    KIND_HANDOVER, KIND_LISTENER, KIND_LOOP, KIND_MAIL, KIND_TIMER, KIND_WAKE, PHASE_AUTHENTICATING, PHASE_READY, SCRATCH_SIZE, SLOTS_MAX, Slot,
     conn_close, conn_flush, conn_handle, conn_may_serve, conn_new, conn_reap, conn_run, conn_touch, copies_forget,
     core_fatal, core_free, core_new, core_read_clocks,
     core_shut, core_wake, slot_open,
 )
 from kafkad._native.fetch cimport Fetching, fetch_advanced, fetch_frame, fetch_settle
 from kafkad._native.forwarding cimport Forwarding, forward_mail, forwarding_peer_lost
-from kafkad._native.group_commit cimport commit_turn
+from kafkad._native.group_commit cimport GroupCommit, commit_turn
 from kafkad._native.handover cimport (
     LOST, NOTHING, Handed, Handover, handover_give, handover_lock, handover_look, handover_publish, handover_take,
     handover_unlock,
@@ -114,6 +116,7 @@ cdef extern from * nogil:
         return epoll_ctl(epoll_fd, operation, fd, &event);
     }
     """
+    Py_ssize_t Py_SIZE(PyObject* object)
     struct epoll_data_t:
         void* ptr
     struct epoll_event:
@@ -145,6 +148,7 @@ cdef enum:
     FIRST_BYTES = 16 * 1024
     BYTES_PER_TURN = 2 * 1024 * 1024
     BUSY = 16                           # requests and messages since the last sleep: others have more, if they run
+    FEW = 4                             # so many in a round: nobody sends much
     LATE_ROUNDS = 3                     # answers wait no longer than this for those of other workers
     ACCEPTS_PER_ROUND = 64
     FIRST_BUFFER = 64 * 1024            # kept for a partial frame at first; doubled as its bytes come
@@ -573,7 +577,8 @@ cdef void note_lost(Reactor reactor) noexcept nogil:
 
 # -- a poll ------------------------------------------------------------------------------------------------
 
-cdef void run_rounds(Reactor reactor) noexcept nogil:
+cdef int one_round(Reactor reactor, int timeout_ms, int* mails) noexcept nogil:
+    """Waits for events as long as `timeout_ms`, and does what they and the other workers ask for; how many there were."""
     cdef Core* core = reactor.core
     cdef epoll_event events[EVENTS]
     cdef int count
@@ -581,9 +586,95 @@ cdef void run_rounds(Reactor reactor) noexcept nogil:
     cdef int kind
     cdef Conn* conn
     cdef Conn* last
+    core.stats.rounds += 1
+    count = epoll_wait(core.epoll_fd, events, EVENTS, timeout_ms)
+    if count < 0:
+        reactor.called = True                           # EINTR: a signal, whose handler is Python's
+    if reactor.asleep:
+        reactor.asleep = False
+        mail_awake(reactor.mailboxes)
+    core_read_clocks(core)
+    for i in range(max(count, 0)):
+        kind = (<int*>events[i].data.ptr)[0]
+        if kind == KIND_CONNECTION:
+            conn = <Conn*>events[i].data.ptr
+            if conn.closed:
+                continue
+            if events[i].events & (EPOLLHUP | EPOLLERR):
+                conn_close(conn, NULL)
+                continue
+            if events[i].events & EPOLLRDHUP:
+                conn.hung_up = True
+            if events[i].events & EPOLLIN:
+                conn.readable = True
+            if events[i].events & EPOLLOUT:
+                conn.blocked &= ~BLOCKED_SOCKET
+            if conn.hung_up and conn.pending_count > conn.pending_produces and long_polls(conn):
+                conn_close(conn, NULL)                  # nobody is there to wait for the data
+                continue
+            conn_run(conn)
+        elif kind == KIND_LISTENER:
+            accept_some(reactor, <Listener*>events[i].data.ptr)
+        elif kind == KIND_HANDOVER:
+            take_some(reactor)
+        elif kind == KIND_COMMIT:
+            with gil:
+                publish_commits(reactor, (<Commits*>events[i].data.ptr).group)
+        elif kind == KIND_LOOP:
+            reactor.called = True
+            reactor.loop_ready = True
+        elif kind == KIND_WAKE:
+            read(core.wake_fd, &ignored, 8)
+            core.woken = False
+            cold_settle(&core.cold)
+        elif kind == KIND_TIMER:
+            read(core.timer_fd, &ignored, 8)
+            core.timer_armed_ms = 0
+            reactor.called = True                       # listeners that rest are looked at there
+    mails[0] = drain_mail(reactor) if reactor.has_mail else 0
+    last = core.run_last                                # who is queued again has its turn in the next round
+    while core.run_first is not NULL:
+        conn = core.run_first
+        core.run_first = conn.run_next
+        if core.run_first is NULL:
+            core.run_last = NULL
+        conn.queued = False
+        if not conn.closed:
+            serve(reactor, conn)
+        if conn is last:
+            break
+    if core.copied_count:
+        copies_forget(core)
+    commit_turn(True)
+    answer_waiters(reactor)
+    timers_expire(core)
+    feed_starved(core)
+    conn_reap(core)
+    if reactor.has_mail:
+        mail_ring(reactor.mailboxes)
+    reactor.late_rounds = reactor.late_rounds + 1 if core.late_first is not NULL else 0
+    if reactor.late_rounds >= LATE_ROUNDS:
+        flush_late(core)
+    return count
+
+
+cdef void publish_commits(Reactor reactor, PyObject* group) noexcept:
+    try:
+        (<GroupCommit>group).publish()
+    except BaseException:
+        core_fatal(reactor.core)
+
+
+cdef inline bint has_more(Reactor reactor) noexcept nogil:
+    return reactor.core.run_first is not NULL or reactor.table.table.pending is not NULL
+
+
+cdef void run_rounds(Reactor reactor) noexcept nogil:
+    """Rounds that never sleep, until nothing is ready or the time is up."""
+    cdef Core* core = reactor.core
+    cdef int count
     cdef int64_t began
     cdef int mails = 0
-    cdef int late_rounds = 0
     cdef int64_t served = work_done(reactor)
     cdef bint asleep = False
     core_read_clocks(core)
@@ -592,65 +683,8 @@ cdef void run_rounds(Reactor reactor) noexcept nogil:
         mail_awake(reactor.mailboxes)
     commit_turn(True)
     for _ in range(ROUNDS):
-        core.stats.rounds += 1
-        count = epoll_wait(core.epoll_fd, events, EVENTS, 0)
-        core_read_clocks(core)
-        for i in range(max(count, 0)):
-            kind = (<int*>events[i].data.ptr)[0]
-            if kind == KIND_CONNECTION:
-                conn = <Conn*>events[i].data.ptr
-                if conn.closed:
-                    continue
-                if events[i].events & (EPOLLHUP | EPOLLERR):
-                    conn_close(conn, NULL)
-                    continue
-                if events[i].events & EPOLLRDHUP:
-                    conn.hung_up = True
-                if events[i].events & EPOLLIN:
-                    conn.readable = True
-                if events[i].events & EPOLLOUT:
-                    conn.blocked &= ~BLOCKED_SOCKET
-                if conn.hung_up and conn.pending_count > conn.pending_produces and long_polls(conn):
-                    conn_close(conn, NULL)              # nobody is there to wait for the data
-                    continue
-                conn_run(conn)
-            elif kind == KIND_LISTENER:
-                accept_some(reactor, <Listener*>events[i].data.ptr)
-            elif kind == KIND_HANDOVER:
-                take_some(reactor)
-            elif kind == KIND_WAKE:
-                read(core.wake_fd, &ignored, 8)
-                core.woken = False
-                cold_settle(&core.cold)
-            elif kind == KIND_TIMER:
-                read(core.timer_fd, &ignored, 8)
-                core.timer_armed_ms = 0
-        if reactor.has_mail:
-            mails = drain_mail(reactor)
-        last = core.run_last                            # who is queued again has its turn in the next round
-        while core.run_first is not NULL:
-            conn = core.run_first
-            core.run_first = conn.run_next
-            if core.run_first is NULL:
-                core.run_last = NULL
-            conn.queued = False
-            if not conn.closed:
-                serve(reactor, conn)
-            if conn is last:
-                break
-        if core.copied_count:
-            copies_forget(core)
-        commit_turn(True)
-        answer_waiters(reactor)
-        timers_expire(core)
-        feed_starved(core)
-        conn_reap(core)
-        if reactor.has_mail:
-            mail_ring(reactor.mailboxes)
-        late_rounds = late_rounds + 1 if core.late_first is not NULL else 0
-        if late_rounds >= LATE_ROUNDS:
-            flush_late(core)
-        if count <= 0 and mails == 0 and core.run_first is NULL and reactor.table.table.pending is NULL:
+        count = one_round(reactor, 0, &mails)
+        if count <= 0 and mails == 0 and not has_more(reactor):
             if not reactor.has_mail:
                 break
             if work_done(reactor) - served >= BUSY and core.monotonic_ms - began <= POLL_MS:
@@ -665,10 +699,65 @@ cdef void run_rounds(Reactor reactor) noexcept nogil:
             break
     commit_turn(False)
     flush_late(core)
-    if core.run_first is not NULL or reactor.table.table.pending is not NULL:
+    if has_more(reactor):
         core_wake(core)
     elif reactor.has_mail and not asleep and not mail_sleep(reactor.mailboxes):
         core_wake(core)
+
+
+cdef void run_until_called(Reactor reactor, int64_t wait_ms, PyObject* ready, PyObject* scheduled) noexcept nogil:
+    """Rounds, and sleep between them, until asyncio has something to do or `wait_ms` are over (-1: never)."""
+    cdef Core* core = reactor.core
+    cdef Py_ssize_t timers = Py_SIZE(scheduled)
+    cdef int64_t deadline = 0, left
+    cdef int64_t served = work_done(reactor)            # before the last yield or sleep
+    cdef int64_t before = served                        # and before the last round
+    cdef int mails = 0, count = 1
+    cdef int timeout_ms
+    core_read_clocks(core)
+    if wait_ms > 0:
+        deadline = core.monotonic_ms + wait_ms
+    commit_turn(True)
+    while True:
+        timeout_ms = 0
+        if core.woken or has_more(reactor) or wait_ms == 0:
+            pass
+        elif reactor.has_mail and work_done(reactor) - served >= BUSY:
+            # Peers and clients first: what they send then needs no wake-up.
+            if count <= 0 and mails == 0:
+                served = work_done(reactor)
+                sched_yield()
+        elif not reactor.has_mail or work_done(reactor) - before <= FEW or (count <= 0 and mails == 0):
+            # With few at a time it is not worth a look whether there is more: a call that may sleep tells, too.
+            flush_late(core)
+            expire_idle(reactor)
+            conn_reap(core)
+            arm(reactor)
+            if reactor.called or Py_SIZE(ready) or not reactor.open:
+                break                                   # a closed connection
+            timeout_ms = -1
+            if deadline:
+                left = deadline - core.monotonic_ms
+                timeout_ms = <int>min(left, <int64_t>1 << 30)
+                if left <= 0:
+                    timeout_ms = 0
+            if reactor.has_mail and timeout_ms:
+                if mail_sleep(reactor.mailboxes):
+                    reactor.asleep = True
+                    served = work_done(reactor)
+                else:
+                    timeout_ms = 0
+        core.woken = False
+        before = work_done(reactor)
+        count = one_round(reactor, timeout_ms, &mails)
+        if (reactor.called or Py_SIZE(ready) or Py_SIZE(scheduled) != timers or wait_ms == 0 or not reactor.open
+                or (deadline and core.monotonic_ms >= deadline)):
+            break
+    commit_turn(False)
+    flush_late(core)
+    expire_idle(reactor)
+    conn_reap(core)
+    arm(reactor)
 
 
 cdef inline int64_t work_done(Reactor reactor) noexcept nogil:
@@ -781,6 +870,7 @@ cdef class Reactor:
         self.log = log or logging.getLogger("kafkad.net")
         self.listeners = {}
         self.retired = []
+        self.commits = []
         self.names = {}
         self.per_host = {}
         self.hosts = hosts
@@ -1056,6 +1146,47 @@ cdef class Reactor:
         elif self.core.run_first is not NULL:
             core_wake(self.core)
 
+    def wait(self, timeout, ready, scheduled):
+        """The sleep of the event loop that `join_loop` named: serves, as `poll`, until its descriptor is readable
+        (True), or `ready` has something, or `scheduled` has more, a signal came, or `timeout` seconds are over
+        (None: never)."""
+        cdef int64_t wait_ms = -1 if timeout is None else <int64_t>ceil(max(timeout, 0) * 1000)
+        if self.core.polling or not self.open:
+            raise ValueError("this reactor is closed, or in the middle of a poll")
+        self.table.bury()
+        self.free_retired()
+        if self.paused and self.hands_over:
+            resume_listeners(self)
+        self.core.stats.polls += 1
+        self.core.polling = True
+        self.called = self.loop_ready = False
+        with nogil:
+            run_until_called(self, wait_ms, <PyObject*>ready, <PyObject*>scheduled)
+        self.core.polling = False
+        if not self.open:
+            self.finish()
+        elif self.core.run_first is not NULL:
+            core_wake(self.core)
+        return self.loop_ready
+
+    def join_loop(self, int fd):
+        """From now on an event loop calls `wait` instead of sleeping; `fd` is readable when it has something to do."""
+        self.loop_kind = KIND_LOOP
+        if kafkad_epoll_listen(self.core.epoll_fd, fd, &self.loop_kind, EPOLL_CTL_ADD) != 0:
+            raise OSError(errno, os.strerror(errno))
+        self.core.waits = True
+
+    def join_commits(self, GroupCommit group not None):
+        """From now on the fdatasyncs of `group` that have ended are published here, in the round that sees them."""
+        cdef Commits* commits = <Commits*>calloc(1, sizeof(Commits))
+        KAFKAD_CHECK(commits is not NULL)
+        commits.kind = KIND_COMMIT
+        commits.group = <PyObject*>group
+        if kafkad_epoll_listen(self.core.epoll_fd, group.fileno(), commits, EPOLL_CTL_ADD) != 0:
+            free(commits)
+            raise OSError(errno, os.strerror(errno))
+        self.commits.append((<size_t>commits, group))
+
     def next_deadline_ms(self):
         """Monotonic milliseconds of the next deadline, or None. The reactor keeps its own timer: for tests."""
         return next_deadline(self) or None
@@ -1154,6 +1285,9 @@ cdef class Reactor:
         self.table.bury()
         self.free_retired()
         core_shut(self.core)
+        for address, _ in self.commits:
+            free(<void*><size_t>address)
+        self.commits.clear()
 
 
 cdef void expire_idle(Reactor reactor) noexcept nogil:

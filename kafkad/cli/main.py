@@ -29,7 +29,9 @@ COMMANDS = {
     "produce": ("kafkad.cli.produce", "Write records from standard input or a file to a topic."),
     "consume": ("kafkad.cli.consume", "Print the records of a topic."),
     "cluster": ("kafkad.cli.cluster", "Show brokers, metadata, API versions, log directories."),
+    "doctor": ("kafkad.cli.doctor", "Look for what keeps Spark from reading and writing topics."),
     "dump-log": ("kafkad.cli.dump_log", "Print what is in segment, index, snapshot and checkpoint files."),
+    "ingest": ("kafkad.cli.ingest", "Land topics in tables, each record exactly once, by a small file."),
 }
 
 INTERRUPTED, TERMINATED, BROKEN_PIPE, OURS = 130, 143, 141, 70

@@ -4,11 +4,13 @@
 `retry_seconds`, with metadata asked anew in between.
 """
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from kafkad.client.connection import Connection, Unreachable
+from kafkad.client.security import Security
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 
@@ -24,7 +26,12 @@ class Cluster:
     """Connections to a cluster's brokers. A context manager. ValueError for a bad `bootstrap`."""
 
     def __init__(
-        self, bootstrap: str, client_id: str = "kafkad", timeout: float = 30.0, retry_seconds: float = 15.0
+        self,
+        bootstrap: str,
+        client_id: str = "kafkad",
+        timeout: float = 30.0,
+        retry_seconds: float = 15.0,
+        security: Security | None = None,
     ) -> None:
         self.bootstrap = [parse_address(part) for part in bootstrap.split(",") if part.strip()]
         if not self.bootstrap:
@@ -32,6 +39,7 @@ class Cluster:
         self.client_id = client_id
         self.timeout = timeout
         self.retry_seconds = retry_seconds
+        self.security = security
         self._brokers: dict[int, tuple[str, int]] = {}
         self._connections: dict[int, Connection] = {}
         self._first: Connection | None = None
@@ -70,7 +78,7 @@ class Cluster:
 
     def connect(self, host: str, port: int) -> Connection:
         """A new connection, of the caller's own."""
-        return Connection(host, port, self.client_id, self.timeout)
+        return Connection(host, port, self.client_id, self.timeout, self.security)
 
     def broker(self, node_id: int) -> Connection:
         connection = self._connections.get(node_id)
@@ -200,8 +208,8 @@ def passes(trouble: KafkaError | Unreachable) -> bool:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """`host:port`, `host` or `[v6]:port`, with or without `PLAINTEXT://`. Raises ValueError."""
-    text = text.strip().removeprefix("PLAINTEXT://")
+    """`host:port`, `host` or `[v6]:port`, with or without `PLAINTEXT://` or its kin. Raises ValueError."""
+    text = re.sub(r"^(PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://", "", text.strip())
     host, colon, port = text.rpartition(":")
     if not colon or "]" in port:
         host, port = text, str(DEFAULT_PORT)

@@ -13,6 +13,7 @@ from collections import deque
 from typing import Any
 
 from kafkad import __version__
+from kafkad.client.security import AuthenticationFailed, Security
 from kafkad.protocol import codec, errors, messages
 
 FRAME_SIZE_MAX = 1 << 30
@@ -25,10 +26,13 @@ class Unreachable(Exception):
 
 class Connection:
     """A TCP connection that knows what its broker speaks. Raises Unreachable for every trouble of the
-    network, with whatever answers no Kafka, too.
+    network, with whatever answers no Kafka, too; AuthenticationFailed when `security` does not come to terms
+    with the broker's.
     """
 
-    def __init__(self, host: str, port: int, client_id: str, timeout: float = 30.0) -> None:
+    def __init__(
+        self, host: str, port: int, client_id: str, timeout: float = 30.0, security: Security | None = None
+    ) -> None:
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.client_id = client_id
         self.timeout = timeout
@@ -40,8 +44,12 @@ class Connection:
         except OSError as trouble:
             raise Unreachable(f"no broker answers on {self.address}: {trouble.strerror or trouble}")
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if security is not None:
+            self._secure(security, host)
         self._socket.settimeout(timeout)
         self.versions = self._learn_versions()
+        if security is not None and security.mechanism:
+            self._authenticate(security)
 
     def close(self) -> None:
         self.closed = True
@@ -104,6 +112,62 @@ class Connection:
             raise
         return response
 
+    def receive_into(self, buffer: bytearray) -> tuple[bytearray, memoryview]:
+        """The frame of the answer to the oldest request that waits for one, undecoded, from its correlation
+        id on: in `buffer`, or in a larger one where it does not fit. Answers the buffer and the frame in it.
+        """
+        correlation, _, _ = self._waiting.popleft()
+        try:
+            size = self._read_size()
+            if size > len(buffer):
+                buffer = bytearray(size)
+            frame = memoryview(buffer)[:size]
+            self._fill(frame)
+            if int.from_bytes(frame[:4], "big", signed=True) != correlation:
+                raise errors.Malformed("an answer to something else")
+        except errors.Malformed:
+            self.close()
+            raise Unreachable(f"what answers on {self.address} does not speak Kafka's protocol")
+        except BaseException:
+            self.close()
+            raise
+        return buffer, frame
+
+    def _secure(self, security: Security, host: str) -> None:
+        try:
+            self._socket = security.wrap(self._socket, host)
+        except OSError as trouble:
+            self.close()
+            raise Unreachable(f"no TLS with the broker on {self.address}: {trouble.strerror or trouble}")
+        except BaseException:
+            self.close()
+            raise
+
+    def _authenticate(self, security: Security) -> None:
+        """SaslHandshake v1, then the mechanism's messages in SaslAuthenticate (KIP-152)."""
+        try:
+            handshake = self.ask(messages.SaslHandshakeRequest(mechanism=security.mechanism), 1)
+            if handshake.error_code:
+                offered = ", ".join(handshake.mechanisms) or "none"
+                raise AuthenticationFailed(
+                    f"the broker on {self.address} does not take {security.mechanism} (it takes {offered})"
+                )
+            conversation = security.conversation()
+            said = next(conversation)
+            while True:
+                answer = self.ask(messages.SaslAuthenticateRequest(auth_bytes=said))
+                if answer.error_code:
+                    raise AuthenticationFailed(
+                        f"the broker on {self.address} refuses {security.username!r}: {answer.error_message}"
+                    )
+                try:
+                    said = conversation.send(answer.auth_bytes)
+                except StopIteration:
+                    return
+        except BaseException:
+            self.close()
+            raise
+
     def _learn_versions(self) -> dict[int, tuple[int, int]]:
         request = messages.ApiVersionsRequest(
             client_software_name="kafkad", client_software_version=__version__
@@ -116,15 +180,21 @@ class Connection:
         return {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
 
     def _read_frame(self) -> bytes:
-        size = int.from_bytes(self._read(4), "big", signed=True)
+        data = bytearray(self._read_size())
+        self._fill(memoryview(data))
+        return bytes(data)
+
+    def _read_size(self) -> int:
+        head = bytearray(4)
+        self._fill(memoryview(head))
+        size = int.from_bytes(head, "big", signed=True)
         if not 4 <= size <= FRAME_SIZE_MAX:
             raise errors.Malformed(f"a frame of {size} bytes")
-        return bytes(self._read(size))
+        return size
 
-    def _read(self, size: int) -> bytearray:
-        data = bytearray(size)
-        view, have = memoryview(data), 0
-        while have < size:
+    def _fill(self, view: memoryview) -> None:
+        have = 0
+        while have < len(view):
             try:
                 count = self._socket.recv_into(view[have:])
             except TimeoutError:
@@ -134,4 +204,3 @@ class Connection:
             if count == 0:
                 raise Unreachable(f"the broker on {self.address} closed the connection")
             have += count
-        return data

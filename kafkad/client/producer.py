@@ -7,7 +7,8 @@ A batch stays at the head of its queue, byte for byte the same, until it is ackn
 so order holds through retries, and with idempotence (the default with acks=all) nothing is doubled: the
 broker knows the sequence numbers of a retry. A batch that is too large for the topic is halved, down to
 single records, as Kafka's producer does. The partitioner is Kafka's: murmur2 of the key, or one partition
-after the other, batch by batch, for records without (KIP-480).
+after the other, batch by batch, for records without (KIP-480). Records that are encoded already, out of
+Arrow columns, go in as `EncodedBatch`es through `send_batches`.
 
 Beware: when a batch could not be delivered in time, nobody knows whether the broker has it. Its sequence
 numbers must not be used for other records, so the producer goes on under a new producer id.
@@ -16,8 +17,10 @@ numbers must not be used for other records, so the producer goes on under a new 
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
+from kafkad._native.record_encode import Encoded, murmur2
 from kafkad.client.cluster import RETRY_PAUSE_S, Cluster, passes
 from kafkad.client.connection import Connection, Unreachable
 from kafkad.protocol import errors, messages, records
@@ -31,14 +34,76 @@ VERSION_MAX = 12  # topics by name; ids begin with 13
 
 
 class Batch:
-    """Records of one partition that travel together, with the sequence number they begin with."""
+    """Records of one partition that travel together."""
 
-    __slots__ = ("data", "records", "sequence")
+    __slots__ = ("count", "data", "records")
 
     def __init__(self, batch: list[Record]) -> None:
         self.records = batch
-        self.sequence = -1
-        self.data: bytes | None = None  # made when its turn comes, and kept for retries
+        self.count = len(batch)
+        self.data: bytes | bytearray | None = None  # made when its turn comes, and kept for retries
+
+    def encode(
+        self, compression: int, producer_id: int, producer_epoch: int, sequence: int, level: int | None = None
+    ) -> bytes | bytearray:
+        """As it travels; `sequence` is that of the first record."""
+        return records.build_batch(
+            self.records,
+            compression=compression,
+            compression_level=level,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=sequence,
+        )
+
+    def halves(self) -> "tuple[Batch, Batch]":
+        middle = self.count // 2
+        return Batch(self.records[:middle]), Batch(self.records[middle:])
+
+
+class EncodedBatch(Batch):
+    """A batch whose records are encoded already."""
+
+    __slots__ = ("compressed", "encoded")
+
+    def __init__(self, encoded: Encoded) -> None:
+        super().__init__([])
+        self.encoded = encoded
+        self.count = encoded.count
+        self.compressed: bytearray | None = None
+
+    def compress(self, compression: int, level: int | None = None) -> None:
+        """May be done ahead of time, in another thread than the one that sends."""
+        if compression and self.compressed is None:
+            self.compressed = records.compressed_records(self.encoded.data, compression, level)
+
+    def encode(
+        self, compression: int, producer_id: int, producer_epoch: int, sequence: int, level: int | None = None
+    ) -> bytearray:
+        self.compress(compression, level)
+        buffer = self.encoded.data if self.compressed is None else self.compressed
+        records.write_header(
+            buffer,
+            base_offset=0,
+            leader_epoch=-1,
+            attributes=compression,
+            last_offset_delta=self.count - 1,
+            base_timestamp=self.encoded.base_timestamp,
+            max_timestamp=self.encoded.max_timestamp,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=sequence,
+            records_count=self.count,
+        )
+        return buffer
+
+    def halves(self) -> tuple[Batch, Batch]:
+        # Rare, so by way of objects: the first half of the bytes would do, the second's offsets begin anew.
+        self.compressed = None
+        self.records = records.Batch(self.encode(0, -1, -1, -1)).records()
+        for record in self.records:
+            record.offset = -1
+        return super().halves()
 
 
 class Producer:
@@ -61,11 +126,13 @@ class Producer:
         request_bytes: int = 1 << 20,
         delivery_seconds: float = 60.0,
         on_delivery: Callable[[int, int, int], None] | None = None,
+        compression_level: int | None = None,
     ) -> None:
         self.cluster = cluster
         self.topic = topic
         self.acks = acks
         self.compression = compression
+        self.compression_level = compression_level
         self.idempotent = idempotent and acks == -1
         self.batch_bytes = batch_bytes
         self.request_bytes = request_bytes
@@ -96,6 +163,7 @@ class Producer:
         timestamp: int | None = None,
     ) -> None:
         """Buffers one record; flushes when there is enough for a request."""
+        sticky = partition is None and key is None  # only then is a full batch the moment for another one
         if partition is None:
             partition = self._partition_for(key)
         elif partition not in self.partitions:
@@ -108,7 +176,7 @@ class Producer:
         if have and have + size > self.batch_bytes:
             self.flush()
             have = 0
-            if key is None:
+            if sticky:
                 partition = self._partition_for(None)
         self._pending.setdefault(partition, []).append(
             Record(key=key, value=value, headers=headers or [], timestamp=now)
@@ -121,8 +189,19 @@ class Producer:
     def flush(self) -> None:
         """Sends all that is buffered and returns when it is acknowledged."""
         self._sticky = (self._sticky + 1) % len(self.partitions)
-        self._queues = {p: deque([Batch(batch)]) for p, batch in self._pending.items()}
+        queues = {p: deque([Batch(batch)]) for p, batch in self._pending.items()}
         self._pending, self._pending_bytes, self._bytes = {}, {}, 0
+        self._acknowledge(queues)
+
+    def send_batches(self, batches: Iterable[EncodedBatch]) -> None:
+        """Sends batches that are made, in their order, and returns when they are acknowledged."""
+        queues: dict[int, deque[Batch]] = {}
+        for batch in batches:
+            queues.setdefault(self.partitions[batch.encoded.partition], deque()).append(batch)
+        self._acknowledge(queues)
+
+    def _acknowledge(self, queues: dict[int, deque[Batch]]) -> None:
+        self._queues = queues
         if self.idempotent and self._producer_id < 0 and self._queues:
             self._begin()
         try:
@@ -150,9 +229,18 @@ class Producer:
             self.cluster.forget()
 
     def _produce(self, connection: Connection, partitions: list[int]) -> KafkaError | None:
-        """One request with the first batch of each partition. Raises or answers what went wrong."""
+        """One request with the first batch of each partition, of as many as fit. Raises or answers what went
+        wrong."""
         struct = messages.ProduceRequest.TopicData
-        data = [struct.PartitionData(index=p, records=self._encoded(p)) for p in partitions]
+        data: list[Any] = []
+        size = 0
+        for partition in partitions:
+            encoded = self._encoded(partition)
+            size += len(encoded)
+            if data and size > max(self.request_bytes, self.batch_bytes):
+                break
+            data.append(struct.PartitionData(index=partition, records=encoded))
+        partitions = partitions[: len(data)]
         request = messages.ProduceRequest(
             acks=self.acks,
             timeout_ms=ACKNOWLEDGE_MS,
@@ -179,7 +267,7 @@ class Producer:
 
     def _delivered(self, partition: int, first_offset: int) -> None:
         queue = self._queues[partition]
-        count = len(queue.popleft().records)
+        count = queue.popleft().count
         if not queue:
             del self._queues[partition]
         self._sequences[partition] = (self._sequences.get(partition, 0) + count) % SEQUENCES
@@ -189,26 +277,18 @@ class Producer:
     def _halve(self, partition: int) -> bool:
         """The first batch becomes two. False when it is one record, which must be refused."""
         queue = self._queues[partition]
-        if len(queue[0].records) == 1:
+        if queue[0].count == 1:
             return False
-        batch = queue.popleft().records
-        middle = len(batch) // 2
-        queue.extendleft([Batch(batch[middle:]), Batch(batch[:middle])])
+        first, second = queue.popleft().halves()
+        queue.extendleft([second, first])
         return True
 
-    def _encoded(self, partition: int) -> bytes:
+    def _encoded(self, partition: int) -> bytes | bytearray:
         batch = self._queues[partition][0]
         if batch.data is None:
-            if self._producer_id >= 0:
-                batch.sequence = self._sequences.get(partition, 0)
-            batch.data = bytes(
-                records.build_batch(
-                    batch.records,
-                    compression=self.compression,
-                    producer_id=self._producer_id,
-                    producer_epoch=self._producer_epoch,
-                    base_sequence=batch.sequence,
-                )
+            sequence = self._sequences.get(partition, 0) if self._producer_id >= 0 else -1
+            batch.data = batch.encode(
+                self.compression, self._producer_id, self._producer_epoch, sequence, self.compression_level
             )
         return batch.data
 
@@ -223,23 +303,3 @@ class Producer:
         if response.error_code:
             raise KafkaError(response.error_code)
         return response.producer_id, response.producer_epoch
-
-
-def murmur2(data: bytes) -> int:
-    """Kafka's hash of keys (Utils.murmur2), as an unsigned 32-bit number."""
-    size = len(data)
-    h = (0x9747B28C ^ size) & 0xFFFFFFFF
-    whole = size & ~3
-    for at in range(0, whole, 4):
-        k = int.from_bytes(data[at : at + 4], "little")
-        k = (k * 0x5BD1E995) & 0xFFFFFFFF
-        k ^= k >> 24
-        k = (k * 0x5BD1E995) & 0xFFFFFFFF
-        h = ((h * 0x5BD1E995) & 0xFFFFFFFF) ^ k
-    rest = size - whole
-    if rest:
-        h ^= int.from_bytes(data[whole:], "little")
-        h = (h * 0x5BD1E995) & 0xFFFFFFFF
-    h ^= h >> 13
-    h = (h * 0x5BD1E995) & 0xFFFFFFFF
-    return h ^ (h >> 15)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from kafkad._native import records as native
 from kafkad._native.batch import BatchHeader, RecordWalk
 from kafkad._native.records import Record as Record
+from kafkad._native.records import write_header as write_header
 from kafkad.protocol import compression as codecs
 from kafkad.protocol.errors import Malformed
 
@@ -81,6 +82,7 @@ def build_batch(
     base_sequence: int = -1,
     leader_epoch: int = -1,
     compression: int = 0,
+    compression_level: int | None = None,
     transactional: bool = False,
     control: bool = False,
     timestamp_type: int = 0,
@@ -90,7 +92,7 @@ def build_batch(
     if count == 0:
         raise ValueError("a batch has at least one record")
     if compression:
-        buffer = bytearray(HEADER_SIZE) + codecs.compress(compression, memoryview(buffer)[HEADER_SIZE:])
+        buffer = compressed_records(buffer, compression, compression_level)
     attributes = compression
     if timestamp_type:
         attributes |= TIMESTAMP_LOG_APPEND
@@ -98,7 +100,7 @@ def build_batch(
         attributes |= TRANSACTIONAL
     if control:
         attributes |= CONTROL
-    native.write_header(
+    write_header(
         buffer,
         base_offset=base_offset,
         leader_epoch=leader_epoch,
@@ -112,6 +114,13 @@ def build_batch(
         records_count=count,
     )
     return buffer
+
+
+def compressed_records(buffer: bytearray, compression: int, level: int | None = None) -> bytearray:
+    """What stands behind the room for a header, compressed, behind room for a header."""
+    out = bytearray(HEADER_SIZE)
+    out += codecs.compress(compression, memoryview(buffer)[HEADER_SIZE:], level)
+    return out
 
 
 def read_batches(buffer: Any) -> Iterator[Batch]:

@@ -21,12 +21,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import uvloop
-
+from kafkad._native import timeslice
 from kafkad.config.definition import ConfigError
 from kafkad.log.log_dirs import DirectoryTrouble
 from kafkad.net.listener import ListenError
 from kafkad.raft.single_voter import UnusableMetadata
+from kafkad.server.event_loop import EventLoop
 from kafkad.server.worker import Worker
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("kafkad")
 
 BROKEN = 70  # EX_SOFTWARE
+SLICE_US = 100  # the least that Linux gives
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOP = signal.SIGUSR1  # what ends one of several workers, by the supervisor: hang up, then once more: stop
 
@@ -125,9 +126,11 @@ def serve_as_worker(config: Any, place: "Place") -> int:
     return 0 if worker.stopped_cleanly else 1
 
 
-def new_loop() -> tuple[asyncio.AbstractEventLoop, Callable[[BaseException], None]]:
-    """An event loop, and what is called when we find ourselves wrong, be it by an exception of a callback."""
-    loop = uvloop.new_event_loop()
+def new_loop() -> tuple[EventLoop, Callable[[BaseException], None]]:
+    """An event loop, and what is called when we find ourselves wrong, be it by an exception of a callback.
+    The thread, and all that it starts, has short time slices from now on."""
+    timeslice.shorten(SLICE_US)
+    loop = EventLoop()
     asyncio.set_event_loop(loop)
 
     def fatal(trouble: BaseException) -> None:
@@ -150,8 +153,8 @@ class Signals:
     none is lost between the start, the ready line and the loop. (A worker of several has STOP in their
     place.)
 
-    The handlers are Python's own throughout, not the loop's: those of uvloop keep what comes before the loop
-    runs to themselves. A running loop is woken by the descriptor that it gives to signal.set_wakeup_fd.
+    The handlers are Python's own throughout, not the loop's, which know only what comes while it runs. A
+    running loop is woken by the descriptor that it gives to signal.set_wakeup_fd.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, numbers: Iterable[int]) -> None:

@@ -20,7 +20,6 @@ it (server.metadata_feed). Connections are accepted once all have met (`join`, o
 Beware: a start that fails half-way stops what it started and leaves no clean-shutdown mark.
 """
 
-import asyncio
 import gc
 import logging
 import random
@@ -52,6 +51,7 @@ from kafkad.replication.ownership import owner_of
 from kafkad.replication.partitions import Partitions
 from kafkad.server.background import Background
 from kafkad.server.dispatch import Dispatcher
+from kafkad.server.event_loop import EventLoop
 from kafkad.server.group_storage import OFFSETS_TOPIC, GroupStorage
 from kafkad.server.metadata_feed import (
     IMAGE,
@@ -96,7 +96,7 @@ class Worker:
     def __init__(
         self,
         config: Any,
-        loop: asyncio.AbstractEventLoop,
+        loop: EventLoop,
         fatal: Callable[[BaseException], None],
         place: "Place | None" = None,
     ) -> None:
@@ -107,6 +107,7 @@ class Worker:
         self.count = place.count if place is not None else 1
         self.peers: Peers | None = None
         self.loop = loop
+        self.group_commits: list[GroupCommit] = []
         self.fatal = fatal
         self.clock = Clock()
         self.random = random.SystemRandom()
@@ -167,9 +168,11 @@ class Worker:
 
     def _open_group_commit(self, directory: Directory) -> None:
         directory.group_commit = group_commit = GroupCommit()
+        self.group_commits.append(group_commit)
         self.loop.add_reader(group_commit.fileno(), group_commit.publish)
 
         def close() -> None:
+            self.group_commits.remove(group_commit)
             self.loop.remove_reader(group_commit.fileno())
             group_commit.close()
 
@@ -384,7 +387,10 @@ class Worker:
         )
         for row in table.NATIVE:
             self.reactor.serve_native(row.key, row.low, row.high)
-        self.loop.add_reader(self.reactor.fileno(), self.reactor.poll)
+        self.loop.join(self.reactor)
+        for group_commit in self.group_commits:
+            self.loop.remove_reader(group_commit.fileno())
+            self.reactor.join_commits(group_commit)
         self._started(CONNECTIONS, self._close_reactor)
         if self.peers is not None:
             self.peers.on_down(self.reactor.peer_lost)
@@ -425,8 +431,10 @@ class Worker:
         return self._owner_of(OFFSETS_TOPIC, self.groups.partition_for(group_id))
 
     def _close_reactor(self) -> None:
-        self.loop.remove_reader(self.reactor.fileno())
+        self.loop.leave()
         self.reactor.close()
+        for group_commit in self.group_commits:  # what is still under way
+            self.loop.add_reader(group_commit.fileno(), group_commit.publish)
 
     def _begin_background(self) -> None:
         config, clock = self.config, self.clock

@@ -102,6 +102,7 @@ class Writer(threading.Thread):
                 "acks": "all",
                 "linger.ms": 2,
                 "batch.num.messages": 40,
+                "queue.buffering.max.messages": 3000,  # what waits is delivered within a few rounds, or stuck
                 "message.timeout.ms": 120_000,
                 "retry.backoff.ms": 20,
                 "reconnect.backoff.ms": 10,

@@ -15,11 +15,11 @@ import traceback
 from contextlib import suppress
 
 import pytest
-import uvloop
 
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
 from kafkad.server import peers as peers_module
+from kafkad.server.event_loop import EventLoop
 from kafkad.server.peers import PeerLost, Peers, PeerTrouble, make_sockets
 
 ECHO, LATER, NEVER, REFUSE, BREAK, NOTE, NOTES, WHO, BACK, DOUBLE, DOUBLE_LATER = range(1, 12)
@@ -107,7 +107,7 @@ class World:
             each.close()
 
 
-@pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+@pytest.fixture(params=[EventLoop, asyncio.new_event_loop], ids=["ours", "asyncio"])
 def make_world(request):
     made = []
 

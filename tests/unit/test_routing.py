@@ -13,7 +13,6 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
-import uvloop
 
 from kafkad._native.partition_table import PartitionTable
 from kafkad._native.reactor import Reactor
@@ -30,6 +29,7 @@ from kafkad.protocol import codec, errors, messages
 from kafkad.replication.partitions import Partitions
 from kafkad.server import routing
 from kafkad.server.dispatch import Dispatcher
+from kafkad.server.event_loop import EventLoop
 from kafkad.server.group_storage import OFFSETS_TOPIC, GroupStorage
 from kafkad.server.peers import Peers, PeerTrouble, make_sockets
 from kafkad.server.refusal import refusal
@@ -167,7 +167,7 @@ def fill(log):
 
 
 def run_worker(me, count, directory, sockets, addresses):
-    loop = uvloop.new_event_loop()
+    loop = EventLoop()
     asyncio.set_event_loop(loop)
     site = Site(me, count, directory, loop, sockets, addresses)
     site.peers.handle(LEVEL, lambda sender, payload: loggers.levels()[LOGGER].encode())
@@ -184,7 +184,7 @@ class World:
         for k in range(count):
             if k != me:
                 self.fork(k)
-        self.loop = uvloop.new_event_loop()
+        self.loop = EventLoop()
         asyncio.set_event_loop(self.loop)
         own = [each.dup() for each in self.sockets]
         self.site = Site(me, count, directory, self.loop, own, self.addresses)

@@ -1,0 +1,482 @@
+"""Spark beside the brokers: the source `kafkad` against Spark's own connector, on kafkad and on JVM Kafka.
+
+    python -m bench.spark                                     everything
+    python -m bench.spark --rounds 3 --records 1000000 --shapes json --sinks noop
+    python -m bench.spark --report                            what the last run said
+    python -m bench.spark --jars DIR --jars DIR               more jars, as spark-avro's
+
+Method. The flights of New York (19 columns) as JSON and as Avro, over and over up to --records, in four
+partitions, in both brokers, on a tmpfs. One Spark, local[2], on the same cores as the broker at work. A job
+reads everything and writes it to `noop` (which drops rows once they are made) or to Parquet on a tmpfs;
+`raw` are the record's own columns, `json` and `avro` the 19 typed ones with partition and offset. Each job
+runs once before anything counts. A round runs every job once, so drift of the machine hits all; a figure is
+the median over the rounds. MB are of record values. CPU seconds a GB are of *all* processes: the broker at
+work, the JVM of Spark, its Python workers, and this driver.
+
+Readers. "spark-sql-kafka" is Spark's connector with from_json or from_avro (FAILFAST: both sides must find a
+bad record), once as it comes and once with larger polls; "kafkad" is format("kafkad"), no jar;
+"kafkad ingest" lands the table itself, without a row in the JVM.
+
+Micro-batches: a stream of many small ones, what one takes (triggerExecution), median over a query.
+Both settings that `kafkad ingest` and our docs name (Unix-domain sockets to Python workers, plain files for
+the checkpoint) are on for all; --plain leaves them out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from bench.brokers import Jvm, Kafkad, Process
+from bench.figures import medians, spread_percent
+from bench.running import tmpfs
+from kafkad.demo import flights
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = Path(".cache/bench")
+CONNECTOR, TUNED, OURS, INGEST = "spark-sql-kafka", "spark-sql-kafka, tuned", "kafkad", "kafkad ingest"
+READERS = (CONNECTOR, TUNED, OURS, INGEST)
+SHAPES, SINKS = ("raw", "json", "avro"), ("noop", "parquet")
+LARGER_POLLS = {"kafka.max.poll.records": 20_000, "kafka.max.partition.fetch.bytes": 8 << 20}
+PARTITIONS = 4
+SMALL_BATCHES, SMALL_ROWS = 60, 40  # micro-batches, and the rows of each
+SETTINGS = {
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.streaming.checkpointFileManagerClass":
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+}  # fmt: skip
+AVRO_SCHEMA = {
+    "type": "record",
+    "name": "flight",
+    "fields": [
+        *({"name": n, "type": ["null", "int"], "default": None} for n in flights.INTEGERS),
+        *({"name": n, "type": ["null", "string"], "default": None} for n in flights.STRINGS),
+        {"name": "time_hour", "type": ["null", {"type": "long", "logicalType": "timestamp-micros"}],
+         "default": None},
+    ],
+}  # fmt: skip
+
+
+class Job(NamedTuple):
+    reader: str
+    shape: str
+    sink: str
+
+    @property
+    def scenario(self) -> str:
+        return f"{self.shape} to {self.sink}"
+
+
+class Bench:
+    """Two brokers with the same records, one Spark, and what was measured."""
+
+    def __init__(self, options: argparse.Namespace, where: Path, console: Console) -> None:
+        self.options, self.where, self.console = options, where, console
+        self.value_bytes: dict[str, int] = {}  # of all records, by shape
+        self.brokers: list[Process] = [Kafkad(where / "kafkad", options.workers)]
+        if options.kafka != "none":
+            self.brokers.append(Jvm(where / "jvm", options.kafka))
+        self.spark: Any = None
+        self.made = 0
+
+    # -- the scene
+
+    def start(self) -> None:
+        for broker in self.brokers:
+            broker.start()
+        table = flights.load()
+        for topic, values in (
+            ("json", [value for _, value in flights.records(table)]),
+            *([("avro", list(as_avro(table)))] if "avro" in self.options.shapes else []),
+        ):
+            self.value_bytes[topic] = self.fill(topic, values)
+        self.value_bytes["raw"] = self.value_bytes["json"]
+        self.fill("small", [b"%d" % n for n in range(SMALL_BATCHES * SMALL_ROWS)], SMALL_BATCHES * SMALL_ROWS)
+        self.spark = make_spark(self.options)
+
+    def fill(self, topic: str, values: list[bytes], count: int | None = None) -> int:
+        """The values over and over, turn about in the partitions of every broker; their bytes."""
+        from confluent_kafka import Producer
+
+        count = count or self.options.records
+        for broker in self.brokers:
+            broker.create_topic(topic, PARTITIONS)
+            producer = Producer(
+                {"bootstrap.servers": f"127.0.0.1:{broker.port}", "linger.ms": 20, "batch.size": 256 << 10,
+                 "compression.type": self.options.codec, "queue.buffering.max.messages": 500_000}
+            )  # fmt: skip
+            for n, value in zip(range(count), itertools.cycle(values), strict=False):
+                while True:
+                    try:
+                        producer.produce(topic, value, partition=n % PARTITIONS)
+                        break
+                    except BufferError:
+                        producer.poll(0.1)
+                if n % 10_000 == 0:
+                    producer.poll(0)
+            assert producer.flush(120) == 0
+        whole, rest = divmod(count, len(values))
+        return whole * sum(map(len, values)) + sum(map(len, values[:rest]))
+
+    def stop(self) -> None:
+        if self.spark is not None:
+            self.spark.stop()
+        for broker in self.brokers:
+            broker.kill()
+
+    # -- jobs
+
+    def frame(self, job: Job, broker: Process) -> Any:
+        ours = job.reader == OURS
+        reader = self.spark.read.format("kafkad" if ours else "kafka")
+        reader = reader.option("kafka.bootstrap.servers", f"127.0.0.1:{broker.port}")
+        reader = reader.option("subscribe", "avro" if job.shape == "avro" else "json")
+        if job.reader == TUNED:
+            reader = reader.options(**LARGER_POLLS)
+        if job.shape == "raw":
+            return reader.load()
+        names = [*flights.ARROW_SCHEMA.names, "partition", "offset"]
+        if ours:
+            schema = flights.SPARK_SCHEMA if job.shape == "json" else json.dumps(AVRO_SCHEMA)
+            reader = reader.option("valueFormat", job.shape).option("valueSchema", schema)
+            return reader.option("columns", ",".join(names)).load()
+        from pyspark.sql.functions import col, from_json
+
+        if job.shape == "json":
+            row = from_json(col("value").cast("string"), flights.SPARK_SCHEMA, {"mode": "FAILFAST"})
+        else:
+            from pyspark.sql.avro.functions import from_avro
+
+            row = from_avro(col("value"), json.dumps(AVRO_SCHEMA), {"mode": "FAILFAST"})
+        return reader.load().select(row.alias("row"), "partition", "offset").select("row.*", *names[-2:])
+
+    def run(self, job: Job, broker: Process) -> dict[str, float]:
+        target = self.where / f"table-{self.made}"
+        self.made += 1
+        frame = None if job.reader == INGEST else self.frame(job, broker)
+        before, began = self.cpu_seconds(broker), time.perf_counter()
+        if frame is None:
+            self.ingest(job, broker, target)
+        elif job.sink == "noop":
+            frame.write.format("noop").mode("overwrite").save()
+        else:
+            frame.write.parquet(str(target))
+        seconds, cpu = time.perf_counter() - began, self.cpu_seconds(broker) - before
+        if job.sink == "parquet":
+            assert (found := parquet_rows(target)) == self.options.records, f"{found} rows landed: {job}"
+            shutil.rmtree(target)
+        megabytes = self.value_bytes[job.shape] / 1e6
+        return {
+            "rows/s": self.options.records / seconds,
+            "MB/s": megabytes / seconds,
+            "CPU s/GB": cpu / (megabytes / 1000),
+        }
+
+    def ingest(self, job: Job, broker: Process, target: Path) -> None:
+        """A pipeline run with the Spark that is there."""
+        from kafkad.ingest.checkpoint import Checkpoint
+        from kafkad.ingest.pipeline_file import load
+        from kafkad.ingest.progress import Progress
+        from kafkad.ingest.run import Run, Stop, checkpoint_path
+
+        decode = f'[decode]\nformat = "{job.shape}"\n' if job.shape != "raw" else ""
+        if job.shape == "json":
+            decode += f'schema = "{flights.SPARK_SCHEMA}"\n'
+        elif job.shape == "avro":
+            (self.where / "flight.avsc").write_text(json.dumps(AVRO_SCHEMA))
+            decode += f'schema = "{self.where / "flight.avsc"}"\n'
+        file = self.where / "pipeline.toml"
+        file.write_text(
+            f'[source]\nbootstrap = "127.0.0.1:{broker.port}"\n'
+            f'topics = ["{"avro" if job.shape == "avro" else "json"}"]\n{decode}'
+            f'[sink]\npath = "{target}"\ncompression = "snappy"\n[spark]\nmaster = "local[2]"\n'
+        )
+        pipeline = load(file)
+        with Checkpoint(checkpoint_path(pipeline), pipeline.name) as checkpoint, Stop() as stop:
+            Run(pipeline, checkpoint, Progress(pipeline.name, io.StringIO()), stop).to_end()
+
+    def micro_batches(self, reader: str, broker: Process) -> dict[str, float]:
+        checkpoint = self.where / f"checkpoint-{self.made}"
+        self.made += 1
+        stream = self.spark.readStream.format("kafkad" if reader == OURS else "kafka")
+        stream = stream.option("kafka.bootstrap.servers", f"127.0.0.1:{broker.port}")
+        stream = stream.option("subscribe", "small").option("startingOffsets", "earliest")
+        stream = stream.option("maxOffsetsPerTrigger", SMALL_ROWS)
+        writer = stream.load().writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+        before = self.cpu_seconds(broker)
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        cpu = self.cpu_seconds(broker) - before
+        told = [json.loads(progress.json) for progress in query.recentProgress]
+        took = sorted(each["durationMs"]["triggerExecution"] for each in told if each["numInputRows"])
+        assert len(took) >= SMALL_BATCHES * 2 // 3, f"{len(took)} batches"
+        return {"ms a batch": took[len(took) // 2], "CPU ms a batch": cpu / len(took) * 1000}
+
+    # -- costs
+
+    def cpu_seconds(self, broker: Process) -> float:
+        """Of this process and all below it but the brokers that are not at work; also of the dead ones."""
+        idle = {p.pid for other in self.brokers if other is not broker for p in other.tree()}
+        me = psutil.Process()
+        total = 0.0
+        for process in (me, *me.children(recursive=True)):
+            if process.pid not in idle:
+                try:
+                    total += sum(process.cpu_times()[:4])
+                except psutil.NoSuchProcess:
+                    pass
+        return total
+
+
+def as_avro(table: Any) -> Iterable[bytes]:
+    import fastavro
+
+    schema = fastavro.parse_schema(AVRO_SCHEMA)
+    for batch in table.to_batches(max_chunksize=flights.CHUNK_ROWS):
+        for flight in batch.to_pylist():
+            out = io.BytesIO()
+            fastavro.schemaless_writer(out, schema, flight)
+            yield out.getvalue()
+
+
+def parquet_rows(where: Path) -> int:
+    from pyarrow import parquet
+
+    hidden = ("_", ".")
+    files = [
+        path for path in where.rglob("*.parquet")
+        if not any(part.startswith(hidden) for part in path.relative_to(where).parts)
+    ]  # fmt: skip
+    return sum(parquet.read_metadata(path).num_rows for path in files)
+
+
+def make_spark(options: argparse.Namespace) -> Any:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    from pyspark.sql import SparkSession
+
+    jars = [path for where in options.jars for path in sorted(where.glob("*.jar"))]
+    builder: Any = SparkSession.builder
+    for key, value in {
+        "spark.master": "local[2]",
+        "spark.jars": ",".join(map(str, jars)),
+        "spark.driver.memory": options.memory,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        **({} if options.plain else SETTINGS),
+    }.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+# -- a run
+
+Results = dict[str, dict[str, dict[str, Any]]]  # scenario -> "reader on broker" -> figure -> summary
+
+
+def jobs(options: argparse.Namespace) -> list[Job]:
+    return [
+        Job(reader, shape, sink)
+        for shape in options.shapes
+        for sink in options.sinks
+        for reader in options.readers
+        if reader != INGEST or sink == "parquet"
+    ]
+
+
+def run(bench: Bench) -> tuple[Results, list[str]]:
+    cells: list[tuple[str, str, Callable[[], dict[str, float]]]] = []
+    for broker in bench.brokers:
+        for job in jobs(bench.options):
+            name = f"{job.reader} on {broker.name}"
+            cells.append((job.scenario, name, lambda job=job, broker=broker: bench.run(job, broker)))
+        if bench.options.micro:
+            for reader in (CONNECTOR, OURS):
+                name = f"{reader} on {broker.name}"
+                cells.append(("micro-batches", name, lambda r=reader, b=broker: bench.micro_batches(r, b)))
+    failures: list[str] = []
+    rounds: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for number in range(bench.options.rounds + 1):  # the first warms
+        for scenario, name, measure in cells:
+            if f"{scenario}, {name}" in failures:
+                continue
+            try:
+                got = measure()
+            except Exception as error:
+                failures.append(f"{scenario}, {name}")
+                bench.console.print(f"failed: {scenario}, {name}: {str(error)[:600]}", markup=False)
+                continue
+            told = ", ".join(f"{figure} {value:,.3g}" for figure, value in got.items())
+            bench.console.print(f"{number or 'warm'}  {scenario}  {name}: {told}", highlight=False)
+            if number:
+                rounds.setdefault((scenario, name), []).append(got)
+    results: Results = {}
+    for (scenario, name), figures in rounds.items():
+        results.setdefault(scenario, {})[name] = medians(figures)
+    return results, failures
+
+
+def reference(name: str) -> str:
+    """The connector, as it comes, on the same broker."""
+    return f"{CONNECTOR} on {name.split(' on ', 1)[1]}"
+
+
+def table(results: Results) -> Table:
+    drawn = Table(title="medians (ratio to spark-sql-kafka on the same broker)", title_justify="left")
+    for column in ("scenario", "figure", "reader and broker", "median", "ratio", "spread"):
+        drawn.add_column(column, justify="right" if column in ("median", "ratio", "spread") else "left")
+    for scenario, row in results.items():
+        for figure in dict.fromkeys(name for found in row.values() for name in found):
+            for n, (name, found) in enumerate(row.items()):
+                against = row.get(reference(name), {}).get(figure)
+                ratio = found[figure]["median"] / against["median"] if against else None
+                drawn.add_row(
+                    "" if n else scenario, "" if n else figure, name, f"{found[figure]['median']:,.4g}",
+                    f"{ratio:.2f}" if ratio and name != reference(name) else "",
+                    f"±{spread_percent(found[figure]):.0f} %",
+                )  # fmt: skip
+            drawn.add_section()
+    return drawn
+
+
+def markdown(results: Results) -> str:
+    """The table for the README: a row a scenario and broker."""
+    lines = ["| job | broker | figure | " + " | ".join(READERS) + " |", "|---" * (3 + len(READERS)) + "|"]
+    for scenario, row in results.items():
+        for broker in dict.fromkeys(name.split(" on ", 1)[1] for name in row):
+            figures = dict.fromkeys(f for name, found in row.items() if name.endswith(broker) for f in found)
+            for figure in figures:
+                cells = []
+                for reader in READERS:
+                    found = row.get(f"{reader} on {broker}", {}).get(figure)
+                    base = row.get(f"{CONNECTOR} on {broker}", {}).get(figure)
+                    text = f"{found['median']:,.0f}" if found else ""
+                    if found and base and reader != CONNECTOR:
+                        text += f" ({found['median'] / base['median']:.2f})"
+                    cells.append(text)
+                lines.append(f"| {scenario} | {broker} | {figure} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def plot(results: Results, where: Path, subtitle: str) -> list[Path]:
+    """Ratios to the connector on the same broker: rows/s, and what a GB costs, longer is better."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    bars = []
+    for scenario, row in results.items():
+        for name, found in row.items():
+            base = row.get(reference(name))
+            if base is None or name == reference(name):
+                continue
+            for figure in found:
+                ratio = found[figure]["median"] / base[figure]["median"]
+                if figure != "MB/s":
+                    better = ratio if figure == "rows/s" else 1 / ratio
+                    bars.append((f"{scenario}, {figure}: {name}", better))
+    if not bars:
+        return []
+    figure_, axes = pyplot.subplots(figsize=(10, 1.2 + 0.24 * len(bars)))
+    labels, values = zip(*reversed(bars), strict=True)
+    colours = ["#2a9d8f" if label.split(": ")[1].split(" ")[0] == OURS else "#8d99ae" for label in labels]
+    axes.barh(labels, values, color=colours)
+    axes.axvline(1, color="black", linewidth=0.8)
+    for place, value in enumerate(values):
+        axes.text(value, place, f" {value:.2f}", va="center", fontsize=7)
+    axes.set_title(f"times better than spark-sql-kafka on the same broker\n{subtitle}", fontsize=9)
+    axes.tick_params(labelsize=7)
+    figure_.tight_layout()
+    paths = [where.with_suffix(f".{kind}") for kind in ("png", "svg")]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure_.savefig(path, dpi=140)
+    return paths
+
+
+def listed(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        asked = tuple(part.strip() for part in text.split(";" if ";" in text else ",") if part.strip())
+        if unknown := [part for part in asked if part not in known]:
+            raise argparse.ArgumentTypeError(f"no {unknown[0]!r}; there are: {'; '.join(known)}")
+        return asked
+
+    return parse
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.spark", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--records", type=int, default=2_020_656)
+    add("--rounds", type=int, default=5)
+    add("--shapes", type=listed(SHAPES), default=("raw", "json"))
+    add("--sinks", type=listed(SINKS), default=SINKS)
+    add("--readers", type=listed(READERS), default=READERS, help="separated by ;")
+    add("--no-micro", dest="micro", action="store_false", help="without the micro-batches")
+    add("--codec", default="none", help="of the records: none, gzip, snappy, lz4, zstd")
+    add("--kafka", default="4.3.1", help="a version of JVM Kafka, or none")
+    add("--workers", type=int, default=1, help="of kafkad")
+    add("--memory", default="2g", help="of Spark's JVM")
+    add("--plain", action="store_true", help="Spark as it comes, without our two settings")
+    add("--jars", type=Path, action="append", help="directories; default: .cache/jars/spark-sql-kafka")
+    add("--json", type=Path, default=CACHE / "spark.json")
+    add("--plot", type=Path, default=CACHE / "spark", help="writes PLOT.png and PLOT.svg")
+    add("--report", action="store_true", help="run nothing: table and plot of the JSON file")
+    add("--markdown", action="store_true", help="print the table as Markdown, too")
+    return parser
+
+
+def main() -> int:
+    options = arguments().parse_args()
+    options.jars = options.jars or [ROOT / ".cache" / "jars" / "spark-sql-kafka"]
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    failures: list[str] = []
+    if not options.report:
+        where = tmpfs()
+        bench = Bench(options, where, console)
+        try:
+            bench.start()
+            results, failures = run(bench)
+        finally:
+            bench.stop()
+            shutil.rmtree(where, ignore_errors=True)
+        told = {key: value if isinstance(value, int | str | tuple) else str(value)
+                for key, value in vars(options).items()}  # fmt: skip
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(
+            json.dumps({"options": told, "value bytes": bench.value_bytes, "results": results}, indent=1)
+        )
+    stored = json.loads(options.json.read_text())
+    console.print(table(stored["results"]))
+    if options.markdown:
+        print(markdown(stored["results"]))
+    records = stored["options"]["records"]
+    subtitle = f"{records:,} flights, local[2] and the broker on {os.cpu_count()} cores"
+    for path in plot(stored["results"], options.plot, subtitle):
+        console.print(f"written to {path}")
+    return int(bool(failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""`kafkad doctor spark`: what a Spark job with format("kafkad") needs, looked at one by one.
+
+A table of findings, with what to do where something will not do; exit code 1 when there is such. It starts
+Spark for a moment (--no-read leaves that out), and asks a broker only when it is told one.
+"""
+
+import click
+
+from kafkad.cli.output import CONTEXT, Address, say, show
+
+
+@click.group("doctor", context_settings=CONTEXT)
+def command() -> None:
+    """Look for what keeps Spark from reading and writing topics."""
+
+
+@command.command(context_settings=CONTEXT)
+@click.option(
+    "--bootstrap", "--bootstrap-server", "bootstrap", type=Address(), metavar="HOST:PORT[,...]",
+    envvar="KAFKAD_BOOTSTRAP_SERVER", help="Read from this broker, too.",
+)  # fmt: skip
+@click.option("--topic", help="The topic to read from; default: the first that there is.")
+@click.option("--no-read", is_flag=True, help="Do not start Spark.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def spark(bootstrap: str | None, topic: str | None, no_read: bool, as_json: bool) -> None:
+    """Check Python, packages, Java and brokers as a Spark job would meet them."""
+    from kafkad.spark import doctor
+
+    if topic is not None and bootstrap is None:
+        raise click.UsageError("--topic needs --bootstrap")
+    findings = doctor.examine(bootstrap, topic, read=not no_read)
+    rows = [(each.check, "ok" if each.ok else "TROUBLE", each.found, each.remedy) for each in findings]
+    show(("Check", "State", "Found", "What to do"), rows, as_json)
+    troubles = sum(not each.ok for each in findings)
+    if troubles:
+        say(f"kafkad: {troubles} of {len(findings)} checks found trouble.")
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,224 @@
+"""`kafkad ingest`: topics into tables, by a pipeline file.
+
+    kafkad ingest validate flights.toml    whether it could run: file, schema, sink, broker, topics
+    kafkad ingest plan flights.toml        what run would do, and where each setting comes from
+    kafkad ingest run flights.toml         exit code 0: read all; 130, 143: told to stop, after a whole batch
+    kafkad ingest status flights.toml      offsets against the broker, batches, files
+    kafkad ingest verify flights.toml      every offset of the broker is in the table, once
+    kafkad ingest compact flights.toml     small files become large ones
+    kafkad ingest replay-dlq flights.toml  what could not be decoded is tried again
+
+A mistake in the file is exit code 2, with one line for each; what brokers, Spark or the table refuse is 1.
+"""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from kafkad.cli.main import INTERRUPTED, TERMINATED, Stopped
+from kafkad.cli.output import CONTEXT, Refused, print_json, say, show
+
+if TYPE_CHECKING:
+    from kafkad.ingest.pipeline import Pipeline
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group(context_settings=CONTEXT)
+def command() -> None:
+    """Land topics in tables, each record exactly once, by a pipeline file."""
+
+
+def takes_pipeline(function: F) -> F:
+    function = click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="SECTION.KEY=VALUE",
+        help="Instead of what the file says; may be repeated.",
+    )(function)
+    return click.argument("pipeline", metavar="PIPELINE.TOML", type=click.Path(dir_okay=False))(function)
+
+
+def read(path: str, overrides: tuple[str, ...]) -> "Pipeline":
+    from kafkad.ingest.pipeline_file import PipelineError, load
+
+    try:
+        return load(path, os.environ, overrides)
+    except PipelineError as wrong:
+        *others, last = wrong.mistakes
+        for mistake in others:
+            print(f"kafkad: {mistake}.", file=sys.stderr)
+        raise click.UsageError(last)
+    except OSError as trouble:
+        raise click.UsageError(f"{path}: {trouble.strerror}")
+
+
+@command.command()
+@takes_pipeline
+def run(pipeline: str, overrides: tuple[str, ...]) -> None:
+    """Read, decode, transform and land, until all is read (or told to stop)."""
+    from kafkad.ingest.run import run as run_it
+
+    ended = refusing(lambda: run_it(read(pipeline, overrides)))
+    if ended.why == "SIGINT":
+        raise Stopped(INTERRUPTED)
+    if ended.why == "SIGTERM":
+        raise Stopped(TERMINATED)
+
+
+@command.command()
+@takes_pipeline
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Show the effective configuration, and what a run would read and write."""
+    from kafkad.ingest.plan import plan as plan_it
+
+    described = read(pipeline, overrides)
+    found = refusing(lambda: plan_it(described))
+    if as_json:
+        effective = {name: {"value": text, "from": where} for name, text, where in described.effective()}
+        print_json({"configuration": effective, **dataclasses.asdict(found)})
+        return
+    show(["Key", "Value", "From"], described.effective(), False)
+    print()
+    columns = ["Topic", "Partition", "From", "To", "Records", "Bytes"]
+    show(columns, found.partitions, False)
+    print()
+    size = "unknown" if found.bytes is None else f"{found.bytes / 1e6:,.1f} MB"
+    facts = [
+        ["begins at", found.position_from],
+        ["records", f"{found.records:,}"],
+        ["in the log", size],
+        ["batches", f"{found.batches:,}"],
+        ["tasks a batch", f"{found.tasks:,}"],
+        [
+            "files, about",
+            f"{found.files:,}" + (" for each partition value" if described.sink.partition_by else ""),
+        ],
+    ]
+    if found.lost:
+        facts.append(["gone already", f"{found.lost:,}"])
+    show(["Run", ""], facts, False)
+
+
+@command.command()
+@takes_pipeline
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def validate(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Check the file, schema, sink, broker and topics; no record is read."""
+    from kafkad.ingest.plan import validate as validate_it
+
+    checks = refusing(lambda: validate_it(read(pipeline, overrides)))
+    rows = [
+        [check.what, "fine" if check.trouble is None else "wrong", check.trouble or check.found]
+        for check in checks
+    ]
+    show(["Check", "Result", "Found"], rows, as_json)
+    wrong = [check for check in checks if check.trouble is not None]
+    if wrong:
+        raise Refused(f"{wrong[0].what}: {wrong[0].trouble}")
+
+
+@command.command()
+@takes_pipeline
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def status(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Show committed offsets against the broker's, batches, files and bad records."""
+    from kafkad.ingest.status import status as ask
+
+    found = refusing(lambda: ask(read(pipeline, overrides)))
+    if as_json:
+        print_json({**dataclasses.asdict(found), "lag": found.lag})
+        return
+    show(["Topic", "Partition", "Committed", "End", "Lag"], found.partitions, False)
+    print()
+    facts = [
+        ["running", found.running],
+        ["lag", "-" if found.lag is None else f"{found.lag:,}"],
+        ["batches", f"{found.totals.get('batches', 0):,}"],
+        ["rows landed", f"{found.totals.get('rows', 0):,}"],
+        ["bad records", f"{found.totals.get('bad', 0):,}"],
+        ["table", found.table],
+        ["rows in it", f"{found.rows:,}"],
+        ["files", f"{found.files:,} ({found.file_bytes / 1e6:,.1f} MB)"],
+        [
+            "small files",
+            f"{found.small_files:,}" + (": kafkad ingest compact" if found.small_files > 1 else ""),
+        ],
+        ["dead letters", f"{found.dlq_rows:,}"],
+    ]
+    if found.unfinished is not None:
+        facts.append(["unfinished batch", found.unfinished])
+    show(["Pipeline", found.pipeline], facts, False)
+    for trouble in found.troubles:
+        say(f"kafkad: {trouble}")
+
+
+@command.command()
+@takes_pipeline
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def verify(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> int:
+    """Compare the table with the broker, offset by offset; exit code 1 if anything is lost or there twice."""
+    from kafkad.ingest.maintain import verify as verify_it
+
+    found = refusing(lambda: verify_it(read(pipeline, overrides)))
+    if as_json:
+        print(found.to_json())
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(found.rich_table())
+    else:
+        names = ["rows", "in_dlq", "holes", "left_out", "expired", "lag", "twice", "foreign", "lost"]
+        columns = ["Topic", "Partition", "Start", "End", *names]
+        fields = ["topic", "partition", "start", "end", *names]
+        show(columns, [[getattr(each, name) for name in fields] for each in found.partitions], False)
+    for sentence in found.sentences():
+        say(f"kafkad: {sentence}.")
+    return int(found.exit_code)
+
+
+@command.command()
+@takes_pipeline
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def compact(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Rewrite small files into files of the target size; may run beside `run`."""
+    from kafkad.ingest.maintain import compact as compact_it
+
+    did = refusing(lambda: compact_it(read(pipeline, overrides)))
+    columns = ["Files before", "Files after", "Bytes before", "Bytes after", "Rows", "Partitions"]
+    row = [did.files_before, did.files_after, did.bytes_before, did.bytes_after, did.rows, did.partitions]
+    show(columns, [row], as_json)
+
+
+@command.command("replay-dlq")
+@takes_pipeline
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def replay_dlq(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Decode the dead letters again, by the schema as it is now; what is good lands, once."""
+    from kafkad.ingest.maintain import replay
+
+    did = refusing(lambda: replay(read(pipeline, overrides)))
+    show(["Found", "Landed", "Still bad"], [[did.found, did.landed, did.still_bad]], as_json)
+    for reason, count in did.reasons[:5]:
+        say(f"kafkad: {count:,} are still bad: {reason}.")
+
+
+def refusing(work: Callable[[], Any]) -> Any:
+    """`work()`; what it refuses becomes a sentence and exit code 1."""
+    from kafkad.ingest import backlog, checkpoint, session
+    from kafkad.ingest import run as running
+    from kafkad.ingest.table import TableError
+
+    try:
+        return work()
+    except (
+        running.Refused, backlog.DataLoss, checkpoint.Busy, checkpoint.Foreign, session.NoSpark, TableError,
+        ValueError,
+    ) as refused:  # fmt: skip
+        raise Refused(str(refused)) from refused

@@ -1,0 +1,212 @@
+"""How a client proves who it is, and hides what it says: TLS and SASL, by Kafka's client options.
+
+    security.protocol   PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL
+    sasl.mechanism      PLAIN, SCRAM-SHA-256, SCRAM-SHA-512
+
+User and password come from `sasl.jaas.config` as the Java client has it, or from `sasl.username` and
+`sasl.password`, librdkafka's. Certificates are PEM: the authorities of `ssl.truststore.location` or
+`ssl.ca.location` (or, in the option itself, `ssl.truststore.certificates`), the client's own chain and key of
+`ssl.keystore.location` (both in one file), `ssl.keystore.certificate.chain` and `ssl.keystore.key`, or
+`ssl.certificate.location` and `ssl.key.location`. Without authorities the system's count. The host's name is
+checked unless `ssl.endpoint.identification.algorithm` is empty (KIP-294's default: https).
+
+What would be left undone in silence is refused: JKS and PKCS12 stores, GSSAPI, OAUTHBEARER, AWS_MSK_IAM.
+
+SCRAM is RFC 5802 with Kafka's two hashes; the server proves itself, too, and one that does not is not
+believed. Sources: SaslClientAuthenticator, ScramSaslClient, KIP-43, KIP-84, KIP-152, KIP-651."""
+
+import base64
+import os
+import re
+import socket
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import ssl
+
+Conversation = Generator[bytes, bytes, None]
+
+PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+SCRAM_HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+MECHANISMS: Final = ("PLAIN", *SCRAM_HASHES)
+ITERATIONS_MIN: Final = 4096  # RFC 7677; a server that asks for less is after the password
+ITERATIONS_MAX: Final = 10_000_000
+
+_JAAS_OPTION: Final = re.compile(r"""(\w+)\s*=\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s;]+)""")
+
+
+class AuthenticationFailed(Exception):
+    """The broker does not believe us, or we do not believe the broker; trying again is of no use."""
+
+
+@dataclass(frozen=True)
+class Security:
+    """What to do with a fresh connection. `Security.of` makes one from options."""
+
+    protocol: str = "PLAINTEXT"
+    mechanism: str = ""
+    username: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    context: "ssl.SSLContext | None" = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "Security | None":
+        """None for PLAINTEXT. ValueError, in one sentence, for what cannot be or is not supported."""
+        protocol = str(options.get("security.protocol", "PLAINTEXT")).upper()
+        if protocol not in PROTOCOLS:
+            raise ValueError(f"security.protocol is {protocol!r}: one of {', '.join(PROTOCOLS)} is wanted")
+        if protocol == "PLAINTEXT":
+            return None
+        mechanism = username = password = ""
+        if protocol.startswith("SASL_"):
+            mechanism = str(options.get("sasl.mechanism", options.get("sasl.mechanisms", "GSSAPI"))).upper()
+            if mechanism not in MECHANISMS:
+                raise ValueError(
+                    f"sasl.mechanism {mechanism} is not supported: {', '.join(MECHANISMS)} are"
+                    + (" (GSSAPI is the default of Kafka's clients)" if mechanism == "GSSAPI" else "")
+                )
+            username, password = credentials(options)
+        context = tls_context(options) if protocol.endswith("SSL") else None
+        return cls(protocol, mechanism, username, password, context)
+
+    def wrap(self, plain: socket.socket, host: str) -> socket.socket:
+        """The socket to speak through; a TLS handshake where TLS is wanted. AuthenticationFailed when the
+        broker's certificate does not stand the check; OSError."""
+        if self.context is None:
+            return plain
+        import ssl
+
+        try:
+            return self.context.wrap_socket(plain, server_hostname=host)
+        except ssl.SSLCertVerificationError as trouble:
+            raise AuthenticationFailed(f"the certificate of {host} is refused: {trouble.verify_message}")
+
+    def conversation(self) -> Conversation:
+        """A generator of what to say; it is sent what the broker answered. AuthenticationFailed."""
+        if self.mechanism == "PLAIN":
+            return plain_conversation(self.username, self.password)
+        return scram_conversation(SCRAM_HASHES[self.mechanism], self.username, self.password)
+
+
+# -- options -----------------------------------------------------------------------------------------------
+
+
+def credentials(options: Mapping[str, Any]) -> tuple[str, str]:
+    """User and password. Raises ValueError."""
+    jaas = options.get("sasl.jaas.config")
+    if jaas is not None:
+        found = {name: _unquoted(text) for name, text in _JAAS_OPTION.findall(str(jaas))}
+        if "username" in found and "password" in found:
+            return found["username"], found["password"]
+        raise ValueError('sasl.jaas.config has no username="..." and password="..."')
+    if "sasl.username" in options and "sasl.password" in options:
+        return str(options["sasl.username"]), str(options["sasl.password"])
+    raise ValueError("SASL needs sasl.jaas.config, or sasl.username and sasl.password")
+
+
+def _unquoted(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text[1:-1]) if text[:1] in ("'", '"') else text
+
+
+def tls_context(options: Mapping[str, Any]) -> "ssl.SSLContext":
+    """A client's context. Raises ValueError."""
+    import ssl
+
+    for kind in ("ssl.truststore.type", "ssl.keystore.type"):
+        store = kind.replace("type", "location")
+        given = str(options.get(kind, "PEM" if _looks_like_pem(options.get(store)) else "JKS")).upper()
+        if given != "PEM" and (store in options or kind in options):
+            raise ValueError(f"{kind} {given} is not supported: give the certificates as PEM ({kind}=PEM)")
+    try:
+        context = ssl.create_default_context(
+            cafile=options.get("ssl.ca.location", options.get("ssl.truststore.location")),
+            cadata=options.get("ssl.truststore.certificates"),
+        )
+    except (OSError, ValueError) as trouble:
+        raise ValueError(f"the certificates of the authorities cannot be read: {trouble}")
+    if not str(options.get("ssl.endpoint.identification.algorithm", "https")):
+        context.check_hostname = False
+    password = str(options.get("ssl.key.password", ""))  # None would ask on the terminal
+    chain = options.get("ssl.certificate.location", options.get("ssl.keystore.location"))
+    try:
+        if chain is not None:
+            context.load_cert_chain(chain, options.get("ssl.key.location"), password)
+        elif "ssl.keystore.certificate.chain" in options:
+            _load_inline(context, options, password)
+    except (OSError, ValueError) as trouble:
+        raise ValueError(f"the client's certificate and key cannot be read: {trouble}")
+    return context
+
+
+def _looks_like_pem(path: Any) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return b"-----BEGIN " in file.read(1 << 16)
+    except (OSError, TypeError):
+        return False
+
+
+def _load_inline(context: Any, options: Mapping[str, Any], password: Any) -> None:
+    """ssl reads a chain from a file only, so there is one for a moment, which nobody else may open."""
+    import tempfile
+
+    pem = f"{options.get('ssl.keystore.key', '')}\n{options['ssl.keystore.certificate.chain']}\n"
+    handle, path = tempfile.mkstemp()
+    try:
+        os.write(handle, pem.encode())
+        context.load_cert_chain(path, None, password)
+    finally:
+        os.close(handle)
+        os.unlink(path)
+
+
+# -- mechanisms: generators that yield what is said, and are sent what is answered ---------------------------
+
+
+def plain_conversation(username: str, password: str) -> Conversation:
+    """PLAIN (RFC 4616)."""
+    yield f"\0{username}\0{password}".encode()
+
+
+def scram_conversation(
+    hash_name: str, username: str, password: str, nonce: Callable[[], str] | None = None
+) -> Conversation:
+    """SCRAM (RFC 5802) without channel binding, as Kafka has it."""
+    import hashlib
+    import hmac
+
+    own = nonce() if nonce else base64.b64encode(os.urandom(24)).decode()
+    name = username.replace("=", "=3D").replace(",", "=2C")
+    first_bare = f"n={name},r={own}"
+    server_first = (yield b"n,," + first_bare.encode()).decode("utf-8", "replace")
+    told = _attributes(server_first)
+    try:
+        salt, rounds, both = base64.b64decode(told["s"], validate=True), int(told["i"]), told["r"]
+    except (KeyError, ValueError):
+        raise AuthenticationFailed("the broker's SCRAM challenge cannot be read")
+    if not both.startswith(own) or both == own:
+        raise AuthenticationFailed("the broker's SCRAM challenge is not an answer to ours")
+    if not ITERATIONS_MIN <= rounds <= ITERATIONS_MAX:
+        raise AuthenticationFailed(f"the broker wants {rounds} SCRAM iterations: at least {ITERATIONS_MIN}")
+    salted = hashlib.pbkdf2_hmac(hash_name, password.encode(), salt, rounds)
+    client_key = hmac.digest(salted, b"Client Key", hash_name)
+    last_bare = f"c=biws,r={both}"
+    signed = f"{first_bare},{server_first},{last_bare}".encode()
+    signature = hmac.digest(hashlib.new(hash_name, client_key).digest(), signed, hash_name)
+    proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+    server_last = (yield f"{last_bare},p={base64.b64encode(proof).decode()}".encode()).decode(
+        "utf-8", "replace"
+    )
+    told = _attributes(server_last)
+    if "e" in told:
+        raise AuthenticationFailed(f"the broker refuses: {told['e']}")
+    server_key = hmac.digest(salted, b"Server Key", hash_name)
+    expected = base64.b64encode(hmac.digest(server_key, signed, hash_name)).decode()
+    if not hmac.compare_digest(told.get("v", ""), expected):
+        raise AuthenticationFailed("the broker does not prove that it knows the password")
+
+
+def _attributes(text: str) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in text.split(",") if "=" in part)

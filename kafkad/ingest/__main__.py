@@ -1,0 +1,50 @@
+"""A pipeline as the application of spark-submit, or of `python -m kafkad.ingest`.
+
+    spark-submit --master spark://host:7077 "$(python -m kafkad.ingest --where)" pipeline.toml [--set a.b=c …]
+
+The master, memory and jars are then spark-submit's; kafkad and pyarrow must be installed on every node. In
+client mode the checkpoint and the table are paths of a file system that the driver and the workers share.
+"""
+
+import itertools
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def main(arguments: list[str]) -> int:
+    from kafkad.ingest import backlog, checkpoint, session
+    from kafkad.ingest import run as running
+    from kafkad.ingest.pipeline_file import PipelineError, load
+    from kafkad.ingest.table import TableError
+
+    overrides = [value for flag, value in itertools.pairwise(arguments[1:]) if flag == "--set"]
+    if not arguments or len(arguments) != 1 + 2 * len(overrides):
+        print("it takes PIPELINE.TOML [--set SECTION.KEY=VALUE …], or --where", file=sys.stderr)
+        return 2
+    if arguments == ["--where"]:
+        print(HERE / "__main__.py")
+        return 0
+    try:
+        ended = running.run(load(arguments[0], os.environ, overrides))
+    except PipelineError as wrong:
+        print("\n".join(f"kafkad: {mistake}." for mistake in wrong.mistakes), file=sys.stderr)
+        return 2
+    except (
+        running.Refused, backlog.DataLoss, checkpoint.Busy, checkpoint.Foreign, session.NoSpark, TableError,
+        OSError, ValueError,
+    ) as refused:  # fmt: skip
+        print(f"kafkad: {refused}.", file=sys.stderr)
+        return 1
+    return {"SIGINT": 130, "SIGTERM": 143}.get(ended.why, 0)
+
+
+if __name__ == "__main__":
+    # spark-submit runs this file by its path: then its folder is where modules are looked for first, and ours
+    # (metrics, session, …) would stand in for others' of the same name
+    sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE]
+    if str(HERE.parent.parent) not in sys.path:
+        sys.path.append(str(HERE.parent.parent))
+    sys.exit(main(sys.argv[1:]))

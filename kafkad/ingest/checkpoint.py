@@ -1,0 +1,231 @@
+"""How far a pipeline is: its checkpoint directory, which one run at a time holds.
+
+    identity.json            {"format": 1, "id": "<uuid>", "pipeline": "flights"}; the id names the pipeline's
+                             batches in the table, so that a batch that was committed is known again
+    batches/<n>.planned      {"batch": 7, "start": {"t": {"0": 23}}, "end": {"t": {"0": 90}}}: offsets JSON as
+                             Spark's; <n> has nine digits
+    batches/<n>.done         what the batch did: rows, bytes, bad, files, seconds, and totals of all so far
+    starts.json              where each partition was begun, as offsets JSON
+    topics.json              topic ids: a topic that was made anew is another one
+    lock                     held by flock for as long as a run lives; kill -9 lets go of it
+    spark/                   Spark's own checkpoint, where the pipeline keeps state there (dedup)
+
+The order of a batch is: planned (synced), files staged, table committed, done. So what was planned last and
+is not done is taken up with exactly its offsets; if the table has it already, only `done` is missing. Each
+planned file knows every partition ever read, so the newest tells the position; only the last KEPT are kept.
+Beware: a table and its checkpoint belong together. Without the checkpoint a pipeline would begin anew and
+write everything again, which `run` refuses.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kafkad.spark.offsets import as_json, from_json
+
+FORMAT = 1
+KEPT = 100  # batches whose records stay for `status`
+SUMMED = ("offsets", "records", "rows", "bad", "bytes", "files", "file_bytes")
+WITHIN_TABLE = "_kafkad/checkpoint"
+
+Offsets = dict[tuple[str, int], int]  # (topic, partition) -> offset
+
+
+class Busy(Exception):
+    """Another run holds the checkpoint; the message names it."""
+
+
+class Foreign(Exception):
+    """The directory holds something else than a checkpoint of this pipeline's."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one batch reads: start <= offset < end in each partition."""
+
+    id: int
+    start: Offsets
+    end: Offsets
+
+    def ranges(self) -> list[tuple[str, int, int, int]]:
+        """(topic, partition, start, end), those with something in them."""
+        return [
+            (*where, self.start[where], end)
+            for where, end in sorted(self.end.items())
+            if end > self.start.get(where, end)
+        ]
+
+    @property
+    def records(self) -> int:
+        """Offsets within; of a compacted topic there may be fewer records."""
+        return sum(end - start for _, _, start, end in self.ranges())
+
+
+class Checkpoint:
+    """`with Checkpoint(path, name) as checkpoint`: held until closed. Raises Busy, Foreign, OSError.
+
+    With `read_only` nothing is created, written or locked, for `status` and `plan` beside a run.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], pipeline: str, *, read_only: bool = False) -> None:
+        self.path = Path(path)
+        self.batches = self.path / "batches"
+        self.id = ""
+        self._lock = -1
+        if not read_only:
+            self.batches.mkdir(parents=True, exist_ok=True)
+            self._hold()
+        try:
+            self._identify(pipeline, read_only)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _identify(self, pipeline: str, read_only: bool) -> None:
+        identity = self.path / "identity.json"
+        if identity.exists():
+            known = json.loads(identity.read_text())
+            if known.get("format") != FORMAT:
+                raise Foreign(f"{identity} has format {known.get('format')}; this kafkad knows {FORMAT}")
+            if known["pipeline"] != pipeline:
+                raise Foreign(
+                    f"the checkpoint {self.path} belongs to pipeline {known['pipeline']!r}, not {pipeline!r};"
+                    " give each pipeline a checkpoint of its own"
+                )
+            self.id = known["id"]
+        elif not read_only:
+            self.id = str(uuid.uuid4())
+            write_whole(identity, {"format": FORMAT, "id": self.id, "pipeline": pipeline})
+
+    def _hold(self) -> None:
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(descriptor, 200).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise Busy(
+                f"this pipeline is being run already ({holder or 'by another process'}); {self.path}"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode())
+        self._lock = descriptor
+
+    @property
+    def is_new(self) -> bool:
+        return self.planned() is None
+
+    def planned(self) -> Batch | None:
+        """The batch that was planned last."""
+        numbers = self._numbers("planned")
+        if not numbers:
+            return None
+        record = json.loads(self._file(numbers[-1], "planned").read_text())
+        return Batch(record["batch"], from_json(record["start"]), from_json(record["end"]))
+
+    def unfinished(self) -> Batch | None:
+        """The batch that was planned and not done; a run begins with it."""
+        batch = self.planned()
+        return None if batch is None or self._file(batch.id, "done").exists() else batch
+
+    def position(self) -> Offsets:
+        """Where the next batch begins, of every partition ever read."""
+        batch = self.planned()
+        return {} if batch is None else dict(batch.end)
+
+    def plan(self, start: Offsets, end: Offsets) -> Batch:
+        """Makes the next batch, durably. What was read before and is not named keeps its position."""
+        last = self.planned()
+        assert self.unfinished() is None, "one batch at a time"
+        known = {} if last is None else last.end
+        start = {**known, **start}
+        end = {**start, **end}
+        batch = Batch(0 if last is None else last.id + 1, start, end)
+        self._note_starts(start)
+        planned = {"batch": batch.id, "start": as_json(start), "end": as_json(end)}
+        write_whole(self._file(batch.id, "planned"), planned)
+        return batch
+
+    def _note_starts(self, start: Offsets) -> None:
+        known = self.starts()
+        if new := {where: at for where, at in start.items() if where not in known}:
+            write_whole(self.path / "starts.json", as_json({**known, **new}))
+
+    def starts(self) -> Offsets:
+        """Where each partition was begun."""
+        place = self.path / "starts.json"
+        return from_json(json.loads(place.read_text())) if place.exists() else {}
+
+    def topic_ids(self) -> dict[str, str]:
+        """The ids that topics had when they were read, where brokers tell ids."""
+        place = self.path / "topics.json"
+        return dict(json.loads(place.read_text())) if place.exists() else {}
+
+    def note_topic_ids(self, ids: Mapping[str, str]) -> None:
+        known = self.topic_ids()
+        if any(known.get(topic) != each for topic, each in ids.items()):
+            write_whole(self.path / "topics.json", {**known, **ids})
+
+    def landed(self) -> Offsets:
+        """How far the table is, of each partition."""
+        unfinished = self.unfinished()
+        return self.position() if unfinished is None else dict(unfinished.start)
+
+    def done(self, batch: Batch, did: dict[str, Any]) -> dict[str, Any]:
+        """Notes that the table has the batch; answers what was noted, totals included."""
+        before = self.history()
+        totals = dict(before[-1]["totals"]) if before else {}
+        for name in SUMMED:
+            totals[name] = totals.get(name, 0) + did.get(name, 0)
+        totals["batches"] = totals.get("batches", 0) + int(bool(did))  # the first only notes where we begin
+        record = {"batch": batch.id, **did, "totals": totals}
+        write_whole(self._file(batch.id, "done"), record)
+        for kind in ("planned", "done"):
+            for number in self._numbers(kind)[:-KEPT]:
+                self._file(number, kind).unlink(missing_ok=True)
+        return record
+
+    def history(self) -> list[dict[str, Any]]:
+        """What the last batches did, oldest first."""
+        return [json.loads(self._file(number, "done").read_text()) for number in self._numbers("done")]
+
+    def _numbers(self, kind: str) -> list[int]:
+        if not self.batches.is_dir():
+            return []
+        return sorted(int(path.stem) for path in self.batches.glob(f"*.{kind}") if path.stem.isdigit())
+
+    def _file(self, number: int, kind: str) -> Path:
+        return self.batches / f"{number:09d}.{kind}"
+
+
+def write_whole(path: Path, document: dict[str, Any]) -> None:
+    """The file is there with all of it, and on the disk, or not at all."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(scratch, "w") as file:
+        json.dump(document, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(scratch, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,175 @@
+"""The dead letter queue: records that could not be decoded, as they were, and why.
+
+It is a Parquet table of its own (`_dlq` inside of the pipeline's table, or `[dlq] path`), committed together
+with the batch (table.py: intents); its files end in .dlq, so that globs over the table do not take them for
+its own. Any reader of Parquet reads it: `duckdb -c "from read_parquet('table/_dlq/*.dlq')"`.
+
+`send` writes a batch's bad records to a topic as well, before the batch is committed: at least once. Their
+headers say where each is from and why.
+
+`replay` decodes what is in the DLQ again, with the schema that the pipeline has now. What is good lands in
+the table and leaves the DLQ in one commit (the intent carries both), once; what is still bad stays, with its
+new reason. Its batches are numbered by themselves, under the application REPLAY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyarrow import compute, parquet
+
+from kafkad.ingest import landing
+from kafkad.ingest.parquet_table import ParquetTable
+from kafkad.ingest.table import REPLAY, Table, TaskReport, step
+
+if TYPE_CHECKING:
+    from kafkad.client.producer import Producer
+
+SCHEMA = pa.schema(
+    [
+        ("_topic", pa.string()),
+        ("_partition", pa.int32()),
+        ("_offset", pa.int64()),
+        ("_timestamp", pa.timestamp("us", "UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        (
+            "headers",
+            pa.list_(
+                pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+            ),
+        ),
+        ("error", pa.string()),
+    ]
+)
+BATCH_ROWS = 8192
+HEADER = "kafkad."  # + topic, partition, offset, timestamp, reason: as badRecords = dlq:<topic> of the source
+
+
+@dataclass(frozen=True)
+class DlqSink:
+    """What a DLQ has for a [sink]."""
+
+    path: str
+    type: str = "parquet"
+    table: str | None = None
+    catalog: dict[str, str] = field(default_factory=dict)
+    partition_by: tuple[str, ...] = ()
+    target_file_bytes: int = 128 << 20
+    schema_evolution: str = "add"
+    compression: str = "zstd"
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay did with the records that it found."""
+
+    found: int = 0
+    landed: int = 0
+    still_bad: int = 0
+    reasons: tuple[tuple[str, int], ...] = ()  # of those that are still bad; the most frequent first
+
+
+def open_dlq(root: Path) -> ParquetTable:
+    """The DLQ in this folder; made if it is not there."""
+    return ParquetTable.open(DlqSink(str(root)), SCHEMA)
+
+
+def records(dlq: ParquetTable) -> Iterator[pa.RecordBatch]:
+    """All that is in it, by SCHEMA."""
+    for file in dlq.files():
+        yield from rows_of(dlq.root / file.path)
+
+
+def rows_of(place: Path) -> Iterator[pa.RecordBatch]:
+    with parquet.ParquetFile(place) as data:
+        yield from data.iter_batches(BATCH_ROWS)
+
+
+def reasons(dlq: ParquetTable, most: int = 10) -> list[tuple[str, int]]:
+    """(error, count) of what is in it, the most frequent first."""
+    counts: dict[str, int] = {}
+    for batch in records(dlq):
+        for row in batch.column("error").value_counts().to_pylist():
+            counts[row["values"]] = counts.get(row["values"], 0) + row["counts"]
+    return sorted(counts.items(), key=lambda each: -each[1])[:most]
+
+
+def send(table: Table, reports: Iterable[TaskReport], producer: Producer) -> int:
+    """Writes a batch's bad records to a topic; how many. To be called before the batch is committed, so that
+    a driver that dies in between sends them again rather than never.
+    """
+    count = 0
+    for report in reports:
+        for file in report.files:
+            if not file.dlq:
+                continue
+            for batch in rows_of(table.dlq_root / file.staged):
+                for row in batch.set_column(
+                    3, "_timestamp", batch.column("_timestamp").cast(pa.int64())
+                ).to_pylist():
+                    producer.send(row["value"], row["key"], headers=headers_of(row))
+                    count += 1
+    producer.flush()
+    return count
+
+
+def headers_of(row: dict[str, Any]) -> list[tuple[str, bytes | None]]:
+    """The record's own headers, and where it is from. `_timestamp` in microseconds."""
+    told = {
+        "topic": row["_topic"],
+        "partition": row["_partition"],
+        "offset": row["_offset"],
+        "timestamp": "" if row["_timestamp"] is None else row["_timestamp"] // 1000,
+        "reason": row["error"],
+    }
+    own = [(each["key"], each["value"]) for each in row["headers"] or ()]
+    return [*own, *((HEADER + name, str(value).encode()) for name, value in told.items())]
+
+
+def replay(table: Table, settings: landing.LandSettings, decoder: Any = None) -> Replayed:
+    """Lands what can be decoded now. Raises TableError when the table changed in a way that it cannot
+    take."""
+    table.recover(REPLAY)
+    files = table.dlq.files()
+    found = sum(file.rows for file in files)
+    staging = table.staging(REPLAY)
+    batch_id = table.last_batch(REPLAY) + 1
+    again = landing.Landing(replace(settings, bad="dlq"), staging, decoder)
+    good = landing.PartitionedFiles(staging, table.schema)
+    reasons: dict[str, int] = {}
+    try:
+        for file in files:
+            for batch in rows_of(table.dlq.root / file.path):
+                good.add(landing.fitted(again.batch(as_fetched(batch)), table.schema))
+        entries = good.close() + again.close()
+    except BaseException:
+        good.abandon()
+        again.abandon()
+        raise
+    step("replay staged")
+    report = TaskReport(tuple(entries))
+    for entry in entries:
+        if entry.dlq:
+            for batch in rows_of(table.dlq_root / entry.staged):
+                for row in batch.column("error").value_counts().to_pylist():
+                    reasons[row["values"]] = reasons.get(row["values"], 0) + row["counts"]
+    assert report.rows + report.bad == found, "every record of the DLQ is good or bad"
+    if report.rows:
+        table.commit(REPLAY, batch_id, [report], dlq_removed=[file.path for file in files])
+    else:
+        table.discard(REPLAY, entries)
+    told = sorted(reasons.items(), key=lambda each: -each[1])
+    return Replayed(found, report.rows, report.bad, tuple(told))
+
+
+def as_fetched(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """DLQ rows with the names that a fetch gives."""
+    names = [name.removeprefix("_") for name in batch.schema.names]
+    batch = pa.RecordBatch.from_arrays(batch.columns, names)
+    kind = pa.array([0], pa.int32())
+    return batch.append_column("timestampType", compute.take(kind, pa.array([0] * batch.num_rows)))

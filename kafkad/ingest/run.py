@@ -1,0 +1,484 @@
+"""`kafkad ingest run`: batch after batch from topics into a table, each exactly once.
+
+    plan      the offsets of the batch, on disk in the checkpoint before anything is read
+    work      Spark's tasks read, decode and write files, which nobody sees yet
+    commit    the table takes the files under the pipeline's id and the batch's number, or has them already
+    done      the checkpoint notes it; bar, metrics and the consumer group are told
+
+A process that dies anywhere in between is run again and takes up what was planned, with the same offsets: the
+table decides whether it is there. Trouble that may pass (a broker or a Spark worker was killed) is waited
+out: the batch is done again, RETRIES times. What another attempt does not mend ends the run with a sentence.
+
+There are two ways of work. Without SQL and dedup no row enters the JVM: tasks write what they decoded
+(*landing*). With SQL the decoded rows are the view `input`, the query runs over one batch at a time
+(stateless: row-wise SQL and joins with files are right, aggregates would be over one batch only and are
+refused by what follows), and its rows are written by the same writer. The query must keep _topic, _partition,
+_offset and _timestamp, or it is refused: without them nothing could be accounted for. Dedup keeps state over
+batches, which is Spark's to keep: deduplicate.py.
+
+Ctrl-C and SIGTERM end a run after the batch at hand; a second one ends it at once, as safe as kill -9.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from kafkad.ingest import session as sessions
+from kafkad.ingest import tasks
+from kafkad.ingest.backlog import Backlog, DataLoss, offsets_text, source_options
+from kafkad.ingest.checkpoint import WITHIN_TABLE, Batch, Busy, Checkpoint, Foreign
+from kafkad.ingest.metrics import Metrics
+from kafkad.ingest.pipeline import PROVENANCE, Decode, Pipeline
+from kafkad.ingest.progress import Progress
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from kafkad.ingest.landing import LandSettings
+    from kafkad.ingest.table import Table, TaskReport
+
+RETRIES = 6  # of one batch: with the pauses a broker or a cluster may be away for a minute
+RETRY_PAUSES_S = (0.5, 2, 5, 10, 20, 30)
+POLL_S = 0.2
+
+
+class Refused(Exception):
+    """The run cannot be, or cannot go on: one sentence."""
+
+
+@dataclass
+class Ended:
+    """Why a run ended: "done" (available-now has read all), "SIGINT" or "SIGTERM"."""
+
+    why: str
+    summary: dict[str, Any]
+
+
+class Stop:
+    """A signal that asks the run to end; the second one ends the process."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    def __enter__(self) -> Stop:
+        self.before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.install()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def install(self) -> None:
+        """Again after a session was made: PySpark installs a handler of its own for Ctrl-C."""
+        for number in self.before:
+            signal.signal(number, self.take)
+
+    def take(self, number: int, _frame: object) -> None:
+        if self.signal is not None:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.signal = signal.Signals(number)
+
+
+def checkpoint_path(pipeline: Pipeline) -> Path:
+    if pipeline.sink.checkpoint:
+        return Path(pipeline.sink.checkpoint)
+    if pipeline.sink.path:
+        return Path(pipeline.sink.path) / WITHIN_TABLE
+    return Path(pipeline.file).parent / f".{pipeline.name}-checkpoint"
+
+
+def place_of(pipeline: Pipeline) -> str:
+    return pipeline.sink.path or pipeline.sink.table or ""
+
+
+def run(pipeline: Pipeline, out: TextIO | None = None) -> Ended:
+    """Runs to the end, or until told to stop. Raises Refused, DataLoss, Busy, and what Spark raises."""
+    sessions.require("pyspark", "pyarrow", extra="ingest")
+    if pipeline.sink.type == "delta":
+        sessions.require("deltalake", extra="ingest")
+    if pipeline.sink.type == "iceberg":
+        sessions.require("pyiceberg", extra="ingest")
+    with Checkpoint(checkpoint_path(pipeline), pipeline.name) as checkpoint, Stop() as stop:
+        one = kind_of_run(pipeline)(pipeline, checkpoint, Progress(pipeline.name, out), stop)
+        try:
+            return one.to_end()
+        finally:
+            one.close()
+
+
+def kind_of_run(pipeline: Pipeline) -> type[Run]:
+    if not pipeline.dedup.keys:
+        return Run
+    from kafkad.ingest.deduplicate import StreamRun
+
+    return StreamRun
+
+
+class Run:
+    """One run of a pipeline. `to_end()` does it."""
+
+    def __init__(self, pipeline: Pipeline, checkpoint: Checkpoint, progress: Progress, stop: Stop) -> None:
+        self.pipeline = pipeline
+        self.checkpoint = checkpoint
+        self.progress = progress
+        self.stop = stop
+        self.settings = land_settings(pipeline)
+        self.metrics = Metrics(pipeline.name, pipeline.metrics.jsonl, pipeline.metrics.prometheus)
+        self._spark: SparkSession | None = None
+
+    @property
+    def spark(self) -> SparkSession:
+        """Started by the first batch: a run with nothing to read needs no Java."""
+        if self._spark is None:
+            self._spark = sessions.session(self.pipeline)
+            self.stop.install()
+        return self._spark
+
+    def close(self) -> None:
+        self.metrics.close()
+        if self._spark is not None and not sessions.submitted():
+            self._spark.stop()
+
+    def to_end(self) -> Ended:
+        self.backlog = Backlog(self.pipeline)
+        self.backlog.known_ids = self.checkpoint.topic_ids()
+        self.table = self.open_table()
+        for sentence in self.table.recover(self.checkpoint.id):
+            self.say(sentence)
+        upto = self.begin()
+        batch = self.checkpoint.unfinished()
+        while True:
+            started = time.monotonic()
+            if batch is None:
+                if self.stop:
+                    break
+                batch = self.next_batch(upto)
+            if batch is None:
+                if upto is not None:
+                    break
+                self.wait(started + (self.pipeline.trigger.interval or 0))
+                continue
+            if self._spark is None:
+                self.attempt("starting Spark", lambda: self.spark)
+                started = time.monotonic()
+            self.one_batch(batch, started)
+            batch = None
+            if upto is None and not self.stop:
+                self.wait(started + (self.pipeline.trigger.interval or 0))
+        why = self.stop.signal.name if self.stop.signal else "done"
+        lag = self.backlog.lag(self.checkpoint.position())
+        return Ended(why, self.progress.end(why, lag, place_of(self.pipeline)))
+
+    # --- which offsets
+
+    def begin(self) -> dict[tuple[str, int], int] | None:
+        """Where an available-now run ends; None for one that goes on. A first run notes where it begins."""
+        self.attempt("asking for offsets", self.backlog.look)
+        if self.checkpoint.is_new:
+            held = self.table.next_offsets()
+            if held and not self.starts_behind(held):
+                raise Refused(
+                    f"the table {place_of(self.pipeline)} has rows and the checkpoint {self.checkpoint.path}"
+                    " is new: they belong together; bring the checkpoint back, or go on behind what the table"
+                    f" holds with [source] start = '{offsets_text(held)}'"
+                )
+            first = self.attempt("asking for offsets", self.backlog.first)
+            batch = self.checkpoint.plan(first, dict(first))
+            self.checkpoint.done(batch, {})
+        position = self.checkpoint.position()
+        upto = dict(self.backlog.latest) if self.pipeline.trigger.available_now else None
+        self.progress.begin(None if upto is None else self.backlog.lag(position))
+        return upto
+
+    def starts_behind(self, held: dict[tuple[str, int], int]) -> bool:
+        """Whether [source] start names, for all that the table holds, offsets behind it."""
+        named = dict(self.backlog.options.start.at or ())
+        return all(named.get(where, -2) >= offset for where, offset in held.items())
+
+    def next_batch(self, upto: dict[tuple[str, int], int] | None) -> Batch | None:
+        if upto is None:
+            self.attempt("asking for offsets", self.backlog.look)
+        found = self.backlog.next(self.checkpoint.position(), upto)
+        if found is None:
+            return None
+        start, end, lost = found
+        if lost:
+            self.say(f"{lost:,} records were gone before they could be read")
+        self.checkpoint.note_topic_ids(self.backlog.reader_ids)
+        self.backlog.known_ids = self.backlog.reader_ids
+        return self.checkpoint.plan(start, end)
+
+    def wait(self, until: float) -> None:
+        while not self.stop and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, POLL_S))
+
+    # --- one batch
+
+    def one_batch(self, batch: Batch, started: float) -> None:
+        if self.table.committed(self.checkpoint.id, batch.id):
+            did: dict[str, Any] = {"offsets": batch.records, "again": True}
+        else:
+            did = self.attempt(f"batch {batch.id}", lambda: self.work(batch))
+        did["seconds"] = round(time.monotonic() - started, 4)
+        did["lag"] = self.backlog.lag(batch.end)
+        record = self.checkpoint.done(batch, did)
+        self.publish(batch)
+        self.progress.batch(record)
+        self.metrics.batch({**record, "at": round(time.time(), 3)})
+
+    def work(self, batch: Batch) -> dict[str, Any]:
+        """Reads and lands it; what the checkpoint notes of it."""
+        staging = self.table.staging(self.checkpoint.id)
+        ranges = batch.ranges()
+        if ranges:
+            reports = (
+                self.transformed(batch, staging)
+                if self.pipeline.transform.sql
+                else self.landed(batch, staging)
+            )
+        else:
+            reports = []
+        if self.pipeline.dlq.topic and any(file.dlq for report in reports for file in report.files):
+            self.send_letters(reports)
+        committed = self.table.commit(self.checkpoint.id, batch.id, reports)
+        return {
+            "offsets": batch.records,
+            "records": sum(c.rows + c.bad for report in reports for c in report.covered),
+            "rows": committed.rows,
+            "bad": committed.bad,
+            "bytes": sum(report.bytes_read for report in reports),
+            "files": committed.files,
+            "file_bytes": committed.bytes,
+        }
+
+    def send_letters(self, reports: list[TaskReport]) -> None:
+        """To the topic, before the table has the batch: at least once, as all that goes to topics."""
+        from kafkad.client.producer import Producer
+        from kafkad.ingest.dlq import send
+
+        producer = Producer(self.backlog.reader.cluster, self.pipeline.dlq.topic or "")
+        send(self.table, reports, producer)
+
+    def landed(self, batch: Batch, staging: Any) -> list[TaskReport]:
+        if self.pipeline.source.engine == "kafka-jar":
+            ends = {(topic, partition): (start, end) for topic, partition, start, end in batch.ranges()}
+            function = tasks.land_rows_tasks(ends, self.settings, staging)
+            rows = self.kafka_rows(batch).mapInArrow(function, tasks.REPORT_SCHEMA)
+            return with_silent(reports_of(rows), batch)
+        work = self.work_of(batch, staging)
+        return reports_of(self.numbers(work).mapInArrow(tasks.land_tasks(work), tasks.REPORT_SCHEMA))
+
+    def transformed(self, batch: Batch, staging: Any) -> list[TaskReport]:
+        rows = self.rows(batch, staging)
+        typed = self.settings.decoder is not None
+        good = rows
+        if typed:
+            good = rows.where(f"{tasks.ERROR} IS NULL") if self.settings.bad == "dlq" else rows
+            good = good.drop(*tasks.HELD_BACK)
+        good.createOrReplaceTempView("input")
+        result = accountable(self.spark.sql(self.pipeline.transform.sql or ""))
+        reports = reports_of(result.mapInArrow(tasks.write_tasks(staging), tasks.REPORT_SCHEMA))
+        if typed and self.settings.bad == "dlq":
+            bad = rows.where(f"{tasks.ERROR} IS NOT NULL")
+            reports += reports_of(bad.mapInArrow(tasks.put_aside_tasks(staging), tasks.REPORT_SCHEMA))
+        return with_covered(reports, batch)
+
+    def rows(self, batch: Batch, staging: Any) -> DataFrame:
+        """The batch's records, decoded."""
+        schema = spark_schema(tasks.rows_schema(self.settings))
+        if self.pipeline.source.engine == "kafka-jar":
+            return self.kafka_rows(batch).mapInArrow(tasks.decode_tasks(self.settings), schema)
+        work = self.work_of(batch, staging)
+        return self.numbers(work).mapInArrow(tasks.read_tasks(work), schema)
+
+    def work_of(self, batch: Batch, staging: Any) -> tasks.Work:
+        shared = self.backlog.tasks(batch.ranges(), self.spark.sparkContext.defaultParallelism)
+        return tasks.Work(self.backlog.options, tuple(map(tuple, shared)), self.settings, staging)
+
+    def numbers(self, work: tasks.Work) -> DataFrame:
+        return self.spark.range(0, len(work.ranges), 1, len(work.ranges))
+
+    def kafka_rows(self, batch: Batch) -> DataFrame:
+        """By Spark's own connector, which asks for all partitions of what it reads."""
+        options = source_options(self.pipeline.source, headers=self.settings.bad == "dlq")
+        for name in ("subscribe", "subscribePattern", "startingOffsets", "startingTimestamp"):
+            options.pop(name, None)
+        options.pop("startingOffsetsByTimestampStrategy", None)
+        ranges = batch.ranges()
+        partitions: dict[str, list[int]] = {}
+        for topic, partition, _, _ in ranges:
+            partitions.setdefault(topic, []).append(partition)
+        options["assign"] = json.dumps(partitions)
+        options["startingOffsets"] = offsets_text({(t, p): start for t, p, start, _ in ranges})
+        options["endingOffsets"] = offsets_text({(t, p): end for t, p, _, end in ranges})
+        return self.spark.read.format("kafka").options(**options).load()
+
+    # --- the table
+
+    def open_table(self) -> Table:
+        from kafkad.ingest.table import TableError, open_table
+
+        try:
+            schema = result_schema(self.pipeline, lambda: self.spark)
+            return open_table(self.pipeline.sink, schema, self.pipeline.dlq.path)
+        except TableError as refused:
+            raise Refused(str(refused)) from None
+
+    # --- around
+
+    def attempt(self, what: str, work: Any) -> Any:
+        """`work()`, again while its trouble may pass."""
+        for attempt in range(RETRIES + 1):
+            try:
+                return work()
+            except (Refused, DataLoss, Busy, Foreign, sessions.NoSpark):
+                raise
+            except Exception as trouble:
+                sentence = told(trouble)
+                if attempt == RETRIES or is_hopeless(trouble) or self.stop:
+                    raise Refused(f"{what} failed: {sentence}") from trouble
+                self.say(f"{what} failed and is tried again: {sentence}")
+                time.sleep(RETRY_PAUSES_S[attempt])
+
+    def publish(self, batch: Batch) -> None:
+        """Offsets for lag tools; a broker that does not take them is no reason to stop."""
+        group = self.pipeline.source.commit_group
+        if group is None or self.pipeline.source.log_dir:
+            return
+        from kafkad.client.offsets import commit_offsets
+
+        try:
+            commit_offsets(self.backlog.reader.cluster, group, batch.end)
+        except Exception as trouble:
+            self.say(f"group {group} does not know of batch {batch.id}: {told(trouble)}")
+
+    def say(self, sentence: str) -> None:
+        print(f"kafkad ingest: {sentence}", file=sys.stderr, flush=True)
+
+
+# --- what a batch's parts come to
+
+
+def result_schema(pipeline: Pipeline, spark: Callable[[], SparkSession]) -> pa.Schema:
+    """The columns that land. Spark is asked for where SQL makes them."""
+    import pyarrow as pa
+
+    settings = land_settings(pipeline)
+    schema = tasks.rows_schema(settings)
+    if not pipeline.transform.sql:
+        dropped = {"_key", *tasks.HELD_BACK} if settings.decoder is not None else set()
+        return pa.schema([field for field in schema if field.name not in dropped])
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    empty = spark().createDataFrame([], spark_schema(schema))
+    shown = empty.drop(*tasks.HELD_BACK) if settings.decoder is not None else empty
+    shown.createOrReplaceTempView("input")
+    return to_arrow_schema(accountable(spark().sql(pipeline.transform.sql)).schema, timezone="UTC")
+
+
+def accountable(result: DataFrame) -> DataFrame:
+    """The result of the pipeline's SQL, if its rows tell where they come from. Raises Refused."""
+    lost = [name for name in PROVENANCE if name not in result.columns]
+    if lost:
+        raise Refused(
+            f"[transform] sql loses {', '.join(lost)}: every landed row tells which record it comes from;"
+            f" add {', '.join(lost)} to its SELECT"
+        )
+    return result
+
+
+def land_settings(pipeline: Pipeline) -> LandSettings:
+    from kafkad.ingest.landing import LandSettings
+
+    decode = pipeline.decode
+    if decode.format == "raw":
+        return LandSettings(None)
+    return LandSettings((decode.format, decode.schema, decoder_options(decode)), decode.bad_records)
+
+
+def decoder_options(decode: Decode) -> dict[str, str]:
+    options = {"columns": ",".join(decode.columns), "registry": decode.registry, "message": decode.message}
+    return {name: value for name, value in options.items() if value}
+
+
+def reports_of(rows: DataFrame) -> list[TaskReport]:
+    from kafkad.ingest.table import TaskReport
+
+    found = []
+    for row in rows.collect():
+        if row.report.startswith(tasks.REFUSED):
+            raise Refused(row.report.removeprefix(tasks.REFUSED))
+        found.append(TaskReport.from_json(row.report))
+    return found
+
+
+def with_covered(reports: list[TaskReport], batch: Batch) -> list[TaskReport]:
+    """SQL stood between, so tasks do not know what they read: the driver does, and how much of it landed."""
+    from kafkad.ingest.table import Covered, TaskReport
+
+    rows: dict[tuple[str, int], int] = {}
+    bad: dict[tuple[str, int], int] = {}
+    for report in reports:
+        for file in report.files:
+            counts = bad if file.dlq else rows
+            for at in file.offsets:
+                counts[at.topic, at.partition] = counts.get((at.topic, at.partition), 0) + at.rows
+    covered = tuple(
+        Covered(topic, partition, start, end, rows.get((topic, partition), 0), bad.get((topic, partition), 0))
+        for topic, partition, start, end in batch.ranges()
+    )
+    return [*reports, TaskReport(covered=covered)]
+
+
+def with_silent(reports: list[TaskReport], batch: Batch) -> list[TaskReport]:
+    """A range in which the connector found no record is a hole from end to end."""
+    from kafkad.ingest.table import Covered, TaskReport
+
+    told = {(each.topic, each.partition) for report in reports for each in report.covered}
+    silent = tuple(
+        Covered(topic, partition, start, end, 0, 0, end - start, ((start, end),))
+        for topic, partition, start, end in batch.ranges()
+        if (topic, partition) not in told
+    )
+    return [*reports, TaskReport(covered=silent)] if silent else reports
+
+
+def spark_schema(schema: pa.Schema) -> Any:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def is_hopeless(trouble: Exception) -> bool:
+    """Spark's analysis of a query, or what a task said for good."""
+    names = {kind.__name__ for kind in type(trouble).__mro__}
+    final = {"AnalysisException", "ParseException", "TableError", "ValueError", "TypeError"}
+    return bool(names & final) or any(f"{name}: " in str(trouble) for name in ("BadRecord", "TableError"))
+
+
+def told(trouble: BaseException) -> str:
+    """The one line of a stack trace that says it."""
+    text = str(trouble)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    python = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", "Caused by", "^"))]
+    for line in python:
+        if (
+            ": " in line
+            and line.split(":")[0].replace(".", "").replace("_", "").isalnum()
+            and "Exception" not in line
+        ):
+            return line[:500]
+    return (python[0] if python else type(trouble).__name__)[:500]

@@ -1,0 +1,605 @@
+"""Tables that batches land in: what a sink must do so that every record is in it once.
+
+Tasks write, the driver commits. A task gets `Staging` (plain values, it may be pickled), writes data files by
+`landing.write_task`, and hands back a `TaskReport`: which files it left and which offsets they hold. A file
+that a task left is not in the table. The driver commits a batch's reports under an application (the
+streaming query's id: it is kept in the checkpoint) and the batch's id, which only grow; a batch that is in
+the table already is not committed again, so Spark may run it as often as it likes:
+
+    table = open_table(sink, schema)          # of sink.type; makes the table if there is none; adds columns
+    table.recover(application)                # once, before the query starts: ends what a dead driver began
+    if not table.committed(application, batch_id):
+        staging = table.staging(application)
+        reports = [...]                       # of tasks: TaskReport.from_json(row) of what they yielded
+        table.commit(application, batch_id, reports)
+    table.next_offsets()                      # where to go on when the checkpoint is lost
+    table.files()                             # the data files of this moment
+
+What an attempt wrote and did not get committed is garbage: `recover` and the next commit of the application
+take it away (Delta: `vacuum` does).
+
+Bad records go the same way: a task writes them to files of their own, `commit` puts those into the table
+`_dlq` inside of this one (a Parquet table, whatever the other is). Two tables cannot change in one step. So
+an *intent* (`_kafkad/intents/`) is written first, then the batch is committed to the table, which decides,
+then to the DLQ, then the intent goes. `recover` carries an intent to its end if its batch is in the table,
+and drops it if not; the DLQ knows the batch id as well, so doing it twice does nothing.
+
+`step(name)` marks every place where a process may die; with KAFKAD_INGEST_DIE_AT=n in the environment it dies
+by SIGKILL at the nth of them, and the tests walk n through a whole commit.
+
+Limits: one machine's file system, or a shared one with POSIX locks, links and atomic renames. Two drivers at
+a time are kept apart by a lock (`_kafkad/lock`) during a commit, not for longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+import signal
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kafkad.ingest.parquet_table import ParquetTable
+
+TopicPartition = tuple[str, int]
+Runs = list[tuple[int, int]]  # (start, end), end not held; sorted, apart
+
+OWN = "_kafkad"  # the folder inside a table that is ours; plain readers skip names with an underscore
+DLQ = "_dlq"
+REPLAY = "kafkad-replay-dlq"  # the application whose batches bring what was in the DLQ
+DIE_AT = "KAFKAD_INGEST_DIE_AT"
+HOLE_RUNS_MAX = 1000  # that one task names; what is beyond is counted
+
+
+class TableError(Exception):
+    """The table cannot take this; `str(error)` is one sentence for people."""
+
+
+class Sink(Protocol):
+    """The part of a pipeline's [sink] that a table reads."""
+
+    @property
+    def type(self) -> str: ...
+    @property
+    def path(self) -> str | None: ...
+    @property
+    def table(self) -> str | None: ...
+    @property
+    def catalog(self) -> dict[str, str]: ...
+    @property
+    def partition_by(self) -> tuple[str, ...]: ...
+    @property
+    def target_file_bytes(self) -> int: ...
+    @property
+    def schema_evolution(self) -> str: ...
+    @property
+    def compression(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class OffsetRange:
+    """The offsets of one topic-partition in one file: `rows` of them from `first` to `last`, both held."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file: `path` and `staged` are relative to the table's root, `staged` is where the task left it."""
+
+    path: str
+    staged: str
+    rows: int
+    bytes: int
+    partition: tuple[tuple[str, str | None], ...] = ()  # (column, value as its directory says it)
+    offsets: tuple[OffsetRange, ...] = ()
+    dlq: bool = False
+    stats: dict[str, Any] = field(
+        default_factory=dict
+    )  # as Delta's: numRecords, minValues, maxValues, nullCount
+
+
+@dataclass(frozen=True)
+class Covered:
+    """One topic-partition's offsets `start` to `end` (not held), which a batch has dealt with: `rows` landed,
+    `bad` went to the DLQ, `holes` had no record; `hole_runs` are (start, end) of the first HOLE_RUNS_MAX of
+    those.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    rows: int
+    bad: int = 0
+    holes: int = 0
+    hole_runs: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """What one task did. It travels as one string: a task yields a row of it."""
+
+    files: tuple[FileEntry, ...] = ()
+    covered: tuple[Covered, ...] = ()
+    bytes_read: int = 0  # of keys and values, before decoding
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> TaskReport:
+        told = json.loads(text)
+        return TaskReport(
+            tuple(entry_of(file) for file in told["files"]),
+            tuple(covered_of(c) for c in told["covered"]),
+            told["bytes_read"],
+        )
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files if not file.dlq)
+
+    @property
+    def bad(self) -> int:
+        return sum(file.rows for file in self.files if file.dlq)
+
+
+def entry_of(told: dict[str, Any]) -> FileEntry:
+    partition = tuple((str(name), value) for name, value in told["partition"])
+    offsets = tuple(OffsetRange(**each) for each in told["offsets"])
+    return FileEntry(**{**told, "partition": partition, "offsets": offsets})
+
+
+def covered_of(told: dict[str, Any]) -> Covered:
+    return Covered(**{**told, "hole_runs": tuple((a, b) for a, b in told["hole_runs"])})
+
+
+@dataclass(frozen=True)
+class Staging:
+    """How and where a task writes. Plain values: it travels to the tasks pickled.
+
+    `root` is the table's absolute folder, `folder` (relative to it) where files wait for their commit ("" =
+    in their place at once: formats whose readers know files by a log), `data` where data files belong.
+    """
+
+    root: str
+    application: str
+    folder: str
+    data: str
+    schema: bytes  # of the rows, by Schema.serialize
+    partition_by: tuple[str, ...]
+    keep_partition_columns: bool
+    target_file_bytes: int
+    compression: str
+    dlq_root: str
+    dlq_folder: str
+    with_stats: bool = False
+
+    def new_name(self) -> str:
+        return f"part-{uuid.uuid4().hex}"
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What a commit did. `again`: the batch was in the table already, nothing was added."""
+
+    rows: int = 0
+    bytes: int = 0
+    files: int = 0
+    bad: int = 0
+    again: bool = False
+
+
+class Table(ABC):
+    """One table. See the top of this file for the order of calls. Raises TableError."""
+
+    root: Path  # where its files are
+    schema: pa.Schema
+    partition_by: tuple[str, ...]
+
+    def __init__(self, root: Path, sink: Sink, dlq_path: str | None = None) -> None:
+        self.root = root
+        self.sink = sink
+        self.partition_by = tuple(sink.partition_by)
+        self.dlq_root = Path(dlq_path) if dlq_path else root / DLQ
+        self._dlq: ParquetTable | None = None
+        self._ends: dict[TopicPartition, int] | None = None  # of next_offsets, kept up to date
+
+    # -- what each format answers --------------------------------------------------------------------------
+
+    @abstractmethod
+    def last_batch(self, application: str) -> int:
+        """The newest batch of the application in the table, -1 if there is none."""
+
+    @abstractmethod
+    def append(self, application: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
+        """Commits the data files, at once or not at all. Called under the lock, for a batch that is new."""
+
+    @abstractmethod
+    def files(self) -> list[FileEntry]:
+        """The table's data files now, paths relative to `root` (absolute where they are elsewhere)."""
+
+    @abstractmethod
+    def staging(self, application: str) -> Staging: ...
+
+    @abstractmethod
+    def settle(self, application: str | None) -> list[str]:
+        """Ends what a dead driver began in this format. Under the lock."""
+
+    @abstractmethod
+    def replace(self, removed: Sequence[FileEntry], added: Sequence[FileEntry]) -> None:
+        """Compaction's commit: `added` hold the rows of `removed`. TableError if one of these is gone."""
+
+    @abstractmethod
+    def compact(self, target_bytes: int | None = None) -> Any:
+        """Rewrites small files into target size; compact.py tells what is promised."""
+
+    # -- what is the same for all --------------------------------------------------------------------------
+
+    def committed(self, application: str, batch_id: int) -> bool:
+        return batch_id <= self.last_batch(application)
+
+    def commit(
+        self,
+        application: str,
+        batch_id: int,
+        reports: Iterable[TaskReport],
+        *,
+        dlq_removed: Sequence[str] = (),
+    ) -> Committed:
+        """Puts a batch into the table, and its bad records into the DLQ; `dlq_removed` are files of the DLQ
+        that leave with it, since their records are in the batch.
+        """
+        reports = list(reports)
+        bad = tuple(file for report in reports for file in report.files if file.dlq)
+        good = [dataclasses.replace(r, files=tuple(f for f in r.files if not f.dlq)) for r in reports]
+        with self.locked():
+            self.end_intents()
+            if self.committed(application, batch_id):
+                self.discard(application, [f for report in reports for f in report.files])
+                return Committed(again=True)
+            self.check_staged(bad, good)
+            intent = None
+            if bad or dlq_removed:
+                intent = self.write_intent(application, batch_id, bad, dlq_removed)
+                step("intent")
+            self.append(application, batch_id, good)
+            step("appended")
+            if intent is not None:
+                self.carry_out(intent)
+            self.clear_staged(application)
+        files = [file for report in good for file in report.files]
+        return Committed(
+            rows=sum(file.rows for file in files),
+            bytes=sum(file.bytes for file in files),
+            files=len(files),
+            bad=sum(file.rows for file in bad),
+        )
+
+    def check_staged(self, bad: Sequence[FileEntry], good: Sequence[TaskReport]) -> None:
+        """A commit must never name a file that another run has taken for garbage."""
+        places = [self.dlq_root / file.staged for file in bad]
+        places += [self.root / file.staged for report in good for file in report.files]
+        for place in places:
+            if not place.exists():
+                raise TableError(
+                    f"{place} is gone before its commit: another run of the same pipeline is at work"
+                )
+
+    def recover(self, application: str | None = None) -> list[str]:
+        """Ends what a dead driver began, and removes what the application's dead tasks left; sentences of
+        what was done.
+        """
+        with self.locked():
+            told = self.settle(application) + self.end_intents()
+            if application is not None:
+                told += self.clear_staged(application)
+        return told
+
+    @property
+    def dlq(self) -> ParquetTable:
+        """The table of bad records; made when it is first asked for."""
+        if self._dlq is None:
+            from kafkad.ingest.dlq import open_dlq
+
+            self._dlq = open_dlq(self.dlq_root)
+        return self._dlq
+
+    @property
+    def own(self) -> Path:
+        return self.root / OWN
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        self.own.mkdir(parents=True, exist_ok=True)
+        with open(self.own / "lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def next_offsets(self) -> dict[TopicPartition, int]:
+        """The offset behind the last one that the table holds, of each topic-partition."""
+        found: dict[TopicPartition, int] = {}
+        for file in self.files():
+            for at in file.offsets or self.read_offsets(file):
+                key = at.topic, at.partition
+                found[key] = max(found.get(key, 0), at.last + 1)
+        return found
+
+    def read_offsets(self, file: FileEntry) -> list[OffsetRange]:
+        """From the file itself, where the table's log does not tell (a compaction mixed partitions)."""
+        from pyarrow import compute
+
+        from kafkad.ingest.verify import file_offsets
+
+        found = []
+        for topic, partition, offsets in file_offsets(self.root / file.path, dict(file.partition)):
+            ends = compute.min_max(offsets).as_py()
+            if topic is not None and partition is not None and ends["min"] is not None:
+                rows = len(offsets) - offsets.null_count
+                found.append(OffsetRange(topic, partition, ends["min"], ends["max"], rows))
+        return found
+
+    # -- intents: a batch and its bad records ----------------------------------------------------------------
+
+    def write_intent(
+        self, application: str, batch_id: int, bad: Sequence[FileEntry], removed: Sequence[str]
+    ) -> Path:
+        place = self.own / "intents" / f"{uuid.uuid4().hex}.json"
+        told = {
+            "application": application,
+            "batch": batch_id,
+            "bad": [dataclasses.asdict(file) for file in bad],
+            "removed": list(removed),
+        }
+        write_durably(place, json.dumps(told).encode())
+        return place
+
+    def carry_out(self, intent: Path) -> None:
+        """The part of a committed batch that is the DLQ's."""
+        told = json.loads(intent.read_bytes())
+        entries = [entry_of(file) for file in told["bad"]]
+        self.dlq.exchange(told["application"], told["batch"], entries, told["removed"])
+        step("dlq")
+        intent.unlink()
+        sync_folder(intent.parent)
+        step("intent gone")
+
+    def end_intents(self) -> list[str]:
+        done = []
+        for intent in sorted((self.own / "intents").glob("*.json")):
+            told = json.loads(intent.read_bytes())
+            name = f"batch {told['batch']}"
+            if self.committed(told["application"], told["batch"]):
+                self.carry_out(intent)
+                done.append(f"{name} was in the table and its bad records not yet in the DLQ: they are now")
+            else:
+                for file in told["bad"]:
+                    (self.dlq_root / file["staged"]).unlink(missing_ok=True)
+                intent.unlink()
+                done.append(f"{name} was prepared and not committed: it was dropped")
+        return done
+
+    def discard(self, application: str, files: Sequence[FileEntry]) -> None:
+        """Files of an attempt that lost."""
+        live = {file.path for file in self.files()}
+        for file in files:
+            if file.dlq:
+                (self.dlq_root / file.staged).unlink(missing_ok=True)
+            elif file.staged != file.path or file.path not in live:
+                (self.root / file.staged).unlink(missing_ok=True)
+
+    def place(self, reports: Sequence[TaskReport]) -> list[FileEntry]:
+        """Brings staged files to where they belong, on disk, for formats whose readers know files by a
+        log."""
+        files = [file for report in reports for file in report.files]
+        touched = set()
+        for file in files:
+            staged, place = self.root / file.staged, self.root / file.path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(staged, place)
+            touched |= {place.parent, place.parent.parent}
+            step("placed")
+        for folder in touched:
+            sync_folder(folder)
+        return files
+
+    def refuse_overlap(self, application: str, reports: Sequence[TaskReport]) -> None:
+        """Offsets land once, whoever brings them. For formats that keep no runs of what they cover: by the
+        last offset of each topic-partition.
+        """
+        if application.startswith(REPLAY):
+            return
+        if self._ends is None:
+            self._ends = self.next_offsets()
+        covered = covered_by(reports)
+        for key, runs in covered.items():
+            if runs[0][0] < self._ends.get(key, 0):
+                raise overlap(key, runs[0][0], min(runs[-1][1], self._ends[key]))
+
+    def note_ends(self, reports: Sequence[TaskReport]) -> None:
+        """After an append, for the next refusal."""
+        if self._ends is not None:
+            for key, runs in covered_by(reports).items():
+                self._ends[key] = max(self._ends.get(key, 0), runs[-1][1])
+
+    def clear_staged(self, application: str) -> list[str]:
+        told = []
+        for root in (self.root, self.dlq_root):
+            folder = root / staged_folder(application)
+            if folder.is_dir():
+                count = sum(1 for _ in folder.iterdir())
+                shutil.rmtree(folder, ignore_errors=True)
+                if count:
+                    told.append(f"{count} files that no batch has were removed from {folder}")
+        return told
+
+
+def open_table(sink: Sink, schema: pa.Schema | None = None, dlq_path: str | None = None) -> Table:
+    """The table of a sink, its bad records in `dlq_path` (default: `_dlq` inside of it). With `schema` (of
+    the rows, partition columns and _topic, _partition, _offset, _timestamp among them) it is made if it is
+    not there, and gets the columns that it lacks where sink.schema_evolution says "add"; without, it must be
+    there.
+    """
+    if sink.type == "parquet":
+        from kafkad.ingest.parquet_table import ParquetTable
+
+        return ParquetTable.open(sink, schema, dlq_path)
+    if sink.type == "delta":
+        from kafkad.ingest.delta_table import DeltaTable
+
+        return DeltaTable.open(sink, schema, dlq_path)
+    if sink.type == "iceberg":
+        from kafkad.ingest.iceberg_table import IcebergTable
+
+        return IcebergTable.open(sink, schema, dlq_path)
+    raise TableError(f"there is no sink of the type {sink.type!r}: parquet, delta or iceberg")
+
+
+def added_columns(there: pa.Schema, coming: pa.Schema, evolution: str) -> list[pa.Field]:
+    """The fields that `coming` adds. TableError for any other difference: a column that is gone, or of
+    another type. The order of columns is nobody's business.
+    """
+    have = {field.name: field for field in there}
+    for field_ in coming:
+        old = have.pop(field_.name, None)
+        if old is not None and old.type != field_.type:
+            raise TableError(
+                f"the column {field_.name} is {old.type} in the table and {field_.type} in the pipeline:"
+                " a column's type cannot change"
+            )
+    if have:
+        raise TableError(
+            f"the table has the column {next(iter(have))}, which the pipeline does not:"
+            " columns are only added"
+        )
+    added = [field_ for field_ in coming if field_.name not in there.names]
+    if added and evolution != "add":
+        raise TableError(
+            f"the pipeline has the column {added[0].name}, which the table does not:"
+            ' schema_evolution = "add" in [sink] adds it'
+        )
+    return [field_.with_nullable(True) for field_ in added]
+
+
+def covered_by(reports: Sequence[TaskReport]) -> dict[TopicPartition, Runs]:
+    """Which offsets a batch deals with: what its tasks read, or, where they do not know (SQL stands between),
+    from the first to the last offset in its files.
+    """
+    covered: dict[TopicPartition, Runs] = {}
+    for report in reports:
+        for c in report.covered:
+            covered.setdefault((c.topic, c.partition), []).append((c.start, c.end))
+    if not covered:
+        for report in reports:
+            for file in report.files:
+                for at in file.offsets:
+                    key = at.topic, at.partition
+                    (start, end) = (covered.get(key) or [(at.first, at.last + 1)])[0]
+                    covered[key] = [(min(start, at.first), max(end, at.last + 1))]
+    return {key: merged(runs) for key, runs in covered.items()}
+
+
+def merged(runs: Runs) -> Runs:
+    """The runs with those joined that touch or overlap."""
+    out: Runs = []
+    for start, end in sorted(runs):
+        if out and start <= out[-1][1]:
+            out[-1] = out[-1][0], max(out[-1][1], end)
+        elif start < end:
+            out.append((start, end))
+    return out
+
+
+def check_partition_columns(schema: pa.Schema, partition_by: Sequence[str]) -> None:
+    import pyarrow as pa
+
+    for name in partition_by:
+        if name not in schema.names:
+            raise TableError(f"partition_by names {name}, which is no column: {', '.join(schema.names)}")
+        kind = schema.field(name).type
+        good = (
+            pa.types.is_integer(kind)
+            or pa.types.is_string(kind)
+            or pa.types.is_boolean(kind)
+            or pa.types.is_date(kind)
+        )
+        if not good:
+            raise TableError(
+                f"partition_by names {name}, which is {kind}: integers, strings, dates and booleans do"
+            )
+    if set(partition_by) == set(schema.names):
+        raise TableError("partition_by names every column: nothing would be left in the files")
+
+
+def overlap(key: TopicPartition, start: int, end: int) -> TableError:
+    return TableError(
+        f"offsets {start} to {end - 1} of {key[0]}-{key[1]} are in the table already, by another checkpoint:"
+        " start from the offsets that the table ends at, or land them in another table"
+    )
+
+
+def staged_folder(application: str) -> str:
+    return f"{OWN}/staged/{safe_name(application)}"
+
+
+def safe_name(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else f"%{ord(c):x}" for c in text)
+
+
+# -- files that are there or not -----------------------------------------------------------------------------
+
+_steps = 0
+
+
+def step(name: str) -> None:
+    """A place between two steps; tests let the process die here."""
+    wanted = os.environ.get(DIE_AT)
+    if wanted is None:
+        return
+    global _steps
+    _steps += 1
+    if wanted == str(_steps) or wanted == name:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def write_durably(place: Path, data: bytes, *, exclusive: bool = False) -> None:
+    """The whole file or none, on disk. `exclusive`: FileExistsError if it is there."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    temporary = place.parent / f".{uuid.uuid4().hex}"
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    step("written")
+    try:
+        if exclusive:
+            os.link(temporary, place)
+        else:
+            os.replace(temporary, place)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(place.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

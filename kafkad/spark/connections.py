@@ -1,0 +1,81 @@
+"""Connections of this process to clusters, kept from task to task.
+
+Spark's Python workers outlive their tasks, and a handshake costs more than a small range, so a `Session` (the
+connections to one cluster, what its Metadata told, and a receive buffer) goes back into the pool when its
+reader is done, and the next reader of the same cluster with the same settings takes it. One reader at a time
+has a session, so nothing in it is shared.
+
+Beware: a forked child must not speak on its parent's sockets: the pool knows the process that filled it and
+begins anew in another. A session that trouble left in an unknown state, or with an answer under way, is
+closed by whoever had it."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from kafkad.client.cluster import Cluster
+from kafkad.client.fetch import topic_id_of
+from kafkad.client.security import Security
+from kafkad.protocol.errors import KafkaError
+
+BUFFER_KEPT_MAX = 32 << 20  # a receive buffer that one huge batch made is not kept
+IDLE_SESSIONS_MAX = 4  # of one cluster in one process; a task needs one, or one for each side of a join
+
+Key = tuple[str, tuple[tuple[str, str], ...], float]
+
+_idle: dict[Key, list["Session"]] = {}
+_filled_by = os.getpid()
+
+
+class Session:
+    """A cluster's connections, for one reader at a time."""
+
+    def __init__(self, key: Key, cluster: Cluster) -> None:
+        self.key = key
+        self.cluster = cluster
+        self.buffer = bytearray()
+
+    def topic_id(self, topic: str) -> bytes | None:
+        """Asks Metadata anew, also for the leaders. None from a broker that knows no ids (before 2.8).
+        KafkaError as the broker told it."""
+        response = self.cluster.refresh([topic])
+        told = response.topics[0]
+        if told.error_code:
+            raise KafkaError(told.error_code, f"topic {topic!r}")
+        return topic_id_of(response, topic)
+
+
+def borrow(bootstrap: str, client_config: Mapping[str, str], timeout_s: float) -> Session:
+    """A session of this process; it may be a used one. `client_config`: Kafka's client options, of which
+    client.id and those of security count here. ValueError for a setting that cannot be."""
+    global _filled_by
+    if _filled_by != os.getpid():
+        _idle.clear()  # closes this process's copies of the sockets, nobody else's
+        _filled_by = os.getpid()
+    key = (bootstrap, tuple(sorted((str(k), str(v)) for k, v in client_config.items())), timeout_s)
+    try:
+        return _idle[key].pop()
+    except (KeyError, IndexError):
+        pass
+    return Session(key, cluster_of(bootstrap, client_config, timeout_s))
+
+
+def cluster_of(bootstrap: str, client_config: Mapping[str, Any], timeout_s: float = 30.0) -> Cluster:
+    """A client's view of a cluster by Kafka's client options. ValueError for a setting that cannot be."""
+    return Cluster(
+        bootstrap,
+        client_id=str(client_config.get("client.id", "kafkad-spark")),
+        timeout=min(30.0, timeout_s),
+        security=Security.of(client_config),
+    )
+
+
+def give_back(session: Session) -> None:
+    """For the next reader; `session` must have no answer under way."""
+    spare = _idle.setdefault(session.key, [])
+    if len(session.buffer) > BUFFER_KEPT_MAX:
+        session.buffer = bytearray()
+    if _filled_by == os.getpid() and len(spare) < IDLE_SESSIONS_MAX:
+        spare.append(session)
+    else:
+        session.cluster.close()

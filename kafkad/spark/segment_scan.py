@@ -1,0 +1,387 @@
+"""Reading a broker's segment files without the broker: `option("logDir", "/data")`, for backfills on one
+machine or on shared storage.
+
+The directory may be kafkad's or a JVM Kafka's, and several with commas between them, as log.dirs has it (what
+is in them: segment_files). Planning resolves the same options as a read through a broker (`DirectoryOffsets`
+answers in its place), and cuts ranges where batches begin, so that a task reads about targetPartitionBytes. A
+task finds its first batch by the offset index and reads on from segment to segment: `plan` fixes offsets, not
+files.
+
+What is committed. Nothing at or above the checkpointed high watermark is read. A running broker writes it
+every 5 s (replica.high.watermark.checkpoint.interval.ms) and when it stops, so a scan ends up to 5 s behind;
+with kafka.bootstrap.servers beside logDir the broker is asked where to end. What a broker that was killed had
+not checkpointed is not read, whole as it may look: only the broker's own recovery says what of it stands.
+With kafka.isolation.level=read_committed the end is the first offset of a transaction that is still open
+there: the last producer snapshot and the batches behind it tell.
+
+What is lost. Bytes below the high watermark that are no whole, sound batches end the task with an error that
+names file and offset. Records that retention took, a topic that was deleted or made anew, and a hole between
+two segments of a partition that was never compacted are data loss: an error, or with failOnDataLoss=false a
+line in the log. An open file stays readable after its deletion, so only segments that are yet to come can be
+lost.
+
+Files are read with pread into one buffer, not mapped: a file that shrinks under a mapping kills the
+process, and the copy, into a buffer that stays in the cache, costs no more than the page faults do."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from kafkad.log.checkpoints import CLEANER_OFFSETS, OFFSET_MAX, RECOVERY_POINTS
+from kafkad.log.filenames import LOG, METADATA_TOPIC, segment_file
+from kafkad.protocol.errors import Malformed
+from kafkad.spark import segment_files
+from kafkad.spark.offsets import NO_OFFSET, OffsetReader, Partitions
+from kafkad.spark.options import EARLIEST, LATEST, ReadOptions, TopicPartition, nearest, shown
+from kafkad.spark.planning import Range, split
+from kafkad.spark.record_columns import RecordColumns
+from kafkad.spark.segment_files import DataLoss, PartitionLog, Segment, logs_in
+
+log = logging.getLogger("kafkad.spark")
+
+CHUNK = 2 << 20  # read at a time; a batch that is larger gets a buffer of its size
+
+# Buffers of this process that no task has: memory that is touched anew costs more than the reading.
+_buffers: list[bytearray] = []
+
+INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state", METADATA_TOPIC)
+
+
+# -- what there is ------------------------------------------------------------------------------------------
+
+
+class DirectoryOffsets(OffsetReader):
+    """What partitions there are and where they begin and end, told by files. With brokers given they tell the
+    ends of the partitions, which are up to date."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        assert options.log_dir is not None
+        self.log_dir = options.log_dir
+        self.logs = logs_in(options.log_dir)
+        self.asks = bool(options.bootstrap)
+        if self.asks:
+            super().__init__(options)
+        else:
+            self.options = options
+
+    @property
+    def brokers(self) -> str:
+        return self.log_dir
+
+    def partitions(self, *, gone_is_loss: bool = False) -> list[TopicPartition]:
+        options = self.options
+        if options.pattern is not None:
+            wanted = re.compile(options.pattern)
+            return sorted(w for w in self.logs if wanted.search(w[0]) and w[0] not in INTERNAL)
+        if options.assign is not None:
+            for where in options.assign:
+                if where not in self.logs:
+                    raise ValueError(f"option assign names {shown(where)}, which is not in {self.log_dir}")
+            return sorted(options.assign)
+        topics = {topic for topic, _ in self.logs}
+        for topic in options.subscribe or ():
+            if topic not in topics:
+                raise ValueError(f"there is no topic {topic} in {self.log_dir}{nearest(topic, topics)}")
+        return sorted(where for where in self.logs if where[0] in (options.subscribe or ()))
+
+    def at(self, asked: Mapping[TopicPartition, int]) -> Partitions:
+        latest = {where for where, at in asked.items() if at == LATEST}
+        ends = self._ends(latest)
+        found: Partitions = {}
+        for where, at in asked.items():
+            if at == LATEST:
+                found[where] = ends[where]
+            elif at == EARLIEST:
+                found[where] = self._earliest(where)
+            elif at < 0:
+                raise ValueError(
+                    f"a time of {at} means nothing to files: say a time in milliseconds, -1 or -2"
+                )
+            else:
+                found[where] = self._at_time(where, at)
+        return found
+
+    def both_ends(self, partitions: Iterable[TopicPartition]) -> tuple[Partitions, Partitions]:
+        partitions = list(partitions)
+        # starts first: retention may raise one meanwhile, and the end is never below it
+        earliest = {where: self._earliest(where) for where in partitions}
+        latest = self._ends(set(partitions))
+        return earliest, {where: max(end, earliest[where]) for where, end in latest.items()}
+
+    def _earliest(self, where: TopicPartition) -> int:
+        each = self.logs[where]
+        return each.start(each.bases())
+
+    def _ends(self, partitions: Iterable[TopicPartition]) -> Partitions:
+        partitions = sorted(partitions)
+        if self.asks and partitions:
+            return self._retried(lambda: self._list(dict.fromkeys(partitions, LATEST)))
+        return {where: self._end(where) for where in partitions}
+
+    def _end(self, where: TopicPartition) -> int:
+        each = self.logs[where]
+        end = each.high_watermark()
+        return each.last_stable_offset(end) if self.options.read_committed else end
+
+    def _at_time(self, where: TopicPartition, timestamp: int) -> int:
+        """As ListOffsets has it: the first record at or after it, in the order of offsets."""
+        each = self.logs[where]
+        bases = each.bases()
+        start, end = each.start(bases), self._ends([where])[where]
+        flushed = each.checkpoint(RECOVERY_POINTS) or 0
+        for base, following in zip(bases, [*bases[1:], OFFSET_MAX], strict=True):
+            if following <= start or base >= end:
+                continue
+            try:
+                with Segment(each.directory, base) as segment:
+                    if following <= flushed:
+                        times = segment.time_index()
+                        if len(times) and times[len(times) - 1][0] < timestamp:
+                            continue
+                    found = segment.first_at_or_after(timestamp, start, end)
+            except FileNotFoundError:
+                continue  # retention came first
+            except Malformed as damaged:
+                raise ValueError(f"{shown(where)}: {damaged}") from None
+            if found is not None:
+                return found
+        return NO_OFFSET
+
+
+# -- the plan -----------------------------------------------------------------------------------------------
+
+
+class ScanPartition(InputPartition):
+    """One task: offsets start <= offset < end of a partition that lies in a directory."""
+
+    def __init__(self, where: PartitionLog, start: int, end: int, options: ReadOptions) -> None:
+        super().__init__(0)
+        self.log = where
+        self.start = start
+        self.end = end
+        self.headers = options.headers
+        self.verify_crc = options.verify_crc
+        self.read_committed = options.read_committed
+        self.fail_on_data_loss = options.fail_on_data_loss
+
+    def __repr__(self) -> str:
+        return f"ScanPartition({shown(self.log.where)} in {self.log.root}, {self.start} to {self.end})"
+
+
+def plan(options: ReadOptions, filters: Any = None) -> list[ScanPartition]:
+    """The tasks of a batch read. `filters`: kafkad.spark.source.Filters, or None. ValueError in one sentence
+    for options that do not go."""
+    from kafkad.spark.source import whole_ranges
+
+    offsets = DirectoryOffsets(options)
+    ranges = whole_ranges(options, offsets)
+    if filters is not None:
+        ranges = filters.cut(ranges, offsets)
+    pieces = [
+        piece
+        for each in ranges
+        for piece in by_bytes(offsets.logs[each.where], each, options.partition_bytes)
+    ]
+    pieces = split(pieces, records_max=options.partition_records_max, pieces_min=options.partitions_min)
+    return [ScanPartition(offsets.logs[each.where], each.start, each.end, options) for each in pieces]
+
+
+def by_bytes(each: PartitionLog, whole: Range, target: int) -> list[Range]:
+    """Cut where batches begin, so that a piece holds about `target` bytes of segments."""
+    borders: list[int] = []
+    bases = each.bases()
+    read = 0  # bytes since the last border
+    for base, following in zip(bases, [*bases[1:], OFFSET_MAX], strict=True):
+        if following <= whole.start or base >= whole.end:
+            continue
+        if base > whole.start and read >= target:
+            borders.append(base)
+            read = 0
+        try:
+            with Segment(each.directory, base) as segment:
+                found, read = batches_at(segment, whole, read, target)
+        except FileNotFoundError:
+            continue
+        borders += found
+    edges = [whole.start, *sorted(set(borders)), whole.end]
+    return [whole._replace(start=a, end=b) for a, b in pairwise(edges)]
+
+
+def batches_at(segment: Segment, whole: Range, read: int, target: int) -> tuple[list[int], int]:
+    """The offsets of batches about `target` bytes apart, of which `read` are read before the segment; and the
+    bytes that are read behind the last. Offsets above the range's end are not looked for."""
+    index = segment.offset_index()
+    last = segment.position_of(whole.start)
+    end = index.first_behind(segment.size)
+    if whole.end < OFFSET_MAX:
+        end = min(end, index.last_at_or_below(whole.end - segment.base) + 1)
+    size = min(segment.size, index[end][1]) if end < len(index) else segment.size
+    found: list[int] = []
+    at = 0
+    while (at := index.first_behind(last + max(1, target - read), at)) < end:
+        position = index[at][1]
+        header = segment.header(position)
+        if header is not None and whole.start < header[0] < whole.end:
+            found.append(header[0])
+            last, read = position, 0
+        at += 1
+    return found, read + max(0, size - last)
+
+
+# -- a task -------------------------------------------------------------------------------------------------
+
+
+def columns_of(part: ScanPartition) -> RecordColumns:
+    return RecordColumns(
+        part.log.topic,
+        part.log.partition,
+        part.start,
+        part.end,
+        headers=part.headers,
+        verify_crc=part.verify_crc,
+        read_committed=part.read_committed,
+    )
+
+
+def read(part: ScanPartition) -> Iterator[pa.RecordBatch]:
+    """The records of a task, as Kafka's columns. DataLoss when they are not there any more and
+    failOnDataLoss is set."""
+    columns = columns_of(part)
+    reader = SegmentReader(part, columns)
+    try:
+        while not columns.done and reader.begin():
+            with reader.segment:
+                yield from reader.batches()
+    finally:
+        if len(reader.buffer) == CHUNK and not _buffers:
+            _buffers.append(reader.buffer)
+    columns.finish()
+    while (batch := columns.take()) is not None:
+        yield pa.record_batch(batch)
+
+
+class SegmentReader:
+    """Walks from segment to segment, as they are named when their turn comes."""
+
+    def __init__(self, part: ScanPartition, columns: RecordColumns) -> None:
+        self.part = part
+        self.columns = columns
+        self.buffer = _buffers.pop() if _buffers else bytearray(CHUNK)
+        self.segment: Segment
+        self.behind = (-1, -1)  # base offset and inode of the segment that was read to its end
+
+    def begin(self) -> bool:
+        """Opens the segment that holds the next offset. False when the rest is lost, and that is allowed."""
+        while True:
+            try:
+                bases = self.part.log.bases()
+            except DataLoss as gone:
+                self._lost(str(gone), self.part.end)
+                return False
+            position = self.columns.position
+            start = self.part.log.start(bases)
+            if position < start:
+                self._lost(
+                    f"offsets {position} to {min(start, self.part.end) - 1} of {self._where} have aged out",
+                    start,
+                )
+                if self.columns.done:
+                    return False
+                continue
+            at = bisect_right(bases, position) - 1
+            if at >= 0 and self._is_behind(bases[at]):  # nothing there, though the next segment begins later
+                at += 1
+                if at == len(bases):
+                    self._lost(f"{self._where} ends at offset {position}, {self._below}", self.part.end)
+                    return False
+                if not self._is_compacted():
+                    self._lost(
+                        f"offsets {position} to {bases[at] - 1} of {self._where} are missing", bases[at]
+                    )
+                self.columns.skip_to(bases[at])
+                if self.columns.done:
+                    return False
+            if at < 0:
+                self._lost(f"{self._where} has no segments, {self._below}", self.part.end)
+                return False
+            try:
+                self.segment = Segment(self.part.log.directory, bases[at])
+            except FileNotFoundError:
+                continue  # it went after it was listed; the next list tells what is left
+            return True
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """What the open segment has of the range."""
+        columns, part, segment = self.columns, self.part, self.segment
+        aborted = part.log.aborted(columns.position, part.end) if part.read_committed else []
+        at = segment.position_of(columns.position)
+        os.posix_fadvise(segment.fd, at, 0, os.POSIX_FADV_SEQUENTIAL)
+        while not columns.done:
+            size = os.preadv(segment.fd, [self.buffer], at)
+            if size == 0:
+                break
+            try:
+                columns.feed(memoryview(self.buffer)[:size], aborted)
+                while (batch := columns.take()) is not None:
+                    yield pa.record_batch(batch)
+            except Malformed as damaged:
+                if columns.position < self.part.end:
+                    raise self._damaged(str(damaged)) from None
+                raise
+            if columns.done:
+                return
+            at += columns.consumed
+            if columns.consumed == 0:
+                header = segment.header(at)
+                if header is None or at + header[1] > segment.size:
+                    # the last batch is cut, or is none
+                    raise self._damaged(f"no whole batch stands at position {at}")
+                self.buffer = bytearray(header[1])
+        self.behind = (segment.base, os.fstat(segment.fd).st_ino)
+
+    # -- what is told
+
+    @property
+    def _where(self) -> str:
+        return shown(self.part.log.where)
+
+    @property
+    def _below(self) -> str:
+        return f"below its high watermark (the plan goes to {self.part.end})"
+
+    def _damaged(self, how: str) -> DataLoss:
+        # Rows of the batches before are right, and may have left; nothing behind is guessed.
+        at = self.columns.position
+        return DataLoss(f"{self.segment.path} is damaged below the high watermark, at offset {at}: {how}")
+
+    def _is_behind(self, base: int) -> bool:
+        # by inode, too: what the cleaner merged has the name of the first that it merged
+        try:
+            return self.behind == (base, os.stat(segment_file(self.part.log.directory, base, LOG)).st_ino)
+        except FileNotFoundError:
+            return False
+
+    def _is_compacted(self) -> bool:
+        """Or has just been for the first time: the checkpoint is written when the cleaner is through."""
+        deadline = time.monotonic() + segment_files.SETTLE_SECONDS
+        while self.part.log.checkpoint(CLEANER_OFFSETS) is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(segment_files.PAUSE_S)
+        return True
+
+    def _lost(self, what: str, go_on_at: int) -> None:
+        if self.part.fail_on_data_loss:
+            raise DataLoss(f"{what}: with the option failOnDataLoss=false the read goes on without them")
+        log.warning("%s; the read goes on without them, since failOnDataLoss is false", what)
+        self.columns.skip_to(go_on_at)

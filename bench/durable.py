@@ -3,14 +3,24 @@
 
 Two fleets at once, so that each round drives a broker without and with the fsync right after each other. What
 a run left dirty is written out before the next, else the kernel throttles whoever comes after it.
+
+In each round the disk itself is asked as well (native/syncs.c): appends of what the load has in flight to one
+partition, an fdatasync after each, in as many files; and the same in pieces of 8 MB, which is all it can do.
+No broker that syncs before it acknowledges is faster than the first, and none is for long faster than the
+second, with or without.
 """
 
+import json
 import os
+import subprocess
 import time
+from pathlib import Path
 
 from bench import scenarios
 from bench.brokers import Process
 from bench.drive import run_produce
+from bench.figures import figures
+from bench.native import build
 from bench.running import DISK_WARM_MB, SETTLE_SECONDS, Bench, Cell
 from bench.scenarios import Produce
 
@@ -18,6 +28,24 @@ PLAIN = "disk: "
 FLUSHED = "disk, fsync before ack: "
 OVERRIDES = {"log.flush.interval.messages": "1"}
 MB_MAX = 1000
+BIG_WRITE = 8 << 20
+BATCH_OVERHEAD = 8  # bytes of a record beside its value, about
+
+
+class Disk(Process):
+    """No broker: the disk, asked by itself."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        super().__init__(directory)
+        self.name = name
+
+    def run(self, files: int, size: int, seconds: float, megabytes: float) -> dict[str, float]:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        options = {"directory": self.directory, "files": files, "bytes": size}
+        options |= {"seconds": seconds, "mb_max": megabytes}
+        command = [str(build("syncs")), *(f"{name}={value}" for name, value in options.items())]
+        told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        return figures(told, told["cpu"])
 
 
 def run(bench: Bench) -> None:
@@ -39,6 +67,15 @@ def run(bench: Bench) -> None:
 
         return Cell(prefix + row.name, broker, once)
 
+    def disk(row: Produce, name: str, size: int) -> Cell:
+        broker = Disk(bench.disk / "itself", name)
+
+        def once() -> dict[str, float]:
+            os.sync()
+            return broker.run(row.partitions, size, bench.options.seconds, MB_MAX)
+
+        return Cell(FLUSHED + row.name, broker, once)
+
     with (
         bench.fleet(bench.disk / "plain", warm_mb=DISK_WARM_MB) as plain,
         bench.fleet(bench.disk / "flushed", OVERRIDES, warm_mb=DISK_WARM_MB) as flushed,
@@ -47,4 +84,9 @@ def run(bench: Bench) -> None:
             cells = []
             for without, with_fsync in zip(plain, flushed, strict=True):
                 cells += [cell(row, without, PLAIN), cell(row, with_fsync, FLUSHED)]
+            in_flight = row.connections * row.in_flight * row.records * (row.value_size + BATCH_OVERHEAD)
+            cells += [
+                disk(row, "the disk itself", in_flight // row.partitions),
+                disk(row, "the disk, 8 MB a write", BIG_WRITE),
+            ]
             bench.rounds("disk", cells)

@@ -29,15 +29,13 @@ from kafkad.protocol import codec, messages
 
 TOPIC, PARTITIONS = "list-offsets", 8
 EARLIEST, LATEST = -2, -1
-VERSION = 10  # what kafka-clients 3.9 asks with
+VERSION = 9  # what kafka-clients 3.9 asks with
 
 
 def request(partition: int, timestamp: int, correlation: int) -> bytes:
     struct = messages.ListOffsetsRequest.Topics
     asked = struct.Partitions(partition_index=partition, timestamp=timestamp)
     body = messages.ListOffsetsRequest(replica_id=-1, topics=[struct(name=TOPIC, partitions=[asked])])
-    if VERSION >= 10:
-        body.timeout_ms = 30_000
     frame = codec.encode_request(body, VERSION, correlation, "consumer-spark-kafka-source-1")
     return len(frame).to_bytes(4, "big") + frame
 

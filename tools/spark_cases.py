@@ -288,6 +288,22 @@ def min_offsets(world: World) -> Any:
     return [told, table.rows()]
 
 
+@case("stream: minPartitions and maxRecordsPerPartition")
+def stream_splits(world: World) -> Any:
+    topic = world.topic(2)
+    world.produce(topic, numbered(100, 2))
+    found = {}
+    for name, value in (("minPartitions", 5), ("maxRecordsPerPartition", 30)):
+        table, seen = world.table(), []
+        frame = world.stream(topic, startingOffsets="earliest", **{name: value})
+        writer = frame.writeStream.foreachBatch(
+            lambda batch, _, seen=seen: seen.append([batch.rdd.getNumPartitions(), rows(batch)])
+        ).option("checkpointLocation", table.checkpoint)
+        writer.trigger(availableNow=True).start().awaitTermination(60)
+        found[name] = seen
+    return found
+
+
 @case("stream: assign from offsets")
 def stream_assign(world: World) -> Any:
     topic, table = world.topic(3), world.table()
@@ -460,6 +476,25 @@ def continuous(world: World) -> Any:
     return sorted(row[2] for row in world.read_topic(target, 40))
 
 
+@case("stream: real-time mode")
+def real_time(world: World) -> Any:
+    source, target, table = world.topic(), world.topic(), world.table()
+    world.produce(source, numbered(20))
+    frame = world.stream(source, startingOffsets="earliest").selectExpr("key", "value")
+    writer = world.writer(frame.writeStream.outputMode("update"), target)
+    writer = writer.option("checkpointLocation", table.checkpoint)
+    query = writer.trigger(realTime="5 seconds").start()
+    try:
+        world.wait(lambda: world.end_offset(target) >= 20 or not query.isActive)
+        world.produce(source, numbered(20, first=20))
+        world.wait(lambda: world.end_offset(target) >= 40 or not query.isActive)
+    finally:
+        query.stop()
+    if query.exception():
+        raise query.exception()
+    return sorted(row[2] for row in world.read_topic(target, 40))
+
+
 # -- trouble
 
 
@@ -470,7 +505,8 @@ def killed(world: World) -> Any:
     options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 4000}
     tuned = {"kafka_max_partition_fetch_bytes": 65536, "kafka_max_poll_records": 200}  # many fetches a batch
     world.proxy.at("Fetch", 12, world.restart_soon())
-    return [table.run(world.stream(topic, **options, **tuned)), table.rows()]
+    told = table.run(world.stream(topic, **options, **tuned))
+    return [told, table.rows(), {"kills": world.kills}]
 
 
 @case("trouble: broker killed with -9 in mid-batch, the query fails and is started again")
@@ -481,12 +517,12 @@ def killed_and_failed(world: World) -> Any:
     tuned = {"kafka_max_partition_fetch_bytes": 65536, "kafka_max_poll_records": 200}
     short = {"kafkaConsumer_pollTimeoutMs": 2000, "kafka_default_api_timeout_ms": 3000,
              "kafka_request_timeout_ms": 2000}  # fmt: skip
-    world.proxy.at("Fetch", 12, world.broker.kill)
+    world.proxy.at("Fetch", 12, world.kill)
     first = outcome(lambda: table.run(world.stream(topic, **options, **tuned, **short)))
     world.broker.restart()
     world.produce(topic, numbered(10, 2, first=5000))
     table.run(world.stream(topic, **options, **tuned))
-    return ["failed" if "failed" in first else first, table.rows()]
+    return ["failed" if "failed" in first else first, table.rows(), {"kills": world.kills}]
 
 
 @case("trouble: broker killed with -9 while the sink writes")
@@ -499,7 +535,7 @@ def killed_sink(world: World) -> Any:
     got = rows(world.batch(topic).selectExpr("null key", "value", "topic", "partition", "offset",
                                              "timestamp_millis(0) timestamp", "timestampType"))  # fmt: skip
     values = {row.value for row in world.batch(topic).selectExpr("cast(value as string) value").collect()}
-    return {"distinct": len(values), "twice": got["rows"] - len(values)}
+    return {"distinct": len(values), "twice": got["rows"] - len(values), "kills": world.kills}
 
 
 # -- sink

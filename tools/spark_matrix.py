@@ -1,6 +1,7 @@
-"""Certification with Spark's own connector: each case against kafkad and against JVM Kafka, results compared.
+"""Certification with Spark's own connector: each case on kafkad (one
+worker, and two) and on JVM Kafka, results compared.
 
-    python tools/spark_matrix.py                          all cases, both brokers
+    python tools/spark_matrix.py                          all cases, all three brokers
     python tools/spark_matrix.py --only codec             those whose name contains this
     python tools/spark_matrix.py --brokers kafkad -v      one broker; shows the results
     PYTHONPATH=/opt/pyspark-4.3.0 python tools/spark_matrix.py    another PySpark
@@ -34,7 +35,8 @@ from spark_world import ROOT, CountingProxy, World, make_spark
 
 RESULTS = ROOT / ".cache" / "spark"
 BEGIN, END = "<!-- matrix: begin (tools/spark_matrix.py --write) -->", "<!-- matrix: end -->"
-BROKERS = ("kafkad", "jvm")
+BROKERS = ("kafkad", "kafkad-2", "jvm")  # kafkad with one worker, with two
+SHOWN = ("kafkad", "jvm")  # whose requests the table has
 
 # a cell: broker -> {"result" or "error" and "trace", "requests", "versions", "seconds"}
 
@@ -81,15 +83,15 @@ def run_case(world: World, name: str) -> dict[str, Any]:
 
 def verdict(cell: dict[str, dict[str, Any]]) -> str:
     """ "equal", "DIFFERS", or what is missing."""
-    if any("error" in each for each in cell.values()):
-        return "did not end on " + ", ".join(kind for kind in BROKERS if "error" in cell.get(kind, {}))
-    if set(cell) != set(BROKERS):
-        return "not run on " + ", ".join(kind for kind in BROKERS if kind not in cell)
-    return "equal" if cell["kafkad"]["result"] == cell["jvm"]["result"] else "DIFFERS"
+    if failed := [kind for kind in BROKERS if "error" in cell.get(kind, {})]:
+        return "did not end on " + ", ".join(failed)
+    if missing := [kind for kind in BROKERS if kind not in cell]:
+        return "not run on " + ", ".join(missing)
+    return "equal" if all(cell[kind]["result"] == cell["jvm"]["result"] for kind in BROKERS) else "DIFFERS"
 
 
 def difference(path: str, ours: Any, theirs: Any) -> list[str]:
-    """Where two results differ, a line each."""
+    """Where the results of kafkad and of JVM Kafka differ, a line each."""
     if ours == theirs:
         return []
     if isinstance(ours, dict) and isinstance(theirs, dict):
@@ -106,7 +108,9 @@ def tell(name: str, cell: dict[str, dict[str, Any]], fresh: list[str], verbose: 
     seconds = ", ".join(f"{kind} {cell[kind]['seconds']} s" for kind in fresh)
     print(f"{said:8} {name} ({seconds})", flush=True)
     if said == "DIFFERS":
-        print("\n".join(difference("  ", *(cell[kind]["result"] for kind in BROKERS))))
+        for kind in BROKERS:
+            for line in difference(f"  {kind} ", cell[kind]["result"], cell["jvm"]["result"]):
+                print(line)
     for kind in fresh:
         if "error" in cell[kind]:
             print(f"  {kind}: {cell[kind]['trace']}", flush=True)
@@ -118,7 +122,7 @@ def tell(name: str, cell: dict[str, dict[str, Any]], fresh: list[str], verbose: 
 
 
 def requests_text(cell: dict[str, dict[str, Any]]) -> str:
-    ours, theirs = (cell.get(kind, {}).get("requests", {}) for kind in BROKERS)
+    ours, theirs = (cell.get(kind, {}).get("requests", {}) for kind in SHOWN)
     parts = []
     for api in sorted({*ours, *theirs}):
         a, b = ours.get(api, 0), theirs.get(api, 0)
@@ -141,7 +145,7 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
         lines.append(f"| {name} | " + " | ".join("not yet" for _ in versions) + f" | follows {when} |")
     highest: dict[str, list[int]] = {}
     for cell in newest.values():
-        for place, kind in enumerate(BROKERS):
+        for place, kind in enumerate(SHOWN):
             for api, version in cell.get(kind, {}).get("versions", {}).items():
                 both = highest.setdefault(api, [-1, -1])
                 both[place] = max(both[place], version)

@@ -96,7 +96,7 @@ def make_spark(**settings: str) -> Any:
 
 
 class World:
-    """A broker of one kind and all that a case does with it; `begin(case)` before each."""
+    """A broker of one kind (kafkad, kafkad-2, jvm) and all that a case does with it; `begin(case)` first."""
 
     def __init__(self, kind: str, spark: Any, scratch: Path, proxy: CountingProxy) -> None:
         self.kind, self.spark, self.scratch, self.proxy = kind, spark, scratch, proxy
@@ -104,11 +104,13 @@ class World:
         data = scratch / kind / "data"
         data.parent.mkdir(parents=True)
         self.broker: Any = (
-            JvmKafka(data, config=config) if kind == "jvm" else Broker(config=config, data_dir=data)
+            JvmKafka(data, config=config)
+            if kind == "jvm"
+            else Broker(2 if kind == "kafkad-2" else None, config=config, data_dir=data)
         )
         # a process dies with the thread that made it (PR_SET_PDEATHSIG), so this one stays
         self._starter = ThreadPoolExecutor(max_workers=1)
-        self.case, self._topics, self._runs = "", 0, 0
+        self.case, self._topics, self._runs, self.kills = "", 0, 0, 0
 
     def __enter__(self) -> World:
         self.broker.start()
@@ -121,6 +123,7 @@ class World:
 
     def begin(self, case: str) -> None:
         self.case, self._topics, self._runs = re.sub(r"[^a-z0-9]+", "-", case.lower()).strip("-"), 0, 0
+        self.kills = 0
         self.proxy.take()
 
     # -- the scene
@@ -204,6 +207,11 @@ class World:
             assert time.monotonic() < deadline, "it did not come to pass"
             time.sleep(0.05)
 
+    def kill(self) -> None:
+        """SIGKILL; `kills` counts them in a case, which says that it came to that."""
+        self.broker.kill()
+        self.kills += 1
+
     def restart_soon(self, seconds: float = 0.5) -> Callable[[], None]:
         """For `proxy.at`: kill -9, and half a second later the broker starts again over the same data."""
 
@@ -212,7 +220,7 @@ class World:
             self.broker.restart()
 
         def act() -> None:
-            self.broker.kill()
+            self.kill()
             self._starter.submit(again)
 
         return act

@@ -265,7 +265,7 @@ cdef const uint8_t* parse_escaped(Parser* parser, Node* node, const uint8_t* sta
             out[0] = 8
         elif code == c"f":
             out[0] = 12
-        elif code == c'"' or code == c"\\" or code == c"/" or (code == c"'" and quote == c"'"):
+        elif code == c'"' or code == c"\\" or code == c"/" or code == c"'":
             out[0] = <uint8_t>code
         else:
             return wrong(parser, BAD_ESCAPE, node, at)
@@ -412,6 +412,8 @@ cdef const uint8_t* parse_float(Parser* parser, Node* node, const uint8_t* p, in
     if p[0] == c"-" or c"0" <= p[0] <= c"9":
         q = scan_number(p, parser.end, &number)
     if q is not NULL:
+        if number.is_integer and number.digits == 0:
+            number.is_negative = False             # the integer -0 is 0
         if is_single:
             result = append_f32(node.column, number_f32(&number))
         else:

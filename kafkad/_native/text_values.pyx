@@ -210,6 +210,12 @@ cdef int digits_decimal(const uint8_t* p, int64_t size, Column* column, uint64_t
     for i in range(size):
         if p[i] == c",":
             continue
+        if p[i] == c"." and not (i + 1 < size and c"0" <= p[i + 1] <= c"9") and written and (
+                c"0" <= text[written - 1] <= c"9"):
+            continue                                        # 1. is 1
+        if p[i] == c"." and (written == 0 or text[written - 1] == c"-" or text[written - 1] == c"+"):
+            text[written] = c"0"                            # .5 is 0.5
+            written += 1
         text[written] = <char>p[i]
         written += 1
     text[written] = 0
@@ -231,6 +237,28 @@ cdef int digits_decimal(const uint8_t* p, int64_t size, Column* column, uint64_t
     if scan_number(start, start + written, &number) != start + written:
         return BAD_NUMBER
     return number_decimal(&number, column.precision, column.scale, low, high)
+
+
+cdef bint decimal_fits(const uint8_t* p, int64_t size, int precision, uint64_t* low, int64_t* high) noexcept nogil:
+    """An unscaled value as big-endian two's complement, as Avro has it; False: it has more digits than `precision`."""
+    cdef u128 value = 0
+    cdef u128 magnitude
+    cdef bint is_negative = size > 0 and p[0] & 0x80
+    cdef int64_t i
+    if is_negative:
+        value = ~value
+    for i in range(size):
+        if i < size - 16 and p[i] != (0xff if is_negative else 0):
+            return False
+        value = value << 8 | p[i]
+    if is_negative != <bint>(value >> 127):
+        return False
+    magnitude = ~value + 1 if is_negative else value
+    if magnitude >= POWERS_128[precision]:
+        return False
+    low[0] = <uint64_t>value
+    high[0] = <int64_t>(value >> 64)
+    return True
 
 
 # Calendars

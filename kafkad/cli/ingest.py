@@ -4,6 +4,9 @@
     kafkad ingest plan flights.toml        what run would do, and where each setting comes from
     kafkad ingest run flights.toml         exit code 0: read all; 130, 143: told to stop, after a whole batch
     kafkad ingest status flights.toml      offsets against the broker, batches, files
+    kafkad ingest verify flights.toml      every offset of the broker is in the table, once
+    kafkad ingest compact flights.toml     small files become large ones
+    kafkad ingest replay-dlq flights.toml  what could not be decoded is tried again
 
 A mistake in the file is exit code 2, with one line for each; what brokers, Spark or the table refuse is 1.
 """
@@ -154,6 +157,56 @@ def status(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
     show(["Pipeline", found.pipeline], facts, False)
     for trouble in found.troubles:
         say(f"kafkad: {trouble}")
+
+
+@command.command()
+@takes_pipeline
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def verify(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> int:
+    """Compare the table with the broker, offset by offset; exit code 1 if anything is lost or there twice."""
+    from kafkad.ingest.maintain import verify as verify_it
+
+    found = refusing(lambda: verify_it(read(pipeline, overrides)))
+    if as_json:
+        print(found.to_json())
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(found.rich_table())
+    else:
+        names = ["rows", "in_dlq", "holes", "left_out", "expired", "lag", "twice", "foreign", "lost"]
+        columns = ["Topic", "Partition", "Start", "End", *names]
+        fields = ["topic", "partition", "start", "end", *names]
+        show(columns, [[getattr(each, name) for name in fields] for each in found.partitions], False)
+    for sentence in found.sentences():
+        say(f"kafkad: {sentence}.")
+    return int(found.exit_code)
+
+
+@command.command()
+@takes_pipeline
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def compact(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Rewrite small files into files of the target size; may run beside `run`."""
+    from kafkad.ingest.maintain import compact as compact_it
+
+    did = refusing(lambda: compact_it(read(pipeline, overrides)))
+    columns = ["Files before", "Files after", "Bytes before", "Bytes after", "Rows", "Partitions"]
+    row = [did.files_before, did.files_after, did.bytes_before, did.bytes_after, did.rows, did.partitions]
+    show(columns, [row], as_json)
+
+
+@command.command("replay-dlq")
+@takes_pipeline
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def replay_dlq(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Decode the dead letters again, by the schema as it is now; what is good lands, once."""
+    from kafkad.ingest.maintain import replay
+
+    did = refusing(lambda: replay(read(pipeline, overrides)))
+    show(["Found", "Landed", "Still bad"], [[did.found, did.landed, did.still_bad]], as_json)
+    for reason, count in did.reasons[:5]:
+        say(f"kafkad: {count:,} are still bad: {reason}.")
 
 
 def refusing(work: Callable[[], Any]) -> Any:

@@ -163,6 +163,7 @@ class Producer:
         timestamp: int | None = None,
     ) -> None:
         """Buffers one record; flushes when there is enough for a request."""
+        sticky = partition is None and key is None  # only then is a full batch the moment for another one
         if partition is None:
             partition = self._partition_for(key)
         elif partition not in self.partitions:
@@ -175,7 +176,7 @@ class Producer:
         if have and have + size > self.batch_bytes:
             self.flush()
             have = 0
-            if key is None:
+            if sticky:
                 partition = self._partition_for(None)
         self._pending.setdefault(partition, []).append(
             Record(key=key, value=value, headers=headers or [], timestamp=now)

@@ -15,6 +15,7 @@ import datetime
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkad.ingest.pipeline import Pipeline, Source
@@ -62,6 +63,15 @@ def milliseconds(text: str) -> int:
     return int((at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp() * 1000)
 
 
+def offset_reader(options: ReadOptions) -> OffsetReader:
+    """Of brokers, or of a directory of theirs."""
+    if options.log_dir is None:
+        return OffsetReader(options)
+    from kafkad.spark.segment_scan import DirectoryOffsets
+
+    return DirectoryOffsets(options)
+
+
 def read_options_of(pipeline: Pipeline) -> ReadOptions:
     headers = pipeline.decode.bad_records == "dlq"
     return read_options(source_options(pipeline.source, headers=headers), streaming=True)
@@ -73,15 +83,34 @@ class Backlog:
     def __init__(self, pipeline: Pipeline) -> None:
         self.source = pipeline.source
         self.options = read_options_of(pipeline)
-        self.reader = OffsetReader(self.options)
+        self.reader = offset_reader(self.options)
         self.earliest: Offsets = {}
         self.latest: Offsets = {}
         self.weights: Mapping[tuple[str, int], float] = {}
+        self.known_ids: Mapping[str, str] = {}  # of topics as they were when they were read: the checkpoint's
+        self.reader_ids: Mapping[str, str] = {}  # and as they are
 
     def look(self) -> None:
         partitions = self.reader.partitions(gone_is_loss=True)
+        self.reader_ids = dict(getattr(self.reader, "topic_ids", {}))
         self.earliest, self.latest = self.reader.list_both(partitions)
-        self.weights = self.reader.bytes_per_offset(partitions) if partitions else {}
+        if self.options.log_dir is not None:
+            self.weights = self.weights_of_files()
+        elif partitions:
+            self.weights = self.reader.bytes_per_offset(partitions)
+
+    def weights_of_files(self) -> dict[tuple[str, int], float]:
+        """Bytes per offset, where the segment files are at hand."""
+        from kafkad.spark.segment_files import logs_in
+
+        found = {}
+        for where, log in logs_in(self.options.log_dir or "").items():
+            records = self.latest.get(where, 0) - self.earliest.get(where, 0)
+            if records > 0:
+                found[where] = (
+                    sum(path.stat().st_size for path in Path(log.directory).glob("*.log")) / records
+                )
+        return found
 
     def first(self) -> Offsets:
         """Where a pipeline begins that never ran. ValueError for a topic that is not there."""
@@ -116,17 +145,23 @@ class Backlog:
         return start, end, lost
 
     def start_of(self, position: Offsets) -> tuple[Offsets, int]:
-        """Where each partition that exists goes on, and how many offsets are gone."""
+        """Where each partition that exists goes on, and how many offsets are gone. A topic that was deleted
+        and made anew is told by its id, also when it is longer by now than it was.
+        """
         start, sentences, lost = {}, [], 0
         for where, latest in self.latest.items():
             earliest = self.earliest[where]
             at = position.get(where, earliest)
+            if where in position and self.is_anew(where[0]):
+                sentences.append(f"{name(where)} was to go on at {at} and was made anew")
+                start[where] = earliest
+                continue
             if at < earliest:
                 sentences.append(f"{name(where)} was to go on at {at} and begins at {earliest}")
                 lost += earliest - at
                 at = earliest
             elif at > latest:
-                sentences.append(f"{name(where)} was to go on at {at} and ends at {latest}: it was made anew")
+                sentences.append(f"{name(where)} was to go on at {at} and ends at {latest}")
                 at = earliest
             start[where] = at
         gone = sorted(where for where in position if where not in self.latest and self.is_ours(where[0]))
@@ -138,6 +173,10 @@ class Backlog:
                 " [source] fail_on_data_loss = false goes on with what is left"
             )
         return start, lost
+
+    def is_anew(self, topic: str) -> bool:
+        now, then = self.reader_ids.get(topic), self.known_ids.get(topic)
+        return now is not None and then is not None and now != then
 
     def is_ours(self, topic: str) -> bool:
         """Whether the pipeline still names the topic; one taken out of its file is no loss."""
@@ -154,13 +193,13 @@ class Backlog:
         """
         wanted = [Range(*each) for each in ranges]
         mean = sum(self.weights.values()) / len(self.weights) if self.weights else 0.0
-        size = {each: each.count * (self.weights.get(each.where) or mean or 1.0) for each in wanted}
+        size = {each: each.length * (self.weights.get(each.where) or mean or 1.0) for each in wanted}
         total = sum(size.values())
         count = max(1, min(math.ceil(total / TASK_BYTES_MIN), max(cores, math.ceil(total / TASK_BYTES))))
         pieces = planning.split(wanted, weights=self.weights, bytes_max=TASK_BYTES, pieces_min=count)
         tasks: list[list[Range]] = [[] for _ in range(min(count, len(pieces)) or 1)]
         filled = [0.0] * len(tasks)
-        weigh = {each: each.count * (self.weights.get(each.where) or mean or 1.0) for each in pieces}
+        weigh = {each: each.length * (self.weights.get(each.where) or mean or 1.0) for each in pieces}
         for piece in sorted(pieces, key=lambda each: (-weigh[each], each)):
             least = filled.index(min(filled))
             tasks[least].append(piece)

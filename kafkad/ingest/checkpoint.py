@@ -5,6 +5,8 @@
     batches/<n>.planned      {"batch": 7, "start": {"t": {"0": 23}}, "end": {"t": {"0": 90}}}: offsets JSON as
                              Spark's; <n> has nine digits
     batches/<n>.done         what the batch did: rows, bytes, bad, files, seconds, and totals of all so far
+    starts.json              where each partition was begun, as offsets JSON
+    topics.json              topic ids: a topic that was made anew is another one
     lock                     held by flock for as long as a run lives; kill -9 lets go of it
     spark/                   Spark's own checkpoint, where the pipeline keeps state there (dedup)
 
@@ -21,6 +23,7 @@ import fcntl
 import json
 import os
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,9 +159,35 @@ class Checkpoint:
         start = {**known, **start}
         end = {**start, **end}
         batch = Batch(0 if last is None else last.id + 1, start, end)
+        self._note_starts(start)
         planned = {"batch": batch.id, "start": as_json(start), "end": as_json(end)}
         write_whole(self._file(batch.id, "planned"), planned)
         return batch
+
+    def _note_starts(self, start: Offsets) -> None:
+        known = self.starts()
+        if new := {where: at for where, at in start.items() if where not in known}:
+            write_whole(self.path / "starts.json", as_json({**known, **new}))
+
+    def starts(self) -> Offsets:
+        """Where each partition was begun."""
+        place = self.path / "starts.json"
+        return from_json(json.loads(place.read_text())) if place.exists() else {}
+
+    def topic_ids(self) -> dict[str, str]:
+        """The ids that topics had when they were read, where brokers tell ids."""
+        place = self.path / "topics.json"
+        return dict(json.loads(place.read_text())) if place.exists() else {}
+
+    def note_topic_ids(self, ids: Mapping[str, str]) -> None:
+        known = self.topic_ids()
+        if any(known.get(topic) != each for topic, each in ids.items()):
+            write_whole(self.path / "topics.json", {**known, **ids})
+
+    def landed(self) -> Offsets:
+        """How far the table is, of each partition."""
+        unfinished = self.unfinished()
+        return self.position() if unfinished is None else dict(unfinished.start)
 
     def done(self, batch: Batch, did: dict[str, Any]) -> dict[str, Any]:
         """Notes that the table has the batch; answers what was noted, totals included."""

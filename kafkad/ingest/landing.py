@@ -22,10 +22,11 @@ empty string are the same there, __HIVE_DEFAULT_PARTITION__, and come back as nu
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
 
 ROW_GROUP_ROWS = 1 << 17
 ROW_GROUP_BYTES = 64 << 20
-BUFFERED_BYTES_MAX = 256 << 20  # of one task, over all its open files
+SPLIT_ROWS = 1 << 15
+BUFFERED_BYTES_MAX = 128 << 20  # of one task, over all its open files
 OPEN_FILES_MAX = 100
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 ESCAPED = set("\"#%'*/:=?\\{}[]^\x7f") | {chr(code) for code in range(32)}
@@ -66,12 +68,20 @@ class ParquetFile:
     """One file that grows by row groups, counts the offsets that it gets, and is on disk when it is
     closed."""
 
-    def __init__(self, staged: Path, schema: pa.Schema, compression: str) -> None:
+    def __init__(
+        self,
+        staged: Path,
+        schema: pa.Schema,
+        compression: str,
+        known: Mapping[str, str | None] | None = None,
+    ) -> None:
+        """`known` are columns that the file's folders tell, and not the file."""
         from pyarrow import parquet
 
         staged.parent.mkdir(parents=True, exist_ok=True)
         self.schema = schema
         self.staged = staged
+        self.known = known or {}
         self.rows = 0
         self.offsets: dict[tuple[str, int], list[int]] = {}  # -> first, last, rows
         self.buffered: list[pa.RecordBatch] = []
@@ -103,16 +113,16 @@ class ParquetFile:
         self.buffered, self.buffered_rows, self.buffered_bytes = [], 0, 0
 
     def _count_offsets(self, table: pa.Table) -> None:
+        import pyarrow as pa
+
+        for name, kind in (("_topic", pa.string()), ("_partition", pa.int32())):
+            if name in self.known and name not in table.column_names:
+                told = pa.repeat(pa.scalar(self.known[name], pa.string()), table.num_rows)
+                table = table.append_column(name, told.cast(kind))
         if not set(PROVENANCE[:3]) <= set(table.column_names):
             return
-        groups = table.group_by(["_topic", "_partition"]).aggregate(
-            [("_offset", "min"), ("_offset", "max"), ("_offset", "count")]
-        )
-        for row in groups.to_pylist():
-            first, last, rows = row["_offset_min"], row["_offset_max"], row["_offset_count"]
-            if rows == 0:
-                continue  # no offset is known of these rows
-            have = self.offsets.setdefault((row["_topic"], row["_partition"]), [first, last, 0])
+        for topic, partition, first, last, rows in offset_bounds(table):
+            have = self.offsets.setdefault((topic, partition), [first, last, 0])
             have[:] = [min(have[0], first), max(have[1], last), have[2] + rows]
 
     def position(self) -> int:
@@ -130,7 +140,10 @@ class ParquetFile:
         return size
 
     def abandon(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError, ValueError):  # a full disk, or closed already
+            self._writer.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
         self.staged.unlink(missing_ok=True)
 
     def stats(self) -> dict[str, Any]:
@@ -155,6 +168,24 @@ class ParquetFile:
         return tuple(
             OffsetRange(t, p, first, last, rows) for (t, p), (first, last, rows) in self.offsets.items()
         )
+
+
+def offset_bounds(table: pa.Table) -> Iterator[tuple[str, int, int, int, int]]:
+    """(topic, partition, first offset, last, rows) of the rows that tell theirs."""
+    from pyarrow import compute
+
+    ends = [compute.min_max(table.column(name)).as_py() for name in PROVENANCE[:3]]
+    whole = not any(table.column(name).null_count for name in PROVENANCE[:3])
+    if whole and all(end["min"] == end["max"] for end in ends[:2]):
+        yield ends[0]["min"], ends[1]["min"], ends[2]["min"], ends[2]["max"], table.num_rows
+        return
+    groups = table.group_by(["_topic", "_partition"]).aggregate(
+        [("_offset", "min"), ("_offset", "max"), ("_offset", "count")]
+    )
+    for row in groups.to_pylist():
+        if row["_offset_count"]:
+            where = row["_topic"], row["_partition"]
+            yield *where, row["_offset_min"], row["_offset_max"], row["_offset_count"]
 
 
 def parquet_settings(schema: pa.Schema, compression: str) -> dict[str, Any]:
@@ -205,9 +236,30 @@ class PartitionedFiles:
         kept = [f for f in schema if staging.keep_partition_columns or f.name not in staging.partition_by]
         self.file_schema = pa.schema(kept)
         self.done: list[FileEntry] = []
+        self._unsplit: list[pa.RecordBatch] = []
+        self._unsplit_rows = self._unsplit_bytes = 0
         self._open: dict[tuple[str | None, ...], tuple[ParquetFile, str, str]] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
+        if not self.staging.partition_by:
+            self._add(batch)
+            return
+        self._unsplit.append(batch)
+        self._unsplit_rows += batch.num_rows
+        self._unsplit_bytes += batch.nbytes
+        if self._unsplit_rows >= SPLIT_ROWS or self._unsplit_bytes >= ROW_GROUP_BYTES:
+            self._split()
+
+    def _split(self) -> None:
+        """Many rows at once: a row group gets few pieces."""
+        import pyarrow as pa
+
+        if self._unsplit:
+            waiting, self._unsplit = self._unsplit, []
+            self._unsplit_rows = self._unsplit_bytes = 0
+            self._add(waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting))
+
+    def _add(self, batch: pa.RecordBatch) -> None:
         for values, part in split(batch, self.staging.partition_by):
             kept = part.select(self.file_schema.names)
             if values not in self._open:
@@ -221,6 +273,7 @@ class PartitionedFiles:
             max((each[0] for each in self._open.values()), key=lambda file: file.buffered_bytes).flush()
 
     def close(self) -> list[FileEntry]:
+        self._split()
         for values in list(self._open):
             self._close(values)
         return self.done
@@ -234,7 +287,9 @@ class PartitionedFiles:
         folders = [directory(c, v) for c, v in zip(staging.partition_by, values, strict=True)]
         path = "/".join([*filter(None, [staging.data]), *folders, name + ".parquet"])
         staged = f"{staging.folder}/{name}.staged" if staging.folder else path
-        return ParquetFile(Path(staging.root) / staged, self.file_schema, staging.compression), path, staged
+        known = dict(zip(staging.partition_by, values, strict=True))
+        file = ParquetFile(Path(staging.root) / staged, self.file_schema, staging.compression, known)
+        return file, path, staged
 
     def _make_room(self) -> None:
         if len(self._open) >= OPEN_FILES_MAX:  # the one that was opened first
@@ -266,17 +321,16 @@ def split(
     if all(len(column.dictionary) == 1 for column in columns):
         yield tuple(text[0] for text in texts), batch
         return
-    code = pa.array([0] * 0, pa.int64())
+    code = pa.array([], pa.int64())
     for number, column in enumerate(columns):
         indices = column.indices.cast(pa.int64())
         size = pa.scalar(len(column.dictionary), pa.int64())
         code = indices if number == 0 else compute.add(compute.multiply(code, size), indices)
     found = code.value_counts()
     codes, counts = found.field("values").to_pylist(), found.field("counts").to_pylist()
-    if len(codes) > 1:
-        order = pa.table({"code": code, "row": pa.array(range(batch.num_rows), pa.int32())})
-        sorting = compute.sort_indices(order, sort_keys=[("code", "ascending"), ("row", "ascending")])
-        batch = batch.take(sorting)
+    row = pa.array(range(batch.num_rows), pa.int32())
+    by_code = [("code", "ascending"), ("row", "ascending")]
+    order = compute.sort_indices(pa.table({"code": code, "row": row}), sort_keys=by_code)
     start = 0
     for each, count in sorted(zip(codes, counts, strict=True)):
         values: list[str | None] = []
@@ -284,7 +338,8 @@ def split(
         for text in reversed(texts):
             rest, index = divmod(rest, len(text))
             values.append(text[index])
-        yield tuple(reversed(values)), batch.slice(start, count)
+        # copies: a slice would keep all the rows in memory for as long as its file is not written
+        yield tuple(reversed(values)), batch.take(order.slice(start, count))
         start += count
 
 

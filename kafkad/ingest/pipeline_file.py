@@ -332,5 +332,9 @@ class Reader:
                 continue
             if section == "decode" and not path.endswith(SCHEMA_FILES):
                 continue
-            values = dataclasses.replace(values, **{name: str(self.under(path))})
+            whole = str(self.under(path))
+            values = dataclasses.replace(values, **{name: whole})
+            origin = self.origins[f"{section}.{name}"]
+            if "environment" not in origin.where:
+                self.origins[f"{section}.{name}"] = dataclasses.replace(origin, text=whole)
         return values

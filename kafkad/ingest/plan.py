@@ -45,6 +45,7 @@ def plan(pipeline: Pipeline) -> Plan:
     backlog.look()
     checkpoint = Checkpoint(checkpoint_path(pipeline), pipeline.name, read_only=True)
     known = not checkpoint.is_new
+    backlog.known_ids = checkpoint.topic_ids()
     position: Offsets = checkpoint.position() if known else backlog.first()
     start, lost = backlog.start_of(position)
     rows = []

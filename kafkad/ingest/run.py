@@ -13,7 +13,8 @@ There are two ways of work. Without SQL and dedup no row enters the JVM: tasks w
 (*landing*). With SQL the decoded rows are the view `input`, the query runs over one batch at a time
 (stateless: row-wise SQL and joins with files are right, aggregates would be over one batch only and are
 refused by what follows), and its rows are written by the same writer. The query must keep _topic, _partition,
-_offset and _timestamp, or it is refused: without them nothing could be accounted for.
+_offset and _timestamp, or it is refused: without them nothing could be accounted for. Dedup keeps state over
+batches, which is Spark's to keep: deduplicate.py.
 
 Ctrl-C and SIGTERM end a run after the batch at hand; a second one ends it at once, as safe as kill -9.
 """
@@ -111,11 +112,19 @@ def run(pipeline: Pipeline, out: TextIO | None = None) -> Ended:
     if pipeline.sink.type == "iceberg":
         sessions.require("pyiceberg", extra="ingest")
     with Checkpoint(checkpoint_path(pipeline), pipeline.name) as checkpoint, Stop() as stop:
-        one = Run(pipeline, checkpoint, Progress(pipeline.name, out), stop)
+        one = kind_of_run(pipeline)(pipeline, checkpoint, Progress(pipeline.name, out), stop)
         try:
             return one.to_end()
         finally:
             one.close()
+
+
+def kind_of_run(pipeline: Pipeline) -> type[Run]:
+    if not pipeline.dedup.keys:
+        return Run
+    from kafkad.ingest.deduplicate import StreamRun
+
+    return StreamRun
 
 
 class Run:
@@ -145,6 +154,7 @@ class Run:
 
     def to_end(self) -> Ended:
         self.backlog = Backlog(self.pipeline)
+        self.backlog.known_ids = self.checkpoint.topic_ids()
         self.table = self.open_table()
         for sentence in self.table.recover(self.checkpoint.id):
             self.say(sentence)
@@ -207,6 +217,8 @@ class Run:
         start, end, lost = found
         if lost:
             self.say(f"{lost:,} records were gone before they could be read")
+        self.checkpoint.note_topic_ids(self.backlog.reader_ids)
+        self.backlog.known_ids = self.backlog.reader_ids
         return self.checkpoint.plan(start, end)
 
     def wait(self, until: float) -> None:
@@ -239,6 +251,8 @@ class Run:
             )
         else:
             reports = []
+        if self.pipeline.dlq.topic and any(file.dlq for report in reports for file in report.files):
+            self.send_letters(reports)
         committed = self.table.commit(self.checkpoint.id, batch.id, reports)
         return {
             "offsets": batch.records,
@@ -249,6 +263,14 @@ class Run:
             "files": committed.files,
             "file_bytes": committed.bytes,
         }
+
+    def send_letters(self, reports: list[TaskReport]) -> None:
+        """To the topic, before the table has the batch: at least once, as all that goes to topics."""
+        from kafkad.client.producer import Producer
+        from kafkad.ingest.dlq import send
+
+        producer = Producer(self.backlog.reader.cluster, self.pipeline.dlq.topic or "")
+        send(self.table, reports, producer)
 
     def landed(self, batch: Batch, staging: Any) -> list[TaskReport]:
         if self.pipeline.source.engine == "kafka-jar":

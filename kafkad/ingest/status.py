@@ -46,11 +46,9 @@ class Status:
 def status(pipeline: Pipeline) -> Status:
     checkpoint = Checkpoint(checkpoint_path(pipeline), pipeline.name, read_only=True)
     found = Status(pipeline.name, is_held(checkpoint), table=place_of(pipeline))
-    position = checkpoint.position()
+    position = checkpoint.landed()
     unfinished = checkpoint.unfinished()
-    if unfinished is not None:  # what it reads is not landed yet
-        position = dict(unfinished.start)
-        found.unfinished = unfinished.id
+    found.unfinished = None if unfinished is None else unfinished.id
     if history := checkpoint.history():
         found.last = {name: value for name, value in history[-1].items() if name != "totals"}
         found.totals = history[-1]["totals"]

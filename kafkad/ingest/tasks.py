@@ -151,9 +151,11 @@ def range_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Record batches with Kafka's columns, headers among them when the options say so."""
     if options.log_dir is not None:
-        from kafkad.spark import segment_scan  # type: ignore[attr-defined]
+        from kafkad.spark.segment_files import logs_in
+        from kafkad.spark.segment_scan import ScanPartition, read
 
-        yield from segment_scan.read_range(options, topic, partition, start, end)
+        log = logs_in(options.log_dir)[topic, partition]
+        yield from read(ScanPartition(log, start, end, options))
         return
     from kafkad.spark.range_reader import RangeReader
 

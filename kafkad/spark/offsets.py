@@ -18,6 +18,7 @@ live in this module's table, never in a reader.
 
 from __future__ import annotations
 
+import builtins
 import json
 import logging
 import os
@@ -45,6 +46,8 @@ log = logging.getLogger("kafkad.spark")
 
 T = TypeVar("T")
 Partitions = dict[TopicPartition, int]
+TopicPartitions = list[TopicPartition]
+Questions = list[Mapping[TopicPartition, int]]  # of ListOffsets: a timestamp by partition
 
 NO_OFFSET = -1  # ListOffsets: no record is that late
 SIZES_SECONDS = 60.0  # how long an estimate of bytes per offset holds
@@ -118,7 +121,7 @@ class OffsetReader:
 
     # -- which partitions
 
-    def partitions(self, *, gone_is_loss: bool = False) -> list[TopicPartition]:
+    def partitions(self, *, gone_is_loss: bool = False) -> TopicPartitions:
         """What subscribe, subscribePattern or assign name, now. ValueError for a topic or partition that does
         not exist; with `gone_is_loss` it is left out, for a stream that reports it as data loss by itself.
         """
@@ -137,7 +140,7 @@ class OffsetReader:
         else:
             topics = sorted(options.subscribe or ())
         response = self._retried(lambda: self._metadata(topics))
-        found: list[TopicPartition] = []
+        found: TopicPartitions = []
         for topic in response.topics:
             if topic.error_code == errors.UNKNOWN_TOPIC_OR_PARTITION and gone_is_loss:
                 continue
@@ -151,7 +154,7 @@ class OffsetReader:
             raise ValueError(f"option assign names {shown(missing[0])}, which does not exist")
         return sorted(set(options.assign) & set(found))
 
-    def _metadata(self, topics: list[str] | None) -> Any:
+    def _metadata(self, topics: builtins.list[str] | None) -> Any:
         response = self.cluster.refresh(topics)
         for topic in response.topics:
             code = topic.error_code
@@ -175,7 +178,7 @@ class OffsetReader:
 
     # -- where they begin and end
 
-    def at(self, asked: Mapping[TopicPartition, int]) -> Partitions:
+    def list(self, asked: Mapping[TopicPartition, int]) -> Partitions:
         """The offset for each partition's timestamp, LATEST or EARLIEST; NO_OFFSET where no record is that
         late. One request to each broker that leads some of them.
         """
@@ -183,9 +186,9 @@ class OffsetReader:
             return {}
         return self._retried(lambda: self._list(asked))
 
-    def both_ends(self, partitions: Iterable[TopicPartition]) -> tuple[Partitions, Partitions]:
+    def list_both(self, partitions: Iterable[TopicPartition]) -> tuple[Partitions, Partitions]:
         """(earliest, latest), both under way at once."""
-        partitions = list(partitions)
+        partitions = [*partitions]
         if not partitions:
             return {}, {}
 
@@ -200,15 +203,15 @@ class OffsetReader:
     def _list(self, asked: Mapping[TopicPartition, int]) -> Partitions:
         return self._list_all([asked])[0]
 
-    def _list_all(self, wanted: list[Mapping[TopicPartition, int]]) -> list[Partitions]:
+    def _list_all(self, wanted: Questions) -> builtins.list[Partitions]:
         """All requests leave before the first answer is read. An error of one leaves answers unread, so the
         connections are forgotten by whoever tries again."""
-        under_way: list[tuple[Connection, int]] = []
+        under_way: builtins.list[tuple[Connection, int]] = []
         struct = messages.ListOffsetsRequest.Topics
         isolation = int(self.options.read_committed)
         for number, asked in enumerate(wanted):
             for connection, partitions in self._by_leader(asked):
-                topics: dict[str, list[Any]] = {}
+                topics: dict[str, builtins.list[Any]] = {}
                 for topic, p in partitions:
                     row = struct.Partitions(partition_index=p, timestamp=asked[topic, p])
                     topics.setdefault(topic, []).append(row)
@@ -221,7 +224,7 @@ class OffsetReader:
                     request.isolation_level = isolation
                 connection.send(request, version)
                 under_way.append((connection, number))
-        found: list[Partitions] = [{} for _ in wanted]
+        found: builtins.list[Partitions] = [{} for _ in wanted]
         refused: KafkaError | None = None
         for connection, number in under_way:
             for topic in connection.receive().topics:
@@ -236,16 +239,16 @@ class OffsetReader:
 
     def _by_leader(
         self, partitions: Iterable[TopicPartition]
-    ) -> list[tuple[Connection, list[TopicPartition]]]:
-        grouped: dict[int, tuple[Connection, list[TopicPartition]]] = {}
+    ) -> builtins.list[tuple[Connection, TopicPartitions]]:
+        grouped: dict[int, tuple[Connection, TopicPartitions]] = {}
         for topic, partition in partitions:
             connection = self.cluster.leader(topic, partition)
             grouped.setdefault(id(connection), (connection, []))[1].append((topic, partition))
-        return list(grouped.values())
+        return [*grouped.values()]
 
     # -- of options
 
-    def resolve(self, bound: Bound, partitions: list[TopicPartition], *, starting: bool) -> Partitions:
+    def resolve(self, bound: Bound, partitions: TopicPartitions, *, starting: bool) -> Partitions:
         """The offsets that an option means for these partitions; EARLIEST and LATEST stay as they are."""
         if bound.word is not None:
             return dict.fromkeys(partitions, bound.word)
@@ -257,7 +260,7 @@ class OffsetReader:
             assert bound.time is not None
             times = dict.fromkeys(partitions, bound.time)
         # below 0 Kafka has meanings of its own for a time, which Spark's connector lets through
-        found = self.at(times)
+        found = self.list(times)
         for where, offset in found.items():
             if offset != NO_OFFSET:
                 continue
@@ -270,7 +273,7 @@ class OffsetReader:
         return found
 
     @staticmethod
-    def _same(bound: Bound, named: Partitions, partitions: list[TopicPartition]) -> Partitions:
+    def _same(bound: Bound, named: Partitions, partitions: TopicPartitions) -> Partitions:
         missing = sorted(set(partitions) - set(named))
         if missing:
             raise ValueError(
@@ -287,11 +290,11 @@ class OffsetReader:
     def settled(self, offsets: Partitions) -> Partitions:
         """EARLIEST and LATEST become offsets, by one request a broker."""
         words = {where: offset for where, offset in offsets.items() if offset < 0}
-        return offsets | self.at(words)
+        return offsets | self.list(words)
 
     # -- how large
 
-    def bytes_per_offset(self, partitions: list[TopicPartition]) -> dict[TopicPartition, float]:
+    def bytes_per_offset(self, partitions: TopicPartitions) -> dict[TopicPartition, float]:
         """What an offset weighs in the log, as it lies there (compressed), by partition. Partitions that
         nobody tells of are missing: an estimate is never needed to be right, only to be fast.
         """
@@ -307,16 +310,18 @@ class OffsetReader:
             driver.weights, driver.measured_at = known, time.monotonic()
         return {where: known[where] for where in partitions if known.get(where)}
 
-    def _measure(self, partitions: list[TopicPartition]) -> dict[TopicPartition, float]:
-        earliest, latest = self.both_ends(partitions)
+    def _measure(self, partitions: TopicPartitions) -> dict[TopicPartition, float]:
+        earliest, latest = self.list_both(partitions)
         sizes: Partitions = {}
-        topics: dict[str, list[int]] = {}
+        topics: dict[str, builtins.list[int]] = {}
         for topic, p in partitions:
             topics.setdefault(topic, []).append(p)
         request = messages.DescribeLogDirsRequest
         asked = [request.Topics(topic=name, partitions=numbers) for name, numbers in topics.items()]
         for connection in {id(c): c for c, _ in self._by_leader(partitions)}.values():
             response = connection.ask(request(topics=asked), connection.version_for(request))
+            if response.error_code:  # may be DESCRIBE of the cluster that is not allowed
+                raise KafkaError(response.error_code, "DescribeLogDirs")
             for directory in response.results:
                 if directory.error_code:
                     raise KafkaError(directory.error_code, "DescribeLogDirs")
@@ -340,7 +345,7 @@ class OffsetReader:
         given = self.options.client_config.get("default.api.timeout.ms")
         patience = int(given) / 1000 if given else API_TIMEOUT_S if self.driver.reached else FIRST_TIMEOUT_S
         deadline = time.monotonic() + patience
-        left = self.options.retries
+        left, lost = self.options.retries, False
         while True:
             try:
                 done = attempt()
@@ -354,6 +359,9 @@ class OffsetReader:
                 log.warning("asking for offsets again: %s", trouble)
             except Unreachable as trouble:
                 self.cluster.forget()
+                if self.driver.reached and not lost:
+                    lost = True  # a connection that idled for long is closed by its broker
+                    continue
                 if time.monotonic() > deadline:
                     raise
                 log.warning("asking for offsets again: %s", trouble)

@@ -50,6 +50,12 @@ KNOWN = (
     "valueFormat", "valueSchema", "columns", "badRecords", "metadataPrefix", "maxBytesPerTrigger",
     "targetPartitionBytes", "commitGroup", "verifyCrc", "logDir",
 )  # fmt: skip
+# of the decoders of values (kafkad/spark/values.py), which check them
+DECODER_OPTIONS = (
+    "timeZone", "sep", "delimiter", "quote", "escape", "nullValue", "messageName",
+    "schema.registry.url", "schema.registry.basic.auth.user.info", "schema.registry.ssl.ca.location",
+    "schema.registry.subject",
+)  # fmt: skip
 ENDINGS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 ADMISSION = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger")
 
@@ -107,7 +113,7 @@ class ReadOptions:
     """What a reader is made of; plain values only, since it is pickled with every task."""
 
     bootstrap: str
-    client: tuple[tuple[str, str], ...] = ()  # kafka.*, without the prefix
+    client: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # kafka.*, without the prefix
     subscribe: tuple[str, ...] | None = None
     pattern: str | None = None
     assign: tuple[TopicPartition, ...] | None = None
@@ -135,8 +141,7 @@ class ReadOptions:
     bad_records: str = "fail"
     dlq_topic: str | None = None
     prefix: str = ""
-    decoder: tuple[tuple[str, str], ...] = ()  # further options of the decoder
-    raw: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    decoder: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # further options of the decoder
 
     @property
     def client_config(self) -> dict[str, str]:
@@ -211,7 +216,7 @@ class Given:
 
 
 def read_options(
-    options: Mapping[str, str], *, streaming: bool | None, decoder_options: tuple[str, ...] = ()
+    options: Mapping[str, str], *, streaming: bool | None, decoder_options: tuple[str, ...] = DECODER_OPTIONS
 ) -> ReadOptions:
     """The options of a reader, checked. ValueError with one sentence for the first that is wrong. `streaming`
     is None when it is not known yet: then nothing is refused for being of the other kind.
@@ -257,6 +262,10 @@ def read_options(
     if value_format not in FORMATS:
         near = nearest(value_format, FORMATS)
         raise wrong("valueFormat", value_format, f"must be one of {', '.join(FORMATS)}{near}")
+    if value_format not in ("raw", "confluent-avro") and not given.stripped("valueSchema"):
+        raise ValueError(
+            f"option valueSchema is missing: it says what is in a value of format {value_format}"
+        )
     bad_records, dlq_topic = bad_records_policy(given, value_format)
     pattern = given.stripped("subscribePattern")
     if pattern is not None:
@@ -293,7 +302,6 @@ def read_options(
         dlq_topic=dlq_topic,
         prefix=given.text("metadataPrefix") or "",
         decoder=tuple((n, v) for n in decoder_options if (v := given.text(n)) is not None),
-        raw=tuple(sorted(given.values.items())),
     )
 
 
@@ -313,7 +321,7 @@ def nearest(name: str, known: Any) -> str:
     return f" (did you mean {spellings[close[0]]}?)" if close else ""
 
 
-def refuse_unknown(given: Given, decoder_options: tuple[str, ...] = ()) -> None:
+def refuse_unknown(given: Given, decoder_options: tuple[str, ...] = DECODER_OPTIONS) -> None:
     known = {name.lower(): name for name in (*KNOWN, *decoder_options)}
     for name in given.values:
         if name in known or name.startswith("kafka."):
@@ -415,10 +423,10 @@ def bound(given: Given, side: str, otherwise: int) -> Bound:
     """Spark's order of precedence: a time for all, times by partition, offsets."""
     option = f"{side}Timestamp"
     if option in given:
-        value = given.stripped(option) or ""
-        if not re.fullmatch(r"[+-]?[0-9]{1,18}", value):
-            raise wrong(option, value, "must be one time in milliseconds since 1970")
-        return Bound(option, time=int(value))
+        moment = given.stripped(option) or ""
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", moment):
+            raise wrong(option, moment, "must be one time in milliseconds since 1970")
+        return Bound(option, time=int(moment))
     option = f"{side}OffsetsByTimestamp"
     if option in given:
         rule = 'must be JSON such as {"topicA":{"0":1700000000000,"1":1700000000000}}'

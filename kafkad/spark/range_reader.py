@@ -45,10 +45,11 @@ LEVELS: Final = {READ_UNCOMMITTED: 0, READ_COMMITTED: 1}
 
 WAIT_MS: Final = 500  # how long a broker holds a Fetch that it has nothing for
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0  # between tries
-MISSING_TOPIC_S: Final = 15.0  # a topic that all brokers deny for so long is gone
+MISSING_TOPIC_S: Final = 15.0  # a topic that is denied for so long, or half of the patience, is gone
 FETCH_BYTES_MIN: Final = 64 << 10
 RECORD_BYTES_GUESS: Final = 1024  # until an answer has shown how large they are
 BATCH_BYTES_MAX: Final = 1 << 30
+LENGTH_OVERHEAD: Final = 12
 MAGIC_AT: Final = 16
 MISSING: Final = (errors.UNKNOWN_TOPIC_OR_PARTITION, errors.UNKNOWN_TOPIC_ID)
 
@@ -294,11 +295,19 @@ class RangeReader:
         self._patience.check(self._timed_out(reason))
 
     def _make_room(self, records: memoryview) -> None:
-        """A broker older than KIP-74 cuts a batch that is larger than what was asked for."""
-        size = 12 + int.from_bytes(records[8:12], "big", signed=True) if len(records) >= 12 else 0
-        if not self._whole_bytes < size <= BATCH_BYTES_MAX:
-            raise Malformed(f"{self.name}: no batch at offset {self.columns.position}: {size} bytes")
-        self._whole_bytes = size
+        """The first batch is cut: a broker older than KIP-74 does that to one larger than what was asked
+        for."""
+        size = LENGTH_OVERHEAD
+        if len(records) >= LENGTH_OVERHEAD:
+            size += int.from_bytes(records[8:12], "big", signed=True)
+            if not LENGTH_OVERHEAD < size <= BATCH_BYTES_MAX:
+                raise Malformed(f"{self.name}: no batch at offset {self.columns.position}: {size} bytes")
+        if size > self._whole_bytes:
+            self._whole_bytes = size
+        else:
+            self._patience.wait(
+                self._timed_out(f"the broker sends {len(records)} bytes of a batch of {size}")
+            )
 
     def _out_of_range(self, session: Session) -> None:
         """The log does not hold the position: as KafkaDataConsumer decides."""
@@ -341,7 +350,7 @@ class RangeReader:
         if isinstance(trouble, KafkaError) and trouble.code in MISSING:
             now = time.monotonic()
             self._missing_since = self._missing_since or now
-            if now - self._missing_since >= min(self.timeout_s, MISSING_TOPIC_S):
+            if now - self._missing_since >= min(self.timeout_s / 2, MISSING_TOPIC_S):
                 self._lose(self.columns.position, self.end, "the partition does not exist (any more)")
                 self.columns.skip_to(self.end)
                 return

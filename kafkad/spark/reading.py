@@ -91,7 +91,7 @@ def compose(
 ) -> Iterator[pa.RecordBatch]:
     """Batches with Kafka's columns become batches of the layout."""
     schema = layout.schema
-    if not options.typed:
+    if not options.typed or not looks_at_values(options, layout):
         for batch in batches:
             yield conform(schema, {c.name: batch.column(c.source) for c in layout.columns}, batch.num_rows)
         return
@@ -118,6 +118,13 @@ def compose(
     policy.close()
 
 
+def looks_at_values(options: ReadOptions, layout: Layout) -> bool:
+    """Where no column of the value is wanted, bad ones are only looked for if somebody is to be told."""
+    if any(column.origin != OF_KAFKA for column in layout.columns):
+        return True
+    return options.bad_records == "dlq"
+
+
 def conform(schema: pa.Schema, columns: dict[str, pa.Array], rows: int) -> pa.RecordBatch:
     """PySpark compares the schema of the first batch, and the JVM reads the others by it."""
     arrays = []
@@ -142,10 +149,17 @@ def decoder_of(options: ReadOptions, columns: tuple[str, ...] | None = None) -> 
     """
     from kafkad.spark import values
 
-    how = dict(options.decoder)
+    how = decoder_how(options)
     if columns is not None and options.columns is not None:
         how["columns"] = ",".join(columns)
-    return values.value_decoder(options.value_format, options.value_schema, how)
+    return values.value_decoder(options.value_format, options.value_schema or "", how)
+
+
+def decoder_how(options: ReadOptions) -> dict[str, str]:
+    how = dict(options.decoder)
+    if options.subscribe is not None and len(options.subscribe) == 1:
+        how["topic"] = options.subscribe[0]  # a registry names the schema of a topic's values after it
+    return how
 
 
 class BadRecords:

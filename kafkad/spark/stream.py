@@ -67,6 +67,27 @@ LOSS_FATAL = (
 LOSS_TOLD = "some data may have been lost; with failOnDataLoss=true the query would fail"
 
 
+class RefusedReader(DataSourceStreamReader):
+    """Says what is wrong with the options when it is first asked for something: PySpark hides what is raised
+    while a stream's reader is made behind an error of its own.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        self.sentence = sentence
+
+    def initialOffset(self) -> dict[str, Any]:
+        raise ValueError(self.sentence)
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
+        raise ValueError(self.sentence)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
+        raise ValueError(self.sentence)
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        raise ValueError(self.sentence)
+
+
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Pickled with each query, so its attributes are plain values."""
 
@@ -144,7 +165,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for left in range(max(0, self.options.retries - 1), -1, -1):
             partitions = offsets.partitions(gone_is_loss=bool(known) and not self.options.fail_on_data_loss)
             self._look_for_others(offsets.topic_ids)
-            latest = offsets.at(dict.fromkeys(partitions, LATEST))
+            latest = offsets.list(dict.fromkeys(partitions, LATEST))
             fallen = {where for where, end in latest.items() if end < known.get(where, 0)}
             if not fallen or left == 0:
                 break
@@ -167,7 +188,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, offsets: OffsetReader, start: Partitions, latest: Partitions, limit: Any
     ) -> Partitions:
         options = self.options
-        earliest = offsets.at(dict.fromkeys(planning.new_partitions(start, latest), EARLIEST))
+        earliest = offsets.list(dict.fromkeys(planning.new_partitions(start, latest), EARLIEST))
         counts = planning.backlog(start, latest, earliest)
         least = limit.min_rows if isinstance(limit, ReadMinRows) else options.offsets_min
         if least is not None and not self._available_now:
@@ -196,7 +217,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         earliest: Partitions = {}
         if new:
             there = set(offsets.partitions(gone_is_loss=True))
-            earliest = offsets.at({where: EARLIEST for where in new if where in there})
+            earliest = offsets.list({where: EARLIEST for where in new if where in there})
         ranges, losses = planning.ranges_of(first, last, earliest)
         for loss in losses:
             self._report_loss(loss)

@@ -5,12 +5,13 @@
     decoded = decoder.decode(values)      # a pyarrow array of binary
     decoded.columns, decoded.bad_rows, decoded.reasons
 
-Each column is as long as `values`. A null value is a row of nulls; so is a bad one, which is also named in
-`bad_rows` with a reason: the field, what is wrong, the byte. Nothing of a bad value is kept, and no value is
-quoted in a reason.
+Each column is as long as `values`. A null value is a row of nulls; so is a bad one, which is also named
+in `bad_rows` with a reason: the field, what is wrong, the byte. Nothing of a bad value is kept, and no
+value is quoted in a reason.
 
-What is bad is what Spark's own function calls malformed in FAILFAST mode, and more; where a value is good for
-both, both make the same of it (tests/integration/test_values_spark.py holds odd values against Spark).
+What is bad is what Spark's own function calls malformed in FAILFAST mode, and more; where a value is good
+for both, both make the same of it (tests/integration/test_values_spark.py holds odd values against
+Spark).
 
 JSON differs from from_json in these, all of them stricter, so that nothing is lost unseen:
   - an empty value is bad; from_json gives null
@@ -19,18 +20,32 @@ JSON differs from from_json in these, all of them stricter, so that nothing is l
   - half of a surrogate pair (\\ud800) is bad; from_json puts ? for it
   - 128 to 255 are out of a TINYINT's range; from_json makes negative numbers of them
   - a timestamp with a time and no date is bad; from_json takes today
-"""
+  - a number of seconds that overflows a timestamp is bad; from_json wraps it around
+  - "2024-01-01T00:00GMT" is bad; from_json drops the GMT and takes the session's zone
+and in one that is not:
+  - what is no string in a STRING column stays as it is written ("1.50", with its blanks), as when Spark reads
+    JSON files; from_json writes it anew ("1.5", without blanks)
+
+Avro differs from from_avro in these, again stricter: bytes after the record, strings that are not UTF-8,
+booleans other than 0 and 1, and integers of more bits than their type are bad."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from kafkad._native.avro_columns import AvroColumns
 from kafkad._native.json_columns import JsonColumns
+from kafkad.spark.avro_schema import parse_avro, plan, record_schema
+from kafkad.spark.schema_registry import SchemaRegistry, UnknownSchema, registry
 from kafkad.spark.value_schema import SchemaError, native_field, parse_schema
+
+FILE_ENDINGS = (".avsc", ".json", ".ddl", ".sql", ".txt")
+SCHEMA_BYTES_MAX = 16 << 20
 
 
 @dataclass
@@ -67,14 +82,47 @@ class NativeDecoder(ValueDecoder):
 def value_decoder(format: str, schema: str, options: Mapping[str, str] | None = None) -> ValueDecoder:
     """The decoder of one of FORMATS.
 
-    schema: Spark's DDL or a StructType's JSON. Options, whose names do not mind case:
+    schema: what `portable_schema` gives or takes: for json Spark's DDL or a StructType's JSON; for avro and
+    confluent-avro an Avro schema. Options, whose names do not mind case:
       columns    names to decode, by commas; the rest is only checked to be well-formed. Default: all
       timeZone   the session's, for timestamps that name none. Default: UTC
-    ValueError (SchemaError among them): what is wrong, in a sentence."""
-    make = FORMATS.get(format.lower())
-    if make is None:
+      schema.registry.url, schema.registry.basic.auth.user.info (user:password),
+      schema.registry.ssl.ca.location, schema.registry.subject (default: topic + "-value")     confluent-avro
+    ValueError (SchemaError among them), RegistryError: what is wrong, in a sentence."""
+    lowered = lower(options)
+    text = portable_schema(format, schema, lowered)
+    return FORMATS[format.lower()](text, lowered)
+
+
+def portable_schema(format: str, schema: str, options: Mapping[str, str] | None = None) -> str:
+    """The schema itself, where `schema` names a file, or is empty and the registry has it.
+
+    For the driver to call once: the same text then goes to every task, wherever the file is and whatever the
+    registry's newest version has become. OSError: the file cannot be read."""
+    if format.lower() not in FORMATS:
         raise ValueError(f"valueFormat is {' | '.join(FORMATS)}, not {format!r}")
-    return make(schema, {name.lower(): value for name, value in (options or {}).items()})
+    lowered = lower(options)
+    if not schema.strip():
+        if format.lower() != "confluent-avro":
+            raise SchemaError(f"valueFormat {format} needs a valueSchema")
+        subject = lowered.get("schema.registry.subject") or f"{lowered.get('topic', '')}-value"
+        if subject == "-value":
+            raise SchemaError("confluent-avro needs a valueSchema or the option schema.registry.subject")
+        try:
+            return registry_of(lowered).latest(subject).text
+        except UnknownSchema as error:
+            raise SchemaError(str(error)) from None
+    name = schema.strip().removeprefix("file://")
+    if "\n" not in name and (name.endswith(FILE_ENDINGS) or name.startswith("/")):
+        path = Path(name)
+        if path.stat().st_size > SCHEMA_BYTES_MAX:
+            raise SchemaError(f"the schema file {name} is larger than {SCHEMA_BYTES_MAX >> 20} MiB")
+        return path.read_text()
+    return schema
+
+
+def lower(options: Mapping[str, str] | None) -> dict[str, str]:
+    return {name.lower(): value for name, value in (options or {}).items()}
 
 
 def chosen(schema: pa.Schema, options: Mapping[str, str]) -> pa.Schema:
@@ -107,6 +155,44 @@ def require_text_keys(kind: pa.DataType, path: str) -> None:
         require_text_keys(kind.field(i).type, path)
 
 
+def avro_decoder(schema: str, options: Mapping[str, str]) -> ValueDecoder:
+    reader = parse_avro(schema)
+    wanted = chosen(record_schema(reader), options)
+    native = AvroColumns([native_field(f) for f in wanted], plan(reader, reader, wanted.names))
+    return NativeDecoder(wanted, native)
+
+
+def confluent_decoder(schema: str, options: Mapping[str, str]) -> ValueDecoder:
+    reader = parse_avro(schema)
+    wanted = chosen(record_schema(reader), options)
+    known = registry_of(options)
+
+    def plan_of(id: int) -> dict[str, Any] | str:
+        try:
+            found = known.schema(id)
+            if found.type != "AVRO":
+                return f"schema id {id} is one of {found.type}, not of Avro"
+            if found.has_references:
+                return f"schema id {id} refers to other schemas, which is not decoded"
+            return plan(parse_avro(found.text), reader, wanted.names)
+        except UnknownSchema as error:
+            return str(error)
+        except SchemaError as error:
+            return f"schema id {id}: {error}"
+
+    return NativeDecoder(wanted, AvroColumns([native_field(f) for f in wanted], plan_of=plan_of))
+
+
+def registry_of(options: Mapping[str, str]) -> SchemaRegistry:
+    url = options.get("schema.registry.url", "")
+    if not url:
+        raise SchemaError("confluent-avro needs the option schema.registry.url")
+    user_info = options.get("schema.registry.basic.auth.user.info", "")
+    return registry(url, user_info, options.get("schema.registry.ssl.ca.location", ""))
+
+
 FORMATS: dict[str, Callable[[str, Mapping[str, str]], ValueDecoder]] = {
     "json": json_decoder,
+    "avro": avro_decoder,
+    "confluent-avro": confluent_decoder,
 }

@@ -115,6 +115,15 @@ def test_acks(cluster, unique, acks):
     wait_until(lambda: len(read_all(cluster, topic)) == 1000, timeout=5)
 
 
+def test_a_record_whose_partition_was_said_goes_nowhere_else(broker, cluster, unique):
+    topic = create_topic(broker, unique, 3)
+    producer = Producer(cluster, topic, batch_bytes=1000)
+    for _ in range(100):
+        producer.send(b"x" * 100, partition=1)  # full batches, and no keys
+    producer.flush()
+    assert list_offsets(cluster, topic, dict.fromkeys(range(3), LATEST)) == {0: 0, 1: 100, 2: 0}
+
+
 def test_a_retry_after_a_lost_answer_doubles_nothing(cluster, unique):
     """The request arrives, its answer does not: the same bytes are sent again."""
     topic = unique("lost")

@@ -131,10 +131,15 @@ REFUSALS = [
         {"valueFormat": "jsn"},
         "raw, json, avro, confluent-avro, protobuf, csv (did you mean json?), not 'jsn'",
     ),
+    (
+        False,
+        {"valueFormat": "json"},
+        "option valueSchema is missing: it says what is in a value of format json",
+    ),
     (False, {"badRecords": "null"}, "option badRecords needs a valueFormat: raw values are never bad"),
     (
         False,
-        {"valueFormat": "json", "badRecords": "dlq:"},
+        {"valueFormat": "json", "valueSchema": "a int", "badRecords": "dlq:"},
         "option badRecords must be fail, null, column or dlq:",
     ),
     (False, {"kafka.auto.offset.reset": "latest"}, "is not supported: say startingOffsets instead"),
@@ -177,7 +182,7 @@ def test_settings_without_effect_are_told(caplog):
 
 
 def test_a_dead_letter_topic_keeps_its_case():
-    options = read(valueFormat="json", badRecords="DLQ:Flights-Bad")
+    options = read(valueFormat="json", valueSchema="a int", badRecords="DLQ:Flights-Bad")
     assert (options.bad_records, options.dlq_topic) == ("dlq", "Flights-Bad")
 
 

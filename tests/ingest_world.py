@@ -1,0 +1,174 @@
+"""What the tests of `kafkad ingest` share: topics full of real records, a run in a process of its own, kills.
+
+`fill` writes records and damages some of them; `Job` is `kafkad ingest run` as a user has it, whose lines of
+JSON say which batch is done, so that a test kills in the middle and not after some seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+JOB_SECONDS = 240
+SPARK = """
+[spark]
+master = "local[2]"
+conf."spark.driver.memory" = "1g"
+"""
+
+
+def fill(
+    bootstrap: str,
+    topic: str,
+    records: Iterable[tuple[bytes | None, bytes]],
+    partitions: int,
+    bad_every: int = 0,
+) -> dict[str, int]:
+    """Creates the topic and writes (key, value) records; every `bad_every`th value is cut in its middle. How
+    many were written, and how many of them damaged.
+    """
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+    producer = Producer({"bootstrap.servers": bootstrap, "compression.type": "lz4", "linger.ms": 20,
+                         "queue.buffering.max.messages": 500_000})  # fmt: skip
+    counts = {"sent": 0, "bad": 0}
+    for key, value in records:
+        counts["sent"] += 1
+        if bad_every and counts["sent"] % bad_every == 0:
+            value = value[: len(value) // 2]
+            counts["bad"] += 1
+        while True:
+            try:
+                producer.produce(topic, value, key)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if counts["sent"] % 1000 == 0:
+            producer.poll(0)
+    assert producer.flush(60) == 0
+    return counts
+
+
+def kafkad(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "kafkad", *arguments], capture_output=True, text=True, timeout=JOB_SECONDS
+    )
+    if check:
+        assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def verified(pipeline: Path) -> list[dict[str, Any]]:
+    """`kafkad ingest verify`, which must find the table clean: its partitions."""
+    told = json.loads(kafkad("ingest", "verify", str(pipeline), "--json").stdout)
+    assert told["clean"] is True
+    return told["partitions"]
+
+
+class Job:
+    """`kafkad ingest run` in a process; iterate for its batches, `finish()` for its summary."""
+
+    def __init__(self, pipeline: Path, *arguments: str, command: list[str] | None = None) -> None:
+        self.errors = pipeline.with_suffix(".log")
+        self.summary: dict[str, Any] = {}
+        self.rows = 0
+        with open(self.errors, "ab") as errors:
+            self.process = subprocess.Popen(
+                [*(command or [sys.executable, "-m", "kafkad", "ingest", "run"]), str(pipeline), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(30)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                told = json.loads(line)
+                if "summary" in told:
+                    self.summary = told["summary"]
+                else:
+                    self.rows += told["rows"]
+                    yield told
+
+    def finish(self, code: int = 0) -> dict[str, Any]:
+        """Reads on to the end; the summary."""
+        for _ in self:
+            pass
+        ended = self.process.wait(JOB_SECONDS)
+        assert ended == code, f"exit code {ended}\n{self.errors.read_text(errors='replace')[-4000:]}"
+        return self.summary
+
+    def kill(self) -> None:
+        """The driver, with -9, and what is left of its JVM when that does not see it."""
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(30)
+        _, left = psutil.wait_procs(family, timeout=10)
+        for each in left:
+            each.kill()
+
+    def kill_worker(self) -> int:
+        """A Python worker of Spark, with -9."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            for each in psutil.Process(self.process.pid).children(recursive=True):
+                try:
+                    if is_worker(each):
+                        os.kill(each.pid, signal.SIGKILL)
+                        return each.pid
+                except (psutil.NoSuchProcess, ProcessLookupError):
+                    continue
+            time.sleep(0.01)
+        raise AssertionError("Spark has no Python worker")
+
+
+def is_worker(process: psutil.Process) -> bool:
+    """Forked by pyspark.daemon, whose command line it has."""
+    parent = process.parent()
+    return (
+        parent is not None
+        and "pyspark.daemon" in " ".join(process.cmdline())
+        and "pyspark.daemon" in " ".join(parent.cmdline())
+    )
+
+
+def landed(table: Path, query: str) -> list[tuple[Any, ...]]:
+    """A query of duckdb over the table, which is called `landed` in it."""
+    import duckdb
+
+    with duckdb.connect() as connection:
+        files = f"read_parquet('{table}/**/*.parquet', hive_partitioning = true, union_by_name = true)"
+        connection.execute(f"CREATE VIEW landed AS SELECT * FROM {files}")
+        return connection.execute(query).fetchall()
+
+
+def letters(table: Path) -> int:
+    """How many records are in the dead letter queue."""
+    import duckdb
+
+    with duckdb.connect() as connection:
+        found = connection.execute(f"SELECT count(*) FROM read_parquet('{table}/_dlq/*.dlq')").fetchone()
+        assert found is not None
+        return int(found[0])

@@ -13,7 +13,8 @@ There are two ways of work. Without SQL and dedup no row enters the JVM: tasks w
 (*landing*). With SQL the decoded rows are the view `input`, the query runs over one batch at a time
 (stateless: row-wise SQL and joins with files are right, aggregates would be over one batch only and are
 refused by what follows), and its rows are written by the same writer. The query must keep _topic, _partition,
-_offset and _timestamp, or it is refused: without them nothing could be accounted for.
+_offset and _timestamp, or it is refused: without them nothing could be accounted for. Dedup keeps state over
+batches, which is Spark's to keep: deduplicate.py.
 
 Ctrl-C and SIGTERM end a run after the batch at hand; a second one ends it at once, as safe as kill -9.
 """
@@ -111,11 +112,19 @@ def run(pipeline: Pipeline, out: TextIO | None = None) -> Ended:
     if pipeline.sink.type == "iceberg":
         sessions.require("pyiceberg", extra="ingest")
     with Checkpoint(checkpoint_path(pipeline), pipeline.name) as checkpoint, Stop() as stop:
-        one = Run(pipeline, checkpoint, Progress(pipeline.name, out), stop)
+        one = kind_of_run(pipeline)(pipeline, checkpoint, Progress(pipeline.name, out), stop)
         try:
             return one.to_end()
         finally:
             one.close()
+
+
+def kind_of_run(pipeline: Pipeline) -> type[Run]:
+    if not pipeline.dedup.keys:
+        return Run
+    from kafkad.ingest.deduplicate import StreamRun
+
+    return StreamRun
 
 
 class Run:

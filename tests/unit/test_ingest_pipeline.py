@@ -1,5 +1,7 @@
 """The pipeline file: what it means, and a sentence with its line for everything that is wrong with it."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -180,3 +182,9 @@ def test_the_manual_names_every_key():
     rows = manual()
     assert {section for section, *_ in rows} == set(SECTIONS)
     assert all(help.rstrip(")").endswith(".") for *_, help in rows)
+
+
+def test_the_manual_in_docs_is_that_of_the_code():
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, root / "tools" / "ingest_manual.py"])
+    assert done.returncode == 0, "python tools/ingest_manual.py --write brings docs/ingest.md up to date"

@@ -1,0 +1,205 @@
+"""Runs with [dedup]: which keys were seen is state over batches, and that is Spark's to keep.
+
+    format("kafkad") as a stream -> view `input` -> [transform] sql -> watermark on _timestamp
+      -> dropDuplicatesWithinWatermark(keys) -> foreachBatch -> the table's own writer
+
+Offsets and state are in Spark's checkpoint (`spark/` within ours), which replays a batch that was not
+finished under its number, and the table knows which numbers it has. Ours only follows, so that `status`,
+`verify` and a pipeline that drops [dedup] later know the position; a first run with [dedup] begins at it.
+
+Beware: the watermark is the newest _timestamp seen less [dedup] watermark, and what comes later than it is
+dropped by Spark, since nobody remembers whether it is a duplicate. Such rows are counted (`late`); a
+backlog whose partitions are far apart in time wants a watermark as long as they are.
+With badRecords dlq the stream has two branches, so a topic is read twice; bad rows go by the dedup.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from kafkad.ingest import tasks
+from kafkad.ingest.backlog import Backlog, offsets_text, source_options
+from kafkad.ingest.checkpoint import Offsets
+from kafkad.ingest.run import (
+    Ended,
+    Refused,
+    Run,
+    accountable,
+    decoder_options,
+    place_of,
+    reports_of,
+    spark_schema,
+    told,
+)  # fmt: skip
+from kafkad.spark.offsets import from_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+POLL_S = 0.1
+
+
+class StreamRun(Run):
+    """A run whose batches Spark's Structured Streaming makes."""
+
+    def to_end(self) -> Ended:
+        self.application = f"{self.checkpoint.id}-stream"
+        self.backlog = Backlog(self.pipeline)
+        self.backlog.known_ids = self.checkpoint.topic_ids()
+        self.table = self.open_table()
+        for sentence in self.table.recover(self.application):
+            self.say(sentence)
+        self.written: dict[int, dict[str, Any]] = {}
+        self.trouble: BaseException | None = None
+        self.begin()
+        query = self.start()
+        seen = -1
+        while True:
+            active = query.isActive  # before the progress is read, so that the last of it is not missed
+            for progress in query.recentProgress:
+                if progress["batchId"] > seen:
+                    seen = progress["batchId"]
+                    self.follow(progress)
+            if not active:
+                break
+            if self.stop:
+                query.stop()  # a batch that this cuts off is done again by the next run
+            time.sleep(POLL_S)
+        trouble = self.trouble or query.exception()
+        if trouble is not None and not self.stop:
+            raise trouble if isinstance(trouble, Refused) else Refused(told(trouble))
+        why = self.stop.signal.name if self.stop.signal else "done"
+        lag = self.backlog.lag(self.checkpoint.position())
+        return Ended(why, self.progress.end(why, lag, place_of(self.pipeline)))
+
+    # --- the query
+
+    def start(self) -> Any:
+        dedup = self.pipeline.dedup
+        rows = self.stream_rows()
+        aside = self.settings.decoder is not None and self.settings.bad == "dlq"
+        good = rows.where(f"{tasks.ERROR} IS NULL") if aside else rows
+        good = good.drop("_raw", tasks.ERROR)
+        result = good
+        if self.pipeline.transform.sql:
+            good.createOrReplaceTempView("input")
+            result = accountable(self.spark.sql(self.pipeline.transform.sql))
+        else:
+            result = good.drop("_key")
+        missing = [key for key in dedup.keys if key not in result.columns]
+        if missing:
+            raise Refused(
+                f"[dedup] keys names {missing[0]}, which the rows do not have: {', '.join(result.columns)}"
+            )
+        watermark = f"{int((dedup.watermark or 0) * 1000)} milliseconds"
+        unique = result.withWatermark("_timestamp", watermark).dropDuplicatesWithinWatermark(list(dedup.keys))
+        if aside:
+            where = ["_topic", "_partition", "_offset", "_timestamp", "_key", tasks.ERROR, "_raw"]
+            bad = self.stream_rows().where(f"{tasks.ERROR} IS NOT NULL").select(*where)
+            unique = unique.unionByName(bad, allowMissingColumns=True)
+        self.columns = list(result.columns)
+        writer = (
+            unique.writeStream.queryName(self.pipeline.name)
+            .foreachBatch(self.write)
+            .option("checkpointLocation", str(self.checkpoint.path / "spark"))
+        )
+        interval = self.pipeline.trigger.interval
+        if interval is None:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=f"{int(interval * 1000)} milliseconds").start()
+
+    def stream_rows(self) -> DataFrame:
+        """value columns, _key, _topic, _partition, _offset, _timestamp, and _error, _raw with dlq."""
+        source, decode = self.pipeline.source, self.pipeline.decode
+        options = source_options(source)
+        for name in ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestampStrategy"):
+            options.pop(name, None)
+        options["startingOffsets"] = offsets_text(self.position_of_all())
+        if source.max_rows:
+            options["maxOffsetsPerTrigger"] = str(source.max_rows)
+        if source.engine == "kafka-jar":
+            fetched = self.spark.readStream.format("kafka").options(**options).load()
+            rows = fetched.mapInArrow(
+                tasks.decode_tasks(self.settings), spark_schema(tasks.rows_schema(self.settings))
+            )
+            return rows.withColumnRenamed("_value", "_raw")
+        from kafkad.spark import register
+
+        register(self.spark)
+        if source.max_bytes:
+            options["maxBytesPerTrigger"] = str(source.max_bytes)
+        if source.commit_group:
+            options["commitGroup"] = source.commit_group
+        if decode.format == "raw":
+            rows = self.spark.readStream.format("kafkad").options(**options).load()
+            named = {name: f"_{name}" for name in ("topic", "partition", "offset", "timestamp")}
+            return rows.withColumnsRenamed(named).drop("timestampType")
+        options |= {"valueFormat": decode.format, "metadataPrefix": "_", **decoder_options(decode)}
+        if decode.schema:
+            options["valueSchema"] = decode.schema
+        if decode.columns:
+            kept = ["_key", "_topic", "_partition", "_offset", "_timestamp", "_timestampType"]
+            bad = [tasks.ERROR, "_raw"] if decode.bad_records == "dlq" else []
+            options["columns"] = ",".join([*decode.columns, *kept, *bad])
+        options["badRecords"] = "column" if decode.bad_records == "dlq" else decode.bad_records
+        rows = self.spark.readStream.format("kafkad").options(**options).load()
+        return rows.drop("_timestampType")
+
+    def position_of_all(self) -> Offsets:
+        """Only a first run of the stream asks: where ours is, of every partition there is."""
+        position = self.checkpoint.position()
+        return {where: position.get(where, self.backlog.earliest[where]) for where in self.backlog.latest}
+
+    # --- a batch
+
+    def write(self, rows: DataFrame, number: int) -> None:
+        """Spark calls it in a thread of its own; what it raises ends the query."""
+        try:
+            self.written[number] = self.written_of(rows, number)
+        except BaseException as trouble:
+            self.trouble = trouble
+            raise
+
+    def written_of(self, rows: DataFrame, number: int) -> dict[str, Any]:
+        if self.table.committed(self.application, number):
+            return {"again": True}
+        staging = self.table.staging(self.application)
+        if tasks.ERROR in rows.columns:
+            rows = rows.persist()
+            try:
+                good = rows.where(f"{tasks.ERROR} IS NULL").select(*self.columns)
+                bad = rows.where(f"{tasks.ERROR} IS NOT NULL").withColumnRenamed("_raw", "_value")
+                reports = reports_of(good.mapInArrow(tasks.write_tasks(staging), tasks.REPORT_SCHEMA))
+                reports += reports_of(bad.mapInArrow(tasks.put_aside_tasks(staging), tasks.REPORT_SCHEMA))
+            finally:
+                rows.unpersist()
+        else:
+            reports = reports_of(rows.mapInArrow(tasks.write_tasks(staging), tasks.REPORT_SCHEMA))
+        if self.pipeline.dlq.topic and any(file.dlq for report in reports for file in report.files):
+            self.send_letters(reports)
+        did = self.table.commit(self.application, number, reports)
+        return {"rows": did.rows, "bad": did.bad, "files": did.files, "file_bytes": did.bytes}
+
+    def follow(self, progress: Any) -> None:
+        """Notes in our checkpoint what Spark's has done."""
+        if not progress["numInputRows"]:
+            return
+        document = progress["sources"][0]["endOffset"]
+        end = from_json(document if isinstance(document, dict) else json.loads(document))
+        late = sum(operator.get("numRowsDroppedByWatermark", 0) for operator in progress["stateOperators"])
+        if late:
+            self.say(f"{late:,} rows came later than [dedup] watermark and were dropped")
+        batch = self.checkpoint.plan(self.checkpoint.position(), end)
+        did = {
+            "offsets": batch.records,
+            "records": batch.records,
+            **self.written.pop(progress["batchId"], {}),
+            "late": late,
+            "seconds": round(progress["durationMs"].get("triggerExecution", 0) / 1000, 4),
+            "lag": self.backlog.lag(end),
+        }
+        record = self.checkpoint.done(batch, did)
+        self.progress.batch(record)
+        self.metrics.batch({**record, "at": round(time.time(), 3)})

@@ -40,10 +40,9 @@ class Disk(Process):
         self.name = name
 
     def run(self, files: int, size: int, seconds: float, megabytes: float) -> dict[str, float]:
-        options = {
-            "directory": self.directory, "files": files, "bytes": size, "seconds": seconds, "mb_max": megabytes,
-        }  # fmt: skip
         self.directory.mkdir(parents=True, exist_ok=True)
+        options = {"directory": self.directory, "files": files, "bytes": size}
+        options |= {"seconds": seconds, "mb_max": megabytes}
         command = [str(build("syncs")), *(f"{name}={value}" for name, value in options.items())]
         told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         return figures(told, told["cpu"])

@@ -12,6 +12,7 @@ from kafkad._native import crc32c
 from kafkad._native.batch import AppendRules, BatchHeader, RecordWalk
 from kafkad.protocol.records import Record, build_batch, read_batches
 from kafkad.protocol.validation import validate_slow
+from kafkad.spark.record_columns import RecordColumns
 
 NOW = 1_790_000_000_000
 CHANCE = random.Random(1)
@@ -61,6 +62,29 @@ def test_validate_compressed(benchmark, shape, codec):
     data = batch(*SHAPES[shape], codec)
     same, _ = benchmark(validate_slow, data, AppendRules(), NOW)
     assert same is data
+
+
+@pytest.mark.parametrize("codec", range(5), ids=["none", "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize("shape", ["64 KB of 1 KB records", "16 KB of 100 B records", "200 B"])
+def test_columns(benchmark, shape, codec):
+    """3,000 batches (1,000 of the large ones) into Arrow columns, with their CRC."""
+    count = SHAPES[shape][0]
+    batches = 1000 if count * SHAPES[shape][1] > 50_000 else 3000
+    one = batch(*SHAPES[shape], codec)
+    data = bytearray()
+    for i in range(batches):
+        one[:8] = (i * count).to_bytes(8, "big")  # not under the CRC
+        data += one
+    benchmark.extra_info["records"] = batches * count
+
+    def read():
+        columns, rows = RecordColumns("flights", 0, 0, batches * count), 0
+        columns.feed(data)
+        while (finished := columns.take()) is not None:
+            rows += len(finished)
+        return rows
+
+    assert benchmark(read) == batches * count
 
 
 def test_build(benchmark):

@@ -43,8 +43,8 @@ class Reactor:
     def join_loop(self, fd: int) -> None:
         """An event loop that sleeps in `wait` says with `fd` that it has something to do."""
     def wait(self, timeout: float | None, ready: deque[Any], scheduled: list[Any]) -> bool:
-        """Serves and sleeps until the loop is called: True when its descriptor is readable, False when `ready`
-        has something, `scheduled` has more, a signal came, or `timeout` seconds are over."""
+        """Serves and sleeps until the loop is called: True when its descriptor is readable, False when
+        `ready` has something, `scheduled` has more, a signal came, or `timeout` seconds are over."""
     def join_commits(self, group: GroupCommit) -> None:
         """What `group` has synced is published by the reactor, until it is closed."""
     def serve_native(self, key: int, low: int, high: int) -> None:

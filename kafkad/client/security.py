@@ -128,7 +128,7 @@ def tls_context(options: Mapping[str, Any]) -> "ssl.SSLContext":
         raise ValueError(f"the certificates of the authorities cannot be read: {trouble}")
     if not str(options.get("ssl.endpoint.identification.algorithm", "https")):
         context.check_hostname = False
-    password = options.get("ssl.key.password")
+    password = str(options.get("ssl.key.password", ""))  # None would ask on the terminal
     chain = options.get("ssl.certificate.location", options.get("ssl.keystore.location"))
     try:
         if chain is not None:
@@ -180,7 +180,7 @@ def scram_conversation(
     own = nonce() if nonce else base64.b64encode(os.urandom(24)).decode()
     name = username.replace("=", "=3D").replace(",", "=2C")
     first_bare = f"n={name},r={own}"
-    server_first = (yield b"n,," + first_bare.encode()).decode()
+    server_first = (yield b"n,," + first_bare.encode()).decode("utf-8", "replace")
     told = _attributes(server_first)
     try:
         salt, rounds, both = base64.b64decode(told["s"], validate=True), int(told["i"]), told["r"]
@@ -196,7 +196,9 @@ def scram_conversation(
     signed = f"{first_bare},{server_first},{last_bare}".encode()
     signature = hmac.digest(hashlib.new(hash_name, client_key).digest(), signed, hash_name)
     proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
-    server_last = (yield f"{last_bare},p={base64.b64encode(proof).decode()}".encode()).decode()
+    server_last = (yield f"{last_bare},p={base64.b64encode(proof).decode()}".encode()).decode(
+        "utf-8", "replace"
+    )
     told = _attributes(server_last)
     if "e" in told:
         raise AuthenticationFailed(f"the broker refuses: {told['e']}")

@@ -6,15 +6,15 @@ of one is left alone. `rewrite` copies a group's row groups into a new file, a p
 row groups), and counts the rows, which must be as many. The commit is the table's: for Parquet
 parquet_table.py tells what a reader sees in between; Delta's and Iceberg's logs replace files in one version.
 
-A compaction may run beside the pipeline: batches only add files. Two compactions at once: the second to
-commit is refused, and its files are garbage that the next one removes.
+A compaction may run beside the pipeline: batches only add files. Of two at a time the second is refused. What
+one that was killed left, the next one removes.
 """
 
 from __future__ import annotations
 
-import shutil
-import time
-from collections.abc import Sequence
+import contextlib
+import fcntl
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +23,7 @@ from kafkad.ingest.table import FileEntry, Staging, Table, TableError, step
 
 APPLICATION = "kafkad-compact"
 SMALL = 0.75  # of the target: a file below it is worth another write
-SUFFIX = ".parquet"
 BATCH_ROWS = 1 << 16
-STALE_SECONDS = 24 * 3600  # a compaction that old is dead
 
 
 @dataclass(frozen=True)
@@ -69,30 +67,34 @@ def compact_table(table: Table, target_bytes: int) -> Compacted:
     """Rewrites what is small, a partition a version. TableError when the table changed under it in a way that
     another compaction would.
     """
-    table.recover()
-    remove_stale(table.own / "staged", APPLICATION)
-    application = f"{APPLICATION}-{time.time_ns()}"
-    staging = table.staging(application)
+    with only_one(table):
+        table.recover()
+        table.clear_staged(APPLICATION)  # of one that was killed
+        try:
+            return rewrite_small(table, target_bytes)
+        finally:
+            table.clear_staged(APPLICATION)
+
+
+def rewrite_small(table: Table, target_bytes: int) -> Compacted:
+    staging = table.staging(APPLICATION)
     total = Compacted()
     by_partition: dict[object, list[list[FileEntry]]] = {}
     for group in plan(table.files(), target_bytes):
         by_partition.setdefault(group[0].partition, []).append(group)
-    try:
-        for groups in by_partition.values():
-            removed = [file for group in groups for file in group]
-            added = [rewrite(group, staging) for group in groups]
-            step("rewritten")
-            table.replace(removed, added)
-            total = Compacted(
-                total.files_before + len(removed),
-                total.files_after + len(added),
-                total.bytes_before + sum(file.bytes for file in removed),
-                total.bytes_after + sum(file.bytes for file in added),
-                total.rows + sum(file.rows for file in added),
-                total.partitions + 1,
-            )
-    finally:
-        table.clear_staged(application)
+    for groups in by_partition.values():
+        removed = [file for group in groups for file in group]
+        added = [rewrite(group, staging) for group in groups]
+        step("rewritten")
+        table.replace(removed, added)
+        total = Compacted(
+            total.files_before + len(removed),
+            total.files_after + len(added),
+            total.bytes_before + sum(file.bytes for file in removed),
+            total.bytes_after + sum(file.bytes for file in added),
+            total.rows + sum(file.rows for file in added),
+            total.partitions + 1,
+        )
     return total
 
 
@@ -106,7 +108,8 @@ def rewrite(group: Sequence[FileEntry], staging: Staging) -> FileEntry:
     kept = [f for f in schema if staging.keep_partition_columns or f.name not in staging.partition_by]
     name = staging.new_name()
     staged = f"{staging.folder}/{name}.staged"
-    new = landing.ParquetFile(root / staged, pa.schema(kept), staging.compression)
+    known = dict(group[0].partition)
+    new = landing.ParquetFile(root / staged, pa.schema(kept), staging.compression, known)
     try:
         for file in group:
             with parquet.ParquetFile(root / file.path) as old:
@@ -121,15 +124,17 @@ def rewrite(group: Sequence[FileEntry], staging: Staging) -> FileEntry:
         raise TableError(
             f"{group[0].path} and its neighbours do not hold as many rows as the table's log says"
         )
-    folder = group[0].path.rpartition("/")[0]
-    path = f"{folder}/{name}{SUFFIX}" if folder else name + SUFFIX
+    path = str(Path(group[0].path).with_name(name + Path(group[0].path).suffix))
     stats = new.stats() if staging.with_stats else {}
     return FileEntry(path, staged, new.rows, size, group[0].partition, new.offset_ranges(), stats=stats)
 
 
-def remove_stale(staged: Path, prefix: str) -> None:
-    """What compactions that were killed left."""
-    now = time.time()
-    for folder in staged.glob(f"{prefix}-*"):
-        if now - folder.stat().st_mtime > STALE_SECONDS:
-            shutil.rmtree(folder, ignore_errors=True)
+@contextlib.contextmanager
+def only_one(table: Table) -> Iterator[None]:
+    """TableError while another compaction is at work."""
+    with open(table.own / "compacting", "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TableError(f"another compaction of {table.root} is at work")
+        yield

@@ -26,7 +26,7 @@ import contextlib
 import datetime
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,12 +68,20 @@ class ParquetFile:
     """One file that grows by row groups, counts the offsets that it gets, and is on disk when it is
     closed."""
 
-    def __init__(self, staged: Path, schema: pa.Schema, compression: str) -> None:
+    def __init__(
+        self,
+        staged: Path,
+        schema: pa.Schema,
+        compression: str,
+        known: Mapping[str, str | None] | None = None,
+    ) -> None:
+        """`known` are columns that the file's folders tell, and not the file."""
         from pyarrow import parquet
 
         staged.parent.mkdir(parents=True, exist_ok=True)
         self.schema = schema
         self.staged = staged
+        self.known = known or {}
         self.rows = 0
         self.offsets: dict[tuple[str, int], list[int]] = {}  # -> first, last, rows
         self.buffered: list[pa.RecordBatch] = []
@@ -105,6 +113,12 @@ class ParquetFile:
         self.buffered, self.buffered_rows, self.buffered_bytes = [], 0, 0
 
     def _count_offsets(self, table: pa.Table) -> None:
+        import pyarrow as pa
+
+        for name, kind in (("_topic", pa.string()), ("_partition", pa.int32())):
+            if name in self.known and name not in table.column_names:
+                told = pa.repeat(pa.scalar(self.known[name], pa.string()), table.num_rows)
+                table = table.append_column(name, told.cast(kind))
         if not set(PROVENANCE[:3]) <= set(table.column_names):
             return
         for topic, partition, first, last, rows in offset_bounds(table):
@@ -273,7 +287,9 @@ class PartitionedFiles:
         folders = [directory(c, v) for c, v in zip(staging.partition_by, values, strict=True)]
         path = "/".join([*filter(None, [staging.data]), *folders, name + ".parquet"])
         staged = f"{staging.folder}/{name}.staged" if staging.folder else path
-        return ParquetFile(Path(staging.root) / staged, self.file_schema, staging.compression), path, staged
+        known = dict(zip(staging.partition_by, values, strict=True))
+        file = ParquetFile(Path(staging.root) / staged, self.file_schema, staging.compression, known)
+        return file, path, staged
 
     def _make_room(self) -> None:
         if len(self._open) >= OPEN_FILES_MAX:  # the one that was opened first

@@ -27,7 +27,9 @@ comes then, so for an instant a plain reader may miss rows; it never sees them t
 
 Growth: every CHECKPOINT_EVERY versions the state is written whole, and what stands before the checkpoint
 before it is deleted.
-Beware: one more reader that lists `_kafkad/log` by name order depends on the zero-padding.
+Beware: pyarrow.dataset skips every folder that begins with an underscore, so a table that is partitioned by
+_topic wants `ignore_prefixes` there (Spark and duckdb read it); and whoever lists `_kafkad/log` by name order
+depends on the zero-padding.
 """
 
 from __future__ import annotations
@@ -174,7 +176,7 @@ class ParquetTable(Table):
         if self.state.version < 0:
             checkpoints = sorted(self.log.glob("*.checkpoint"))
             if checkpoints:
-                self.state = State.from_json(checkpoints[-1].read_bytes())
+                self.state = self._read_checkpoint(checkpoints[-1])
         while True:
             try:
                 text = self._version_file(self.state.version + 1).read_bytes()
@@ -182,9 +184,24 @@ class ParquetTable(Table):
                 newer = [p for p in self.log.glob("*.checkpoint") if int(p.stem) > self.state.version]
                 if not newer:
                     return
-                self.state = State.from_json(max(newer).read_bytes())
+                self.state = self._read_checkpoint(max(newer))
                 continue
-            self.state.take(json.loads(text))
+            self._take(text, self.state.version + 1)
+
+    def _take(self, text: bytes, version: int) -> None:
+        try:
+            record = json.loads(text)
+            if record.get("format", FORMAT) > FORMAT:
+                raise TableError(f"{self.root} was written by a newer kafkad")
+            self.state.take(record)
+        except (ValueError, KeyError, TypeError, AssertionError) as trouble:
+            raise TableError(f"{self._version_file(version)} is damaged: {trouble!r}")
+
+    def _read_checkpoint(self, place: Path) -> State:
+        try:
+            return State.from_json(place.read_bytes())
+        except (ValueError, KeyError, TypeError) as trouble:
+            raise TableError(f"{place} is damaged: {trouble!r}")
 
     def _version_file(self, version: int) -> Path:
         return self.log / f"{version:020}.json"

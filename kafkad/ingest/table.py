@@ -274,6 +274,7 @@ class Table(ABC):
             if self.committed(application, batch_id):
                 self.discard(application, [f for report in reports for f in report.files])
                 return Committed(again=True)
+            self.check_staged(bad, good)
             intent = None
             if bad or dlq_removed:
                 intent = self.write_intent(application, batch_id, bad, dlq_removed)
@@ -290,6 +291,16 @@ class Table(ABC):
             files=len(files),
             bad=sum(file.rows for file in bad),
         )
+
+    def check_staged(self, bad: Sequence[FileEntry], good: Sequence[TaskReport]) -> None:
+        """A commit must never name a file that another run has taken for garbage."""
+        places = [self.dlq_root / file.staged for file in bad]
+        places += [self.root / file.staged for report in good for file in report.files]
+        for place in places:
+            if not place.exists():
+                raise TableError(
+                    f"{place} is gone before its commit: another run of the same pipeline is at work"
+                )
 
     def recover(self, application: str | None = None) -> list[str]:
         """Ends what a dead driver began, and removes what the application's dead tasks left; sentences of
@@ -332,24 +343,17 @@ class Table(ABC):
 
     def read_offsets(self, file: FileEntry) -> list[OffsetRange]:
         """From the file itself, where the table's log does not tell (a compaction mixed partitions)."""
-        from pyarrow import parquet
+        from pyarrow import compute
 
-        columns = ["_topic", "_partition", "_offset"]
-        if not set(columns) <= set(self.schema.names) or set(columns) & set(self.partition_by):
-            return []
-        with parquet.ParquetFile(self.root / file.path) as data:
-            groups = (
-                data.read(columns)
-                .group_by(columns[:2])
-                .aggregate([("_offset", "min"), ("_offset", "max"), ("_offset", "count")])
-            )
-        return [
-            OffsetRange(
-                row["_topic"], row["_partition"], row["_offset_min"], row["_offset_max"], row["_offset_count"]
-            )
-            for row in groups.to_pylist()
-            if row["_offset_count"]
-        ]
+        from kafkad.ingest.verify import file_offsets
+
+        found = []
+        for topic, partition, offsets in file_offsets(self.root / file.path, dict(file.partition)):
+            ends = compute.min_max(offsets).as_py()
+            if topic is not None and partition is not None and ends["min"] is not None:
+                rows = len(offsets) - offsets.null_count
+                found.append(OffsetRange(topic, partition, ends["min"], ends["max"], rows))
+        return found
 
     # -- intents: a batch and its bad records ----------------------------------------------------------------
 

@@ -17,6 +17,8 @@ the two differ in is named:
 The table is clean when nothing is twice, foreign or lost. What the log has behind the table's end is the
 *lag*, no loss. Offsets that the DLQ holds as well as the table are counted as twice.
 
+Not compared: the values. A topic that was made anew and has grown longer than the old one looks like it.
+
 Memory: an offset is a bit (`OffsetSet`: pages of 8 KiB for 65,536 offsets, runs for full pages), so a
 billion offsets without holes need a few hundred KiB, and with holes everywhere 128 MiB.
 """
@@ -227,23 +229,25 @@ class Broker:
 
     def __init__(self, bootstrap: str, client_config: dict[str, str] | None = None) -> None:
         self.bootstrap = bootstrap
-        self.client_config = client_config or {}
+        self.client_config = {k.removeprefix("kafka."): v for k, v in (client_config or {}).items()}
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """(log start, high watermark) of those that exist."""
-        from kafkad.client.cluster import Cluster
         from kafkad.client.offsets import EARLIEST, LATEST, list_offsets
-        from kafkad.protocol.errors import KafkaError
+        from kafkad.protocol.errors import UNKNOWN_TOPIC_OR_PARTITION, KafkaError
+        from kafkad.spark.connections import cluster_of
 
         by_topic: dict[str, list[int]] = {}
         for topic, partition in partitions:
             by_topic.setdefault(topic, []).append(partition)
         found: dict[TopicPartition, tuple[int, int]] = {}
-        with Cluster(self.bootstrap) as cluster:
+        with cluster_of(self.bootstrap, self.client_config) as cluster:
             for topic, wanted in by_topic.items():
                 try:
                     there = set(cluster.partitions(topic))
-                except KafkaError:
+                except KafkaError as trouble:
+                    if trouble.code != UNKNOWN_TOPIC_OR_PARTITION:
+                        raise
                     continue
                 asked = [each for each in wanted if each in there]
                 first = list_offsets(cluster, topic, dict.fromkeys(asked, EARLIEST))

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kafkad._native import timeslice
 from kafkad.config.definition import ConfigError
 from kafkad.log.log_dirs import DirectoryTrouble
 from kafkad.net.listener import ListenError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("kafkad")
 
 BROKEN = 70  # EX_SOFTWARE
+SLICE_US = 100  # the least that Linux gives
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOP = signal.SIGUSR1  # what ends one of several workers, by the supervisor: hang up, then once more: stop
 
@@ -125,7 +127,9 @@ def serve_as_worker(config: Any, place: "Place") -> int:
 
 
 def new_loop() -> tuple[EventLoop, Callable[[BaseException], None]]:
-    """An event loop, and what is called when we find ourselves wrong, be it by an exception of a callback."""
+    """An event loop, and what is called when we find ourselves wrong, be it by an exception of a callback.
+    The thread, and all that it starts, has short time slices from now on."""
+    timeslice.shorten(SLICE_US)
     loop = EventLoop()
     asyncio.set_event_loop(loop)
 

@@ -24,7 +24,11 @@ def register(spark: Any) -> None:
     context = getattr(spark, "_sc", None)  # None: Spark Connect, whose server has a Python of its own
     if context is not None:
         check_worker_python(context.pythonExec)
-    spark.dataSource.register(DefaultSource)
+    try:
+        spark.dataSource.register(DefaultSource)
+    except Exception as trouble:
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(trouble):  # PySpark 4.0, which has found it by itself
+            raise
 
 
 def check_worker_python(python: str) -> None:

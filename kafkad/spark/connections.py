@@ -18,6 +18,7 @@ from kafkad.client.fetch import topic_id_of
 from kafkad.client.security import Security
 from kafkad.protocol.errors import KafkaError
 
+BUFFER_KEPT_MAX = 32 << 20  # a receive buffer that one huge batch made is not kept
 IDLE_SESSIONS_MAX = 4  # of one cluster in one process; a task needs one, or one for each side of a join
 
 Key = tuple[str, tuple[tuple[str, str], ...], float]
@@ -52,8 +53,10 @@ def borrow(bootstrap: str, client_config: Mapping[str, str], timeout_s: float) -
         _idle.clear()  # closes this process's copies of the sockets, nobody else's
         _filled_by = os.getpid()
     key = (bootstrap, tuple(sorted((str(k), str(v)) for k, v in client_config.items())), timeout_s)
-    if spare := _idle.get(key):
-        return spare.pop()
+    try:
+        return _idle[key].pop()
+    except (KeyError, IndexError):
+        pass
     return Session(key, cluster_of(bootstrap, client_config, timeout_s))
 
 
@@ -70,6 +73,8 @@ def cluster_of(bootstrap: str, client_config: Mapping[str, Any], timeout_s: floa
 def give_back(session: Session) -> None:
     """For the next reader; `session` must have no answer under way."""
     spare = _idle.setdefault(session.key, [])
+    if len(session.buffer) > BUFFER_KEPT_MAX:
+        session.buffer = bytearray()
     if _filled_by == os.getpid() and len(spare) < IDLE_SESSIONS_MAX:
         spare.append(session)
     else:

@@ -320,6 +320,8 @@ class OffsetReader:
         asked = [request.Topics(topic=name, partitions=numbers) for name, numbers in topics.items()]
         for connection in {id(c): c for c, _ in self._by_leader(partitions)}.values():
             response = connection.ask(request(topics=asked), connection.version_for(request))
+            if response.error_code:  # may be DESCRIBE of the cluster that is not allowed
+                raise KafkaError(response.error_code, "DescribeLogDirs")
             for directory in response.results:
                 if directory.error_code:
                     raise KafkaError(directory.error_code, "DescribeLogDirs")

@@ -50,6 +50,12 @@ KNOWN = (
     "valueFormat", "valueSchema", "columns", "badRecords", "metadataPrefix", "maxBytesPerTrigger",
     "targetPartitionBytes", "commitGroup", "verifyCrc", "logDir",
 )  # fmt: skip
+# of the decoders of values (kafkad/spark/values.py), which check them
+DECODER_OPTIONS = (
+    "timeZone", "sep", "delimiter", "quote", "escape", "nullValue", "messageName",
+    "schema.registry.url", "schema.registry.basic.auth.user.info", "schema.registry.ssl.ca.location",
+    "schema.registry.subject",
+)  # fmt: skip
 ENDINGS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 ADMISSION = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger")
 
@@ -135,7 +141,7 @@ class ReadOptions:
     bad_records: str = "fail"
     dlq_topic: str | None = None
     prefix: str = ""
-    decoder: tuple[tuple[str, str], ...] = ()  # further options of the decoder
+    decoder: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # further options of the decoder
 
     @property
     def client_config(self) -> dict[str, str]:
@@ -210,7 +216,7 @@ class Given:
 
 
 def read_options(
-    options: Mapping[str, str], *, streaming: bool | None, decoder_options: tuple[str, ...] = ()
+    options: Mapping[str, str], *, streaming: bool | None, decoder_options: tuple[str, ...] = DECODER_OPTIONS
 ) -> ReadOptions:
     """The options of a reader, checked. ValueError with one sentence for the first that is wrong. `streaming`
     is None when it is not known yet: then nothing is refused for being of the other kind.
@@ -315,7 +321,7 @@ def nearest(name: str, known: Any) -> str:
     return f" (did you mean {spellings[close[0]]}?)" if close else ""
 
 
-def refuse_unknown(given: Given, decoder_options: tuple[str, ...] = ()) -> None:
+def refuse_unknown(given: Given, decoder_options: tuple[str, ...] = DECODER_OPTIONS) -> None:
     known = {name.lower(): name for name in (*KNOWN, *decoder_options)}
     for name in given.values:
         if name in known or name.startswith("kafka."):

@@ -49,6 +49,7 @@ MISSING_TOPIC_S: Final = 15.0  # a topic that is denied for so long, or half of 
 FETCH_BYTES_MIN: Final = 64 << 10
 RECORD_BYTES_GUESS: Final = 1024  # until an answer has shown how large they are
 BATCH_BYTES_MAX: Final = 1 << 30
+LENGTH_OVERHEAD: Final = 12
 MAGIC_AT: Final = 16
 MISSING: Final = (errors.UNKNOWN_TOPIC_OR_PARTITION, errors.UNKNOWN_TOPIC_ID)
 
@@ -294,11 +295,19 @@ class RangeReader:
         self._patience.check(self._timed_out(reason))
 
     def _make_room(self, records: memoryview) -> None:
-        """A broker older than KIP-74 cuts a batch that is larger than what was asked for."""
-        size = 12 + int.from_bytes(records[8:12], "big", signed=True) if len(records) >= 12 else 0
-        if not self._whole_bytes < size <= BATCH_BYTES_MAX:
-            raise Malformed(f"{self.name}: no batch at offset {self.columns.position}: {size} bytes")
-        self._whole_bytes = size
+        """The first batch is cut: a broker older than KIP-74 does that to one larger than what was asked
+        for."""
+        size = LENGTH_OVERHEAD
+        if len(records) >= LENGTH_OVERHEAD:
+            size += int.from_bytes(records[8:12], "big", signed=True)
+            if not LENGTH_OVERHEAD < size <= BATCH_BYTES_MAX:
+                raise Malformed(f"{self.name}: no batch at offset {self.columns.position}: {size} bytes")
+        if size > self._whole_bytes:
+            self._whole_bytes = size
+        else:
+            self._patience.wait(
+                self._timed_out(f"the broker sends {len(records)} bytes of a batch of {size}")
+            )
 
     def _out_of_range(self, session: Session) -> None:
         """The log does not hold the position: as KafkaDataConsumer decides."""

@@ -149,10 +149,17 @@ def decoder_of(options: ReadOptions, columns: tuple[str, ...] | None = None) -> 
     """
     from kafkad.spark import values
 
-    how = dict(options.decoder)
+    how = decoder_how(options)
     if columns is not None and options.columns is not None:
         how["columns"] = ",".join(columns)
     return values.value_decoder(options.value_format, options.value_schema or "", how)
+
+
+def decoder_how(options: ReadOptions) -> dict[str, str]:
+    how = dict(options.decoder)
+    if options.subscribe is not None and len(options.subscribe) == 1:
+        how["topic"] = options.subscribe[0]  # a registry names the schema of a topic's values after it
+    return how
 
 
 class BadRecords:

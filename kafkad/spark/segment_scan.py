@@ -28,8 +28,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +40,7 @@ from pyspark.sql.datasource import InputPartition
 from kafkad.log.checkpoints import CLEANER_OFFSETS, OFFSET_MAX, RECOVERY_POINTS
 from kafkad.log.filenames import LOG, METADATA_TOPIC, segment_file
 from kafkad.protocol.errors import Malformed
+from kafkad.spark import segment_files
 from kafkad.spark.offsets import NO_OFFSET, OffsetReader, Partitions
 from kafkad.spark.options import EARLIEST, LATEST, ReadOptions, TopicPartition, nearest, shown
 from kafkad.spark.planning import Range, split
@@ -91,7 +94,7 @@ class DirectoryOffsets(OffsetReader):
                 raise ValueError(f"there is no topic {topic} in {self.log_dir}{nearest(topic, topics)}")
         return sorted(where for where in self.logs if where[0] in (options.subscribe or ()))
 
-    def list(self, asked: Mapping[TopicPartition, int]) -> Partitions:
+    def at(self, asked: Mapping[TopicPartition, int]) -> Partitions:
         latest = {where for where, at in asked.items() if at == LATEST}
         ends = self._ends(latest)
         found: Partitions = {}
@@ -108,7 +111,7 @@ class DirectoryOffsets(OffsetReader):
                 found[where] = self._at_time(where, at)
         return found
 
-    def list_both(self, partitions: Iterable[TopicPartition]) -> tuple[Partitions, Partitions]:
+    def both_ends(self, partitions: Iterable[TopicPartition]) -> tuple[Partitions, Partitions]:
         partitions = list(partitions)
         # starts first: retention may raise one meanwhile, and the end is never below it
         earliest = {where: self._earliest(where) for where in partitions}
@@ -122,7 +125,7 @@ class DirectoryOffsets(OffsetReader):
     def _ends(self, partitions: Iterable[TopicPartition]) -> Partitions:
         partitions = sorted(partitions)
         if self.asks and partitions:
-            return super().list(dict.fromkeys(partitions, LATEST))
+            return self._retried(lambda: self._list(dict.fromkeys(partitions, LATEST)))
         return {where: self._end(where) for where in partitions}
 
     def _end(self, where: TopicPartition) -> int:
@@ -211,7 +214,7 @@ def by_bytes(each: PartitionLog, whole: Range, target: int) -> list[Range]:
             continue
         borders += found
     edges = [whole.start, *sorted(set(borders)), whole.end]
-    return [whole._replace(start=a, end=b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [whole._replace(start=a, end=b) for a, b in pairwise(edges)]
 
 
 def batches_at(segment: Segment, whole: Range, read: int, target: int) -> tuple[list[int], int]:
@@ -358,9 +361,8 @@ class SegmentReader:
 
     def _damaged(self, how: str) -> DataLoss:
         # Rows of the batches before are right, and may have left; nothing behind is guessed.
-        return DataLoss(
-            f"{self.segment.path} is damaged below the high watermark at offset {self.columns.position}: {how}"
-        )
+        at = self.columns.position
+        return DataLoss(f"{self.segment.path} is damaged below the high watermark, at offset {at}: {how}")
 
     def _is_behind(self, base: int) -> bool:
         # by inode, too: what the cleaner merged has the name of the first that it merged
@@ -370,7 +372,13 @@ class SegmentReader:
             return False
 
     def _is_compacted(self) -> bool:
-        return self.part.log.checkpoint(CLEANER_OFFSETS) is not None
+        """Or has just been for the first time: the checkpoint is written when the cleaner is through."""
+        deadline = time.monotonic() + segment_files.SETTLE_SECONDS
+        while self.part.log.checkpoint(CLEANER_OFFSETS) is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(segment_files.PAUSE_S)
+        return True
 
     def _lost(self, what: str, go_on_at: int) -> None:
         if self.part.fail_on_data_loss:

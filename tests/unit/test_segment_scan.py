@@ -484,7 +484,8 @@ def test_a_topic_that_was_deleted_or_made_anew_is_data_loss(directory, tmp_path)
         list(segment_scan.read(parts[0]))
 
 
-def test_a_hole_between_segments_is_data_loss_unless_it_was_compacted(directory):
+def test_a_hole_between_segments_is_data_loss_unless_it_was_compacted(directory, monkeypatch):
+    monkeypatch.setattr(segment_files, "SETTLE_SECONDS", 0.2)
     filled(directory)
     remove(directory, 30)
     with pytest.raises(DataLoss, match="offsets 30 to 59 of t-0 are missing"):

@@ -1,5 +1,7 @@
 """Columns of the Spark source's result, and what becomes of bad values, without Spark or a broker."""
 
+import subprocess
+import sys
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -155,3 +157,27 @@ def test_dead_letters_are_sent_before_the_rows_go_on(composed, monkeypatch):
 
 def test_values_that_nobody_wants_are_not_decoded(composed):
     assert composed(typed(columns="offset"), b"!", b"a") == [{"offset": 10}, {"offset": 11}]
+
+
+# -- what PySpark's search imports --------------------------------------------------------------------------
+
+
+def test_what_pyspark_imports_is_light():
+    told = subprocess.run(
+        [sys.executable, "-c", "import sys, pyspark_kafkad; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+    )
+    loaded = set(told.stdout.split())
+    assert "pyspark_kafkad" in loaded
+    assert not loaded & {"pyarrow", "kafkad", "kafkad.spark", "kafkad.client"}
+
+
+def test_a_worker_without_pyarrow_says_which_python_it_is(monkeypatch):
+    import pyspark_kafkad
+
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError) as told:
+        pyspark_kafkad.DefaultSource({}).schema()
+    assert str(told.value).startswith(f"Spark runs its Python code with {sys.executable} (Python ")
+    assert "cannot import pyarrow: set PYSPARK_PYTHON" in str(told.value)

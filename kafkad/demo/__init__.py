@@ -1,1 +1,1 @@
-"""Spark beside kafkad: the ingest job that lands a topic as Parquet, and the demo that proves it."""
+"""The demo: real flights through kafkad and `kafkad ingest` into Parquet, proved row by row."""

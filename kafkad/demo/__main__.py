@@ -1,10 +1,10 @@
 """`make demo`: the flights of New York through kafkad and Spark into Parquet, proved row by row, twice.
 
-First run: a broker is started, the flights are replayed into a topic of several partitions, the ingest job
-lands them, and the table is compared with the input: rows and sums by month, offsets by partition, and
-every row. Second run: the same into a new topic and a new table, but the broker is killed with -9 while the
-job reads, and started again over its data; the job goes on, or is started again on its checkpoint, and the
-table must be the same.
+First run: a broker is started, the flights are replayed into a topic of several partitions, `kafkad ingest`
+lands them by a pipeline file, and the table, read as any tool reads Parquet, is compared with the input: rows
+and sums by month, offsets by partition, and every row; `kafkad ingest verify` compares it with the broker.
+Second run: the same into a new topic and a new table, but the broker is killed with -9 while the job reads,
+and started again over its data; the job goes on, and the table must be the same.
 
 `run` is one run; tests/integration/test_spark_demo.py calls it too. The broker is anything with `bootstrap`,
 `kill()` and `restart()`.
@@ -13,7 +13,6 @@ table must be the same.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -35,7 +34,6 @@ SUMMED = ["distance", "air_time", "dep_delay", "arr_delay"]
 KILL_AT = 0.4  # of the rows: then the job has committed batches, and has batches to go
 JOB_TIMEOUT_S = 600
 RESUMES_MAX = 5
-JARS = Path(".cache") / "jars" / "spark-sql-kafka"  # where tools/fetch_jars.py puts them
 
 
 class ABroker(Protocol):
@@ -110,20 +108,37 @@ def replay(
     outcome.replay_s = time.monotonic() - started
 
 
-def ingest(
-    broker: ABroker, topic: str, place: Path, outcome: Outcome, kill: bool, report: Report, jars: Path
-) -> Path:
-    """Runs the ingest job in a process of its own, again if the broker's death ends it; returns the table."""
-    table = place / "table"
-    command = [
-        sys.executable, "-m", "kafkad.demo.ingest", "--bootstrap", broker.bootstrap, "--topic", topic,
-        "--schema", flights.SPARK_SCHEMA, "--partition-by", "month",
-        "--table", str(table), "--checkpoint", str(place / "checkpoint"),
-        "--batch-rows", str(max(1000, outcome.rows // 8)),
-    ]  # fmt: skip
-    if jars.is_dir():
-        command += ["--jars", str(jars.resolve())]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+PIPELINE = """\
+name = "{topic}"
+[source]
+bootstrap = "{bootstrap}"
+topics = "{topic}"
+max_rows = {batch_rows}
+[decode]
+format = "json"
+schema = "{schema}"
+[sink]
+path = "table"
+partition_by = "month"
+[spark]
+master = "local[2]"
+conf."spark.driver.memory" = "1g"
+"""
+
+
+def ingest(broker: ABroker, topic: str, place: Path, outcome: Outcome, kill: bool, report: Report) -> Path:
+    """Runs `kafkad ingest` in a process of its own, again if the broker's death ends it; returns the
+    table."""
+    pipeline = place / "pipeline.toml"
+    pipeline.write_text(
+        PIPELINE.format(
+            topic=topic,
+            bootstrap=broker.bootstrap,
+            batch_rows=max(1000, outcome.rows // 8),
+            schema=flights.SPARK_SCHEMA,
+        )
+    )
+    command = [sys.executable, "-m", "kafkad", "ingest", "run", str(pipeline)]
     log = place / "job.log"
     started = time.monotonic()
     done, killed = 0, not kill
@@ -131,17 +146,12 @@ def ingest(
         outcome.job_starts += 1
         with open(log, "ab") as errors:
             job = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environment,
-                text=True,
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
             )
         assert job.stdout is not None
         try:
             for line in job.stdout:
-                if not line.startswith("{"):
+                if not line.startswith('{"batch"'):
                     continue
                 rows = json.loads(line)["rows"]
                 done += rows
@@ -162,9 +172,14 @@ def ingest(
             break
         if not kill or outcome.job_starts > RESUMES_MAX:
             tail = log.read_text(errors="replace")[-3000:]
-            raise landed.Unproven(f"the Spark job ended with {code}\n{tail}")
+            raise landed.Unproven(f"kafkad ingest ended with {code}\n{tail}")
     outcome.ingest_s = time.monotonic() - started
-    return table
+    audit = subprocess.run(
+        [sys.executable, "-m", "kafkad", "ingest", "verify", str(pipeline)], capture_output=True, text=True
+    )
+    if audit.returncode:
+        raise landed.Unproven(f"kafkad ingest verify says: {audit.stderr}")
+    return place / "table"
 
 
 def prove(table: Path, sent: pa.Table, outcome: Outcome) -> None:
@@ -186,7 +201,6 @@ def run(
     *,
     partitions: int = 4,
     kill: bool = False,
-    jars: Path = JARS,
     replayed: Report = lambda rows: None,
     ingested: Report = lambda rows: None,
 ) -> Outcome:
@@ -194,7 +208,7 @@ def run(
     place.mkdir(parents=True, exist_ok=True)
     outcome = Outcome(rows=sent.num_rows)
     replay(broker, topic, sent, partitions, outcome, replayed)
-    table = ingest(broker, topic, place, outcome, kill, ingested, jars)
+    table = ingest(broker, topic, place, outcome, kill, ingested)
     prove(table, sent, outcome)
     if kill and outcome.killed_at_rows is None:
         raise landed.Unproven("the job was done before the broker could be killed in its middle")
@@ -239,8 +253,7 @@ def show(console: Console, outcomes: list[Outcome]) -> None:
 @click.option(
     "--keep", type=click.Path(path_type=Path), help="Where to leave the tables; else they are deleted."
 )
-@click.option("--jars", type=click.Path(path_type=Path), default=JARS, show_default=True)
-def main(rows: int | None, partitions: int, keep: Path | None, jars: Path) -> None:
+def main(rows: int | None, partitions: int, keep: Path | None) -> None:
     """Replay real flights through kafkad, ingest them with Spark, kill the broker on the way, prove it
     all."""
     from kafkad.testing import Broker
@@ -284,7 +297,6 @@ def main(rows: int | None, partitions: int, keep: Path | None, jars: Path) -> No
                             place / f"run-{number}",
                             partitions=partitions,
                             kill=kill,
-                            jars=jars,
                             replayed=replayed,
                             ingested=ingested,
                         )

@@ -1,15 +1,11 @@
-"""What a Spark stream has landed: the Parquet files that its commit log lists, read without Spark.
+"""What has landed, read as any tool would: the Parquet files of a directory, without kafkad or Spark.
 
-A streaming sink writes files first and then one log entry a batch into _spark_metadata/; a file that no
-entry names belongs to a batch that failed and was done again, and does not count. Every tenth entry is
-compacted with all before it (`9.compact`).
+Nothing else is asked, so a file of a batch that was not committed, or one that is there twice, would show.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,34 +16,15 @@ class Unproven(Exception):
     """What was landed is not what was sent; the message says where they differ."""
 
 
-def committed_files(table: Path) -> list[str]:
-    log = table / "_spark_metadata"
-    entries = {
-        int(path.stem): path
-        for path in log.iterdir()
-        if path.stem.isdigit() and path.suffix in ("", ".compact")
-    }
-    compacted = max((batch for batch, path in entries.items() if path.suffix == ".compact"), default=-1)
-    live: dict[str, bool] = {}
-    for batch in sorted(entries):
-        if batch < compacted:
-            continue
-        _version, *lines = entries[batch].read_text().splitlines()
-        for line in lines:
-            row = json.loads(line)
-            live[unquote(urlparse(row["path"]).path)] = row["action"] != "delete"
-    return [path for path, there in live.items() if there]
-
-
 def read(table: Path, schema: pa.Schema) -> pa.Table:
     """The rows, typed by `schema`, with where each stood in Kafka; the partition column comes from the
     paths."""
-    files = committed_files(table)
+    files = sorted(str(path) for path in table.rglob("*.parquet"))
     dataset = pyarrow.dataset.dataset(
         files, format="parquet", partitioning="hive", partition_base_dir=str(table)
     )
     landed = dataset.to_table()
-    place = pa.schema([("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())])
+    place = pa.schema([("_partition", pa.int32()), ("_offset", pa.int64())])
     wanted = pa.schema([*schema, *place])
     return landed.select(wanted.names).cast(wanted)
 
@@ -60,23 +37,23 @@ def sums(rows: pa.Table, by: str, columns: list[str]) -> pa.Table:
 
 def prove_offsets(rows: pa.Table, expected: dict[int, int]) -> None:
     """Every partition's offsets are 0 to its count, each once. Raises Unproven."""
-    found = rows.group_by("kafka_partition").aggregate(
+    found = rows.group_by("_partition").aggregate(
         [
-            ("kafka_offset", "min"),
-            ("kafka_offset", "max"),
-            ("kafka_offset", "count_distinct"),
+            ("_offset", "min"),
+            ("_offset", "max"),
+            ("_offset", "count_distinct"),
             ([], "count_all"),
         ]
     )
-    seen = {row["kafka_partition"]: row for row in found.to_pylist()}
+    seen = {row["_partition"]: row for row in found.to_pylist()}
     if set(seen) != {partition for partition, count in expected.items() if count}:
         raise Unproven(f"partitions {sorted(seen)} were landed, {sorted(expected)} were written")
     for partition, row in seen.items():
         count = expected[partition]
         facts = (
-            row["kafka_offset_min"],
-            row["kafka_offset_max"],
-            row["kafka_offset_count_distinct"],
+            row["_offset_min"],
+            row["_offset_max"],
+            row["_offset_count_distinct"],
             row["count_all"],
         )
         if facts != (0, count - 1, count, count):

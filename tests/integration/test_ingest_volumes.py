@@ -135,12 +135,10 @@ partition_by = "countrycode"
         job.kill()
     with Job(pipeline) as job:
         assert job.finish()["lag"] == 0
-    query = "SELECT geonameid, name, latitude, countrycode, population, alternatenames, names FROM landed ORDER BY 1"
-    wanted = sorted(
-        (c["geonameid"], c["name"], float(c["latitude"]), c["countrycode"], c["population"], c["alternatenames"],
-         len(c["alternatenames"]))
-        for c in cities
-    )  # fmt: skip
+    columns = "geonameid, name, latitude, countrycode, population, alternatenames, names"
+    query = f"SELECT {columns} FROM landed ORDER BY 1"
+    plain = ("geonameid", "name", "latitude", "countrycode", "population", "alternatenames")
+    wanted = sorted((*(city[name] for name in plain), len(city["alternatenames"])) for city in cities)
     assert landed(tmp_path / "table", query) == wanted
     partitions = verified(pipeline)
     assert sum(each["rows"] for each in partitions) == sum(each["left_out"] for each in partitions) == CITIES

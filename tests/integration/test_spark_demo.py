@@ -1,20 +1,8 @@
 """The main job, as `make demo` runs it: real flights, a real producer, Spark, Parquet, and a kill -9."""
 
-from pathlib import Path
-
 import pytest
 
-from tests.jvm import JARS, fetch_jars
-
 pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def connector() -> Path:
-    name = "spark-sql-kafka"
-    if not fetch_jars.is_complete(name) and fetch_jars.main([name]) != 0:
-        pytest.fail("the jars of Spark's Kafka connector are missing (make test fetches them)")
-    return JARS / name
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +12,11 @@ def all_flights():
     return flights.load()
 
 
-def test_every_flight_lands_once(make_broker, connector, all_flights, tmp_path):
+def test_every_flight_lands_once(make_broker, all_flights, tmp_path):
     from kafkad.demo import __main__ as demo
 
     assert all_flights.num_rows == 336_776
-    outcome = demo.run(make_broker(), "flights", all_flights, tmp_path / "run", jars=connector)
+    outcome = demo.run(make_broker(), "flights", all_flights, tmp_path / "run")
     assert sum(outcome.written.values()) == 336_776
     assert min(outcome.written.values()) > 50_000
     assert [row["rows"] for row in outcome.by_month][:3] == [
@@ -39,12 +27,10 @@ def test_every_flight_lands_once(make_broker, connector, all_flights, tmp_path):
     assert outcome.job_starts == 1
 
 
-def test_the_same_table_though_the_broker_is_killed_in_the_middle(
-    make_broker, connector, all_flights, tmp_path
-):
+def test_the_same_table_though_the_broker_is_killed_in_the_middle(make_broker, all_flights, tmp_path):
     from kafkad.demo import __main__ as demo
 
-    outcome = demo.run(make_broker(), "flights", all_flights, tmp_path / "run", jars=connector, kill=True)
+    outcome = demo.run(make_broker(), "flights", all_flights, tmp_path / "run", kill=True)
     assert outcome.killed_at_rows is not None
     assert outcome.killed_at_rows < 336_776
     assert sum(row["rows"] for row in outcome.by_month) == 336_776
@@ -61,15 +47,13 @@ class TestTheProofItself:
     def rows(self, sent):
         import pyarrow as pa
 
-        place = pa.table(
-            {"kafka_partition": pa.array([0] * 1000, pa.int32()), "kafka_offset": pa.array(range(1000))}
-        )
+        place = pa.table({"_partition": pa.array([0] * 1000, pa.int32()), "_offset": pa.array(range(1000))})
         return pa.table([*sent.columns, *place.columns], names=[*sent.column_names, *place.column_names])
 
     def test_the_same_rows_in_another_order_pass(self, rows, sent):
         from kafkad.demo import landed
 
-        landed.prove_equal(rows.sort_by([("kafka_offset", "descending")]), sent)
+        landed.prove_equal(rows.sort_by([("_offset", "descending")]), sent)
         landed.prove_offsets(rows, {0: 1000})
 
     @pytest.mark.parametrize("take", [slice(0, 999), [*range(999), 998]], ids=["one lost", "one doubled"])
@@ -93,20 +77,15 @@ class TestTheProofItself:
         with pytest.raises(landed.Unproven, match="distance"):
             landed.prove_equal(wrong, sent)
 
-    def test_only_files_that_a_commit_names_count(self, tmp_path):
-        import json
+    def test_every_parquet_file_counts_wherever_it_lies(self, sent, tmp_path):
+        import pyarrow as pa
+        from pyarrow import parquet
 
         from kafkad.demo import landed
 
-        log = tmp_path / "_spark_metadata"
-        log.mkdir()
-
-        def entry(name, *files):
-            rows = [json.dumps({"path": f"file:///t/month%3D1/{file}", "action": "add"}) for file in files]
-            (log / name).write_text("\n".join(["v1", *rows]))
-
-        entry("8", "old")  # its content is in 9.compact
-        entry("9.compact", "a", "b")
-        entry("10", "c")
-        (log / ".10.crc").write_text("not an entry")
-        assert landed.committed_files(tmp_path) == ["/t/month=1/a", "/t/month=1/b", "/t/month=1/c"]
+        place = pa.table({"_partition": pa.array([0] * 1000, pa.int32()), "_offset": pa.array(range(1000))})
+        rows = pa.table([*sent.columns, *place.columns], names=[*sent.column_names, *place.column_names])
+        for folder in ("month=1", "month=1/left-behind"):
+            (tmp_path / folder).mkdir()
+            parquet.write_table(rows.drop_columns("month"), tmp_path / folder / "a.parquet")
+        assert landed.read(tmp_path, sent.schema).num_rows == 2000

@@ -30,6 +30,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -97,7 +98,7 @@ class Bench:
     def start(self) -> None:
         for broker in self.brokers:
             broker.start()
-        table = flights.load()
+        table = flights.load(self.options.records)
         for topic, values in (
             ("json", [value for _, value in flights.records(table)]),
             *([("avro", list(as_avro(table)))] if "avro" in self.options.shapes else []),
@@ -204,7 +205,7 @@ class Bench:
             f'topics = ["{"avro" if job.shape == "avro" else "json"}"]\n{decode}'
             f'[sink]\npath = "{target}"\ncompression = "snappy"\n[spark]\nmaster = "local[2]"\n'
         )
-        pipeline = load(file)
+        pipeline = load(file, os.environ)
         with Checkpoint(checkpoint_path(pipeline), pipeline.name) as checkpoint, Stop() as stop:
             Run(pipeline, checkpoint, Progress(pipeline.name, io.StringIO()), stop).to_end()
 
@@ -453,6 +454,8 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 140)
     failures: list[str] = []
     if not options.report:
+        for ending in (signal.SIGTERM, signal.SIGHUP):  # no broker stays behind
+            signal.signal(ending, lambda number, _: sys.exit(128 + number))
         where = tmpfs()
         bench = Bench(options, where, console)
         try:

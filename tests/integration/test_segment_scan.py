@@ -111,7 +111,7 @@ def test_the_rows_are_those_of_the_brokers_path(running):
         times = {"startingTimestamp": str(start + first * 100), "endingTimestamp": str(start + last * 100)}
         both(running, topic, **times)
     since = Filters()
-    moment = datetime.datetime.fromtimestamp((start + 1_234_500) / 1000, datetime.timezone.utc)
+    moment = datetime.datetime.fromtimestamp((start + 1_234_500) / 1000, datetime.UTC)
     from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual
 
     since.take(GreaterThanOrEqual(("timestamp",), moment))
@@ -131,7 +131,7 @@ def test_scans_while_segments_roll_and_retention_deletes(running):
 
     def write():
         nonlocal made
-        client = Producer({"bootstrap.servers": running.bootstrap, "linger.ms": 2, "batch.size": 30_000})
+        client = producer(running, **{"linger.ms": 2, "batch.size": 30_000, "enable.idempotence": True})
         while not stop.is_set():
             for _ in range(200):
                 client.produce(topic, b"%d " % made + bytes(400))

@@ -71,11 +71,11 @@ def settled(broker, topic):
     from kafkad.spark.offsets import OffsetReader
 
     options = read_options({"kafka.bootstrap.servers": broker.bootstrap, "subscribe": topic}, streaming=False)
-    ends = OffsetReader(options).both_ends(OffsetReader(options).partitions())[1]
+    ends = OffsetReader(options).list_both(OffsetReader(options).partitions())[1]
     files = segment_scan.DirectoryOffsets(
         read_options({"logDir": str(broker.directory), "topic": topic}, streaming=False)
     )
-    wait_until(lambda: files.both_ends(files.partitions())[1] == ends)
+    wait_until(lambda: files.list_both(files.partitions())[1] == ends)
 
 
 def test_the_rows_are_those_of_the_brokers_path(running):
@@ -111,7 +111,7 @@ def test_the_rows_are_those_of_the_brokers_path(running):
         times = {"startingTimestamp": str(start + first * 100), "endingTimestamp": str(start + last * 100)}
         both(running, topic, **times)
     since = Filters()
-    moment = datetime.datetime.fromtimestamp((start + 1_234_500) / 1000, datetime.timezone.utc)
+    moment = datetime.datetime.fromtimestamp((start + 1_234_500) / 1000, datetime.UTC)
     from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual
 
     since.take(GreaterThanOrEqual(("timestamp",), moment))
@@ -131,7 +131,7 @@ def test_scans_while_segments_roll_and_retention_deletes(running):
 
     def write():
         nonlocal made
-        client = Producer({"bootstrap.servers": running.bootstrap, "linger.ms": 2, "batch.size": 30_000})
+        client = producer(running, **{"linger.ms": 2, "batch.size": 30_000, "enable.idempotence": True})
         while not stop.is_set():
             for _ in range(200):
                 client.produce(topic, b"%d " % made + bytes(400))
@@ -149,6 +149,8 @@ def test_scans_while_segments_roll_and_retention_deletes(running):
         while (whole < 5 or moved < 2) and time.monotonic() < deadline:
             careless = options | {"failOnDataLoss": str(whole % 2 == 0).lower()}
             parts = segment_scan.plan(read_options(careless, streaming=False))
+            if not parts:
+                continue  # retention has passed the checkpointed high watermark: it is 100 ms old
             moved += first is not None and parts[0].start > first
             first = parts[0].start
             try:

@@ -91,7 +91,7 @@ def test_large_values_and_batches_that_a_topic_takes_only_in_pieces(broker):
     values = [b"%d" % n * 100 for n in range(400)]
     writer.write_all(config(broker, small), [pa.record_batch({"value": pa.array(values)})])
     assert [m.value() for m in read_partition(broker, small, 400)] == values
-    with pytest.raises(WriteFailed, match="MESSAGE_TOO_LARGE|RECORD_LIST_TOO_LARGE|larger"):
+    with pytest.raises(WriteFailed, match=r"MESSAGE_TOO_LARGE|RECORD_LIST_TOO_LARGE|larger"):
         writer.write_all(config(broker, small), [pa.record_batch({"value": pa.array([bytes(6000)])})])
 
 

@@ -8,6 +8,8 @@ import os
 import pickle
 import random
 import struct
+from itertools import pairwise
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -115,7 +117,7 @@ class Directory:
 
     def scan(self, filters=None, **options):
         parts = [pickle.loads(pickle.dumps(part)) for part in self.plan(filters, **options)]
-        for part, following in zip(parts, parts[1:], strict=False):
+        for part, following in pairwise(parts):
             assert part.end == following.start  # no offset is left out, none is twice
         return rows_of(batch for part in parts for batch in segment_scan.read(part))
 
@@ -209,7 +211,7 @@ def test_offsets_and_times_bound_the_scan(directory):
         assert directory.scan(**bounds) == directory.rows[first:last]
     with pytest.raises(ValueError, match="has no record at or after"):
         directory.scan(startingTimestamp=str(T0 + 120))
-    with pytest.raises(ValueError, match="must not be|behind"):
+    with pytest.raises(ValueError, match=r"must not be|behind"):
         directory.scan(startingOffsets='{"t":{"0":33}}', endingOffsets='{"t":{"0":3}}')
 
 
@@ -253,7 +255,7 @@ def pushed(kind, column, value):
 
 
 def utc(ms):
-    return datetime.datetime.fromtimestamp(ms / 1000, datetime.timezone.utc)
+    return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
 
 
 def test_filters_leave_out_what_they_rule_out(directory):
@@ -412,7 +414,7 @@ def test_a_log_that_ends_before_its_high_watermark_is_data_loss(directory):
 def test_a_bit_that_flips_is_found(directory):
     """Also in lengths and headers; but base offset and leader epoch of a batch are under no CRC."""
     filled(directory, segments=1)
-    whole = open(directory.file(LOG), "rb").read()
+    whole = Path(directory.file(LOG)).read_bytes()
     starts, at = [], 0
     while at < len(whole):
         starts.append(at)
@@ -500,7 +502,7 @@ def test_what_the_cleaner_merged_while_it_was_read_is_not_passed_over(directory,
     """The segment that is read is replaced by one of its name that also has what follows."""
     filled(directory, segments=2)
     write_offsets(str(directory.root / CLEANER_OFFSETS), {directory.key: 60})
-    merged = b"".join(open(directory.file(LOG, base), "rb").read() for base in (0, 30))
+    merged = b"".join(Path(directory.file(LOG, base)).read_bytes() for base in (0, 30))
     part = directory.plan()[0]
     reader = segment_scan.SegmentReader(part, columns := segment_scan.columns_of(part))
     assert reader.begin()
@@ -532,7 +534,7 @@ def test_several_directories_are_one_log(tmp_path):
     parts = first.plan(**both)
     assert sorted((part.log.where, part.end) for part in parts) == [(("t", 0), 120), (("t", 1), 60)]
     assert [part.log.where for part in first.plan(**both, startingOffsets="earliest")]
-    with pytest.raises(ValueError, match="topic T in .* .did you mean"):
+    with pytest.raises(ValueError, match=r"topic T in .* .did you mean"):
         first.plan(**both, topic="T")
     os.mkdir(tmp_path / "b" / "t-0")
     write_partition_metadata(str(tmp_path / "b" / "t-0"), TOPIC_ID)

@@ -132,6 +132,7 @@ def rewrite(group: Sequence[FileEntry], staging: Staging) -> FileEntry:
 @contextlib.contextmanager
 def only_one(table: Table) -> Iterator[None]:
     """TableError while another compaction is at work."""
+    table.own.mkdir(parents=True, exist_ok=True)
     with open(table.own / "compacting", "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

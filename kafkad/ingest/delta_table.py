@@ -9,6 +9,8 @@ that dies between leaves files that no version names: no Delta reader sees them,
 Readers must go by the log (Spark with Delta, duckdb's delta extension, deltalake); a plain reader of the
 folder sees files that were compacted away, too.
 
+Beware: of two compactions from the same snapshot deltalake (1.6.6) commits both, and every row is there
+twice. So kafkad's are kept apart by a lock; let no other program compact the table at the same time.
 Beware: deltalake encodes the path of an add action for the log (%25 for %), and gives it back encoded.
 """
 
@@ -156,12 +158,15 @@ class DeltaTable(Table):
         raise AssertionError("Delta's log is compacted by deltalake")
 
     def compact(self, target_bytes: int | None = None) -> Any:
-        """By deltalake: a version of its own, that conflicts with no append."""
-        from kafkad.ingest.compact import Compacted
+        """By deltalake: a version of its own, that conflicts with no append. One at a time (see above)."""
+        from kafkad.ingest.compact import Compacted, only_one
 
-        before = {file.path: file for file in self.files()}
-        self.delta.optimize.compact(target_size=target_bytes or self.sink.target_file_bytes)
-        after = {file.path: file for file in self.files()}
+        with only_one(self):
+            before = {file.path: file for file in self.files()}  # brings the snapshot up to date, too
+            step("planned")
+            self.delta.optimize.compact(target_size=target_bytes or self.sink.target_file_bytes)
+            step("compacted")
+            after = {file.path: file for file in self.files()}
         gone = [file for path, file in before.items() if path not in after]
         new = [file for path, file in after.items() if path not in before]
         if sum(file.rows for file in gone) > sum(file.rows for file in new):

@@ -224,10 +224,22 @@ def test_where_folders_cannot_be_exchanged_the_small_files_go_first(tmp_path: Pa
     assert len(list((tmp_path / "t").glob("month=*/*.parquet"))) == 4
 
 
-def test_of_two_compactions_at_a_time_the_second_is_refused(tmp_path: Path):
-    there = open_table(sink(tmp_path), rows(0, 1).schema)
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_two_compactions_at_a_time_the_second_is_refused(kind: str, tmp_path: Path):
+    there = open_table(sink(tmp_path, kind), rows(0, 1).schema)
     with compact.only_one(there), pytest.raises(TableError, match=r"another compaction of .* is at work"):
         there.compact()
+
+
+def test_a_delta_table_that_was_opened_before_a_compaction_is_compacted_right(tmp_path: Path):
+    """deltalake itself takes a compaction from an old snapshot, and doubles every row."""
+    there = open_table(sink(tmp_path, "delta"), rows(0, 1).schema)
+    for batch in range(3):
+        land(there, batch, rows(batch * 90, batch * 90 + 90))
+    other = open_table(sink(tmp_path, "delta"))
+    assert there.compact().files_before == 12
+    assert other.compact().files_before == 0
+    assert read(other)["_offset"].to_pylist() == list(range(270))
 
 
 def test_an_unpartitioned_table_is_compacted_too(tmp_path: Path):

@@ -94,7 +94,7 @@ class DirectoryOffsets(OffsetReader):
                 raise ValueError(f"there is no topic {topic} in {self.log_dir}{nearest(topic, topics)}")
         return sorted(where for where in self.logs if where[0] in (options.subscribe or ()))
 
-    def at(self, asked: Mapping[TopicPartition, int]) -> Partitions:
+    def list(self, asked: Mapping[TopicPartition, int]) -> Partitions:
         latest = {where for where, at in asked.items() if at == LATEST}
         ends = self._ends(latest)
         found: Partitions = {}
@@ -111,7 +111,7 @@ class DirectoryOffsets(OffsetReader):
                 found[where] = self._at_time(where, at)
         return found
 
-    def both_ends(self, partitions: Iterable[TopicPartition]) -> tuple[Partitions, Partitions]:
+    def list_both(self, partitions: Iterable[TopicPartition]) -> tuple[Partitions, Partitions]:
         partitions = list(partitions)
         # starts first: retention may raise one meanwhile, and the end is never below it
         earliest = {where: self._earliest(where) for where in partitions}

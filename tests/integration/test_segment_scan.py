@@ -71,11 +71,11 @@ def settled(broker, topic):
     from kafkad.spark.offsets import OffsetReader
 
     options = read_options({"kafka.bootstrap.servers": broker.bootstrap, "subscribe": topic}, streaming=False)
-    ends = OffsetReader(options).both_ends(OffsetReader(options).partitions())[1]
+    ends = OffsetReader(options).list_both(OffsetReader(options).partitions())[1]
     files = segment_scan.DirectoryOffsets(
         read_options({"logDir": str(broker.directory), "topic": topic}, streaming=False)
     )
-    wait_until(lambda: files.both_ends(files.partitions())[1] == ends)
+    wait_until(lambda: files.list_both(files.partitions())[1] == ends)
 
 
 def test_the_rows_are_those_of_the_brokers_path(running):

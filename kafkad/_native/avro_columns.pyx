@@ -172,11 +172,10 @@ cdef const uint8_t* read_blocks(Parser* parser, Node* node, const uint8_t* p, in
             if count == <int64_t>0x8000000000000000ULL or size < 0 or size > parser.end - p:
                 return wrong(parser, BAD_LENGTH, node, p)
             count = -count
-        total += count if count <= parser.end - p else 0
         if element.is_empty and node.op == OP_ARRAY:
-            total += count if count <= EMPTY_ELEMENTS_MAX else EMPTY_ELEMENTS_MAX + 1
-            if total > EMPTY_ELEMENTS_MAX:
+            if count > EMPTY_ELEMENTS_MAX - total:
                 return wrong(parser, BAD_LENGTH, node, p)
+            total += count
         elif count > parser.end - p:
             return wrong(parser, BAD_LENGTH, node, p)
         for i in range(count):

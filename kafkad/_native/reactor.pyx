@@ -733,6 +733,7 @@ cdef void run_until_called(Reactor reactor, int64_t wait_ms, PyObject* ready, Py
             expire_idle(reactor)
             conn_reap(core)
             arm(reactor)
+            commit_turn(True)                           # what a callback of the round's end has asked for
             if reactor.called or Py_SIZE(ready) or not reactor.open:
                 break                                   # a closed connection
             timeout_ms = -1
@@ -742,7 +743,7 @@ cdef void run_until_called(Reactor reactor, int64_t wait_ms, PyObject* ready, Py
                 if left <= 0:
                     timeout_ms = 0
             if reactor.has_mail and timeout_ms:
-                if mail_sleep(reactor.mailboxes):
+                if not reactor.mailboxes.told and mail_sleep(reactor.mailboxes):
                     reactor.asleep = True
                     served = work_done(reactor)
                 else:

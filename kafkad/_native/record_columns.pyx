@@ -563,6 +563,8 @@ cdef class RecordColumns:
         if self.fed_view.buf is not NULL:
             PyBuffer_Release(&self.fed_view)
             self.fed_view.buf = NULL
+        self.drop_body()
+        self.chunks = None                       # which hold what was fed, too
         self.stop = self.at                      # `consumed` may still be asked for
         self.fed = None
 

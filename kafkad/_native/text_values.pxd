@@ -45,3 +45,5 @@ cdef int text_timestamp(const uint8_t* p, int64_t size, Zone* zone, int64_t* mic
 cdef bint is_utf8(const uint8_t* p, const uint8_t* end) noexcept nogil
 cdef int64_t base64_decoded(const uint8_t* p, int64_t size, uint8_t* out) noexcept nogil
 cdef bint decimal_fits(const uint8_t* p, int64_t size, int precision, uint64_t* low, int64_t* high) noexcept nogil
+cdef int text_i64(const uint8_t* p, int64_t size, int64_t* value) noexcept nogil
+cdef int text_f64(const uint8_t* p, int64_t size, bint is_single, double* value) noexcept nogil

@@ -32,6 +32,12 @@ cdef extern from * nogil:
     static locale_t kafkad_c_locale;          /* strtod's comma or point is never the user's locale's matter */
     static double kafkad_strtod(const char* text) { return strtod_l(text, NULL, kafkad_c_locale); }
     static float kafkad_strtof(const char* text) { return strtof_l(text, NULL, kafkad_c_locale); }
+    /* the whole text is one number; 0: it is not */
+    static int kafkad_whole_number(const char* text, int is_single, double* value) {
+        char* end;
+        *value = is_single ? strtof_l(text, &end, kafkad_c_locale) : strtod_l(text, &end, kafkad_c_locale);
+        return end != text && *end == 0;
+    }
     static int kafkad_open_locale(void) {
         kafkad_c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
         return kafkad_c_locale == (locale_t)0 ? -1 : 0;
@@ -39,6 +45,7 @@ cdef extern from * nogil:
     """
     double kafkad_strtod(const char* text)
     float kafkad_strtof(const char* text)
+    bint kafkad_whole_number(const char* text, int is_single, double* value)
     int kafkad_open_locale()
     bint __builtin_mul_overflow(int64_t a, int64_t b, int64_t* result)
     bint __builtin_add_overflow(int64_t a, int64_t b, int64_t* result)
@@ -237,6 +244,55 @@ cdef int digits_decimal(const uint8_t* p, int64_t size, Column* column, uint64_t
     if scan_number(start, start + written, &number) != start + written:
         return BAD_NUMBER
     return number_decimal(&number, column.precision, column.scale, low, high)
+
+
+cdef int text_i64(const uint8_t* p, int64_t size, int64_t* value) noexcept nogil:
+    """An integer as Java's parseLong takes it, in ASCII digits. Reason: GOOD, BAD_NUMBER, OUT_OF_RANGE."""
+    cdef const uint8_t* end = p + size
+    cdef bint is_negative = False
+    cdef uint64_t digits = 0
+    cdef const uint8_t* start
+    if p < end and (p[0] == c"-" or p[0] == c"+"):
+        is_negative = p[0] == c"-"
+        p += 1
+    if p == end:
+        return BAD_NUMBER
+    while p + 1 < end and p[0] == c"0":
+        p += 1
+    start = p
+    while p < end:
+        if not c"0" <= p[0] <= c"9":
+            return BAD_NUMBER
+        if p - start < 19:
+            digits = digits * 10 + (p[0] - c"0")
+        p += 1
+    if end - start > 19 or digits > <uint64_t>0x7fffffffffffffff + is_negative:
+        return OUT_OF_RANGE
+    value[0] = <int64_t>(-digits if is_negative else digits)
+    return GOOD
+
+
+cdef int text_f64(const uint8_t* p, int64_t size, bint is_single, double* value) noexcept nogil:
+    """A decimal floating-point number as Java's parseDouble takes it, without its suffixes. Reason: BAD_NUMBER."""
+    cdef char[NUMBER_SIZE_MAX + 1] text
+    cdef Number number
+    cdef int64_t i
+    if scan_number(p, p + size, &number) == p + size:
+        value[0] = number_f32(&number) if is_single else number_f64(&number)
+        return GOOD
+    while size and is_blank(p[0]):
+        p += 1
+        size -= 1
+    while size and is_blank(p[size - 1]):
+        size -= 1
+    if size == 0 or size > NUMBER_SIZE_MAX:
+        return BAD_NUMBER
+    for i in range(size):                                   # strtod itself would take hex, inf and nan as well
+        if not (c"0" <= p[i] <= c"9" or p[i] == c"." or p[i] == c"-" or p[i] == c"+" or p[i] | 0x20 == c"e"):
+            return BAD_NUMBER
+    memcpy(text, p, <size_t>size)
+    text[size] = 0
+    return GOOD if kafkad_whole_number(text, is_single, value) else BAD_NUMBER
 
 
 cdef bint decimal_fits(const uint8_t* p, int64_t size, int precision, uint64_t* low, int64_t* high) noexcept nogil:

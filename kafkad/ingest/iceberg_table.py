@@ -67,7 +67,10 @@ class IcebergTable(Table):
                 "warehouse": place.as_uri(),
             }
         name = properties.pop("name", "kafkad")
-        catalog = pyiceberg.catalog.load_catalog(name, **properties)
+        try:
+            catalog = pyiceberg.catalog.load_catalog(name, **properties)
+        except Exception as trouble:  # whatever a catalog's own library raises
+            raise TableError(f"the catalog {name} cannot be opened: {trouble}")
         identifier = sink.table or "kafkad.table"
         namespace, dot, _ = identifier.rpartition(".")
         if not dot:
@@ -90,6 +93,8 @@ class IcebergTable(Table):
                         spec.add_identity(column)
             except pyiceberg.exceptions.TableAlreadyExistsError:
                 pass  # somebody was quicker
+            except ValueError as trouble:  # without a warehouse there is no place for the table
+                raise TableError(f"the catalog {name} cannot make {identifier}: {trouble}")
             step("created")
             iceberg = catalog.load_table(identifier)
         return cls(iceberg, sink, schema, dlq_path)

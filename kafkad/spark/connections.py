@@ -18,6 +18,7 @@ from kafkad.client.fetch import topic_id_of
 from kafkad.client.security import Security
 from kafkad.protocol.errors import KafkaError
 
+REQUEST_TIMEOUT_MS = 30_000  # Kafka's request.timeout.ms
 BUFFER_KEPT_MAX = 32 << 20  # a receive buffer that one huge batch made is not kept
 IDLE_SESSIONS_MAX = 4  # of one cluster in one process; a task needs one, or one for each side of a join
 
@@ -62,10 +63,11 @@ def borrow(bootstrap: str, client_config: Mapping[str, str], timeout_s: float) -
 
 def cluster_of(bootstrap: str, client_config: Mapping[str, Any], timeout_s: float = 30.0) -> Cluster:
     """A client's view of a cluster by Kafka's client options. ValueError for a setting that cannot be."""
+    request_timeout_s = int(client_config.get("request.timeout.ms", REQUEST_TIMEOUT_MS)) / 1000
     return Cluster(
         bootstrap,
         client_id=str(client_config.get("client.id", "kafkad-spark")),
-        timeout=min(30.0, timeout_s),
+        timeout=min(request_timeout_s, timeout_s),
         security=Security.of(client_config),
     )
 

@@ -52,7 +52,8 @@ KNOWN = (
 )  # fmt: skip
 # of the decoders of values (kafkad/spark/values.py), which check them
 DECODER_OPTIONS = (
-    "timeZone", "sep", "delimiter", "quote", "escape", "nullValue", "messageName",
+    "timeZone", "sep", "delimiter", "quote", "escape", "nullValue",
+    "messageName", "confluentHeader", "upcast.unsigned.ints", "enums.as.ints", "emit.default.values",
     "schema.registry.url", "schema.registry.basic.auth.user.info", "schema.registry.ssl.ca.location",
     "schema.registry.subject",
 )  # fmt: skip

@@ -59,6 +59,8 @@ except ImportError:
         pass
 
 
+PUBLISH_SECONDS = 5.0  # a cluster's first group waits for its coordinator to be made
+
 LOSS_FATAL = (
     "some data may have been lost because it is not in Kafka any more: aged out, or its topic was deleted "
     "before it "
@@ -247,7 +249,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         cluster = OffsetReader(self.options).cluster
         try:
-            commit_offsets(cluster, group, changed)
+            cluster.retry(lambda: commit_offsets(cluster, group, changed), PUBLISH_SECONDS)
         except (KafkaError, Unreachable) as trouble:
             cluster.forget()
             if isinstance(trouble, KafkaError) and not trouble.retriable:

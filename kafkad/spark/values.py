@@ -27,10 +27,18 @@ and in one that is not:
     JSON files; from_json writes it anew ("1.5", without blanks)
 
 Avro differs from from_avro in these, again stricter: bytes after the record, strings that are not UTF-8,
-booleans other than 0 and 1, and integers of more bits than their type are bad."""
+booleans other than 0 and 1, and integers of more bits than their type are bad.
+
+Protobuf differs from from_protobuf in that a string of proto2 that is not UTF-8 is bad.
+
+CSV differs from from_csv: one newline at the end of a value ends its line; from_csv takes it into the
+last field. And in these, which are stricter: a newline in a field without quotes, a quote that is not
+closed, or closed in the middle of a field, hexadecimal numbers and such with a suffix (1.5f) are bad."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,12 +47,16 @@ from typing import Any
 import pyarrow as pa
 
 from kafkad._native.avro_columns import AvroColumns
+from kafkad._native.csv_columns import CsvColumns
 from kafkad._native.json_columns import JsonColumns
+from kafkad._native.proto_columns import ProtoColumns
 from kafkad.spark.avro_schema import parse_avro, plan, record_schema
+from kafkad.spark.proto_schema import ProtoPlanner, message_descriptor
 from kafkad.spark.schema_registry import SchemaRegistry, UnknownSchema, registry
 from kafkad.spark.value_schema import SchemaError, native_field, parse_schema
 
 FILE_ENDINGS = (".avsc", ".json", ".ddl", ".sql", ".txt")
+BASE64 = "base64:"  # a schema that is not text, as text
 SCHEMA_BYTES_MAX = 16 << 20
 
 
@@ -82,12 +94,16 @@ class NativeDecoder(ValueDecoder):
 def value_decoder(format: str, schema: str, options: Mapping[str, str] | None = None) -> ValueDecoder:
     """The decoder of one of FORMATS.
 
-    schema: what `portable_schema` gives or takes: for json Spark's DDL or a StructType's JSON; for avro and
-    confluent-avro an Avro schema. Options, whose names do not mind case:
+    schema: what `portable_schema` gives or takes: for json and csv Spark's DDL or a StructType's JSON; for
+    avro and confluent-avro an Avro schema; for protobuf the file of a descriptor set. Options, whose names do
+    not mind case:
       columns    names to decode, by commas; the rest is only checked to be well-formed. Default: all
       timeZone   the session's, for timestamps that name none. Default: UTC
+      sep (or delimiter), quote, escape, nullValue    csv; defaults: , " \\ and nothing
       schema.registry.url, schema.registry.basic.auth.user.info (user:password),
       schema.registry.ssl.ca.location, schema.registry.subject (default: topic + "-value")     confluent-avro
+      messageName, upcast.unsigned.ints, enums.as.ints, emit.default.values as Spark's; confluentHeader (true:
+      the values begin with a registry's header, which is passed over)                     protobuf
     ValueError (SchemaError among them), RegistryError: what is wrong, in a sentence."""
     lowered = lower(options)
     text = portable_schema(format, schema, lowered)
@@ -113,11 +129,12 @@ def portable_schema(format: str, schema: str, options: Mapping[str, str] | None 
         except UnknownSchema as error:
             raise SchemaError(str(error)) from None
     name = schema.strip().removeprefix("file://")
-    if "\n" not in name and (name.endswith(FILE_ENDINGS) or name.startswith("/")):
+    is_descriptor = format.lower() == "protobuf" and not name.startswith(BASE64)
+    if is_descriptor or ("\n" not in name and (name.endswith(FILE_ENDINGS) or name.startswith("/"))):
         path = Path(name)
         if path.stat().st_size > SCHEMA_BYTES_MAX:
             raise SchemaError(f"the schema file {name} is larger than {SCHEMA_BYTES_MAX >> 20} MiB")
-        return path.read_text()
+        return BASE64 + base64.b64encode(path.read_bytes()).decode() if is_descriptor else path.read_text()
     return schema
 
 
@@ -191,8 +208,42 @@ def registry_of(options: Mapping[str, str]) -> SchemaRegistry:
     return registry(url, user_info, options.get("schema.registry.ssl.ca.location", ""))
 
 
+def csv_decoder(schema: str, options: Mapping[str, str]) -> ValueDecoder:
+    whole = parse_schema(schema)
+    for field in whole:
+        if field.type.num_fields:
+            raise SchemaError(f"{field.name}: a field of CSV is flat")
+    wanted = chosen(whole, options)
+    native = CsvColumns(
+        [native_field(f) for f in wanted],
+        [wanted.get_field_index(name) for name in whole.names],
+        whole.names,
+        options.get("sep") or options.get("delimiter") or ",",
+        options.get("quote", '"'),
+        options.get("escape", "\\"),
+        options.get("nullvalue", ""),
+        options.get("timezone", "UTC"),
+    )
+    return NativeDecoder(wanted, native)
+
+
+def protobuf_decoder(schema: str, options: Mapping[str, str]) -> ValueDecoder:
+    try:
+        data = base64.b64decode(schema.removeprefix(BASE64), validate=True)
+    except (binascii.Error, ValueError):
+        raise SchemaError("the schema of protobuf is a descriptor file, or base64: and its bytes") from None
+    message = message_descriptor(data, options.get("messagename", ""))
+    planner = ProtoPlanner(options)
+    wanted = chosen(planner.schema(message), options)
+    has_header = options.get("confluentheader", "false").lower() == "true"
+    native = ProtoColumns([native_field(f) for f in wanted], planner.plan(message, wanted.names), has_header)
+    return NativeDecoder(wanted, native)
+
+
 FORMATS: dict[str, Callable[[str, Mapping[str, str]], ValueDecoder]] = {
     "json": json_decoder,
     "avro": avro_decoder,
     "confluent-avro": confluent_decoder,
+    "protobuf": protobuf_decoder,
+    "csv": csv_decoder,
 }

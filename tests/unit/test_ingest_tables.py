@@ -150,6 +150,24 @@ def test_offsets_that_another_checkpoint_brings_again_are_refused(kind: str, tmp
     assert read(there).num_rows == 100
 
 
+def test_an_iceberg_table_is_in_the_catalog_that_the_sink_names(tmp_path: Path):
+    catalog = {"name": "ours", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/w"}
+    there = open_table(sink(tmp_path, "iceberg", path=None, table="db.t", catalog=catalog), rows(0, 1).schema)
+    land(there, 0, rows(0, 10))
+    from pyiceberg.catalog import load_catalog
+
+    named = load_catalog("ours", **{k: v for k, v in catalog.items() if k != "name"}).load_table("db.t")
+    assert sorted(named.scan().to_arrow()["_offset"].to_pylist()) == list(range(10))
+    assert named.current_snapshot().summary["kafkad.batch"] == "0"
+    with pytest.raises(TableError, match=r"the catalog ours has no table db\.other"):
+        open_table(sink(tmp_path, "iceberg", path=None, table="db.other", catalog=catalog))
+    with pytest.raises(TableError, match=r"an Iceberg table's name is namespace\.table"):
+        open_table(sink(tmp_path, "iceberg", path=None, table="t", catalog=catalog))
+    homeless = {"uri": f"sqlite:///{tmp_path}/other.db"}
+    with pytest.raises(TableError, match=r"cannot make db\.t"):
+        open_table(sink(tmp_path, "iceberg", path=None, table="db.t", catalog=homeless), rows(0, 1).schema)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_compaction_keeps_each_row_once_and_leaves_fewer_files(kind: str, tmp_path: Path):
     there = open_table(sink(tmp_path, kind), rows(0, 1).schema)

@@ -212,6 +212,35 @@ def test_to_feed_before_all_is_taken_is_refused():
         columns.feed(data)
 
 
+@pytest.mark.parametrize("codec", range(5), ids=compression.NAMES)
+def test_what_was_fed_is_let_go_and_nothing_is_kept(codec):
+    data = build_batch([Record(b"k", bytes(5000), [("h", b"v")], NOW)] * 200, compression=codec)
+
+    def once():
+        columns = RecordColumns(TOPIC, 7, 0, 150 if chance.random() < 0.5 else 500, headers=True)
+        columns.feed(data)
+        finished = columns.take() if chance.random() < 0.9 else None
+        if finished is not None and chance.random() < 0.5:
+            pa.record_batch(finished)
+        if chance.random() < 0.5:
+            arrow(columns)
+            data.append(0)  # BufferError if somebody still holds it
+            data.pop()
+
+    chance = random.Random(1)
+    for _ in range(50):
+        once()
+    before = resident_kb()
+    for _ in range(300):
+        once()
+    assert resident_kb() - before < 30_000  # 300 times a MB
+
+
+def resident_kb() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4
+
+
 @pytest.mark.parametrize(
     "range_and_options",
     [(-1, 4, {}), (5, 4, {}), (0, 1, {"batch_rows": 0}), (0, 1, {"batch_bytes": 1 << 31})],

@@ -1,0 +1,398 @@
+"""Odd values through Spark's from_json and from_csv and through our decoders: the same, or listed here.
+
+Spark tells a bad value by its text in the column of corrupt records: there FAILFAST would have failed."""
+
+import os
+import sys
+
+import pyarrow as pa
+import pytest
+
+from kafkad.spark.values import value_decoder
+
+pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(180)]
+ZONE = "Europe/Berlin"
+
+# By schema: values of the field a.
+FIELD = {
+    "a INT": [
+        "1",
+        "-0",
+        "-1",
+        "null",
+        '"1"',
+        '""',
+        "1.0",
+        "1e2",
+        "true",
+        "[1]",
+        "{}",
+        "2147483647",
+        "2147483648",
+        "01",
+        "-",
+        "+1",
+        "0x10",
+        '1,"a":2',
+        '1,"a":null',
+        "1,",
+        '1,"b":01',
+        '1,"b":"\\x"',
+        "NaN",
+    ],
+    "a TINYINT": ["-128", "-129", "127", "256"],
+    "a SMALLINT": ["32767", "32768"],
+    "a BIGINT": ["9223372036854775807", "9223372036854775808", "-9223372036854775808", "1" * 40],
+    "a FLOAT": ["0.1", "16777217", "3.4028236e38", "1e-50", '"NaN"', "NaN", '"1.5"'],
+    "a DOUBLE": [
+        "0.1",
+        "-0",
+        "-0.0",
+        "4.9e-324",
+        "1e400",
+        "-1e400",
+        "9007199254740993",
+        "1.",
+        ".5",
+        "1" * 999,
+        "1" * 1001,
+        "NaN",
+        "-NaN",
+        "Infinity",
+        "-Infinity",
+        "+Infinity",
+        "-INF",
+        "+INF",
+        "INF",
+        '"NaN"',
+        '"nan"',
+        '"Infinity"',
+        '"INF"',
+        '"+INF"',
+        '"-INF"',
+        '"-Infinity"',
+        '"1.5"',
+        '""',
+        "true",
+    ],
+    "a BOOLEAN": ["true", "false", "True", '"true"', "1", '""', "tru"],
+    "a STRING": [
+        '""',
+        '"x"',
+        "'it\\'s'",
+        '"it\\\'s"',
+        '"\\u00e9\\ud83d\\ude00"',
+        '"\\/\\b\\f\\n\\r\\t\\"\\\\"',
+        '"\\u0000"',
+        '"日本 👍"',
+        '"\x7f"',
+        '"\x80"',
+        '"x\ny"',
+        '"x\0y"',
+        '"\\x"',
+        '"\\u12g4"',
+        '"\\v"',
+        "7",
+        "true",
+        "null",
+        "12",
+        "[1,2]",
+        '{"b":[true,null,"x"]}',
+        '"x',
+    ],
+    "a DECIMAL(9,2)": [
+        "1",
+        "1.005",
+        "-1.005",
+        "1234567.89",
+        "9999999.994",
+        "9999999.995",
+        "1e6",
+        "1e7",
+        "1e-9",
+        "NaN",
+        '"1.5"',
+        '"1,234.5"',
+        '".5"',
+        '"-.5"',
+        '"1."',
+        '" 1"',
+        '"+7"',
+        '"007"',
+        '"x"',
+        '"."',
+        '""',
+        "true",
+        "0e5",
+    ],
+    "a BINARY": ['"aGk="', '"aGk"', '"aG k="', '"aGk\\n="', '"a-_k"', '""', "5"],
+    "a DATE": [
+        '"2024"',
+        '"2024-2"',
+        '"2024-2-3"',
+        '" 2024-02-03T99:99"',
+        '"2024-02-03 x"',
+        '"2024-02-30"',
+        '"1900-02-29"',
+        '"365"',
+        '"-5"',
+        '"12345678"',
+        '"99999-01-01"',
+        '"18000"',
+        '"2024-"',
+        '"x"',
+        '""',
+        "5",
+        '"1e3"',
+    ],
+    "a TIMESTAMP": [
+        '"2024-03-31T02:30:00"',
+        '"2024-10-27T02:30:00"',
+        '"2024"',
+        '"2024-7"',
+        '"2024-07-01"',
+        '"2024-07-01T10"',
+        '"2024-07-01T10:11"',
+        '"2024-07-01T10:11Z"',
+        '" 2024-07-01 2:3:4.5678901 "',
+        '"2024-01-01T00:00:00.1234567Z"',
+        '"2024-07-01 10:11:12 America/New_York"',
+        '"2024-07-01T10:11:12.America/New_York"',
+        '"2024-07-01T10:11:12EST"',
+        '"2024-07-01T10:11:12PST"',
+        '"2024-07-01T10:11:12+1"',
+        '"2024-07-01T10:11:12+1:2"',
+        '"2024-07-01T10:11:12+0530"',
+        '"2024-07-01T10:11:12.123+01:02:03"',
+        '"2024-07-01T10:11:12GMT+2"',
+        '"2024-07-01T10:11:12UTC"',
+        '"2024-07-01T10:11:12+18:00"',
+        '"2024-07-01T10:11:12+18:01"',
+        '"2024-07-01T10:11:12X"',
+        '"2024-01-01T24:00:00"',
+        '"2024-01-01T00:60:00"',
+        '"2024-01-01T00:00:60"',
+        '"2024-01-01T"',
+        '"2024-02-30T00:00:00"',
+        '"2024/01/01"',
+        '"0001-01-01T00:00:00Z"',
+        '"-0001-01-01T00:00:00Z"',
+        '"0000-01-01T00:00:00"',
+        '"1700-01-01T00:00:00"',
+        '"99999-01-01"',
+        '"300000-01-01T00:00:00"',
+        '"+2024-07-01T10:11:12Z"',
+        '"2024-01-01T00:00:00GMT-08:00"',
+        "1",
+        "-1",
+        "1.5",
+        '""',
+        '"x"',
+        "true",
+    ],
+    "a TIMESTAMP_NTZ": ['"2024-03-31T02:30:00"', '"2024-01-01"', '"2024-01-01T00:00:00Z"', "1", '""'],
+    "a STRUCT<b: INT, c: STRING>": [
+        '{"b":1}',
+        '{"b":"x"}',
+        "{}",
+        "[]",
+        '""',
+        "null",
+        '{"c":"x","b":2,"d":[]}',
+    ],
+    "a ARRAY<INT>": ["[]", "[1,null]", '[1,"x"]', "1", '""', "{}", "[1,]"],
+    "a ARRAY<STRUCT<b: INT>>": ['[{"b":1},null,{}]', '{"b":1}'],
+    "a MAP<STRING, INT>": ['{"x":1,"y":null}', '{"x":"1"}', "[]", "{}"],
+}
+WHOLE = [
+    "{}",
+    ' \t\r\n{ "a" : 1 } \n',
+    "{'a':1}",
+    '{"\\u0061":1}',
+    '{"A":1}',
+    "{a:1}",
+    '{"a" 1}',
+    '{"a":1 "b":2}',
+    '{,"a":1}',
+    '{"a":1',
+    "[1]",
+    '[{"a":1}]',
+    "null",
+    "1",
+    "hello",
+    '{"a":1,"b":{"c":[1,{"d":null}]}}',
+    '{"b":[1,]}',
+    '{"b":tru}',
+    '{"a":\x0b1}',
+    '\ufeff{"a":1}',
+    '{"b":' + "[" * 998 + "]" * 998 + "}",
+    '{"b":' + "[" * 1000 + "]" * 1000 + "}",
+]
+DEVIATIONS = {  # (schema, value): what we make of it and Spark does not; "bad" of what Spark takes
+    ("a INT", ""): "bad",
+    ("a INT", "  \n"): "bad",
+    ("a INT", '{"a":1}}'): "bad",
+    ("a INT", '{"a":1} {"a":2}'): "bad",
+    ("a INT", '{"b":"\\ud800","a":1}'): "bad",
+    ("a INT", b'{"b":"\xff","a":1}'): "bad",
+    ("a TINYINT", '{"a":128}'): "bad",
+    ("a TINYINT", '{"a":255}'): "bad",
+    ("a STRING", b'{"a":"\xff"}'): "bad",
+    ("a STRING", b'{"a":"\xed\xa0\x80"}'): "bad",
+    ("a STRING", '{"a":"\\ud800"}'): "bad",
+    ("a STRING", '{"a":"\\udc00x"}'): "bad",
+    ("a STRING", '{"a":1.50}'): "1.50",
+    ("a STRING", '{"a":{"b": 1e2}}'): '{"b": 1e2}',
+    ("a TIMESTAMP", '{"a":9223372036854775807}'): "bad",
+    ("a TIMESTAMP", '{"a":"10:11:12"}'): "bad",
+    ("a TIMESTAMP", '{"a":"T10:11:12"}'): "bad",
+    ("a TIMESTAMP", '{"a":"2024-01-01T00:00GMT"}'): "bad",
+}
+CSV = {
+    "a INT, b STRING": [
+        "1,x",
+        "1",
+        "1,x,y",
+        "1,x,",
+        ",",
+        '1,""',
+        "+1,x",
+        "007,x",
+        " 1,x",
+        "1.0,x",
+        "x,x",
+        '"1","x,y"',
+        '1,"a\\"b"',
+        '1,"a\\\\"',
+        '1,"a\\nb"',
+        '1,x"y',
+        '1, "z"',
+        "1,日本",
+        "2147483648,x",
+        '1,"a\\\\\\"b"',
+        "1,x\\",
+        "-,x",
+        "1,\t",
+        "1,x\n2,y",
+        '1,"x\ny"',
+    ],
+    "a DOUBLE": [
+        "1",
+        ".5",
+        "5.",
+        "1e3",
+        "NaN",
+        "Inf",
+        "-Inf",
+        "Infinity",
+        "-Infinity",
+        "nan",
+        "x",
+        " 1 ",
+        "1e400",
+        "007.5",
+    ],
+    "a BOOLEAN": ["true", "FALSE", "True", "1", "t"],
+    "a DECIMAL(9,2)": ["1.005", '"1,234.5"', ".5", "1e8", "x", "+1"],
+    "a DATE": ["2024-01-02", "2024", "2024-1", "365", "2024-02-30", "2024-01-02T1", "x"],
+    "a TIMESTAMP": [
+        "2024-07-01 10:00:00",
+        "2024-07-01T10:00:00Z",
+        "2024",
+        "x",
+        "1",
+        "2024-07-01T10:00:00 America/New_York",
+    ],
+}
+CSV_DEVIATIONS = {
+    ("a INT, b STRING", "1,x\n"): "x",
+    ("a INT, b STRING", "1,x\ny"): "bad",
+    ("a INT, b STRING", '"","'): "bad",
+    ("a INT, b STRING", '1,"x'): "bad",
+    ("a INT, b STRING", '1,"a""b"'): "bad",
+    ("a DOUBLE", "1.5f"): "bad",
+    ("a DOUBLE", "0x1p3"): "bad",
+}
+
+
+@pytest.fixture(scope="module")
+def spark():
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    running = (
+        SparkSession.builder.master("local[1]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.session.timeZone", ZONE)
+        .getOrCreate()
+    )
+    yield running
+    running.stop()
+
+
+def encoded(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def plain(column: pa.Array | pa.ChunkedArray, row: int) -> str:
+    """The value in words; NaN is NaN, and dates may lie beyond Python's."""
+    if pa.types.is_timestamp(column.type) or pa.types.is_date32(column.type):
+        return f"{column.type} {column[row].value}"
+    return repr(column[row].as_py())
+
+
+def both(spark, format: str, cases: dict[str, list[str | bytes]]):
+    """(schema, value, what Spark makes of it, what we make of it) of each: "bad", or the fields in words.
+
+    One job for all: every value goes through every schema, and what was not asked is passed over."""
+    from pyspark.sql.functions import col, from_csv, from_json
+
+    function = from_json if format == "json" else from_csv
+    everything = [(bytearray(encoded(v)),) for values in cases.values() for v in values]
+    text, options = col("v").cast("string"), {"columnNameOfCorruptRecord": "_bad", "mode": "PERMISSIVE"}
+    parsed = [
+        function(text, f"{schema}, _bad STRING", options).alias(f"r{i}") for i, schema in enumerate(cases)
+    ]
+    table = spark.createDataFrame(everything, "v BINARY").coalesce(1).select(*parsed).toArrow()
+    first = 0
+    for (schema, values), column in zip(cases.items(), table.columns, strict=True):
+        theirs = column.combine_chunks().slice(first, len(values)).flatten()
+        first += len(values)
+        decoder = value_decoder(format, schema, {"timeZone": ZONE})
+        ours = decoder.decode(pa.array([encoded(v) for v in values], pa.binary()))
+        assert decoder.schema.types == [found.type for found in theirs[:-1]]
+        for row, value in enumerate(values):
+            spark_says: str | list[str] = "bad"
+            if theirs[-1][row].as_py() is None:
+                spark_says = [plain(found, row) for found in theirs[:-1]]
+            we_say: str | list[str] = "bad"
+            if row not in ours.bad_rows:
+                we_say = [plain(found, row) for found in ours.columns]
+            yield schema, value, spark_says, we_say
+
+
+def check(spark, format: str, cases: dict[str, list[str]], deviations: dict[tuple, str]) -> None:
+    every: dict[str, list] = {schema: list(values) for schema, values in cases.items()}
+    for schema, value in deviations:
+        every[schema].append(value)
+    different = []
+    for schema, value, theirs, ours in both(spark, format, every):
+        wanted = deviations.get((schema, value))
+        if wanted is None:
+            if theirs != ours:
+                different.append((schema, value, theirs, ours))
+        else:
+            assert ours == wanted if wanted == "bad" else ours[-1] == repr(wanted), (schema, value)
+            assert theirs not in ("bad", ours), (schema, value)
+    assert different == []
+
+
+def test_json_is_what_from_json_makes_of_it_but_for_what_is_listed(spark):
+    cases = {schema: [f'{{"a":{value}}}' for value in values] for schema, values in FIELD.items()}
+    cases["a INT"] += WHOLE
+    check(spark, "json", cases, DEVIATIONS)
+
+
+def test_csv_is_what_from_csv_makes_of_it_but_for_what_is_listed(spark):
+    check(spark, "csv", CSV, CSV_DEVIATIONS)

@@ -116,7 +116,7 @@ def test_acks(cluster, unique, acks):
 
 
 def test_a_record_whose_partition_was_said_goes_nowhere_else(broker, cluster, unique):
-    topic = create_topic(broker, unique, 3)
+    topic = create_topic(broker, unique("said"), 3)
     producer = Producer(cluster, topic, batch_bytes=1000)
     for _ in range(100):
         producer.send(b"x" * 100, partition=1)  # full batches, and no keys

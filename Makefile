@@ -108,7 +108,7 @@ sanitize: $(VENV)/.stamp-test
 bench: $(VENV)/.stamp-test build/.stamp-native java jars
 	@$(PY) -m bench $(BENCH_ARGS)
 
-demo: $(VENV)/.stamp-test build/.stamp-native java jars
+demo: $(VENV)/.stamp-test build/.stamp-native java
 	@$(PY) -m kafkad.demo
 
 soak: $(VENV)/.stamp-test build/.stamp-native java jars

@@ -60,7 +60,7 @@ def test_spark_gets_from_kafkad_what_it_gets_from_kafka(worlds, name):
     cell = {world.kind: spark_matrix.run_case(world, name) for world in worlds}
     assert {kind: each["trace"] for kind, each in cell.items() if "error" in each} == {}
     assert cell["kafkad"]["result"] == cell["jvm"]["result"]
-    assert cell["kafkad"]["versions"].keys() <= cell["jvm"]["versions"].keys() | {"InitProducerId"}
+    assert cell["kafkad"]["requests"]["Metadata"] > 0  # it went through the proxy
 
 
 def test_the_certificate_in_the_docs_names_every_case_and_each_is_equal():

@@ -7,6 +7,7 @@ import json
 from types import TracebackType
 from typing import Any
 
+from py4j import java_gateway, protocol
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JJavaError
 
@@ -42,8 +43,12 @@ class JvmMessages:
         self.process = process
         self.gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auto_convert=True))
         self.classes: dict[str, str | None] = {}
+        # a Spark session of this process has put its own there, which asks Spark about errors
+        self.sparks = java_gateway.get_return_value
+        java_gateway.get_return_value = protocol.get_return_value
 
     def close(self) -> None:
+        java_gateway.get_return_value = self.sparks
         self.gateway.shutdown()
         self.process.stdin.close()
         self.process.wait(10)

@@ -48,14 +48,44 @@ class RangePartition(InputPartition):
         return f"RangePartition({self.topic}-{self.partition}, {self.start} to {self.end})"
 
 
-def tasks(ranges: list[Range], topic_ids: dict[str, str]) -> list[RangePartition]:
-    return [RangePartition(*each, topic_ids.get(each.topic)) for each in ranges]
+class SmallRanges(InputPartition):
+    """One task: several ranges, one after the other, since a task costs more than they do."""
+
+    def __init__(self, parts: list[RangePartition]) -> None:
+        self.parts = parts
+
+    def __repr__(self) -> str:
+        return f"SmallRanges({', '.join(map(repr, self.parts))})"
+
+
+# so many offsets together are one task: a Python task costs tens of milliseconds
+SMALL_TASK_OFFSETS = 500
+
+
+def tasks(ranges: list[Range], topic_ids: dict[str, str], *, packed: bool = False) -> list[InputPartition]:
+    """A task for each range; `packed`: one for neighbours that have few offsets together."""
+    parts = [RangePartition(*each, topic_ids.get(each.topic)) for each in ranges]
+    if not packed:
+        return [*parts]
+    groups: list[list[RangePartition]] = []
+    room = 0
+    for part in parts:
+        count = part.end - part.start
+        if count > room:
+            groups.append([])
+            room = SMALL_TASK_OFFSETS
+        groups[-1].append(part)
+        room -= count
+    return [group[0] if len(group) == 1 else SmallRanges(group) for group in groups]
 
 
 def read_partition(options: ReadOptions, layout: Layout, part: Any) -> Iterator[pa.RecordBatch]:
     """Record batches of exactly the layout's schema."""
     if isinstance(part, RangePartition):
         yield from compose(options, layout, fetched(options, layout, part))
+    elif isinstance(part, SmallRanges):
+        for each in part.parts:
+            yield from compose(options, layout, fetched(options, layout, each))
     elif getattr(part, "value", None) is not None or type(part) is not InputPartition:
         from kafkad.spark import segment_scan
 

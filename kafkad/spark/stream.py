@@ -223,7 +223,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges, losses = planning.ranges_of(first, last, earliest)
         for loss in losses:
             self._report_loss(loss)
-        return reading.tasks(split_by(self.options, offsets, ranges), self._topic_ids)
+        told = self.options.partitions_min or self.options.partition_records_max
+        return reading.tasks(split_by(self.options, offsets, ranges), self._topic_ids, packed=told is None)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         return reading.read_partition(self.options, self.layout, partition)

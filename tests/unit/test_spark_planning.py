@@ -2,10 +2,12 @@
 tasks.
 """
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkad.spark import planning
+from kafkad.spark import planning, reading
 from kafkad.spark.planning import Range
 
 WHERE = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 5))
@@ -125,3 +127,17 @@ def test_pieces_cover_each_range_without_hole_or_overlap(given_ranges, bytes_max
         assert all(piece.length <= records_max for piece in pieces)
     if least is not None:
         assert len(pieces) >= min(least, sum(each.length for each in ranges))
+
+
+@given(st.lists(st.integers(1, 800), max_size=20))
+def test_small_ranges_share_a_task_and_none_is_left_out(counts):
+    ranges = [Range("t", p, 7, 7 + count) for p, count in enumerate(counts)]
+    packed = [getattr(task, "parts", [task]) for task in reading.tasks(ranges, {}, packed=True)]
+    assert [Range(p.topic, p.partition, p.start, p.end) for parts in packed for p in parts] == ranges
+    sizes = [sum(p.end - p.start for p in parts) for parts in packed]
+    assert all(
+        size <= reading.SMALL_TASK_OFFSETS or len(parts) == 1
+        for size, parts in zip(sizes, packed, strict=True)
+    )
+    assert all(a + b > reading.SMALL_TASK_OFFSETS for a, b in itertools.pairwise(sizes))
+    assert len(reading.tasks(ranges, {})) == len(ranges)

@@ -376,35 +376,42 @@ def markdown(results: Results) -> str:
     return "\n".join(lines)
 
 
+COLOURS = {CONNECTOR: "#8d99ae", TUNED: "#5c677d", OURS: "#2a9d8f", INGEST: "#e9a23b"}
+
+
 def plot(results: Results, where: Path, subtitle: str) -> list[Path]:
-    """Ratios to the connector on the same broker: rows/s, and what a GB costs, longer is better."""
+    """Rows a second, and what a GB costs, of each reader on each broker; a panel for either."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    bars = []
-    for scenario, row in results.items():
-        for name, found in row.items():
-            base = row.get(reference(name))
-            if base is None or name == reference(name):
-                continue
-            for figure in found:
-                ratio = found[figure]["median"] / base[figure]["median"]
-                if figure != "MB/s":
-                    better = ratio if figure == "rows/s" else 1 / ratio
-                    bars.append((f"{scenario}, {figure}: {name}", better))
-    if not bars:
+    rows = [(scenario, name) for scenario, row in results.items() for name in row if "rows/s" in row[name]]
+    if not rows:
         return []
-    figure_, axes = pyplot.subplots(figsize=(10, 1.2 + 0.24 * len(bars)))
-    labels, values = zip(*reversed(bars), strict=True)
-    colours = ["#2a9d8f" if label.split(": ")[1].split(" ")[0] == OURS else "#8d99ae" for label in labels]
-    axes.barh(labels, values, color=colours)
-    axes.axvline(1, color="black", linewidth=0.8)
-    for place, value in enumerate(values):
-        axes.text(value, place, f" {value:.2f}", va="center", fontsize=7)
-    axes.set_title(f"times better than spark-sql-kafka on the same broker\n{subtitle}", fontsize=9)
-    axes.tick_params(labelsize=7)
+    figure_, panels = pyplot.subplots(1, 2, sharey=True, figsize=(11, 1.4 + 0.21 * len(rows)))
+    place, places, ticks = 0.0, [], []
+    for index, (scenario, name) in enumerate(rows):
+        place -= 1 if index == 0 or rows[index - 1][0] == scenario else 2
+        places.append(place)
+        ticks.append(f"{scenario}: {name}")
+    for axes, figure, title in zip(
+        panels,
+        ("rows/s", "CPU s/GB"),
+        ("M rows/s (longer is better)", "CPU seconds per GB, of all processes (shorter is better)"),
+        strict=True,
+    ):
+        scale = 1e6 if figure == "rows/s" else 1
+        values = [results[scenario][name][figure]["median"] / scale for scenario, name in rows]
+        axes.barh(places, values, color=[COLOURS[name.rpartition(" on ")[0]] for _, name in rows])
+        for at, value in zip(places, values, strict=True):
+            axes.text(value, at, f" {value:.3g}", va="center", fontsize=7)
+        axes.set_title(title, fontsize=9)
+        axes.set_yticks(places, ticks)
+        axes.tick_params(labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.12, y=0.02)
+    figure_.suptitle(f"Spark: {subtitle}", fontsize=10)
     figure_.tight_layout()
     paths = [where.with_suffix(f".{kind}") for kind in ("png", "svg")]
     for path in paths:

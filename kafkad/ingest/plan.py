@@ -116,9 +116,8 @@ def validate(pipeline: Pipeline) -> list[Check]:
 
 
 def packages(pipeline: Pipeline) -> str:
-    wanted = ["pyspark", "pyarrow"]
+    wanted = ["pyspark", "pyarrow", "pandas"]
     wanted += {"delta": ["deltalake"], "iceberg": ["pyiceberg"]}.get(pipeline.sink.type, [])
-    wanted += {"avro": ["fastavro"], "confluent-avro": ["fastavro"]}.get(pipeline.decode.format, [])
     sessions.require(*wanted, extra="ingest")
     return ", ".join(wanted)
 

@@ -106,7 +106,7 @@ def place_of(pipeline: Pipeline) -> str:
 
 def run(pipeline: Pipeline, out: TextIO | None = None) -> Ended:
     """Runs to the end, or until told to stop. Raises Refused, DataLoss, Busy, and what Spark raises."""
-    sessions.require("pyspark", "pyarrow", extra="ingest")
+    sessions.require("pyspark", "pyarrow", "pandas", extra="ingest")
     if pipeline.sink.type == "delta":
         sessions.require("deltalake", extra="ingest")
     if pipeline.sink.type == "iceberg":

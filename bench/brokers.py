@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def _read(s: socket.socket, size: int) -> bytes:
     return bytes(parts)
 
 
-class Process:
+class Process(ABC):
     """What all three have in common: a process, its port, its CPU and its memory."""
 
     name = ""
@@ -72,8 +73,8 @@ class Process:
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
 
-    def command(self) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def command(self) -> list[str]: ...
 
     def start(self, topics: dict[str, int] | None = None) -> float:
         """Seconds to the first answered Metadata, and until the partitions of `topics` (name -> count)

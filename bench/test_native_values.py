@@ -53,7 +53,8 @@ def csv_values(table: pa.Table) -> list[bytes]:
 
 
 def avro_values(table: pa.Table) -> list[bytes]:
-    fastavro = pytest.importorskip("fastavro")
+    import fastavro
+
     schema, values = fastavro.parse_schema(json.loads(AVRO)), []
     for row in table.to_pylist():
         out = io.BytesIO()
@@ -64,7 +65,6 @@ def avro_values(table: pa.Table) -> list[bytes]:
 
 def proto_class():
     """A message with a field for each column: (descriptor set as text, class)."""
-    pytest.importorskip("google.protobuf")
     from google.protobuf import descriptor_pb2, message_factory
 
     from kafkad.spark.proto_schema import message_descriptor

@@ -358,6 +358,20 @@ cdef inline int64_t digits_at(const uint8_t** at, const uint8_t* end, int64_t* c
     return value
 
 
+cdef bint part_at(
+    const uint8_t** at, const uint8_t* end, uint8_t separator, uint8_t other, int64_t* value
+) noexcept nogil:
+    """One or two digits behind a separator; nothing changes if nothing is left. False: something else stands here."""
+    cdef int64_t count
+    if at[0] >= end:
+        return True
+    if at[0][0] != separator and at[0][0] != other:
+        return False
+    at[0] += 1
+    value[0] = digits_at(at, end, &count)
+    return 1 <= count <= 2
+
+
 cdef int text_date(const uint8_t* p, int64_t size, int32_t* days) noexcept nogil:
     """Reason: GOOD, BAD_DATE."""
     cdef const uint8_t* end = p + size
@@ -382,20 +396,10 @@ cdef int text_date(const uint8_t* p, int64_t size, int32_t* days) noexcept nogil
             return BAD_DATE
         days[0] = <int32_t>(sign * year)                    # days since 1970, as Spark 1.5 wrote them
         return GOOD
-    if p < end:
-        if p[0] != c"-":
-            return BAD_DATE
-        p += 1
-        month = digits_at(&p, end, &count)
-        if count < 1 or count > 2:
-            return BAD_DATE
-        if p < end:
-            if p[0] != c"-":
-                return BAD_DATE
-            p += 1
-            day = digits_at(&p, end, &count)
-            if count < 1 or count > 2 or (p < end and p[0] != c" " and p[0] != c"T"):
-                return BAD_DATE
+    if not part_at(&p, end, c"-", c"-", &month) or not part_at(&p, end, c"-", c"-", &day):
+        return BAD_DATE
+    if p < end and p[0] != c" " and p[0] != c"T":
+        return BAD_DATE
     year = sign * year
     if not is_date(year, month, day):
         return BAD_DATE
@@ -501,41 +505,14 @@ cdef int text_timestamp(const uint8_t* p, int64_t size, Zone* zone, int64_t* mic
         year = sign * digits_at(&p, end, &count)
         if count < 4 or count > 6:
             return BAD_TIMESTAMP
-        if p < end:
-            if p[0] != c"-":
-                return BAD_TIMESTAMP
-            p += 1
-            month = digits_at(&p, end, &count)
-            if count < 1 or count > 2:
-                return BAD_TIMESTAMP
-        if p < end:
-            if p[0] != c"-":
-                return BAD_TIMESTAMP
-            p += 1
-            day = digits_at(&p, end, &count)
-            if count < 1 or count > 2:
-                return BAD_TIMESTAMP
-        if p < end:
-            if p[0] != c" " and p[0] != c"T":
-                return BAD_TIMESTAMP
-            p += 1
-            hour = digits_at(&p, end, &count)
-            if count < 1 or count > 2:
-                return BAD_TIMESTAMP
-        if p < end:
-            if p[0] != c":":
-                return BAD_TIMESTAMP
-            p += 1
-            minute = digits_at(&p, end, &count)
-            if count < 1 or count > 2:
-                return BAD_TIMESTAMP
-        if p < end:
-            if p[0] != c":":
-                return BAD_TIMESTAMP
-            p += 1
-            second = digits_at(&p, end, &count)
-            if count < 1 or count > 2:
-                return BAD_TIMESTAMP
+        if (
+            not part_at(&p, end, c"-", c"-", &month)
+            or not part_at(&p, end, c"-", c"-", &day)
+            or not part_at(&p, end, c" ", c"T", &hour)
+            or not part_at(&p, end, c":", c":", &minute)
+            or not part_at(&p, end, c":", c":", &second)
+        ):
+            return BAD_TIMESTAMP
     if p < end and p[0] == c".":
         p += 1
         while p < end and c"0" <= p[0] <= c"9":

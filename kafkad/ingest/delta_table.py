@@ -27,13 +27,11 @@ from kafkad.ingest.table import (
     FileEntry,
     OffsetRange,
     Sink,
-    Staging,
     Table,
     TableError,
     TaskReport,
     added_columns,
     check_partition_columns,
-    staged_folder,
     step,
 )
 
@@ -45,6 +43,8 @@ CONFLICT_RETRIES = 10
 
 class DeltaTable(Table):
     """See the top of this file."""
+
+    writes_stats = True
 
     @classmethod
     def open(cls, sink: Sink, schema: pa.Schema | None = None, dlq_path: str | None = None) -> DeltaTable:
@@ -98,24 +98,6 @@ class DeltaTable(Table):
         self.delta.update_incremental()
         version = self.delta.transaction_version(application)
         return -1 if version is None else version
-
-    def staging(self, application: str) -> Staging:
-        folder = staged_folder(application)
-        (self.root / folder).mkdir(parents=True, exist_ok=True)
-        return Staging(
-            root=str(self.root),
-            application=application,
-            folder=folder,
-            data="",
-            schema=self.schema.serialize().to_pybytes(),
-            partition_by=self.partition_by,
-            keep_partition_columns=False,
-            target_file_bytes=self.sink.target_file_bytes,
-            compression=self.sink.compression,
-            dlq_root=str(self.dlq_root),
-            dlq_folder=folder,
-            with_stats=True,
-        )
 
     def append(self, application: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
         from deltalake import CommitProperties, Transaction

@@ -25,13 +25,11 @@ from kafkad.ingest.table import (
     FileEntry,
     OffsetRange,
     Sink,
-    Staging,
     Table,
     TableError,
     TaskReport,
     added_columns,
     check_partition_columns,
-    staged_folder,
     step,
 )
 
@@ -45,6 +43,9 @@ BOUND_CHARS = 16  # Iceberg truncates bounds of strings to as many
 
 class IcebergTable(Table):
     """See the top of this file."""
+
+    data_folder = DATA
+    keeps_partition_columns = True
 
     @classmethod
     def open(cls, sink: Sink, schema: pa.Schema | None = None, dlq_path: str | None = None) -> IcebergTable:
@@ -130,23 +131,6 @@ class IcebergTable(Table):
     def last_batch(self, application: str) -> int:
         self.iceberg.refresh()
         return int(self.iceberg.properties.get(PROPERTY + application, -1))
-
-    def staging(self, application: str) -> Staging:
-        folder = staged_folder(application)
-        (self.root / folder).mkdir(parents=True, exist_ok=True)
-        return Staging(
-            root=str(self.root),
-            application=application,
-            folder=folder,
-            data=DATA,
-            schema=self.schema.serialize().to_pybytes(),
-            partition_by=self.partition_by,
-            keep_partition_columns=True,
-            target_file_bytes=self.sink.target_file_bytes,
-            compression=self.sink.compression,
-            dlq_root=str(self.dlq_root),
-            dlq_folder=folder,
-        )
 
     def append(self, application: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
         self.refuse_overlap(application, reports)

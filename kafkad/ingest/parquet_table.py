@@ -53,7 +53,6 @@ from kafkad.ingest.table import (
     FileEntry,
     Runs,
     Sink,
-    Staging,
     Table,
     TableError,
     TaskReport,
@@ -64,7 +63,6 @@ from kafkad.ingest.table import (
     entry_of,
     merged,
     overlap,
-    staged_folder,
     step,
     sync_folder,
     write_durably,
@@ -276,23 +274,6 @@ class ParquetTable(Table):
     def files(self) -> list[FileEntry]:
         self._read_log()
         return list(self.state.files.values())
-
-    def staging(self, application: str) -> Staging:
-        folder = staged_folder(application)
-        (self.root / folder).mkdir(parents=True, exist_ok=True)
-        return Staging(
-            root=str(self.root),
-            application=application,
-            folder=folder,
-            data="",
-            schema=self.schema.serialize().to_pybytes(),
-            partition_by=self.partition_by,
-            keep_partition_columns=False,
-            target_file_bytes=self.sink.target_file_bytes,
-            compression=self.sink.compression,
-            dlq_root=str(self.dlq_root),
-            dlq_folder=folder,
-        )
 
     def append(self, application: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
         self._read_log()

@@ -213,6 +213,10 @@ class Table(ABC):
     schema: pa.Schema
     partition_by: tuple[str, ...]
 
+    data_folder = ""  # where data files belong, relative to the root
+    keeps_partition_columns = False  # in the files, beside the directories' names
+    writes_stats = False  # of each column, for the format's own log
+
     def __init__(self, root: Path, sink: Sink, dlq_path: str | None = None) -> None:
         self.root = root
         self.sink = sink
@@ -236,9 +240,6 @@ class Table(ABC):
         """The table's data files now, paths relative to `root` (absolute where they are elsewhere)."""
 
     @abstractmethod
-    def staging(self, application: str) -> Staging: ...
-
-    @abstractmethod
     def settle(self, application: str | None) -> list[str]:
         """Ends what a dead driver began in this format. Under the lock."""
 
@@ -251,6 +252,25 @@ class Table(ABC):
         """Rewrites small files into target size; compact.py tells what is promised."""
 
     # -- what is the same for all --------------------------------------------------------------------------
+
+    def staging(self, application: str) -> Staging:
+        """Where the application's tasks write; its folder is made."""
+        folder = staged_folder(application)
+        (self.root / folder).mkdir(parents=True, exist_ok=True)
+        return Staging(
+            root=str(self.root),
+            application=application,
+            folder=folder,
+            data=self.data_folder,
+            schema=self.schema.serialize().to_pybytes(),
+            partition_by=self.partition_by,
+            keep_partition_columns=self.keeps_partition_columns,
+            target_file_bytes=self.sink.target_file_bytes,
+            compression=self.sink.compression,
+            dlq_root=str(self.dlq_root),
+            dlq_folder=folder,
+            with_stats=self.writes_stats,
+        )
 
     def committed(self, application: str, batch_id: int) -> bool:
         return batch_id <= self.last_batch(application)

@@ -70,23 +70,16 @@ class Decoded:
 
 
 class ValueDecoder:
-    """Decodes batch after batch; one thread at a time. `schema`: of the columns, after pruning."""
-
-    schema: pa.Schema
-
-    def decode(self, values: pa.Array) -> Decoded:
-        """MemoryError: a decoded column would pass 2 GiB, so `values` should be cut into smaller arrays."""
-        raise NotImplementedError
-
-
-class NativeDecoder(ValueDecoder):
-    """A decoder in C behind the common face."""
+    """Decodes batch after batch; one thread at a time. `schema`: of the columns, after pruning. `native`:
+    one of the decoders in C.
+    """
 
     def __init__(self, schema: pa.Schema, native: Any):
         self.schema = schema
         self.native = native
 
     def decode(self, values: pa.Array) -> Decoded:
+        """MemoryError: a decoded column would pass 2 GiB, so `values` should be cut into smaller arrays."""
         finished, bad_rows, reasons = self.native.decode(values)
         return Decoded(pa.record_batch(finished).columns, bad_rows, reasons)
 
@@ -162,7 +155,7 @@ def json_decoder(schema: str, options: Mapping[str, str]) -> ValueDecoder:
     wanted = chosen(whole, options)
     skipped = [name for name in whole.names if name not in wanted.names]
     native = JsonColumns([native_field(f) for f in wanted], skipped, options.get("timezone", "UTC"))
-    return NativeDecoder(wanted, native)
+    return ValueDecoder(wanted, native)
 
 
 def require_text_keys(kind: pa.DataType, path: str) -> None:
@@ -176,7 +169,7 @@ def avro_decoder(schema: str, options: Mapping[str, str]) -> ValueDecoder:
     reader = parse_avro(schema)
     wanted = chosen(record_schema(reader), options)
     native = AvroColumns([native_field(f) for f in wanted], plan(reader, reader, wanted.names))
-    return NativeDecoder(wanted, native)
+    return ValueDecoder(wanted, native)
 
 
 def confluent_decoder(schema: str, options: Mapping[str, str]) -> ValueDecoder:
@@ -197,7 +190,7 @@ def confluent_decoder(schema: str, options: Mapping[str, str]) -> ValueDecoder:
         except SchemaError as error:
             return f"schema id {id}: {error}"
 
-    return NativeDecoder(wanted, AvroColumns([native_field(f) for f in wanted], plan_of=plan_of))
+    return ValueDecoder(wanted, AvroColumns([native_field(f) for f in wanted], plan_of=plan_of))
 
 
 def registry_of(options: Mapping[str, str]) -> SchemaRegistry:
@@ -224,7 +217,7 @@ def csv_decoder(schema: str, options: Mapping[str, str]) -> ValueDecoder:
         options.get("nullvalue", ""),
         options.get("timezone", "UTC"),
     )
-    return NativeDecoder(wanted, native)
+    return ValueDecoder(wanted, native)
 
 
 def protobuf_decoder(schema: str, options: Mapping[str, str]) -> ValueDecoder:
@@ -237,7 +230,7 @@ def protobuf_decoder(schema: str, options: Mapping[str, str]) -> ValueDecoder:
     wanted = chosen(planner.schema(message), options)
     has_header = options.get("confluentheader", "false").lower() == "true"
     native = ProtoColumns([native_field(f) for f in wanted], planner.plan(message, wanted.names), has_header)
-    return NativeDecoder(wanted, native)
+    return ValueDecoder(wanted, native)
 
 
 FORMATS: dict[str, Callable[[str, Mapping[str, str]], ValueDecoder]] = {

@@ -44,6 +44,10 @@ def running(request, tmp_path_factory):
         yield broker
 
 
+# kafkad has neither transactions nor compaction yet
+jvm_only = pytest.mark.parametrize("running", [pytest.param("jvm", marks=pytest.mark.java)], indirect=True)
+
+
 def table(options, filters=None):
     reader = BatchReader(
         read_options(options, streaming=False),
@@ -175,10 +179,8 @@ def test_scans_while_segments_roll_and_retention_deletes(running):
     assert whole >= 5 and moved >= 2, (whole, moved, lost)
 
 
-@pytest.mark.java
+@jvm_only
 def test_transactions_of_a_jvm_directory(running):
-    if running.kind != "jvm":
-        pytest.skip("kafkad has no transactions yet")
     topic = create_topic(running, f"transactions-{time.monotonic_ns()}", 2, {"segment.bytes": "1048576"})
     rng = random.Random(3)
     clients = []
@@ -210,10 +212,8 @@ def test_transactions_of_a_jvm_directory(running):
     wait_until(lambda: both(running, topic, **COMMITTED).num_rows == committed.num_rows + 1)
 
 
-@pytest.mark.java
+@jvm_only
 def test_a_compacted_topic_of_a_jvm_directory(running):
-    if running.kind != "jvm":
-        pytest.skip("kafkad has no compaction yet")
     topic = create_topic(
         running, f"compacted-{time.monotonic_ns()}", 1,
         {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable.dirty.ratio": "0.01",

@@ -13,15 +13,11 @@ from kafkad.client.cluster import Cluster
 from kafkad.client.connection import Connection
 from kafkad.client.offsets import committed_offsets
 from kafkad.client.producer import Producer
-from tests.clients import create_topic
-
-pytest.importorskip("pyspark")
-pytest.importorskip("pyarrow")
-
 from kafkad.spark import source, stream
 from kafkad.spark.layout import layout_of
 from kafkad.spark.offsets import OffsetReader, driver_of
 from kafkad.spark.options import read_options
+from tests.clients import create_topic
 
 needs_admission = pytest.mark.skipif(not stream.ADMISSION_CONTROL, reason="of PySpark 4.2")
 

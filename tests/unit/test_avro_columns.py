@@ -161,7 +161,13 @@ def test_nested_types_and_unions(row, data):
 @given(st.binary(max_size=60))
 def test_any_bytes_are_good_or_bad(data):
     for schema in (FLAT, NULLABLE, DEEP):
-        decode(schema, data, written(DEEP, {"a": [], "r": None, "again": {}, "u": 1, "w": 1, "v": 0.5}))
+        whole = written(DEEP, {"a": [], "r": None, "again": {}, "u": 1, "w": 1, "v": 0.5})
+        found = decode(schema, data, whole)
+        assert set(found.bad_rows) <= {0, 1} and len(found.reasons) == len(found.bad_rows)
+        for column in found.columns:
+            column.validate(full=True)
+            assert len(column) == 2
+            assert all(column[row].as_py() is None for row in found.bad_rows)
 
 
 def test_columns_of_a_schema_are_sparks():

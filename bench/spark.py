@@ -43,7 +43,7 @@ from rich.table import Table
 
 from bench.brokers import Jvm, Kafkad, Process
 from bench.figures import medians, spread_percent
-from bench.running import tmpfs
+from bench.memory import tmpfs
 from kafkad.demo import flights
 
 ROOT = Path(__file__).resolve().parent.parent

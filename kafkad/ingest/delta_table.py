@@ -33,6 +33,7 @@ from kafkad.ingest.table import (
     TaskReport,
     added_columns,
     check_partition_columns,
+    check_plain,
     make_folder,
     step,
     sync_file,
@@ -58,6 +59,7 @@ class DeltaTable(Table):
             raise TableError(
                 f"{sink.path} is no local path: kafkad writes Delta tables on local file systems"
             )
+        check_plain(Path(sink.path).absolute())
         return cls(Path(sink.path), sink, schema, dlq_path)
 
     def __init__(

@@ -30,6 +30,8 @@ from kafkad.ingest.table import (
     TaskReport,
     added_columns,
     check_partition_columns,
+    check_plain,
+    make_folder,
     step,
 )
 
@@ -61,7 +63,8 @@ class IcebergTable(Table):
                     "[sink] has neither a catalog nor a path: an Iceberg table needs one of them"
                 )
             place = Path(sink.path).absolute()
-            place.mkdir(parents=True, exist_ok=True)
+            check_plain(place)
+            make_folder(place)
             properties = {
                 "type": "sql",
                 "uri": f"sqlite:///{place / 'catalog.db'}",

@@ -38,6 +38,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import uuid
@@ -637,6 +638,12 @@ def write_durably(place: Path, data: bytes, *, exclusive: bool = False) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(place.parent)
+
+
+def check_plain(path: str | Path) -> None:
+    """TableError for a path that libraries which think in URIs take for another one."""
+    if found := re.search("%[0-9A-Fa-f]{2}", str(path)):
+        raise TableError(f"{path} has {found[0]}, which the table's library takes for a letter of a URI")
 
 
 def make_folder(folder: Path) -> None:

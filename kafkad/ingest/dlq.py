@@ -138,7 +138,8 @@ def replay(table: Table, settings: landing.LandSettings, decoder: Any = None) ->
     files = table.dlq.files()
     found = sum(file.rows for file in files)
     staging = table.staging(REPLAY)
-    batch_id = table.last_batch(REPLAY) + 1
+    # the DLQ may be older than the table, or another table's, too: what either knows is done already
+    batch_id = max(table.last_batch(REPLAY), table.dlq.last_batch(REPLAY)) + 1
     again = landing.Landing(replace(settings, bad="dlq"), staging, decoder)
     good = landing.PartitionedFiles(staging, table.schema)
     reasons: dict[str, int] = {}

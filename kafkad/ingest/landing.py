@@ -17,7 +17,8 @@ than a dictionary over them; row groups of 128 Ki rows. Spark's vectorized reade
 pyarrow take it.
 
 Beware: a value of a partition column becomes a directory's name, as Hive and Spark write it: null and the
-empty string are the same there, __HIVE_DEFAULT_PARTITION__, and come back as null.
+empty string are the same there, __HIVE_DEFAULT_PARTITION__, and come back as null. Iceberg's files hold the
+column themselves, and one value each: there the two have files of their own.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from kafkad.ingest.table import (
     Staging,
     TableError,
     TaskReport,
+    make_folder,
     step,
 )
 
@@ -78,7 +80,7 @@ class ParquetFile:
         """`known` are columns that the file's folders tell, and not the file."""
         from pyarrow import parquet
 
-        staged.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(staged.parent)
         self.schema = schema
         self.staged = staged
         self.known = known or {}
@@ -260,7 +262,8 @@ class PartitionedFiles:
             self._add(waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting))
 
     def _add(self, batch: pa.RecordBatch) -> None:
-        for values, part in split(batch, self.staging.partition_by):
+        files_tell = self.staging.keep_partition_columns
+        for values, part in split(batch, self.staging.partition_by, empty_is_null=not files_tell):
             kept = part.select(self.file_schema.names)
             if values not in self._open:
                 self._make_room()
@@ -305,9 +308,11 @@ class PartitionedFiles:
 
 
 def split(
-    batch: pa.RecordBatch, partition_by: Sequence[str]
+    batch: pa.RecordBatch, partition_by: Sequence[str], empty_is_null: bool = True
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """The batch's rows by the values of these columns, as text; the rows keep their order."""
+    """The batch's rows by the values of these columns, as text; the rows keep their order. `empty_is_null`:
+    the empty string goes with the nulls.
+    """
     import pyarrow as pa
     from pyarrow import compute
 
@@ -317,7 +322,7 @@ def split(
         yield (), batch
         return
     columns = [batch.column(name).dictionary_encode("encode") for name in partition_by]
-    texts = [[as_text(value) for value in column.dictionary] for column in columns]
+    texts = [[as_text(value, empty_is_null) for value in column.dictionary] for column in columns]
     if all(len(column.dictionary) == 1 for column in columns):
         yield tuple(text[0] for text in texts), batch
         return
@@ -343,10 +348,10 @@ def split(
         start += count
 
 
-def as_text(value: pa.Scalar) -> str | None:
+def as_text(value: pa.Scalar, empty_is_null: bool = True) -> str | None:
     """A partition value as a directory says it; None for null (and for "", see the top of the file)."""
     plain = value.as_py()
-    if plain is None or plain == "":
+    if plain is None or (plain == "" and empty_is_null):
         return None
     if isinstance(plain, bool):
         return "true" if plain else "false"

@@ -211,14 +211,9 @@ def replay_dlq(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None
 
 def refusing(work: Callable[[], Any]) -> Any:
     """`work()`; what it refuses becomes a sentence and exit code 1."""
-    from kafkad.ingest import backlog, checkpoint, session
-    from kafkad.ingest import run as running
-    from kafkad.ingest.table import TableError
+    from kafkad.ingest.refusals import REFUSALS
 
     try:
         return work()
-    except (
-        running.Refused, backlog.DataLoss, checkpoint.Busy, checkpoint.Foreign, session.NoSpark, TableError,
-        ValueError,
-    ) as refused:  # fmt: skip
+    except REFUSALS as refused:
         raise Refused(str(refused)) from refused

@@ -179,5 +179,5 @@ class StreamRun(Run):
             "lag": self.backlog.lag(end),
         }
         record = self.checkpoint.done(batch, did)
-        self.progress.batch(record)
         self.metrics.batch({**record, "at": round(time.time(), 3)})
+        self.progress.batch(record)

@@ -248,8 +248,8 @@ class Run:
         did["lag"] = self.backlog.lag(batch.end)
         record = self.checkpoint.done(batch, did)
         self.publish(batch)
-        self.progress.batch(record)
         self.metrics.batch({**record, "at": round(time.time(), 3)})
+        self.progress.batch(record)
 
     def work(self, batch: Batch) -> dict[str, Any]:
         """Reads and lands it; what the checkpoint notes of it."""
@@ -408,11 +408,17 @@ def result_schema(pipeline: Pipeline, spark: Callable[[], SparkSession]) -> pa.S
     schema = tasks.rows_schema(settings)
     if not pipeline.transform.sql:
         return pa.schema([field for field in schema if field.name != "_key"])
+    from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql.pandas.types import to_arrow_schema
 
     empty = spark().createDataFrame([], spark_schema(schema))
     empty.createOrReplaceTempView("input")
-    return to_arrow_schema(accountable(spark().sql(pipeline.transform.sql)).schema, timezone="UTC")
+    try:
+        result = spark().sql(pipeline.transform.sql)
+    except (AnalysisException, ParseException) as wrong:
+        sentence = next(line.strip() for line in str(wrong).splitlines() if line.strip())
+        raise Refused(f"[transform] sql: {sentence.rstrip('.')}") from None
+    return to_arrow_schema(accountable(result).schema, timezone="UTC")
 
 
 def accountable(result: DataFrame) -> DataFrame:
@@ -504,5 +510,6 @@ def told(trouble: BaseException) -> str:
             and line.split(":")[0].replace(".", "").replace("_", "").isalnum()
             and "Exception" not in line
         ):
-            return line[:500]
+            name, _, rest = line.partition(": ")
+            return (rest if "." in name else line)[:500]  # an exception of ours says all that is to be said
     return (python[0] if python else type(trouble).__name__)[:500]

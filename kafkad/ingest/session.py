@@ -8,15 +8,19 @@
     web UI                                off, unless asked for
     Arrow batches                         16,384 rows; larger ones leave the cache
     speculation                           off: a second attempt would only write files that nobody commits
+    Spark's log                           fatal things only: what a run meets it tells itself, in a sentence.
+                                          conf."spark.log.level" = "WARN" shows more, with stack traces
 
 What [spark.conf] says wins over these, and under spark-submit its own flags win over [spark.conf]'s master.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +34,15 @@ CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
 TASK_FAILURES = 4  # as spark.task.maxFailures
+LOG_SETTINGS = """\
+rootLogger.level = fatal
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
+"""
 JARS_VARIABLE = "KAFKAD_SPARK_KAFKA_JARS"  # a directory with the connector's jars, for machines without Maven
 
 
@@ -60,7 +73,7 @@ def settings(pipeline: Pipeline) -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.speculation": "false",
-        "spark.log.level": "ERROR",
+        "spark.log.level": "FATAL",
     }
     if pipeline.source.engine == "kafka-jar":
         chosen.update(connector())
@@ -113,7 +126,8 @@ def session(pipeline: Pipeline) -> SparkSession:
     builder = builder.appName(f"kafkad ingest {pipeline.name}")
     if not submitted():
         builder = builder.master(with_failures(pipeline.spark.master))
-    for name, value in settings(pipeline).items():
+    chosen = settings(pipeline)
+    for name, value in {**chosen, **quiet_start(chosen)}.items():
         builder = builder.config(name, value)
     try:
         spark: SparkSession = builder.getOrCreate()
@@ -123,5 +137,17 @@ def session(pipeline: Pipeline) -> SparkSession:
                 "Spark's Java did not start: it wants Java 17 or newer (java -version; JAVA_HOME names it)"
             ) from trouble
         raise
-    spark.sparkContext.setLogLevel("ERROR")
+    spark.sparkContext.setLogLevel(chosen["spark.log.level"])
     return spark
+
+
+def quiet_start(chosen: dict[str, str]) -> dict[str, str]:
+    """Settings with which the JVM starts without the greetings of its log, unless it was told how to log."""
+    options = chosen.get("spark.driver.extraJavaOptions", "")
+    if chosen["spark.log.level"] != "FATAL" or "log4j" in options or submitted():
+        return {}
+    with tempfile.NamedTemporaryFile("w", prefix="kafkad-", suffix=".properties", delete=False) as file:
+        file.write(LOG_SETTINGS)
+    atexit.register(Path(file.name).unlink, missing_ok=True)
+    told = f"{options} -Dlog4j2.configurationFile={file.name}"
+    return {"spark.driver.extraJavaOptions": told.strip()}

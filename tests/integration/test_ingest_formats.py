@@ -197,6 +197,7 @@ def iceberg_rows(place):
 
 
 def csv_line(*row):
+    """A quote within quotes is doubled, which Spark's own default (a backslash) is not."""
     out = io.StringIO()
     csv.writer(out, lineterminator="").writerow(row)
     return out.getvalue().encode()
@@ -206,7 +207,7 @@ def test_csv_to_iceberg(make_broker, tmp_path):
     story = Story(tmp_path, make_broker().bootstrap, iceberg_sink(tmp_path))
     text = 'a "quoted", tëxt'
     values = [csv_line(n, "NA" if n in STRANGE else n * 2, text) for n in range(N)]
-    decode = 'format = "csv"\nschema = "id INT, amount INT, what STRING{}"\noptions.escape = \'"\''  # as csv.writer
+    decode = 'format = "csv"\nschema = "id INT, amount INT, what STRING{}"\noptions.escape = \'"\''
     story.first_run([*values, values[0] + b',"'], decode.format(""))
     lenient = decode + '\noptions.nullValue = "NA"'
     story.mended(lenient.format(""))

@@ -32,6 +32,9 @@ TASK_BYTES = 64 << 20  # of one task: what a worker reads in a few seconds
 TASK_BYTES_MIN = 4 << 20  # below this another task costs more than it brings, and makes another small file
 
 
+LEFT_SHARE = 0.01  # of a batch: as few are taken along, rather than be a batch and files of their own
+
+
 class DataLoss(Exception):
     """Records were gone before they were read; the message says where and how many."""
 
@@ -147,6 +150,9 @@ class Backlog:
         }
         if all(end[where] <= start[where] for where in end):
             return None
+        taken, left = (sum(b[where] - a[where] for where in end) for a, b in ((start, end), (end, latest)))
+        if 0 < left <= taken * LEFT_SHARE:
+            end = {where: max(at, latest[where]) for where, at in end.items()}
         return start, end, lost
 
     def start_of(self, position: Offsets) -> tuple[Offsets, int]:

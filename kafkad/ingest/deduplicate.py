@@ -54,7 +54,9 @@ class StreamRun(Run):
         self.written: dict[int, dict[str, Any]] = {}
         self.trouble: BaseException | None = None
         self.begin()
+        self.progress.doing("starting Spark")
         query = self.start()
+        self.progress.doing()
         seen = -1
         while True:
             active = query.isActive  # before the progress is read, so that the last of it is not missed

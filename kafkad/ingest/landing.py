@@ -142,6 +142,7 @@ class ParquetFile:
     def abandon(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # a full disk, or closed already
             self._writer.close()
+        self._writer.is_open = False  # else it tries again when it is collected, and prints a stack trace
         with contextlib.suppress(OSError):
             self._file.close()
         self.staged.unlink(missing_ok=True)

@@ -175,7 +175,12 @@ class Reader:
         try:
             value = kind(resolved)
         except ValueError as allowed:
-            self.wrong(path, f"= {shown(name, raw)} is not {allowed}")
+            if isinstance(raw, dict):  # the entry that spoils it
+                good = dict | bool | int | float | str
+                entry = [each for each, inner in raw.items() if not isinstance(inner, good)][:1]
+                self.wrong((*path, *entry), "must be a text, a number, true or false")
+            else:
+                self.wrong(path, f"= {shown(name, raw)} is not {allowed}")
             return default
         from_environment = resolved != raw
         self.origins[".".join(path)] = Origin(

@@ -175,7 +175,9 @@ class Run:
                 self.wait(started + (self.pipeline.trigger.interval or 0))
                 continue
             if self._spark is None:
+                self.progress.doing("starting Spark")
                 self.attempt("starting Spark", lambda: self.spark)
+                self.progress.doing()
                 started = time.monotonic()
             self.one_batch(batch, started)
             batch = None

@@ -16,11 +16,13 @@ What [spark.conf] says wins over these, and under spark-submit its own flags win
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import importlib.util
 import os
 import sys
 import tempfile
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,15 +36,6 @@ CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
 TASK_FAILURES = 4  # as spark.task.maxFailures
-LOG_SETTINGS = """\
-rootLogger.level = fatal
-rootLogger.appenderRef.stderr.ref = stderr
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
-"""
 JARS_VARIABLE = "KAFKAD_SPARK_KAFKA_JARS"  # a directory with the connector's jars, for machines without Maven
 
 
@@ -127,10 +120,11 @@ def session(pipeline: Pipeline) -> SparkSession:
     if not submitted():
         builder = builder.master(with_failures(pipeline.spark.master))
     chosen = settings(pipeline)
-    for name, value in {**chosen, **quiet_start(chosen)}.items():
+    for name, value in chosen.items():
         builder = builder.config(name, value)
     try:
-        spark: SparkSession = builder.getOrCreate()
+        with greetings_aside(chosen):
+            spark: SparkSession = builder.getOrCreate()
     except Exception as trouble:
         if "JAVA_GATEWAY_EXITED" in str(trouble) or isinstance(trouble, FileNotFoundError):
             raise NoSpark(
@@ -141,13 +135,25 @@ def session(pipeline: Pipeline) -> SparkSession:
     return spark
 
 
-def quiet_start(chosen: dict[str, str]) -> dict[str, str]:
-    """Settings with which the JVM starts without the greetings of its log, unless it was told how to log."""
-    options = chosen.get("spark.driver.extraJavaOptions", "")
-    if chosen["spark.log.level"] != "FATAL" or "log4j" in options or submitted():
-        return {}
-    with tempfile.NamedTemporaryFile("w", prefix="kafkad-", suffix=".properties", delete=False) as file:
-        file.write(LOG_SETTINGS)
-    atexit.register(Path(file.name).unlink, missing_ok=True)
-    told = f"{options} -Dlog4j2.configurationFile={file.name}"
-    return {"spark.driver.extraJavaOptions": told.strip()}
+@contextlib.contextmanager
+def greetings_aside(chosen: dict[str, str]) -> Iterator[None]:
+    """The JVM's own stderr goes into a nameless file, lest it tears the bar on a terminal: it greets at
+    length. Not where its log is wanted; and what it said is shown if it does not start.
+    """
+    if not sys.stderr.isatty() or chosen["spark.log.level"] != "FATAL" or submitted():
+        yield
+        return
+    warnings.filterwarnings("ignore", message="(?s)PySpark does not.*pandas", category=FutureWarning)
+    with tempfile.TemporaryFile() as words:
+        sys.stderr.flush()
+        ours = os.dup(2)
+        os.dup2(words.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            words.seek(0)
+            os.write(ours, words.read())
+            raise
+        finally:
+            os.dup2(ours, 2)
+            os.close(ours)

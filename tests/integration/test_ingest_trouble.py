@@ -171,7 +171,7 @@ x = ["a"]
             13: "true or false",
             15: "a port",
             16: "did you mean transform?",
-            19: "names with texts",
+            19: "must be a text, a number",
         }
         for line, said in wanted.items():
             assert any(f"p.toml:{line}: " in each and said in each for each in told), (line, said, told)

@@ -478,7 +478,7 @@ def main() -> int:
     if not options.report:
         for ending in (signal.SIGTERM, signal.SIGHUP):  # no broker stays behind
             signal.signal(ending, lambda number, _: sys.exit(128 + number))
-        where = running.tmpfs()
+        where = tmpfs()
         bench = Bench(options, where, console)
         try:
             bench.start()

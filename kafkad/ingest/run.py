@@ -410,7 +410,11 @@ def land_settings(pipeline: Pipeline) -> LandSettings:
 
 
 def decoder_options(decode: Decode) -> dict[str, str]:
-    options = {"columns": ",".join(decode.columns), "registry": decode.registry, "message": decode.message}
+    options = {
+        "columns": ",".join(decode.columns),
+        "schema.registry.url": decode.registry,
+        "messageName": decode.message,
+    }
     return {name: value for name, value in options.items() if value}
 
 

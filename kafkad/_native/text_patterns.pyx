@@ -2,7 +2,7 @@
 
 A pattern is one of java.time's DateTimeFormatter, of which these letters are understood:
 
-    y u    year             yy: 2000 to 2099; yyyy: more than four digits only behind a sign; else that many or more
+    y      year             yy: 2000 to 2099; yyyy: more than four digits only behind a sign; else that many or more
     M L    month            M, MM; MMM: Jan; MMMM: January
     d      day of month     H hour, m minute, s second: one letter: any number of digits, two: exactly two
     h K k  hour 1-12, 0-11, 1-24; h and K need an a: AM or PM
@@ -93,7 +93,7 @@ cdef struct Retreat:               # what an optional part that does not fit fal
 NUMBERS = {
     "d": DAY, "H": HOUR, "k": CLOCK_24, "K": HOUR_12, "h": CLOCK_12, "m": MINUTE, "s": SECOND,
 }  # fmt: skip
-UNDERSTOOD = "yuMLdHhKkmsSaXxZVz"
+UNDERSTOOD = "yMLdHhKkmsSaXxZVz"
 MONTHS = (
     b"january", b"february", b"march", b"april", b"may", b"june", b"july", b"august", b"september", b"october",
     b"november", b"december",
@@ -539,7 +539,7 @@ def quoted(text, start, refuse):
 def letter_item(c, n, refuse):
     if c not in UNDERSTOOD:
         refuse(f"the letter {c} is not understood; of java.time's {' '.join(UNDERSTOOD)} are")
-    if c in "yu":
+    if c == "y":
         if n > 6:
             refuse(f"{c} stands at most six times")
         if n == 2:

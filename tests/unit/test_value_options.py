@@ -130,6 +130,7 @@ def test_each_kind_of_column_has_its_pattern_and_csv_has_them_too():
     ("pattern", "why"),
     [
         ("YYYY-MM-dd", "the letter Y is not understood"),
+        ("uuuu-MM-dd", "the letter u is not understood"),
         ("yyyy-DDD", "the letter D is not understood"),
         ("EEE, d MMM yyyy", "the letter E is not understood"),
         ("yyyy-MM-dd'T", "a quote is not closed"),

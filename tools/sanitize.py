@@ -28,7 +28,8 @@ UNITS = (
     " reactor_chaos reactor_fetch reactor_produce record_columns record_encode records value_fuzz"
     " value_options watermarks"
 )
-NOT = "gives_the_arena_back or bomb_costs or no_buffer_stays_behind"  # what measures time or memory says nothing of this build
+# what measures time or memory says nothing of this build
+NOT = "gives_the_arena_back or bomb_costs or no_buffer_stays_behind"
 SEEN = "import ctypes; ctypes.memmove(ctypes.create_string_buffer(8), bytes(80), 80)"  # too far
 LIBRARIES = ("libasan.so", "libubsan.so")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-ALL = ("columns", "topic", "timeZone")
-TIMES = ("timestampFormat", "timestampNTZFormat", "dateFormat")
+ALL = ("columns", "topic")
+TIMES = ("timeZone", "timestampFormat", "timestampNTZFormat", "dateFormat")
 REGISTRY = (
     "schema.registry.url",
     "schema.registry.basic.auth.user.info",
@@ -73,7 +73,7 @@ FIXED: dict[str, tuple[tuple[str, ...], str]] = {
 }  # fmt: skip
 # all names that format("kafkad") hands on to be checked here
 DECODER_OPTIONS: tuple[str, ...] = tuple(
-    dict.fromkeys(("timeZone", *(name for names in OPTIONS.values() for name in names), *FIXED))
+    dict.fromkeys((*(name for names in OPTIONS.values() for name in names), *FIXED))
 )
 SPELLED = {name.lower(): name for name in (*ALL, *DECODER_OPTIONS)}
 

@@ -27,7 +27,8 @@ and in one that is not:
     JSON files; from_json writes it anew ("1.5", without blanks)
 
 Avro differs from from_avro in these, again stricter: bytes after the record, strings that are not UTF-8,
-booleans other than 0 and 1, and integers of more bits than their type are bad.
+booleans other than 0 and 1, and integers of more bits than their type are bad; and in one that is not: a key
+that comes twice in a map stays twice, of which from_avro keeps the last.
 
 Protobuf differs from from_protobuf in that a string of proto2 that is not UTF-8 is bad.
 

@@ -239,7 +239,7 @@ def test_an_option_of_another_format_is_refused(format):
     from kafkad.spark.value_options import checked
 
     for name in DECODER_OPTIONS:
-        if name in FIXED or name == "timeZone":
+        if name in FIXED:
             continue
         if name in OPTIONS[format]:
             assert checked(format, {name.upper(): "x"}) == {name.lower(): "x"}
@@ -306,15 +306,3 @@ def test_csv_words_and_separators():
     for sep in ("", "\\", "\\x"):
         with pytest.raises(ValueError, match="option sep is"):
             value_decoder("csv", "a INT", {"sep": sep})
-
-
-def test_the_pipelines_registry_and_message_reach_the_decoder():
-    from kafkad.ingest.pipeline import Decode
-    from kafkad.ingest.run import decoder_options
-    from kafkad.spark.value_options import checked
-
-    given = decoder_options(Decode(format="confluent-avro", registry="http://r", columns=("a", "b")))
-    assert checked("confluent-avro", given) == {"schema.registry.url": "http://r", "columns": "a,b"}
-    assert checked("protobuf", decoder_options(Decode(format="protobuf", message="M"))) == {
-        "messagename": "M"
-    }

@@ -53,6 +53,7 @@ class StreamRun(Run):
             self.say(sentence)
         self.written: dict[int, dict[str, Any]] = {}
         self.trouble: BaseException | None = None
+        self.check_table()
         self.begin()
         query = self.start()
         seen = -1

@@ -17,7 +17,6 @@ import platform
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,10 +29,12 @@ from typing import Any
 
 import psutil
 from rich.console import Console
+from rich.table import Table
 
-from bench import durable, fetch, killed, mixed, produce, recovery, report, scale
+from bench import durable, fetch, killed, mixed, produce, recovery, report, scale, spark, spark_report
 from bench.bounds import OURS, Results, check
-from bench.running import Bench, Options, filesystem, huge_tmpfs, tmpfs
+from bench.memory import filesystem, huge_tmpfs, tmpfs, unmount
+from bench.running import Bench, Options
 
 # in this order: those that share a fleet of brokers stand together
 GROUPS: dict[str, Callable[[Bench], None]] = {
@@ -53,6 +54,7 @@ GROUPS: dict[str, Callable[[Bench], None]] = {
     "restart": recovery.crash,
     "worker killed": killed.run,
     "recovery": recovery.recover,
+    "spark": spark.run_group,
 }
 QUICK = (
     "start",
@@ -152,6 +154,12 @@ def merged(old: Results, new: Results) -> Results:
     return {g: {**old.get(g, {}), **new.get(g, {})} for g in dict.fromkeys((*old, *new))}
 
 
+def table(group: str, scenarios: dict[str, dict[str, dict[str, Any]]]) -> Table:
+    if group == "spark":
+        return spark_report.table(scenarios)
+    return report.table(group, scenarios)
+
+
 def finish(console: Console, options: argparse.Namespace, results: Results, told: dict[str, Any]) -> int:
     """The plot and the verdicts."""
     if any(OURS in row for group in results.values() for row in group.values()):
@@ -162,9 +170,12 @@ def finish(console: Console, options: argparse.Namespace, results: Results, told
                 console.print(f"written to {path}")
         except ModuleNotFoundError:
             console.print("no plot: matplotlib is not installed")
+    if "spark" in results:
+        for path in spark_report.plot(results["spark"], options.plot.with_name("spark")):
+            console.print(f"written to {path}")
     if not options.check:
         return 0
-    verdicts = check(results)
+    verdicts = check(results) + (spark_report.check(results["spark"]) if "spark" in results else [])
     console.print(report.verdict_table(verdicts))
     console.print(report.totals(verdicts))
     return int(any(v.met is False for v in verdicts))
@@ -177,7 +188,7 @@ def main() -> int:
     if options.report:
         results = report.read(options.json)
         for group, scenarios in results.items():
-            console.print(report.table(group, scenarios))
+            console.print(table(group, scenarios))
         return finish(console, options, results, report.machine(options.json))
 
     groups = chosen(parser, options)
@@ -212,14 +223,14 @@ def main() -> int:
                 for name, scenarios in bench.results.items():
                     fresh = {s: row for s, row in scenarios.items() if s not in shown.get(name, {})}
                     if fresh:
-                        console.print(report.table(name, fresh))
+                        console.print(table(name, fresh))
                         shown.setdefault(name, {}).update(fresh)
                 report.write(options.json, told, vars(options), merged(old, bench.results))
     finally:
         bench.stop_main_fleet()
         if mounted:
-            subprocess.run(["umount", "-l", str(where)], check=False)
-        for directory in (where, plain, disk):
+            unmount(mounted)
+        for directory in (plain, disk):
             shutil.rmtree(directory, ignore_errors=True)
     for failure in bench.failures:
         console.print(f"[red]failed: {failure}[/red]", highlight=False)

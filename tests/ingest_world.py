@@ -42,11 +42,19 @@ def fill(
     """Creates the topic and writes (key, value) records; every `bad_every`th value is cut in its middle. How
     many were written, and how many of them damaged.
     """
-    from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+    return produce(bootstrap, topic, records, bad_every)
+
+
+def produce(
+    bootstrap: str, topic: str, records: Iterable[tuple[bytes | None, bytes]], bad_every: int = 0
+) -> dict[str, int]:
+    """The same for a topic that is there."""
+    from confluent_kafka import Producer
+
     producer = Producer({"bootstrap.servers": bootstrap, "compression.type": "lz4", "linger.ms": 20,
                          "queue.buffering.max.messages": 500_000})  # fmt: skip
     counts = {"sent": 0, "bad": 0}

@@ -144,6 +144,7 @@ class ParquetFile:
     def abandon(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # a full disk, or closed already
             self._writer.close()
+        self._writer.is_open = False  # else it tries again when it is collected, and prints a stack trace
         with contextlib.suppress(OSError):
             self._file.close()
         self.staged.unlink(missing_ok=True)
@@ -442,7 +443,7 @@ def land(
                 if batch.num_rows == 0:
                     continue
                 holes.saw(batch.column("offset"))
-                bytes_read += batch.column("key").nbytes + batch.column("value").nbytes
+                bytes_read += key_and_value_bytes(batch)
                 good = landing.batch(batch)
                 rows += good.num_rows
                 bad += batch.num_rows - good.num_rows
@@ -450,11 +451,18 @@ def land(
             holes.end()
             runs = tuple(holes.runs)
             covered.append(Covered(topic, partition, start, end, rows, bad, holes.count, runs))
-        return TaskReport(tuple(files.close() + landing.close()), tuple(covered), bytes_read)
+        return TaskReport(tuple(files.close() + landing.close()), tuple(covered), bytes_read, landing.nulled)
     except BaseException:
         files.abandon()
         landing.abandon()
         raise
+
+
+def key_and_value_bytes(batch: pa.RecordBatch) -> int:
+    from pyarrow import compute
+
+    lengths = [compute.sum(compute.binary_length(batch.column(name))).as_py() for name in ("key", "value")]
+    return sum(each or 0 for each in lengths)
 
 
 class Landing:
@@ -468,6 +476,7 @@ class Landing:
 
             decoder = value_decoder(*settings.decoder)
         self.decoder = decoder
+        self.nulled = 0  # values that could not be decoded and are rows of nulls
         self.dlq: ParquetFile | None = None
         self.dlq_name = ""
 
@@ -494,6 +503,7 @@ class Landing:
             columns.append(pa.repeat(now, batch.num_rows))
         good = pa.RecordBatch.from_arrays(columns, names)
         if len(bad) == 0 or self.settings.bad == "null":
+            self.nulled += len(bad)
             return good
         if self.settings.bad == "fail":
             where = f"{batch.column('topic')[bad[0]]}-{batch.column('partition')[bad[0]]}"
@@ -501,13 +511,13 @@ class Landing:
                 f"the record at offset {batch.column('offset')[bad[0]]} of {where} cannot be decoded:"
                 f" {decoded.reasons[0]}"
             )
-        self._put_aside(batch, bad, decoded.reasons)
+        self.put_aside(batch, bad, decoded.reasons)
         keep = pa.array([True] * batch.num_rows).to_pylist()
         for row in bad:
             keep[row] = False
         return good.filter(pa.array(keep))
 
-    def _put_aside(self, batch: pa.RecordBatch, bad: Sequence[int], reasons: Sequence[str]) -> None:
+    def put_aside(self, batch: pa.RecordBatch, bad: Sequence[int], reasons: Sequence[str]) -> None:
         import pyarrow as pa
 
         from kafkad.ingest.dlq import SCHEMA

@@ -139,6 +139,7 @@ class TaskReport:
     files: tuple[FileEntry, ...] = ()
     covered: tuple[Covered, ...] = ()
     bytes_read: int = 0  # of keys and values, before decoding
+    nulled: int = 0  # values that could not be decoded and are rows of nulls
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
@@ -150,6 +151,7 @@ class TaskReport:
             tuple(entry_of(file) for file in told["files"]),
             tuple(covered_of(c) for c in told["covered"]),
             told["bytes_read"],
+            told["nulled"],
         )
 
     @property

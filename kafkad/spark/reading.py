@@ -58,6 +58,10 @@ class SmallRanges(InputPartition):
         return f"SmallRanges({', '.join(map(repr, self.parts))})"
 
 
+# Bytes of records in one batch. Typed columns are a part of the text that they come from, and a batch of many
+# columns costs Python and the JVM as much as some hundred rows of it, whatever its size.
+RAW_BATCH_BYTES, TYPED_BATCH_BYTES = 1 << 20, 4 << 20
+
 # so many offsets together are one task: a Python task costs tens of milliseconds
 SMALL_TASK_OFFSETS = 500
 
@@ -89,7 +93,7 @@ def read_partition(options: ReadOptions, layout: Layout, part: Any) -> Iterator[
     elif getattr(part, "value", None) is not None or type(part) is not InputPartition:
         from kafkad.spark import segment_scan
 
-        yield from compose(options, layout, segment_scan.read(part))
+        yield from compose(options, layout, segment_scan.read(part, batch_bytes(options, layout)))
     # else nothing was planned, and PySpark sends a partition without anything
 
 
@@ -108,6 +112,7 @@ def fetched(options: ReadOptions, layout: Layout, part: RangePartition) -> Itera
             isolation="read_committed" if options.read_committed else "read_uncommitted",
             headers=layout.headers or options.bad_records == "dlq",
             verify_crc=options.verify_crc,
+            batch_bytes=batch_bytes(options, layout),
             timeout_s=options.timeout_s,
             fail_on_data_loss=options.fail_on_data_loss,
             topic_id=bytes.fromhex(part.topic_id) if part.topic_id else None,
@@ -146,6 +151,11 @@ def compose(
         if whole.num_rows:
             yield whole
     policy.close()
+
+
+def batch_bytes(options: ReadOptions, layout: Layout) -> int:
+    """What of records becomes one batch: of the result it is about 1 MiB either way."""
+    return TYPED_BATCH_BYTES if options.typed and looks_at_values(options, layout) else RAW_BATCH_BYTES
 
 
 def looks_at_values(options: ReadOptions, layout: Layout) -> bool:

@@ -64,6 +64,9 @@ MAX_TIMESTAMP_AT = 35
 HEADER_SIZE, LENGTH_OVERHEAD = 61, 12
 LEGACY_SIZE_MIN = 26
 
+INDEX_PIECE = 64 << 10  # of an index, read at a time
+_ZEROS = bytes(INDEX_PIECE)
+
 
 class DataLoss(ValueError):
     """Records of the plan are not there any more, or not as they were written."""
@@ -294,12 +297,15 @@ class Index:
 
     def __init__(self, path: str, entry: struct.Struct) -> None:
         self._entry = entry
+        # An active segment's is stretched with zeros, to 10 MB: the reading ends where they have begun
+        pieces = []
         try:
-            with open(path, "rb") as file:
-                self._data = file.read()
+            with open(path, "rb", buffering=0) as file:
+                while (piece := file.read(INDEX_PIECE)) and piece != _ZEROS[: len(piece)]:
+                    pieces.append(piece)
         except FileNotFoundError:
-            self._data = b""
-        # an active segment's is stretched with zeros
+            pass
+        self._data = b"".join(pieces)
         used = len(self._data.rstrip(b"\0"))
         self._count = min(-(-used // entry.size), len(self._data) // entry.size)
 

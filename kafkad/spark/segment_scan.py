@@ -49,7 +49,7 @@ from kafkad.spark.segment_files import DataLoss, PartitionLog, Segment, logs_in
 
 log = logging.getLogger("kafkad.spark")
 
-CHUNK = 2 << 20  # read at a time; a batch that is larger gets a buffer of its size
+CHUNK = 1 << 20  # read at a time: stays in a core's cache. A batch that is larger gets a buffer of its size
 
 # Buffers of this process that no task has: memory that is touched anew costs more than the reading.
 _buffers: list[bytearray] = []
@@ -241,22 +241,23 @@ def batches_at(segment: Segment, whole: Range, read: int, target: int) -> tuple[
 # -- a task -------------------------------------------------------------------------------------------------
 
 
-def columns_of(part: ScanPartition) -> RecordColumns:
+def columns_of(part: ScanPartition, batch_bytes: int = 1 << 20) -> RecordColumns:
     return RecordColumns(
         part.log.topic,
         part.log.partition,
         part.start,
         part.end,
+        batch_bytes=batch_bytes,
         headers=part.headers,
         verify_crc=part.verify_crc,
         read_committed=part.read_committed,
     )
 
 
-def read(part: ScanPartition) -> Iterator[pa.RecordBatch]:
-    """The records of a task, as Kafka's columns. DataLoss when they are not there any more and
-    failOnDataLoss is set."""
-    columns = columns_of(part)
+def read(part: ScanPartition, batch_bytes: int = 1 << 20) -> Iterator[pa.RecordBatch]:
+    """The records of a task, as Kafka's columns, in batches of so many bytes at most. DataLoss when they are
+    not there any more and failOnDataLoss is set."""
+    columns = columns_of(part, batch_bytes)
     reader = SegmentReader(part, columns)
     try:
         while not columns.done and reader.begin():
@@ -326,12 +327,13 @@ class SegmentReader:
         aborted = part.log.aborted(columns.position, part.end) if part.read_committed else []
         at = segment.position_of(columns.position)
         os.posix_fadvise(segment.fd, at, 0, os.POSIX_FADV_SEQUENTIAL)
+        have = 0  # bytes in the buffer: the beginning of a batch that the last read has cut
         while not columns.done:
-            size = os.preadv(segment.fd, [self.buffer], at)
-            if size == 0:
+            have += os.preadv(segment.fd, [memoryview(self.buffer)[have:]], at + have)
+            if have == 0:
                 break
             try:
-                columns.feed(memoryview(self.buffer)[:size], aborted)
+                columns.feed(memoryview(self.buffer)[:have], aborted)
                 while (batch := columns.take()) is not None:
                     yield pa.record_batch(batch)
             except Malformed as damaged:
@@ -340,13 +342,20 @@ class SegmentReader:
                 raise
             if columns.done:
                 return
-            at += columns.consumed
-            if columns.consumed == 0:
-                header = segment.header(at)
-                if header is None or at + header[1] > segment.size:
-                    # the last batch is cut, or is none
-                    raise self._damaged(f"no whole batch stands at position {at}")
+            used = columns.consumed
+            at += used
+            have -= used
+            if used:
+                view = memoryview(self.buffer)
+                view[:have] = view[used : used + have]
+                continue
+            header = segment.header(at)
+            if header is None or at + header[1] > segment.size:
+                # the last batch is cut, or is none
+                raise self._damaged(f"no whole batch stands at position {at}")
+            if header[1] > len(self.buffer):
                 self.buffer = bytearray(header[1])
+                have = 0
         self.behind = (segment.base, os.fstat(segment.fd).st_ino)
 
     # -- what is told

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench import bounds, plot, produce, report, scenarios
+from bench import bounds, plot, produce, report, scenarios, spark, spark_report
 from bench.bounds import ABSOLUTE, BOUNDS, Bound, check
 from bench.figures import figures, medians, spread_percent, summary
 
@@ -222,3 +222,43 @@ def test_the_plot_is_files_that_are_what_they_say(tmp_path: Path) -> None:
 def test_nothing_to_compare_makes_no_plot(tmp_path: Path) -> None:
     assert plot.plot({"g": {"s": row("MB/s", [1.0])}}, tmp_path / "ratios") == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sparks_bounds_are_checked_on_each_broker_against_what_reads_there() -> None:
+    results = {
+        "raw to noop": {
+            f"{reader} on {broker}": {"rows/s": summary([rate * 1e6] * 5)}
+            for broker, scale in (("kafkad", 1.0), (JVM, 0.5))
+            for reader, rate in (
+                ("spark-sql-kafka", 0.5),
+                ("spark-sql-kafka, tuned", 9.0),
+                ("kafkad", scale),
+                ("segment files", 1.1),
+            )
+        }
+    }
+    verdicts = {v.bound.scenario: v for v in spark_report.check(results) if v.bound.figure == "rows/s"}
+    met = {name: v.met for name, v in verdicts.items() if v.met is not None}
+    assert met == {
+        "raw to noop: kafkad on kafkad": True,
+        f"raw to noop: kafkad on {JVM}": False,
+        "raw to noop: segment files on kafkad": False,
+        f"raw to noop: segment files on {JVM}": True,
+    }
+    assert verdicts["raw to noop: segment files on kafkad"].measured == pytest.approx(1.1)
+    assert verdicts["json to parquet: kafkad ingest on kafkad"].met is None
+    out = io.StringIO()
+    Console(file=out, width=200).print(spark_report.table(results))
+    cells = [line.replace(" ", "").split("│") for line in out.getvalue().splitlines()]
+    assert ["segmentfilesonkafkad", "1.1e+06", "1.10"] in [row[3:6] for row in cells]
+    assert "1,100,000 (2.20)" in spark_report.markdown(results)
+
+
+def test_each_reader_of_spark_has_the_sinks_it_can_write_and_reads_what_takes_seconds() -> None:
+    jobs = spark.jobs(spark.arguments().parse_args([]))
+    sinks = {(job.reader, job.sink) for job in jobs}
+    assert ("segment files", "parquet") not in sinks and ("kafkad ingest", "noop") not in sinks
+    assert {job.reader for job in jobs if job.reads_all} == {"kafkad", "segment files", "kafkad ingest"}
+    assert not any(job.reads_all for job in jobs if job.reader.startswith("spark-sql-kafka"))
+    values = [b"a", b"bb", b"ccc"]
+    assert spark.bytes_of(values, 7) == sum(map(len, values)) * 2 + 1

@@ -326,6 +326,40 @@ def test_values_may_be_larger_than_what_is_read_at_a_time(directory, monkeypatch
     assert directory.scan() == directory.rows
 
 
+def test_each_byte_is_read_once_wherever_a_read_cuts_a_batch(directory, monkeypatch):
+    monkeypatch.setattr(segment_scan, "CHUNK", 1000)
+    monkeypatch.setattr(segment_scan, "_buffers", [])
+    rng = random.Random(7)
+    for _ in range(300):
+        directory.append([rng.randbytes(rng.randrange(250)) for _ in range(rng.randrange(1, 4))])
+    directory.commit()
+    read = []
+
+    def preadv(fd, buffers, at):
+        read.append((at, found := os_preadv(fd, buffers, at)))
+        return found
+
+    os_preadv = os.preadv
+    monkeypatch.setattr(segment_scan.os, "preadv", preadv)
+    assert directory.scan() == directory.rows
+    assert [at for at, _ in read[1:]] == [at + size for at, size in read[:-1]]
+    assert sum(size for _, size in read) == os.path.getsize(directory.file(LOG))
+
+
+def test_of_an_index_that_is_stretched_with_zeros_only_what_is_used_is_read(directory):
+    filled(directory, segments=1, batches=400)
+    options = {"targetPartitionBytes": "3000", "startingOffsets": '{"t":{"0":777}}'}
+    short = [repr(part) for part in directory.plan(**options)]
+    used = os.path.getsize(directory.file(INDEX))
+    os.truncate(directory.file(INDEX), 10 << 20)  # as a broker has that of its active segment
+    assert [repr(part) for part in directory.plan(**options)] == short
+    assert directory.scan(**options) == directory.rows[777:]
+    with segment_files.Segment(str(directory.path), 0) as segment:
+        index = segment.offset_index()
+    assert len(index) == used // 8
+    assert len(index._data) == segment_files.INDEX_PIECE
+
+
 # -- transactions -------------------------------------------------------------------------------------------
 
 

@@ -151,9 +151,9 @@ class Writer(threading.Thread):
 def wait_for_progress(writers: list[Writer]) -> None:
     """Until each has had an acknowledgement from the broker that runs now.
 
-    librdkafka looks once a second for a broker that it lost, so on a busy machine a writer may miss several lives
-    of it. What it tries again then may have been deleted meanwhile (Admin.trim), and with it what tells a record
-    that came twice.
+    librdkafka looks once a second for a broker that it lost, so on a busy machine a writer may miss several
+    lives of it. What it tries again then may have been deleted meanwhile (Admin.trim), and with it what tells
+    a record that came twice.
     """
     before = [writer.delivered for writer in writers]
     deadline = time.monotonic() + 60

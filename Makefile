@@ -35,7 +35,7 @@ SANITIZE_ARGS ?=
 # tests of tests/integration/ that `make test` runs with several workers, too
 CLIENTS  := apis confluent_kafka kafka_python aiokafka client
 # most of them wait most of the time; the tests of one file share a broker, and stay together
-SIDE_BY_SIDE = $(if $(filter-out 1,$(PARALLEL)),-n $(PARALLEL) --dist loadfile)
+SIDE_BY_SIDE = $(if $(filter-out 1,$(PARALLEL)),-n $(PARALLEL) --dist loadfile --no-loadscope-reorder)
 PROMISES := java_tools shutdown log_dirs kill kill_groups power_loss
 
 .PHONY: help run build test check sanitize bench demo soak clean jars java
@@ -90,7 +90,7 @@ test: $(VENV)/.stamp-test build/.stamp-native java jars
 	@$(PY) -m pytest $(SIDE_BY_SIDE) --durations=20 $(PYTEST_ARGS)
 ifeq ($(strip $(PYTEST_ARGS)),)
 	@$(PY) -m pytest $(SIDE_BY_SIDE) --durations=10 --workers 2 -k "not kill_9_of_a_worker" $(patsubst %,tests/integration/test_%.py,$(CLIENTS) $(PROMISES))
-	@$(PY) -m pytest $(SIDE_BY_SIDE) --workers 4 $(patsubst %,tests/integration/test_%.py,$(CLIENTS))
+	@$(PY) -m pytest $(SIDE_BY_SIDE) --workers 4 $(patsubst %,tests/integration/test_%.py,$(CLIENTS) java_tools)
 endif
 
 # all four speak, also after one has failed

@@ -17,7 +17,6 @@ import platform
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,7 +33,8 @@ from rich.table import Table
 
 from bench import durable, fetch, killed, mixed, produce, recovery, report, scale, spark, spark_report
 from bench.bounds import OURS, Results, check
-from bench.running import Bench, Options, filesystem, huge_tmpfs, tmpfs
+from bench.memory import filesystem, huge_tmpfs, tmpfs, unmount
+from bench.running import Bench, Options
 
 # in this order: those that share a fleet of brokers stand together
 GROUPS: dict[str, Callable[[Bench], None]] = {
@@ -229,8 +229,8 @@ def main() -> int:
     finally:
         bench.stop_main_fleet()
         if mounted:
-            subprocess.run(["umount", "-l", str(where)], check=False)
-        for directory in (where, plain, disk):
+            unmount(mounted)
+        for directory in (plain, disk):
             shutil.rmtree(directory, ignore_errors=True)
     for failure in bench.failures:
         console.print(f"[red]failed: {failure}[/red]", highlight=False)

@@ -1,8 +1,6 @@
 """One run of a load against one broker, and its figures."""
 
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from bench.batches import compressed
@@ -133,15 +131,3 @@ def run_client(broker: Process, name: str, topic: str, records: int) -> dict[str
     before = broker.cpu_seconds()
     told = LOADS[name](broker, topic, records, 1000)
     return figures(told, broker.cpu_seconds() - before)
-
-
-def touch_memory(directory: Path, megabytes: int) -> None:
-    """Writes and deletes a file: memory that the machine's host took back is slow at its first touch."""
-    path = directory / f"touched-{time.monotonic_ns()}"
-    block = bytes(1 << 20)
-    try:
-        with open(path, "wb", buffering=0) as file:
-            for _ in range(megabytes):
-                file.write(block)
-    finally:
-        path.unlink(missing_ok=True)

@@ -18,8 +18,9 @@ import psutil
 from bench.bounds import RECOVERY
 from bench.brokers import Process
 from bench.drive import fill, run_produce
+from bench.memory import filesystem
 from bench.native import load
-from bench.running import Bench, Cell, filesystem
+from bench.running import Bench, Cell
 from bench.scenarios import PRODUCE
 
 START = "start to first Metadata"

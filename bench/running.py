@@ -6,10 +6,8 @@ write, and each partition has been written to once. A round drives every broker 
 hits all; a figure is the median over the rounds. A cell that fails is told, and left out; the rest goes on.
 """
 
-import os
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +21,9 @@ from rich.status import Status
 
 from bench.bounds import Results
 from bench.brokers import Bare, Jvm, Kafkad, Process
-from bench.drive import FETCH_TOPIC, fill, run_fetch, run_produce, touch_memory
+from bench.drive import FETCH_TOPIC, fill, run_fetch, run_produce
 from bench.figures import medians
+from bench.memory import touch_memory
 from bench.scenarios import FETCH, PRODUCE
 
 DISK_WARM_MB = 300  # a JVM is warmed on disk with less: what is dirty has to be written out
@@ -228,25 +227,3 @@ class Bench:
 def progress(done: int, total: int, width: int = 20) -> str:
     full = width * done // max(total, 1)
     return "━" * full + "─" * (width - full)
-
-
-def tmpfs() -> Path:
-    """A directory on a tmpfs of ordinary pages, else in the temporary directory."""
-    shm = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="kafkad-bench-", dir=shm if shm.is_dir() else None))
-
-
-def huge_tmpfs() -> Path | None:
-    """A tmpfs of huge pages, mounted, where one may be."""
-    where = Path(tempfile.mkdtemp(prefix="kafkad-bench-"))
-    mount = ["mount", "-t", "tmpfs", "-o", "huge=always,size=20g", "tmpfs", str(where)]
-    if os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0:
-        return where
-    where.rmdir()
-    return None
-
-
-def filesystem(path: Path) -> str:
-    """The type of the file system that holds `path`."""
-    mounts = sorted(psutil.disk_partitions(all=True), key=lambda m: len(m.mountpoint))
-    return next((m.fstype for m in reversed(mounts) if path.resolve().is_relative_to(m.mountpoint)), "?")

@@ -53,6 +53,7 @@ from rich.console import Console
 from bench import report, running
 from bench.brokers import Jvm, Kafkad, Process
 from bench.figures import medians
+from bench.memory import tmpfs
 from bench.spark_report import (
     CONNECTOR,
     INGEST,
@@ -477,7 +478,7 @@ def main() -> int:
     if not options.report:
         for ending in (signal.SIGTERM, signal.SIGHUP):  # no broker stays behind
             signal.signal(ending, lambda number, _: sys.exit(128 + number))
-        where = running.tmpfs()
+        where = tmpfs()
         bench = Bench(options, where, console)
         try:
             bench.start()

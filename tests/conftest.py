@@ -46,15 +46,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", f"ignore::DeprecationWarning:{module}")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is quick and says most comes first: units, then clients, then the Spark jobs."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What is quick and says most comes first: units, then clients, then the Spark jobs. Side by side the
+    long files come first, else one of them goes on alone when all others are done.
+    """
 
     def place(item: pytest.Item) -> int:
         if item.get_closest_marker("spark"):
             return 2
         return int("integration" in item.path.parts)
 
-    items.sort(key=place)
+    items.sort(key=place, reverse=hasattr(config, "workerinput"))
 
 
 @pytest.fixture(scope="session")

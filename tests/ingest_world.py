@@ -1,11 +1,15 @@
 """What the tests of `kafkad ingest` share: topics full of real records, a run in a process of its own, kills.
 
-`fill` writes records and damages some of them; `Job` is `kafkad ingest run` as a user has it, whose lines of
-JSON say which batch is done, so that a test kills in the middle and not after some seconds.
+`fill` writes records and damages some of them; `Job` is `kafkad ingest run` as a user has it. Its lines of
+JSON say which batch is done, and a worker that has a staged file open is in the middle of the next one: so a
+test kills there, and not after some seconds. `through_every_kill` is the story of all three kinds of kill.
+
+SOAK: `make soak` runs the same stories on all of the data.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -18,7 +22,9 @@ from typing import Any
 
 import psutil
 
-JOB_SECONDS = 240
+SOAK = os.environ.get("KAFKAD_SOAK") == "1"
+JOB_SECONDS = 3000 if SOAK else 240
+STORY_SECONDS = 7200 if SOAK else 400  # of a test
 SPARK = """
 [spark]
 master = "local[2]"
@@ -36,11 +42,19 @@ def fill(
     """Creates the topic and writes (key, value) records; every `bad_every`th value is cut in its middle. How
     many were written, and how many of them damaged.
     """
-    from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+    return produce(bootstrap, topic, records, bad_every)
+
+
+def produce(
+    bootstrap: str, topic: str, records: Iterable[tuple[bytes | None, bytes]], bad_every: int = 0
+) -> dict[str, int]:
+    """The same for a topic that is there."""
+    from confluent_kafka import Producer
+
     producer = Producer({"bootstrap.servers": bootstrap, "compression.type": "lz4", "linger.ms": 20,
                          "queue.buffering.max.messages": 500_000})  # fmt: skip
     counts = {"sent": 0, "bad": 0}
@@ -129,29 +143,77 @@ class Job:
         for each in left:
             each.kill()
 
-    def kill_worker(self) -> int:
-        """A Python worker of Spark, with -9."""
-        deadline = time.monotonic() + 30
+    def writing_worker(self) -> int:
+        """The process id of a Python worker of Spark that is in the middle of a batch: a file that it writes
+        is open. Waits for one; asks again and again, since nobody is told when a task opens a file."""
+        deadline = time.monotonic() + JOB_SECONDS
         while time.monotonic() < deadline:
-            for each in psutil.Process(self.process.pid).children(recursive=True):
-                try:
-                    if is_worker(each):
-                        os.kill(each.pid, signal.SIGKILL)
-                        return each.pid
-                except (psutil.NoSuchProcess, ProcessLookupError):
-                    continue
-            time.sleep(0.01)
-        raise AssertionError("Spark has no Python worker")
+            assert self.process.poll() is None, f"the run ended: {self.errors.read_text()[-4000:]}"
+            daemons = [
+                each.pid
+                for each in psutil.Process(self.process.pid).children(recursive=True)
+                if is_daemon(each)
+            ]
+            until = time.monotonic() + 1
+            while daemons and time.monotonic() < until:
+                for worker in itertools.chain.from_iterable(map(forked_by, daemons)):
+                    if writes(worker):
+                        return worker
+                time.sleep(0.001)
+            time.sleep(0.02)
+        raise AssertionError("no Python worker of Spark writes")
+
+    def kill_worker(self) -> int:
+        """A Python worker of Spark, with -9, while it writes."""
+        worker = self.writing_worker()
+        os.kill(worker, signal.SIGKILL)
+        return worker
 
 
-def is_worker(process: psutil.Process) -> bool:
-    """Forked by pyspark.daemon, whose command line it has."""
-    parent = process.parent()
-    return (
-        parent is not None
-        and "pyspark.daemon" in " ".join(process.cmdline())
-        and "pyspark.daemon" in " ".join(parent.cmdline())
-    )
+def is_daemon(process: psutil.Process) -> bool:
+    """Spark's parent of Python workers, which have its command line."""
+    try:
+        return "pyspark.daemon" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def forked_by(pid: int) -> list[int]:
+    """The process ids of its children."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def writes(pid: int) -> bool:
+    """Whether the process has a staged file open."""
+    try:
+        folder = f"/proc/{pid}/fd"
+        return any(os.readlink(f"{folder}/{number}").endswith(".staged") for number in os.listdir(folder))
+    except (FileNotFoundError, ProcessLookupError):  # the file, or the process, was closed meanwhile
+        return False
+
+
+def through_every_kill(pipeline: Path, broker: Any) -> dict[str, Any]:
+    """Runs a pipeline of five batches or more to its end while the Spark driver, a worker of Spark and the
+    broker are killed with -9, each when a batch is half written. The last run's summary.
+    """
+    with Job(pipeline) as job:
+        next(iter(job))
+        job.writing_worker()
+        job.kill()
+    assert job.rows > 0
+    with Job(pipeline) as job:
+        next(iter(job))
+        job.kill_worker()
+        job.writing_worker()  # another one, which does its work again
+        broker.kill()
+        broker.restart()
+        summary = job.finish()
+    assert (summary["ended"], summary["lag"]) == ("done", 0)
+    assert "Python worker exited unexpectedly" in job.errors.read_text(), "it was killed at its work"
+    return summary
 
 
 def landed(table: Path, query: str) -> list[tuple[Any, ...]]:

@@ -175,6 +175,14 @@ def test_every_file_opens_with_its_idea():
     assert not silent, f"no docstring at the top of {silent}"
 
 
+def test_what_has_a_long_form_runs_it_in_make_soak():
+    """`make soak` is `pytest -m soak`: a test that reads KAFKAD_SOAK and has no mark stays short there."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        text = path.read_text()
+        long = re.search(r"KAFKAD_SOAK\"|\bSOAK\b|\brounds\(\d", text)
+        assert not long or "pytest.mark.soak" in text or path.name == "test_source.py", path.name
+
+
 def test_no_drawer_is_called_utils():
     assert not [name_of(path) for path in SOURCES if path.stem in DRAWERS]
     assert not [path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name in DRAWERS]

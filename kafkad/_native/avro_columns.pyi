@@ -1,14 +1,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kafkad._native.arrow_build import Finished
+from kafkad._native.value_columns import ValueColumns
 
-class AvroColumns:
+class AvroColumns(ValueColumns):
     def __init__(
         self,
         fields: Sequence[tuple[Any, ...]],
         plan: dict[str, Any] | None = None,
         plan_of: Callable[[int], dict[str, Any] | str] | None = None,
     ) -> None: ...
-    def __arrow_c_schema__(self) -> object: ...
-    def decode(self, array: object) -> tuple[Finished, list[int], list[str]]: ...

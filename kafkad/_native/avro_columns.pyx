@@ -9,7 +9,7 @@ their own: an int or a long is appended as whatever the column is.
 has its plan, made when it is first met.
 
 Every length and count comes from a stranger: it is compared with what is left of the value before it is used, and
-elements that take no bytes (nulls) are counted at most EMPTY_ELEMENTS_MAX in an array."""
+elements that take no bytes (nulls) are counted at most EMPTY_ELEMENTS_MAX in a value, over all of its arrays."""
 
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -18,13 +18,14 @@ from libc.string cimport memcpy
 from kafkad._native.arrow_build cimport (
     KIND_DATE32, KIND_FLOAT32, KIND_FLOAT64, KIND_INT32, KIND_INT64, KIND_STRING, KIND_TIMESTAMP_US, Column, Columns,
     append_bool, append_bytes, append_decimal, append_f32, append_f64, append_i32, append_i64, append_list,
-    append_null, append_row, column_truncate,
+    append_null, append_row,
 )
 from kafkad._native.arrow_values cimport (
     BAD_BOOLEAN, BAD_BRANCH, BAD_LENGTH, BAD_MAGIC, BAD_VARINT, ENDS_EARLY, GOOD, NO_MEMORY, NOT_UTF8, OTHER_SCHEMA,
-    OUT_OF_RANGE, TOO_DEEP, TRAILING_BYTES, BadRows, BinaryValues, bad_rows_add, bad_rows_described, is_null, value_at,
+    OUT_OF_RANGE, TOO_DEEP, TRAILING_BYTES,
 )
 from kafkad._native.text_values cimport decimal_fits, is_utf8
+from kafkad._native.value_columns cimport Fault, ValueColumns, faulty
 
 cdef extern from * nogil:
     bint __builtin_mul_overflow(int64_t a, int64_t b, int64_t* result)
@@ -32,6 +33,7 @@ cdef extern from * nogil:
 cdef enum:
     DEPTH_MAX = 200
     EMPTY_ELEMENTS_MAX = 65536
+    PLANS_MAX = 1000                   # of ids; then those that make values bad are forgotten
 
 cdef enum Op:
     OP_NULL
@@ -77,16 +79,12 @@ cdef struct Node:
 
 cdef struct Parser:
     const uint8_t* end
-    const uint8_t* at
-    int reason
-    int32_t path
+    Fault* fault
+    int64_t empty_left                 # elements without bytes that this value may still have
 
 
 cdef inline const uint8_t* wrong(Parser* parser, int reason, Node* node, const uint8_t* at) noexcept nogil:
-    parser.reason = reason
-    parser.path = node.path
-    parser.at = at
-    return NULL
+    return faulty(parser.fault, reason, node.path, at)
 
 
 cdef inline const uint8_t* read_long(Parser* parser, Node* node, const uint8_t* p, int64_t* value) noexcept nogil:
@@ -156,7 +154,6 @@ cdef const uint8_t* read_blocks(Parser* parser, Node* node, const uint8_t* p, in
     """An array's or a map's."""
     cdef int64_t count
     cdef int64_t size
-    cdef int64_t total = 0
     cdef int64_t i
     cdef Node* element = &node.children[node.children_count - 1]
     while True:
@@ -173,9 +170,9 @@ cdef const uint8_t* read_blocks(Parser* parser, Node* node, const uint8_t* p, in
                 return wrong(parser, BAD_LENGTH, node, p)
             count = -count
         if element.is_empty and node.op == OP_ARRAY:
-            if count > EMPTY_ELEMENTS_MAX - total:
+            if count > parser.empty_left:
                 return wrong(parser, BAD_LENGTH, node, p)
-            total += count
+            parser.empty_left -= count
         elif count > parser.end - p:
             return wrong(parser, BAD_LENGTH, node, p)
         for i in range(count):
@@ -205,7 +202,7 @@ cdef const uint8_t* read_record(Parser* parser, Node* node, const uint8_t* p, in
         child = &node.missing[i]
         parser.end = child.bytes + child.size
         if read_value(parser, child.children, child.bytes, depth) is NULL:
-            parser.at = p
+            parser.fault.at = p
             return NULL
         parser.end = end
     if node.column is not NULL and append_row(node.column) < 0:
@@ -329,7 +326,7 @@ cdef int node_open(Node* node, plan, Column* column, str path, list paths) excep
         if node.children is NULL:
             raise MemoryError
         node.children_count = <int32_t>len(children)
-    node.is_empty = node.is_empty or node.op == OP_RECORD
+    node.is_empty = node.is_empty or node.op == OP_RECORD or node.op == OP_MEMBER
     for i, child in enumerate(children):
         name = path
         if node.op == OP_RECORD:
@@ -398,75 +395,33 @@ cdef class Plan:
         node_close(&self.root)
 
 
-cdef class AvroColumns:
+cdef class AvroColumns(ValueColumns):
     """Decodes bare Avro values (`plan` is given), or, with `plan_of`, such as have a registry's header.
 
     fields   as arrow_build's, of the reader's columns
     plan_of  id -> a plan, or a str that says why values with this id are bad. What it raises, `decode` raises."""
 
-    cdef Columns columns
-    cdef list paths
     cdef dict plans
     cdef object plan_of
+    cdef bint has_header
+    cdef list free_paths               # places of sentences that nobody needs any more
     cdef Plan current
     cdef Parser parser
-    cdef BadRows bad
-    cdef object failure
 
     def __cinit__(self, fields, plan=None, plan_of=None):
-        self.columns = Columns(fields)
-        self.paths = []
+        self.free_paths = []
         self.plans = {}
         self.plan_of = plan_of
+        self.has_header = plan_of is not None
         if plan is not None:
             self.current = Plan(self.columns, plan, self.paths)
 
-    def __dealloc__(self):
-        free(self.bad.rows)
-
-    def __arrow_c_schema__(self):
-        return self.columns.__arrow_c_schema__()
-
-    def decode(self, array):
-        """(batch, numbers of the bad rows, their reasons), as JsonColumns.decode."""
-        cdef BinaryValues values = BinaryValues(array)
-        cdef int64_t row
-        cdef int64_t size
-        cdef int64_t position
-        cdef int reason = GOOD
-        cdef const uint8_t* start
-        cdef bint has_header = self.plan_of is not None
-        self.columns.truncate(0)
-        self.bad.count = 0
-        with nogil:
-            for row in range(values.length):
-                reason = GOOD
-                if not is_null(values, row):
-                    start = value_at(values, row, &size)
-                    reason = self.decode_row(start, size, has_header)
-                    if reason == GOOD:
-                        continue
-                    if reason != NO_MEMORY:
-                        position = self.parser.at - start if self.parser.at is not NULL else -1
-                        if bad_rows_add(&self.bad, row, reason, self.parser.path, position) < 0:
-                            reason = NO_MEMORY
-                    column_truncate(&self.columns.root, row)
-                if reason == NO_MEMORY or append_null_row(&self.columns.root) < 0:
-                    reason = NO_MEMORY
-                    break
-        if reason == NO_MEMORY:
-            self.columns.truncate(0)
-            failure, self.failure = self.failure, None
-            raise failure or MemoryError("no memory for the decoded columns, or one has passed 2 GiB")
-        rows, reasons = bad_rows_described(&self.bad, self.paths)
-        return self.columns.take(), rows, reasons
-
-    cdef int decode_row(self, const uint8_t* p, int64_t size, bint has_header) noexcept nogil:
+    cdef int decode_row(self, const uint8_t* p, int64_t size, const uint8_t* readable) noexcept nogil:
         cdef uint32_t id
-        self.parser.at = p
-        self.parser.path = -1
         self.parser.end = p + size
-        if has_header:
+        self.parser.fault = &self.fault
+        self.parser.empty_left = EMPTY_ELEMENTS_MAX
+        if self.has_header:
             if size < 5 or p[0] != 0:
                 return BAD_MAGIC
             id = <uint32_t>p[1] << 24 | <uint32_t>p[2] << 16 | <uint32_t>p[3] << 8 | p[4]
@@ -474,18 +429,17 @@ cdef class AvroColumns:
                 if not self.take_plan(id):
                     return NO_MEMORY
             if self.current.refusal is not None:
-                self.parser.at = NULL
-                self.parser.path = <int32_t>self.current.root.size
+                self.fault.at = NULL
+                self.fault.path = <int32_t>self.current.root.size
                 return OTHER_SCHEMA
             p += 5
         p = read_value(&self.parser, &self.current.root, p, 0)
         if p is NULL:
-            if self.parser.path == self.current.root.path:
-                self.parser.path = -1
-            return self.parser.reason
+            if self.fault.path == self.current.root.path:
+                self.fault.path = -1
+            return self.fault.reason
         if p != self.parser.end:
-            self.parser.at = p
-            self.parser.path = -1
+            self.fault.at = p
             return TRAILING_BYTES
         return GOOD
 
@@ -496,10 +450,11 @@ cdef class AvroColumns:
             plan = self.plans.get(id)
             if plan is None:
                 found = self.plan_of(id)
+                if len(self.plans) >= PLANS_MAX:           # strangers can make up ids
+                    self.forget_refusals()
                 if isinstance(found, str):
                     plan = Plan(self.columns, None, self.paths, id, found)
-                    plan.root.size = len(self.paths)       # the sentence stands where a field's path would
-                    self.paths.append(found)
+                    plan.root.size = self.path_of(found)   # the sentence stands where a field's path would
                 else:
                     plan = Plan(self.columns, found, self.paths, id)
                 self.plans[id] = plan
@@ -509,10 +464,23 @@ cdef class AvroColumns:
             self.failure = error
             return False
 
+    cdef int64_t path_of(self, str sentence) except -1:
+        if self.free_paths:
+            at = self.free_paths.pop()
+            self.paths[at] = sentence
+        else:
+            at = len(self.paths)
+            self.paths.append(sentence)
+        return at
 
-cdef int append_null_row(Column* root) noexcept nogil:
-    cdef int i
-    for i in range(root.children_count):
-        if append_null(&root.children[i]) < 0:
-            return -1
-    return append_row(root)
+    cdef int forget_refusals(self) except -1:
+        """All but those that this batch's reasons still name, which are the ones that have come since."""
+        cdef Plan plan
+        cdef int64_t i
+        named = {self.bad.rows[i].field for i in range(self.bad.count)}
+        for id in [id for id, plan in self.plans.items() if plan.refusal is not None]:
+            plan = self.plans[id]
+            if plan.root.size not in named:
+                self.free_paths.append(plan.root.size)
+                del self.plans[id]
+        return 0

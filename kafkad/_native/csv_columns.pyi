@@ -1,9 +1,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kafkad._native.arrow_build import Finished
+from kafkad._native.text_patterns import Pattern
+from kafkad._native.value_columns import ValueColumns
 
-class CsvColumns:
+class CsvColumns(ValueColumns):
     def __init__(
         self,
         fields: Sequence[tuple[Any, ...]],
@@ -14,6 +15,6 @@ class CsvColumns:
         escape: str = "\\",
         null_value: str = "",
         zone: str = "UTC",
+        words: Sequence[str] = ("NaN", "Inf", "-Inf"),
+        patterns: tuple[Pattern | None, ...] = (None, None, None),
     ) -> None: ...
-    def __arrow_c_schema__(self) -> object: ...
-    def decode(self, array: object) -> tuple[Finished, list[int], list[str]]: ...

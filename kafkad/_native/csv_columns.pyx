@@ -10,17 +10,19 @@ from libc.string cimport memchr, memcmp, memcpy
 
 from kafkad._native.arrow_build cimport (
     KIND_BINARY, KIND_BOOL, KIND_DATE32, KIND_DECIMAL128, KIND_FLOAT32, KIND_FLOAT64, KIND_INT8, KIND_INT16,
-    KIND_INT32, KIND_INT64, KIND_STRING, KIND_TIMESTAMP_US, Column, Columns, append_bool, append_bytes,
+    KIND_INT32, KIND_INT64, KIND_STRING, KIND_TIMESTAMP_US, Column, append_bool, append_bytes,
     append_decimal, append_f32, append_f64, append_i8, append_i16, append_i32, append_i64, append_null, append_row,
-    column_truncate,
 )
 from kafkad._native.arrow_values cimport (
     BAD_BOOLEAN, BAD_DATE, BAD_QUOTE, EMPTY, GOOD, NO_MEMORY, NOT_UTF8, OUT_OF_RANGE, TOO_FEW_FIELDS,
-    TOO_MANY_FIELDS, TRAILING_BYTES, BadRows, BinaryValues, bad_rows_add, bad_rows_described, is_null, value_at,
+    TOO_MANY_FIELDS, TRAILING_BYTES,
 )
+from kafkad._native.text_patterns cimport Steps, pattern_date, pattern_for, pattern_timestamp
 from kafkad._native.text_values cimport (
     TimeZone, Zone, digits_decimal, is_utf8, text_date, text_f64, text_i64, text_timestamp,
 )
+
+from kafkad._native.value_columns cimport ValueColumns
 
 from kafkad._native.text_values import time_zone
 
@@ -36,6 +38,12 @@ cdef extern from * nogil:
 cdef struct Field:
     Column* column                     # NULL: read and drop
     Zone* zone
+    Steps* pattern                     # of its texts; NULL: times as Spark reads them by default
+
+
+cdef struct Words:                     # that stand for NaN, infinity and the negative one
+    const uint8_t* at[3]
+    int64_t sizes[3]
 
 
 cdef int append_number(Column* column, const uint8_t* p, int64_t size) noexcept nogil:
@@ -61,15 +69,22 @@ cdef int append_number(Column* column, const uint8_t* p, int64_t size) noexcept 
     return GOOD if result == 0 else NO_MEMORY
 
 
-cdef int append_floating(Column* column, const uint8_t* p, int64_t size) noexcept nogil:
+cdef inline bint is_word(Words* words, int i, const uint8_t* p, int64_t size) noexcept nogil:
+    return size == words.sizes[i] and memcmp(p, words.at[i], <size_t>size) == 0
+
+
+cdef int append_floating(Column* column, Words* words, const uint8_t* p, int64_t size) noexcept nogil:
     cdef double value = 0
     cdef int reason = GOOD
     cdef int result
     cdef bint is_signed = size > 0 and (p[0] == c"-" or p[0] == c"+")
-    if size == 3 and memcmp(p, b"NaN", 3) == 0:
-        value = NAN
-    elif (size - is_signed == 3 and memcmp(p + is_signed, b"Inf", 3) == 0 and p[0] != c"+") or (
-            size - is_signed == 8 and memcmp(p + is_signed, b"Infinity", 8) == 0):
+    if is_word(words, 0, p, size) or (size - is_signed == 3 and memcmp(p + is_signed, b"NaN", 3) == 0):
+        value = NAN                                         # Java's parseDouble knows NaN and Infinity anyway
+    elif is_word(words, 1, p, size):
+        value = INFINITY
+    elif is_word(words, 2, p, size):
+        value = -INFINITY
+    elif size - is_signed == 8 and memcmp(p + is_signed, b"Infinity", 8) == 0:
         value = -INFINITY if p[0] == c"-" else INFINITY
     else:
         reason = text_f64(p, size, column.kind == KIND_FLOAT32, &value)
@@ -91,7 +106,7 @@ cdef bint is_written_date(const uint8_t* p, int64_t size) noexcept nogil:
     return 4 <= digits <= 7
 
 
-cdef int append_text(Field* field, const uint8_t* p, int64_t size) noexcept nogil:
+cdef int append_text(Field* field, Words* words, const uint8_t* p, int64_t size) noexcept nogil:
     """A field's text into its column. Reason."""
     cdef Column* column = field.column
     cdef int kind = column.kind
@@ -108,13 +123,19 @@ cdef int append_text(Field* field, const uint8_t* p, int64_t size) noexcept nogi
     elif kind == KIND_INT32 or kind == KIND_INT64 or kind == KIND_INT16 or kind == KIND_INT8:
         return append_number(column, p, size)
     elif kind == KIND_FLOAT64 or kind == KIND_FLOAT32:
-        return append_floating(column, p, size)
+        return append_floating(column, words, p, size)
     elif kind == KIND_TIMESTAMP_US:
-        reason = text_timestamp(p, size, field.zone, &value)
+        if field.pattern is NULL:
+            reason = text_timestamp(p, size, field.zone, &value)
+        else:
+            reason = pattern_timestamp(field.pattern, p, size, field.zone, &value)
         if reason == GOOD:
             result = append_i64(column, value)
     elif kind == KIND_DATE32:
-        reason = text_date(p, size, &days) if is_written_date(p, size) else BAD_DATE
+        if field.pattern is not NULL:
+            reason = pattern_date(field.pattern, p, size, &days)
+        else:
+            reason = text_date(p, size, &days) if is_written_date(p, size) else BAD_DATE
         if reason == GOOD:
             result = append_i32(column, days)
     elif kind == KIND_DECIMAL128:
@@ -130,20 +151,19 @@ cdef int append_text(Field* field, const uint8_t* p, int64_t size) noexcept nogi
     return reason if result == 0 else NO_MEMORY
 
 
-cdef class CsvColumns:
+cdef class CsvColumns(ValueColumns):
     """Decodes lines into columns. `fields` as arrow_build's, flat; `places`: for each field of a line, the column
     that takes it, -1: none; `quote` and `escape` of one byte, or empty: there is none.
 
     ValueError: a format that is nested, an empty delimiter, a quote of several bytes."""
 
-    cdef Columns columns
     cdef Field* fields
     cdef int64_t fields_count
-    cdef list paths
     cdef TimeZone zone
-    cdef BadRows bad
+    cdef tuple patterns
     cdef bytes delimiter
     cdef bytes null_value
+    cdef tuple spelled                 # NaN, Inf and -Inf
     cdef const uint8_t* delimiter_at
     cdef int64_t delimiter_size
     cdef const uint8_t* null_at
@@ -152,13 +172,11 @@ cdef class CsvColumns:
     cdef int escape
     cdef uint8_t* text                 # of a field with escapes
     cdef int64_t text_capacity
-    cdef const uint8_t* at             # where a row went wrong
-    cdef int32_t field                 # and in which field
+    cdef Words words
 
     def __cinit__(self, fields, places, names, str delimiter=",", str quote='"', str escape="\\",
-                  str null_value="", str zone="UTC"):
+                  str null_value="", str zone="UTC", words=("NaN", "Inf", "-Inf"), patterns=(None, None, None)):
         cdef int64_t i
-        self.columns = Columns(fields)
         self.paths = list(names)
         self.zone = time_zone(zone)
         self.delimiter, self.null_value = delimiter.encode(), null_value.encode()
@@ -169,6 +187,11 @@ cdef class CsvColumns:
         self.escape = escapes[0] if escapes else -1
         self.delimiter_at, self.delimiter_size = self.delimiter, len(self.delimiter)
         self.null_at, self.null_size = self.null_value, len(self.null_value)
+        self.patterns = patterns
+        self.spelled = tuple(word.encode() for word in words)
+        for i in range(3):
+            self.words.at[i] = <const uint8_t*><bytes>self.spelled[i]
+            self.words.sizes[i] = len(self.spelled[i])
         self.fields_count = len(places)
         self.fields = <Field*>calloc(<size_t>max(self.fields_count, 1), sizeof(Field))
         if self.fields is NULL:
@@ -181,75 +204,33 @@ cdef class CsvColumns:
                 self.fields[i].column = &self.columns.root.children[<int>places[i]]
                 if self.fields[i].column.kind == KIND_TIMESTAMP_US and self.fields[i].column.format[4]:
                     self.fields[i].zone = &self.zone.zone
+                self.fields[i].pattern = pattern_for(self.fields[i].column, patterns)
 
     def __dealloc__(self):
         free(self.fields)
         free(self.text)
-        free(self.bad.rows)
 
-    def __arrow_c_schema__(self):
-        return self.columns.__arrow_c_schema__()
-
-    def decode(self, array):
-        """(batch, numbers of the bad rows, their reasons), as JsonColumns.decode."""
-        cdef BinaryValues values = BinaryValues(array)
-        cdef int64_t row
-        cdef int64_t size
-        cdef int reason = GOOD
-        cdef const uint8_t* start
-        cdef Column* root = &self.columns.root
-        cdef int i
-        self.columns.truncate(0)
-        self.bad.count = 0
-        with nogil:
-            for row in range(values.length):
-                reason = GOOD
-                if not is_null(values, row):
-                    start = value_at(values, row, &size)
-                    reason = self.decode_row(start, size)
-                    if reason == GOOD:
-                        continue
-                    if reason != NO_MEMORY and bad_rows_add(&self.bad, row, reason, self.field,
-                                                            self.at - start) < 0:
-                        reason = NO_MEMORY
-                    column_truncate(root, row)
-                if reason == NO_MEMORY:
-                    break
-                for i in range(root.children_count):
-                    if append_null(&root.children[i]) < 0:
-                        reason = NO_MEMORY
-                if reason == NO_MEMORY or append_row(root) < 0:
-                    reason = NO_MEMORY
-                    break
-        if reason == NO_MEMORY:
-            self.columns.truncate(0)
-            raise MemoryError("no memory for the decoded columns, or one has passed 2 GiB")
-        rows, reasons = bad_rows_described(&self.bad, self.paths)
-        return self.columns.take(), rows, reasons
-
-    cdef int decode_row(self, const uint8_t* p, int64_t size) noexcept nogil:
+    cdef int decode_row(self, const uint8_t* p, int64_t size, const uint8_t* readable) noexcept nogil:
         cdef const uint8_t* end = p + size
         cdef const uint8_t* text
         cdef int64_t text_size
         cdef int64_t i = 0
         cdef int reason
         cdef Field* field
-        self.at = p
-        self.field = -1
         if size and (end - 1)[0] == c"\n":
             end -= 1
         if p == end:
             return EMPTY
         while True:
-            self.at = p
+            self.fault.at = p
             if i == self.fields_count:
-                self.field = -1
+                self.fault.path = -1
                 return TOO_MANY_FIELDS
-            self.field = <int32_t>i
+            self.fault.path = <int32_t>i
             if p < end and p[0] == self.quote:
                 p = self.quoted(p, end, &text, &text_size)
                 if p is NULL:
-                    return NO_MEMORY if self.at is NULL else BAD_QUOTE
+                    return NO_MEMORY if self.fault.at is NULL else BAD_QUOTE
             else:
                 text = p
                 p = self.field_end(p, end)
@@ -264,7 +245,7 @@ cdef class CsvColumns:
                 if append_null(field.column) < 0:
                     return NO_MEMORY
             else:
-                reason = append_text(field, text, text_size)
+                reason = append_text(field, &self.words, text, text_size)
                 if reason != GOOD:
                     return reason
             i += 1
@@ -272,8 +253,8 @@ cdef class CsvColumns:
                 break
             p += self.delimiter_size
         if i < self.fields_count:
-            self.at = end
-            self.field = -1
+            self.fault.at = end
+            self.fault.path = -1
             return TOO_FEW_FIELDS
         return NO_MEMORY if append_row(&self.columns.root) < 0 else GOOD
 
@@ -304,7 +285,7 @@ cdef class CsvColumns:
         if end - start > self.text_capacity:
             out = <uint8_t*>realloc(self.text, <size_t>(2 * (end - start)))
             if out is NULL:
-                self.at = NULL
+                self.fault.at = NULL
                 return NULL
             self.text, self.text_capacity = out, 2 * (end - start)
         p = start

@@ -1,11 +1,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kafkad._native.arrow_build import Finished
+from kafkad._native.text_patterns import Pattern
+from kafkad._native.value_columns import ValueColumns
 
-class JsonColumns:
+class JsonColumns(ValueColumns):
     def __init__(
-        self, fields: Sequence[tuple[Any, ...]], skipped: Sequence[str] = (), zone: str = "UTC"
+        self,
+        fields: Sequence[tuple[Any, ...]],
+        skipped: Sequence[str] = (),
+        zone: str = "UTC",
+        patterns: tuple[Pattern | None, ...] = (None, None, None),
     ) -> None: ...
-    def __arrow_c_schema__(self) -> object: ...
-    def decode(self, array: object) -> tuple[Finished, list[int], list[str]]: ...

@@ -9,7 +9,7 @@ How it is fast:
   - A value that ends in } needs few checks: numbers, blanks and literals stop there at the latest. A value that
     does not end so, or stands at the very end of the values' memory, is copied first, with a } and some room
     behind it; so 16 bytes may be read anywhere, and who takes the added } for the end has found the value cut.
-  - Strings are looked through 16 bytes at a time for quote, backslash and control characters (SSE2).
+  - Strings are looked through 16 bytes at a time (json_text.pyx, which also skips what is not wanted).
 
 Each function takes the place `p` and gives the place behind what it has read, or NULL, with the reason noted."""
 
@@ -19,55 +19,29 @@ from libc.string cimport memcmp, memcpy, memset
 
 from kafkad._native.arrow_build cimport (
     KIND_BINARY, KIND_BOOL, KIND_DATE32, KIND_DECIMAL128, KIND_FLOAT32, KIND_FLOAT64, KIND_INT8, KIND_INT16,
-    KIND_INT32, KIND_INT64, KIND_LIST, KIND_STRING, KIND_STRUCT, KIND_TIMESTAMP_US, Column, Columns, append_bool,
+    KIND_INT32, KIND_INT64, KIND_LIST, KIND_STRING, KIND_STRUCT, KIND_TIMESTAMP_US, Column, append_bool,
     append_decimal, append_f32, append_f64, append_i8, append_i16, append_i32, append_i64, append_list, append_null,
-    append_row, append_space, append_written, column_reserve, column_truncate,
+    append_row, append_space, append_written, column_truncate,
 )
 from kafkad._native.arrow_values cimport (
-    BAD_BASE64, BAD_DATE, BAD_ESCAPE, BAD_NUMBER, BAD_TIMESTAMP, CONTROL_CHARACTER, EMPTY, ENDS_EARLY, GOOD,
-    LONE_SURROGATE, NO_MEMORY, NOT_UTF8, OUT_OF_RANGE, SYNTAX, TOO_DEEP, TRAILING_BYTES, WRONG_TYPE, BadRows,
-    BinaryValues, bad_rows_add, bad_rows_described, is_null, value_at,
+    BAD_BASE64, BAD_NUMBER, EMPTY, ENDS_EARLY, GOOD, NO_MEMORY, OUT_OF_RANGE, TOO_DEEP, TRAILING_BYTES, WRONG_TYPE,
 )
+from kafkad._native.json_text cimport (
+    DEPTH_MAX, ROOM, Parser, is_odd_number, is_space, mistyped, odd_number, parse_string, skip_space, skip_value,
+    unexpected, wrong,
+)
+from kafkad._native.text_patterns cimport Steps, pattern_date, pattern_for, pattern_timestamp
 from kafkad._native.text_values cimport (
-    NUMBER_SIZE_MAX, Number, TimeZone, Zone, base64_decoded, digits_decimal, is_utf8, number_decimal, number_f32,
-    number_f64, scan_number, text_date, text_timestamp,
+    NUMBER_SIZE_MAX, Number, TimeZone, Zone, base64_decoded, digits_decimal, number_decimal, number_f32, number_f64,
+    scan_number, text_date, text_timestamp,
 )
+from kafkad._native.value_columns cimport ValueColumns
 
 from kafkad._native.text_values import time_zone
 
 cdef extern from * nogil:
     """
-    #include <math.h>
     #include <stdint.h>
-    #ifdef __SSE2__
-    #include <emmintrin.h>
-    #endif
-
-    /* The first quote, backslash or control character from p on, at most `end`; *high is set if a byte before it
-       may be above 0x7f. Reads up to 16 bytes past `end`. */
-    static inline const uint8_t *kafkad_scan_string(const uint8_t *p, const uint8_t *end, uint8_t quote, int *high) {
-    #ifdef __SSE2__
-        const __m128i quotes = _mm_set1_epi8((char)quote), slashes = _mm_set1_epi8('\\\\'), low = _mm_set1_epi8(0x1f);
-        for (; p < end; p += 16) {
-            __m128i v = _mm_loadu_si128((const __m128i *)p);
-            unsigned stop = (unsigned)_mm_movemask_epi8(_mm_or_si128(
-                _mm_or_si128(_mm_cmpeq_epi8(v, quotes), _mm_cmpeq_epi8(v, slashes)),
-                _mm_cmpeq_epi8(_mm_min_epu8(v, low), v)));
-            unsigned above = (unsigned)_mm_movemask_epi8(v);
-            if (stop) {
-                unsigned n = (unsigned)__builtin_ctz(stop);
-                *high |= (int)(above & ((1u << n) - 1));
-                return p + n < end ? p + n : end;
-            }
-            *high |= (int)above;
-        }
-        return end;
-    #else
-        for (; p < end && *p != quote && *p != '\\\\' && *p >= 0x20; p++) *high |= *p & 0x80;
-        return p;
-    #endif
-    }
-
     static inline uint64_t kafkad_word(const uint8_t *p) { uint64_t v; __builtin_memcpy(&v, p, 8); return v; }
     /* p and q hold the same `size` bytes; 16 bytes may be read at both, and size is 1 or more */
     static inline int kafkad_same(const uint8_t *p, const uint8_t *q, int64_t size) {
@@ -78,22 +52,16 @@ cdef extern from * nogil:
     }
     static inline void kafkad_copy16(uint8_t *to, const uint8_t *from) { __builtin_memcpy(to, from, 16); }
     """
-    const uint8_t* kafkad_scan_string(const uint8_t* p, const uint8_t* end, uint8_t quote, int* high)
     bint kafkad_same(const uint8_t* p, const uint8_t* q, int64_t size)
     void kafkad_copy16(uint8_t* to, const uint8_t* source)
     bint __builtin_mul_overflow(int64_t a, int64_t b, int64_t* result)
-    double NAN, INFINITY
-
-cdef enum:
-    DEPTH_MAX = 1000                   # objects and arrays in each other: what Spark's own parser takes
-    ROOM = 32                          # bytes behind a value that can be read
-
 
 cdef struct Node:                      # what is to be made of the values at one place of the schema
     Column* column                     # NULL: they are only checked
     bint is_map
     int32_t path                       # index into the decoder's paths
     Zone* zone                         # of a timestamp; NULL: local ones
+    Steps* pattern                     # of a timestamp or date; NULL: as Spark reads them by default
     int64_t token_size                 # of `"name":`, with room behind it
     uint8_t* token
     bint is_plain                      # the name needs no escapes, so the token is how it is written
@@ -104,34 +72,6 @@ cdef struct Node:                      # what is to be made of the values at one
     int32_t* order
     uint32_t table_mask
     int32_t* table                     # open addressing by hash of the name: 1 + field, 0 empty
-
-
-cdef struct Parser:
-    const uint8_t* end
-    bint is_cut                        # the last byte before `end` was added
-    int reason
-    int32_t path
-    const uint8_t* at                  # where it went wrong
-    uint8_t* text                      # unescaped strings
-    int64_t text_capacity
-
-
-cdef inline const uint8_t* wrong(Parser* parser, int reason, Node* node, const uint8_t* at) noexcept nogil:
-    parser.reason = reason
-    parser.path = node.path if node is not NULL else -1
-    parser.at = at
-    return NULL
-
-
-cdef inline bint is_space(uint8_t c) noexcept nogil:
-    return c == c" " or c == c"\n" or c == c"\r" or c == c"\t"
-
-
-cdef inline const uint8_t* skip_space(const uint8_t* p) noexcept nogil:
-    """Beware: only while p is before the end."""
-    while is_space(p[0]):
-        p += 1
-    return p
 
 
 cdef uint32_t hash_of(const uint8_t* p, int64_t size) noexcept nogil:
@@ -154,230 +94,6 @@ cdef int32_t find_child(Node* node, const uint8_t* name, int64_t size) noexcept 
     return -1
 
 
-cdef inline int hex_digit(uint8_t c) noexcept nogil:
-    if c"0" <= c <= c"9":
-        return c - c"0"
-    c |= 0x20
-    return c - c"a" + 10 if c"a" <= c <= c"f" else -1
-
-
-cdef int32_t hex_four(const uint8_t* p, const uint8_t* end) noexcept nogil:
-    cdef int i
-    cdef int digit
-    cdef int32_t value = 0
-    if end - p < 4:
-        return -1
-    for i in range(4):
-        digit = hex_digit(p[i])
-        if digit < 0:
-            return -1
-        value = value << 4 | digit
-    return value
-
-
-cdef uint8_t* room_for_text(Parser* parser, int64_t size) noexcept nogil:
-    cdef uint8_t* text
-    if size > parser.text_capacity:
-        text = <uint8_t*>realloc(parser.text, <size_t>(size * 2))
-        if text is NULL:
-            return NULL
-        parser.text, parser.text_capacity = text, size * 2
-    return parser.text
-
-
-cdef const uint8_t* parse_escaped(Parser* parser, Node* node, const uint8_t* start, const uint8_t* p, uint8_t quote,
-                                  const uint8_t** text, int64_t* size) noexcept nogil:
-    """The rest of a string whose first backslash is at `p`; its bytes come to stand in `parser.text`."""
-    cdef const uint8_t* run = start
-    cdef const uint8_t* at
-    cdef int64_t written = 0
-    cdef int high = 0
-    cdef int32_t code
-    cdef int32_t second
-    cdef uint8_t* out
-    p = start
-    while True:
-        run = p
-        high = 0
-        p = kafkad_scan_string(p, parser.end, quote, &high)
-        if p >= parser.end:
-            return wrong(parser, ENDS_EARLY, node, parser.end)
-        if high and not is_utf8(run, p):
-            return wrong(parser, NOT_UTF8, node, run)
-        out = room_for_text(parser, written + (p - run) + 8)
-        if out is NULL:
-            return wrong(parser, NO_MEMORY, node, p)
-        memcpy(out + written, run, <size_t>(p - run))
-        written += p - run
-        out += written
-        if p[0] == quote:
-            text[0] = parser.text
-            size[0] = written
-            return p + 1
-        if p[0] < 0x20:
-            return wrong(parser, CONTROL_CHARACTER, node, p)
-        at = p
-        p += 1
-        if p >= parser.end:
-            return wrong(parser, ENDS_EARLY, node, at)
-        p += 1
-        if (p - 1)[0] == c"u":
-            code = hex_four(p, parser.end)
-            if code < 0:
-                return wrong(parser, BAD_ESCAPE, node, at)
-            p += 4
-            if 0xdc00 <= code < 0xe000:
-                return wrong(parser, LONE_SURROGATE, node, at)
-            if 0xd800 <= code < 0xdc00:
-                second = -1
-                if parser.end - p >= 6 and p[0] == c"\\" and p[1] == c"u":
-                    second = hex_four(p + 2, parser.end)
-                if second < 0xdc00 or second >= 0xe000:
-                    return wrong(parser, LONE_SURROGATE, node, at)
-                p += 6
-                code = 0x10000 + ((code - 0xd800) << 10) + (second - 0xdc00)
-                out[0] = <uint8_t>(0xf0 | code >> 18)
-                out[1] = <uint8_t>(0x80 | (code >> 12 & 0x3f))
-                out[2] = <uint8_t>(0x80 | (code >> 6 & 0x3f))
-                out[3] = <uint8_t>(0x80 | (code & 0x3f))
-                written += 4
-            elif code < 0x80:
-                out[0] = <uint8_t>code
-                written += 1
-            elif code < 0x800:
-                out[0] = <uint8_t>(0xc0 | code >> 6)
-                out[1] = <uint8_t>(0x80 | (code & 0x3f))
-                written += 2
-            else:
-                out[0] = <uint8_t>(0xe0 | code >> 12)
-                out[1] = <uint8_t>(0x80 | (code >> 6 & 0x3f))
-                out[2] = <uint8_t>(0x80 | (code & 0x3f))
-                written += 3
-            continue
-        code = (p - 1)[0]
-        if code == c"n":
-            out[0] = c"\n"
-        elif code == c"t":
-            out[0] = c"\t"
-        elif code == c"r":
-            out[0] = c"\r"
-        elif code == c"b":
-            out[0] = 8
-        elif code == c"f":
-            out[0] = 12
-        elif code == c'"' or code == c"\\" or code == c"/" or code == c"'":
-            out[0] = <uint8_t>code
-        else:
-            return wrong(parser, BAD_ESCAPE, node, at)
-        written += 1
-
-
-cdef inline const uint8_t* parse_string(Parser* parser, Node* node, const uint8_t* p, const uint8_t** text,
-                                        int64_t* size) noexcept nogil:
-    """A string from its quote on; text is in the value itself, or in `parser.text`: good until the next string."""
-    cdef const uint8_t* start = p + 1
-    cdef uint8_t quote = p[0]
-    cdef int high = 0
-    p = kafkad_scan_string(start, parser.end, quote, &high)
-    if p >= parser.end:
-        return wrong(parser, ENDS_EARLY, node, parser.end)
-    if p[0] == c"\\":
-        return parse_escaped(parser, node, start, p, quote, text, size)
-    if p[0] != quote:
-        return wrong(parser, CONTROL_CHARACTER, node, p)
-    if high and not is_utf8(start, p):
-        return wrong(parser, NOT_UTF8, node, start)
-    text[0] = start
-    size[0] = p - start
-    return p + 1
-
-
-cdef const uint8_t* odd_number(const uint8_t* p, double* value) noexcept nogil:
-    """NaN, Infinity, +-Infinity, +-INF without quotes; NULL: none of them. May look 9 bytes ahead."""
-    cdef double sign = 1
-    if p[0] == c"N":
-        value[0] = NAN
-        return p + 3 if memcmp(p, b"NaN", 3) == 0 else NULL
-    if p[0] == c"-" or p[0] == c"+":
-        sign = -1 if p[0] == c"-" else 1
-        p += 1
-        if memcmp(p, b"INF", 3) == 0:
-            value[0] = sign * INFINITY
-            return p + 3
-    value[0] = sign * INFINITY
-    return p + 8 if memcmp(p, b"Infinity", 8) == 0 else NULL
-
-
-cdef const uint8_t* skip_value(Parser* parser, Node* node, const uint8_t* p, int depth) noexcept nogil:
-    """Any value, checked and dropped."""
-    cdef const uint8_t* text
-    cdef const uint8_t* q
-    cdef int64_t size
-    cdef Number number
-    cdef double value
-    cdef uint8_t closing
-    cdef uint8_t c = p[0]
-    if c == c'"' or c == c"'":
-        return parse_string(parser, node, p, &text, &size)
-    if c == c"{" or c == c"[":
-        if depth >= DEPTH_MAX:
-            return wrong(parser, TOO_DEEP, node, p)
-        closing = c + 2                            # } and ] stand two places after { and [
-        p = skip_space(p + 1)
-        if p[0] == closing:
-            return p + 1
-        while True:
-            if c == c"{":
-                if p[0] != c'"' and p[0] != c"'":
-                    return unexpected(parser, node, p)
-                p = parse_string(parser, node, p, &text, &size)
-                if p is NULL:
-                    return NULL
-                p = skip_space(p)
-                if p[0] != c":":
-                    return unexpected(parser, node, p)
-                p = skip_space(p + 1)
-            p = skip_value(parser, node, p, depth + 1)
-            if p is NULL:
-                return NULL
-            if p == parser.end:
-                return wrong(parser, ENDS_EARLY, node, p)
-            p = skip_space(p)
-            if p[0] == closing:
-                return p + 1
-            if p[0] != c",":
-                return unexpected(parser, node, p)
-            p = skip_space(p + 1)
-    if c == c"t" and memcmp(p, b"true", 4) == 0:
-        return p + 4
-    if c == c"f" and memcmp(p, b"false", 5) == 0:
-        return p + 5
-    if c == c"n" and memcmp(p, b"null", 4) == 0:
-        return p + 4
-    if c == c"-" or c"0" <= c <= c"9":
-        q = scan_number(p, parser.end, &number)
-        if q is not NULL:
-            return q
-    q = odd_number(p, &value)
-    if q is not NULL:
-        return q
-    return wrong(parser, BAD_NUMBER, node, p) if c == c"-" or c"0" <= c <= c"9" else unexpected(parser, node, p)
-
-
-cdef const uint8_t* unexpected(Parser* parser, Node* node, const uint8_t* p) noexcept nogil:
-    """Something that does not belong where it stands. At the added end it is the value that is cut."""
-    if parser.is_cut and p + 1 >= parser.end:
-        return wrong(parser, ENDS_EARLY, node, p)
-    return wrong(parser, SYNTAX, node, p)
-
-
-cdef const uint8_t* mistyped(Parser* parser, Node* node, const uint8_t* p, int depth) noexcept nogil:
-    """A value that is not of the column's type; unless it is none at all, which is the better thing to say."""
-    if skip_value(parser, node, p, depth) is NULL:
-        return NULL
-    return wrong(parser, WRONG_TYPE, node, p)
-
-
 cdef const uint8_t* parse_integer(Parser* parser, Node* node, const uint8_t* p, int depth,
                                   int64_t* result) noexcept nogil:
     cdef bint is_negative = p[0] == c"-"
@@ -386,18 +102,18 @@ cdef const uint8_t* parse_integer(Parser* parser, Node* node, const uint8_t* p, 
     cdef uint64_t value = 0
     cdef unsigned int digit = <unsigned int>q[0] - c"0"
     if digit > 9:
-        return mistyped(parser, node, p, depth)
+        return mistyped(parser, node.path, p, depth)
     while digit <= 9:
         value = value * 10 + digit
         q += 1
         digit = <unsigned int>q[0] - c"0"
     if (start[0] == c"0" and q - start > 1) or q[0] == c"." or q[0] | 0x20 == c"e":
-        return mistyped(parser, node, p, depth)
+        return mistyped(parser, node.path, p, depth)
     if q - start >= 19:
         if q - start > NUMBER_SIZE_MAX:
-            return wrong(parser, BAD_NUMBER, node, p)
+            return wrong(parser, BAD_NUMBER, node.path, p)
         if q - start > 19 or value > <uint64_t>0x7fffffffffffffff + is_negative:
-            return wrong(parser, OUT_OF_RANGE, node, p)
+            return wrong(parser, OUT_OF_RANGE, node.path, p)
     result[0] = <int64_t>(-value if is_negative else value)
     return q
 
@@ -418,27 +134,19 @@ cdef const uint8_t* parse_float(Parser* parser, Node* node, const uint8_t* p, in
             result = append_f32(node.column, number_f32(&number))
         else:
             result = append_f64(node.column, number_f64(&number))
-        return q if result == 0 else wrong(parser, NO_MEMORY, node, p)
+        return q if result == 0 else wrong(parser, NO_MEMORY, node.path, p)
     if p[0] == c'"' or p[0] == c"'":
-        q = parse_string(parser, node, p, &text, &size)
+        q = parse_string(parser, node.path, p, &text, &size)
         if q is NULL:
             return NULL
         if size < 3 or size > 9 or not is_odd_number(text, size, &value):
-            return wrong(parser, WRONG_TYPE, node, p)
+            return wrong(parser, WRONG_TYPE, node.path, p)
     else:
         q = odd_number(p, &value)
         if q is NULL:
-            return mistyped(parser, node, p, depth)
+            return mistyped(parser, node.path, p, depth)
     result = append_f32(node.column, <float>value) if is_single else append_f64(node.column, value)
-    return q if result == 0 else wrong(parser, NO_MEMORY, node, p)
-
-
-cdef bint is_odd_number(const uint8_t* text, int64_t size, double* value) noexcept nogil:
-    """As `odd_number`, for the whole of a string of 3 to 9 bytes."""
-    cdef uint8_t[24] padded
-    memset(padded, 0, 24)
-    memcpy(padded, text, <size_t>size)
-    return odd_number(padded, value) == padded + size
+    return q if result == 0 else wrong(parser, NO_MEMORY, node.path, p)
 
 
 cdef inline bint is_token(Parser* parser, Node* node, const uint8_t* p) noexcept nogil:
@@ -465,8 +173,8 @@ cdef const uint8_t* parse_object(Parser* parser, Node* node, const uint8_t* p, i
                 p += node.children[index].token_size
             else:
                 if p[0] != c'"' and p[0] != c"'":
-                    return unexpected(parser, node, p)
-                p = parse_string(parser, node, p, &text, &size)
+                    return unexpected(parser, node.path, p)
+                p = parse_string(parser, node.path, p, &text, &size)
                 if p is NULL:
                     return NULL
                 index = find_child(node, text, size)
@@ -474,7 +182,7 @@ cdef const uint8_t* parse_object(Parser* parser, Node* node, const uint8_t* p, i
                     node.order[place] = index
                 p = skip_space(p)
                 if p[0] != c":":
-                    return unexpected(parser, node, p)
+                    return unexpected(parser, node.path, p)
                 p += 1
             place += 1
             p = skip_space(p)
@@ -486,13 +194,13 @@ cdef const uint8_t* parse_object(Parser* parser, Node* node, const uint8_t* p, i
                     column_truncate(child.column, row)
                 p = parse_value(parser, child, p, depth)
             elif index >= 0:
-                p = skip_value(parser, &node.children[index], p, depth)
+                p = skip_value(parser, node.children[index].path, p, depth)
             else:
-                p = skip_value(parser, node, p, depth)
+                p = skip_value(parser, node.path, p, depth)
             if p is NULL:
                 return NULL
             if p == parser.end:
-                return wrong(parser, ENDS_EARLY, node, p)
+                return wrong(parser, ENDS_EARLY, node.path, p)
             p = skip_space(p)
             if p[0] == c",":
                 p = skip_space(p + 1)
@@ -500,14 +208,14 @@ cdef const uint8_t* parse_object(Parser* parser, Node* node, const uint8_t* p, i
                 p += 1
                 break
             else:
-                return unexpected(parser, node, p)
+                return unexpected(parser, node.path, p)
     if filled < node.filled_max:
         for i in range(node.children_count):
             child = &node.children[i]
             if child.column is not NULL and child.column.length == row and append_null(child.column) < 0:
-                return wrong(parser, NO_MEMORY, child, p)
+                return wrong(parser, NO_MEMORY, child.path, p)
     if append_row(node.column) < 0:
-        return wrong(parser, NO_MEMORY, node, p)
+        return wrong(parser, NO_MEMORY, node.path, p)
     return p
 
 
@@ -522,7 +230,7 @@ cdef const uint8_t* parse_list(Parser* parser, Node* node, const uint8_t* p, int
             if p is NULL:
                 return NULL
             if p == parser.end:
-                return wrong(parser, ENDS_EARLY, node, p)
+                return wrong(parser, ENDS_EARLY, node.path, p)
             p = skip_space(p)
             if p[0] == c",":
                 p = skip_space(p + 1)
@@ -530,9 +238,9 @@ cdef const uint8_t* parse_list(Parser* parser, Node* node, const uint8_t* p, int
                 p += 1
                 break
             else:
-                return unexpected(parser, node, p)
+                return unexpected(parser, node.path, p)
     if append_list(node.column) < 0:
-        return wrong(parser, NO_MEMORY, node, p)
+        return wrong(parser, NO_MEMORY, node.path, p)
     return p
 
 
@@ -547,25 +255,25 @@ cdef const uint8_t* parse_map(Parser* parser, Node* node, const uint8_t* p, int 
     else:
         while True:
             if p[0] != c'"' and p[0] != c"'":
-                return unexpected(parser, node, p)
-            p = parse_string(parser, node, p, &text, &size)
+                return unexpected(parser, node.path, p)
+            p = parse_string(parser, node.path, p, &text, &size)
             if p is NULL:
                 return NULL
             space = append_space(node.children[0].column, size)
             if space is NULL:
-                return wrong(parser, NO_MEMORY, node, p)
+                return wrong(parser, NO_MEMORY, node.path, p)
             memcpy(space, text, <size_t>size)
             append_written(node.children[0].column, size)
             p = skip_space(p)
             if p[0] != c":":
-                return unexpected(parser, node, p)
+                return unexpected(parser, node.path, p)
             p = parse_value(parser, &node.children[1], skip_space(p + 1), depth)
             if p is NULL:
                 return NULL
             if p == parser.end:
-                return wrong(parser, ENDS_EARLY, node, p)
+                return wrong(parser, ENDS_EARLY, node.path, p)
             if append_row(node.column.children) < 0:
-                return wrong(parser, NO_MEMORY, node, p)
+                return wrong(parser, NO_MEMORY, node.path, p)
             p = skip_space(p)
             if p[0] == c",":
                 p = skip_space(p + 1)
@@ -573,9 +281,9 @@ cdef const uint8_t* parse_map(Parser* parser, Node* node, const uint8_t* p, int 
                 p += 1
                 break
             else:
-                return unexpected(parser, node, p)
+                return unexpected(parser, node.path, p)
     if append_list(node.column) < 0:
-        return wrong(parser, NO_MEMORY, node, p)
+        return wrong(parser, NO_MEMORY, node.path, p)
     return p
 
 
@@ -586,15 +294,15 @@ cdef const uint8_t* parse_text(Parser* parser, Node* node, const uint8_t* p, int
     cdef int64_t size
     cdef uint8_t* space
     if p[0] == c'"' or p[0] == c"'":
-        p = parse_string(parser, node, p, &text, &size)
+        p = parse_string(parser, node.path, p, &text, &size)
     else:
-        p = skip_value(parser, node, p, depth)
+        p = skip_value(parser, node.path, p, depth)
         text, size = start, p - start
     if p is NULL:
         return NULL
     space = append_space(node.column, size + 16)
     if space is NULL:
-        return wrong(parser, NO_MEMORY, node, start)
+        return wrong(parser, NO_MEMORY, node.path, start)
     if size <= 16 and text == start + 1:           # mostly: room to copy 16 bytes is on both sides
         kafkad_copy16(space, text)
     else:
@@ -615,15 +323,21 @@ cdef const uint8_t* parse_typed_text(Parser* parser, Node* node, const uint8_t* 
     cdef uint8_t* space
     cdef int reason
     cdef int result = 0
-    p = parse_string(parser, node, p, &text, &size)
+    p = parse_string(parser, node.path, p, &text, &size)
     if p is NULL:
         return NULL
     if node.column.kind == KIND_TIMESTAMP_US:
-        reason = text_timestamp(text, size, node.zone, &value)
+        if node.pattern is NULL:
+            reason = text_timestamp(text, size, node.zone, &value)
+        else:
+            reason = pattern_timestamp(node.pattern, text, size, node.zone, &value)
         if reason == GOOD:
             result = append_i64(node.column, value)
     elif node.column.kind == KIND_DATE32:
-        reason = text_date(text, size, &days)
+        if node.pattern is NULL:
+            reason = text_date(text, size, &days)
+        else:
+            reason = pattern_date(node.pattern, text, size, &days)
         if reason == GOOD:
             result = append_i32(node.column, days)
     elif node.column.kind == KIND_DECIMAL128:
@@ -633,14 +347,14 @@ cdef const uint8_t* parse_typed_text(Parser* parser, Node* node, const uint8_t* 
     else:
         space = append_space(node.column, size + 3)
         if space is NULL:
-            return wrong(parser, NO_MEMORY, node, start)
+            return wrong(parser, NO_MEMORY, node.path, start)
         size = base64_decoded(text, size, space)
         reason = GOOD if size >= 0 else BAD_BASE64
         if size >= 0:
             append_written(node.column, size)
     if result < 0:
-        return wrong(parser, NO_MEMORY, node, start)
-    return p if reason == GOOD else wrong(parser, reason, node, start)
+        return wrong(parser, NO_MEMORY, node.path, start)
+    return p if reason == GOOD else wrong(parser, reason, node.path, start)
 
 
 cdef const uint8_t* parse_value(Parser* parser, Node* node, const uint8_t* p, int depth) noexcept nogil:
@@ -655,25 +369,25 @@ cdef const uint8_t* parse_value(Parser* parser, Node* node, const uint8_t* p, in
     cdef int result = 0
     if c == c"n":
         if memcmp(p, b"null", 4) != 0:
-            return unexpected(parser, node, p)
-        return p + 4 if append_null(node.column) == 0 else wrong(parser, NO_MEMORY, node, p)
+            return unexpected(parser, node.path, p)
+        return p + 4 if append_null(node.column) == 0 else wrong(parser, NO_MEMORY, node.path, p)
     if kind == KIND_INT32 or kind == KIND_INT64 or kind == KIND_INT16 or kind == KIND_INT8:
         p = parse_integer(parser, node, p, depth, &value)
         if p is NULL:
             return NULL
         if kind == KIND_INT32:
             if value != <int32_t>value:
-                return wrong(parser, OUT_OF_RANGE, node, start)
+                return wrong(parser, OUT_OF_RANGE, node.path, start)
             result = append_i32(node.column, <int32_t>value)
         elif kind == KIND_INT64:
             result = append_i64(node.column, value)
         elif kind == KIND_INT16:
             if value != <int16_t>value:
-                return wrong(parser, OUT_OF_RANGE, node, start)
+                return wrong(parser, OUT_OF_RANGE, node.path, start)
             result = append_i16(node.column, <int16_t>value)
         else:
             if value != <int8_t>value:
-                return wrong(parser, OUT_OF_RANGE, node, start)
+                return wrong(parser, OUT_OF_RANGE, node.path, start)
             result = append_i8(node.column, <int8_t>value)
     elif kind == KIND_STRING:
         return parse_text(parser, node, p, depth)
@@ -685,19 +399,19 @@ cdef const uint8_t* parse_value(Parser* parser, Node* node, const uint8_t* p, in
         elif c == c"f" and memcmp(p, b"false", 5) == 0:
             p += 5
         else:
-            return mistyped(parser, node, p, depth)
+            return mistyped(parser, node.path, p, depth)
         result = append_bool(node.column, c == c"t")
     elif kind == KIND_STRUCT or node.is_map:
         if c != c"{":
-            return mistyped(parser, node, p, depth)
+            return mistyped(parser, node.path, p, depth)
         if depth >= DEPTH_MAX:
-            return wrong(parser, TOO_DEEP, node, p)
+            return wrong(parser, TOO_DEEP, node.path, p)
         return (parse_map if node.is_map else parse_object)(parser, node, p + 1, depth + 1)
     elif kind == KIND_LIST:
         if c != c"[":
-            return mistyped(parser, node, p, depth)
+            return mistyped(parser, node.path, p, depth)
         if depth >= DEPTH_MAX:
-            return wrong(parser, TOO_DEEP, node, p)
+            return wrong(parser, TOO_DEEP, node.path, p)
         return parse_list(parser, node, p + 1, depth + 1)
     elif c == c'"' or c == c"'":
         return parse_typed_text(parser, node, p, depth)
@@ -706,21 +420,22 @@ cdef const uint8_t* parse_value(Parser* parser, Node* node, const uint8_t* p, in
         if p is NULL:
             return NULL
         if __builtin_mul_overflow(value, 1000000, &value):
-            return wrong(parser, OUT_OF_RANGE, node, start)
+            return wrong(parser, OUT_OF_RANGE, node.path, start)
         result = append_i64(node.column, value)
     elif kind == KIND_DECIMAL128 and (c == c"-" or c"0" <= c <= c"9"):
         p = scan_number(p, parser.end, &number)
         if p is NULL:
-            return wrong(parser, BAD_NUMBER, node, start)
+            return wrong(parser, BAD_NUMBER, node.path, start)
         if number_decimal(&number, node.column.precision, node.column.scale, &low, &high) != GOOD:
-            return wrong(parser, OUT_OF_RANGE, node, start)
+            return wrong(parser, OUT_OF_RANGE, node.path, start)
         result = append_decimal(node.column, low, high)
     else:
-        return mistyped(parser, node, p, depth)
-    return p if result == 0 else wrong(parser, NO_MEMORY, node, start)
+        return mistyped(parser, node.path, p, depth)
+    return p if result == 0 else wrong(parser, NO_MEMORY, node.path, start)
 
 
-cdef int node_open(Node* node, Column* column, str path, list paths, skipped, TimeZone zone) except -1:
+cdef int node_open(Node* node, Column* column, str path, list paths, skipped, TimeZone zone,
+                   tuple patterns) except -1:
     """The plan below `column`; `skipped`: names of more keys that are known to come. `node` is zeroed."""
     cdef int32_t i
     cdef uint32_t slot
@@ -730,6 +445,7 @@ cdef int node_open(Node* node, Column* column, str path, list paths, skipped, Ti
     paths.append(path)
     if column.kind == KIND_TIMESTAMP_US and column.format[4]:
         node.zone = &zone.zone
+    node.pattern = pattern_for(column, patterns)
     node.is_map = column.kind == KIND_LIST and column.format[1] == c"m"
     if column.kind == KIND_STRUCT:
         node.filled_max = column.children_count
@@ -749,7 +465,7 @@ cdef int node_open(Node* node, Column* column, str path, list paths, skipped, Ti
             child = &node.children[i]
             if i < column.children_count:
                 name = column.children[i].name.decode()
-                node_open(child, &column.children[i], f"{path}.{name}" if path else name, paths, (), zone)
+                node_open(child, &column.children[i], f"{path}.{name}" if path else name, paths, (), zone, patterns)
             else:
                 name = skipped[i - column.children_count]
                 child.path = <int32_t>len(paths)
@@ -773,9 +489,9 @@ cdef int node_open(Node* node, Column* column, str path, list paths, skipped, Ti
             raise MemoryError
         if node.is_map:
             for i in range(2):
-                node_open(&node.children[i], &column.children[i], path, paths, (), zone)
+                node_open(&node.children[i], &column.children[i], path, paths, (), zone, patterns)
         else:
-            node_open(node.children, column, path + "[]", paths, (), zone)
+            node_open(node.children, column, path + "[]", paths, (), zone, patterns)
     return 0
 
 
@@ -790,90 +506,42 @@ cdef void node_close(Node* node) noexcept:
     free(node.token)
 
 
-cdef class JsonColumns:
+cdef class JsonColumns(ValueColumns):
     """Decodes JSON objects into columns. `fields` as arrow_build's; `skipped`: keys whose values are not wanted but
-    expected (it is faster to know them); `zone`: name of the zone of timestamps that name none.
+    expected (it is faster to know them); `zone`: name of the zone of timestamps that name none; `patterns`: of
+    timestamps, of those without a zone, and of dates.
 
     ValueError: an unknown zone or format."""
 
-    cdef Columns columns
     cdef Node root
-    cdef list paths
     cdef TimeZone zone
+    cdef tuple patterns                # which the nodes point into
     cdef Parser parser
-    cdef BadRows bad
     cdef uint8_t* copy
     cdef int64_t copy_capacity
 
-    def __cinit__(self, fields, skipped=(), str zone="UTC"):
-        self.columns = Columns(fields)
+    def __cinit__(self, fields, skipped=(), str zone="UTC", tuple patterns=(None, None, None)):
         self.zone = time_zone(zone)
-        self.paths = []
-        node_open(&self.root, &self.columns.root, "", self.paths, tuple(skipped), self.zone)
+        self.patterns = patterns
+        node_open(&self.root, &self.columns.root, "", self.paths, tuple(skipped), self.zone, patterns)
 
     def __dealloc__(self):
         node_close(&self.root)
         free(self.parser.text)
         free(self.copy)
-        free(self.bad.rows)
 
-    def __arrow_c_schema__(self):
-        return self.columns.__arrow_c_schema__()
-
-    def decode(self, array):
-        """(batch, numbers of the bad rows, their reasons): a row for each value, all null where it is bad or null.
-
-        `array`: an Arrow array of (large) binary or string. MemoryError: also if a column would pass 2 GiB."""
-        cdef BinaryValues values = BinaryValues(array)
-        cdef int64_t row
-        cdef int reason = GOOD
-        self.columns.truncate(0)
-        self.bad.count = 0
-        with nogil:
-            for row in range(values.length):
-                reason = GOOD
-                if not is_null(values, row):
-                    reason = self.decode_row(values, row)
-                    if reason == GOOD:
-                        continue
-                    if reason != NO_MEMORY and bad_rows_add(&self.bad, row, reason, self.parser.path,
-                                                            self.position(values, row)) < 0:
-                        reason = NO_MEMORY
-                    column_truncate(&self.columns.root, row)
-                if reason == NO_MEMORY or append_null_row(&self.columns.root) < 0:
-                    reason = NO_MEMORY
-                    break
-        if reason == NO_MEMORY:
-            self.columns.truncate(0)
-            raise MemoryError("no memory for the decoded columns, or one has passed 2 GiB")
-        rows, reasons = bad_rows_described(&self.bad, self.paths)
-        return self.columns.take(), rows, reasons
-
-    cdef int64_t position(self, BinaryValues values, int64_t row) noexcept nogil:
-        """Of the byte in the value where it went wrong: it may stand in the copy."""
-        cdef int64_t size
-        cdef const uint8_t* start = value_at(values, row, &size)
-        if self.parser.at is NULL:
-            return -1
-        if not start <= self.parser.at <= start + size:
-            start = self.copy
-        return min(self.parser.at - start, size)
-
-    cdef int decode_row(self, BinaryValues values, int64_t row) noexcept nogil:
-        cdef int64_t size
-        cdef const uint8_t* p = value_at(values, row, &size)
+    cdef int decode_row(self, const uint8_t* p, int64_t size, const uint8_t* readable) noexcept nogil:
         cdef const uint8_t* end = p + size
         cdef bint is_cut
         cdef uint8_t* copy
-        self.parser.at = NULL
-        self.parser.path = -1
         while end > p and is_space((end - 1)[0]):
             end -= 1
         if p == end:
+            self.fault.at = NULL
             return EMPTY
         size = end - p
         is_cut = (end - 1)[0] != c"}"
-        if is_cut or values.data_end - end < ROOM:
+        if is_cut or readable - end < ROOM:
             if size + ROOM + 1 > self.copy_capacity:
                 copy = <uint8_t*>realloc(self.copy, <size_t>(2 * size + ROOM + 1))
                 if copy is NULL:
@@ -881,33 +549,26 @@ cdef class JsonColumns:
                 self.copy, self.copy_capacity = copy, 2 * size + ROOM + 1
             memcpy(self.copy, p, <size_t>size)
             memset(self.copy + size, 0, ROOM + 1)
-            p = self.copy
+            p = self.base = self.copy
             if is_cut:
                 self.copy[size] = c"}"
                 size += 1
+        self.parser.fault = &self.fault
         self.parser.end = p + size
         self.parser.is_cut = is_cut
         p = skip_space(p)
         if p[0] != c"{":
-            p = mistyped(&self.parser, NULL, p, 0)
-            return self.parser.reason
+            mistyped(&self.parser, -1, p, 0)
+            return self.fault.reason
         p = parse_object(&self.parser, &self.root, p + 1, 1)
         if p is NULL:
-            if self.parser.path == self.root.path:
-                self.parser.path = -1
-            return self.parser.reason
+            if self.fault.path == self.root.path:
+                self.fault.path = -1
+            return self.fault.reason
         if p == self.parser.end:
             if not is_cut:
                 return GOOD
-            self.parser.at = p - 1
+            self.fault.at = p - 1
             return ENDS_EARLY
-        self.parser.at = skip_space(p)
+        self.fault.at = skip_space(p)
         return TRAILING_BYTES
-
-
-cdef int append_null_row(Column* root) noexcept nogil:
-    cdef int i
-    for i in range(root.children_count):
-        if append_null(&root.children[i]) < 0:
-            return -1
-    return append_row(root)

@@ -20,9 +20,10 @@ from kafkad._native.arrow_build cimport (
 )
 from kafkad._native.arrow_values cimport (
     BAD_LENGTH, BAD_MAGIC, BAD_TAG, BAD_VARINT, ENDS_EARLY, GOOD, MISSING_FIELD, NO_MEMORY, NOT_UTF8, OUT_OF_RANGE,
-    TOO_DEEP, BadRows, BinaryValues, bad_rows_add, bad_rows_described, is_null, value_at,
+    TOO_DEEP,
 )
 from kafkad._native.text_values cimport is_utf8
+from kafkad._native.value_columns cimport Fault, ValueColumns, faulty
 
 cdef extern from * nogil:
     """
@@ -101,20 +102,11 @@ cdef struct Node:                      # a field, or the message itself
     int32_t next                       # the child that is likely to come
 
 
-cdef struct Parser:
-    const uint8_t* at
-    int reason
-    int32_t path
+cdef inline const uint8_t* wrong(Fault* fault, int reason, Node* node, const uint8_t* at) noexcept nogil:
+    return faulty(fault, reason, node.path, at)
 
 
-cdef inline const uint8_t* wrong(Parser* parser, int reason, Node* node, const uint8_t* at) noexcept nogil:
-    parser.reason = reason
-    parser.path = node.path
-    parser.at = at
-    return NULL
-
-
-cdef inline const uint8_t* read_varint(Parser* parser, Node* node, const uint8_t* p, const uint8_t* end,
+cdef inline const uint8_t* read_varint(Fault* fault, Node* node, const uint8_t* p, const uint8_t* end,
                                        uint64_t* value) noexcept nogil:
     cdef const uint8_t* start = p
     cdef uint64_t found = 0
@@ -124,9 +116,9 @@ cdef inline const uint8_t* read_varint(Parser* parser, Node* node, const uint8_t
         return p + 1
     while True:
         if p == end:
-            return wrong(parser, ENDS_EARLY, node, p)
+            return wrong(fault, ENDS_EARLY, node, p)
         if shift > 63:
-            return wrong(parser, BAD_VARINT, node, start)
+            return wrong(fault, BAD_VARINT, node, start)
         found |= <uint64_t>(p[0] & 0x7f) << shift
         shift += 7
         p += 1
@@ -135,36 +127,36 @@ cdef inline const uint8_t* read_varint(Parser* parser, Node* node, const uint8_t
             return p
 
 
-cdef const uint8_t* skip_field(Parser* parser, Node* node, const uint8_t* p, const uint8_t* end, int wire,
+cdef const uint8_t* skip_field(Fault* fault, Node* node, const uint8_t* p, const uint8_t* end, int wire,
                                uint64_t number, int depth) noexcept nogil:
     cdef uint64_t value = 0
     cdef const uint8_t* start = p
     if wire == WIRE_VARINT:
-        return read_varint(parser, node, p, end, &value)
+        return read_varint(fault, node, p, end, &value)
     if wire == WIRE_64 or wire == WIRE_32:
         value = 8 if wire == WIRE_64 else 4
     elif wire == WIRE_BYTES:
-        p = read_varint(parser, node, p, end, &value)
+        p = read_varint(fault, node, p, end, &value)
         if p is NULL:
             return NULL
     elif wire == WIRE_GROUP:
         if depth >= GROUPS_DEPTH_MAX:
-            return wrong(parser, TOO_DEEP, node, p)
+            return wrong(fault, TOO_DEEP, node, p)
         while True:
-            p = read_varint(parser, node, p, end, &value)
+            p = read_varint(fault, node, p, end, &value)
             if p is NULL:
                 return NULL
             if value >> 3 == 0:
-                return wrong(parser, BAD_TAG, node, p - 1)
+                return wrong(fault, BAD_TAG, node, p - 1)
             if value & 7 == WIRE_END_GROUP:
-                return p if value >> 3 == number else wrong(parser, BAD_TAG, node, p - 1)
-            p = skip_field(parser, node, p, end, <int>(value & 7), value >> 3, depth + 1)
+                return p if value >> 3 == number else wrong(fault, BAD_TAG, node, p - 1)
+            p = skip_field(fault, node, p, end, <int>(value & 7), value >> 3, depth + 1)
             if p is NULL:
                 return NULL
     else:
-        return wrong(parser, BAD_TAG, node, start)
+        return wrong(fault, BAD_TAG, node, start)
     if value > <uint64_t>(end - p):
-        return wrong(parser, ENDS_EARLY, node, start)
+        return wrong(fault, ENDS_EARLY, node, start)
     return p + value
 
 
@@ -182,7 +174,7 @@ cdef int append_symbol(Node* node, Column* column, int32_t number) noexcept nogi
     return append_bytes(column, name, min(i, <int>sizeof(name) - 1))
 
 
-cdef const uint8_t* read_scalar(Parser* parser, Node* node, Column* column, const uint8_t* p,
+cdef const uint8_t* read_scalar(Fault* fault, Node* node, Column* column, const uint8_t* p,
                                 const uint8_t* end) noexcept nogil:
     """One scalar into `column`."""
     cdef uint64_t raw = 0
@@ -193,7 +185,7 @@ cdef const uint8_t* read_scalar(Parser* parser, Node* node, Column* column, cons
     cdef int result = 0
     cdef const uint8_t* start = p
     if node.wire == WIRE_VARINT:
-        p = read_varint(parser, node, p, end, &raw)
+        p = read_varint(fault, node, p, end, &raw)
         if p is NULL:
             return NULL
         if op == OP_INT32 or op == OP_ENUM_INT:
@@ -217,7 +209,7 @@ cdef const uint8_t* read_scalar(Parser* parser, Node* node, Column* column, cons
                 return p
     elif node.wire == WIRE_64:
         if end - p < 8:
-            return wrong(parser, ENDS_EARLY, node, start)
+            return wrong(fault, ENDS_EARLY, node, start)
         memcpy(&raw, p, 8)
         p += 8
         if op == OP_DOUBLE:
@@ -229,7 +221,7 @@ cdef const uint8_t* read_scalar(Parser* parser, Node* node, Column* column, cons
             result = append_i64(column, <int64_t>raw)
     elif node.wire == WIRE_32:
         if end - p < 4:
-            return wrong(parser, ENDS_EARLY, node, start)
+            return wrong(fault, ENDS_EARLY, node, start)
         memcpy(&half, p, 4)
         p += 4
         if op == OP_FLOAT:
@@ -240,19 +232,19 @@ cdef const uint8_t* read_scalar(Parser* parser, Node* node, Column* column, cons
         else:
             result = append_i32(column, <int32_t>half)
     else:
-        p = read_varint(parser, node, p, end, &raw)
+        p = read_varint(fault, node, p, end, &raw)
         if p is NULL:
             return NULL
         if raw > <uint64_t>(end - p):
-            return wrong(parser, ENDS_EARLY, node, start)
+            return wrong(fault, ENDS_EARLY, node, start)
         if op == OP_STRING and not is_utf8(p, p + raw):
-            return wrong(parser, NOT_UTF8, node, p)
+            return wrong(fault, NOT_UTF8, node, p)
         result = append_bytes(column, p, <int64_t>raw)
         p += raw
-    return p if result == 0 else wrong(parser, NO_MEMORY, node, start)
+    return p if result == 0 else wrong(fault, NO_MEMORY, node, start)
 
 
-cdef const uint8_t* read_timestamp(Parser* parser, Node* node, Column* column, const uint8_t* p,
+cdef const uint8_t* read_timestamp(Fault* fault, Node* node, Column* column, const uint8_t* p,
                                    const uint8_t* end) noexcept nogil:
     """google.protobuf.Timestamp: 1 seconds, 2 nanoseconds."""
     cdef uint64_t tag = 0
@@ -261,32 +253,32 @@ cdef const uint8_t* read_timestamp(Parser* parser, Node* node, Column* column, c
     cdef int64_t nanos = 0
     cdef const uint8_t* start = p
     while p < end:
-        p = read_varint(parser, node, p, end, &tag)
+        p = read_varint(fault, node, p, end, &tag)
         if p is NULL:
             return NULL
         if tag == 8 or tag == 16:
-            p = read_varint(parser, node, p, end, &raw)
+            p = read_varint(fault, node, p, end, &raw)
             if tag == 8:
                 seconds = <int64_t>raw
             else:
                 nanos = <int32_t>raw
         elif tag >> 3 == 0:
-            return wrong(parser, BAD_TAG, node, p - 1)
+            return wrong(fault, BAD_TAG, node, p - 1)
         else:
-            p = skip_field(parser, node, p, end, <int>(tag & 7), tag >> 3, 0)
+            p = skip_field(fault, node, p, end, <int>(tag & 7), tag >> 3, 0)
         if p is NULL:
             return NULL
-    nanos = (nanos - 999 if nanos < 0 else nanos) // 1000
+    nanos = nanos // 1000                          # towards zero, as Java's TimeUnit
     if __builtin_mul_overflow(seconds, 1000000, &seconds) or __builtin_add_overflow(seconds, nanos, &seconds):
-        return wrong(parser, OUT_OF_RANGE, node, start)
-    return p if append_i64(column, seconds) == 0 else wrong(parser, NO_MEMORY, node, start)
+        return wrong(fault, OUT_OF_RANGE, node, start)
+    return p if append_i64(column, seconds) == 0 else wrong(fault, NO_MEMORY, node, start)
 
 
-cdef const uint8_t* read_below(Parser* parser, Node* node, Column* column, const uint8_t* p,
+cdef const uint8_t* read_below(Fault* fault, Node* node, Column* column, const uint8_t* p,
                                const uint8_t* end) noexcept nogil:
     if node.op == OP_TIMESTAMP:
-        return read_timestamp(parser, node, column, p, end)
-    return read_message(parser, node, column, p, end)
+        return read_timestamp(fault, node, column, p, end)
+    return read_message(fault, node, column, p, end)
 
 
 cdef inline Node* find_field(Node* node, uint64_t number) noexcept nogil:
@@ -341,7 +333,20 @@ cdef void clear_oneof(Node* node, Node* kept, int64_t row) noexcept nogil:
                 column_truncate(field.column, row)
 
 
-cdef const uint8_t* read_message(Parser* parser, Node* node, Column* column, const uint8_t* p,
+cdef bint is_symbol(Node* field, const uint8_t* p, const uint8_t* end) noexcept nogil:
+    """Whether the varint at `p` is a number of the enum; True also of one that is cut, which is then read and told."""
+    cdef Fault ignored
+    cdef uint64_t raw = 0
+    cdef int32_t i
+    if read_varint(&ignored, field, p, end, &raw) is NULL:
+        return True
+    for i in range(field.symbols_count):
+        if field.symbols[3 * i] == <int32_t>raw:
+            return True
+    return False
+
+
+cdef const uint8_t* read_message(Fault* fault, Node* node, Column* column, const uint8_t* p,
                                  const uint8_t* end) noexcept nogil:
     """A message from `p` to `end` into the struct `column`, one row."""
     cdef int64_t row = column.length
@@ -358,12 +363,12 @@ cdef const uint8_t* read_message(Parser* parser, Node* node, Column* column, con
         node.children[i].was_seen = False
     while p < end:
         start = p
-        p = read_varint(parser, node, p, end, &tag)
+        p = read_varint(fault, node, p, end, &tag)
         if p is NULL:
             return NULL
         wire = <int>(tag & 7)
         if tag >> 3 == 0 or tag >> 32 != 0:
-            return wrong(parser, BAD_TAG, node, start)
+            return wrong(fault, BAD_TAG, node, start)
         field = find_field(node, tag >> 3)
         if field is NULL or field.column is NULL or (wire != field.wire and not (
                 wire == WIRE_BYTES and field.is_repeated and field.wire != WIRE_BYTES)):
@@ -371,68 +376,70 @@ cdef const uint8_t* read_message(Parser* parser, Node* node, Column* column, con
                 field.was_seen = True
                 if field.oneof:
                     clear_oneof(node, field, row)
-            p = skip_field(parser, node if field is NULL else field, p, end, wire, tag >> 3, 0)
+            p = skip_field(fault, node if field is NULL else field, p, end, wire, tag >> 3, 0)
         elif field.is_repeated:
             element = field.column.children
             if wire == WIRE_BYTES and (field.op >= OP_MESSAGE or field.wire != WIRE_BYTES):
-                p = read_varint(parser, field, p, end, &size)
+                p = read_varint(fault, field, p, end, &size)
                 if p is NULL:
                     return NULL
                 if size > <uint64_t>(end - p):
-                    return wrong(parser, ENDS_EARLY, field, start)
+                    return wrong(fault, ENDS_EARLY, field, start)
                 stop = p + size
                 if field.op >= OP_MESSAGE:
-                    p = read_below(parser, field, element, p, stop)
+                    p = read_below(fault, field, element, p, stop)
                 else:
                     while p is not NULL and p < stop:               # packed
-                        p = read_scalar(parser, field, element, p, stop)
+                        p = read_scalar(fault, field, element, p, stop)
             else:
-                p = read_scalar(parser, field, element, p, end)
+                p = read_scalar(fault, field, element, p, end)
         elif field.op >= OP_MESSAGE:
-            p = read_varint(parser, field, p, end, &size)
+            p = read_varint(fault, field, p, end, &size)
             if p is NULL:
                 return NULL
             if size > <uint64_t>(end - p):
-                return wrong(parser, ENDS_EARLY, field, start)
+                return wrong(fault, ENDS_EARLY, field, start)
             if field.oneof:
                 clear_oneof(node, field, row)
             if not remember(field, p, <int64_t>size):
-                return wrong(parser, NO_MEMORY, field, p)
+                return wrong(fault, NO_MEMORY, field, p)
             p += size
+        elif field.op == OP_ENUM and not field.is_open and not is_symbol(field, p, end):
+            p = skip_field(fault, field, p, end, wire, tag >> 3, 0)    # unknown: what came before it stays
         else:
             if field.oneof:
                 clear_oneof(node, field, row)
             if field.column.length != row:
                 column_truncate(field.column, row)
-            p = read_scalar(parser, field, field.column, p, end)
+            p = read_scalar(fault, field, field.column, p, end)
         if p is NULL:
             return NULL
     for i in range(node.children_count):
         field = &node.children[i]
         if field.column is NULL:
             if field.is_required and not field.was_seen:
-                return wrong(parser, MISSING_FIELD, field, end)
+                return wrong(fault, MISSING_FIELD, field, end)
             continue
         if field.is_repeated:
             if append_list(field.column) < 0:
-                return wrong(parser, NO_MEMORY, field, end)
+                return wrong(fault, NO_MEMORY, field, end)
             continue
         if field.op >= OP_MESSAGE and not field.was_seen and field.default is not NULL:
             field.was_seen, field.at, field.size = True, field.default, field.default_size
         if field.op >= OP_MESSAGE and field.was_seen:
-            if read_below(parser, field, field.column, field.at, field.at + field.size) is NULL:
+            if read_below(fault, field, field.column, field.at, field.at + field.size) is NULL:
                 return NULL
             continue
         if field.column.length != row:
             continue
         if field.is_required:
-            return wrong(parser, MISSING_FIELD, field, end)
+            return wrong(fault, MISSING_FIELD, field, end)
         if field.default is not NULL:
-            if read_scalar(parser, field, field.column, field.default, field.default + field.default_size) is NULL:
+            if read_scalar(fault, field, field.column, field.default, field.default + field.default_size) is NULL:
                 return NULL
         elif append_null(field.column) < 0:
-            return wrong(parser, NO_MEMORY, field, end)
-    return end if append_row(column) == 0 else wrong(parser, NO_MEMORY, node, end)
+            return wrong(fault, NO_MEMORY, field, end)
+    return end if append_row(column) == 0 else wrong(fault, NO_MEMORY, node, end)
 
 
 cdef int node_open(Node* node, plan, Column* column, str path, list paths) except -1:
@@ -510,91 +517,43 @@ cdef void node_close(Node* node) noexcept:
     free(node.direct)
 
 
-cdef class ProtoColumns:
+cdef class ProtoColumns(ValueColumns):
     """Decodes messages into columns. `fields` as arrow_build's; `plan`: of the message; `has_header`: the values
     begin with a schema registry's header, which is passed over: 0, four bytes of an id, the message's indexes."""
 
-    cdef Columns columns
     cdef Node root
-    cdef list paths
     cdef bint has_header
-    cdef Parser parser
-    cdef BadRows bad
 
     def __cinit__(self, fields, plan, bint has_header=False):
-        self.columns = Columns(fields)
-        self.paths = []
         self.has_header = has_header
         node_open(&self.root, plan, &self.columns.root, "", self.paths)
 
     def __dealloc__(self):
         node_close(&self.root)
-        free(self.bad.rows)
 
-    def __arrow_c_schema__(self):
-        return self.columns.__arrow_c_schema__()
+    cdef int decode_row(self, const uint8_t* p, int64_t size, const uint8_t* readable) noexcept nogil:
+        cdef int reason = self.read_row(p, p + size)
+        if self.fault.path == self.root.path:
+            self.fault.path = -1
+        return reason
 
-    def decode(self, array):
-        """(batch, numbers of the bad rows, their reasons), as JsonColumns.decode."""
-        cdef BinaryValues values = BinaryValues(array)
-        cdef Column* root = &self.columns.root
-        cdef int64_t row
-        cdef int64_t size
-        cdef int64_t position
-        cdef int reason = GOOD
-        cdef int i
-        cdef const uint8_t* start
-        self.columns.truncate(0)
-        self.bad.count = 0
-        with nogil:
-            for row in range(values.length):
-                reason = GOOD
-                if not is_null(values, row):
-                    start = value_at(values, row, &size)
-                    reason = self.decode_row(start, start + size)
-                    if reason == GOOD:
-                        continue
-                    position = self.parser.at - start
-                    if not 0 <= position <= size:              # it went wrong in merged bytes
-                        position = -1
-                    if self.parser.path == self.root.path:
-                        self.parser.path = -1
-                    if reason != NO_MEMORY and bad_rows_add(&self.bad, row, reason, self.parser.path, position) < 0:
-                        reason = NO_MEMORY
-                    column_truncate(root, row)
-                if reason == NO_MEMORY:
-                    break
-                for i in range(root.children_count):
-                    if append_null(&root.children[i]) < 0:
-                        reason = NO_MEMORY
-                if reason == NO_MEMORY or append_row(root) < 0:
-                    reason = NO_MEMORY
-                    break
-        if reason == NO_MEMORY:
-            self.columns.truncate(0)
-            raise MemoryError("no memory for the decoded columns, or one has passed 2 GiB")
-        rows, reasons = bad_rows_described(&self.bad, self.paths)
-        return self.columns.take(), rows, reasons
-
-    cdef int decode_row(self, const uint8_t* p, const uint8_t* end) noexcept nogil:
+    cdef int read_row(self, const uint8_t* p, const uint8_t* end) noexcept nogil:
         cdef uint64_t count = 0
         cdef uint64_t index = 0
         cdef uint64_t i
-        self.parser.at = p
-        self.parser.path = -1
         if self.has_header:
             if end - p < 6 or p[0] != 0:
                 return BAD_MAGIC
-            p = read_varint(&self.parser, &self.root, p + 5, end, &count)      # zigzag: 0 stands for [0]
+            p = read_varint(&self.fault, &self.root, p + 5, end, &count)      # zigzag: 0 stands for [0]
             if p is NULL:
-                return self.parser.reason
+                return self.fault.reason
             if count & 1 or count // 2 > <uint64_t>(end - p):
-                self.parser.at = p
+                self.fault.at = p
                 return BAD_LENGTH
             for i in range(count // 2):
-                p = read_varint(&self.parser, &self.root, p, end, &index)
+                p = read_varint(&self.fault, &self.root, p, end, &index)
                 if p is NULL:
-                    return self.parser.reason
-        if read_message(&self.parser, &self.root, &self.columns.root, p, end) is NULL:
-            return self.parser.reason
+                    return self.fault.reason
+        if read_message(&self.fault, &self.root, &self.columns.root, p, end) is NULL:
+            return self.fault.reason
         return GOOD

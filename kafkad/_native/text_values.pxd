@@ -47,3 +47,7 @@ cdef int64_t base64_decoded(const uint8_t* p, int64_t size, uint8_t* out) noexce
 cdef bint decimal_fits(const uint8_t* p, int64_t size, int precision, uint64_t* low, int64_t* high) noexcept nogil
 cdef int text_i64(const uint8_t* p, int64_t size, int64_t* value) noexcept nogil
 cdef int text_f64(const uint8_t* p, int64_t size, bint is_single, double* value) noexcept nogil
+cdef int64_t days_of(int64_t year, int month, int day) noexcept nogil
+cdef bint is_date(int64_t year, int64_t month, int64_t day) noexcept nogil
+cdef int64_t utc_of(Zone* zone, int64_t local) noexcept nogil
+cdef bint micros_of(int64_t seconds, int64_t fraction, int64_t* micros) noexcept nogil

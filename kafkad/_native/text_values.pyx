@@ -155,12 +155,15 @@ cdef float number_f32(Number* number) noexcept nogil:
 
 cdef int number_decimal(Number* number, int precision, int scale, uint64_t* low, int64_t* high) noexcept nogil:
     """Reason: GOOD, OUT_OF_RANGE. Every digit counts, so it walks over the text again."""
+    # an exponent of more than 32 bits is none for java.math.BigDecimal, also where the value is next to nothing
     cdef const uint8_t* p = number.text
     cdef u128 value = 0
     cdef int64_t count = 0                 # of significant digits
     cdef int64_t kept = 0
     cdef int64_t shift = number.exponent + scale
     cdef int rounding = 0
+    if not -0x7fffffff <= number.exponent <= 0x7fffffff:
+        return OUT_OF_RANGE
     if number.is_exact and 0 <= shift < 19:                 # all digits are in one word, and no rounding
         value = <u128>number.digits * POWERS_128[shift]
     else:
@@ -207,43 +210,54 @@ cdef int number_decimal(Number* number, int precision, int scale, uint64_t* low,
 
 cdef int digits_decimal(const uint8_t* p, int64_t size, Column* column, uint64_t* low, int64_t* high) noexcept nogil:
     """A decimal in a string: java.math.BigDecimal's text, whose commas count for nothing."""
-    cdef char[NUMBER_SIZE_MAX + 2] text
+    cdef uint8_t[NUMBER_SIZE_MAX + 2] text                  # a sign, a zero before a point, and what was written
+    cdef const uint8_t* end = p + size
     cdef int64_t written = 0
-    cdef int64_t i
+    cdef int64_t digits = 0                                 # before the point
+    cdef bint is_negative = False
     cdef Number number
-    cdef const uint8_t* start
     if size > NUMBER_SIZE_MAX:
         return BAD_NUMBER
-    for i in range(size):
-        if p[i] == c",":
-            continue
-        if p[i] == c"." and not (i + 1 < size and c"0" <= p[i + 1] <= c"9") and written and (
-                c"0" <= text[written - 1] <= c"9"):
-            continue                                        # 1. is 1
-        if p[i] == c"." and (written == 0 or text[written - 1] == c"-" or text[written - 1] == c"+"):
-            text[written] = c"0"                            # .5 is 0.5
-            written += 1
-        text[written] = <char>p[i]
+    p = past_commas(p, end)
+    if p < end and (p[0] == c"-" or p[0] == c"+"):
+        is_negative = p[0] == c"-"
+        p = past_commas(p + 1, end)
+    while p < end and c"0" <= p[0] <= c"9":
+        if written == 1 and text[0] == c"0":
+            written = 0                                     # 007 is 7
+        text[written] = p[0]
         written += 1
-    text[written] = 0
-    start = <const uint8_t*>text
-    if written and text[0] == c"+":
-        start += 1
-        written -= 1
-    elif written and text[0] == c"-":                       # the zeroes in front of a number go, behind its sign
-        i = 1
-        while i + 1 < written and text[i] == c"0" and c"0" <= text[i + 1] <= c"9":
-            i += 1
-        text[i - 1] = c"-"
-        start += i - 1
-        written -= i - 1
-    if written and start[0] != c"-":
-        while written > 1 and start[0] == c"0" and c"0" <= start[1] <= c"9":
-            start += 1
-            written -= 1
-    if scan_number(start, start + written, &number) != start + written:
+        digits += 1
+        p = past_commas(p + 1, end)
+    if p < end and p[0] == c".":
+        p = past_commas(p + 1, end)
+        if written == 0:
+            text[0] = c"0"                                  # .5 is 0.5
+            written = 1
+        if p < end and c"0" <= p[0] <= c"9":
+            text[written] = c"."
+            written += 1
+            while p < end and c"0" <= p[0] <= c"9":
+                text[written] = p[0]
+                written += 1
+                digits += 1
+                p = past_commas(p + 1, end)
+    if digits == 0:
         return BAD_NUMBER
+    while p < end:                                          # the exponent, which scan_number looks at
+        text[written] = p[0]
+        written += 1
+        p = past_commas(p + 1, end)
+    if scan_number(text, text + written, &number) != text + written:
+        return BAD_NUMBER
+    number.is_negative = is_negative
     return number_decimal(&number, column.precision, column.scale, low, high)
+
+
+cdef inline const uint8_t* past_commas(const uint8_t* p, const uint8_t* end) noexcept nogil:
+    while p < end and p[0] == c",":
+        p += 1
+    return p
 
 
 cdef int text_i64(const uint8_t* p, int64_t size, int64_t* value) noexcept nogil:
@@ -296,11 +310,14 @@ cdef int text_f64(const uint8_t* p, int64_t size, bint is_single, double* value)
 
 
 cdef bint decimal_fits(const uint8_t* p, int64_t size, int precision, uint64_t* low, int64_t* high) noexcept nogil:
-    """An unscaled value as big-endian two's complement, as Avro has it; False: it has more digits than `precision`."""
+    """An unscaled value as big-endian two's complement, as Avro has it; False: it has more digits than `precision`,
+    or no bytes."""
     cdef u128 value = 0
     cdef u128 magnitude
     cdef bint is_negative = size > 0 and p[0] & 0x80
     cdef int64_t i
+    if size == 0:
+        return False
     if is_negative:
         value = ~value
     for i in range(size):
@@ -319,7 +336,7 @@ cdef bint decimal_fits(const uint8_t* p, int64_t size, int precision, uint64_t* 
 
 # Calendars
 
-cdef inline int64_t days_of(int64_t year, int month, int day) noexcept nogil:
+cdef int64_t days_of(int64_t year, int month, int day) noexcept nogil:
     """Days since 1970-01-01 in the proleptic Gregorian calendar; years start in March, so that a leap day is last."""
     cdef int64_t era
     cdef int64_t year_of_era
@@ -331,7 +348,7 @@ cdef inline int64_t days_of(int64_t year, int month, int day) noexcept nogil:
     return era * 146097 + year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year - 719468
 
 
-cdef inline bint is_date(int64_t year, int64_t month, int64_t day) noexcept nogil:
+cdef bint is_date(int64_t year, int64_t month, int64_t day) noexcept nogil:
     if month < 1 or month > 12 or day < 1 or day > 31:
         return False
     if day <= 28:
@@ -417,7 +434,7 @@ cdef inline int two_digits(const uint8_t* p) noexcept nogil:
     return <int>(high * 10 + low) if high <= 9 and low <= 9 else 10000
 
 
-cdef inline int64_t utc_of(Zone* zone, int64_t local) noexcept nogil:
+cdef int64_t utc_of(Zone* zone, int64_t local) noexcept nogil:
     cdef int64_t low = 0
     cdef int64_t high = zone.count
     cdef int64_t middle
@@ -535,9 +552,16 @@ cdef int text_timestamp(const uint8_t* p, int64_t size, Zone* zone, int64_t* mic
             return BAD_TIMESTAMP
     elif zone is not NULL:
         seconds = utc_of(zone, seconds)
-    if __builtin_mul_overflow(seconds, 1000000, &seconds) or __builtin_add_overflow(seconds, fraction, micros):
-        return BAD_TIMESTAMP
-    return GOOD
+    return GOOD if micros_of(seconds, fraction, micros) else BAD_TIMESTAMP
+
+
+cdef bint micros_of(int64_t seconds, int64_t fraction, int64_t* micros) noexcept nogil:
+    """`fraction`: microseconds, 0 to 999,999. False: 64 bits do not hold it."""
+    if seconds < 0 and fraction:                            # the first second there is begins within itself
+        seconds += 1
+        fraction -= 1000000
+    return not (__builtin_mul_overflow(seconds, 1000000, &seconds)
+                or __builtin_add_overflow(seconds, fraction, micros))
 
 
 # Zones

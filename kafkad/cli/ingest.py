@@ -30,7 +30,28 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group(context_settings=CONTEXT)
 def command() -> None:
-    """Land topics in tables, each record exactly once, by a pipeline file."""
+    """Land topics in tables, each record exactly once, by a pipeline file.
+
+    \b
+    A small one:        [source]
+                        bootstrap = "127.0.0.1:9092"
+                        topics = "flights"
+                        [decode]
+                        format = "json"
+                        schema = "id BIGINT, carrier STRING, delay INT"
+                        bad_records = "dlq"
+                        [sink]
+                        path = "flights"
+    \b
+    Is it right?        kafkad ingest validate flights.toml
+    What will it do?    kafkad ingest plan flights.toml
+    Do it:              kafkad ingest run flights.toml
+    Is all there, once? kafkad ingest verify flights.toml
+    How far is it?      kafkad ingest status flights.toml
+
+    docs/ingest.md has every key of the file. Exit codes: 0 done, 1 refused or not clean, 2 the file is wrong,
+    130 and 143 stopped by Ctrl-C and SIGTERM.
+    """
 
 
 def takes_pipeline(function: F) -> F:
@@ -61,7 +82,18 @@ def read(path: str, overrides: tuple[str, ...]) -> "Pipeline":
 @command.command()
 @takes_pipeline
 def run(pipeline: str, overrides: tuple[str, ...]) -> None:
-    """Read, decode, transform and land, until all is read (or told to stop)."""
+    """Land what the topics hold.
+
+    Reads, decodes, transforms and lands batch after batch: until all is read that was there when the run
+    began, or, with [trigger] interval, until it is told to stop. Run again, it goes on where it was, also
+    after kill -9. Ctrl-C and SIGTERM end it after the batch at hand; a second one ends it at once, by which
+    nothing is lost or doubled.
+
+    \b
+    kafkad ingest run flights.toml
+    kafkad ingest run flights.toml --set source.max_rows=100000 --set 'spark.master=local[4]'
+    kafkad ingest run flights.toml | cat        # no terminal: a line of JSON a batch, then the summary
+    """
     from kafkad.ingest.run import run as run_it
 
     ended = refusing(lambda: run_it(read(pipeline, overrides)))
@@ -75,7 +107,11 @@ def run(pipeline: str, overrides: tuple[str, ...]) -> None:
 @takes_pipeline
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Show the effective configuration, and what a run would read and write."""
+    """Show what a run would do.
+
+    Every setting with its value and where it comes from; then offsets, records, bytes, batches, tasks and
+    files that are to be expected. Reads no record and starts no Spark.
+    """
     from kafkad.ingest.plan import plan as plan_it
 
     described = read(pipeline, overrides)
@@ -110,7 +146,11 @@ def plan(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @takes_pipeline
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def validate(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check the file, schema, sink, broker and topics; no record is read."""
+    """Check whether it could run.
+
+    Tries the file, packages, schema, sink, broker, topics and position one after the other, and SQL by Spark;
+    exit code 1 if something is wrong. Reads no record.
+    """
     from kafkad.ingest.plan import validate as validate_it
 
     checks = refusing(lambda: validate_it(read(pipeline, overrides)))
@@ -128,7 +168,11 @@ def validate(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @takes_pipeline
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Show committed offsets against the broker's, batches, files and bad records."""
+    """Show how far it is.
+
+    Committed offsets against the broker's, batches, rows, files, small files and dead letters. May be asked
+    beside a run.
+    """
     from kafkad.ingest.status import status as ask
 
     found = refusing(lambda: ask(read(pipeline, overrides)))
@@ -163,7 +207,12 @@ def status(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @takes_pipeline
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verify(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> int:
-    """Compare the table with the broker, offset by offset; exit code 1 if anything is lost or there twice."""
+    """Prove that all is there, once.
+
+    Compares the table with the broker, offset by offset: rows, dead letters, holes of the log's own
+    (compaction, transactions), what SQL or dedup left out, what retention took, what is lost, twice, or of no
+    record. Exit code 1 if it is not clean. May be asked beside a run.
+    """
     from kafkad.ingest.maintain import verify as verify_it
 
     found = refusing(lambda: verify_it(read(pipeline, overrides)))
@@ -187,7 +236,11 @@ def verify(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> int:
 @takes_pipeline
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compact(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Rewrite small files into files of the target size; may run beside `run`."""
+    """Make large files of small ones.
+
+    Rewrites files below [sink] target_file_mb, a partition of the table at a time, in commits of their own.
+    May run beside `run`.
+    """
     from kafkad.ingest.maintain import compact as compact_it
 
     did = refusing(lambda: compact_it(read(pipeline, overrides)))
@@ -200,7 +253,11 @@ def compact(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @takes_pipeline
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def replay_dlq(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Decode the dead letters again, by the schema as it is now; what is good lands, once."""
+    """Try the dead letters again.
+
+    Decodes them by the schema as it is now. What is good goes through the pipeline's SQL, lands, and leaves
+    the dead letters in the same commit; the rest stays, with its new reason.
+    """
     from kafkad.ingest.maintain import replay
 
     did = refusing(lambda: replay(read(pipeline, overrides)))
@@ -211,14 +268,9 @@ def replay_dlq(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None
 
 def refusing(work: Callable[[], Any]) -> Any:
     """`work()`; what it refuses becomes a sentence and exit code 1."""
-    from kafkad.ingest import backlog, checkpoint, session
-    from kafkad.ingest import run as running
-    from kafkad.ingest.table import TableError
+    from kafkad.ingest.refusals import REFUSALS
 
     try:
         return work()
-    except (
-        running.Refused, backlog.DataLoss, checkpoint.Busy, checkpoint.Foreign, session.NoSpark, TableError,
-        ValueError,
-    ) as refused:  # fmt: skip
+    except REFUSALS as refused:
         raise Refused(str(refused)) from refused

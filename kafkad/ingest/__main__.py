@@ -15,10 +15,9 @@ HERE = Path(__file__).resolve().parent
 
 
 def main(arguments: list[str]) -> int:
-    from kafkad.ingest import backlog, checkpoint, session
     from kafkad.ingest import run as running
     from kafkad.ingest.pipeline_file import PipelineError, load
-    from kafkad.ingest.table import TableError
+    from kafkad.ingest.refusals import REFUSALS
 
     overrides = [value for flag, value in itertools.pairwise(arguments[1:]) if flag == "--set"]
     if not arguments or len(arguments) != 1 + 2 * len(overrides):
@@ -32,10 +31,7 @@ def main(arguments: list[str]) -> int:
     except PipelineError as wrong:
         print("\n".join(f"kafkad: {mistake}." for mistake in wrong.mistakes), file=sys.stderr)
         return 2
-    except (
-        running.Refused, backlog.DataLoss, checkpoint.Busy, checkpoint.Foreign, session.NoSpark, TableError,
-        OSError, ValueError,
-    ) as refused:  # fmt: skip
+    except (*REFUSALS, OSError) as refused:
         print(f"kafkad: {refused}.", file=sys.stderr)
         return 1
     return {"SIGINT": 130, "SIGTERM": 143}.get(ended.why, 0)

@@ -20,15 +20,19 @@ from typing import TYPE_CHECKING
 
 from kafkad.ingest.pipeline import Pipeline, Source
 from kafkad.spark import planning
-from kafkad.spark.offsets import OffsetReader
+from kafkad.spark.offsets import FIRST_TIMEOUT_S, OffsetReader
 from kafkad.spark.options import EARLIEST, ReadOptions, read_options
 from kafkad.spark.planning import Range
 
 if TYPE_CHECKING:
     from kafkad.ingest.checkpoint import Offsets
 
+TASK_ATTEMPTS = 4  # as spark.task.maxFailures
 TASK_BYTES = 64 << 20  # of one task: what a worker reads in a few seconds
 TASK_BYTES_MIN = 4 << 20  # below this another task costs more than it brings, and makes another small file
+
+
+LEFT_SHARE = 0.01  # of a batch: as few are taken along, rather than be a batch and files of their own
 
 
 class DataLoss(Exception):
@@ -52,6 +56,10 @@ def source_options(source: Source, *, headers: bool = False) -> dict[str, str]:
         options["startingTimestamp"] = str(milliseconds(source.start))
         options["startingOffsetsByTimestampStrategy"] = "latest"
     options["failOnDataLoss"] = str(source.fail_on_data_loss).lower()
+    # a task waits a part of it, since Spark gives a task several attempts
+    options["kafkaConsumer.pollTimeoutMs"] = str(max(1000, int(source.retry_for * 1000 / TASK_ATTEMPTS)))
+    if source.retry_for < FIRST_TIMEOUT_S:
+        options.setdefault("kafka.default.api.timeout.ms", str(max(1000, int(source.retry_for * 1000))))
     if headers:
         options["includeHeaders"] = "true"
     return options
@@ -142,6 +150,9 @@ class Backlog:
         }
         if all(end[where] <= start[where] for where in end):
             return None
+        taken, left = (sum(b[where] - a[where] for where in end) for a, b in ((start, end), (end, latest)))
+        if 0 < left <= taken * LEFT_SHARE:
+            end = {where: max(at, latest[where]) for where, at in end.items()}
         return start, end, lost
 
     def start_of(self, position: Offsets) -> tuple[Offsets, int]:

@@ -219,10 +219,14 @@ class Checkpoint:
 def write_whole(path: Path, document: dict[str, Any]) -> None:
     """The file is there with all of it, and on the disk, or not at all."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(scratch, "w") as file:
-        json.dump(document, file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(scratch, "w") as file:
+            json.dump(document, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as trouble:  # a full disk
+        scratch.unlink(missing_ok=True)
+        raise OSError(trouble.errno, trouble.strerror, str(path)) from None
     os.rename(scratch, path)
     directory = os.open(path.parent, os.O_RDONLY)
     try:

@@ -80,7 +80,7 @@ def rewrite_small(table: Table, target_bytes: int) -> Compacted:
     staging = table.staging(APPLICATION)
     total = Compacted()
     by_partition: dict[object, list[list[FileEntry]]] = {}
-    for group in plan(table.files(), target_bytes):
+    for group in plan(table.settled_files()[0], target_bytes):
         by_partition.setdefault(group[0].partition, []).append(group)
     for groups in by_partition.values():
         removed = [file for group in groups for file in group]

@@ -1,7 +1,7 @@
 """Runs with [dedup]: which keys were seen is state over batches, and that is Spark's to keep.
 
-    format("kafkad") as a stream -> view `input` -> [transform] sql -> watermark on _timestamp
-      -> dropDuplicatesWithinWatermark(keys) -> foreachBatch -> the table's own writer
+    format("kafkad") as a stream -> decoded by tasks.read -> view `input` -> [transform] sql
+      -> watermark on _timestamp -> dropDuplicatesWithinWatermark(keys) -> foreachBatch -> the table's writer
 
 Offsets and state are in Spark's checkpoint (`spark/` within ours), which replays a batch that was not
 finished under its number, and the table knows which numbers it has. Ours only follows, so that `status`,
@@ -10,7 +10,7 @@ finished under its number, and the table knows which numbers it has. Ours only f
 Beware: the watermark is the newest _timestamp seen less [dedup] watermark, and what comes later than it is
 dropped by Spark, since nobody remembers whether it is a duplicate. Such rows are counted (`late`); a
 backlog whose partitions are far apart in time wants a watermark as long as they are.
-With badRecords dlq the stream has two branches, so a topic is read twice; bad rows go by the dedup.
+What cannot be decoded is put aside by the tasks that decode: it goes by the dedup, and a topic is read once.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from kafkad.ingest.run import (
     Refused,
     Run,
     accountable,
-    decoder_options,
     place_of,
     reports_of,
     spark_schema,
     told,
 )  # fmt: skip
+from kafkad.ingest.table import TaskReport
 from kafkad.spark.offsets import from_json
 
 if TYPE_CHECKING:
@@ -53,8 +53,11 @@ class StreamRun(Run):
             self.say(sentence)
         self.written: dict[int, dict[str, Any]] = {}
         self.trouble: BaseException | None = None
+        self.check_table()
         self.begin()
+        self.progress.doing("starting Spark")
         query = self.start()
+        self.progress.doing()
         seen = -1
         while True:
             active = query.isActive  # before the progress is read, so that the last of it is not missed
@@ -79,15 +82,12 @@ class StreamRun(Run):
     def start(self) -> Any:
         dedup = self.pipeline.dedup
         rows = self.stream_rows()
-        aside = self.settings.decoder is not None and self.settings.bad == "dlq"
-        good = rows.where(f"{tasks.ERROR} IS NULL") if aside else rows
-        good = good.drop("_raw", tasks.ERROR)
-        result = good
+        result = rows
         if self.pipeline.transform.sql:
-            good.createOrReplaceTempView("input")
+            rows.createOrReplaceTempView("input")
             result = accountable(self.spark.sql(self.pipeline.transform.sql))
-        else:
-            result = good.drop("_key")
+        elif self.settings.decoder is not None:
+            result = rows.drop("_key")
         missing = [key for key in dedup.keys if key not in result.columns]
         if missing:
             raise Refused(
@@ -95,11 +95,6 @@ class StreamRun(Run):
             )
         watermark = f"{int((dedup.watermark or 0) * 1000)} milliseconds"
         unique = result.withWatermark("_timestamp", watermark).dropDuplicatesWithinWatermark(list(dedup.keys))
-        if aside:
-            where = ["_topic", "_partition", "_offset", "_timestamp", "_key", tasks.ERROR, "_raw"]
-            bad = self.stream_rows().where(f"{tasks.ERROR} IS NOT NULL").select(*where)
-            unique = unique.unionByName(bad, allowMissingColumns=True)
-        self.columns = list(result.columns)
         writer = (
             unique.writeStream.queryName(self.pipeline.name)
             .foreachBatch(self.write)
@@ -111,41 +106,28 @@ class StreamRun(Run):
         return writer.trigger(processingTime=f"{int(interval * 1000)} milliseconds").start()
 
     def stream_rows(self) -> DataFrame:
-        """value columns, _key, _topic, _partition, _offset, _timestamp, and _error, _raw with dlq."""
-        source, decode = self.pipeline.source, self.pipeline.decode
-        options = source_options(source)
+        """The columns of tasks.rows_schema. The source gives records as they are, for the tasks that decode
+        to count them and put aside what is bad.
+        """
+        source = self.pipeline.source
+        options = source_options(source, headers=self.settings.bad == "dlq")
         for name in ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestampStrategy"):
             options.pop(name, None)
         options["startingOffsets"] = offsets_text(self.position_of_all())
         if source.max_rows:
             options["maxOffsetsPerTrigger"] = str(source.max_rows)
-        if source.engine == "kafka-jar":
-            fetched = self.spark.readStream.format("kafka").options(**options).load()
-            rows = fetched.mapInArrow(
-                tasks.decode_tasks(self.settings), spark_schema(tasks.rows_schema(self.settings))
-            )
-            return rows.withColumnRenamed("_value", "_raw")
-        from kafkad.spark import register
+        if source.engine != "kafka-jar":
+            from kafkad.spark import register
 
-        register(self.spark)
-        if source.max_bytes:
-            options["maxBytesPerTrigger"] = str(source.max_bytes)
-        if source.commit_group:
-            options["commitGroup"] = source.commit_group
-        if decode.format == "raw":
-            rows = self.spark.readStream.format("kafkad").options(**options).load()
-            named = {name: f"_{name}" for name in ("topic", "partition", "offset", "timestamp")}
-            return rows.withColumnsRenamed(named).drop("timestampType")
-        options |= {"valueFormat": decode.format, "metadataPrefix": "_", **decoder_options(decode)}
-        if decode.schema:
-            options["valueSchema"] = decode.schema
-        if decode.columns:
-            kept = ["_key", "_topic", "_partition", "_offset", "_timestamp", "_timestampType"]
-            bad = [tasks.ERROR, "_raw"] if decode.bad_records == "dlq" else []
-            options["columns"] = ",".join([*decode.columns, *kept, *bad])
-        options["badRecords"] = "column" if decode.bad_records == "dlq" else decode.bad_records
-        rows = self.spark.readStream.format("kafkad").options(**options).load()
-        return rows.drop("_timestampType")
+            register(self.spark)
+            if source.max_bytes:
+                options["maxBytesPerTrigger"] = str(source.max_bytes)
+            if source.commit_group:
+                options["commitGroup"] = source.commit_group
+        engine = "kafka" if source.engine == "kafka-jar" else "kafkad"
+        fetched = self.spark.readStream.format(engine).options(**options).load()
+        function = tasks.read_stream_tasks(self.settings, self.table.staging(self.application))
+        return fetched.mapInArrow(function, spark_schema(tasks.rows_schema(self.settings)))
 
     def position_of_all(self) -> Offsets:
         """Only a first run of the stream asks: where ours is, of every partition there is."""
@@ -166,21 +148,20 @@ class StreamRun(Run):
         if self.table.committed(self.application, number):
             return {"again": True}
         staging = self.table.staging(self.application)
-        if tasks.ERROR in rows.columns:
-            rows = rows.persist()
-            try:
-                good = rows.where(f"{tasks.ERROR} IS NULL").select(*self.columns)
-                bad = rows.where(f"{tasks.ERROR} IS NOT NULL").withColumnRenamed("_raw", "_value")
-                reports = reports_of(good.mapInArrow(tasks.write_tasks(staging), tasks.REPORT_SCHEMA))
-                reports += reports_of(bad.mapInArrow(tasks.put_aside_tasks(staging), tasks.REPORT_SCHEMA))
-            finally:
-                rows.unpersist()
-        else:
-            reports = reports_of(rows.mapInArrow(tasks.write_tasks(staging), tasks.REPORT_SCHEMA))
+        reports = reports_of(rows.mapInArrow(tasks.write_tasks(staging), tasks.REPORT_SCHEMA))
+        read = tasks.read_reports(staging).values()
+        reports += [TaskReport(told.files) for told in read]
         if self.pipeline.dlq.topic and any(file.dlq for report in reports for file in report.files):
             self.send_letters(reports)
         did = self.table.commit(self.application, number, reports)
-        return {"rows": did.rows, "bad": did.bad, "files": did.files, "file_bytes": did.bytes}
+        return {
+            "records": sum(each.rows + each.bad for told in read for each in told.covered),
+            "rows": did.rows,
+            "bad": did.bad + sum(told.nulled for told in read),
+            "bytes": sum(told.bytes_read for told in read),
+            "files": did.files,
+            "file_bytes": did.bytes,
+        }
 
     def follow(self, progress: Any) -> None:
         """Notes in our checkpoint what Spark's has done."""
@@ -201,5 +182,5 @@ class StreamRun(Run):
             "lag": self.backlog.lag(end),
         }
         record = self.checkpoint.done(batch, did)
-        self.progress.batch(record)
         self.metrics.batch({**record, "at": round(time.time(), 3)})
+        self.progress.batch(record)

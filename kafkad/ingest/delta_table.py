@@ -16,6 +16,7 @@ Beware: deltalake encodes the path of an add action for the log (%25 for %), and
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -32,7 +33,11 @@ from kafkad.ingest.table import (
     TaskReport,
     added_columns,
     check_partition_columns,
+    check_plain,
+    make_folder,
     step,
+    sync_file,
+    sync_folder,
 )
 
 if TYPE_CHECKING:
@@ -54,6 +59,7 @@ class DeltaTable(Table):
             raise TableError(
                 f"{sink.path} is no local path: kafkad writes Delta tables on local file systems"
             )
+        check_plain(Path(sink.path).absolute())
         return cls(Path(sink.path), sink, schema, dlq_path)
 
     def __init__(
@@ -65,10 +71,11 @@ class DeltaTable(Table):
             if schema is None:
                 raise TableError(f"there is no Delta table in {root}")
             check_partition_columns(schema, self.partition_by)
-            self.root.mkdir(parents=True, exist_ok=True)
+            make_folder(self.root / "_delta_log")
             delta.DeltaTable.create(
                 str(self.root), schema, mode="ignore", partition_by=list(self.partition_by) or None
             )
+            sync_log(self.root, 0, 0)
             step("created")
         self.delta: Any = delta.DeltaTable(str(self.root))
         self._agree_on_schema(schema)
@@ -92,6 +99,7 @@ class DeltaTable(Table):
             self.delta.alter.add_columns(list(Schema.from_arrow(pa.schema(added)).fields))
             step("columns added")
             self.delta.update_incremental()
+            sync_log(self.root, self.delta.version(), self.delta.version())
             self.schema = plain_schema(pa.schema(self.delta.schema().to_arrow()))
 
     def last_batch(self, application: str) -> int:
@@ -104,6 +112,7 @@ class DeltaTable(Table):
 
         self.refuse_overlap(application, reports)
         files = self.place(reports)
+        before = self.delta.version()
         told = CommitProperties(
             app_transactions=[Transaction(application, batch_id, now_ms())],
             custom_metadata={"kafkad.batch": batch_id, "kafkad.application": application},
@@ -117,7 +126,12 @@ class DeltaTable(Table):
             commit_properties=told,
         )
         step("version")
-        self.note_ends(reports)
+        self.delta.update_incremental()
+        sync_log(self.root, before + 1, self.delta.version())
+        self.note_ends(reports, alone=self.delta.version() == before + 1)
+
+    def state_id(self) -> object:
+        return self.delta.version()
 
     def files(self) -> list[FileEntry]:
         import pyarrow as pa
@@ -171,6 +185,18 @@ def deltalake() -> Any:
     return deltalake
 
 
+def sync_log(root: Path, first: int, last: int) -> None:
+    """Brings versions of the log to the disk (and a checkpoint at one of them), which deltalake leaves to the
+    page cache.
+    """
+    log = root / "_delta_log"
+    written = [place for version in range(first, last + 1) for place in log.glob(f"{version:020}.*")]
+    for place in [*written, log / "_last_checkpoint"]:
+        with contextlib.suppress(FileNotFoundError):
+            sync_file(place)
+    sync_folder(log)
+
+
 def add_action(file: FileEntry, data_change: bool) -> Any:
     from deltalake.transaction import AddAction
 
@@ -180,7 +206,9 @@ def add_action(file: FileEntry, data_change: bool) -> Any:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Without what Delta adds to Arrow's types on the way through its own."""
+    """Without what Delta and Iceberg make of Arrow's types on the way through their own: large strings, large
+    binaries and large lists, at any depth.
+    """
     import pyarrow as pa
 
     def plain(kind: pa.DataType) -> pa.DataType:
@@ -188,9 +216,18 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
             return pa.string()
         if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
             return pa.binary()
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            return pa.list_(plain_field(kind.value_field))
+        if pa.types.is_struct(kind):
+            return pa.struct([plain_field(field) for field in kind])
+        if pa.types.is_map(kind):
+            return pa.map_(plain_field(kind.key_field), plain_field(kind.item_field))
         return kind
 
-    return pa.schema([pa.field(f.name, plain(f.type), f.nullable) for f in schema])
+    def plain_field(field: pa.Field) -> pa.Field:
+        return pa.field(field.name, plain(field.type), field.nullable)
+
+    return pa.schema([plain_field(field) for field in schema])
 
 
 def only_range(row: dict[str, Any]) -> tuple[OffsetRange, ...]:

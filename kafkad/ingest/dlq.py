@@ -14,7 +14,7 @@ new reason. Its batches are numbered by themselves, under the application REPLAY
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from pyarrow import compute, parquet
 
 from kafkad.ingest import landing
 from kafkad.ingest.parquet_table import ParquetTable
-from kafkad.ingest.table import REPLAY, Table, TaskReport, step
+from kafkad.ingest.table import REPLAY, FileEntry, Table, TaskReport, step
 
 if TYPE_CHECKING:
     from kafkad.client.producer import Producer
@@ -136,12 +136,9 @@ def replay(table: Table, settings: landing.LandSettings, decoder: Any = None) ->
     take."""
     table.recover(REPLAY)
     files = table.dlq.files()
-    found = sum(file.rows for file in files)
     staging = table.staging(REPLAY)
-    batch_id = table.last_batch(REPLAY) + 1
     again = landing.Landing(replace(settings, bad="dlq"), staging, decoder)
     good = landing.PartitionedFiles(staging, table.schema)
-    reasons: dict[str, int] = {}
     try:
         for file in files:
             for batch in rows_of(table.dlq.root / file.path):
@@ -153,18 +150,32 @@ def replay(table: Table, settings: landing.LandSettings, decoder: Any = None) ->
         raise
     step("replay staged")
     report = TaskReport(tuple(entries))
-    for entry in entries:
-        if entry.dlq:
-            for batch in rows_of(table.dlq_root / entry.staged):
-                for row in batch.column("error").value_counts().to_pylist():
-                    reasons[row["values"]] = reasons.get(row["values"], 0) + row["counts"]
+    found = sum(file.rows for file in files)
     assert report.rows + report.bad == found, "every record of the DLQ is good or bad"
-    if report.rows:
-        table.commit(REPLAY, batch_id, [report], dlq_removed=[file.path for file in files])
+    return exchanged(table, files, [report], report.rows)
+
+
+def exchanged(
+    table: Table, files: Sequence[FileEntry], reports: Sequence[TaskReport], decoded: int
+) -> Replayed:
+    """The rows of what could be `decoded` into the table, what is still bad instead of the DLQ's `files`, in
+    one commit. Where nothing could be, all stays as it is.
+    """
+    still_bad = [file for report in reports for file in report.files if file.dlq]
+    reasons: dict[str, int] = {}
+    for entry in still_bad:
+        for batch in rows_of(table.dlq_root / entry.staged):
+            for row in batch.column("error").value_counts().to_pylist():
+                reasons[row["values"]] = reasons.get(row["values"], 0) + row["counts"]
+    if decoded:
+        # the DLQ may be older than the table, or another table's, too: what either knows is done already
+        batch_id = max(table.last_batch(REPLAY), table.dlq.last_batch(REPLAY)) + 1
+        table.commit(REPLAY, batch_id, reports, dlq_removed=[file.path for file in files])
     else:
-        table.discard(REPLAY, entries)
+        table.discard(REPLAY, [file for report in reports for file in report.files])
+    rows = sum(report.rows for report in reports)
     told = sorted(reasons.items(), key=lambda each: -each[1])
-    return Replayed(found, report.rows, report.bad, tuple(told))
+    return Replayed(sum(file.rows for file in files), rows, sum(file.rows for file in still_bad), tuple(told))
 
 
 def as_fetched(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from kafkad.ingest.table import (
     FileEntry,
@@ -30,6 +30,8 @@ from kafkad.ingest.table import (
     TaskReport,
     added_columns,
     check_partition_columns,
+    check_plain,
+    make_folder,
     step,
 )
 
@@ -61,12 +63,16 @@ class IcebergTable(Table):
                     "[sink] has neither a catalog nor a path: an Iceberg table needs one of them"
                 )
             place = Path(sink.path).absolute()
-            place.mkdir(parents=True, exist_ok=True)
+            check_plain(place)
+            make_folder(place)
             properties = {
                 "type": "sql",
                 "uri": f"sqlite:///{place / 'catalog.db'}",
-                "warehouse": place.as_uri(),
+                "warehouse": f"file://{place}",
             }
+        properties.setdefault("py-io-impl", "kafkad.ingest.iceberg_io.DurableIO")
+        if "warehouse" in properties:
+            local_path(properties["warehouse"])  # refused before anything is written
         name = properties.pop("name", "kafkad")
         try:
             catalog = pyiceberg.catalog.load_catalog(name, **properties)
@@ -131,6 +137,9 @@ class IcebergTable(Table):
     def last_batch(self, application: str) -> int:
         self.iceberg.refresh()
         return int(self.iceberg.properties.get(PROPERTY + application, -1))
+
+    def state_id(self) -> object:
+        return self.iceberg.metadata_location
 
     def append(self, application: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
         self.refuse_overlap(application, reports)
@@ -217,10 +226,14 @@ class IcebergTable(Table):
 
 
 def local_path(uri: str) -> Path:
-    """The path of a file: URI. TableError for another scheme."""
+    """The path of a file: URI, as Iceberg's libraries have it: letter by letter, %20 is no blank. TableError
+    for another scheme, and for a # or ?, where pyiceberg takes the path to end.
+    """
     parts = urlsplit(uri)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    if parts.scheme:
+    if not parts.scheme:
+        return Path(uri)
+    if parts.scheme != "file":
         raise TableError(f"{uri} is no local path: kafkad writes Iceberg tables on local file systems")
-    return Path(uri)
+    if "#" in uri or "?" in uri:
+        raise TableError(f"{uri} has a # or ?: an Iceberg table's location must have neither")
+    return Path(parts.path)

@@ -17,7 +17,8 @@ than a dictionary over them; row groups of 128 Ki rows. Spark's vectorized reade
 pyarrow take it.
 
 Beware: a value of a partition column becomes a directory's name, as Hive and Spark write it: null and the
-empty string are the same there, __HIVE_DEFAULT_PARTITION__, and come back as null.
+empty string are the same there, __HIVE_DEFAULT_PARTITION__, and come back as null. Iceberg's files hold the
+column themselves, and one value each: there the two have files of their own.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from kafkad.ingest.table import (
     Staging,
     TableError,
     TaskReport,
+    make_folder,
     step,
 )
 
@@ -78,7 +80,7 @@ class ParquetFile:
         """`known` are columns that the file's folders tell, and not the file."""
         from pyarrow import parquet
 
-        staged.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(staged.parent)
         self.schema = schema
         self.staged = staged
         self.known = known or {}
@@ -142,6 +144,7 @@ class ParquetFile:
     def abandon(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # a full disk, or closed already
             self._writer.close()
+        self._writer.is_open = False  # else it tries again when it is collected, and prints a stack trace
         with contextlib.suppress(OSError):
             self._file.close()
         self.staged.unlink(missing_ok=True)
@@ -260,7 +263,8 @@ class PartitionedFiles:
             self._add(waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting))
 
     def _add(self, batch: pa.RecordBatch) -> None:
-        for values, part in split(batch, self.staging.partition_by):
+        files_tell = self.staging.keep_partition_columns
+        for values, part in split(batch, self.staging.partition_by, empty_is_null=not files_tell):
             kept = part.select(self.file_schema.names)
             if values not in self._open:
                 self._make_room()
@@ -305,9 +309,11 @@ class PartitionedFiles:
 
 
 def split(
-    batch: pa.RecordBatch, partition_by: Sequence[str]
+    batch: pa.RecordBatch, partition_by: Sequence[str], empty_is_null: bool = True
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """The batch's rows by the values of these columns, as text; the rows keep their order."""
+    """The batch's rows by the values of these columns, as text; the rows keep their order. `empty_is_null`:
+    the empty string goes with the nulls.
+    """
     import pyarrow as pa
     from pyarrow import compute
 
@@ -317,7 +323,7 @@ def split(
         yield (), batch
         return
     columns = [batch.column(name).dictionary_encode("encode") for name in partition_by]
-    texts = [[as_text(value) for value in column.dictionary] for column in columns]
+    texts = [[as_text(value, empty_is_null) for value in column.dictionary] for column in columns]
     if all(len(column.dictionary) == 1 for column in columns):
         yield tuple(text[0] for text in texts), batch
         return
@@ -343,10 +349,10 @@ def split(
         start += count
 
 
-def as_text(value: pa.Scalar) -> str | None:
+def as_text(value: pa.Scalar, empty_is_null: bool = True) -> str | None:
     """A partition value as a directory says it; None for null (and for "", see the top of the file)."""
     plain = value.as_py()
-    if plain is None or plain == "":
+    if plain is None or (plain == "" and empty_is_null):
         return None
     if isinstance(plain, bool):
         return "true" if plain else "false"
@@ -437,7 +443,7 @@ def land(
                 if batch.num_rows == 0:
                     continue
                 holes.saw(batch.column("offset"))
-                bytes_read += batch.column("key").nbytes + batch.column("value").nbytes
+                bytes_read += key_and_value_bytes(batch)
                 good = landing.batch(batch)
                 rows += good.num_rows
                 bad += batch.num_rows - good.num_rows
@@ -445,11 +451,18 @@ def land(
             holes.end()
             runs = tuple(holes.runs)
             covered.append(Covered(topic, partition, start, end, rows, bad, holes.count, runs))
-        return TaskReport(tuple(files.close() + landing.close()), tuple(covered), bytes_read)
+        return TaskReport(tuple(files.close() + landing.close()), tuple(covered), bytes_read, landing.nulled)
     except BaseException:
         files.abandon()
         landing.abandon()
         raise
+
+
+def key_and_value_bytes(batch: pa.RecordBatch) -> int:
+    from pyarrow import compute
+
+    lengths = [compute.sum(compute.binary_length(batch.column(name))).as_py() for name in ("key", "value")]
+    return sum(each or 0 for each in lengths)
 
 
 class Landing:
@@ -463,6 +476,7 @@ class Landing:
 
             decoder = value_decoder(*settings.decoder)
         self.decoder = decoder
+        self.nulled = 0  # values that could not be decoded and are rows of nulls
         self.dlq: ParquetFile | None = None
         self.dlq_name = ""
 
@@ -489,6 +503,7 @@ class Landing:
             columns.append(pa.repeat(now, batch.num_rows))
         good = pa.RecordBatch.from_arrays(columns, names)
         if len(bad) == 0 or self.settings.bad == "null":
+            self.nulled += len(bad)
             return good
         if self.settings.bad == "fail":
             where = f"{batch.column('topic')[bad[0]]}-{batch.column('partition')[bad[0]]}"
@@ -496,13 +511,13 @@ class Landing:
                 f"the record at offset {batch.column('offset')[bad[0]]} of {where} cannot be decoded:"
                 f" {decoded.reasons[0]}"
             )
-        self._put_aside(batch, bad, decoded.reasons)
+        self.put_aside(batch, bad, decoded.reasons)
         keep = pa.array([True] * batch.num_rows).to_pylist()
         for row in bad:
             keep[row] = False
         return good.filter(pa.array(keep))
 
-    def _put_aside(self, batch: pa.RecordBatch, bad: Sequence[int], reasons: Sequence[str]) -> None:
+    def put_aside(self, batch: pa.RecordBatch, bad: Sequence[int], reasons: Sequence[str]) -> None:
         import pyarrow as pa
 
         from kafkad.ingest.dlq import SCHEMA

@@ -1,19 +1,34 @@
 """What is done to a pipeline's table beside its runs: verify, compact, replay of the dead letters.
 
-The work is verify.py's, compact.py's and dlq.py's; here stands what they are told of the pipeline. `verify`
+The work is verify.py's, compact.py's and dlq.py's; here stands what they are told of the pipeline, and how
+dead letters go through its SQL. `verify`
 and `compact` may run beside `run`. `replay` holds the checkpoint's lock: one writer at a time.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kafkad.ingest import session as sessions
+from kafkad.ingest import tasks
 from kafkad.ingest.checkpoint import Checkpoint
 from kafkad.ingest.pipeline import Pipeline
-from kafkad.ingest.run import Refused, checkpoint_path, land_settings
+from kafkad.ingest.run import (
+    Refused,
+    accountable,
+    checkpoint_path,
+    land_settings,
+    reports_of,
+    result_schema,
+    spark_schema,
+)  # fmt: skip
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from kafkad.ingest.dlq import Replayed
+    from kafkad.ingest.landing import LandSettings
     from kafkad.ingest.table import Table
     from kafkad.ingest.verify import Verified
 
@@ -50,13 +65,58 @@ def compact(pipeline: Pipeline) -> Any:
 
 
 def replay(pipeline: Pipeline) -> Replayed:
-    """Lands what can be decoded now. Raises Busy beside a run."""
-    from kafkad.ingest.dlq import replay as replayed
+    """Lands what can be decoded now, by the SQL of the pipeline, if it has some; new columns of the schema
+    are added where [sink] schema_evolution says so. Raises Busy beside a run.
+    """
+    from kafkad.ingest import dlq
+    from kafkad.ingest.table import open_table
 
-    if pipeline.transform.sql:
+    if pipeline.dedup.keys:
         raise Refused(
-            "replay-dlq cannot run [transform] sql: what it decodes would land without it; replay into a"
-            " pipeline of its own that reads the dlq topic"
+            "replay-dlq cannot go through [dedup]: which keys were seen is in the state of the stream, where"
+            " a replay cannot look; take [dedup] out of the file for the replay, if a row may land that"
+            " repeats another"
         )
+    settings = land_settings(pipeline)
     with Checkpoint(checkpoint_path(pipeline), pipeline.name):
-        return replayed(table_of(pipeline), land_settings(pipeline))
+        if not table_of(pipeline).dlq.files():
+            return dlq.Replayed()
+        if not pipeline.transform.sql:
+            schema = result_schema(pipeline, no_spark)
+            return dlq.replay(open_table(pipeline.sink, schema, pipeline.dlq.path), settings)
+        spark: Any = sessions.session(pipeline)
+        try:
+            schema = result_schema(pipeline, lambda: spark)
+            table = open_table(pipeline.sink, schema, pipeline.dlq.path)
+            return replay_by_sql(pipeline.transform.sql, table, replace(settings, bad="dlq"), spark)
+        finally:
+            if not sessions.submitted():
+                spark.stop()
+
+
+def no_spark() -> Any:
+    raise AssertionError("only SQL needs Spark to know its columns")
+
+
+def replay_by_sql(sql: str, table: Table, settings: LandSettings, spark: SparkSession) -> Replayed:
+    """The dead letters as the view `input`: as a batch of a run, but for where it is read from."""
+    from kafkad.ingest import dlq
+    from kafkad.ingest.table import REPLAY, TaskReport
+
+    table.recover(REPLAY)
+    files = table.dlq.files()
+    staging = table.staging(REPLAY)
+    token = staging.new_name()
+    places = [str(table.dlq.root / file.path) for file in files]
+    reading = tasks.read_letters_tasks(places, settings, staging, token)
+    numbers = spark.range(0, len(files), 1, len(files))
+    numbers.mapInArrow(reading, spark_schema(tasks.rows_schema(settings))).createOrReplaceTempView("input")
+    result = accountable(spark.sql(sql))
+    reports = reports_of(result.mapInArrow(tasks.write_tasks(staging), tasks.REPORT_SCHEMA))
+    if len(read := tasks.read_reports(staging, token)) < len(files):  # the SQL did not want them all
+        reports_of(numbers.mapInArrow(tasks.finish(reading), tasks.REPORT_SCHEMA))
+        read = tasks.read_reports(staging, token)
+    counts = [each for told in read.values() for each in told.covered]
+    assert sum(each.rows + each.bad for each in counts) == sum(file.rows for file in files)
+    reports += [TaskReport(told.files) for told in read.values()]
+    return dlq.exchanged(table, files, reports, sum(each.rows for each in counts))

@@ -28,18 +28,30 @@ METRICS = {
 
 
 class Metrics:
-    """`batch(record)` after each commit. OSError if the file or the port cannot be had."""
+    """`batch(record)` after each commit; `last` is the record to begin with, so that a counter goes on where
+    the run before left it. OSError, which names file or port, if one cannot be had.
+    """
 
-    def __init__(self, pipeline: str, jsonl: str | None = None, prometheus: int | None = None) -> None:
+    def __init__(
+        self,
+        pipeline: str,
+        jsonl: str | None = None,
+        prometheus: int | None = None,
+        last: dict[str, Any] | None = None,
+    ) -> None:
         self.pipeline = pipeline
-        self.last: dict[str, Any] = {}
+        self.last: dict[str, Any] = last or {}
         self._file = None
         self._server: ThreadingHTTPServer | None = None
         if jsonl is not None:
             os.makedirs(os.path.dirname(jsonl) or ".", exist_ok=True)
             self._file = open(jsonl, "a", encoding="utf-8")  # noqa: SIM115
         if prometheus is not None:
-            self._server = ThreadingHTTPServer(("127.0.0.1", prometheus), self._handler())
+            try:
+                self._server = ThreadingHTTPServer(("127.0.0.1", prometheus), self._handler())
+            except OSError as trouble:
+                place = f"[metrics] prometheus = {prometheus}"
+                raise OSError(trouble.errno, trouble.strerror, place) from None
             threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
     def batch(self, record: dict[str, Any]) -> None:

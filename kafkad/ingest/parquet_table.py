@@ -61,6 +61,7 @@ from kafkad.ingest.table import (
     check_partition_columns,
     covered_by,
     entry_of,
+    make_folder,
     merged,
     overlap,
     step,
@@ -170,7 +171,7 @@ class ParquetTable(Table):
 
     def _read_log(self) -> None:
         """Brings `state` up to the newest version."""
-        self.log.mkdir(parents=True, exist_ok=True)
+        make_folder(self.log)
         if self.state.version < 0:
             checkpoints = sorted(self.log.glob("*.checkpoint"))
             if checkpoints:
@@ -275,6 +276,9 @@ class ParquetTable(Table):
         self._read_log()
         return list(self.state.files.values())
 
+    def state_id(self) -> object:
+        return self.state.version
+
     def append(self, application: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
         self._read_log()
         self.settle(None)
@@ -337,7 +341,9 @@ class ParquetTable(Table):
             ]
         touched = set()
         for path in record.get("remove", ()):  # before what is added, so that nothing is there twice
-            (self.root / path).unlink(missing_ok=True)
+            if (self.root / path).exists():
+                (self.root / path).unlink(missing_ok=True)
+                touched.add((self.root / path).parent)
             step("removed")
         for file in record.get("add", ()):
             staged, place = self.root / file["staged"], self.root / file["path"]
@@ -345,9 +351,9 @@ class ParquetTable(Table):
                 if not place.exists():
                     raise TableError(f"{place} is in the table's log and is gone: somebody deleted it")
                 continue
-            place.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(place.parent)
             os.rename(staged, place)
-            touched |= {place.parent, place.parent.parent}
+            touched.add(place.parent)
             step("renamed")
         for folder in touched:
             sync_folder(folder)

@@ -1,8 +1,8 @@
 """What a pipeline is: dataclasses, one a section of the pipeline file.
 
     name = "flights"                    # of the query, its lock and its metrics; default: the file's name
-    [source]    bootstrap | log_dir, topics | pattern; start, engine, max_rows, max_bytes, kafka.*
-    [decode]    format, schema, registry, columns, bad_records
+    [source]    bootstrap | log_dir, topics | pattern; start, engine, max_rows, max_bytes, retry_for, kafka.*
+    [decode]    format, schema, registry, columns, bad_records, options.*
     [transform] sql, over the view `input`
     [dedup]     keys, watermark
     [sink]      type, path | table + catalog, partition_by, target_file_mb, schema_evolution, checkpoint
@@ -74,6 +74,9 @@ class Source:
     fail_on_data_loss: bool = key(
         flag, "Whether offsets that are gone before they were read end the run.", True
     )
+    retry_for: float = key(
+        duration, "How long a broker, a registry or a worker may be away before the run ends.", 120.0
+    )
     kafka: dict[str, str] = field(
         default_factory=dict,
         repr=False,
@@ -91,6 +94,11 @@ class Decode:
     message: str | None = key(text, "The message's full name in a protobuf descriptor.")
     columns: tuple[str, ...] = key(texts, "Only these columns are decoded and landed.", ())
     bad_records: str = key(one_of(*BAD_RECORDS), "A value that cannot be decoded: fail, null or dlq.", "fail")
+    options: dict[str, str] = field(
+        default_factory=dict,
+        repr=False,
+        metadata=row(settings, "The decoder's own: timeZone, sep, quote, escape, nullValue and so on."),
+    )
 
 
 @dataclass(frozen=True)
@@ -135,8 +143,8 @@ class Trigger:
 
 @dataclass(frozen=True)
 class Dlq:
-    topic: str | None = key(text, "The topic that gets bad records, with headers that say why.")
-    path: str | None = key(text, "Instead: a directory that gets them as Parquet.")
+    topic: str | None = key(text, "A topic that gets bad records as well, with headers that say why.")
+    path: str | None = key(text, "The directory that gets them as Parquet; default: _dlq within the table.")
 
 
 @dataclass(frozen=True)

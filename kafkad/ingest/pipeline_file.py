@@ -29,6 +29,7 @@ from kafkad.ingest.pipeline import (
 )  # fmt: skip
 from kafkad.ingest.pipeline_values import nearest, shown, text
 from kafkad.ingest.toml_lines import key_lines, line_of
+from kafkad.spark.options import DECODER_OPTIONS
 
 SCHEMA_FILES = (".avsc", ".ddl", ".desc", ".json", ".pb", ".sql")
 
@@ -174,7 +175,12 @@ class Reader:
         try:
             value = kind(resolved)
         except ValueError as allowed:
-            self.wrong(path, f"= {shown(name, raw)} is not {allowed}")
+            if isinstance(raw, dict):  # the entry that spoils it
+                good = dict | bool | int | float | str
+                entry = [each for each, inner in raw.items() if not isinstance(inner, good)][:1]
+                self.wrong((*path, *entry), "must be a text, a number, true or false")
+            else:
+                self.wrong(path, f"= {shown(name, raw)} is not {allowed}")
             return default
         from_environment = resolved != raw
         self.origins[".".join(path)] = Origin(
@@ -201,7 +207,7 @@ class Reader:
 
     def checked(self, sections: dict[str, Any]) -> dict[str, Any]:
         self.check_source(sections["source"], sections["trigger"])
-        sections["decode"] = self.check_decode(sections["decode"], sections["dlq"])
+        sections["decode"] = self.check_decode(sections["decode"], sections["dlq"], sections["source"])
         self.check_sink(sections["sink"])
         dedup, trigger, dlq = sections["dedup"], sections["trigger"], sections["dlq"]
         if bool(dedup.keys) != (dedup.watermark is not None):
@@ -216,10 +222,12 @@ class Reader:
             self.origins["trigger.available_now"] = Origin("default", "false")
         elif not trigger.available_now:
             self.wrong(("trigger", "available_now"), '= false needs interval, as interval = "1 minute"')
-        if dlq.topic and dlq.path:
-            self.wrong(("dlq", "path"), "and topic exclude each other; say one")
         if dlq.topic and sections["source"].log_dir and not sections["source"].bootstrap:
             self.wrong(("dlq", "topic"), "needs [source] bootstrap; with log_dir, say path instead")
+        if sections["decode"].bad_records == "dlq" and not dlq.path:
+            place = sections["sink"].path
+            where = str(self.under(place) / "_dlq") if place else "_dlq at the table's location"
+            self.origins["dlq.path"] = Origin("default", where)
         if dlq.topic and dlq.topic in sections["source"].topics:
             self.wrong(("dlq", "topic"), "is read by [source] topics: its records would come round for ever")
         for name in sections["spark"].conf:
@@ -258,7 +266,7 @@ class Reader:
                 said = "say bootstrap" if name == "bootstrap.servers" else "the pipeline keeps offsets itself"
                 self.wrong((*at, "kafka", *name.split(".")), f"may not be set: {said}")
 
-    def check_decode(self, decode: Decode, dlq: Dlq) -> Decode:
+    def check_decode(self, decode: Decode, dlq: Dlq, source: Source) -> Decode:
         at = ("decode",)
         if decode.format == "raw":
             for name in ("schema", "registry", "message"):
@@ -269,8 +277,12 @@ class Reader:
             ):
                 self.wrong((*at, "bad_records"), "has nothing to do: raw values are never bad")
         elif decode.format == "confluent-avro":
-            if not decode.registry and not decode.schema:
-                self.wrong(at, "needs registry (a URL) or schema for confluent-avro")
+            if not decode.registry:
+                self.wrong(at, "needs registry for confluent-avro, as http://127.0.0.1:8081")
+            subject = any(name.lower() == "schema.registry.subject" for name in decode.options)
+            if len(source.topics) != 1 and not decode.schema and not subject:
+                said = 'needs schema, or options."schema.registry.subject": it reads more than one topic'
+                self.wrong(at, said)
         elif not decode.schema:
             self.wrong(at, f"needs schema for {decode.format}: Spark DDL, or a file")
         if decode.registry and decode.format != "confluent-avro":
@@ -289,9 +301,21 @@ class Reader:
             self.origins["decode.bad_records"] = Origin("default, as [dlq] is given", "dlq")
         elif there and decode.bad_records != "dlq":
             self.wrong((*at, "bad_records"), f"= {decode.bad_records} leaves [dlq] without use; say dlq")
-        elif decode.bad_records == "dlq" and not there:
-            self.wrong((*at, "bad_records"), "= dlq needs [dlq] topic or path")
+        self.check_decoder_options(decode)
         return decode
+
+    def check_decoder_options(self, decode: Decode) -> None:
+        owned = {"schema.registry.url": "registry", "messagename": "message", "columns": "columns"}
+        known = {name.lower(): name for name in DECODER_OPTIONS}
+        for name in decode.options:
+            path = ("decode", "options", *name.split("."))
+            if decode.format == "raw":
+                self.wrong(path, "has nothing to do: raw values are not decoded")
+            elif own := owned.get(name.lower()):
+                self.wrong(path, f"is a key of its own: say [decode] {own}")
+            elif name.lower() not in known:
+                free = [each for each in DECODER_OPTIONS if each.lower() not in owned]
+                self.unknown(path, "option of a decoder", name, free)
 
     def check_sink(self, sink: Sink) -> None:
         at = ("sink",)

@@ -29,13 +29,13 @@ class Progress:
         self.pipeline = pipeline
         self.out = out if out is not None else sys.stdout
         self.for_people = self.out.isatty()
-        self.started = time.monotonic()
+        self.started = self.working_since = time.monotonic()
         self.totals: dict[str, float] = {}
         self._bar: Any = None
         self._task: Any = None
 
     def begin(self, total: int | None) -> None:
-        self.started = time.monotonic()
+        self.started = self.working_since = time.monotonic()
         if not self.for_people:
             return
         from rich.console import Console
@@ -54,6 +54,12 @@ class Progress:
         self._task = self._bar.add_task(self.pipeline, total=total or None, rows=0, rate=0.0, lag=total or 0)
         self._bar.start()
 
+    def doing(self, what: str = "") -> None:
+        """Told before the bar: what is under way instead of batches. Rates count from when that is over."""
+        self.working_since = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._task, description=f"{self.pipeline}: {what}" if what else self.pipeline)
+
     def batch(self, record: dict[str, Any]) -> None:
         for name in ("records", "rows", "bad", "bytes", "files"):
             self.totals[name] = self.totals.get(name, 0) + record.get(name, 0)
@@ -61,7 +67,7 @@ class Progress:
         if self._bar is None:
             self.line(record)
             return
-        took = max(time.monotonic() - self.started, 1e-9)
+        took = max(time.monotonic() - self.working_since, 1e-9)
         self._bar.update(
             self._task,
             advance=record.get("offsets", record.get("records", 0)),
@@ -72,7 +78,7 @@ class Progress:
 
     def end(self, why: str, lag: int | None, place: str) -> dict[str, Any]:
         """Stops the bar and tells the sum of this run."""
-        took = time.monotonic() - self.started
+        took, working = time.monotonic() - self.started, time.monotonic() - self.working_since
         if self._bar is not None:
             self._bar.stop()
         summary: dict[str, Any] = {
@@ -98,8 +104,9 @@ class Progress:
         for label, name in ROWS_OF_SUMMARY:
             value = summary[name]
             table.add_row(label, f"{value / 1e6:,.1f}" if name == "bytes" else f"{value:,}")
-        table.add_row("seconds", f"{took:,.1f}")
-        table.add_row("rows/s", f"{summary['rows'] / max(took, 1e-9):,.0f}")
+        waited = f", {took - working:,.1f} of them for Spark to start" if took - working > 0.1 else ""
+        table.add_row("seconds", f"{took:,.1f}{waited}")
+        table.add_row("rows/s", f"{summary['rows'] / max(working, 1e-9):,.0f}")
         table.add_row("lag", "-" if lag is None else f"{lag:,}")
         table.add_row("table", place)
         Console(file=self.out, highlight=False, markup=False).print(table)

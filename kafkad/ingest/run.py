@@ -7,7 +7,8 @@
 
 A process that dies anywhere in between is run again and takes up what was planned, with the same offsets: the
 table decides whether it is there. Trouble that may pass (a broker or a Spark worker was killed) is waited
-out: the batch is done again, RETRIES times. What another attempt does not mend ends the run with a sentence.
+out: the batch is done again, for as long as [source] retry_for says. What another attempt does not mend (a
+full disk, a table that cannot take it) ends the run with a sentence.
 
 There are two ways of work. Without SQL and dedup no row enters the JVM: tasks write what they decoded
 (*landing*). With SQL the decoded rows are the view `input`, the query runs over one batch at a time
@@ -21,12 +22,13 @@ Ctrl-C and SIGTERM end a run after the batch at hand; a second one ends it at on
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -35,18 +37,18 @@ from kafkad.ingest import tasks
 from kafkad.ingest.backlog import Backlog, DataLoss, offsets_text, source_options
 from kafkad.ingest.checkpoint import WITHIN_TABLE, Batch, Busy, Checkpoint, Foreign
 from kafkad.ingest.metrics import Metrics
-from kafkad.ingest.pipeline import PROVENANCE, Decode, Pipeline
+from kafkad.ingest.pipeline import PROVENANCE, Pipeline
 from kafkad.ingest.progress import Progress
+from kafkad.ingest.table import safe_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from kafkad.ingest.landing import LandSettings
-    from kafkad.ingest.table import Table, TaskReport
+    from kafkad.ingest.table import Staging, Table, TaskReport
 
-RETRIES = 6  # of one batch: with the pauses a broker or a cluster may be away for a minute
-RETRY_PAUSES_S = (0.5, 2, 5, 10, 20, 30)
+RETRY_PAUSES_S = (0.5, 2, 5, 10, 20)  # the last one again and again
 POLL_S = 0.2
 
 
@@ -136,7 +138,8 @@ class Run:
         self.progress = progress
         self.stop = stop
         self.settings = land_settings(pipeline)
-        self.metrics = Metrics(pipeline.name, pipeline.metrics.jsonl, pipeline.metrics.prometheus)
+        told, before = pipeline.metrics, checkpoint.history()
+        self.metrics = Metrics(pipeline.name, told.jsonl, told.prometheus, before[-1] if before else None)
         self._spark: SparkSession | None = None
 
     @property
@@ -158,6 +161,7 @@ class Run:
         self.table = self.open_table()
         for sentence in self.table.recover(self.checkpoint.id):
             self.say(sentence)
+        self.check_table()
         upto = self.begin()
         batch = self.checkpoint.unfinished()
         while True:
@@ -172,7 +176,9 @@ class Run:
                 self.wait(started + (self.pipeline.trigger.interval or 0))
                 continue
             if self._spark is None:
+                self.progress.doing("starting Spark")
                 self.attempt("starting Spark", lambda: self.spark)
+                self.progress.doing()
                 started = time.monotonic()
             self.one_batch(batch, started)
             batch = None
@@ -182,11 +188,29 @@ class Run:
         lag = self.backlog.lag(self.checkpoint.position())
         return Ended(why, self.progress.end(why, lag, place_of(self.pipeline)))
 
+    def check_table(self) -> None:
+        """What the checkpoint calls done is in the table, or rows would be missing from here on: a table that
+        was made anew, or brought back from a copy. (Numbers of StreamRun's batches are Spark's.)
+        """
+        last = (self.checkpoint.history() or [{}])[-1]
+        if not last.get("offsets"):
+            return
+        names = (self.checkpoint.id, f"{self.checkpoint.id}-stream")
+        has = self.table.last_batch(names[0])
+        if "late" in last:
+            has = max(map(self.table.last_batch, names)) + last["batch"]
+        if has < last["batch"]:
+            raise Refused(
+                f"the table {place_of(self.pipeline)} lacks batch {last['batch']}, which the checkpoint"
+                f" {self.checkpoint.path} calls done: bring the table back, or take the checkpoint away to"
+                " land the topic anew"
+            )
+
     # --- which offsets
 
     def begin(self) -> dict[tuple[str, int], int] | None:
         """Where an available-now run ends; None for one that goes on. A first run notes where it begins."""
-        self.attempt("asking for offsets", self.backlog.look)
+        self.attempt("asking for offsets", self.backlog.look, again=False)
         if self.checkpoint.is_new:
             held = self.table.next_offsets()
             if held and not self.starts_behind(held):
@@ -211,10 +235,19 @@ class Run:
     def next_batch(self, upto: dict[tuple[str, int], int] | None) -> Batch | None:
         if upto is None:
             self.attempt("asking for offsets", self.backlog.look)
-        found = self.backlog.next(self.checkpoint.position(), upto)
+        position = self.checkpoint.position()
+        found = self.backlog.next(position, upto)
         if found is None:
             return None
         start, end, lost = found
+        for (topic, partition), at in start.items():
+            held = position.get((topic, partition), 0)
+            if at < held and (topic, partition) in self.table.next_offsets():
+                raise Refused(
+                    f"{topic}-{partition} begins anew at {at}, and the table holds its offsets up to {held}:"
+                    " records are told by topic, partition and offset; land it in another table, with a"
+                    " checkpoint of its own"
+                )
         if lost:
             self.say(f"{lost:,} records were gone before they could be read")
         self.checkpoint.note_topic_ids(self.backlog.reader_ids)
@@ -236,8 +269,8 @@ class Run:
         did["lag"] = self.backlog.lag(batch.end)
         record = self.checkpoint.done(batch, did)
         self.publish(batch)
-        self.progress.batch(record)
         self.metrics.batch({**record, "at": round(time.time(), 3)})
+        self.progress.batch(record)
 
     def work(self, batch: Batch) -> dict[str, Any]:
         """Reads and lands it; what the checkpoint notes of it."""
@@ -258,7 +291,7 @@ class Run:
             "offsets": batch.records,
             "records": sum(c.rows + c.bad for report in reports for c in report.covered),
             "rows": committed.rows,
-            "bad": committed.bad,
+            "bad": committed.bad + sum(report.nulled for report in reports),
             "bytes": sum(report.bytes_read for report in reports),
             "files": committed.files,
             "file_bytes": committed.bytes,
@@ -272,7 +305,7 @@ class Run:
         producer = Producer(self.backlog.reader.cluster, self.pipeline.dlq.topic or "")
         send(self.table, reports, producer)
 
-    def landed(self, batch: Batch, staging: Any) -> list[TaskReport]:
+    def landed(self, batch: Batch, staging: Staging) -> list[TaskReport]:
         if self.pipeline.source.engine == "kafka-jar":
             ends = {(topic, partition): (start, end) for topic, partition, start, end in batch.ranges()}
             function = tasks.land_rows_tasks(ends, self.settings, staging)
@@ -281,30 +314,41 @@ class Run:
         work = self.work_of(batch, staging)
         return reports_of(self.numbers(work).mapInArrow(tasks.land_tasks(work), tasks.REPORT_SCHEMA))
 
-    def transformed(self, batch: Batch, staging: Any) -> list[TaskReport]:
-        rows = self.rows(batch, staging)
-        typed = self.settings.decoder is not None
-        good = rows
-        if typed:
-            good = rows.where(f"{tasks.ERROR} IS NULL") if self.settings.bad == "dlq" else rows
-            good = good.drop(*tasks.HELD_BACK)
-        good.createOrReplaceTempView("input")
-        result = accountable(self.spark.sql(self.pipeline.transform.sql or ""))
-        reports = reports_of(result.mapInArrow(tasks.write_tasks(staging), tasks.REPORT_SCHEMA))
-        if typed and self.settings.bad == "dlq":
-            bad = rows.where(f"{tasks.ERROR} IS NOT NULL")
-            reports += reports_of(bad.mapInArrow(tasks.put_aside_tasks(staging), tasks.REPORT_SCHEMA))
-        return with_covered(reports, batch)
-
-    def rows(self, batch: Batch, staging: Any) -> DataFrame:
-        """The batch's records, decoded."""
+    def transformed(self, batch: Batch, staging: Staging) -> list[TaskReport]:
+        """By the pipeline's SQL. A batch is read once: what cannot be decoded is put aside on the way."""
+        token = staging.new_name()
         schema = spark_schema(tasks.rows_schema(self.settings))
-        if self.pipeline.source.engine == "kafka-jar":
-            return self.kafka_rows(batch).mapInArrow(tasks.decode_tasks(self.settings), schema)
-        work = self.work_of(batch, staging)
-        return self.numbers(work).mapInArrow(tasks.read_tasks(work), schema)
+        rows, function, parts = self.reading(batch, staging, token)
+        rows.mapInArrow(function, schema).createOrReplaceTempView("input")
+        result = accountable(self.spark.sql(self.pipeline.transform.sql or ""))
+        written = reports_of(result.mapInArrow(tasks.write_tasks(staging), tasks.REPORT_SCHEMA))
+        read = tasks.read_reports(staging, token)
+        if unread := [part for name, part in parts.items() if name not in read]:
+            left = Batch(
+                batch.id,
+                {(topic, partition): start for topic, partition, start, _ in itertools.chain(*unread)},
+                {(topic, partition): end for topic, partition, _, end in itertools.chain(*unread)},
+            )
+            token = staging.new_name()
+            rows, function, _ = self.reading(left, staging, token)
+            reports_of(rows.mapInArrow(tasks.finish(function), tasks.REPORT_SCHEMA))
+            read |= {f"{token}-{name}": told for name, told in tasks.read_reports(staging, token).items()}
+        return with_silent([*written, *read.values()], batch)
 
-    def work_of(self, batch: Batch, staging: Any) -> tasks.Work:
+    def reading(
+        self, batch: Batch, staging: Staging, token: str
+    ) -> tuple[DataFrame, Any, dict[str, list[tuple[str, int, int, int]]]]:
+        """What Spark maps by which function to the batch's rows; and the parts that report, by name."""
+        ranges = batch.ranges()
+        if self.pipeline.source.engine == "kafka-jar":
+            ends = {(topic, partition): (start, end) for topic, partition, start, end in ranges}
+            function = tasks.read_rows_tasks(ends, self.settings, staging, token)
+            return self.kafka_rows(batch), function, {safe_name(f"{r[0]}-{r[1]}"): [r] for r in ranges}
+        work = replace(self.work_of(batch, staging), token=token)
+        parts = {str(number): list(part) for number, part in enumerate(work.ranges)}
+        return self.numbers(work), tasks.read_tasks(work), parts
+
+    def work_of(self, batch: Batch, staging: Staging) -> tasks.Work:
         shared = self.backlog.tasks(batch.ranges(), self.spark.sparkContext.defaultParallelism)
         return tasks.Work(self.backlog.options, tuple(map(tuple, shared)), self.settings, staging)
 
@@ -339,19 +383,24 @@ class Run:
 
     # --- around
 
-    def attempt(self, what: str, work: Any) -> Any:
-        """`work()`, again while its trouble may pass."""
-        for attempt in range(RETRIES + 1):
+    def attempt(self, what: str, work: Any, again: bool = True) -> Any:
+        """`work()`, again while its trouble may pass and has not lasted too long."""
+        deadline = 0.0
+        for attempt in itertools.count():
             try:
                 return work()
             except (Refused, DataLoss, Busy, Foreign, sessions.NoSpark):
                 raise
             except Exception as trouble:
                 sentence = told(trouble)
-                if attempt == RETRIES or is_hopeless(trouble) or self.stop:
-                    raise Refused(f"{what} failed: {sentence}") from trouble
+                deadline = deadline or time.monotonic() + self.pipeline.source.retry_for
+                pause = RETRY_PAUSES_S[min(attempt, len(RETRY_PAUSES_S) - 1)]
+                late = time.monotonic() + pause > deadline
+                if late or not again or is_hopeless(trouble) or self.stop:
+                    tried = f" after {attempt + 1} attempts" if attempt else ""
+                    raise Refused(f"{what} failed{tried}: {sentence}") from trouble
                 self.say(f"{what} failed and is tried again: {sentence}")
-                time.sleep(RETRY_PAUSES_S[attempt])
+                self.wait(time.monotonic() + pause)
 
     def publish(self, batch: Batch) -> None:
         """Offsets for lag tools; a broker that does not take them is no reason to stop."""
@@ -379,14 +428,18 @@ def result_schema(pipeline: Pipeline, spark: Callable[[], SparkSession]) -> pa.S
     settings = land_settings(pipeline)
     schema = tasks.rows_schema(settings)
     if not pipeline.transform.sql:
-        dropped = {"_key", *tasks.HELD_BACK} if settings.decoder is not None else set()
-        return pa.schema([field for field in schema if field.name not in dropped])
+        return pa.schema([field for field in schema if field.name != "_key"])
+    from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql.pandas.types import to_arrow_schema
 
     empty = spark().createDataFrame([], spark_schema(schema))
-    shown = empty.drop(*tasks.HELD_BACK) if settings.decoder is not None else empty
-    shown.createOrReplaceTempView("input")
-    return to_arrow_schema(accountable(spark().sql(pipeline.transform.sql)).schema, timezone="UTC")
+    empty.createOrReplaceTempView("input")
+    try:
+        result = spark().sql(pipeline.transform.sql)
+    except (AnalysisException, ParseException) as wrong:
+        sentence = next(line.strip() for line in str(wrong).splitlines() if line.strip())
+        raise Refused(f"[transform] sql: {sentence.rstrip('.')}") from None
+    return to_arrow_schema(accountable(result).schema, timezone="UTC")
 
 
 def accountable(result: DataFrame) -> DataFrame:
@@ -401,16 +454,30 @@ def accountable(result: DataFrame) -> DataFrame:
 
 
 def land_settings(pipeline: Pipeline) -> LandSettings:
+    """What tasks are told of decoding: the schema itself, whichever file or registry it is from. ValueError,
+    RegistryError, OSError: what is wrong with that.
+    """
     from kafkad.ingest.landing import LandSettings
+    from kafkad.spark.values import portable_schema
 
     decode = pipeline.decode
     if decode.format == "raw":
         return LandSettings(None)
-    return LandSettings((decode.format, decode.schema, decoder_options(decode)), decode.bad_records)
+    options = decoder_options(pipeline)
+    schema = portable_schema(decode.format, decode.schema or "", options)
+    return LandSettings((decode.format, schema, options), decode.bad_records)
 
 
-def decoder_options(decode: Decode) -> dict[str, str]:
-    options = {"columns": ",".join(decode.columns), "registry": decode.registry, "message": decode.message}
+def decoder_options(pipeline: Pipeline) -> dict[str, str]:
+    """[decode] as options of the decoder (spark/values.py)."""
+    decode, topics = pipeline.decode, pipeline.source.topics
+    options = {
+        "columns": ",".join(decode.columns),
+        "schema.registry.url": decode.registry,
+        "messageName": decode.message,
+        "topic": topics[0] if len(topics) == 1 else None,  # names the registry's subject
+        **decode.options,
+    }
     return {name: value for name, value in options.items() if value}
 
 
@@ -425,26 +492,8 @@ def reports_of(rows: DataFrame) -> list[TaskReport]:
     return found
 
 
-def with_covered(reports: list[TaskReport], batch: Batch) -> list[TaskReport]:
-    """SQL stood between, so tasks do not know what they read: the driver does, and how much of it landed."""
-    from kafkad.ingest.table import Covered, TaskReport
-
-    rows: dict[tuple[str, int], int] = {}
-    bad: dict[tuple[str, int], int] = {}
-    for report in reports:
-        for file in report.files:
-            counts = bad if file.dlq else rows
-            for at in file.offsets:
-                counts[at.topic, at.partition] = counts.get((at.topic, at.partition), 0) + at.rows
-    covered = tuple(
-        Covered(topic, partition, start, end, rows.get((topic, partition), 0), bad.get((topic, partition), 0))
-        for topic, partition, start, end in batch.ranges()
-    )
-    return [*reports, TaskReport(covered=covered)]
-
-
 def with_silent(reports: list[TaskReport], batch: Batch) -> list[TaskReport]:
-    """A range in which the connector found no record is a hole from end to end."""
+    """A range of which no task told, since Spark's connector found no record in it, is a hole all through."""
     from kafkad.ingest.table import Covered, TaskReport
 
     told = {(each.topic, each.partition) for report in reports for each in report.covered}
@@ -463,7 +512,9 @@ def spark_schema(schema: pa.Schema) -> Any:
 
 
 def is_hopeless(trouble: Exception) -> bool:
-    """Spark's analysis of a query, or what a task said for good."""
+    """Spark's analysis of a query, a disk that takes no more, or what a task said for good."""
+    if isinstance(trouble, OSError) and trouble.errno in tasks.HOPELESS:
+        return True
     names = {kind.__name__ for kind in type(trouble).__mro__}
     final = {"AnalysisException", "ParseException", "TableError", "ValueError", "TypeError"}
     return bool(names & final) or any(f"{name}: " in str(trouble) for name in ("BadRecord", "TableError"))
@@ -480,5 +531,6 @@ def told(trouble: BaseException) -> str:
             and line.split(":")[0].replace(".", "").replace("_", "").isalnum()
             and "Exception" not in line
         ):
-            return line[:500]
+            name, _, rest = line.partition(": ")
+            return (rest if "." in name else line)[:500]  # an exception of ours says all that is to be said
     return (python[0] if python else type(trouble).__name__)[:500]

@@ -8,15 +8,21 @@
     web UI                                off, unless asked for
     Arrow batches                         16,384 rows; larger ones leave the cache
     speculation                           off: a second attempt would only write files that nobody commits
+    Spark's log                           fatal things only: what a run meets it tells itself, in a sentence.
+                                          conf."spark.log.level" = "WARN" shows more, with stack traces
 
 What [spark.conf] says wins over these, and under spark-submit its own flags win over [spark.conf]'s master.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +66,7 @@ def settings(pipeline: Pipeline) -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.speculation": "false",
-        "spark.log.level": "ERROR",
+        "spark.log.level": "FATAL",
     }
     if pipeline.source.engine == "kafka-jar":
         chosen.update(connector())
@@ -113,15 +119,41 @@ def session(pipeline: Pipeline) -> SparkSession:
     builder = builder.appName(f"kafkad ingest {pipeline.name}")
     if not submitted():
         builder = builder.master(with_failures(pipeline.spark.master))
-    for name, value in settings(pipeline).items():
+    chosen = settings(pipeline)
+    for name, value in chosen.items():
         builder = builder.config(name, value)
     try:
-        spark: SparkSession = builder.getOrCreate()
+        with greetings_aside(chosen):
+            spark: SparkSession = builder.getOrCreate()
     except Exception as trouble:
         if "JAVA_GATEWAY_EXITED" in str(trouble) or isinstance(trouble, FileNotFoundError):
             raise NoSpark(
                 "Spark's Java did not start: it wants Java 17 or newer (java -version; JAVA_HOME names it)"
             ) from trouble
         raise
-    spark.sparkContext.setLogLevel("ERROR")
+    spark.sparkContext.setLogLevel(chosen["spark.log.level"])
     return spark
+
+
+@contextlib.contextmanager
+def greetings_aside(chosen: dict[str, str]) -> Iterator[None]:
+    """The JVM's own stderr goes into a nameless file, lest it tears the bar on a terminal: it greets at
+    length. Not where its log is wanted; and what it said is shown if it does not start.
+    """
+    if not sys.stderr.isatty() or chosen["spark.log.level"] != "FATAL" or submitted():
+        yield
+        return
+    warnings.filterwarnings("ignore", message="(?s)PySpark does not.*pandas", category=FutureWarning)
+    with tempfile.TemporaryFile() as words:
+        sys.stderr.flush()
+        ours = os.dup(2)
+        os.dup2(words.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            words.seek(0)
+            os.write(ours, words.read())
+            raise
+        finally:
+            os.dup2(ours, 2)
+            os.close(ours)

@@ -38,6 +38,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import uuid
@@ -138,6 +139,7 @@ class TaskReport:
     files: tuple[FileEntry, ...] = ()
     covered: tuple[Covered, ...] = ()
     bytes_read: int = 0  # of keys and values, before decoding
+    nulled: int = 0  # values that could not be decoded and are rows of nulls
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
@@ -149,6 +151,7 @@ class TaskReport:
             tuple(entry_of(file) for file in told["files"]),
             tuple(covered_of(c) for c in told["covered"]),
             told["bytes_read"],
+            told["nulled"],
         )
 
     @property
@@ -223,7 +226,8 @@ class Table(ABC):
         self.partition_by = tuple(sink.partition_by)
         self.dlq_root = Path(dlq_path) if dlq_path else root / DLQ
         self._dlq: ParquetTable | None = None
-        self._ends: dict[TopicPartition, int] | None = None  # of next_offsets, kept up to date
+        self._ends: dict[TopicPartition, int] | None = None  # of next_offsets, while the table is `_ends_of`
+        self._ends_of: object = None
 
     # -- what each format answers --------------------------------------------------------------------------
 
@@ -238,6 +242,10 @@ class Table(ABC):
     @abstractmethod
     def files(self) -> list[FileEntry]:
         """The table's data files now, paths relative to `root` (absolute where they are elsewhere)."""
+
+    @abstractmethod
+    def state_id(self) -> object:
+        """Of the table as it was last looked at: another one when anybody has committed."""
 
     @abstractmethod
     def settle(self, application: str | None) -> list[str]:
@@ -256,7 +264,7 @@ class Table(ABC):
     def staging(self, application: str) -> Staging:
         """Where the application's tasks write; its folder is made."""
         folder = staged_folder(application)
-        (self.root / folder).mkdir(parents=True, exist_ok=True)
+        make_folder(self.root / folder)
         return Staging(
             root=str(self.root),
             application=application,
@@ -313,7 +321,9 @@ class Table(ABC):
         )
 
     def check_staged(self, bad: Sequence[FileEntry], good: Sequence[TaskReport]) -> None:
-        """A commit must never name a file that another run has taken for garbage."""
+        """A commit must never name a file that another run has taken for garbage, nor one whose name is not
+        on disk: tasks sync what they write, here the folders follow.
+        """
         places = [self.dlq_root / file.staged for file in bad]
         places += [self.root / file.staged for report in good for file in report.files]
         for place in places:
@@ -321,6 +331,8 @@ class Table(ABC):
                 raise TableError(
                     f"{place} is gone before its commit: another run of the same pipeline is at work"
                 )
+        for folder in {place.parent for place in places}:
+            sync_folder(folder)
 
     def recover(self, application: str | None = None) -> list[str]:
         """Ends what a dead driver began, and removes what the application's dead tasks left; sentences of
@@ -347,10 +359,20 @@ class Table(ABC):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        self.own.mkdir(parents=True, exist_ok=True)
+        make_folder(self.own)
         with open(self.own / "lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+    def settled_files(self) -> tuple[list[FileEntry], list[FileEntry]]:
+        """The data files and those of the DLQ, of one moment and all in their places. A compaction or a
+        replay may take them away later.
+        """
+        with self.locked():
+            self.settle(None)
+            self.end_intents()
+            letters = self.dlq.settled_files()[0] if (self.dlq_root / OWN).is_dir() else []
+            return self.files(), letters
 
     def next_offsets(self) -> dict[TopicPartition, int]:
         """The offset behind the last one that the table holds, of each topic-partition."""
@@ -431,9 +453,9 @@ class Table(ABC):
         touched = set()
         for file in files:
             staged, place = self.root / file.staged, self.root / file.path
-            place.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(place.parent)
             os.rename(staged, place)
-            touched |= {place.parent, place.parent.parent}
+            touched.add(place.parent)
             step("placed")
         for folder in touched:
             sync_folder(folder)
@@ -445,18 +467,21 @@ class Table(ABC):
         """
         if application.startswith(REPLAY):
             return
-        if self._ends is None:
-            self._ends = self.next_offsets()
+        if self._ends is None or self._ends_of != self.state_id():
+            self._ends, self._ends_of = self.next_offsets(), self.state_id()
         covered = covered_by(reports)
         for key, runs in covered.items():
             if runs[0][0] < self._ends.get(key, 0):
                 raise overlap(key, runs[0][0], min(runs[-1][1], self._ends[key]))
 
-    def note_ends(self, reports: Sequence[TaskReport]) -> None:
-        """After an append, for the next refusal."""
-        if self._ends is not None:
-            for key, runs in covered_by(reports).items():
-                self._ends[key] = max(self._ends.get(key, 0), runs[-1][1])
+    def note_ends(self, reports: Sequence[TaskReport], alone: bool = True) -> None:
+        """After an append, for the next refusal. `alone`: nobody else committed meanwhile."""
+        if self._ends is None or not alone:
+            self._ends = None
+            return
+        for key, runs in covered_by(reports).items():
+            self._ends[key] = max(self._ends.get(key, 0), runs[-1][1])
+        self._ends_of = self.state_id()
 
     def clear_staged(self, application: str) -> list[str]:
         told = []
@@ -600,14 +625,14 @@ def step(name: str) -> None:
 
 def write_durably(place: Path, data: bytes, *, exclusive: bool = False) -> None:
     """The whole file or none, on disk. `exclusive`: FileExistsError if it is there."""
-    place.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(place.parent)
     temporary = place.parent / f".{uuid.uuid4().hex}"
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    step("written")
     try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        step("written")
         if exclusive:
             os.link(temporary, place)
         else:
@@ -615,6 +640,30 @@ def write_durably(place: Path, data: bytes, *, exclusive: bool = False) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(place.parent)
+
+
+def check_plain(path: str | Path) -> None:
+    """TableError for a path that libraries which think in URIs take for another one."""
+    if found := re.search("%[0-9A-Fa-f]{2}", str(path)):
+        raise TableError(f"{path} has {found[0]}, which the table's library takes for a letter of a URI")
+
+
+def make_folder(folder: Path) -> None:
+    """With the folders above it that are missing, on disk: a synced file in a folder that nobody synced may
+    be gone with it after a power loss.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        sync_folder(each.parent)
+
+
+def sync_file(place: Path) -> None:
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

@@ -6,7 +6,12 @@ task, so that it runs under local masters, clusters and Spark Connect alike:
     land        ranges -> files; no row crosses into the JVM. A task answers one row, its TaskReport
     read        ranges -> typed rows for Spark: what the view `input` is made of, where SQL or dedup want it
     write       rows that Spark made -> files; one TaskReport a task
-    put_aside   rows of `read` that could not be decoded -> files of the dead letter queue
+
+`read` puts what cannot be decoded aside by itself, so that a batch is read once, and cannot answer Spark with
+anything but rows: so what it read (a TaskReport) is a small file beside what is staged, named after the
+task's part of the batch. A part that Spark computes again writes the same again in its place; one whose file
+is not there was not read to its end (a LIMIT, a WHERE that nothing can pass), and the driver has that read by
+`finish`.
 
 What ends a run for good (a bad record under `fail`, a full disk, a type that does not fit) is answered as a
 row that begins with REFUSED and a sentence, rather than raised: the driver shows it, and does not try again.
@@ -16,14 +21,24 @@ Anything else that is raised may pass (a broker or a worker was killed) and the 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kafkad.ingest.landing import BadRecord, Landing, LandSettings, ParquetFile, land, write_task
+from kafkad.ingest.landing import (
+    BadRecord,
+    Holes,
+    Landing,
+    LandSettings,
+    key_and_value_bytes,
+    land,
+    write_task,
+)  # fmt: skip
 from kafkad.ingest.pipeline import PROVENANCE
-from kafkad.ingest.table import FileEntry, Staging, TableError, TaskReport
+from kafkad.ingest.table import Covered, Staging, TableError, TaskReport, safe_name, staged_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,11 +47,10 @@ if TYPE_CHECKING:
 
 REFUSED = "!"
 REPORT_SCHEMA = "report string"
-ERROR = "_error"  # of `read`: why a value could not be decoded; the row's columns are null then
-HELD_BACK = (ERROR, "_value")  # columns of `read` that the view `input` does not show
+READ_REPORT = ".read"  # the ending of the files in which `read` tells what it read
 
 # what no second attempt mends
-HOPELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+HOPELESS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,7 @@ class Work:
     ranges: tuple[tuple[tuple[str, int, int, int], ...], ...]  # by task
     settings: LandSettings
     staging: Staging
+    token: str = ""  # of one attempt at a batch: the names of `read`'s reports begin with it
 
 
 def land_tasks(work: Work) -> Any:
@@ -82,26 +97,59 @@ def read_tasks(work: Work) -> Any:
 
     def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in numbers(rows):
-            for _, _, _, _, batches in fetched(work, work.ranges[number]):
-                yield from decoded(batches, work.settings)
+            parts = fetched(work, work.ranges[number])
+            yield from read(parts, work.settings, work.staging, f"{work.token}-{number}")
 
     return run
 
 
-def decode_tasks(settings: LandSettings) -> Any:
-    """The same for rows that Spark's own connector read."""
+def read_rows_tasks(
+    ends: dict[tuple[str, int], tuple[int, int]], settings: LandSettings, staging: Staging, token: str
+) -> Any:
+    """The same for rows that Spark's own connector read: a task has one partition's, in their order."""
 
     def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from decoded(rows, settings)
+        for part in by_partition(rows, ends):
+            yield from read([part], settings, staging, f"{token}-{part[0]}-{part[1]}")
 
     return run
 
 
-def put_aside_tasks(staging: Staging) -> Any:
-    """Rows of `read` that have an error, into the dead letter queue's files."""
+def read_stream_tasks(settings: LandSettings, staging: Staging) -> Any:
+    """The same for a stream's rows, whose tasks are of several partitions: told apart by their first row."""
 
     def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield report(lambda: put_aside(rows, staging))
+        first = next((batch for batch in rows if batch.num_rows), None)
+        if first is not None:
+            name = "-".join(str(first.column(each)[0]) for each in ("topic", "partition", "offset"))
+            parts = [(None, 0, 0, 0, itertools.chain([first], rows))]
+            yield from read(parts, settings, staging, name)
+
+    return run
+
+
+def read_letters_tasks(places: Sequence[str], settings: LandSettings, staging: Staging, token: str) -> Any:
+    """The same for files of the dead letter queue, by their number."""
+
+    def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from kafkad.ingest.dlq import as_fetched, rows_of
+
+        for number in numbers(rows):
+            letters = map(as_fetched, rows_of(Path(places[number])))
+            yield from read([(None, 0, 0, 0, letters)], settings, staging, f"{token}-{number}")
+
+    return run
+
+
+def finish(reading: Any) -> Any:
+    """A function of `read`'s family, for nothing but what it puts aside and reports."""
+
+    def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for _ in reading(rows):
+            pass
+        yield pa.record_batch([pa.array([], pa.string())], names=["report"])
 
     return run
 
@@ -125,13 +173,16 @@ def report(work: Any) -> pa.RecordBatch:
     except OSError as trouble:
         if trouble.errno not in HOPELESS:
             raise
-        why = os.strerror(trouble.errno or 0)
-        told = f"{REFUSED}{trouble.filename or 'a data file'} cannot be written: {why}"
+        told = REFUSED + cannot_be_written(trouble)
     except Exception as trouble:
         if not is_final(trouble):
             raise
         told = REFUSED + str(trouble)
     return pa.record_batch([pa.array([told], pa.string())], names=["report"])
+
+
+def cannot_be_written(trouble: OSError) -> str:
+    return f"{trouble.filename or 'a data file'} cannot be written: {os.strerror(trouble.errno or 0)}"
 
 
 def is_final(trouble: Exception) -> bool:
@@ -204,15 +255,7 @@ def rows_schema(settings: LandSettings) -> pa.Schema:
     ]
     if settings.decoder is None:
         return pa.schema([("key", pa.binary()), ("value", pa.binary()), *kafka])
-    return pa.schema(
-        [
-            *decoder_of(settings).schema,
-            *kafka,
-            ("_key", pa.binary()),
-            (ERROR, pa.string()),
-            ("_value", pa.binary()),
-        ]
-    )
+    return pa.schema([*decoder_of(settings).schema, *kafka, ("_key", pa.binary())])
 
 
 def decoder_of(settings: LandSettings) -> Any:
@@ -222,64 +265,99 @@ def decoder_of(settings: LandSettings) -> Any:
     return value_decoder(*settings.decoder)
 
 
-def decoded(batches: Iterable[pa.RecordBatch], settings: LandSettings) -> Iterator[pa.RecordBatch]:
-    """Typed rows of `rows_schema`. With `fail` a bad record raises; else it is a row with an error."""
-    import pyarrow as pa
+# a range, or rows that are not in order (topic None), of which no holes can be told
+Part = tuple[str | None, int, int, int, Iterable["pa.RecordBatch"]]
 
+
+def read(
+    parts: Iterable[Part], settings: LandSettings, staging: Staging, name: str
+) -> Iterator[pa.RecordBatch]:
+    """Typed rows of `rows_schema`; what cannot be decoded goes where `settings.bad` says. When all was read,
+    the file `name` tells of it. Raises BadRecord, and TableError for a disk that takes no more.
+    """
     schema = rows_schema(settings)
-    decoder = None if settings.decoder is None else decoder_of(settings)
-    for batch in batches:
-        if batch.num_rows == 0:
-            continue
-        kafka = [batch.column(name[1:]) for name in PROVENANCE]
-        if decoder is None:
-            arrays = [batch.column("key"), batch.column("value"), *kafka]
-        else:
-            values = batch.column("value")
-            result = decoder.decode(values)
-            if len(result.bad_rows) and settings.bad == "fail":
-                bad, at = result.bad_rows[0], [column.to_pylist()[result.bad_rows[0]] for column in kafka[:3]]
-                raise BadRecord(
-                    f"the record at offset {at[2]} of {at[0]}-{at[1]} cannot be decoded: {result.reasons[0]}"
-                )
-            errors: list[str | None] = [None] * batch.num_rows
-            kept: list[bytes | None] = [None] * batch.num_rows
-            for bad, reason in zip(result.bad_rows, result.reasons, strict=True):
-                errors[bad] = reason or "it cannot be decoded"
-                kept[bad] = values[bad].as_py()
-            arrays = [
-                *result.columns,
-                *kafka,
-                batch.column("key"),
-                pa.array(errors, pa.string()),
-                pa.array(kept, pa.binary()),
-            ]
-        arrays = [a if a.type == f.type else a.cast(f.type) for a, f in zip(arrays, schema, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+    landing = Landing(settings, staging)
+    covered, bytes_read, nulled = [], 0, 0
+    try:
+        for topic, partition, start, end, batches in parts:
+            holes = None if topic is None else Holes(start, end)
+            rows = bad = 0
+            for batch in batches:
+                if batch.num_rows == 0:
+                    continue
+                if holes is not None:
+                    holes.saw(batch.column("offset"))
+                bytes_read += key_and_value_bytes(batch)
+                good, spoilt = typed(batch, landing, schema)
+                nulled += spoilt if settings.bad == "null" else 0
+                rows += good.num_rows
+                bad += batch.num_rows - good.num_rows
+                yield good
+            if topic is not None and holes is not None:
+                holes.end()
+                runs = tuple(holes.runs)
+                covered.append(Covered(topic, partition, start, end, rows, bad, holes.count, runs))
+            else:
+                covered.append(Covered("", 0, 0, 0, rows, bad))
+        told = TaskReport(tuple(landing.close()), tuple(covered), bytes_read, nulled)
+        write_report(staging, name, told)
+    except OSError as trouble:
+        landing.abandon()
+        if trouble.errno in HOPELESS:
+            raise TableError(cannot_be_written(trouble)) from None
+        raise
+    except BaseException:
+        landing.abandon()
+        raise
 
 
-def put_aside(rows: Iterator[pa.RecordBatch], staging: Staging) -> TaskReport:
+def typed(batch: pa.RecordBatch, landing: Landing, schema: pa.Schema) -> tuple[pa.RecordBatch, int]:
+    """The rows that go on, by `rows_schema`, and how many values could not be decoded."""
     import pyarrow as pa
 
-    from kafkad.ingest.dlq import SCHEMA
+    kafka = [batch.column(name[1:]) for name in PROVENANCE]
+    bad: Sequence[int] = ()
+    if landing.decoder is None:
+        arrays = [batch.column("key"), batch.column("value"), *kafka]
+    else:
+        result = landing.decoder.decode(batch.column("value"))
+        bad = result.bad_rows
+        arrays = [*result.columns, *kafka, batch.column("key")]
+    arrays = [a if a.type == f.type else a.cast(f.type) for a, f in zip(arrays, schema, strict=True)]
+    good = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    if len(bad) == 0 or landing.settings.bad == "null":
+        return good, len(bad)
+    if landing.settings.bad == "fail":
+        at = [column[bad[0]] for column in kafka[:3]]
+        raise BadRecord(
+            f"the record at offset {at[2]} of {at[0]}-{at[1]} cannot be decoded: {result.reasons[0]}"
+        )
+    landing.put_aside(batch, bad, result.reasons)
+    keep = [True] * batch.num_rows
+    for row in bad:
+        keep[row] = False
+    return good.filter(pa.array(keep)), len(bad)
 
-    renamed = {"key": "_key", "value": "_value", "error": ERROR}
-    writer = Landing(LandSettings(None, "dlq"), staging)
-    for batch in rows:
-        if batch.num_rows == 0:
-            continue
-        if writer.dlq is None:
-            writer.dlq_name = staging.new_name()
-            staged = os.path.join(staging.dlq_root, staging.dlq_folder, f"{writer.dlq_name}.staged")
-            from pathlib import Path
 
-            writer.dlq = ParquetFile(Path(staged), SCHEMA, "zstd")
-        arrays = []
-        for field in SCHEMA:
-            at = batch.schema.get_field_index(renamed.get(field.name, field.name))
-            arrays.append(
-                batch.column(at).cast(field.type) if at >= 0 else pa.nulls(batch.num_rows, field.type)
-            )
-        writer.dlq.add(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
-    files: list[FileEntry] = writer.close()
-    return TaskReport(tuple(files))
+# --- the reports of `read`
+
+
+def reports_folder(staging: Staging) -> Path:
+    return Path(staging.root) / staged_folder(staging.application)
+
+
+def write_report(staging: Staging, name: str, told: TaskReport) -> None:
+    folder = reports_folder(staging)
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = folder / f"{staging.new_name()}.scratch"
+    scratch.write_text(told.to_json())
+    os.replace(scratch, folder / f"{safe_name(name)}{READ_REPORT}")
+
+
+def read_reports(staging: Staging, token: str = "") -> dict[str, TaskReport]:
+    """By the names that `read` was told, without the token in front."""
+    start = f"{safe_name(token)}-" if token else ""
+    return {
+        place.name.removesuffix(READ_REPORT).removeprefix(start): TaskReport.from_json(place.read_text())
+        for place in sorted(reports_folder(staging).glob(f"{start}*{READ_REPORT}"))
+    }

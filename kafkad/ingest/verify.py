@@ -17,7 +17,12 @@ the two differ in is named:
 The table is clean when nothing is twice, foreign or lost. What the log has behind the table's end is the
 *lag*, no loss. Offsets that the DLQ holds as well as the table are counted as twice.
 
-Not compared: the values. A topic that was made anew and has grown longer than the old one looks like it.
+What it cannot see: values, which are not compared. A topic that was made anew and has grown longer than the
+old one looks like it. Rows that another program deletes by marks (Delta's deletion vectors, Iceberg's delete
+files) count as there. Where SQL may make several rows of a record, an offset that is there twice is taken for
+that.
+
+The files are those of one moment (`held_by`), so it may run beside a run, a compaction and a replay.
 
 Memory: an offset is a bit (`OffsetSet`: pages of 8 KiB for 65,536 offsets, runs for full pages), so a
 billion offsets without holes need a few hundred KiB, and with holes everywhere 128 MiB.
@@ -31,13 +36,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kafkad.ingest.table import Runs, Table, TopicPartition, merged
+from kafkad.ingest.table import FileEntry, Runs, Table, TableError, TopicPartition, merged
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 PAGE = 1 << 16
 BATCH_ROWS = 1 << 17
+ATTEMPTS = 10  # to read a table that is compacted meanwhile
 RUNS_TOLD_MAX = 20  # of each kind and partition, in the result
 COLUMNS = ["_topic", "_partition", "_offset"]
 
@@ -256,8 +262,10 @@ class Broker:
         return found
 
     def records(self, topic: str, partition: int, start: int, end: int) -> Iterator[pa.Array]:
-        """The offsets in [start, end) that committed records have. The range is below the high watermark."""
-        from kafkad.spark.range_reader import READ_COMMITTED, RangeReader
+        """The offsets in [start, end) that records have, to a reader of the pipeline's isolation.level. The
+        range is below the high watermark.
+        """
+        from kafkad.spark.range_reader import READ_UNCOMMITTED, RangeReader
 
         reader = RangeReader(
             self.bootstrap,
@@ -266,7 +274,7 @@ class Broker:
             partition,
             start,
             end,
-            isolation=READ_COMMITTED,
+            isolation=self.client_config.get("isolation.level", READ_UNCOMMITTED),
             fail_on_data_loss=False,
             fetch_bytes=1 << 20 if end - start < 10_000 else 8 << 20,
         )
@@ -274,13 +282,36 @@ class Broker:
             yield batch.column("offset")
 
 
-def offsets_in(table: Table) -> tuple[dict[TopicPartition, OffsetSet], int]:
-    """(offsets by topic-partition, rows that do not tell theirs), of the table's data files."""
-    found: dict[TopicPartition, OffsetSet] = {}
+Held = dict[TopicPartition, OffsetSet]
+
+
+def held_by(table: Table) -> tuple[Held, Held, int]:
+    """(offsets in the table, offsets in its DLQ, rows of either that do not tell theirs), of one moment. A
+    file that a compaction or a replay takes away while it is read sends us back to the beginning. TableError
+    where the table names a file that is not there.
+    """
+    missing, before = FileNotFoundError(), None
+    for _ in range(ATTEMPTS):
+        files, letters = now = table.settled_files()
+        try:
+            rows, unplaced = offsets_in(table.root, files)
+            bad, more = offsets_in(table.dlq_root, letters)
+            return rows, bad, unplaced + more
+        except FileNotFoundError as gone:
+            missing = gone
+            if now == before:
+                break
+        before = now
+    raise TableError(f"the table names a file that is gone, somebody deleted it: {missing}") from missing
+
+
+def offsets_in(root: Path, files: Iterable[FileEntry]) -> tuple[Held, int]:
+    """(offsets by topic-partition, rows that do not tell theirs)."""
+    found: Held = {}
     unplaced = 0
-    for file in table.files():
+    for file in files:
         known = dict(file.partition)
-        for topic, partition, offsets in file_offsets(table.root / file.path, known):
+        for topic, partition, offsets in file_offsets(root / file.path, known):
             if topic is None or partition is None:
                 unplaced += len(offsets)
                 continue
@@ -343,12 +374,7 @@ def verify(
     without them a partition is compared from the table's first offset to its last, and a record missing
     before or behind goes unseen.
     """
-    table.recover()
-    held, unplaced = offsets_in(table)
-    letters: dict[TopicPartition, OffsetSet] = {}
-    if (table.dlq_root / "_kafkad").is_dir():
-        letters, more = offsets_in(table.dlq)
-        unplaced += more
+    held, letters, unplaced = held_by(table)
     keys = sorted(held.keys() | letters.keys() | (ends or {}).keys())
     bounds = broker.bounds(keys)
     results = []

@@ -13,7 +13,10 @@ A plan is what kafkad/_native/avro_columns.pyx runs: a tree of dicts in the orde
     {"op": "member", "size": 1, "children": [...]}             child 1 of a struct that stands for a union
     {"op": "enum", "symbols": [...]}    {"op": "fixed", "size": 16}    {"op": "array", "children": [...]}
 
-made by the rules of schema resolution
+A schema whose text is {"schema": ..., "references": [...]} refers to types of other schemas, which stand in
+the list, each behind those that it needs itself: what a registry's references become (schema_registry.py).
+
+Plans are made by the rules of schema resolution
 (https://avro.apache.org/docs/1.12.0/specification/#schema-resolution), except that the names of records
 and enums count only where a union must choose between several."""
 
@@ -52,6 +55,7 @@ TIMES = {  # (of, logical type): (Arrow type, microseconds in one)
     ("int", "date"): (pa.date32(), 1),
 }
 DEPTH_MAX = 100
+NODES_MAX = 100_000  # of a plan: a named type counts as often as it is used, so 30 lines could make 2^30
 NO_DEFAULT = object()
 
 
@@ -75,6 +79,7 @@ class AvroType:
     logical: str = ""
     precision: int = 0
     scale: int = 0
+    nodes: int = 1  # it and all below it, as a plan has them
 
     @property
     def branches(self) -> list[AvroType]:
@@ -90,7 +95,24 @@ def parse_avro(text: str) -> AvroType:
         document = json.loads(text)
     except ValueError as error:
         raise SchemaError(f"the Avro schema is not JSON: {error}") from None
-    return AvroReader().type(document, "", 0)
+    except RecursionError:
+        raise SchemaError(f"the Avro schema is nested more than {DEPTH_MAX} deep") from None
+    reader = AvroReader()
+    if isinstance(document, dict) and isinstance(document.get("references"), list) and "schema" in document:
+        for one in document["references"]:
+            reader.type(one, "", 0)
+        document = document["schema"]
+    return reader.type(document, "", 0)
+
+
+def with_references(text: str, references: list[str]) -> str:
+    """One text of a schema and those that it refers to, for parse_avro."""
+    if not references:
+        return text
+    try:
+        return json.dumps({"schema": json.loads(text), "references": [json.loads(one) for one in references]})
+    except (ValueError, RecursionError):
+        raise SchemaError("the Avro schema, or one that it refers to, is not JSON") from None
 
 
 class AvroReader:
@@ -99,6 +121,13 @@ class AvroReader:
         self.open: set[str] = set()
 
     def type(self, document: Any, namespace: str, depth: int) -> AvroType:
+        found = self.type_of(document, namespace, depth)
+        found.nodes = 1 + sum(part.nodes for part in found.parts) + sum(f.type.nodes for f in found.fields)
+        if found.nodes > NODES_MAX:
+            raise SchemaError(f"the Avro schema has more than {NODES_MAX} fields, with those of its fields")
+        return found
+
+    def type_of(self, document: Any, namespace: str, depth: int) -> AvroType:
         if depth > DEPTH_MAX:
             raise SchemaError(f"the Avro schema is nested more than {DEPTH_MAX} deep")
         if isinstance(document, str):
@@ -118,7 +147,7 @@ class AvroReader:
                 return AvroType("array", parts=[self.type(document["items"], namespace, depth + 1)])
             if kind == "map":
                 return AvroType("map", parts=[self.type(document["values"], namespace, depth + 1)])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, SchemaError):
                 raise
             raise SchemaError(f"the Avro schema has a {kind} without a proper {error}") from None
@@ -155,6 +184,8 @@ class AvroReader:
         if kind == "enum":
             found.symbols = [str(symbol) for symbol in document["symbols"]]
             found.enum_default = document.get("default")
+            if found.enum_default is not None and found.enum_default not in found.symbols:
+                raise SchemaError(f"the Avro enum {name} has a default that is none of its symbols")
         elif kind == "fixed":
             found.size = int(document["size"])
             if found.size < 0:
@@ -179,7 +210,9 @@ class AvroReader:
         name = document.get("logicalType", "")
         if name == "decimal" and found.kind in ("bytes", "fixed"):
             precision, scale = document.get("precision"), document.get("scale", 0)
-            if isinstance(precision, int) and 1 <= precision <= 38 and 0 <= scale <= precision:
+            if not isinstance(precision, int) or not isinstance(scale, int):
+                return
+            if 1 <= precision <= 38 and 0 <= scale <= precision:
                 found.logical, found.precision, found.scale = name, precision, scale
         elif (found.kind, name) in TIMES:
             found.logical = name
@@ -281,16 +314,23 @@ def resolved(writer: AvroType, reader: AvroType, path: str) -> dict[str, Any]:
     if writer.kind == reader.kind == "fixed":
         if writer.size != reader.size:
             raise Mismatch(f"{path}: a fixed of {writer.size} bytes was written, not of {reader.size}")
+        require_scale(writer, reader, path)
         return {"op": "fixed_decimal" if reader.logical == "decimal" else "fixed", "size": writer.size}
     if reader.kind not in PROMOTIONS.get(writer.kind, ()):
         raise Mismatch(f"{path}: {writer.kind} was written, which does not become {reader.kind}")
-    if reader.logical == "decimal" and writer.kind == "bytes":
-        if writer.logical == "decimal" and writer.scale != reader.scale:
-            raise Mismatch(f"{path}: decimals of scale {writer.scale} were written, not of {reader.scale}")
+    if reader.logical == "decimal":
+        if writer.kind != "bytes":
+            raise Mismatch(f"{path}: {writer.kind} was written, which does not become a decimal")
+        require_scale(writer, reader, path)
         return {"op": "decimal"}
     if reader.logical:
         return {"op": writer.kind, "scale": scale_of(writer, reader)}
     return {"op": "bytes" if writer.kind == "string" else writer.kind}
+
+
+def require_scale(writer: AvroType, reader: AvroType, path: str) -> None:
+    if writer.logical == reader.logical == "decimal" and writer.scale != reader.scale:
+        raise Mismatch(f"{path}: decimals of scale {writer.scale} were written, not of {reader.scale}")
 
 
 def scale_of(writer: AvroType, reader: AvroType) -> int:
@@ -322,10 +362,11 @@ def into_union(writer: AvroType, reader: AvroType, path: str) -> dict[str, Any]:
 
 def record_plan(writer: AvroType, reader: AvroType, path: str) -> dict[str, Any]:
     children, filled = [], set()
+    written = {one.name for one in writer.fields}
     for one in writer.fields:
         where = f"{path}.{one.name}".lstrip(".")
         found = [i for i, f in enumerate(reader.fields) if one.name == f.name] or [
-            i for i, f in enumerate(reader.fields) if one.name in f.aliases
+            i for i, f in enumerate(reader.fields) if one.name in f.aliases and f.name not in written
         ]
         if found and found[0] not in filled:
             below = resolved(one.type, reader.fields[found[0]].type, where)
@@ -387,7 +428,10 @@ def encoded(kind: AvroType, value: Any) -> bytes:
     if kind.kind == "boolean":
         return bytes([{True: 1, False: 0}[value]])
     if kind.kind in ("int", "long"):
-        return varint(int(value))
+        bits = 31 if kind.kind == "int" else 63
+        if not isinstance(value, int) or isinstance(value, bool) or not -(1 << bits) <= value < 1 << bits:
+            raise ValueError
+        return varint(value)
     if kind.kind in ("float", "double"):
         return struct.pack("<f" if kind.kind == "float" else "<d", value)
     if kind.kind == "string":

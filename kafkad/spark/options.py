@@ -22,6 +22,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kafkad.spark.value_options import DECODER_OPTIONS
+
 log = logging.getLogger("kafkad.spark")
 
 LATEST, EARLIEST = -1, -2  # of the offsets JSON
@@ -49,13 +51,6 @@ KNOWN = (
     "fetchOffset.retryIntervalMs", "groupIdPrefix", "includeHeaders", "topic",
     "valueFormat", "valueSchema", "columns", "badRecords", "metadataPrefix", "maxBytesPerTrigger",
     "targetPartitionBytes", "commitGroup", "verifyCrc", "logDir",
-)  # fmt: skip
-# of the decoders of values (kafkad/spark/values.py), which check them
-DECODER_OPTIONS = (
-    "timeZone", "sep", "delimiter", "quote", "escape", "nullValue",
-    "messageName", "confluentHeader", "upcast.unsigned.ints", "enums.as.ints", "emit.default.values",
-    "schema.registry.url", "schema.registry.basic.auth.user.info", "schema.registry.ssl.ca.location",
-    "schema.registry.subject",
 )  # fmt: skip
 ENDINGS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 ADMISSION = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger")
@@ -267,6 +262,12 @@ def read_options(
         raise ValueError(
             f"option valueSchema is missing: it says what is in a value of format {value_format}"
         )
+    if value_format == "raw":
+        for name in decoder_options:
+            if name in given:
+                raise ValueError(
+                    f"option {name} is for typed values: say valueFormat and valueSchema as well"
+                )
     bad_records, dlq_topic = bad_records_policy(given, value_format)
     pattern = given.stripped("subscribePattern")
     if pattern is not None:

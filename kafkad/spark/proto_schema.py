@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from kafkad.spark.value_options import flag
 from kafkad.spark.value_schema import SchemaError, without_twins
 
 TIMESTAMP = "google.protobuf.Timestamp"
@@ -97,9 +98,9 @@ class ProtoPlanner:
     """`options`: with lower-case names."""
 
     def __init__(self, options: Mapping[str, str]):
-        self.upcast = options.get("upcast.unsigned.ints", "false").lower() == "true"
-        self.enums_as_ints = options.get("enums.as.ints", "false").lower() == "true"
-        self.emit_defaults = options.get("emit.default.values", "false").lower() == "true"
+        self.upcast = flag(options, "upcast.unsigned.ints")
+        self.enums_as_ints = flag(options, "enums.as.ints")
+        self.emit_defaults = flag(options, "emit.default.values")
 
     def schema(self, message: Any) -> pa.Schema:
         return pa.schema(list(self.struct(message, ())))

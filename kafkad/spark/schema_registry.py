@@ -1,13 +1,18 @@
 """A client of Confluent's schema registry: the schema of an id, and the newest of a subject.
 
 Schemas never change, so each is asked for once a process. An id that the registry does not know makes the
-values with it bad; a registry that does not answer is a failure of the job, because the same values are
-good again as soon as it does. Its REST interface:
-https://docs.confluent.io/platform/current/schema-registry/develop/api.html"""
+values with it bad, and is asked for again after UNKNOWN_S: its schema may have been on the way. A registry
+that does not answer, or an address where something else does, is a failure of the job, because the same
+values are good again as soon as it does. What a schema refers to (by subject and version) is fetched, too.
+
+Its REST interface: https://docs.confluent.io/platform/current/schema-registry/develop/api.html
+
+A password or a token goes to the registry's own address and not where it redirects to."""
 
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import ssl
 import threading
@@ -21,6 +26,10 @@ TIMEOUT_S = 10.0
 ATTEMPTS = 3
 PAUSE_S = 0.5  # before the second attempt; then twice as long
 RESPONSE_BYTES_MAX = 16 << 20
+UNKNOWN_S = 60.0  # after which an id that was not there is asked for again
+UNKNOWN_COUNT_MAX = 10_000  # which strangers can make up
+REFERENCES_MAX = 200  # of one schema, with those of its references
+AGAIN = (408, 425, 429)  # answers besides 5xx that another attempt may better
 
 
 class RegistryError(RuntimeError):
@@ -34,19 +43,42 @@ class UnknownSchema(LookupError):
 class Registered(NamedTuple):
     type: str  # AVRO | PROTOBUF | JSON
     text: str
-    has_references: bool
+    references: tuple[str, ...] = ()  # texts of the schemas it needs, each behind those that it needs itself
 
 
 class SchemaRegistry:
-    """`urls`: one or more, by commas, tried in order. `user_info`: user:password, if it asks for them."""
+    """`urls`: one or more, by commas, tried in order. `user_info`: user:password, or `token`: a bearer's, if
+    it asks for them. `ca_file`, `certificate_file` and `key_file`: PEM, for https.
 
-    def __init__(self, urls: str, user_info: str = "", ca_file: str = ""):
+    ValueError: an address or a file that cannot be."""
+
+    def __init__(
+        self,
+        urls: str,
+        user_info: str = "",
+        token: str = "",
+        ca_file: str = "",
+        certificate_file: str = "",
+        key_file: str = "",
+    ):
         self.urls = [url.strip().rstrip("/") for url in urls.split(",") if url.strip()]
         if not self.urls or any(not url.startswith(("http://", "https://")) for url in self.urls):
             raise ValueError(f"schema.registry.url is an http or https address, not {self.shown(urls)!r}")
+        if user_info and token:
+            raise ValueError("a schema registry is told a user or a bearer token, not both")
         self.user_info = user_info
-        self.context = ssl.create_default_context(cafile=ca_file or None)
-        self.known: dict[int, Registered | UnknownSchema] = {}
+        self.token = token
+        try:
+            self.context = ssl.create_default_context(cafile=ca_file or None)
+            if certificate_file:
+                self.context.load_cert_chain(certificate_file, key_file or None)
+        except (OSError, ssl.SSLError) as error:
+            files = ", ".join(name for name in (ca_file, certificate_file, key_file) if name)
+            raise ValueError(
+                f"the schema registry's certificates cannot be read ({files}): {error}"
+            ) from None
+        self.known: dict[int, Registered] = {}
+        self.unknown: dict[int, float] = {}  # id: when it was not there
         self.lock = threading.Lock()
 
     @staticmethod
@@ -59,14 +91,16 @@ class SchemaRegistry:
         """UnknownSchema, RegistryError."""
         with self.lock:
             found = self.known.get(id)
-            if found is None:
+            if found is None and time.monotonic() - self.unknown.get(id, -UNKNOWN_S) >= UNKNOWN_S:
                 try:
-                    found = self.registered(self.get(f"/schemas/ids/{id}"))
+                    found = self.known[id] = self.registered(self.get(f"/schemas/ids/{id}"))
+                    self.unknown.pop(id, None)
                 except UnknownSchema:
-                    found = UnknownSchema(f"schema id {id} is not in the registry {self.shown(self.urls[0])}")
-                self.known[id] = found
-        if isinstance(found, UnknownSchema):
-            raise found
+                    if len(self.unknown) >= UNKNOWN_COUNT_MAX:
+                        self.unknown.clear()
+                    self.unknown[id] = time.monotonic()
+        if found is None:
+            raise UnknownSchema(f"schema id {id} is not in the registry {self.shown(self.urls[0])}")
         return found
 
     def latest(self, subject: str) -> Registered:
@@ -79,9 +113,41 @@ class SchemaRegistry:
             raise UnknownSchema(f"the registry {self.shown(self.urls[0])} has no subject {subject}") from None
 
     def registered(self, answer: Any) -> Registered:
+        texts: dict[tuple[str, int], str] = {}
+        text = self.text_of(answer, texts)
+        return Registered(answer.get("schemaType", "AVRO"), text, tuple(texts.values()))
+
+    def text_of(self, answer: Any, texts: dict[tuple[str, int], str]) -> str:
+        """The schema's text; those that it refers to come into `texts` first, by subject and version."""
         if not isinstance(answer, dict) or not isinstance(answer.get("schema"), str):
             raise RegistryError(f"the schema registry {self.shown(self.urls[0])} answered without a schema")
-        return Registered(answer.get("schemaType", "AVRO"), answer["schema"], bool(answer.get("references")))
+        for one in answer.get("references") or ():
+            try:
+                subject, version = str(one["subject"]), int(one["version"])
+            except (TypeError, KeyError, ValueError):
+                where = self.shown(self.urls[0])
+                raise RegistryError(
+                    f"the schema registry {where} answered with a strange reference"
+                ) from None
+            self.refer(subject, version, texts)
+        return str(answer["schema"])
+
+    def refer(self, subject: str, version: int, texts: dict[tuple[str, int], str]) -> None:
+        if (subject, version) in texts:
+            return
+        if len(texts) >= REFERENCES_MAX:
+            raise RegistryError(f"a schema refers to more than {REFERENCES_MAX} others, or to itself")
+        texts[subject, version] = ""  # so that a ring ends
+        try:
+            answer = self.get(f"/subjects/{urllib.parse.quote(subject, safe='')}/versions/{version}")
+        except UnknownSchema:
+            where = self.shown(self.urls[0])
+            raise RegistryError(
+                f"the schema registry {where} has no version {version} of {subject}, which a schema refers to"
+            ) from None
+        text = self.text_of(answer, texts)
+        del texts[subject, version]
+        texts[subject, version] = text  # behind its own
 
     def get(self, path: str) -> Any:
         """The answer's JSON; UnknownSchema for a 404."""
@@ -94,15 +160,26 @@ class SchemaRegistry:
                     return self.get_once(url + path)
                 except urllib.error.HTTPError as error:
                     with error:
-                        if error.code == 404:
+                        if error.code == 404 and self.says_not_found(error):
                             raise UnknownSchema(path) from None
                         why = f"HTTP {error.code} {error.reason}"
-                    if error.code < 500:
+                    if error.code == 404:
+                        raise RegistryError(f"{self.shown(url)} is no schema registry: {why}") from None
+                    if error.code < 500 and error.code not in AGAIN:
                         raise RegistryError(f"the schema registry {self.shown(url)} refuses: {why}") from None
-                except (OSError, ValueError) as error:
-                    why = getattr(error, "reason", error)
+                except (OSError, ValueError, http.client.HTTPException, RecursionError) as error:
+                    why = str(getattr(error, "reason", error)) or type(error).__name__
         urls = ", ".join(map(self.shown, self.urls))
         raise RegistryError(f"the schema registry {urls} cannot be asked: {why}")
+
+    @staticmethod
+    def says_not_found(error: urllib.error.HTTPError) -> bool:
+        """Whether a registry says so: whatever else is at a wrong address knows no error_code."""
+        try:
+            answer = json.loads(error.read(RESPONSE_BYTES_MAX))
+        except (OSError, ValueError, http.client.HTTPException, RecursionError):
+            return False
+        return isinstance(answer, dict) and "error_code" in answer
 
     def get_once(self, url: str) -> Any:
         parts = urllib.parse.urlsplit(url)
@@ -112,20 +189,23 @@ class SchemaRegistry:
             user_info = user_info or urllib.parse.unquote(given)
             url = urllib.parse.urlunsplit(parts._replace(netloc=host))
         request = urllib.request.Request(url, headers={"Accept": "application/vnd.schemaregistry.v1+json"})
-        if user_info:
-            request.add_header("Authorization", "Basic " + base64.b64encode(user_info.encode()).decode())
+        if self.token:
+            request.add_unredirected_header("Authorization", f"Bearer {self.token}")
+        elif user_info:
+            encoded = base64.b64encode(user_info.encode()).decode()
+            request.add_unredirected_header("Authorization", f"Basic {encoded}")
         with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self.context) as response:
             return json.loads(response.read(RESPONSE_BYTES_MAX))
 
 
-registries: dict[tuple[str, str, str], SchemaRegistry] = {}
+registries: dict[tuple[str, ...], SchemaRegistry] = {}
 registries_lock = threading.Lock()
 
 
-def registry(urls: str, user_info: str = "", ca_file: str = "") -> SchemaRegistry:
-    """The process's client of that registry, with what it has learnt."""
+def registry(urls: str, *how: str) -> SchemaRegistry:
+    """The process's client of that registry (`how` as SchemaRegistry takes it), with what it has learnt."""
     with registries_lock:
-        key = (urls, user_info, ca_file)
+        key = (urls, *how)
         if key not in registries:
             registries[key] = SchemaRegistry(*key)
         return registries[key]

@@ -63,6 +63,8 @@ def parse_schema(text: str) -> pa.Schema:
             document = json.loads(text)
         except ValueError as error:
             raise SchemaError(f"the schema starts with {{ but is not JSON: {error}") from None
+        except RecursionError:
+            raise SchemaError(f"the schema is nested more than {DEPTH_MAX} deep") from None
         return pa.schema(list(struct_of_json(document)))
     return DdlParser(text).schema()
 
@@ -94,6 +96,10 @@ def type_of_json(document: Any, depth: int = 0) -> pa.DataType:
             return type_of_json(document["sqlType"], depth + 1)
     except KeyError as error:
         raise SchemaError(f"the schema's JSON has a {kind} without {error}") from None
+    except (TypeError, AttributeError):
+        raise SchemaError(
+            f"the schema's JSON has a {kind} that is not as StructType.json writes it"
+        ) from None
     raise SchemaError(f"the schema's JSON has an unknown type {json.dumps(document)[:100]}")
 
 

@@ -27,7 +27,8 @@ and in one that is not:
     JSON files; from_json writes it anew ("1.5", without blanks)
 
 Avro differs from from_avro in these, again stricter: bytes after the record, strings that are not UTF-8,
-booleans other than 0 and 1, and integers of more bits than their type are bad.
+booleans other than 0 and 1, and integers of more bits than their type are bad; and in one that is not: a key
+that comes twice in a map stays twice, of which from_avro keeps the last.
 
 Protobuf differs from from_protobuf in that a string of proto2 that is not UTF-8 is bad.
 
@@ -50,9 +51,11 @@ from kafkad._native.avro_columns import AvroColumns
 from kafkad._native.csv_columns import CsvColumns
 from kafkad._native.json_columns import JsonColumns
 from kafkad._native.proto_columns import ProtoColumns
-from kafkad.spark.avro_schema import parse_avro, plan, record_schema
+from kafkad._native.text_patterns import Pattern
+from kafkad.spark.avro_schema import parse_avro, plan, record_schema, with_references
 from kafkad.spark.proto_schema import ProtoPlanner, message_descriptor
-from kafkad.spark.schema_registry import SchemaRegistry, UnknownSchema, registry
+from kafkad.spark.schema_registry import Registered, SchemaRegistry, UnknownSchema, registry
+from kafkad.spark.value_options import checked, delimiter, flag
 from kafkad.spark.value_schema import SchemaError, native_field, parse_schema
 
 FILE_ENDINGS = (".avsc", ".json", ".ddl", ".sql", ".txt")
@@ -92,15 +95,18 @@ def value_decoder(format: str, schema: str, options: Mapping[str, str] | None = 
     not mind case:
       columns    names to decode, by commas; the rest is only checked to be well-formed. Default: all
       timeZone   the session's, for timestamps that name none. Default: UTC
+      timestampFormat, timestampNTZFormat, dateFormat    json and csv: patterns (_native/text_patterns.pyx)
       sep (or delimiter), quote, escape, nullValue    csv; defaults: , " \\ and nothing
+      nanValue, positiveInf, negativeInf    csv; defaults: NaN, Inf, -Inf
       schema.registry.url, schema.registry.basic.auth.user.info (user:password),
-      schema.registry.ssl.ca.location, schema.registry.subject (default: topic + "-value")     confluent-avro
+      schema.registry.bearer.auth.token, schema.registry.ssl.ca.location,
+      schema.registry.ssl.certificate.location, schema.registry.ssl.key.location,
+      schema.registry.subject (default: topic + "-value")     confluent-avro
       messageName, upcast.unsigned.ints, enums.as.ints, emit.default.values as Spark's; confluentHeader (true:
       the values begin with a registry's header, which is passed over)                     protobuf
     ValueError (SchemaError among them), RegistryError: what is wrong, in a sentence."""
-    lowered = lower(options)
-    text = portable_schema(format, schema, lowered)
-    return FORMATS[format.lower()](text, lowered)
+    text = portable_schema(format, schema, options)
+    return FORMATS[format.lower()](text, checked(format.lower(), options or {}))
 
 
 def portable_schema(format: str, schema: str, options: Mapping[str, str] | None = None) -> str:
@@ -110,7 +116,7 @@ def portable_schema(format: str, schema: str, options: Mapping[str, str] | None 
     registry's newest version has become. OSError: the file cannot be read."""
     if format.lower() not in FORMATS:
         raise ValueError(f"valueFormat is {' | '.join(FORMATS)}, not {format!r}")
-    lowered = lower(options)
+    lowered = checked(format.lower(), options or {})
     if not schema.strip():
         if format.lower() != "confluent-avro":
             raise SchemaError(f"valueFormat {format} needs a valueSchema")
@@ -118,7 +124,7 @@ def portable_schema(format: str, schema: str, options: Mapping[str, str] | None 
         if subject == "-value":
             raise SchemaError("confluent-avro needs a valueSchema or the option schema.registry.subject")
         try:
-            return registry_of(lowered).latest(subject).text
+            return avro_text(registry_of(lowered).latest(subject))
         except UnknownSchema as error:
             raise SchemaError(str(error)) from None
     name = schema.strip().removeprefix("file://")
@@ -131,8 +137,24 @@ def portable_schema(format: str, schema: str, options: Mapping[str, str] | None 
     return schema
 
 
-def lower(options: Mapping[str, str] | None) -> dict[str, str]:
-    return {name.lower(): value for name, value in (options or {}).items()}
+def avro_text(found: Registered) -> str:
+    """With what it refers to. SchemaError: it is of another kind, or no JSON."""
+    if found.type != "AVRO":
+        raise SchemaError(f"the registry's schema is one of {found.type}, not of Avro")
+    return with_references(found.text, list(found.references))
+
+
+def patterns_of(options: Mapping[str, str]) -> tuple[Pattern | None, Pattern | None, Pattern | None]:
+    """For timestamps, timestamps without a zone, and dates; None: Spark's default."""
+    names = ("timestampFormat", "timestampNTZFormat", "dateFormat")
+    with_zone, without, dates = (
+        Pattern(options[name.lower()], name) if name.lower() in options else None for name in names
+    )
+    if without is not None and without.has_zone:
+        raise ValueError(
+            f"option timestampNTZFormat {without.text!r}: it has a zone, which such timestamps do not"
+        )
+    return with_zone, without, dates
 
 
 def chosen(schema: pa.Schema, options: Mapping[str, str]) -> pa.Schema:
@@ -154,7 +176,8 @@ def json_decoder(schema: str, options: Mapping[str, str]) -> ValueDecoder:
         require_text_keys(field.type, field.name)
     wanted = chosen(whole, options)
     skipped = [name for name in whole.names if name not in wanted.names]
-    native = JsonColumns([native_field(f) for f in wanted], skipped, options.get("timezone", "UTC"))
+    fields = [native_field(f) for f in wanted]
+    native = JsonColumns(fields, skipped, options.get("timezone", "UTC"), patterns_of(options))
     return ValueDecoder(wanted, native)
 
 
@@ -182,9 +205,7 @@ def confluent_decoder(schema: str, options: Mapping[str, str]) -> ValueDecoder:
             found = known.schema(id)
             if found.type != "AVRO":
                 return f"schema id {id} is one of {found.type}, not of Avro"
-            if found.has_references:
-                return f"schema id {id} refers to other schemas, which is not decoded"
-            return plan(parse_avro(found.text), reader, wanted.names)
+            return plan(parse_avro(avro_text(found)), reader, wanted.names)
         except UnknownSchema as error:
             return str(error)
         except SchemaError as error:
@@ -197,8 +218,11 @@ def registry_of(options: Mapping[str, str]) -> SchemaRegistry:
     url = options.get("schema.registry.url", "")
     if not url:
         raise SchemaError("confluent-avro needs the option schema.registry.url")
-    user_info = options.get("schema.registry.basic.auth.user.info", "")
-    return registry(url, user_info, options.get("schema.registry.ssl.ca.location", ""))
+    names = (
+        "basic.auth.user.info", "bearer.auth.token", "ssl.ca.location", "ssl.certificate.location",
+        "ssl.key.location",
+    )  # fmt: skip
+    return registry(url, *(options.get(f"schema.registry.{name}", "") for name in names))
 
 
 def csv_decoder(schema: str, options: Mapping[str, str]) -> ValueDecoder:
@@ -211,11 +235,17 @@ def csv_decoder(schema: str, options: Mapping[str, str]) -> ValueDecoder:
         [native_field(f) for f in wanted],
         [wanted.get_field_index(name) for name in whole.names],
         whole.names,
-        options.get("sep") or options.get("delimiter") or ",",
+        delimiter(options.get("sep", options.get("delimiter", ","))),
         options.get("quote", '"'),
         options.get("escape", "\\"),
         options.get("nullvalue", ""),
         options.get("timezone", "UTC"),
+        (
+            options.get("nanvalue", "NaN"),
+            options.get("positiveinf", "Inf"),
+            options.get("negativeinf", "-Inf"),
+        ),
+        patterns_of(options),
     )
     return ValueDecoder(wanted, native)
 
@@ -228,7 +258,7 @@ def protobuf_decoder(schema: str, options: Mapping[str, str]) -> ValueDecoder:
     message = message_descriptor(data, options.get("messagename", ""))
     planner = ProtoPlanner(options)
     wanted = chosen(planner.schema(message), options)
-    has_header = options.get("confluentheader", "false").lower() == "true"
+    has_header = flag(options, "confluentHeader")
     native = ProtoColumns([native_field(f) for f in wanted], planner.plan(message, wanted.names), has_header)
     return ValueDecoder(wanted, native)
 

@@ -122,6 +122,7 @@ def test_the_limit_of_a_host_is_exact(tmp_path):
             wait_until(lambda: is_even(broker, 0))
 
 
+@pytest.mark.soak
 def test_while_workers_are_killed_every_connection_works_or_is_closed(tmp_path, rounds):
     with Broker(workers=3, data_dir=tmp_path / "data") as broker:
         over = threading.Event()

@@ -6,16 +6,25 @@ one of 6.7 million.
 
 import itertools
 import json
-import os
 import signal
 
 import pytest
 
-from tests.ingest_world import SPARK, Job, fill, kafkad, landed, letters, verified
+from tests.ingest_world import (
+    SOAK,
+    SPARK,
+    STORY_SECONDS,
+    Job,
+    fill,
+    kafkad,
+    landed,
+    letters,
+    through_every_kill,
+    verified,
+)
 
-pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(STORY_SECONDS)]
 
-SOAK = os.environ.get("KAFKAD_SOAK") == "1"
 FLIGHTS = 336_776 * 20 if SOAK else 40_000
 BAD_EVERY = 1000
 PARTITIONS = 4
@@ -84,29 +93,14 @@ def prove(place, pipeline, flights, counts):
     assert landed(place / "table", twice) == [(0,)]
 
 
+@pytest.mark.soak
 def test_the_same_table_though_driver_worker_and_broker_are_killed(make_broker, flights, tmp_path):
     broker = make_broker()
     counts = fill(broker.bootstrap, "flights", sent(flights), PARTITIONS, BAD_EVERY)
     assert counts["bad"] == FLIGHTS // BAD_EVERY
     pipeline = write_pipeline(tmp_path, broker.bootstrap, FLIGHTS // 10)
 
-    with Job(pipeline) as job:  # killed with a batch under way
-        batches = iter(job)
-        next(batches)
-        next(batches)
-        job.kill()
-    assert 0 < job.rows < FLIGHTS
-
-    with Job(pipeline) as job:
-        batches = iter(job)
-        next(batches)
-        job.kill_worker()
-        next(batches)
-        broker.kill()
-        broker.restart()
-        summary = job.finish()
-    assert summary["ended"] == "done"
-    assert summary["lag"] == 0
+    through_every_kill(pipeline, broker)
     prove(tmp_path, pipeline, flights, counts)
 
     status = json.loads(kafkad("ingest", "status", str(pipeline), "--json").stdout)

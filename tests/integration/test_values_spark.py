@@ -315,6 +315,84 @@ CSV_DEVIATIONS = {
 }
 
 
+AT = "2024-07-01"
+STAMPS = {  # by timestampFormat
+    "yyyy-MM-dd HH:mm:ss": [
+        f"{AT} 10:11:12", f"{AT} 24:00:00", f"{AT} 10:60:00", f"{AT} 1:2:3", f"{AT} 10:11:12 ",
+        f" {AT} 10:11:12",
+        "2024-02-30 00:00:00", "2024-03-31 02:30:00", "2024-10-27 02:30:00", "1500-02-28 00:00:00",
+        "0000-01-01 00:00:00", "-2024-01-01 00:00:00", "+2024-01-01 00:00:00", "12024-01-01 00:00:00",
+        "+12024-01-01 00:00:00", "0001-01-01 00:00:00", "-0001-12-31 23:59:59", "-0000-01-01 00:00:00", "",
+        "x",
+    ],
+    "yyyy-MM-dd'T'HH:mm:ss[.SSS][XXX]": [
+        f"{AT}T10:11:12", f"{AT}t10:11:12.1", f"{AT}T10:11:12.123Z", f"{AT}T10:11:12.1234", f"{AT}T10:11:12z",
+        f"{AT}T10:11:12+02:00", f"{AT}T10:11:12+0200", f"{AT}T10:11:12-00:00", f"{AT}T10:11:12+18:00",
+        f"{AT}T10:11:12+18:01", f"{AT}T10:11:12.", f"{AT}T10:11:12.Z",
+    ],
+    "yyyy-MM-dd'T'HH:mm:ss.SSSSSSSSSX": [
+        f"{AT}T10:11:12.123456789+01", f"{AT}T10:11:12.999999999+0130", f"{AT}T10:11:12.5Z",
+        f"{AT}T10:11:12.5+1",
+        f"{AT}T10:11:12.5+01:00", f"{AT}T10:11:12.5+00",
+    ],
+    "yyyyMMddHHmmss": ["20240701101112", "2024070110111", "120240701101112", "+120240701101112"],
+    "yyyyMMddHHmmssSSS": ["20240701101112123", "20240701101112"],
+    "yyyyMMddHHmmss.SSS": ["20240701101112.123", "20240701101112.1234"],
+    "yyyyMd": ["202471", "2024711"],
+    "dd/MMM/yyyy:HH:mm:ss Z": [
+        "17/May/2015:10:05:03 +0000", "17/MAY/2015:10:05:03 -0700", "17/Mai/2015:10:05:03 +0000",
+        "17/May/2015:10:05:03 Z", "17/May/2015:10:05:03 +00:00", "7/May/2015:10:05:03 +0000",
+    ],
+    "MMMM d, yyyy h:mm a": [
+        "July 4, 2024 12:05 AM", "july 4, 2024 12:05 pm", "July 4, 2024 0:05 AM", "July 4, 2024 13:05 PM",
+        "Jul 4, 2024 1:05 PM", "July 04, 2024 01:05 PM",
+    ],
+    "d.M.yy K:m a": ["1.2.03 0:4 PM", "1.2.99 11:4 AM", "1.2.03 12:4 PM", "1.2.2003 1:4 PM"],
+    "dd.MM.yyyy kk": ["01.02.2003 24", "01.02.2003 00", "01.02.2003 12"],
+    "yyyy/MM/dd HH:mm VV": [
+        "2024/07/01 10:00 Europe/Berlin", "2024/07/01 10:00 UTC", "2024/07/01 10:00 GMT",
+        "2024/03/31 02:30 Europe/Berlin", "2024/07/01 10:00 Nowhere/Town", "2024/07/01 10:00 PST",
+    ],
+    "yyyy/MM/dd HH:mm z": [
+        f"2024/07/01 10:00 {zone}"
+        for zone in ("PST", "PDT", "EST", "EDT", "CST", "CDT", "MST", "MDT", "CET", "CEST", "JST", "UTC",
+                     "GMT",
+                     "XYZ", "Europe/Berlin")
+    ] + [f"2024/01/01 10:00 {zone}" for zone in ("PST", "PDT", "EST", "EDT", "CET", "CEST", "JST", "MST")],
+    "[yyyy-MM-dd][dd.MM.yyyy][ HH:mm]": [
+        AT, "01.07.2024", f"{AT} 10:00", "01.07.2024 10:00", "07/01/2024", " 10:00", f"{AT}01.07.2024",
+        f"{AT}02.07.2024",
+    ],
+    "yyyy-MM-dd[ HH[:mm": [AT, f"{AT} 10", f"{AT} 10:30", f"{AT} 1", f"{AT} 10:3"],
+    "HH:mm": ["04:05", "4:5"],
+    "MM-dd": ["02-28", "02-29"],
+    "yyyy 'o''clock' ''HH": ["2024 o'clock '05", "2024 O'CLOCK '05"],
+    "yyyy年MM月dd日": ["2024年07月01日", "2024年7月1日"],
+    "y-M-d": ["2024-7-1", "+2024-7-1", "-2024-7-1", "99999-1-1", "300000-1-1", "1000000000-1-1", "2024--7-1"],
+    "yyyy-MM-dd x": [f"{AT} +00", f"{AT} +01", f"{AT} +0130", f"{AT} Z", f"{AT} +0000"],
+    "yyyy-MM-dd xx": [f"{AT} +0000", f"{AT} +01", f"{AT} +0130", f"{AT} +01:30"],
+    "yyyy-MM-dd XXXX": [f"{AT} +0130", f"{AT} +013015", f"{AT} Z"],
+    "yyyy-MM-dd XXXXX": [f"{AT} +01:30", f"{AT} -00:00:30", f"{AT} Z", f"{AT} +01:30:"],
+    "yyyy-MM-dd XXX": [f"{AT} +01:30", f"{AT} +01", f"{AT} +24:00", f"{AT} +17:59", f"{AT} -18:00"],
+}  # fmt: skip
+DATES = {  # by dateFormat
+    "dd.MM.yyyy": ["01.07.2024", "31.04.2024", "29.02.1900", "29.02.1500", "01.07.0000", "1.7.2024", "", "x"],
+    "M/d/yy": ["7/1/24", "12/31/99", "7/1/2024"],
+    "yyyyMMdd": ["20240701", "2024071", "120240701"],
+    "yyyy-MM": ["2024-07", "2024-7", "2024-13"],
+    "yyyy-MM-dd HH:mm": [f"{AT} 10:11", f"{AT} 25:11", AT],
+    "d MMM yyyy": ["1 Jul 2024", "1 JUL -0004", "31 Feb 2024"],
+}
+NTZ = {  # by timestampNTZFormat
+    "dd.MM.yyyy HH:mm": ["31.03.2024 02:30", "31.03.2024 2:30"],
+}
+STRICTER = {  # of names of zones: what Spark takes besides
+    ("yyyy/MM/dd HH:mm VV", "2024/07/01 10:00 utc"),
+    ("yyyy/MM/dd HH:mm VV", "2024/07/01 10:00 europe/berlin"),
+    ("yyyy/MM/dd HH:mm z", "2024/07/01 10:00 Pacific Standard Time"),
+}
+
+
 @pytest.fixture(scope="module")
 def spark():
     from pyspark.sql import SparkSession
@@ -342,24 +420,28 @@ def plain(column: pa.Array | pa.ChunkedArray, row: int) -> str:
     return repr(column[row].as_py())
 
 
-def both(spark, format: str, cases: dict[str, list[str | bytes]]):
-    """(schema, value, what Spark makes of it, what we make of it) of each: "bad", or the fields in words.
+def both(spark, format: str, cases: dict):
+    """(case, value, what Spark makes of it, what we make of it) of each: "bad", or the fields in words.
 
-    One job for all: every value goes through every schema, and what was not asked is passed over."""
+    A case is a schema, or a schema with an option and its value. One job for all: every value goes through
+    every case, and what was not asked is passed over."""
     from pyspark.sql.functions import col, from_csv, from_json
 
     function = from_json if format == "json" else from_csv
     everything = [(bytearray(encoded(v)),) for values in cases.values() for v in values]
-    text, options = col("v").cast("string"), {"columnNameOfCorruptRecord": "_bad", "mode": "PERMISSIVE"}
+    text, bad = col("v").cast("string"), {"columnNameOfCorruptRecord": "_bad", "mode": "PERMISSIVE"}
+    split = [(case, {}) if isinstance(case, str) else (case[0], {case[1]: case[2]}) for case in cases]
     parsed = [
-        function(text, f"{schema}, _bad STRING", options).alias(f"r{i}") for i, schema in enumerate(cases)
+        function(text, f"{schema}, _bad STRING", {**bad, **options}).alias(f"r{i}")
+        for i, (schema, options) in enumerate(split)
     ]
     table = spark.createDataFrame(everything, "v BINARY").coalesce(1).select(*parsed).toArrow()
     first = 0
-    for (schema, values), column in zip(cases.items(), table.columns, strict=True):
+    pairs = zip(cases.items(), split, table.columns, strict=True)
+    for (case, values), (schema, options), column in pairs:
         theirs = column.combine_chunks().slice(first, len(values)).flatten()
         first += len(values)
-        decoder = value_decoder(format, schema, {"timeZone": ZONE})
+        decoder = value_decoder(format, schema, {"timeZone": ZONE, **options})
         ours = decoder.decode(pa.array([encoded(v) for v in values], pa.binary()))
         assert decoder.schema.types == [found.type for found in theirs[:-1]]
         for row, value in enumerate(values):
@@ -369,7 +451,7 @@ def both(spark, format: str, cases: dict[str, list[str | bytes]]):
             we_say: str | list[str] = "bad"
             if row not in ours.bad_rows:
                 we_say = [plain(found, row) for found in ours.columns]
-            yield schema, value, spark_says, we_say
+            yield case, value, spark_says, we_say
 
 
 def check(spark, format: str, cases: dict[str, list[str]], deviations: dict[tuple, str]) -> None:
@@ -396,3 +478,32 @@ def test_json_is_what_from_json_makes_of_it_but_for_what_is_listed(spark):
 
 def test_csv_is_what_from_csv_makes_of_it_but_for_what_is_listed(spark):
     check(spark, "csv", CSV, CSV_DEVIATIONS)
+
+
+def pattern_cases(text) -> dict[tuple[str, str, str], list[str]]:
+    kinds = (("a TIMESTAMP", "timestampFormat", STAMPS), ("a DATE", "dateFormat", DATES))
+    kinds += (("a TIMESTAMP_NTZ", "timestampNTZFormat", NTZ),)
+    return {
+        (schema, option, pattern): [text(value) for value in values]
+        for schema, option, patterns in kinds
+        for pattern, values in patterns.items()
+    }
+
+
+def test_times_and_dates_by_a_pattern_are_what_from_json_makes_of_them(spark):
+    different = []
+    for case, value, theirs, ours in both(spark, "json", pattern_cases(lambda v: f'{{"a":"{v}"}}')):
+        if theirs != ours:
+            different.append((case, value, theirs, ours))
+    assert different == []
+    listed = {}
+    for pattern, value in STRICTER:
+        listed.setdefault(("a TIMESTAMP", "timestampFormat", pattern), []).append(f'{{"a":"{value}"}}')
+    for case, value, theirs, ours in both(spark, "json", listed):
+        assert ours == "bad" != theirs, (case, value, theirs)
+
+
+def test_times_and_dates_by_a_pattern_are_what_from_csv_makes_of_them(spark):
+    cases = pattern_cases(lambda v: f'"{v}"')
+    for case, value, theirs, ours in both(spark, "csv", cases):
+        assert value == '""' or theirs == ours, (case, value, theirs, ours)

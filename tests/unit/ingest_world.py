@@ -24,7 +24,7 @@ import duckdb
 import pyarrow as pa
 from pyarrow import dataset
 
-from kafkad.ingest import dlq, landing, table
+from kafkad.ingest import dlq, landing, parquet_table, table
 from kafkad.ingest.dlq import DlqSink
 from kafkad.ingest.table import DIE_AT, open_table
 
@@ -100,6 +100,7 @@ def sink_of(kind: str, root: Path) -> Any:
 
 def job(kind: str, root: Path) -> None:
     settings = landing.LandSettings(None, bad="dlq")
+    parquet_table.CHECKPOINT_EVERY = 3  # its steps are among those to die at
     there = open_table(sink_of(kind, root), LANDED)
     there.recover(APPLICATION)
     for batch in range(BATCHES):

@@ -234,7 +234,65 @@ def test_blocks_with_their_size_and_long_decimals_are_read():
     numbers = record(("a", {"type": "array", "items": "int"}))
     assert rows(decode(numbers, varint(-2) + varint(2) + varint(5) + varint(6) + varint(0))) == [([5, 6],)]
     amount = record(("a", {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 1}))
-    assert rows(decode(amount, varint(20) + b"\xff" * 20, varint(0))) == [(Decimal("-0.1"),), (Decimal(0),)]
+    assert rows(decode(amount, varint(20) + b"\xff" * 20, varint(1) + b"\0")) == [
+        (Decimal("-0.1"),),
+        (Decimal(0),),
+    ]
+    assert bad(amount, varint(0)) == "a: out of the column's range at byte 1"  # no number at all, as for Java
+
+
+def test_elements_without_bytes_are_counted_over_a_whole_value():
+    """Else 4 bytes stand for 65,536 loops, and a megabyte for minutes."""
+    nothing = {"type": "record", "name": "Nothing", "fields": []}
+    writer = record(("a", {"type": "array", "items": {"type": "array", "items": nothing}}))
+    full, inner = varint(65_536) + varint(0), varint(1) + varint(0)
+    assert decode(writer, varint(1) + full + varint(0)).reasons == []
+    assert bad(writer, varint(2) + full + inner + varint(0)).startswith("a[]: a length that goes past")
+
+
+def resolve(writer, reader, *values: bytes) -> list:
+    """Values of the one field `a`, written as the one type and read as the other."""
+    from kafkad._native.avro_columns import AvroColumns
+    from kafkad.spark.avro_schema import plan
+    from kafkad.spark.value_schema import native_field
+
+    kinds = [
+        parse_avro(json.dumps(one if "fields" in one else record(("a", one)))) for one in (writer, reader)
+    ]
+    columns = record_schema(kinds[1])
+    native = AvroColumns([native_field(f) for f in columns], plan(*kinds, columns.names))
+    finished, bad_rows, _ = native.decode(pa.array(values, pa.binary()))
+    assert bad_rows == []
+    return pa.record_batch(finished).to_pylist()
+
+
+def decimal(kind: str, scale: int) -> dict:
+    size = {"type": "fixed", "name": "F", "size": 4} if kind == "fixed" else {"type": kind}
+    return {**size, "logicalType": "decimal", "precision": 9, "scale": scale}
+
+
+def test_decimals_of_another_scale_are_not_misread():
+    assert resolve(decimal("fixed", 2), decimal("fixed", 2), b"\0\0\1\0") == [{"a": Decimal("2.56")}]
+    for kind in ("fixed", "bytes"):
+        with pytest.raises(SchemaError, match="a: decimals of scale 2 were written, not of 4"):
+            resolve(decimal(kind, 2), decimal(kind, 4))
+    with pytest.raises(SchemaError, match="a: string was written, which does not become a decimal"):
+        resolve({"type": "string"}, decimal("bytes", 2))
+
+
+def test_an_alias_stands_back_behind_the_name_itself():
+    reader = record(("new", "int"))
+    reader["fields"][0]["aliases"] = ["old"]
+    assert resolve(record(("old", "int")), reader, varint(1)) == [{"new": 1}]
+    assert resolve(record(("old", "int"), ("new", "int")), reader, varint(1) + varint(2)) == [{"new": 2}]
+
+
+def doubling(depth: int) -> dict:
+    """Each record has the one below it twice: a short text, and 2^depth fields."""
+    found: dict = record(("x", "int"))
+    for i in range(depth):
+        found = record(("a", {**found, "name": f"R{i}"}), ("b", f"R{i}"))
+    return {**found, "name": "top"}
 
 
 @pytest.mark.parametrize(
@@ -248,11 +306,25 @@ def test_blocks_with_their_size_and_long_decimals_are_read():
         ('{"type": "record", "name": "R", "fields": [{"name": "a", "type": "null"}]}', "a: nulls alone"),
         ('{"type": "record", "name": "R", "fields": [{"name": "a", "type": []}]}', "union"),
         ("[" * 150 + "]" * 150, "nested more than 100 deep"),
+        ("[" * 100_000, "nested more than 100 deep"),
+        (json.dumps(record(("a", {**decimal("bytes", 2), "scale": "2"}), ("b", "Q"))), "names the type Q"),
+        (json.dumps(record(("a", {"type": "enum", "name": ["E"], "symbols": []}))), "without a proper"),
+        (
+            json.dumps(record(("a", {"type": "enum", "name": "E", "symbols": ["A"], "default": "B"}))),
+            "default that is none of its symbols",
+        ),
+        (json.dumps(doubling(30)), "more than 100000 fields"),
     ],
 )
 def test_schemas_that_cannot_be(text, message):
     with pytest.raises(SchemaError, match=message):
         value_decoder("avro", text)
+
+
+@pytest.mark.parametrize("default", [2**31, 1.5, "5", True])
+def test_a_default_that_is_none_is_refused_and_not_rounded(default):
+    with pytest.raises(SchemaError, match=r"a: the default .* is not a int"):
+        resolve(record(), record(("a", "int", default)))
 
 
 # Versions of a schema, and the registry
@@ -276,6 +348,9 @@ class FakeRegistry(http.server.BaseHTTPRequestHandler):
         else:
             self.send_response(200)
         self.end_headers()
+        if found is None or "/nosuch-value/" in self.path:
+            self.wfile.write(b'{"error_code": 40403, "message": "not found"}')
+            return
         self.wfile.write(
             json.dumps(found if found and "schema" in found else {"schema": json.dumps(found)}).encode()
         )

@@ -101,15 +101,15 @@ def test_every_key_knows_its_line_past_comments_and_long_texts():
         ('"spark.driver.memory"', '"driver.memory"', "did you mean spark.driver.memory?"),
         ('"1 minute"', '"1 minute"\navailable_now = true', "exclude each other"),
         ('path = "table"', 'table = "a.b"', "goes with type iceberg only"),
-        ('format = "json"', 'format = "json"\nbad_records = "dlq"', "needs [dlq] topic or path"),
+        ('format = "json"', 'format = "json"\noptions.sepp = ";"', "did you mean sep?"),
+        ('format = "json"', 'format = "json"\noptions.messageName = "m"', "say [decode] message"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_its_line(old, new, said):
     text = WHOLE.replace(old, new)
     found = [sentence for sentence in mistakes(text) if said in sentence]
     assert len(found) == 1, mistakes(text)
-    where = line(text, new.split("\n")[-1]) if said != "needs [dlq] topic or path" else line(text, "bad_rec")
-    assert found[0].startswith(f"p.toml:{where}: ")
+    assert found[0].startswith(f"p.toml:{line(text, new.splitlines()[-1])}: ")
     assert "\n" not in found[0]
 
 
@@ -159,6 +159,14 @@ def test_the_command_line_wins_and_says_so():
 
 def test_a_dead_letter_table_sets_the_policy():
     assert read(WHOLE + '[dlq]\npath = "bad"\n').decode.bad_records == "dlq"
+
+
+def test_dead_letters_lie_in_the_table_unless_told_otherwise():
+    text = WHOLE.replace('format = "json"', 'format = "json"\nbad_records = "dlq"')
+    pipeline = read(text)
+    assert pipeline.dlq.path is None
+    assert ("dlq.path", "/nowhere/table/_dlq", "default") in pipeline.effective()
+    assert read(text + '[dlq]\npath = "bad"\n').dlq.path == "/nowhere/bad"
 
 
 def test_units():

@@ -33,6 +33,7 @@ def both(offsets: list[int]) -> list[list[int]]:
     return [[partition, n] for partition in (0, 1) for n in offsets]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.timeout(3600 if SOAK else 180)
 def test_a_pipeline_that_dies_at_any_step_leaves_each_record_once(kind: str, tmp_path: Path):

@@ -132,6 +132,32 @@ def test_an_object_of_the_table_is_a_table():
     assert decoded.columns[0][2999].as_py() == "row 2999"
 
 
+@pytest.mark.parametrize("text", ["-." * 500, "." * 1000, "-.," * 333, "+.-." * 250, "," * 1000, "1." * 500])
+def test_a_decimal_of_many_points_is_bad_and_nothing_worse(text):
+    """Each point behind a sign once brought a zero with it, past the end of a buffer on the stack."""
+    assert bad("a DECIMAL(9,2)", f'{{"a":"{text}"}}') == "a: not a number at byte 5"
+
+
+@pytest.mark.parametrize(
+    "text", ["1..", "1.2.", "1e5.", "1.2.3", "--1", "-+1", "1e", "1e+", "e5", "1-", "1 "]
+)
+def test_what_bigdecimal_refuses_is_no_decimal(text):
+    assert bad("a DECIMAL(9,2)", f'{{"a":"{text}"}}') == "a: not a number at byte 5"
+
+
+@pytest.mark.parametrize("text", ["1e-9999999999", "0e9999999999", '"1e-9999999999"', "1e9999999999"])
+def test_an_exponent_beyond_bigdecimals_is_bad(text):
+    assert bad("a DECIMAL(9,2)", f'{{"a":{text}}}').startswith("a: out of the column's range")
+
+
+def test_the_first_and_the_last_instant_are_timestamps():
+    first, last = "-290308-12-21T19:59:05.224192Z", "+294247-01-10T04:00:54.775807Z"
+    decoded = decode("a TIMESTAMP", f'{{"a":"{first}"}}', f'{{"a":"{last}"}}')
+    assert decoded.columns[0].cast(pa.int64()).to_pylist() == [-(2**63), 2**63 - 1]
+    for beyond in ("-290308-12-21T19:59:05.224191Z", "+294247-01-10T04:00:54.775808Z"):
+        assert bad("a TIMESTAMP", f'{{"a":"{beyond}"}}') == "a: not a timestamp at byte 5"
+
+
 # What Spark takes besides plain JSON
 
 

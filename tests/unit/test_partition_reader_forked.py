@@ -64,6 +64,7 @@ def write_rows(child, table, number, stop):
         struct.pack_into("I", row, at, sequence)
 
 
+@pytest.mark.soak
 def test_no_copy_of_a_row_is_of_two_moments(tmp_path):
     table = WatermarkTable(4, shared=True)
     slot = table.allocate()
@@ -261,6 +262,7 @@ class Consumer:
         return True
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(8 if SOAK else 2))
 def test_readers_of_a_log_that_changes_all_the_time(tmp_path, seed):
     table = WatermarkTable(8, shared=True)
@@ -292,6 +294,7 @@ def test_readers_of_a_log_that_changes_all_the_time(tmp_path, seed):
             consumer.turn()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(3))
 def test_readers_read_on_when_the_owner_is_killed_and_has_a_successor(tmp_path, seed):
     table = WatermarkTable(8, shared=True)
@@ -366,6 +369,7 @@ def own_for_waiters(child, table, mailboxes, root, cycles, numbers):
     child.hear()
 
 
+@pytest.mark.soak
 def test_no_wakeup_is_lost_between_workers(tmp_path):
     table = WatermarkTable(2 * IDLE, shared=True)
     mailboxes = Mailboxes(2)

@@ -280,6 +280,18 @@ def test_defaults_of_proto3_are_nulls_unless_asked_for(order):
     ] == {"colour": 7}
 
 
+def test_an_unknown_number_of_a_closed_enum_changes_nothing(old):
+    assert rows(decode(old, "Old", b"\x08\x01\x28\x01\x28\x63"))[0]["kind"] == "A"
+
+
+def test_nanoseconds_are_cut_towards_zero(order):
+    at = varint(3000 << 3 | 2)
+    one = b"\x08" + varint(1) + b"\x10" + b"\xa4" + b"\xf4" + b"\xff" * 7 + b"\x01"  # -1500
+    assert decode(order, "Order", at + varint(len(one)) + one, columns="at").columns[0].cast(
+        pa.int64()
+    ).to_pylist() == [999_999]
+
+
 def test_timestamps(order):
     at = varint(3000 << 3 | 2)
     one = b"\x08" + varint(1_700_000_000) + b"\x10" + varint(123_456_789)

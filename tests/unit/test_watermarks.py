@@ -89,6 +89,7 @@ def reclaims(child, table, me):
     child.tell(table.reclaim())
 
 
+@pytest.mark.soak
 def test_a_worker_killed_wherever_it_is_leaks_no_row():
     table = WatermarkTable(24, shared=True)
     chance = random.Random(5)

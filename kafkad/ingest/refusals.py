@@ -1,0 +1,13 @@
+"""What `kafkad ingest` refuses, wherever it is run from: exceptions whose text is one sentence for people."""
+
+from kafkad.ingest.backlog import DataLoss
+from kafkad.ingest.checkpoint import Busy, Foreign
+from kafkad.ingest.landing import BadRecord
+from kafkad.ingest.run import Refused
+from kafkad.ingest.session import NoSpark
+from kafkad.ingest.table import TableError
+from kafkad.spark.schema_registry import RegistryError, UnknownSchema
+
+REFUSALS = (
+    Refused, DataLoss, Busy, Foreign, NoSpark, TableError, BadRecord, RegistryError, UnknownSchema, ValueError
+)  # fmt: skip

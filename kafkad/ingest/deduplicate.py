@@ -23,6 +23,7 @@ from kafkad.ingest import tasks
 from kafkad.ingest.backlog import Backlog, offsets_text, source_options
 from kafkad.ingest.checkpoint import Offsets
 from kafkad.ingest.run import (
+    RETRY_PAUSES_S,
     Ended,
     Refused,
     Run,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 POLL_S = 0.1
+PASSING = ("Python worker failed to connect back", "Python worker exited unexpectedly", "CANNOT_OPEN_SOCKET")
 
 
 class StreamRun(Run):
@@ -56,26 +58,37 @@ class StreamRun(Run):
         self.check_table()
         self.begin()
         self.progress.doing("starting Spark")
-        query = self.start()
-        self.progress.doing()
-        seen = -1
-        while True:
-            active = query.isActive  # before the progress is read, so that the last of it is not missed
-            for progress in query.recentProgress:
-                if progress["batchId"] > seen:
-                    seen = progress["batchId"]
-                    self.follow(progress)
-            if not active:
-                break
-            if self.stop:
-                query.stop()  # a batch that this cuts off is done again by the next run
-            time.sleep(POLL_S)
-        trouble = self.trouble or query.exception()
+        trouble = self.watch(self.attempt("starting Spark", self.start))
         if trouble is not None and not self.stop:
             raise trouble if isinstance(trouble, Refused) else Refused(told(trouble))
         why = self.stop.signal.name if self.stop.signal else "done"
         lag = self.backlog.lag(self.checkpoint.position())
         return Ended(why, self.progress.end(why, lag, place_of(self.pipeline)))
+
+    def watch(self, query: Any) -> BaseException | None:
+        """Follows the query to its end; what ended it. One that failed for lack of a Python worker (killed,
+        or too slow to start) is taken up again where Spark's checkpoint is, some times between two batches.
+        """
+        self.progress.doing()
+        seen, failed = -1, 0
+        while True:
+            active = query.isActive  # before the progress is read, so that the last of it is not missed
+            for progress in query.recentProgress:
+                if progress["batchId"] > seen:
+                    seen, failed = progress["batchId"], 0
+                    self.follow(progress)
+            if not active:
+                trouble = self.trouble or query.exception()
+                if self.stop or failed == len(RETRY_PAUSES_S) or not passes(trouble):
+                    return trouble
+                self.say(f"the stream ended and is taken up again: {told(trouble)}")
+                self.wait(time.monotonic() + RETRY_PAUSES_S[failed])
+                failed += 1
+                self.trouble = None
+                query = self.attempt("taking up the stream", self.start)
+            elif self.stop:
+                query.stop()  # a batch that this cuts off is done again by the next run
+            time.sleep(POLL_S)
 
     # --- the query
 
@@ -184,3 +197,8 @@ class StreamRun(Run):
         record = self.checkpoint.done(batch, did)
         self.metrics.batch({**record, "at": round(time.time(), 3)})
         self.progress.batch(record)
+
+
+def passes(trouble: BaseException | None) -> bool:
+    """Whether a stream that ended with it may do better in another attempt."""
+    return trouble is not None and any(sign in str(trouble) for sign in PASSING)

@@ -30,6 +30,7 @@ billion offsets without holes need a few hundred KiB, and with holes everywhere 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 PAGE = 1 << 16
 BATCH_ROWS = 1 << 17
+RUNS_ONE_BY_ONE = 100  # of one array; a run costs as much as a page
 ATTEMPTS = 10  # to read a table that is compacted meanwhile
 RUNS_TOLD_MAX = 20  # of each kind and partition, in the result
 COLUMNS = ["_topic", "_partition", "_offset"]
@@ -74,9 +76,38 @@ class OffsetSet:
         values = compute.take(offsets, ordered)
         breaks = compute.not_equal(compute.subtract(values[1:], values[:-1]), 1)
         cuts = [0, *(at + 1 for at in compute.indices_nonzero(breaks).to_pylist()), len(values)]
+        if len(cuts) > RUNS_ONE_BY_ONE:
+            self._add_sorted(values)
+            return
         starts = values.take(pa.array(cuts[:-1])).to_pylist()
         for start, begin, end in zip(starts, cuts[:-1], cuts[1:], strict=True):
             self.add_run(start, start + end - begin)
+
+    def _add_sorted(self, values: pa.Array) -> None:
+        """Many short runs, as a table has them that is partitioned by what is in the records: a page at a
+        time.
+        """
+        import numpy as np
+
+        self.count += len(values)
+        offsets = values.to_numpy()
+        pages = offsets // PAGE
+        for part in np.split(offsets, np.flatnonzero(np.diff(pages)) + 1):
+            number = int(part[0]) // PAGE
+            times = np.bincount(part - number * PAGE, minlength=PAGE)
+            page = self.pages.get(number, bytes(PAGE // 8))
+            whole = np.full(PAGE // 8, 255, np.uint8) if page is None else np.frombuffer(page, np.uint8)
+            have = np.unpackbits(whole, bitorder="little").astype(bool)
+            again = times - ((times > 0) & ~have)
+            if again.any():
+                self.twice += int(again.sum())
+                where = int.from_bytes(np.packbits(again > 0, bitorder="little").tobytes(), "little")
+                room = RUNS_TOLD_MAX - len(self.twice_runs)
+                for start, end in itertools.islice(bits(where), room):
+                    self.twice_runs.append((number * PAGE + start, number * PAGE + end))
+            have |= times > 0
+            packed = bytearray(np.packbits(have, bitorder="little").tobytes())
+            self.pages[number] = None if have.all() else packed
 
     def add_run(self, start: int, end: int) -> None:
         """[start, end), each once."""

@@ -411,9 +411,11 @@ def test_files_are_grouped_by_partition_and_offset_up_to_the_target():
     st.lists(st.tuples(st.integers(0, 200_000), st.integers(0, 100_000)), max_size=4),
 )
 @settings(deadline=None, max_examples=60)
+@pytest.mark.parametrize("one_by_one", [0, 3, 100])
 def test_an_offset_set_is_a_set_that_counts_what_comes_twice(
-    arrays: list[list[int]], long: list[tuple[int, int]]
+    one_by_one: int, arrays: list[list[int]], long: list[tuple[int, int]]
 ):
+    verify.RUNS_ONE_BY_ONE = one_by_one
     held = verify.OffsetSet()
     seen: dict[int, int] = {}
     for numbers in [*arrays, *(list(range(start, start + size)) for start, size in long)]:

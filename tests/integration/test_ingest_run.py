@@ -87,12 +87,16 @@ def test_sql_with_dead_letters_reads_each_record_once_and_replays_them_by_the_sa
     assert sum(each["in_dlq"] for each in partitions) == letters(table) == 1
 
 
-def test_what_the_sql_does_not_want_is_read_for_its_dead_letters_all_the_same(make_broker, tmp_path):
+def test_what_the_sql_does_not_want_is_read_for_its_dead_letters_by_a_cluster_of_processes(
+    make_broker, tmp_path, monkeypatch
+):
     broker = make_broker()
     fill(broker.bootstrap, "orders", orders(), 3)
     few = SQL.format(twice="amount").replace('WHERE kind = "a"', "LIMIT 5")
     pipeline = pipeline_at(tmp_path, broker.bootstrap, few)
-    with Job(pipeline, "--set", "source.max_rows=1000000") as job:
+    monkeypatch.setenv("SPARK_WORKER_DIR", str(tmp_path / "work"))  # else beneath Spark's own files
+    cluster = ("--set", "spark.master=local-cluster[2,1,1024]")  # a master and two workers, processes each
+    with Job(pipeline, "--set", "source.max_rows=1000000", *cluster) as job:
         summary = job.finish()
     assert (summary["records"], summary["rows"], summary["bad"]) == (ROWS, 5, BAD)
     assert letters(tmp_path / "orders-table") == BAD

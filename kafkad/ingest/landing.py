@@ -142,7 +142,7 @@ class ParquetFile:
         return size
 
     def abandon(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a full disk, or closed already
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # a full disk, or closed already
             self._writer.close()
         self._writer.is_open = False  # else it tries again when it is collected, and prints a stack trace
         with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ import pytest
 
 from tests.ingest_world import SPARK, Job, fill, kafkad, landed, letters, produce, verified
 
-pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(400)]
 
 ROWS, NOT_A_NUMBER = 3000, 75
 BROKEN = 7  # its JSON ends in the middle, which no schema mends
@@ -110,7 +110,7 @@ def test_dedup_with_dead_letters_reads_a_topic_once_and_keeps_each_key_once(make
     produce(broker.bootstrap, "orders", orders())
     dedup = '[dedup]\nkeys = ["id"]\nwatermark = "1 hour"\n[dlq]\ntopic = "orders-bad"'
     pipeline = pipeline_at(tmp_path, broker.bootstrap, dedup)
-    with Job(pipeline) as job:
+    with Job(pipeline, "--set", f"source.max_rows={ROWS}") as job:
         summary = job.finish()
     assert (summary["records"], summary["rows"], summary["bad"]) == (2 * ROWS, ROWS - BAD, 2 * BAD)
     assert summary["bytes"] == 2 * sum(len(key) + len(value) for key, value in orders())

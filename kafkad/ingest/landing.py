@@ -142,7 +142,7 @@ class ParquetFile:
         return size
 
     def abandon(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a full disk, or closed already
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # a full disk, or closed already
             self._writer.close()
         self._writer.is_open = False  # else it tries again when it is collected, and prints a stack trace
         with contextlib.suppress(OSError):
@@ -300,8 +300,9 @@ class PartitionedFiles:
             self._close(next(iter(self._open)))
 
     def _close(self, values: tuple[str | None, ...]) -> None:
-        file, path, staged = self._open.pop(values)
-        size = file.close()
+        file, path, staged = self._open[values]
+        size = file.close()  # if it cannot be, it is still among those that are abandoned
+        del self._open[values]
         partition = tuple(zip(self.staging.partition_by, values, strict=True))
         stats = file.stats() if self.staging.with_stats else {}
         entry = FileEntry(path, staged, file.rows, size, partition, file.offset_ranges(), stats=stats)

@@ -38,7 +38,11 @@ KAFKA_OWNED = (
     "bootstrap.servers", "auto.offset.reset", "enable.auto.commit", "group.id", "interceptor.classes",
     "key.deserializer", "value.deserializer",
 )  # fmt: skip
-SPARK_OWNED = ("spark.sql.session.timeZone",)
+SPARK_OWNED = {
+    "spark.sql.session.timeZone": "landed times are UTC",
+    "spark.master": "say [spark] master",
+    "spark.remote": "a pipeline drives Spark from a driver of its own; say [spark] master",
+}
 
 
 class PipelineError(ValueError):
@@ -234,7 +238,7 @@ class Reader:
             if not name.startswith("spark."):
                 self.wrong(("spark", "conf", name), f"is no setting of Spark: did you mean spark.{name}?")
             elif name in SPARK_OWNED:
-                self.wrong(("spark", "conf", name), "is set by kafkad itself: landed times are UTC")
+                self.wrong(("spark", "conf", name), f"may not be set: {SPARK_OWNED[name]}")
         return {section: self.absolute(section, values) for section, values in sections.items()}
 
     def check_source(self, source: Source, trigger: Trigger) -> None:

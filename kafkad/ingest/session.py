@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -89,6 +90,8 @@ def connector() -> dict[str, str]:
 
 def cores_of(master: str) -> int:
     """Of a local master; on a cluster one asks the context."""
+    if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master):
+        return int(cluster[1]) * int(cluster[2])
     inner = master.removeprefix("local").strip("[]").split(",")[0] if master.startswith("local") else ""
     return int(inner) if inner.isdigit() else len(os.sched_getaffinity(0)) if inner in ("", "*") else 2
 

@@ -69,7 +69,8 @@ def land_tasks(work: Work) -> Any:
 
     def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in numbers(rows):
-            yield report(lambda: land(fetched(work, work.ranges[number]), work.settings, work.staging))  # noqa: B023
+            ranges = fetched(work, work.ranges[number])
+            yield report(lambda: land(ranges, work.settings, work.staging), work.staging)  # noqa: B023
 
     return run
 
@@ -80,14 +81,14 @@ def land_rows_tasks(
     """The same for rows that Spark's own connector read: a task has one partition's, in their order."""
 
     def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield report(lambda: land(by_partition(rows, ends), settings, staging))
+        yield report(lambda: land(by_partition(rows, ends), settings, staging), staging)
 
     return run
 
 
 def write_tasks(staging: Staging) -> Any:
     def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield report(lambda: write_task(rows, staging))
+        yield report(lambda: write_task(rows, staging), staging)
 
     return run
 
@@ -162,7 +163,7 @@ def numbers(rows: Iterator[pa.RecordBatch]) -> Iterator[int]:
         yield from batch.column(0).to_pylist()
 
 
-def report(work: Any) -> pa.RecordBatch:
+def report(work: Any, staging: Staging | None = None) -> pa.RecordBatch:
     """One row: the TaskReport, or why it can never be."""
     import pyarrow as pa
 
@@ -173,7 +174,7 @@ def report(work: Any) -> pa.RecordBatch:
     except OSError as trouble:
         if trouble.errno not in HOPELESS:
             raise
-        told = REFUSED + cannot_be_written(trouble)
+        told = REFUSED + cannot_be_written(trouble, staging)
     except Exception as trouble:
         if not is_final(trouble):
             raise
@@ -181,8 +182,9 @@ def report(work: Any) -> pa.RecordBatch:
     return pa.record_batch([pa.array([told], pa.string())], names=["report"])
 
 
-def cannot_be_written(trouble: OSError) -> str:
-    return f"{trouble.filename or 'a data file'} cannot be written: {os.strerror(trouble.errno or 0)}"
+def cannot_be_written(trouble: OSError, staging: Staging | None) -> str:
+    place = trouble.filename or (f"a file in {staging.root}" if staging else "a data file")
+    return f"{place} cannot be written: {os.strerror(trouble.errno or 0)}"
 
 
 def is_final(trouble: Exception) -> bool:
@@ -304,7 +306,7 @@ def read(
     except OSError as trouble:
         landing.abandon()
         if trouble.errno in HOPELESS:
-            raise TableError(cannot_be_written(trouble)) from None
+            raise TableError(cannot_be_written(trouble, staging)) from None
         raise
     except BaseException:
         landing.abandon()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.ingest_world import SPARK, Job, fill, kafkad, landed, letters, produce, verified
 
-pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(400)]
 
 ROWS, NOT_A_NUMBER = 3000, 75
 BROKEN = 7  # its JSON ends in the middle, which no schema mends
@@ -87,12 +87,16 @@ def test_sql_with_dead_letters_reads_each_record_once_and_replays_them_by_the_sa
     assert sum(each["in_dlq"] for each in partitions) == letters(table) == 1
 
 
-def test_what_the_sql_does_not_want_is_read_for_its_dead_letters_all_the_same(make_broker, tmp_path):
+def test_what_the_sql_does_not_want_is_read_for_its_dead_letters_by_a_cluster_of_processes(
+    make_broker, tmp_path, monkeypatch
+):
     broker = make_broker()
     fill(broker.bootstrap, "orders", orders(), 3)
     few = SQL.format(twice="amount").replace('WHERE kind = "a"', "LIMIT 5")
     pipeline = pipeline_at(tmp_path, broker.bootstrap, few)
-    with Job(pipeline, "--set", "source.max_rows=1000000") as job:
+    monkeypatch.setenv("SPARK_WORKER_DIR", str(tmp_path / "work"))  # else beneath Spark's own files
+    cluster = ("--set", "spark.master=local-cluster[2,1,1024]")  # a master and two workers, processes each
+    with Job(pipeline, "--set", "source.max_rows=1000000", *cluster) as job:
         summary = job.finish()
     assert (summary["records"], summary["rows"], summary["bad"]) == (ROWS, 5, BAD)
     assert letters(tmp_path / "orders-table") == BAD
@@ -106,7 +110,7 @@ def test_dedup_with_dead_letters_reads_a_topic_once_and_keeps_each_key_once(make
     produce(broker.bootstrap, "orders", orders())
     dedup = '[dedup]\nkeys = ["id"]\nwatermark = "1 hour"\n[dlq]\ntopic = "orders-bad"'
     pipeline = pipeline_at(tmp_path, broker.bootstrap, dedup)
-    with Job(pipeline) as job:
+    with Job(pipeline, "--set", f"source.max_rows={ROWS}") as job:
         summary = job.finish()
     assert (summary["records"], summary["rows"], summary["bad"]) == (2 * ROWS, ROWS - BAD, 2 * BAD)
     assert summary["bytes"] == 2 * sum(len(key) + len(value) for key, value in orders())

@@ -76,11 +76,11 @@ def test_a_full_disk_ends_the_run_with_nothing_half_landed_and_it_goes_on_when_t
     make_broker, tmp_path
 ):
     broker = make_broker()
-    fill(broker.bootstrap, "lines", lines(), 2)
+    fill(broker.bootstrap, "lines", lines(), 1)
     with small_disk(tmp_path / "disk", 8 << 20) as disk:
         pipeline = pipeline_at(tmp_path, broker.bootstrap, "disk/table")
         leave_room(disk, 1 << 20)  # for the first batch, not for the second
-        told = refused(pipeline, "cannot be written: No space left on device")
+        told = refused(pipeline, f"a file in {disk}/table cannot be written: No space left on device")
         assert len([line for line in told.splitlines() if line.startswith("kafkad")]) == 1, told
         assert landed(disk / "table", "SELECT count(*), count(DISTINCT key) FROM landed") == [(BATCH, BATCH)]
         partitions = verified(pipeline)

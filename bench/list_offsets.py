@@ -4,10 +4,11 @@ for its end, after every poll, that is two for 500 records unless it is told oth
     python -m bench.list_offsets                    kafkad with one and two workers, and JVM Kafka
     python -m bench.list_offsets --rounds 5 --seconds 3 --kafka none
 
-One client process, each connection to a partition of its own, asks for -1 and -2 in turns. With one request
-in flight it does what Spark's consumers do, and mostly waits; with 64, sent in one piece, it costs little
-beside the broker, so that the rate is the broker's. CPU microseconds a request are of all the broker's
-processes. Interleaved rounds, medians.
+One client process, each connection to a partition of its own, asks for -2 and -1 in turns, of logs that hold
+some records; every answer is compared with the right one, byte by byte. With one request in flight it does
+what Spark's consumers do, and mostly waits; with 64, sent in one piece, it costs little beside the broker, so
+that the rate is the broker's. CPU microseconds a request are of all the broker's processes. Interleaved
+rounds, medians.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from bench.brokers import Jvm, Kafkad, Process
 from bench.figures import medians, spread_percent
 from kafkad.protocol import codec, messages
 
-TOPIC, PARTITIONS = "list-offsets", 8
+TOPIC, PARTITIONS, RECORDS = "list-offsets", 8, 1000
 EARLIEST, LATEST = -2, -1
 VERSION = 9  # what kafka-clients 3.9 asks with
 
@@ -47,27 +48,47 @@ class Asker:
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         pair = [request(partition, at, n) for n, at in enumerate((EARLIEST, LATEST))]
+        right = [self.first(each, offset) for each, offset in zip(pair, (0, RECORDS), strict=True)]
         self.in_flight, self.turn = in_flight, 0
-        self.bursts = pair if in_flight == 1 else [b"".join(pair) * (in_flight // 2)] * 2
-        self.socket.sendall(pair[0])
-        self.answer_size = 4 + int.from_bytes(self.socket.recv(4, socket.MSG_WAITALL), "big")
-        answer = self.socket.recv(self.answer_size - 4, socket.MSG_WAITALL)
-        response = codec.decode_response(messages.ListOffsetsResponse, VERSION, answer)[1]
-        assert response.topics[0].partitions[0].error_code == 0, response
-        self.due = self.answered = 0
+        if in_flight > 1:
+            pair, right = ([b"".join(each) * (in_flight // 2)] * 2 for each in (pair, right))
+        self.bursts, self.right = pair, right
+        self.heard = b""
+        self.answered = 0
+
+    def first(self, asked: bytes, offset: int) -> bytes:
+        """The frame that answers the request, which must tell this offset."""
+        self.socket.sendall(asked)
+        head = self.socket.recv(4, socket.MSG_WAITALL)
+        answer = self.socket.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL)
+        told = codec.decode_response(messages.ListOffsetsResponse, VERSION, answer)[1].topics[0].partitions[0]
+        assert (told.error_code, told.offset) == (0, offset), told
+        return head + answer
 
     def ask(self) -> None:
         self.socket.sendall(self.bursts[self.turn])
-        self.turn ^= 1
-        self.due = self.answer_size * self.in_flight
 
     def hear(self) -> None:
         heard = self.socket.recv(1 << 16)
         assert heard, "the broker closed the connection"
-        self.due -= len(heard)
-        if self.due == 0:  # all answers are of one size
+        self.heard += heard
+        right = self.right[self.turn]
+        if len(self.heard) >= len(right):
+            assert self.heard == right, "another answer than the first time"
+            self.heard = b""
             self.answered += self.in_flight
+            self.turn ^= 1
             self.ask()
+
+
+def fill(port: int) -> None:
+    """RECORDS records in each partition."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": f"127.0.0.1:{port}"})
+    for n in range(PARTITIONS * RECORDS):
+        producer.produce(TOPIC, b"some value", partition=n % PARTITIONS)
+    assert producer.flush(60) == 0
 
 
 def measure(broker: Process, connections: int, in_flight: int, seconds: float) -> dict[str, float]:
@@ -117,6 +138,7 @@ def main() -> int:
             for broker in brokers:
                 broker.start()
                 broker.create_topic(TOPIC, PARTITIONS)
+                fill(broker.port)
                 measure(broker, options.connections, 64, options.seconds * 2)  # a JVM wants to be warm
             rounds: dict[tuple[int, str], list[dict[str, float]]] = {}
             for _ in range(options.rounds):

@@ -205,15 +205,14 @@ def through_every_kill(pipeline: Path, broker: Any) -> dict[str, Any]:
         job.kill()
     assert job.rows > 0
     with Job(pipeline) as job:
-        batches = iter(job)
-        next(batches)
+        next(iter(job))
         job.kill_worker()
-        next(batches)  # in spite of it
-        job.writing_worker()
+        job.writing_worker()  # another one, which does its work again
         broker.kill()
         broker.restart()
         summary = job.finish()
     assert (summary["ended"], summary["lag"]) == ("done", 0)
+    assert "Python worker exited unexpectedly" in job.errors.read_text(), "it was killed at its work"
     return summary
 
 

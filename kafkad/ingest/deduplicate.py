@@ -53,6 +53,7 @@ class StreamRun(Run):
             self.say(sentence)
         self.written: dict[int, dict[str, Any]] = {}
         self.trouble: BaseException | None = None
+        self.check_table()
         self.begin()
         self.progress.doing("starting Spark")
         query = self.start()

@@ -161,6 +161,7 @@ class Run:
         self.table = self.open_table()
         for sentence in self.table.recover(self.checkpoint.id):
             self.say(sentence)
+        self.check_table()
         upto = self.begin()
         batch = self.checkpoint.unfinished()
         while True:
@@ -186,6 +187,24 @@ class Run:
         why = self.stop.signal.name if self.stop.signal else "done"
         lag = self.backlog.lag(self.checkpoint.position())
         return Ended(why, self.progress.end(why, lag, place_of(self.pipeline)))
+
+    def check_table(self) -> None:
+        """What the checkpoint calls done is in the table, or rows would be missing from here on: a table that
+        was made anew, or brought back from a copy. (Numbers of StreamRun's batches are Spark's.)
+        """
+        last = (self.checkpoint.history() or [{}])[-1]
+        if not last.get("offsets"):
+            return
+        names = (self.checkpoint.id, f"{self.checkpoint.id}-stream")
+        has = self.table.last_batch(names[0])
+        if "late" in last:
+            has = max(map(self.table.last_batch, names)) + last["batch"]
+        if has < last["batch"]:
+            raise Refused(
+                f"the table {place_of(self.pipeline)} lacks batch {last['batch']}, which the checkpoint"
+                f" {self.checkpoint.path} calls done: bring the table back, or take the checkpoint away to"
+                " land the topic anew"
+            )
 
     # --- which offsets
 

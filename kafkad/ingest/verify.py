@@ -17,7 +17,12 @@ the two differ in is named:
 The table is clean when nothing is twice, foreign or lost. What the log has behind the table's end is the
 *lag*, no loss. Offsets that the DLQ holds as well as the table are counted as twice.
 
-Not compared: the values. A topic that was made anew and has grown longer than the old one looks like it.
+What it cannot see: values, which are not compared. A topic that was made anew and has grown longer than the
+old one looks like it. Rows that another program deletes by marks (Delta's deletion vectors, Iceberg's delete
+files) count as there. Where SQL may make several rows of a record, an offset that is there twice is taken for
+that.
+
+The files are those of one moment (`held_by`), so it may run beside a run, a compaction and a replay.
 
 Memory: an offset is a bit (`OffsetSet`: pages of 8 KiB for 65,536 offsets, runs for full pages), so a
 billion offsets without holes need a few hundred KiB, and with holes everywhere 128 MiB.

@@ -14,10 +14,12 @@ from kafkad.client.cluster import Cluster
 from kafkad.client.consumer import Consumer
 from kafkad.client.producer import Producer
 from kafkad.ingest import dlq, landing, verify
+from kafkad.ingest.checkpoint import Checkpoint
 from kafkad.ingest.dlq import DlqSink
 from kafkad.ingest.table import Table, TaskReport, open_table
 from kafkad.spark.range_reader import RangeReader
 from kafkad.spark.values import value_decoder
+from tests.ingest_world import kafkad
 
 KINDS = ["parquet", "delta", "iceberg"]
 DDL = "id INT, name STRING, month INT"
@@ -158,6 +160,26 @@ def test_the_brokers_death_between_two_batches_changes_nothing(make_broker: Any,
     assert found.clean and found.partitions[0].lag == 0
     assert there.next_offsets() == {("topic", 0): ROWS}
     assert [report.covered[0].start for report in reports] == [1500]
+
+
+def test_a_table_that_lacks_what_its_checkpoint_calls_done_is_refused(
+    broker: Any, unique: Any, tmp_path: Path
+):
+    """It was made anew, or brought back from a copy: to go on would leave rows out in silence."""
+    topic = unique("gone")
+    produce(broker.bootstrap, topic)
+    pipeline = tmp_path / "p.toml"
+    pipeline.write_text(
+        f'[source]\nbootstrap = "{broker.bootstrap}"\ntopics = "{topic}"\n'
+        '[sink]\npath = "table"\ncheckpoint = "checkpoint"\n'
+    )
+    with Checkpoint(tmp_path / "checkpoint", "p") as checkpoint:
+        checkpoint.done(checkpoint.plan({(topic, 0): 0}, {(topic, 0): 0}), {})
+        checkpoint.done(checkpoint.plan({}, {(topic, 0): 10}), {"offsets": 10, "rows": 10})
+    done = kafkad("ingest", "run", str(pipeline), check=False)
+    assert done.returncode == 1
+    assert "table lacks batch 1, which the checkpoint" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.spark

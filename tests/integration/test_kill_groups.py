@@ -29,6 +29,7 @@ from tests.wire import Wire
 
 SEED = int(os.environ.get("KAFKAD_SEED", "20261121"))
 TOPIC, GROUP, PARTITIONS = "worked", "workers", 4
+BACKLOG = 20_000  # records that are not yet committed
 LATER = (errors.COORDINATOR_LOAD_IN_PROGRESS, errors.COORDINATOR_NOT_AVAILABLE, errors.NOT_COORDINATOR)
 QUICK = {"reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 100, "log_level": 0}
 
@@ -97,17 +98,23 @@ class Member(threading.Thread):
 
 
 class Writer(threading.Thread):
+    """Writes up to `allowed` records: members that were away for long should have a chance to catch up."""
+
     def __init__(self, bootstrap: str) -> None:
         super().__init__(daemon=True)
         self.stopping = threading.Event()
         self.failures: list[str] = []
         self.count = 0
+        self.allowed = BACKLOG
         self.producer = Producer(
             {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, **QUICK}
         )
 
     def run(self):
         while not self.stopping.is_set():
+            if self.count >= self.allowed:
+                self.producer.poll(0.01)
+                continue
             self.producer.produce(
                 TOPIC, b"%d" % self.count, partition=self.count % PARTITIONS, on_delivery=self._told
             )
@@ -195,6 +202,7 @@ def consume_while_killed(tmp_path, rounds, kill, workers):
             for partition, offset in committed(broker.bootstrap).items():
                 assert offset >= told[partition], "a committed offset moved back while the broker ran"
                 told[partition] = offset
+            writer.allowed = sum(told.values()) + BACKLOG
             time.sleep(chance.uniform(0, 0.2))
             kill(broker, chance)
             after = committed(broker.bootstrap)

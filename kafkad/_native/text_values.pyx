@@ -586,6 +586,10 @@ SHORT_IDS = {
     "VST": "Asia/Ho_Chi_Minh",
 }  # fmt: skip
 
+# what a machine's zone files have besides: Java knows no such zones, and they are not the same everywhere
+NO_ZONES = ("localtime", "posixrules", "Factory", "ROC")
+NO_ZONES_BELOW = ("posix/", "right/")
+
 zones = {}
 zones_lock = threading.Lock()
 
@@ -649,6 +653,8 @@ cdef class TimeZone:
         changes = []
         if fixed is None:
             try:
+                if name in NO_ZONES or name.startswith(NO_ZONES_BELOW):
+                    raise KeyError(name)
                 zone = ZoneInfo(name)
             except Exception as error:
                 raise ValueError(f"no time zone is called {name!r}") from error

@@ -24,6 +24,7 @@ from kafkad.spark.value_schema import SchemaError, without_twins
 
 TIMESTAMP = "google.protobuf.Timestamp"
 DEPTH_MAX = 50
+NODES_MAX = 100_000  # fields with those of their messages, which count as often as they are used
 ARROW = {
     "int32": pa.int32(), "sint32": pa.int32(), "fixed32": pa.int32(), "enum_int": pa.int32(),
     "int64": pa.int64(), "sint64": pa.int64(), "fixed64": pa.int64(), "uint32": pa.int64(),
@@ -98,11 +99,13 @@ class ProtoPlanner:
     """`options`: with lower-case names."""
 
     def __init__(self, options: Mapping[str, str]):
+        self.nodes = 0
         self.upcast = flag(options, "upcast.unsigned.ints")
         self.enums_as_ints = flag(options, "enums.as.ints")
         self.emit_defaults = flag(options, "emit.default.values")
 
     def schema(self, message: Any) -> pa.Schema:
+        self.nodes = 0
         return pa.schema(list(self.struct(message, ())))
 
     def op(self, field: Any) -> str:
@@ -125,6 +128,11 @@ class ProtoPlanner:
         if not message.fields and above:
             raise SchemaError(
                 f"the protobuf message {message.full_name} has no fields, so it makes no column"
+            )
+        self.nodes += len(message.fields)
+        if self.nodes > NODES_MAX:
+            raise SchemaError(
+                f"the protobuf schema has more than {NODES_MAX} fields, with those of its messages"
             )
         below = (*above, message.full_name)
         return pa.struct(without_twins([(f.name, self.type(f, below)) for f in message.fields]))

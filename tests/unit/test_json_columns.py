@@ -158,6 +158,13 @@ def test_the_first_and_the_last_instant_are_timestamps():
         assert bad("a TIMESTAMP", f'{{"a":"{beyond}"}}') == "a: not a timestamp at byte 5"
 
 
+@pytest.mark.parametrize(
+    "zone", ["right/UTC", "posix/UTC", "localtime", "Factory", "../UTC", "/etc/passwd", "x" * 99]
+)
+def test_what_only_this_machine_calls_a_zone_is_none(zone):
+    assert bad("a TIMESTAMP", f'{{"a":"2024-01-01T00:00:00 {zone}"}}') == "a: not a timestamp at byte 5"
+
+
 # What Spark takes besides plain JSON
 
 

@@ -361,3 +361,10 @@ def test_descriptors_that_are_none(tmp_path):
     path = compiled(tmp_path, "tree", 'syntax = "proto3"; message T { repeated T below = 1; }')
     with pytest.raises(SchemaError, match="T contains itself"):
         value_decoder("protobuf", path)
+
+
+def test_a_short_descriptor_of_very_many_fields_is_refused(tmp_path):
+    messages = "".join(f"message M{i} {{ M{i + 1} a = 1; M{i + 1} b = 2; }}" for i in range(30))
+    path = compiled(tmp_path, "doubling", f'syntax = "proto3"; {messages} message M30 {{ int32 x = 1; }}')
+    with pytest.raises(SchemaError, match="more than 100000 fields"):
+        value_decoder("protobuf", path, {"messageName": "M0"})

@@ -329,7 +329,8 @@ class SegmentReader:
         os.posix_fadvise(segment.fd, at, 0, os.POSIX_FADV_SEQUENTIAL)
         have = 0  # bytes in the buffer: the beginning of a batch that the last read has cut
         while not columns.done:
-            have += os.preadv(segment.fd, [memoryview(self.buffer)[have:]], at + have)
+            more = os.preadv(segment.fd, [memoryview(self.buffer)[have:]], at + have)
+            have += more
             if have == 0:
                 break
             try:
@@ -350,7 +351,7 @@ class SegmentReader:
                 view[:have] = view[used : used + have]
                 continue
             header = segment.header(at)
-            if header is None or at + header[1] > segment.size:
+            if header is None or more == 0 or at + header[1] > segment.size:
                 # the last batch is cut, or is none
                 raise self._damaged(f"no whole batch stands at position {at}")
             if header[1] > len(self.buffer):

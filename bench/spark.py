@@ -188,10 +188,10 @@ class Bench:
                 time.sleep(0.2)
 
     def stop(self) -> None:
+        for broker in self.brokers:  # first: a Spark that is interrupted may not stop cleanly
+            broker.kill()
         if self.spark is not None:
             self.spark.stop()
-        for broker in self.brokers:
-            broker.kill()
 
     # -- jobs
 

@@ -522,7 +522,7 @@ def is_hopeless(trouble: Exception) -> bool:
 
 def told(trouble: BaseException) -> str:
     """The one line of a stack trace that says it."""
-    text = str(trouble)
+    text = str(trouble).partition("=== Streaming Query ===")[0]  # behind it stands the plan
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     python = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", "Caused by", "^"))]
     for line in python:

@@ -336,7 +336,7 @@ cdef bint decimal_fits(const uint8_t* p, int64_t size, int precision, uint64_t* 
 
 # Calendars
 
-cdef int64_t days_of(int64_t year, int month, int day) noexcept nogil:
+cdef inline int64_t days_of(int64_t year, int month, int day) noexcept nogil:
     """Days since 1970-01-01 in the proleptic Gregorian calendar; years start in March, so that a leap day is last."""
     cdef int64_t era
     cdef int64_t year_of_era
@@ -348,7 +348,7 @@ cdef int64_t days_of(int64_t year, int month, int day) noexcept nogil:
     return era * 146097 + year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year - 719468
 
 
-cdef bint is_date(int64_t year, int64_t month, int64_t day) noexcept nogil:
+cdef inline bint is_date(int64_t year, int64_t month, int64_t day) noexcept nogil:
     if month < 1 or month > 12 or day < 1 or day > 31:
         return False
     if day <= 28:
@@ -434,7 +434,7 @@ cdef inline int two_digits(const uint8_t* p) noexcept nogil:
     return <int>(high * 10 + low) if high <= 9 and low <= 9 else 10000
 
 
-cdef int64_t utc_of(Zone* zone, int64_t local) noexcept nogil:
+cdef inline int64_t utc_of(Zone* zone, int64_t local) noexcept nogil:
     cdef int64_t low = 0
     cdef int64_t high = zone.count
     cdef int64_t middle
@@ -555,7 +555,7 @@ cdef int text_timestamp(const uint8_t* p, int64_t size, Zone* zone, int64_t* mic
     return GOOD if micros_of(seconds, fraction, micros) else BAD_TIMESTAMP
 
 
-cdef bint micros_of(int64_t seconds, int64_t fraction, int64_t* micros) noexcept nogil:
+cdef inline bint micros_of(int64_t seconds, int64_t fraction, int64_t* micros) noexcept nogil:
     """`fraction`: microseconds, 0 to 999,999. False: 64 bits do not hold it."""
     if seconds < 0 and fraction:                            # the first second there is begins within itself
         seconds += 1

@@ -476,9 +476,8 @@ def decoder_options(pipeline: Pipeline) -> dict[str, str]:
         "schema.registry.url": decode.registry,
         "messageName": decode.message,
         "topic": topics[0] if len(topics) == 1 else None,  # names the registry's subject
-        **decode.options,
     }
-    return {name: value for name, value in options.items() if value}
+    return {name: value for name, value in options.items() if value} | decode.options
 
 
 def reports_of(rows: DataFrame) -> list[TaskReport]:

@@ -56,7 +56,9 @@ def refused(pipeline, said, *arguments, code=1, command="run"):
 def small_disk(place, size):
     """A file system of so many bytes."""
     place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], check=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
     try:
         yield place
     finally:

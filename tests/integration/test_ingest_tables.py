@@ -20,6 +20,7 @@ from kafkad.ingest.table import Table, TaskReport, open_table
 from kafkad.spark.range_reader import RangeReader
 from kafkad.spark.values import value_decoder
 from tests.ingest_world import kafkad
+from tests.sparks import spark_session
 
 KINDS = ["parquet", "delta", "iceberg"]
 DDL = "id INT, name STRING, month INT"
@@ -185,19 +186,11 @@ def test_a_table_that_lacks_what_its_checkpoint_calls_done_is_refused(
 @pytest.mark.spark
 def test_spark_reads_the_table_as_it_is(broker: Any, unique: Any, tmp_path: Path):
     """The encodings, the folders' values and the hidden folders, by Spark's vectorized reader."""
-    from pyspark.sql import SparkSession
-
     topic = unique("seen")
     produce(broker.bootstrap, topic)
     there = table_at(tmp_path / "t", "parquet")
     land(there, broker.bootstrap, topic, 0, {(topic, 0): (0, ROWS)})[1]()
-    spark = (
-        SparkSession.builder.master("local[1]")
-        .config("spark.driver.memory", "1g")
-        .config("spark.ui.enabled", "false")
-        .getOrCreate()
-    )
-    try:
+    with spark_session(cores=1) as spark:
         row = (
             spark.read.parquet(str(tmp_path / "t"))
             .selectExpr(
@@ -211,5 +204,3 @@ def test_spark_reads_the_table_as_it_is(broker: Any, unique: Any, tmp_path: Path
         assert row.t is not None
         letters = spark.read.parquet(*map(str, (tmp_path / "t" / "_dlq").glob("*.dlq")))
         assert letters.count() == ROWS // BAD_EVERY
-    finally:
-        spark.stop()

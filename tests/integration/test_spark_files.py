@@ -1,8 +1,6 @@
 """Spark itself over the writer and over segment files: format("kafkad") writes, and reads what it wrote,
 through the broker and beside it."""
 
-import os
-import sys
 import time
 
 import pytest
@@ -11,6 +9,7 @@ from kafkad.spark import segment_scan
 from kafkad.spark.options import read_options
 from kafkad.testing import Broker
 from tests.clients import create_topic, wait_until
+from tests.sparks import spark_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -25,22 +24,8 @@ def broker(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def spark():
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    running = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.python.filterPushdown.enabled", "true")
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .getOrCreate()
-    )
-    running.sparkContext.setLogLevel("OFF")
-    yield running
-    running.stop()
+    with spark_session({"spark.sql.python.filterPushdown.enabled": "true"}) as running:
+        yield running
 
 
 ROWS = 6000

@@ -5,7 +5,6 @@ One session for all; the topics are small, since each test is about which offset
 
 import json
 import logging
-import os
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from kafkad.client.producer import Producer
 from kafkad.testing import Broker
 from tests.clients import create_topic, read_partition
 from tests.jvm import JARS, fetch_jars
+from tests.sparks import spark_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -33,31 +33,16 @@ needs_admission = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def spark():
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
     name = "spark-sql-kafka"
     jars = [str(path) for path in sorted((JARS / name).glob("*.jar"))] if fetch_jars.is_complete(name) else []
-    running = (
-        SparkSession.builder.master("local[2]")
-        .appName("kafkad-source")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.python.filterPushdown.enabled", "true")
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .config(
-            "spark.sql.streaming.checkpointFileManagerClass",
+    settings = {
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.streaming.checkpointFileManagerClass":
             f"org.apache.spark.sql.execution.streaming{CHECKPOINTING}.FileSystemBasedCheckpointFileManager",
-        )
-        .config("spark.jars", ",".join(jars))
-        .getOrCreate()
-    )
-    running.sparkContext.setLogLevel("OFF")
-    yield running
-    running.stop()
+        "spark.jars": ",".join(jars),
+    }  # fmt: skip
+    with spark_session(settings) as running:
+        yield running
 
 
 @pytest.fixture

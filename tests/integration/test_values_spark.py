@@ -2,13 +2,11 @@
 
 Spark tells a bad value by its text in the column of corrupt records: there FAILFAST would have failed."""
 
-import os
-import sys
-
 import pyarrow as pa
 import pytest
 
 from kafkad.spark.values import value_decoder
+from tests.sparks import spark_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(180)]
 ZONE = "Europe/Berlin"
@@ -411,18 +409,8 @@ STRICTER = {  # of names of zones: what Spark takes besides
 
 @pytest.fixture(scope="module")
 def spark():
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    running = (
-        SparkSession.builder.master("local[1]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "1g")
-        .config("spark.sql.session.timeZone", ZONE)
-        .getOrCreate()
-    )
-    yield running
-    running.stop()
+    with spark_session({"spark.sql.session.timeZone": ZONE}, cores=1) as running:
+        yield running
 
 
 def encoded(value: str | bytes) -> bytes:

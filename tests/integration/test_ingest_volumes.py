@@ -166,7 +166,7 @@ def iceberg_rows(catalog, columns):
     """As pyiceberg alone reads them."""
     from pyiceberg.catalog import load_catalog
 
-    table = load_catalog("any", type="sql", uri=catalog).load_table("world.cities")
+    table = load_catalog("kafkad", type="sql", uri=catalog).load_table("world.cities")
     read = table.scan(selected_fields=tuple(columns)).to_arrow()
     return [[row[name] for name in columns] for row in read.to_pylist()]
 

@@ -22,13 +22,16 @@ from typing import Any
 
 import psutil
 
+from tests.jvm import FAST_JVM
+
 SOAK = os.environ.get("KAFKAD_SOAK") == "1"
 JOB_SECONDS = 3000 if SOAK else 240
 STORY_SECONDS = 7200 if SOAK else 400  # of a test
-SPARK = """
+SPARK = f"""
 [spark]
 master = "local[2]"
 conf."spark.driver.memory" = "1g"
+conf."spark.driver.extraJavaOptions" = "{" ".join(FAST_JVM)}"
 """
 
 

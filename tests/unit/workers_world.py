@@ -75,11 +75,12 @@ class Worker(World):
         return len(os.listdir("/proc/self/fd"))
 
     def limit_fds(self, more):
-        """It can open so many more files."""
+        """It can open so many more files. (What was open before the fork may have left gaps.)"""
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        lowest = os.dup(0)
-        os.close(lowest)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + more, hard))
+        free = [os.dup(0) for _ in range(more)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1] + 1, hard))
+        for number in free:
+            os.close(number)
 
     def peers(self):
         return self.reactor.connections()

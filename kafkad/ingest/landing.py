@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kafkad.ingest.pipeline import PROVENANCE
 from kafkad.ingest.table import (
     HOLE_RUNS_MAX,
     Covered,
@@ -54,7 +55,6 @@ BUFFERED_BYTES_MAX = 128 << 20  # of one task, over all its open files
 OPEN_FILES_MAX = 100
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 ESCAPED = set("\"#%'*/:=?\\{}[]^\x7f") | {chr(code) for code in range(32)}
-PROVENANCE = ("_topic", "_partition", "_offset", "_timestamp")
 ERROR_CHARS_MAX = 1000
 STAT_CHARS_MAX = 32  # of a string bound; longer ones have none
 
@@ -487,6 +487,7 @@ class Landing:
 
         names, columns = [], []
         bad: Sequence[int] = ()
+        reasons: Sequence[str] = ()
         if self.decoder is None:
             names, columns = ["key", "value"], [batch.column("key"), batch.column("value")]
             if self.settings.raw_headers:
@@ -494,7 +495,7 @@ class Landing:
         else:
             decoded = self.decoder.decode(batch.column("value"))
             names, columns = list(self.decoder.schema.names), list(decoded.columns)
-            bad = decoded.bad_rows
+            bad, reasons = decoded.bad_rows, decoded.reasons
         for name in PROVENANCE:
             names.append(name)
             columns.append(batch.column(name[1:]))
@@ -502,20 +503,32 @@ class Landing:
             now = pa.scalar(time.time_ns() // 1000, pa.timestamp("us", "UTC"))
             names.append("_ingest_time")
             columns.append(pa.repeat(now, batch.num_rows))
-        good = pa.RecordBatch.from_arrays(columns, names)
-        if len(bad) == 0 or self.settings.bad == "null":
+        return self.without_bad(pa.RecordBatch.from_arrays(columns, names), batch, bad, reasons)
+
+    def without_bad(
+        self, good: pa.RecordBatch, batch: pa.RecordBatch, bad: Sequence[int], reasons: Sequence[str]
+    ) -> pa.RecordBatch:
+        """`good` is made of the records of `batch`, row by row; the rows `bad` go where `settings.bad` says.
+        Raises BadRecord.
+        """
+        import numpy as np
+        import pyarrow as pa
+
+        if len(bad) == 0:
+            return good
+        if self.settings.bad == "null":
             self.nulled += len(bad)
             return good
         if self.settings.bad == "fail":
-            where = f"{batch.column('topic')[bad[0]]}-{batch.column('partition')[bad[0]]}"
-            raise BadRecord(
-                f"the record at offset {batch.column('offset')[bad[0]]} of {where} cannot be decoded:"
-                f" {decoded.reasons[0]}"
+            topic, partition, offset = (
+                batch.column(name)[bad[0]] for name in ("topic", "partition", "offset")
             )
-        self.put_aside(batch, bad, decoded.reasons)
-        keep = pa.array([True] * batch.num_rows).to_pylist()
-        for row in bad:
-            keep[row] = False
+            raise BadRecord(
+                f"the record at offset {offset} of {topic}-{partition} cannot be decoded: {reasons[0]}"
+            )
+        self.put_aside(batch, bad, reasons)
+        keep = np.ones(batch.num_rows, bool)
+        keep[bad] = False
         return good.filter(pa.array(keep))
 
     def put_aside(self, batch: pa.RecordBatch, bad: Sequence[int], reasons: Sequence[str]) -> None:

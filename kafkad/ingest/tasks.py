@@ -279,7 +279,7 @@ def read(
     """
     schema = rows_schema(settings)
     landing = Landing(settings, staging)
-    covered, bytes_read, nulled = [], 0, 0
+    covered, bytes_read = [], 0
     try:
         for topic, partition, start, end, batches in parts:
             holes = None if topic is None else Holes(start, end)
@@ -290,8 +290,7 @@ def read(
                 if holes is not None:
                     holes.saw(batch.column("offset"))
                 bytes_read += key_and_value_bytes(batch)
-                good, spoilt = typed(batch, landing, schema)
-                nulled += spoilt if settings.bad == "null" else 0
+                good = typed(batch, landing, schema)
                 rows += good.num_rows
                 bad += batch.num_rows - good.num_rows
                 yield good
@@ -301,7 +300,7 @@ def read(
                 covered.append(Covered(topic, partition, start, end, rows, bad, holes.count, runs))
             else:
                 covered.append(Covered("", 0, 0, 0, rows, bad))
-        told = TaskReport(tuple(landing.close()), tuple(covered), bytes_read, nulled)
+        told = TaskReport(tuple(landing.close()), tuple(covered), bytes_read, landing.nulled)
         write_report(staging, name, told)
     except OSError as trouble:
         landing.abandon()
@@ -313,32 +312,21 @@ def read(
         raise
 
 
-def typed(batch: pa.RecordBatch, landing: Landing, schema: pa.Schema) -> tuple[pa.RecordBatch, int]:
-    """The rows that go on, by `rows_schema`, and how many values could not be decoded."""
+def typed(batch: pa.RecordBatch, landing: Landing, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows that go on, by `rows_schema`."""
     import pyarrow as pa
 
     kafka = [batch.column(name[1:]) for name in PROVENANCE]
     bad: Sequence[int] = ()
+    reasons: Sequence[str] = ()
     if landing.decoder is None:
         arrays = [batch.column("key"), batch.column("value"), *kafka]
     else:
         result = landing.decoder.decode(batch.column("value"))
-        bad = result.bad_rows
+        bad, reasons = result.bad_rows, result.reasons
         arrays = [*result.columns, *kafka, batch.column("key")]
     arrays = [a if a.type == f.type else a.cast(f.type) for a, f in zip(arrays, schema, strict=True)]
-    good = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    if len(bad) == 0 or landing.settings.bad == "null":
-        return good, len(bad)
-    if landing.settings.bad == "fail":
-        at = [column[bad[0]] for column in kafka[:3]]
-        raise BadRecord(
-            f"the record at offset {at[2]} of {at[0]}-{at[1]} cannot be decoded: {result.reasons[0]}"
-        )
-    landing.put_aside(batch, bad, result.reasons)
-    keep = [True] * batch.num_rows
-    for row in bad:
-        keep[row] = False
-    return good.filter(pa.array(keep)), len(bad)
+    return landing.without_bad(pa.RecordBatch.from_arrays(arrays, schema=schema), batch, bad, reasons)
 
 
 # --- the reports of `read`

@@ -6,8 +6,6 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-pytest.importorskip("pyspark")
-
 from kafkad.cli.doctor import command
 from kafkad.spark import doctor
 

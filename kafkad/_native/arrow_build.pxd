@@ -4,8 +4,8 @@ How to use it from C without the GIL: take `Columns.root.children[i]`, append on
 column, then call `append_row(&root)`. If a row turns out to be bad in the middle,
 `column_truncate(&root, root.length)` takes back whatever of it was appended, in every column and at any depth.
 
-Every append returns 0, or -1 if there is no memory or a column would pass 2^31 - 1 bytes or rows; it has then
-changed nothing.
+Every append returns 0, or -1 if there is no memory, a column would pass 2^31 - 1 bytes or rows, or all of them
+what they may take together (`Columns.limit`); it has then changed nothing.
 """
 
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint64_t
@@ -47,6 +47,7 @@ cdef struct Column:
     uint8_t* data
     int children_count
     Column* children
+    int64_t* room                  # bytes of buffers that all columns of a batch may still take; -1: refused
     char* name                     # UTF-8, owned
     char* format                   # of the Arrow C data interface, owned
 
@@ -56,6 +57,7 @@ cdef int column_grow_rows(Column* column) noexcept nogil
 cdef int column_grow_data(Column* column, int64_t size) noexcept nogil
 cdef int append_null(Column* column) noexcept nogil                # of a struct: in its children too
 cdef void column_truncate(Column* column, int64_t length) noexcept nogil
+cdef void column_clear(Column* column) noexcept nogil               # no rows, no buffers, no hints
 cdef void column_free(Column* column) noexcept nogil
 
 
@@ -179,6 +181,14 @@ cdef inline int append_list(Column* column) noexcept nogil:
 
 cdef class Columns:
     cdef Column root                   # a struct, whose children are the columns
+    cdef int64_t room
+    cdef readonly int64_t bytes_max
+
+    cdef void limit(self, int64_t bytes_max) noexcept
+    cdef void clear(self) noexcept nogil
+    cdef inline bint is_full(self) noexcept nogil:
+        """An append was refused because of the limit."""
+        return self.room < 0
 
     cpdef take(self)
 

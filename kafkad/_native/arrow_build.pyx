@@ -21,12 +21,14 @@ Invariants:
   - offsets[0] is 0 as soon as there are offsets.
   - Children of a struct are as long as the struct whenever a row is finished; in the middle of a row they may
     be longer, and `column_truncate` to the struct's length puts that right.
+  - A buffer that a column grows was paid for out of `room` first. A batch that would cost more than its limit
+    (a few bytes of JSON can make a thousand nulls) is refused as one for which there is no memory.
 
 Beware: `Columns` has no lock. One thread appends at a time.
 """
 
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset, strlen
 
@@ -60,6 +62,14 @@ cdef inline int64_t fixed_size(Column* column, int64_t rows) noexcept nogil:
     return rows // 8 if column.kind == KIND_BOOL else rows * column.width
 
 
+cdef inline int64_t rows_cost(Column* column, int64_t rows) noexcept nogil:
+    """Bytes of all buffers but variable-width data for so many rows, a multiple of 8; as if there were nulls."""
+    cdef int64_t cost = rows // 8
+    if has_offsets(column):
+        return cost + rows * 4
+    return cost if column.kind == KIND_STRUCT else cost + fixed_size(column, rows)
+
+
 cdef inline void* resized(void* buffer, int64_t size) noexcept nogil:
     return realloc(buffer, <size_t>(size if size > 0 else 1))
 
@@ -67,6 +77,10 @@ cdef inline void* resized(void* buffer, int64_t size) noexcept nogil:
 cdef int set_rows_capacity(Column* column, int64_t rows) noexcept nogil:
     """`rows`: a multiple of 8. If memory ends in the middle, the old capacity is still true of every buffer."""
     cdef void* buffer
+    cdef int64_t cost = rows_cost(column, rows) - rows_cost(column, column.rows_capacity)
+    if cost > column.room[0]:
+        column.room[0] = -1
+        return -1
     if column.validity is not NULL:
         buffer = resized(column.validity, rows // 8)
         if buffer is NULL:
@@ -90,6 +104,7 @@ cdef int set_rows_capacity(Column* column, int64_t rows) noexcept nogil:
         if column.kind == KIND_BOOL:           # bits past the end of the last byte are never left to chance
             memset(column.data + column.rows_capacity // 8, 0, <size_t>((rows - column.rows_capacity) // 8))
     column.rows_capacity = rows
+    column.room[0] -= cost
     return 0
 
 
@@ -116,10 +131,14 @@ cdef int column_grow_data(Column* column, int64_t size) noexcept nogil:
         capacity = column.bytes_hint
     capacity = max(capacity, FEWEST_BYTES, column.data_size + size)
     capacity = min(capacity, SIZE_MAX_OF_COLUMN)
+    if capacity - column.data_capacity > column.room[0]:
+        column.room[0] = -1
+        return -1
     buffer = resized(column.data, capacity)
     if buffer is NULL:
         return -1
     column.data = <uint8_t*>buffer
+    column.room[0] -= capacity - column.data_capacity
     column.data_capacity = capacity
     return 0
 
@@ -191,6 +210,17 @@ cdef void forget_buffers(Column* column) noexcept nogil:
     column.length = column.null_count = column.rows_capacity = column.data_size = column.data_capacity = 0
 
 
+cdef void column_clear(Column* column) noexcept nogil:
+    cdef int i
+    free(column.validity)
+    free(column.offsets)
+    free(column.data)
+    forget_buffers(column)
+    column.rows_hint = column.bytes_hint = 0
+    for i in range(column.children_count):
+        column_clear(&column.children[i])
+
+
 cdef void column_free(Column* column) noexcept nogil:
     cdef int i
     for i in range(column.children_count):
@@ -212,7 +242,7 @@ cdef char* copied(const char* text) noexcept nogil:
     return copy
 
 
-cdef int column_open(Column* column, str name, str format, bint nullable, children) except -1:
+cdef int column_open(Column* column, str name, str format, bint nullable, children, int64_t* room) except -1:
     """Sets up a zeroed column. ValueError for a format that is not built here."""
     cdef int i
     cdef bytes encoded = name.encode()
@@ -230,7 +260,7 @@ cdef int column_open(Column* column, str name, str format, bint nullable, childr
         kind, width = KIND_TIMESTAMP_US, 8
     else:
         raise ValueError(f"no Arrow array is built here for the format {format!r}")
-    column.kind, column.width, column.is_nullable = kind, width, nullable
+    column.kind, column.width, column.is_nullable, column.room = kind, width, nullable, room
     column.name, column.format = copied(encoded), copied(format.encode())
     if column.name is NULL or column.format is NULL:
         raise MemoryError
@@ -243,7 +273,7 @@ cdef int column_open(Column* column, str name, str format, bint nullable, childr
         column.children_count = <int>len(children)
         for i in range(column.children_count):
             column_open(&column.children[i], children[i][0], children[i][1], children[i][2],
-                        children[i][3] if len(children[i]) > 3 else ())
+                        children[i][3] if len(children[i]) > 3 else (), room)
     return 0
 
 
@@ -408,7 +438,8 @@ cdef class Columns:
     ValueError: a format that is not in the table of this file's head."""
 
     def __cinit__(self, fields):
-        column_open(&self.root, "", "+s", False, list(fields))
+        self.limit(INT64_MAX)
+        column_open(&self.root, "", "+s", False, list(fields), &self.room)
 
     def __dealloc__(self):
         column_free(&self.root)
@@ -446,6 +477,15 @@ cdef class Columns:
             column_truncate(&self.root, self.root.length)
             raise
 
+    cdef void limit(self, int64_t bytes_max) noexcept:
+        """Of the buffers of one batch, all columns together. To be set while there are none."""
+        self.bytes_max = self.room = bytes_max
+
+    cdef void clear(self) noexcept nogil:
+        """Back to no rows, without what the last batch has left to the next."""
+        column_clear(&self.root)
+        self.room = self.bytes_max
+
     cpdef take(self):
         """The rows so far as a `Finished`; the columns are empty after it, and go on."""
         cdef ArrowArray* array = <ArrowArray*>calloc(1, sizeof(ArrowArray))
@@ -455,9 +495,11 @@ cdef class Columns:
         finished.array = PyCapsule_New(array, b"arrow_array", free_array_capsule)
         finished.schema = self
         finished.row_count = self.root.length
+        self.room = INT64_MAX                  # what is to go out is not refused any more
         if prepare_array(&self.root, array) < 0:
             raise MemoryError
         move_buffers(&self.root, array)
+        self.room = self.bytes_max
         return finished
 
 

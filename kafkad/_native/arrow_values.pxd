@@ -33,6 +33,7 @@ cdef enum Reason:                      # in the order of REASONS in arrow_values
     TOO_MANY_FIELDS
     BAD_QUOTE
     MISSING_FIELD
+    TOO_LARGE
     REASONS_COUNT
 
 

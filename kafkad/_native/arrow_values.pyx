@@ -43,6 +43,7 @@ REASONS = (
     "more fields than the schema has",
     "a quote that is not closed, or not alone",
     "a required field is missing",
+    "its columns would take more memory than those of a whole batch may",
 )
 assert len(REASONS) == REASONS_COUNT
 

@@ -29,4 +29,5 @@ cdef class ValueColumns:
     cdef object failure                # what decode raises in place of a MemoryError
 
     cdef int decode_value(self, BinaryValues values, int64_t row) noexcept nogil
+    cdef int decode_alone(self, BinaryValues values) noexcept nogil
     cdef int decode_row(self, const uint8_t* p, int64_t size, const uint8_t* readable) noexcept nogil

@@ -2,15 +2,21 @@
 
 A decoder is a `ValueColumns` whose `decode_row` appends one row to every column, or says why it cannot. Whatever
 it has appended by then, at any depth, is taken back here, and a row of nulls stands in its place; so a bad value
-leaves no trace in its neighbours. What it was is noted as four integers, and told when the batch is done."""
+leaves no trace in its neighbours. What it was is noted as four integers, and told when the batch is done.
+
+What a batch may cost. A few bytes can ask for many: `{}` in a list of structs is a null in each of their columns.
+So the columns have a limit. Where it is reached a batch ends, and the rest of the values are for the next one; a
+value that passes it all alone is bad."""
 
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free
 
 from kafkad._native.arrow_build cimport Column, Columns, append_null, append_row, column_truncate
 from kafkad._native.arrow_values cimport (
-    GOOD, NO_MEMORY, BinaryValues, bad_rows_add, bad_rows_described, is_null, value_at,
+    GOOD, NO_MEMORY, TOO_LARGE, BinaryValues, bad_rows_add, bad_rows_described, is_null, value_at,
 )
+
+COLUMNS_BYTES_MAX = 256 << 20          # of one batch
 
 
 cdef class ValueColumns:
@@ -18,6 +24,7 @@ cdef class ValueColumns:
 
     def __cinit__(self, fields, *arguments, **options):
         self.columns = Columns(fields)
+        self.columns.limit(COLUMNS_BYTES_MAX)
         self.paths = []
 
     def __dealloc__(self):
@@ -29,7 +36,8 @@ cdef class ValueColumns:
     def decode(self, array):
         """(batch, numbers of the bad rows, their reasons): a row for each value, all null where it is bad or null.
 
-        `array`: an Arrow array of (large) binary or string. MemoryError: also if a column would pass 2 GiB."""
+        The batch is shorter than `array`, but not empty, if all of it would be too large (COLUMNS_BYTES_MAX).
+        `array`: an Arrow array of (large) binary or string. MemoryError: there is none."""
         cdef BinaryValues values = BinaryValues(array)
         cdef Column* root = &self.columns.root
         cdef int64_t row
@@ -41,16 +49,21 @@ cdef class ValueColumns:
                 reason = GOOD
                 if not is_null(values, row):
                     reason = self.decode_value(values, row)
+                    if reason == NO_MEMORY and row == 0:
+                        reason = self.decode_alone(values)
                     if reason == GOOD:
                         continue
                     column_truncate(root, row)
                 if reason == NO_MEMORY or append_null_row(root) < 0:
                     reason = NO_MEMORY
                     break
-        if reason == NO_MEMORY:
-            self.columns.truncate(0)
+        if reason == NO_MEMORY and (root.length == 0 or self.failure is not None):
+            self.columns.clear()
             failure, self.failure = self.failure, None
-            raise failure or MemoryError("no memory for the decoded columns, or one has passed 2 GiB")
+            raise failure or MemoryError("no memory for the decoded columns")
+        self.columns.truncate(root.length)     # the row that had no room, of which some columns may have nulls
+        if self.bad.count and self.bad.rows[self.bad.count - 1].row == root.length:
+            self.bad.count -= 1
         rows, reasons = bad_rows_described(&self.bad, self.paths)
         return self.columns.take(), rows, reasons
 
@@ -70,6 +83,16 @@ cdef class ValueColumns:
         if bad_rows_add(&self.bad, row, reason, self.fault.path, position) < 0:
             return NO_MEMORY
         return reason
+
+    cdef int decode_alone(self, BinaryValues values) noexcept nogil:
+        """The first value again, without what the last batch's sizes have made the columns ask for."""
+        cdef int reason
+        self.columns.clear()
+        reason = self.decode_value(values, 0)
+        if reason != NO_MEMORY or not self.columns.is_full() or self.failure is not None:
+            return reason
+        self.columns.clear()
+        return NO_MEMORY if bad_rows_add(&self.bad, 0, TOO_LARGE, -1, -1) < 0 else TOO_LARGE
 
     cdef int decode_row(self, const uint8_t* p, int64_t size, const uint8_t* readable) noexcept nogil:
         """A value of `size` bytes into a row of every column; bytes before `readable` may be looked at. Reason; `fault`

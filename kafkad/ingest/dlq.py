@@ -142,7 +142,8 @@ def replay(table: Table, settings: landing.LandSettings, decoder: Any = None) ->
     try:
         for file in files:
             for batch in rows_of(table.dlq.root / file.path):
-                good.add(landing.fitted(again.batch(as_fetched(batch)), table.schema))
+                for rows in again.batches(as_fetched(batch)):
+                    good.add(landing.fitted(rows, table.schema))
         entries = good.close() + again.close()
     except BaseException:
         good.abandon()

@@ -445,10 +445,11 @@ def land(
                     continue
                 holes.saw(batch.column("offset"))
                 bytes_read += key_and_value_bytes(batch)
-                good = landing.batch(batch)
-                rows += good.num_rows
-                bad += batch.num_rows - good.num_rows
-                files.add(fitted(good, schema))
+                bad += batch.num_rows
+                for good in landing.batches(batch):
+                    rows += good.num_rows
+                    bad -= good.num_rows
+                    files.add(fitted(good, schema))
             holes.end()
             runs = tuple(holes.runs)
             covered.append(Covered(topic, partition, start, end, rows, bad, holes.count, runs))
@@ -481,21 +482,25 @@ class Landing:
         self.dlq: ParquetFile | None = None
         self.dlq_name = ""
 
-    def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of the table that these records make."""
+    def batches(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The rows of the table that these records make, mostly as one batch."""
+        if self.decoder is None:
+            names = ["key", "value", *(["headers"] if self.settings.raw_headers else [])]
+            yield self.with_provenance(names, [batch.column(name) for name in names], batch)
+            return
+        from kafkad.spark.values import decoded_parts
+
+        for part, decoded in decoded_parts(self.decoder, batch):
+            good = self.with_provenance(self.decoder.schema.names, decoded.columns, part)
+            yield self.without_bad(good, part, decoded.bad_rows, decoded.reasons)
+
+    def with_provenance(
+        self, names: Sequence[str], columns: Sequence[pa.Array], batch: pa.RecordBatch
+    ) -> pa.RecordBatch:
+        """The columns, made of the records of `batch`, and those that tell of where they are from."""
         import pyarrow as pa
 
-        names, columns = [], []
-        bad: Sequence[int] = ()
-        reasons: Sequence[str] = ()
-        if self.decoder is None:
-            names, columns = ["key", "value"], [batch.column("key"), batch.column("value")]
-            if self.settings.raw_headers:
-                names, columns = [*names, "headers"], [*columns, batch.column("headers")]
-        else:
-            decoded = self.decoder.decode(batch.column("value"))
-            names, columns = list(self.decoder.schema.names), list(decoded.columns)
-            bad, reasons = decoded.bad_rows, decoded.reasons
+        names, columns = [*names], [*columns]
         for name in PROVENANCE:
             names.append(name)
             columns.append(batch.column(name[1:]))
@@ -503,7 +508,7 @@ class Landing:
             now = pa.scalar(time.time_ns() // 1000, pa.timestamp("us", "UTC"))
             names.append("_ingest_time")
             columns.append(pa.repeat(now, batch.num_rows))
-        return self.without_bad(pa.RecordBatch.from_arrays(columns, names), batch, bad, reasons)
+        return pa.RecordBatch.from_arrays(columns, names)
 
     def without_bad(
         self, good: pa.RecordBatch, batch: pa.RecordBatch, bad: Sequence[int], reasons: Sequence[str]

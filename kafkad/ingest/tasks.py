@@ -290,10 +290,11 @@ def read(
                 if holes is not None:
                     holes.saw(batch.column("offset"))
                 bytes_read += key_and_value_bytes(batch)
-                good = typed(batch, landing, schema)
-                rows += good.num_rows
-                bad += batch.num_rows - good.num_rows
-                yield good
+                bad += batch.num_rows
+                for good in typed(batch, landing, schema):
+                    rows += good.num_rows
+                    bad -= good.num_rows
+                    yield good
             if topic is not None and holes is not None:
                 holes.end()
                 runs = tuple(holes.runs)
@@ -312,21 +313,25 @@ def read(
         raise
 
 
-def typed(batch: pa.RecordBatch, landing: Landing, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows that go on, by `rows_schema`."""
+def typed(batch: pa.RecordBatch, landing: Landing, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows that go on, by `rows_schema`, mostly as one batch."""
     import pyarrow as pa
 
-    kafka = [batch.column(name[1:]) for name in PROVENANCE]
-    bad: Sequence[int] = ()
-    reasons: Sequence[str] = ()
+    from kafkad.spark.values import decoded_parts
+
+    def by_schema(*arrays: pa.Array) -> pa.RecordBatch:
+        cast = [a if a.type == f.type else a.cast(f.type) for a, f in zip(arrays, schema, strict=True)]
+        return pa.RecordBatch.from_arrays(cast, schema=schema)
+
+    def kafkas(part: pa.RecordBatch) -> list[pa.Array]:
+        return [part.column(name[1:]) for name in PROVENANCE]
+
     if landing.decoder is None:
-        arrays = [batch.column("key"), batch.column("value"), *kafka]
-    else:
-        result = landing.decoder.decode(batch.column("value"))
-        bad, reasons = result.bad_rows, result.reasons
-        arrays = [*result.columns, *kafka, batch.column("key")]
-    arrays = [a if a.type == f.type else a.cast(f.type) for a, f in zip(arrays, schema, strict=True)]
-    return landing.without_bad(pa.RecordBatch.from_arrays(arrays, schema=schema), batch, bad, reasons)
+        yield by_schema(batch.column("key"), batch.column("value"), *kafkas(batch))
+        return
+    for part, decoded in decoded_parts(landing.decoder, batch):
+        whole = by_schema(*decoded.columns, *kafkas(part), part.column("key"))
+        yield landing.without_bad(whole, part, decoded.bad_rows, decoded.reasons)
 
 
 # --- the reports of `read`

@@ -17,6 +17,7 @@ out of the result.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -130,11 +131,12 @@ def compose(
         for batch in batches:
             yield conform(schema, {c.name: batch.column(c.source) for c in layout.columns}, batch.num_rows)
         return
+    from kafkad.spark.values import decoded_parts
+
     policy = BadRecords(options)
     decoder = decoder_of(options, layout.value_columns)
     names = decoder.schema.names
-    for batch in batches:
-        decoded = decoder.decode(batch.column("value"))
+    for batch, decoded in chain.from_iterable(decoded_parts(decoder, each) for each in batches):
         values = dict(zip(names, decoded.columns, strict=True))
         extra = policy.apply(batch, decoded.bad_rows, decoded.reasons)
         columns: dict[str, pa.Array] = {}

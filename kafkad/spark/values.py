@@ -5,9 +5,10 @@
     decoded = decoder.decode(values)      # a pyarrow array of binary
     decoded.columns, decoded.bad_rows, decoded.reasons
 
-Each column is as long as `values`. A null value is a row of nulls; so is a bad one, which is also named
-in `bad_rows` with a reason: the field, what is wrong, the byte. Nothing of a bad value is kept, and no
-value is quoted in a reason.
+Each column is as long as `values`, or shorter where their decoded columns would take too much memory: then
+the rest of the values is to be decoded after them (`decoded_parts` does). A null value is a row of nulls; so
+is a bad one, which is also named in `bad_rows` with a reason: the field, what is wrong, the byte. Nothing of
+a bad value is kept, and no value is quoted in a reason.
 
 What is bad is what Spark's own function calls malformed in FAILFAST mode, and more; where a value is good
 for both, both make the same of it (tests/integration/test_values_spark.py holds odd values against
@@ -40,7 +41,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ SCHEMA_BYTES_MAX = 16 << 20
 class Decoded:
     """`columns` in the order of the decoder's schema; `reasons[i]` says why row `bad_rows[i]` is bad."""
 
+    rows: int
     columns: list[pa.Array]
     bad_rows: list[int]
     reasons: list[str]
@@ -82,9 +84,20 @@ class ValueDecoder:
         self.native = native
 
     def decode(self, values: pa.Array) -> Decoded:
-        """MemoryError: a decoded column would pass 2 GiB, so `values` should be cut into smaller arrays."""
+        """The first of the values, mostly all: as many as fit into COLUMNS_BYTES_MAX, and one at least."""
         finished, bad_rows, reasons = self.native.decode(values)
-        return Decoded(pa.record_batch(finished).columns, bad_rows, reasons)
+        return Decoded(len(finished), pa.record_batch(finished).columns, bad_rows, reasons)
+
+
+def decoded_parts(decoder: Any, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Decoded]]:
+    """The batch (with a column `value`), mostly in one part, each with its values decoded."""
+    while True:
+        decoded = decoder.decode(batch.column("value"))
+        if decoded.rows == batch.num_rows:
+            yield batch, decoded
+            return
+        yield batch.slice(0, decoded.rows), decoded
+        batch = batch.slice(decoded.rows)
 
 
 def value_decoder(format: str, schema: str, options: Mapping[str, str] | None = None) -> ValueDecoder:

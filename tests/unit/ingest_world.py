@@ -46,6 +46,7 @@ LANDED = pa.schema(
 
 @dataclass
 class Decoded:
+    rows: int
     columns: list[pa.Array]
     bad_rows: list[int]
     reasons: list[str]
@@ -73,7 +74,7 @@ class Decoder:
                 bad.append(row)
                 reasons.append("it is no JSON")
         months = [None if each is None or each % 5 == 0 else each % 3 for each in ids]
-        return Decoded([pa.array(ids, pa.int64()), pa.array(months, pa.int32())], bad, reasons)
+        return Decoded(len(values), [pa.array(ids, pa.int64()), pa.array(months, pa.int32())], bad, reasons)
 
 
 def fetched(partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:

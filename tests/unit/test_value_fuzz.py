@@ -13,7 +13,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from kafkad.spark.values import value_decoder
+from kafkad.spark.values import decoded_parts, value_decoder
 
 FIELDS = (
     "b BOOLEAN, y TINYINT, s SMALLINT, i INT, l BIGINT, f FLOAT, d DOUBLE, n DECIMAL(12,3), t TEXT, x BINARY,"
@@ -250,3 +250,41 @@ def test_many_bent_values(decoders, name, rounds):
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_ends_before_its_columns_are_too_large(decoders, monkeypatch, name):
+    decoder, good = decoders[name]
+    monkeypatch.setattr("kafkad._native.value_columns.COLUMNS_BYTES_MAX", 30_000)
+    limited = makers()[name][0]
+    values = pa.array([None if n % 7 == 3 else good[:-1] if n % 11 == 5 else good for n in range(2000)])
+    whole = decoder.decode(values)
+    assert whole.rows == len(values)
+    batch = pa.record_batch([pa.array(range(len(values))), values], ["n", "value"])
+    for _ in range(2):  # the second time with the sizes of the last batch as a guess
+        parts = [*decoded_parts(limited, batch)]
+        assert len(parts) > 1
+        assert [n for part, _ in parts for n in part.column("n").to_pylist()] == [*range(len(values))]
+        assert all(sum(column.nbytes for column in decoded.columns) < 30_000 for _, decoded in parts)
+        for at, column in enumerate(whole.columns):
+            pieces = [decoded.columns[at] for _, decoded in parts]
+            assert pa.concat_arrays(pieces).equals(column)
+        bad = [part.column("n")[row].as_py() for part, decoded in parts for row in decoded.bad_rows]
+        assert bad == whole.bad_rows
+        assert [reason for _, decoded in parts for reason in decoded.reasons] == whole.reasons
+
+
+def test_a_value_that_alone_would_be_too_large_is_bad(monkeypatch):
+    """Two bytes of JSON can be a null in each of many columns."""
+    monkeypatch.setattr("kafkad._native.value_columns.COLUMNS_BYTES_MAX", 8 << 20)
+    wide = ", ".join(f"c{n}: BIGINT" for n in range(500))
+    decoder = value_decoder("json", f"id INT, a ARRAY<STRUCT<{wide}>>")
+    values = [b'{"id": %d, "a": [%s]}' % (n, b"{}," * (20_000 if n == 3 else 200) + b"{}") for n in range(9)]
+    batch = pa.record_batch([pa.array(values)], ["value"])
+    ids, reasons = [], []
+    for _, decoded in decoded_parts(decoder, batch):
+        ids += decoded.columns[0].to_pylist()
+        reasons += decoded.reasons
+        assert sum(column.get_total_buffer_size() for column in decoded.columns) <= 8 << 20
+    assert ids == [0, 1, 2, None, 4, 5, 6, 7, 8]
+    assert reasons == ["its columns would take more memory than those of a whole batch may"]

@@ -28,6 +28,7 @@ from kafkad.ingest.run import (
     Refused,
     Run,
     accountable,
+    outcome,
     place_of,
     reports_of,
     spark_schema,
@@ -166,15 +167,7 @@ class StreamRun(Run):
         reports += [TaskReport(told.files) for told in read]
         if self.pipeline.dlq.topic and any(file.dlq for report in reports for file in report.files):
             self.send_letters(reports)
-        did = self.table.commit(self.application, number, reports)
-        return {
-            "records": sum(each.rows + each.bad for told in read for each in told.covered),
-            "rows": did.rows,
-            "bad": did.bad + sum(told.nulled for told in read),
-            "bytes": sum(told.bytes_read for told in read),
-            "files": did.files,
-            "file_bytes": did.bytes,
-        }
+        return outcome(self.table.commit(self.application, number, reports), read)
 
     def follow(self, progress: Any) -> None:
         """Notes in our checkpoint what Spark's has done."""

@@ -27,7 +27,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from kafkad.ingest.landing import LandSettings
-    from kafkad.ingest.table import Staging, Table, TaskReport
+    from kafkad.ingest.table import Committed, Staging, Table, TaskReport
 
 RETRY_PAUSES_S = (0.5, 2, 5, 10, 20)  # the last one again and again
 POLL_S = 0.2
@@ -287,15 +287,7 @@ class Run:
         if self.pipeline.dlq.topic and any(file.dlq for report in reports for file in report.files):
             self.send_letters(reports)
         committed = self.table.commit(self.checkpoint.id, batch.id, reports)
-        return {
-            "offsets": batch.records,
-            "records": sum(c.rows + c.bad for report in reports for c in report.covered),
-            "rows": committed.rows,
-            "bad": committed.bad + sum(report.nulled for report in reports),
-            "bytes": sum(report.bytes_read for report in reports),
-            "files": committed.files,
-            "file_bytes": committed.bytes,
-        }
+        return {"offsets": batch.records, **outcome(committed, reports)}
 
     def send_letters(self, reports: list[TaskReport]) -> None:
         """To the topic, before the table has the batch: at least once, as all that goes to topics."""
@@ -416,6 +408,19 @@ class Run:
 
     def say(self, sentence: str) -> None:
         print(f"kafkad ingest: {sentence}", file=sys.stderr, flush=True)
+
+
+def outcome(committed: Committed, read: Iterable[TaskReport]) -> dict[str, Any]:
+    """What the checkpoint notes of a batch: what its tasks have read, and what came of it."""
+    read = list(read)
+    return {
+        "records": sum(each.rows + each.bad for told in read for each in told.covered),
+        "rows": committed.rows,
+        "bad": committed.bad + sum(told.nulled for told in read),
+        "bytes": sum(told.bytes_read for told in read),
+        "files": committed.files,
+        "file_bytes": committed.bytes,
+    }
 
 
 # --- what a batch's parts come to

@@ -39,11 +39,14 @@ class Disk(Process):
         super().__init__(directory)
         self.name = name
 
+    def command(self) -> list[str]:
+        return [str(build("syncs"))]
+
     def run(self, files: int, size: int, seconds: float, megabytes: float) -> dict[str, float]:
         self.directory.mkdir(parents=True, exist_ok=True)
         options = {"directory": self.directory, "files": files, "bytes": size}
         options |= {"seconds": seconds, "mb_max": megabytes}
-        command = [str(build("syncs")), *(f"{name}={value}" for name, value in options.items())]
+        command = [*self.command(), *(f"{name}={value}" for name, value in options.items())]
         told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         return figures(told, told["cpu"])
 

@@ -11,6 +11,7 @@ import contextlib
 import shutil
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -172,7 +173,7 @@ def recover(bench: Bench) -> None:
         bench.rounds("recovery", [cell(broker) for broker in brokers])
 
 
-def fitting(bench: Bench, brokers: list[Process], gigabytes: float) -> list[Process]:
+def fitting(bench: Bench, brokers: Sequence[Process], gigabytes: float) -> Sequence[Process]:
     """As many of them as have room for that much each; told, if some have not."""
     free = shutil.disk_usage(bench.where).free
     if filesystem(bench.where) == "tmpfs":

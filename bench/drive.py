@@ -48,16 +48,18 @@ def run_produce(
     seconds: float,
     mb_max: float,
     configs: dict[str, str] | None = None,
+    ready: Callable[[], None] = lambda: None,
     before_delete: Callable[[], dict[str, float]] = dict,
     **more: Any,
 ) -> dict[str, float]:
-    """Into a topic of its own, which is deleted afterwards. `before_delete` gives further figures; `more`
-    are further options of load.c.
+    """Into a topic of its own, which is deleted afterwards. `ready` is called right before the load,
+    `before_delete` gives further figures; `more` are further options of load.c.
     """
     broker.create_topic(topic, row.partitions, configs)
     prime(broker, topic, row.partitions)
     try:
         options = {"seconds": seconds, "mb_max": mb_max, **produce_options(row), **more}
+        ready()
         figure = timed(broker, topic=topic, **options) | before_delete()
     finally:
         broker.delete_topic(topic)

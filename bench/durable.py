@@ -62,9 +62,14 @@ def run(bench: Bench) -> None:
     def cell(row: Produce, broker: Process, prefix: str) -> Cell:
         def once() -> dict[str, float]:
             megabytes = min(MB_MAX, bench.options.mb_max)
-            bench.touch(min(megabytes, bench.options.touch_mb))
-            os.sync()
-            figures = run_produce(broker, row, bench.topic(), seconds=bench.options.seconds, mb_max=megabytes)
+
+            def ready() -> None:
+                bench.touch(min(megabytes, bench.options.touch_mb))
+                os.sync()
+
+            figures = run_produce(
+                broker, row, bench.topic(), seconds=bench.options.seconds, mb_max=megabytes, ready=ready
+            )
             time.sleep(SETTLE_SECONDS)
             return figures
 

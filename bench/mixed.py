@@ -71,7 +71,6 @@ def retention(bench: Bench) -> None:
 
         def cell(broker: Process) -> Cell:
             def run() -> dict[str, float]:
-                bench.touch()
                 topic = bench.topic()
                 options = bench.options
                 figures = run_produce(
@@ -80,6 +79,7 @@ def retention(bench: Bench) -> None:
                     topic,
                     seconds=options.seconds * 2,
                     mb_max=options.mb_max * 2,
+                    ready=bench.touch,
                     configs=configs,
                     before_delete=lambda: kept(broker, topic),
                 )

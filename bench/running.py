@@ -1,9 +1,10 @@
 """The run: which brokers stand where, whose turn it is, and what was measured.
 
-Method. The brokers of a fleet run at once on the same cores as the load; only one is driven at a time. A JVM
-is warmed with the produce and fetch scenarios first. Before each cell as much memory is touched as it will
-write, and each partition has been written to once. A round drives every broker once, so drift of the machine
-hits all; a figure is the median over the rounds. A cell that fails is told, and left out; the rest goes on.
+Method. The brokers of a fleet run at once on the same cores as the load; only one is driven at a time. A
+JVM is warmed with the produce and fetch scenarios first. Each partition is written to once, and right
+before the load as much memory is touched as it will write. A round drives every broker once, so drift of
+the machine hits all; a figure is the median over the rounds. A cell that fails is told, and left out;
+the rest goes on.
 """
 
 import shutil

@@ -82,13 +82,13 @@ def connections(bench: Bench) -> None:
 
     def cell(broker: Process, count: int) -> Cell:
         def busy() -> dict[str, float]:
-            bench.touch()
             figures = run_produce(
                 broker,
                 BUSY,
                 bench.topic(),
                 seconds=bench.options.seconds,
                 mb_max=bench.options.mb_max,
+                ready=bench.touch,
             )
             time.sleep(SETTLE_SECONDS)
             return figures

@@ -15,8 +15,8 @@ SMALL = "--rounds 1 --seconds 0.05 --warm 0 --workers 2 --kafka none --no-client
 SMALL += " --fetch-mb 20 --cold-mb 20 --partition-counts 20 --connection-counts 60 --restart-gb 0.01"
 SMALL += " --recovery-gb 0.01"
 GROUPS = (
-    "start,produce,partitions,producers,keys,acks,codecs,half load,fetch,mixed,openmessaging,connections,memory,"
-    "workers,retention,disk,cold,many partitions,restart,worker killed,recovery"
+    "start,produce,partitions,producers,keys,acks,codecs,half load,fetch,mixed,openmessaging,connections,"
+    "memory,workers,retention,disk,cold,many partitions,restart,worker killed,recovery"
 )
 
 

@@ -39,6 +39,7 @@ from kafkad.ingest.landing import (
 )  # fmt: skip
 from kafkad.ingest.pipeline import PROVENANCE
 from kafkad.ingest.table import Covered, Staging, TableError, TaskReport, safe_name, staged_folder
+from kafkad.spark.worker import task_begins
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -167,6 +168,7 @@ def report(work: Any, staging: Staging | None = None) -> pa.RecordBatch:
     """One row: the TaskReport, or why it can never be."""
     import pyarrow as pa
 
+    task_begins()
     try:
         told = work().to_json()
     except (BadRecord, TableError) as refused:
@@ -277,6 +279,7 @@ def read(
     """Typed rows of `rows_schema`; what cannot be decoded goes where `settings.bad` says. When all was read,
     the file `name` tells of it. Raises BadRecord, and TableError for a disk that takes no more.
     """
+    task_begins()
     schema = rows_schema(settings)
     landing = Landing(settings, staging)
     covered, bytes_read = [], 0

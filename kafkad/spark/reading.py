@@ -26,6 +26,7 @@ from pyspark.sql.datasource import InputPartition
 from kafkad.spark.layout import OF_KAFKA, OF_VALUE, Layout
 from kafkad.spark.options import ReadOptions
 from kafkad.spark.planning import Range
+from kafkad.spark.worker import task_begins
 
 # the headers of a dead letter; all values are text
 DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET = "kafkad.topic", "kafkad.partition", "kafkad.offset"
@@ -86,6 +87,7 @@ def tasks(ranges: list[Range], topic_ids: dict[str, str], *, packed: bool = Fals
 
 def read_partition(options: ReadOptions, layout: Layout, part: Any) -> Iterator[pa.RecordBatch]:
     """Record batches of exactly the layout's schema."""
+    task_begins()
     if isinstance(part, RangePartition):
         yield from compose(options, layout, fetched(options, layout, part))
     elif isinstance(part, SmallRanges):

@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.ingest_world import SPARK, Job, fill, kafkad, landed, letters, produc
 
 pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(400)]
 
+JARS = Path(__file__).parents[2] / ".cache" / "jars" / "spark-sql-kafka"
 ROWS, NOT_A_NUMBER = 3000, 75
 BROKEN = 7  # its JSON ends in the middle, which no schema mends
 
@@ -58,7 +60,16 @@ sql = '''
 """
 
 
-def test_sql_with_dead_letters_reads_each_record_once_and_replays_them_by_the_same_sql(make_broker, tmp_path):
+@pytest.fixture(params=["kafkad", "kafka-jar"])
+def engine(request, monkeypatch):
+    """What reads the topic: the own client, or Spark's connector."""
+    monkeypatch.setenv("KAFKAD_SPARK_KAFKA_JARS", str(JARS))
+    return "--set", f"source.engine={request.param}"
+
+
+def test_sql_with_dead_letters_reads_each_record_once_and_replays_them_by_the_same_sql(
+    make_broker, tmp_path, engine
+):
     broker = make_broker()
     fill(broker.bootstrap, "orders", orders(), 3)
     pipeline = pipeline_at(tmp_path, broker.bootstrap, SQL.format(twice="amount * 2"))
@@ -66,7 +77,7 @@ def test_sql_with_dead_letters_reads_each_record_once_and_replays_them_by_the_sa
     plan = json.loads(kafkad("ingest", "plan", str(pipeline), "--json").stdout)
     assert plan["configuration"]["dlq.path"] == {"value": f"{table}/_dlq", "from": "default"}
 
-    with Job(pipeline) as job:
+    with Job(pipeline, *engine) as job:
         summary = job.finish()
     good = set(range(0, ROWS, 2)) - STRANGE
     assert (summary["records"], summary["rows"], summary["bad"]) == (ROWS, len(good), BAD)
@@ -104,13 +115,13 @@ def test_what_the_sql_does_not_want_is_read_for_its_dead_letters_by_a_cluster_of
     assert sum(each["left_out"] for each in partitions) == ROWS - BAD - 5
 
 
-def test_dedup_with_dead_letters_reads_a_topic_once_and_keeps_each_key_once(make_broker, tmp_path):
+def test_dedup_with_dead_letters_reads_a_topic_once_and_keeps_each_key_once(make_broker, tmp_path, engine):
     broker = make_broker()
     fill(broker.bootstrap, "orders", orders(), 3)
     produce(broker.bootstrap, "orders", orders())
     dedup = '[dedup]\nkeys = ["id"]\nwatermark = "1 hour"\n[dlq]\ntopic = "orders-bad"'
     pipeline = pipeline_at(tmp_path, broker.bootstrap, dedup)
-    with Job(pipeline, "--set", f"source.max_rows={ROWS}") as job:
+    with Job(pipeline, *engine, "--set", f"source.max_rows={ROWS}") as job:
         summary = job.finish()
     assert (summary["records"], summary["rows"], summary["bad"]) == (2 * ROWS, ROWS - BAD, 2 * BAD)
     assert summary["bytes"] == 2 * sum(len(key) + len(value) for key, value in orders())

@@ -54,8 +54,13 @@ cdef class ValueColumns:
                     if reason == GOOD:
                         continue
                     column_truncate(root, row)
-                if reason == NO_MEMORY or append_null_row(root) < 0:
+                if reason != NO_MEMORY and append_null_row(root) < 0:
                     reason = NO_MEMORY
+                    if row == 0:
+                        self.columns.clear()   # what the last batch, or a bad value, has left
+                        if append_null_row(root) == 0:
+                            continue
+                if reason == NO_MEMORY:
                     break
         if reason == NO_MEMORY and (root.length == 0 or self.failure is not None):
             self.columns.clear()

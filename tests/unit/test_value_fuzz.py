@@ -288,3 +288,15 @@ def test_a_value_that_alone_would_be_too_large_is_bad(monkeypatch):
         assert sum(column.get_total_buffer_size() for column in decoded.columns) <= 8 << 20
     assert ids == [0, 1, 2, None, 4, 5, 6, 7, 8]
     assert reasons == ["its columns would take more memory than those of a whole batch may"]
+
+
+def test_the_size_of_the_last_batch_is_no_reason_to_refuse_the_next(monkeypatch):
+    monkeypatch.setattr("kafkad._native.value_columns.COLUMNS_BYTES_MAX", 100_000)
+    decoder = value_decoder("json", "t STRING, u STRING")
+    large = b'{"t": "%s"}' % (b"x" * 95_000)
+    made = {large: "x" * 95_000, b'{"t": "y"}': "y"}  # of the others nothing
+    for first in (None, b"{}", b"no JSON", large, large[:-1]):
+        for values in ([large], [first, b'{"t": "y"}']):
+            batch = pa.record_batch([pa.array(values, pa.binary())], ["value"])
+            parts = [decoded.columns[0].to_pylist() for _, decoded in decoded_parts(decoder, batch)]
+            assert sum(parts, []) == [made.get(value) for value in values]

@@ -516,9 +516,6 @@ class Landing:
         """`good` is made of the records of `batch`, row by row; the rows `bad` go where `settings.bad` says.
         Raises BadRecord.
         """
-        import numpy as np
-        import pyarrow as pa
-
         if len(bad) == 0:
             return good
         if self.settings.bad == "null":
@@ -531,10 +528,10 @@ class Landing:
             raise BadRecord(
                 f"the record at offset {offset} of {topic}-{partition} cannot be decoded: {reasons[0]}"
             )
+        from kafkad.spark.values import without
+
         self.put_aside(batch, bad, reasons)
-        keep = np.ones(batch.num_rows, bool)
-        keep[bad] = False
-        return good.filter(pa.array(keep))
+        return without(good, bad)
 
     def put_aside(self, batch: pa.RecordBatch, bad: Sequence[int], reasons: Sequence[str]) -> None:
         import pyarrow as pa

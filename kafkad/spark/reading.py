@@ -133,7 +133,7 @@ def compose(
         for batch in batches:
             yield conform(schema, {c.name: batch.column(c.source) for c in layout.columns}, batch.num_rows)
         return
-    from kafkad.spark.values import decoded_parts
+    from kafkad.spark.values import decoded_parts, without
 
     policy = BadRecords(options)
     decoder = decoder_of(options, layout.value_columns)
@@ -177,11 +177,6 @@ def conform(schema: pa.Schema, columns: dict[str, pa.Array], rows: int) -> pa.Re
         assert len(array) == rows
         arrays.append(array if array.type.equals(field.type) else array.cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def without(batch: pa.RecordBatch, rows: list[int]) -> pa.RecordBatch:
-    bad = set(rows)
-    return batch.filter(pa.array([row not in bad for row in range(batch.num_rows)]))
 
 
 # -- values -------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,15 @@ def decoded_parts(decoder: Any, batch: pa.RecordBatch) -> Iterator[tuple[pa.Reco
             return
         yield batch.slice(0, decoded.rows), decoded
         batch = batch.slice(decoded.rows)
+
+
+def without(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
+    """The batch without these rows."""
+    kept = bytearray(b"\1") * batch.num_rows
+    for row in rows:
+        kept[row] = 0
+    bytes_ = pa.Array.from_buffers(pa.uint8(), batch.num_rows, [None, pa.py_buffer(kept)])
+    return batch.filter(bytes_.cast(pa.bool_()))
 
 
 def value_decoder(format: str, schema: str, options: Mapping[str, str] | None = None) -> ValueDecoder:

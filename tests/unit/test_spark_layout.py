@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from datetime import UTC, datetime
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +14,7 @@ import pyarrow as pa
 from kafkad.spark import reading
 from kafkad.spark.layout import KAFKA, layout_of
 from kafkad.spark.options import read_options
+from kafkad.spark.values import Decoded
 
 KAFKAS = ["key", "topic", "partition", "offset", "timestamp", "timestampType"]
 VALUE = pa.schema([("n", pa.int64()), ("word", pa.string())])
@@ -85,7 +85,7 @@ class Lengths:
             pa.array([None if text is None else len(text) for text in good], pa.int64()),
             pa.array(good),
         ]
-        return SimpleNamespace(columns=columns, bad_rows=bad, reasons=[f"row {row}" for row in bad])
+        return Decoded(len(texts), columns, bad, [f"row {row}" for row in bad])
 
 
 def batch_of(*values):

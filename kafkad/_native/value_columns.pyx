@@ -49,7 +49,7 @@ cdef class ValueColumns:
                 reason = GOOD
                 if not is_null(values, row):
                     reason = self.decode_value(values, row)
-                    if reason == NO_MEMORY and row == 0:
+                    if reason == NO_MEMORY and row == 0 and self.failure is None:
                         reason = self.decode_alone(values)
                     if reason == GOOD:
                         continue

@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from pyarrow import dataset
 from kafkad.ingest import dlq, landing, parquet_table, table
 from kafkad.ingest.dlq import DlqSink
 from kafkad.ingest.table import DIE_AT, open_table
+from kafkad.spark.values import Decoded
 
 APPLICATION = "a-query's/id"
 BATCH, BATCHES = 40, 4
@@ -42,14 +43,6 @@ LANDED = pa.schema(
         ("_timestamp", pa.timestamp("us", "UTC")),
     ]
 )
-
-
-@dataclass
-class Decoded:
-    rows: int
-    columns: list[pa.Array]
-    bad_rows: list[int]
-    reasons: list[str]
 
 
 class Decoder:

@@ -465,8 +465,10 @@ def test_a_registry_that_fails_stops_the_job_and_shows_no_password(registry, mon
     assert decoder.decode(values).columns[0].to_pylist() == [5]
     url = registry["schema.registry.url"].replace("//", "//you:wrong@")
     other = value_decoder("confluent-avro", json.dumps(record(("n", "int"))), {"schema.registry.url": url})
+    FakeRegistry.paths.clear()
     with pytest.raises(RegistryError, match=r"http://127.0.0.1:\d+ refuses: HTTP 401") as caught:
         other.decode(values)
+    assert FakeRegistry.paths == ["/schemas/ids/1"]
     assert "wrong" not in str(caught.value)
 
 

@@ -5,18 +5,16 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from decimal import Decimal
-from importlib.util import find_spec
 
 import pyarrow as pa
 import pytest
+from google.protobuf import message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkad.spark.proto_schema import message_descriptor, varint
 from kafkad.spark.value_schema import SchemaError
 from kafkad.spark.values import Decoded, portable_schema, value_decoder
-
-message_factory = pytest.importorskip("google.protobuf.message_factory")
 
 PROTO3 = """
 syntax = "proto3";
@@ -48,8 +46,6 @@ message Old {
 
 def compiled(directory, name: str, text: str) -> str:
     """The path of a descriptor set."""
-    if find_spec("grpc_tools") is None:
-        pytest.skip("grpcio-tools brings protoc")
     (directory / f"{name}.proto").write_text(text)
     out = directory / f"{name}.desc"
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{directory}", "--include_imports"]

@@ -3,10 +3,6 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-
-pytest.importorskip("pyarrow")
-pytest.importorskip("pyspark")
-
 from pyspark.sql import datasource
 
 from kafkad.spark.planning import Range

@@ -4,12 +4,8 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 
-import pytest
-
-pytest.importorskip("pyarrow")
-pytest.importorskip("pyspark")
-
 import pyarrow as pa
+import pytest
 
 from kafkad.spark import reading
 from kafkad.spark.layout import KAFKA, layout_of

@@ -4,6 +4,7 @@ import json
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import types
 
 from kafkad.spark.value_schema import SchemaError, native_field, parse_schema
 
@@ -64,7 +65,6 @@ def test_what_is_wrong_is_said(text, message):
 
 
 def test_a_struct_types_json_is_the_same_as_its_ddl():
-    types = pytest.importorskip("pyspark.sql.types")
     struct = types.StructType(
         [
             types.StructField("i", types.IntegerType(), False),

@@ -98,6 +98,28 @@ cdef extern from * nogil:
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
         setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
     }
+    /* Whether the peer is on this machine: the loopback network, or the address that it has called. */
+    static inline int kafkad_is_near(int fd, const uint8_t* peer) {
+        static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff}, loopback[16] = {[15] = 1};
+        struct sockaddr_storage own;
+        socklen_t size = sizeof(own);
+        if (memcmp(peer, mapped, 12) == 0 ? peer[12] == 127 : memcmp(peer, loopback, 16) == 0) return 1;
+        if (getsockname(fd, (struct sockaddr*)&own, &size)) return 0;
+        if (own.ss_family == AF_INET)
+            return memcmp(peer, mapped, 12) == 0 && memcmp(peer + 12, &((struct sockaddr_in*)&own)->sin_addr, 4) == 0;
+        return own.ss_family == AF_INET6 && memcmp(peer, &((struct sockaddr_in6*)&own)->sin6_addr, 16) == 0;
+    }
+    /* A connection has its listener's congestion control, which is one for peers on this machine (net/listener); others get
+       the machine's default, which is what a new socket has. */
+    static inline void kafkad_congestion_control(int fd, const uint8_t* peer) {
+        char name[16];
+        socklen_t size = sizeof(name);
+        int fresh = kafkad_is_near(fd, peer) ? -1 : socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (fresh < 0) return;
+        if (!getsockopt(fresh, IPPROTO_TCP, TCP_CONGESTION, name, &size))
+            setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, size);
+        close(fresh);
+    }
     static inline void kafkad_buffers(int fd, int send_size, int receive_size) {
         if (send_size > 0) setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_size, sizeof(int));
         if (receive_size > 0) setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &receive_size, sizeof(int));
@@ -134,6 +156,7 @@ cdef extern from * nogil:
     void kafkad_arm(int timer_fd, int64_t deadline_ms)
     int kafkad_accept(int listener, uint8_t* peer, uint16_t* port)
     void kafkad_no_delay(int fd)
+    void kafkad_congestion_control(int fd, const uint8_t* peer)
     void kafkad_buffers(int fd, int send_size, int receive_size)
     int kafkad_epoll_doorbell(int epoll_fd, int fd, void* pointer)
     int kafkad_epoll_listen(int epoll_fd, int fd, void* pointer, int operation)
@@ -1027,6 +1050,7 @@ cdef class Reactor:
             return None
         if fd >= 0:
             kafkad_no_delay(fd)
+            kafkad_congestion_control(fd, peer)
             kafkad_buffers(fd, self.send_buffer_size, self.receive_buffer_size)
         conn = conn_new(self.core, fd, listener, phase)
         if conn is NULL:

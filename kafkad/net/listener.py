@@ -5,8 +5,14 @@ bind the same port in silence. So a port is probed first by an exclusive bind; a
 that one. With several, whoever keeps them open owns them: closing one resets the connections in its backlog.
 
 An empty host is every interface, IPv4 and IPv6 by one socket where there is IPv6. A name that resolves to
-several addresses is bound to its first IPv4 one, as Java does."""
+several addresses is bound to its first IPv4 one, as Java does.
 
+Between processes of one machine there is no congestion, and what avoids it costs: BBR sends each piece of 32
+or 64 KB when a timer says so, which is half of the CPU of a large answer. Where it is the machine's default
+the listeners have Reno, which does nothing until packets are lost; connections inherit it, and the reactor
+gives those from elsewhere the default back. (What BBR has begun is paced, whatever it is given then.)"""
+
+import contextlib
 import errno
 import os
 import socket
@@ -79,12 +85,20 @@ def _listen(
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if host == "::" else 1)
+        _never_paced(listener)
         listener.bind((host, port))
         listener.listen(backlog)
     except OSError:
         listener.close()
         raise
     return listener
+
+
+def _never_paced(listener: socket.socket) -> None:
+    name = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    if name.startswith(b"bbr"):
+        with contextlib.suppress(OSError):  # a kernel that does not let us: slower, and nothing else
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
 def _sentence(endpoint: Endpoint, trouble: OSError) -> str:

@@ -80,8 +80,11 @@ class World:
         self.table.add(partition, topic, topic_id)
         return partition
 
-    def connect(self, **options):
-        client = Client(self, socket.create_connection(self.listener.getsockname()), **options)
+    def connect(self, *, source="", **options):
+        address = (source, 0) if source else None
+        client = Client(
+            self, socket.create_connection(self.listener.getsockname(), source_address=address), **options
+        )
         self.clients.append(client)
         self.reactor.poll()
         return client

@@ -54,6 +54,16 @@ def test_a_port_whose_connections_linger_can_be_bound_again():
     again.close()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_connections_are_not_paced(count):
+    with socket.socket() as fresh:
+        default = fresh.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    for listener in bind(endpoint(), count=count):
+        with listener:
+            told = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert told.rstrip(b"\0") == (b"reno" if default.startswith(b"bbr") else default.rstrip(b"\0"))
+
+
 def test_an_empty_host_is_every_interface():
     (listener,) = bind(endpoint(host=""))
     port = listener.getsockname()[1]

@@ -7,7 +7,9 @@ import select
 import socket
 import struct
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 from reactor_world import Closed, World, batch, fetch, produce
 
@@ -530,30 +532,58 @@ def resident_bytes():
 
 def test_socket_buffer_sizes_and_no_delay_apply(make):
     world = make(send_buffer_bytes=50_000, receive_buffer_bytes=60_000)
-    seen = {}
+    with served_socket(world.connect()) as sock:
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 100_000
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 120_000
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
-    def answer(connection, request_id, frame):
-        for fd in os.listdir("/proc/self/fd"):
-            try:
-                sock = socket.socket(fileno=os.dup(int(fd)))
-                with sock:
-                    if (
-                        sock.family == socket.AF_INET
-                        and sock.getsockname()[1] == connection.local_port
-                        and sock.getpeername()[1] == connection.peer_port
-                    ):
-                        seen["send"] = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-                        seen["receive"] = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
-                        seen["no delay"] = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-            except OSError:
-                continue
-        connection.respond(request_id, b"ok")
 
-    world.answer = answer
-    client = world.connect()
-    client.send_frame(request(1))
-    client.receive_frame()
-    assert seen == {"send": 100_000, "receive": 120_000, "no delay": 1}
+def served_socket(client):
+    """The reactor's end of the client's connection."""
+    wanted = client.socket.getpeername(), client.socket.getsockname()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            sock = socket.socket(fileno=os.dup(int(fd)))
+            if (sock.getsockname(), sock.getpeername()) == wanted:
+                return sock
+        except OSError:
+            continue
+        sock.close()
+    raise AssertionError("the reactor has no such connection")
+
+
+def congestion_control(sock):
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+def test_peers_of_this_machine_keep_the_listeners_congestion_control(world):
+    """What is elsewhere has the machine's default; here an address of this machine that is neither loopback
+    nor the one that is called stands for that.
+    """
+    with socket.socket() as fresh:
+        default = congestion_control(fresh)
+    names = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    other = next(name for name in names if name != default)
+    world.listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, other.encode())
+    addresses = [
+        a.address for each in psutil.net_if_addrs().values() for a in each if a.family == socket.AF_INET
+    ]
+    far = next((address for address in addresses if not address.startswith("127.")), None)
+    if far is None:
+        pytest.skip("this machine has no address but loopback")
+    for source, expected in (("127.0.0.1", other), ("127.9.9.9", other), (far, default)):
+        client = world.connect(source=source)
+        client.send_frame(request(1))
+        assert client.receive_frame() == answer_to(1)
+        with served_socket(client) as sock:
+            assert congestion_control(sock) == expected, source
+    world.reactor.remove_listener(world.listener.fileno())
+    world.listener.close()
+    world.listener = socket.create_server((far, 0))
+    world.listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, other.encode())
+    world.reactor.add_listener(world.listener.fileno(), "PLAINTEXT")
+    with served_socket(world.connect()) as sock:
+        assert congestion_control(sock) == other
 
 
 # -- ends --------------------------------------------------------------------------------------------------

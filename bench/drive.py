@@ -1,6 +1,7 @@
 """One run of a load against one broker, and its figures."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from bench.batches import compressed
@@ -48,19 +49,20 @@ def run_produce(
     seconds: float,
     mb_max: float,
     configs: dict[str, str] | None = None,
-    ready: Callable[[], None] = lambda: None,
+    touched: Callable[[], AbstractContextManager[None]] = nullcontext,
     before_delete: Callable[[], dict[str, float]] = dict,
     **more: Any,
 ) -> dict[str, float]:
-    """Into a topic of its own, which is deleted afterwards. `ready` is called right before the load,
+    """Into a topic of its own, which is deleted afterwards. `touched` is the context of the load,
     `before_delete` gives further figures; `more` are further options of load.c.
     """
     broker.create_topic(topic, row.partitions, configs)
     prime(broker, topic, row.partitions)
     try:
         options = {"seconds": seconds, "mb_max": mb_max, **produce_options(row), **more}
-        ready()
-        figure = timed(broker, topic=topic, **options) | before_delete()
+        with touched():
+            figure = timed(broker, topic=topic, **options)
+        figure |= before_delete()
     finally:
         broker.delete_topic(topic)
     if row.acks == 0:  # only the last request of a connection was answered

@@ -14,6 +14,8 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench import scenarios
@@ -63,12 +65,14 @@ def run(bench: Bench) -> None:
         def once() -> dict[str, float]:
             megabytes = min(MB_MAX, bench.options.mb_max)
 
-            def ready() -> None:
-                bench.touch(min(megabytes, bench.options.touch_mb))
-                os.sync()
+            @contextmanager
+            def touched() -> Iterator[None]:
+                with bench.touched():
+                    os.sync()
+                    yield
 
             figures = run_produce(
-                broker, row, bench.topic(), seconds=bench.options.seconds, mb_max=megabytes, ready=ready
+                broker, row, bench.topic(), seconds=bench.options.seconds, mb_max=megabytes, touched=touched
             )
             time.sleep(SETTLE_SECONDS)
             return figures

@@ -4,6 +4,11 @@ A tmpfs of huge pages takes what huge pages there are and goes on with small one
 costs nearly twice the CPU (512 page faults for one), and with the page cache of hours of other work in the
 way it is chance which broker gets them. So before a run what is free is looked at (/proc/buddyinfo), and when
 it is less than the run will write, the clean page cache is dropped and memory compacted.
+
+A virtual machine may tell its host every two seconds what is free (free page reporting), and the host takes
+it back: the next first touch of 2 MB costs milliseconds, which made the tail of a held rate a hundred times
+as long. So memory is touched before a run and held in files until nothing else is left to tell; what a run of
+some seconds will write is set free in its course.
 """
 
 from __future__ import annotations
@@ -13,12 +18,19 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
 HUGE_PAGE_ORDER = 9  # 2 MB of pages of 4 KB
+REPORTING = Path("/sys/module/page_reporting")
+REPORT_SECONDS = 2.2
+PIECE_SECONDS = 0.4
+PIECE_MARGIN = 1.6  # a piece is so many times what is written until the next one
 PREFIX = "kafkad-bench-"  # of directories; behind it, the process id of the bench that they belong to
 
 
@@ -76,17 +88,51 @@ def make_room(megabytes: int) -> None:
             return  # a container may not
 
 
-def touch_memory(directory: Path, megabytes: int) -> None:
-    """Writes and deletes a file: memory that the machine's host took back is slow at its first touch."""
+@contextmanager
+def touched_memory(
+    directory: Path, megabytes: int, mb_per_s: float = 0, seconds: float = 0
+) -> Iterator[None]:
+    """What a run in this context writes was touched before: `megabytes`, or what one at a held rate writes in
+    so many seconds.
+    """
     make_room(megabytes)
-    path = directory / f"touched-{time.monotonic_ns()}"
-    block = bytes(1 << 20)
+    free = directory / f"touched-{time.monotonic_ns()}"
+    pieces: list[Path] = []
+    over = threading.Event()
+    freeing = threading.Thread(target=set_free, args=(pieces, over))
     try:
-        with open(path, "wb", buffering=0) as file:
-            for _ in range(megabytes):
-                file.write(block)
+        write(free, megabytes)
+        for _ in range(int(mb_per_s and seconds / PIECE_SECONDS + 2)):
+            pieces.append(directory / f"touched-{time.monotonic_ns()}")
+            write(pieces[-1], int(mb_per_s * PIECE_SECONDS * PIECE_MARGIN))
+        if REPORTING.exists():
+            time.sleep(REPORT_SECONDS)
+        if pieces:
+            pieces.pop().unlink()
+            freeing.start()
+        else:
+            free.unlink()
+        yield
     finally:
-        path.unlink(missing_ok=True)
+        over.set()
+        if freeing.ident is not None:
+            freeing.join()
+        for path in (free, *pieces):
+            path.unlink(missing_ok=True)
+
+
+def write(path: Path, megabytes: int) -> None:
+    block = bytes(1 << 20)
+    with open(path, "wb", buffering=0) as file:
+        for _ in range(megabytes):
+            file.write(block)
+
+
+def set_free(pieces: list[Path], over: threading.Event) -> None:
+    while pieces:
+        pieces.pop().unlink()
+        if over.wait(PIECE_SECONDS):
+            break
 
 
 def filesystem(path: Path) -> str:

@@ -31,9 +31,9 @@ def run_group(bench: Bench, group: str) -> None:
 
 def cell(bench: Bench, row: Mixed, broker: Process) -> Cell:
     def run() -> dict[str, float]:
-        bench.touch()
         options = bench.options
-        figures = run_mixed(broker, row, bench.topic(), seconds=options.seconds, mb_max=options.mb_max)
+        with bench.touched():
+            figures = run_mixed(broker, row, bench.topic(), seconds=options.seconds, mb_max=options.mb_max)
         time.sleep(SETTLE_SECONDS)
         return figures
 
@@ -79,7 +79,7 @@ def retention(bench: Bench) -> None:
                     topic,
                     seconds=options.seconds * 2,
                     mb_max=options.mb_max * 2,
-                    ready=bench.touch,
+                    touched=bench.touched,
                     configs=configs,
                     before_delete=lambda: kept(broker, topic),
                 )

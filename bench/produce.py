@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from bench import scenarios
 from bench.brokers import Bare, Process
@@ -27,7 +28,12 @@ def cell(bench: Bench, row: Produce, broker: Process, scenario: str = "") -> Cel
         options = bench.options
         seconds = options.seconds * (HELD_TIMES if row.rate_mb_per_s else 1)
         figures = run_produce(
-            broker, row, bench.topic(), seconds=seconds, mb_max=options.mb_max, ready=bench.touch
+            broker,
+            row,
+            bench.topic(),
+            seconds=seconds,
+            mb_max=options.mb_max,
+            touched=partial(bench.touched, row.rate_mb_per_s, seconds),
         )
         time.sleep(SETTLE_SECONDS)
         return figures

@@ -75,7 +75,6 @@ def memory(bench: Bench) -> None:
 
     def cell(broker: Process) -> Cell:
         def run() -> dict[str, float]:
-            bench.touch()
             seen: list[float] = []
             over = threading.Event()
 
@@ -92,6 +91,7 @@ def memory(bench: Bench) -> None:
                     bench.topic(),
                     seconds=bench.options.seconds,
                     mb_max=bench.options.mb_max,
+                    touched=bench.touched,
                 )
             finally:
                 over.set()

@@ -1,8 +1,8 @@
 """The run: which brokers stand where, whose turn it is, and what was measured.
 
 Method. The brokers of a fleet run at once on the same cores as the load; only one is driven at a time. A
-JVM is warmed with the produce and fetch scenarios first. Each partition is written to once, and right
-before the load as much memory is touched as it will write. A round drives every broker once, so drift of
+JVM is warmed with the produce and fetch scenarios first. Each partition is written to once, and the memory
+that the load will write was touched before (bench/memory.py). A round drives every broker once, so drift of
 the machine hits all; a figure is the median over the rounds. A cell that fails is told, and left out;
 the rest goes on.
 """
@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from bench.bounds import Results
 from bench.brokers import Bare, Jvm, Kafkad, Process
 from bench.drive import FETCH_TOPIC, fill, run_fetch, run_produce
 from bench.figures import medians
-from bench.memory import touch_memory
+from bench.memory import touched_memory
 from bench.scenarios import FETCH, PRODUCE
 
 DISK_WARM_MB = 300  # a JVM is warmed on disk with less: what is dirty has to be written out
@@ -86,8 +86,9 @@ class Bench:
     def wanted(self, name: str) -> bool:
         return self.options.only in name
 
-    def touch(self, megabytes: float | None = None) -> None:
-        touch_memory(self.where, int(megabytes or self.options.touch_mb))
+    def touched(self, mb_per_s: float = 0, seconds: float = 0) -> AbstractContextManager[None]:
+        """In its context the memory that a run will write was touched before."""
+        return touched_memory(self.where, self.options.touch_mb, mb_per_s, seconds)
 
     # -- brokers
 

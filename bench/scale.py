@@ -52,13 +52,13 @@ def of_count(bench: Bench, count: int, scenario: str) -> None:
 
         def loaded(broker: Process) -> Cell:
             def run() -> dict[str, float]:
-                bench.touch()
                 options = {
                     "topic": "many", "partitions": count, "producers": row.connections,
                     "in_flight": row.in_flight, "records": row.records, "value_size": row.value_size,
                     "seconds": bench.options.seconds, "mb_max": bench.options.mb_max / bench.options.rounds,
                 }  # fmt: skip
-                figures = timed(broker, **options)
+                with bench.touched():
+                    figures = timed(broker, **options)
                 return {**figures, "PSS MB": broker.pss_bytes() / 1e6}
 
             return Cell(f"produce 2 KB batches over {scenario}", broker, run)
@@ -88,7 +88,7 @@ def connections(bench: Bench) -> None:
                 bench.topic(),
                 seconds=bench.options.seconds,
                 mb_max=bench.options.mb_max,
-                ready=bench.touch,
+                touched=bench.touched,
             )
             time.sleep(SETTLE_SECONDS)
             return figures

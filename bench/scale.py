@@ -79,6 +79,7 @@ def connections(bench: Bench) -> None:
     if not any(bench.wanted(name) for name in (CONNECTIONS_ALONE, *map(among, counts))):
         return
     brokers = [b for b in bench.main_fleet() if not isinstance(b, Bare)]
+    alone: dict[str, int] = {}  # broker: its bytes before there were idle connections
 
     def cell(broker: Process, count: int) -> Cell:
         def busy() -> dict[str, float]:
@@ -94,7 +95,8 @@ def connections(bench: Bench) -> None:
             return figures
 
         def run() -> dict[str, float]:
-            before = broker.pss_bytes()
+            # what connections took and gave back stays with the process: against the first round
+            before = alone.setdefault(broker.name, broker.pss_bytes())
             with idle_connections(broker.port, count - BUSY.connections):
                 time.sleep(IDLE_SECONDS)
                 memory = broker.pss_bytes() - before

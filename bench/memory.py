@@ -102,7 +102,7 @@ def touched_memory(
     freeing = threading.Thread(target=set_free, args=(pieces, over))
     try:
         write(free, megabytes)
-        for _ in range(int(mb_per_s and seconds / PIECE_SECONDS + 2)):
+        for _ in range(int(seconds / PIECE_SECONDS) + 2 if mb_per_s else 0):
             pieces.append(directory / f"touched-{time.monotonic_ns()}")
             write(pieces[-1], int(mb_per_s * PIECE_SECONDS * PIECE_MARGIN))
         if REPORTING.exists():

@@ -541,13 +541,15 @@ def test_socket_buffer_sizes_and_no_delay_apply(make):
 def served_socket(client):
     """The reactor's end of the client's connection."""
     wanted = client.socket.getpeername(), client.socket.getsockname()
-    for fd in os.listdir("/proc/self/fd"):
+    for path in Path("/proc/self/fd").iterdir():
+        if not path.is_socket():
+            continue
+        sock = socket.socket(fileno=os.dup(int(path.name)))
         try:
-            sock = socket.socket(fileno=os.dup(int(fd)))
             if (sock.getsockname(), sock.getpeername()) == wanted:
                 return sock
-        except OSError:
-            continue
+        except OSError:  # it listens
+            pass
         sock.close()
     raise AssertionError("the reactor has no such connection")
 

@@ -96,12 +96,12 @@ def touched_memory(
     so many seconds.
     """
     make_room(megabytes)
-    free = directory / f"touched-{time.monotonic_ns()}"
+    bulk = directory / f"touched-{time.monotonic_ns()}"
     pieces: list[Path] = []
     over = threading.Event()
     freeing = threading.Thread(target=set_free, args=(pieces, over))
     try:
-        write(free, megabytes)
+        write(bulk, megabytes)
         for _ in range(int(seconds / PIECE_SECONDS) + 2 if mb_per_s else 0):
             pieces.append(directory / f"touched-{time.monotonic_ns()}")
             write(pieces[-1], int(mb_per_s * PIECE_SECONDS * PIECE_MARGIN))
@@ -111,13 +111,13 @@ def touched_memory(
             pieces.pop().unlink()
             freeing.start()
         else:
-            free.unlink()
+            bulk.unlink()
         yield
     finally:
         over.set()
         if freeing.ident is not None:
             freeing.join()
-        for path in (free, *pieces):
+        for path in (bulk, *pieces):
             path.unlink(missing_ok=True)
 
 

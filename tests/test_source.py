@@ -175,6 +175,26 @@ def test_every_file_opens_with_its_idea():
     assert not silent, f"no docstring at the top of {silent}"
 
 
+CIMPORT = re.compile(r"^from [\w.]+ cimport (\(.*?\)|[^\n(]*)$", re.DOTALL | re.MULTILINE)
+
+
+def unused_cimports(text: str) -> list[str]:
+    """ruff does not read Cython: names that stand in a file's cimports and nowhere else."""
+    names = [
+        name.split()[-1]
+        for found in CIMPORT.finditer(text)
+        for name in re.split(r"[,()\n]+", found[1])
+        if name.strip()
+    ]
+    return [name for name in names if len(re.findall(rf"\b{name}\b", text)) < 2]
+
+
+def test_what_is_cimported_is_used():
+    found = {name_of(path): unused_cimports(path.read_text()) for path in SOURCES if path.suffix == ".pyx"}
+    assert not {name: names for name, names in found.items() if names}
+    assert unused_cimports("from a cimport b, c\nfrom d cimport (\n    e,\n    f as g)\nb e\n") == ["c", "g"]
+
+
 def test_what_has_a_long_form_runs_it_in_make_soak():
     """`make soak` is `pytest -m soak`: a test that reads KAFKAD_SOAK and has no mark stays short there."""
     for path in sorted((ROOT / "tests").rglob("test_*.py")):

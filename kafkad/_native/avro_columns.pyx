@@ -11,7 +11,7 @@ has its plan, made when it is first met.
 Every length and count comes from a stranger: it is compared with what is left of the value before it is used, and
 elements that take no bytes (nulls) are counted at most EMPTY_ELEMENTS_MAX in a value, over all of its arrays."""
 
-from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 

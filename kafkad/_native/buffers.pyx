@@ -10,7 +10,7 @@ which is bounded, and given back when nothing happens for a while.
 
 Beware: only the worker that took a buffer counts its references; the others just read what messages name."""
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove
 

@@ -23,7 +23,6 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from kafkad._native.segments cimport LogFile, log_file_release, log_file_retain
-from kafkad._native.wire cimport KAFKAD_CHECK
 
 cdef extern from "cold_reads.h" nogil:
     ctypedef struct kafkad_job:

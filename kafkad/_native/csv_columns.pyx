@@ -6,10 +6,10 @@ is null; by default that is the empty one. One newline may end the value."""
 
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memchr, memcmp
 
 from kafkad._native.arrow_build cimport (
-    KIND_BINARY, KIND_BOOL, KIND_DATE32, KIND_DECIMAL128, KIND_FLOAT32, KIND_FLOAT64, KIND_INT8, KIND_INT16,
+    KIND_BINARY, KIND_DATE32, KIND_DECIMAL128, KIND_FLOAT32, KIND_FLOAT64, KIND_INT8, KIND_INT16,
     KIND_INT32, KIND_INT64, KIND_STRING, KIND_TIMESTAMP_US, Column, append_bool, append_bytes,
     append_decimal, append_f32, append_f64, append_i8, append_i16, append_i32, append_i64, append_null, append_row,
 )

@@ -17,27 +17,28 @@ hints, quotas, authorization."""
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcpy, memset
 
 from kafkad._native.batch cimport NEED_PYTHON
 from kafkad._native.connection cimport (
     Conn, Core, Slot, Timer, core_fatal, slot_extend, slot_finish, slot_open, slot_pend, slot_region,
 )
 from kafkad._native.fetch_session cimport (
-    Fetched, Session, SessionCache, cache_add, cache_find, cache_free, cache_init, cache_remove, cache_touch,
+    Fetched, Session, cache_add, cache_find, cache_free, cache_init, cache_remove, cache_touch,
     next_epoch, session_add, session_find, session_forget, session_move_last, session_new, session_release,
 )
 from kafkad._native.cold_reads cimport ColdJob, cold_ask
-from kafkad._native.partition cimport COLD, PARTITION_GONE, Partition, ReadInfo, log_file_release
+from kafkad._native.lookup cimport COLD, Lookup
+from kafkad._native.partition cimport PARTITION_GONE, Partition, ReadInfo, log_file_release
 from kafkad._native.partition_table cimport (
     ABORTS_NONE, ABORTS_SOME, ABORTS_UNKNOWN, Entry, PartitionTable, Topic, TopicKey, Watch, key_new, key_release, key_retain,
     table_listen, topic_by_id, topic_by_name, topic_entry, unwatch, watch_fetch,
 )
 from kafkad._native.timers cimport timer_start, timer_stop
 from kafkad._native.wire cimport (
-    Cursor, KAFKAD_CHECK, cursor_init, get_i32, put_i16, put_i32, put_i64, put_uvarint, read_i8, read_i16, read_i32,
+    Cursor, KAFKAD_CHECK, get_i32, put_i16, put_i32, put_i64, put_uvarint, read_i8, read_i16, read_i32,
     read_count, read_i64, read_raw, read_uvarint, remaining, skip_tags,
 )
 
@@ -292,17 +293,17 @@ cdef int read_warm(Fetching self, const FetchRequest* request, Entry* entry, Fet
                    bint at_least_one, ReadInfo* read) noexcept nogil:
     """Partition.read that does not wait for the disk. Where it would, the answer is nothing for now, and `cold_job` is the
     last of the reads that it takes to know more."""
+    cdef Lookup* lookup = &(<Partition>entry.partition).lookup
     cdef ColdJob* job = NULL
     cdef int code
-    (<Partition>entry.partition).cold = &self.core.cold if request.cold_rounds < COLD_ROUNDS_MAX else NULL
+    lookup.cold = &self.core.cold if request.cold_rounds < COLD_ROUNDS_MAX else NULL
     code = (<Partition>entry.partition).read(
         fetched.offset, limit, at_least_one, request.isolation, fetched.leader_epoch, read)
-    (<Partition>entry.partition).cold = NULL
+    lookup.cold = NULL
     if code != COLD:
         return code
-    job = cold_ask(&self.core.cold, (<Partition>entry.partition).missing, (<Partition>entry.partition).missing_position,
-                   (<Partition>entry.partition).missing_size, NULL, NULL)
-    log_file_release((<Partition>entry.partition).missing)
+    job = cold_ask(&self.core.cold, lookup.missing, lookup.missing_position, lookup.missing_size, NULL, NULL)
+    log_file_release(lookup.missing)
     if job is NULL:
         return (<Partition>entry.partition).read(
             fetched.offset, limit, at_least_one, request.isolation, fetched.leader_epoch, read)

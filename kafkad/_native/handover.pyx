@@ -23,7 +23,7 @@ Beware: only what was never in an epoll set may be sent, since it would go on fi
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EINTR, errno
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from kafkad._native.mailbox cimport WORKERS_MAX

@@ -13,12 +13,12 @@ How it is fast:
 
 Each function takes the place `p` and gives the place behind what it has read, or NULL, with the reason noted."""
 
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
 from kafkad._native.arrow_build cimport (
-    KIND_BINARY, KIND_BOOL, KIND_DATE32, KIND_DECIMAL128, KIND_FLOAT32, KIND_FLOAT64, KIND_INT8, KIND_INT16,
+    KIND_BOOL, KIND_DATE32, KIND_DECIMAL128, KIND_FLOAT32, KIND_FLOAT64, KIND_INT8, KIND_INT16,
     KIND_INT32, KIND_INT64, KIND_LIST, KIND_STRING, KIND_STRUCT, KIND_TIMESTAMP_US, Column, append_bool,
     append_decimal, append_f32, append_f64, append_i8, append_i16, append_i32, append_i64, append_list, append_null,
     append_row, append_space, append_written, column_truncate,

@@ -9,9 +9,8 @@ The row is watermarks.pxd's. The other workers hold a reader partition (partitio
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 from kafkad._native.batch cimport BatchInfo, Rules
-from kafkad._native.cold_reads cimport ColdReads
 from kafkad._native.group_commit cimport GroupCommit, Sync
-from kafkad._native.places cimport Places
+from kafkad._native.lookup cimport Lookup
 from kafkad._native.producer_table cimport ProducerMap, ProducerTable
 from kafkad._native.segments cimport LogFile, Segment, log_file_release, log_file_retain
 from kafkad._native.watermarks cimport Row, RowSlot
@@ -32,16 +31,6 @@ cdef struct ReadInfo:
     int64_t position
     int64_t size                    # bytes to send; 0 at the end of what may be read
     int64_t available               # bytes that count for min_bytes: with the part of a last batch that is not sent
-
-cdef enum:
-    COLD = -1001                    # of `read`: the place is on the disk, and the caller does not want to wait for it
-
-cdef enum:
-    RECENT = 128                    # a power of two
-
-cdef struct RecentBatch:            # where the latest batches of the active segment stand: tail reads find theirs here
-    int64_t base_offset
-    int64_t position
 
 cdef enum Advance:                  # why `advanced` is called
     ADVANCED_HIGH_WATERMARK = 1     # HW (and so LSO) moved: acks and consumers
@@ -76,10 +65,7 @@ cdef class Partition:
     cdef Segment* segments
     cdef int segment_count
     cdef int segment_capacity
-    cdef RecentBatch* recent                # a ring, made at the first append
-    cdef uint32_t recent_end                # entries ever put; the last RECENT of them stand
-    cdef uint32_t recent_count
-    cdef Places* places                     # where reads will go on, made at the first that finds a batch by its header
+    cdef Lookup lookup                      # where batches stand
     cdef Rules rules
     cdef int closed_code                    # what to answer while not `open`
     cdef int32_t index_interval_bytes
@@ -95,11 +81,6 @@ cdef class Partition:
     cdef bint flush_again                   # and another is wanted after it
     cdef public bint flush_by_log           # the next flush is log.flusher's: it must take small files along
     cdef public bint notify_flush           # call log.on_flushed() when a flush has ended: somebody waits there
-    cdef ColdReads* cold                    # set around a `read` that may answer COLD; NULL: it waits for the disk
-    cdef LogFile* missing                   # then, retained for the caller: what to have read
-    cdef int64_t missing_position
-    cdef int64_t missing_size
-    cdef int64_t wanted_size                # bytes, of the read at hand
     cdef public int64_t filling_at          # the size of the active segment at which log.on_filling() is called, once
     cdef int64_t first_unstable             # first offset of the oldest open transaction, -1 when none
     cdef int64_t unstable_segment           # and where it stands
@@ -120,15 +101,6 @@ cdef class Partition:
                         int64_t now_ms) noexcept nogil
     cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
                     int64_t* batch_size) noexcept nogil
-    cdef int found_at(self, Segment* segment, int64_t at, int64_t begins_max, int64_t target, int64_t limit,
-                      int64_t* position, int64_t* batch_size) noexcept nogil
-    cdef int remembered(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
-                        int64_t* batch_size) noexcept nogil
-    cdef bint goes_alone(self, Segment* segment, int64_t position, int64_t batch_size, int64_t max_bytes,
-                         int64_t limit) noexcept nogil
-    cdef int find_missing(self, Segment* segment, int64_t at) noexcept nogil
-    cdef int find_missing_index(self, Segment* segment) noexcept nogil
-    cdef void remember(self, int64_t base_offset, int64_t position) noexcept nogil
     cdef void row_begin(self) noexcept nogil
     cdef void row_end(self) noexcept nogil
     cdef void move_stable(self) noexcept nogil
@@ -153,7 +125,7 @@ cdef class Partition:
     # Where to read from `offset`: batches from the one that holds it, up to max_bytes (or the whole first
     # batch when `at_least_one`; the first alone when max_bytes would cut the second), below HW (isolation 0) or LSO
     # (isolation 1). 0, NEED_PYTHON, OFFSET_OUT_OF_RANGE, NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR, or FENCED/UNKNOWN_
-    # LEADER_EPOCH when `leader_epoch` >= 0 differs; COLD where `cold` is set.
+    # LEADER_EPOCH when `leader_epoch` >= 0 differs; COLD where `lookup.cold` is set.
     cdef int read(self, int64_t offset, int64_t max_bytes, bint at_least_one, int isolation, int32_t leader_epoch,
                   ReadInfo* info) noexcept nogil
 

@@ -4,8 +4,7 @@ An append is: validate, look at the producer, ask whether the segment must be ro
 offset and leader epoch into the bytes, one pwrite, an index entry every index.interval.bytes, the row, and a call to
 whoever waits. Nothing is changed before the write has succeeded; a short write is cut off again.
 
-A read answers a region of a file: the segment by binary search, the batch from the ring of recent ones, from where the
-read before it ended (places.pxd), else from the offset index and a walk over headers. The end of the region is the
+A read answers a region of a file: the segment by binary search, the batch by lookup.pyx. The end of the region is the
 position of HW, LSO or LEO, which stand in the row.
 
 Files are opened by path when first needed (segments.pyx); `release_idle` closes what nobody read since the last sweep. An
@@ -20,29 +19,28 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport ENOMEM
 from libc.stdint cimport INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset, strdup
 
 from kafkad._native.batch cimport (
     CONTROL, HEADER_SIZE, LENGTH_OVERHEAD, NEED_PYTHON, TIMESTAMP_LOG_APPEND, TRANSACTIONAL, BatchInfo, validate)
-from kafkad._native.cold_reads cimport READ_MAX, cold_mapped, cold_warm
-from kafkad._native.fileio cimport (
-    WINDOW, Window, cut, is_fatal, open_path, read_at, window_at, window_init, write_at)
+from kafkad._native.fileio cimport Window, cut, is_fatal, read_at, window_at, window_init, write_at
 from kafkad._native.group_commit cimport (
     SYNC_IDLE, GroupCommit, Sync, commit_ask, sync_drop, sync_give_up, sync_new, sync_reach)
 from kafkad._native.index cimport (
-    OFFSET_ENTRY_SIZE, index_has_room, index_reserve, offset_entry_offset, offset_entry_position, offset_index_append, offset_index_floor, time_entry_offset,
-    time_entry_timestamp, time_index_append, time_index_floor)
+    index_has_room, index_reserve, offset_index_append, time_entry_offset, time_entry_timestamp, time_index_append,
+    time_index_floor)
+from kafkad._native.lookup cimport (
+    COLD, RecentBatch, lookup_forget, lookup_free_places, lookup_free_ring, lookup_goes_alone, lookup_make_ring,
+    lookup_recent, lookup_remember, lookup_search)
 from kafkad._native.next_segment cimport NextSegment
-from kafkad._native.places cimport PLACE_HEADER, BatchAt, batch_at, place_note, place_of, places_forget
 from kafkad._native.producer_table cimport (
     ASK_LOG, ProducerBatch, parse_marker, producer_check, producer_end, producer_first_unstable, producer_record,
     producer_reserve)
 from kafkad._native.segments cimport (
-    MAGIC_POSITION, PATH_SIZE, UNKNOWN, LogFile, Segment, file_ref, log_file_hot, log_file_new, log_file_release,
-    log_file_retain, log_file_written, segment_close,
-    segment_end_offset, segment_first_timestamp, segment_floor, segment_load_max_timestamp, segment_open,
-    segment_open_for_append, segment_open_offsets, segment_open_times, segment_path, segment_walk)
+    MAGIC_POSITION, PATH_SIZE, UNKNOWN, LogFile, Segment, file_ref, log_file_release, log_file_retain, log_file_written,
+    segment_close, segment_end_offset, segment_first_timestamp, segment_floor, segment_load_max_timestamp, segment_open,
+    segment_open_for_append, segment_open_times, segment_path)
 from kafkad._native.watermarks cimport ROW_WORDS, Row, RowSlot, kafkad_fence, row_begin, row_end
 from kafkad._native.wire cimport KAFKAD_CHECK, get_i16, get_i32, get_i64, put_i32, put_i64
 
@@ -50,9 +48,6 @@ from kafkad._native.watermarks import private_row
 
 cdef extern from "<errno.h>" nogil:
     enum: EBADMSG
-
-cdef extern from "<fcntl.h>" nogil:
-    enum: O_RDONLY, O_CLOEXEC
 
 cdef extern from * nogil:
     """
@@ -169,8 +164,8 @@ cdef class Partition:
             segment_close(&self.segments[i], self.directory)
         sync_drop(self.sync)
         free(self.segments)
-        free(self.recent)
-        free(self.places)
+        lookup_free_ring(&self.lookup)
+        lookup_free_places(&self.lookup)
         free(self.directory)
 
     # -- the row -------------------------------------------------------------------------------------------
@@ -212,10 +207,8 @@ cdef class Partition:
         return &self.segments[self.segment_count - 1]
 
     cdef int open_for_append(self, Segment* segment) noexcept nogil:
-        if self.recent == NULL:
-            self.recent = <RecentBatch*>malloc(RECENT * sizeof(RecentBatch))
-            if self.recent == NULL:
-                return -ENOMEM
+        if not lookup_make_ring(&self.lookup):
+            return -ENOMEM
         return segment_open_for_append(segment, self.directory, self.index_size_max)
 
     # -- append --------------------------------------------------------------------------------------------
@@ -238,14 +231,6 @@ cdef class Partition:
             return False
         first = segment_first_timestamp(segment, self.directory)
         return (max_timestamp - first if first >= 0 else now_ms - segment.created_ms) > self.segment_age_max_ms
-
-    cdef void remember(self, int64_t base_offset, int64_t position) noexcept nogil:
-        cdef RecentBatch* entry = &self.recent[self.recent_end & (RECENT - 1)]
-        entry.base_offset = base_offset
-        entry.position = position
-        self.recent_end += 1
-        if self.recent_count < RECENT:
-            self.recent_count += 1
 
     cdef int append(self, uint8_t* records, size_t size, int64_t now_ms, AppendInfo* info) noexcept nogil:
         cdef BatchInfo batch
@@ -366,8 +351,8 @@ cdef class Partition:
             segment.bytes_since_index = 0
         segment.bytes_since_index += size
         if base_offset != self.row.log_end_offset:
-            self.recent_count = 0           # a hole: what is between two entries of the ring is no longer one batch
-        self.remember(base_offset, segment.size)
+            self.lookup.recent_count = 0           # a hole: what is between two entries of the ring is no longer one batch
+        lookup_remember(&self.lookup, base_offset, segment.size)
         segment.size += size
         if segment.size >= self.filling_at:
             with gil:
@@ -416,139 +401,21 @@ cdef class Partition:
 
     # -- read ----------------------------------------------------------------------------------------------
 
-    cdef int found_at(self, Segment* segment, int64_t at, int64_t begins_max, int64_t target, int64_t limit,
-                      int64_t* position, int64_t* batch_size) noexcept nogil:
-        # Whether the batch at position `at` begins at or before `begins_max` and ends at or after `target`; where it ends
-        # the next read may begin. The segment is open. As `locate`; but 0 says only that it must be looked for.
-        cdef BatchAt batch
-        if self.cold != NULL and self.find_missing(segment, at) != 0:
-            return COLD
-        if not batch_at(segment.file.fd, segment.base_offset, at, limit, &batch) or (
-                batch.base_offset > begins_max or batch.last_offset < target):
-            return 0
-        self.places = place_note(self.places, segment.base_offset, batch.last_offset + 1, at + batch.size, 0, 0)
-        position[0] = at
-        batch_size[0] = batch.size
-        return 1
-
-    cdef int remembered(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
-                        int64_t* batch_size) noexcept nogil:
-        # The batch at which a read before this one ended, or the first of the segment. As `found_at`.
-        cdef Places* places = self.places
-        cdef int number = place_of(places, segment.base_offset, target)
-        if number < 0:
-            if target != segment.base_offset:
-                return 0
-            return self.found_at(segment, 0, INT64_MAX, target, limit, position, batch_size)
-        position[0] = places.positions[number]
-        batch_size[0] = places.sizes[number]
-        if 0 < batch_size[0] <= limit - position[0]:
-            place_note(places, segment.base_offset, places.lasts[number] + 1, position[0] + batch_size[0], 0, 0)
-            return 1
-        return self.found_at(segment, position[0], INT64_MAX, target, limit, position, batch_size)
-
-    cdef bint goes_alone(self, Segment* segment, int64_t position, int64_t batch_size, int64_t max_bytes,
-                         int64_t limit) noexcept nogil:
-        # Whether the batch after a large one, with which the next read will begin, is cut by `max_bytes`: then it stays
-        # away. Clients would throw the part of it away, and ask for it again.
-        cdef BatchAt batch
-        position += batch_size
-        if batch_size > max_bytes or batch_size < max_bytes - batch_size or limit - position < PLACE_HEADER:
-            return False
-        if self.cold != NULL and not log_file_hot(segment.file, position, self.cold.now_ms) and (
-                cold_warm(self.cold, segment.file, position, PLACE_HEADER) != PLACE_HEADER):
-            return False
-        if not batch_at(segment.file.fd, segment.base_offset, position, limit, &batch):
-            return False
-        self.places = place_note(
-            self.places, segment.base_offset, batch.base_offset, position, batch.size, batch.last_offset)
-        return batch.size > max_bytes - batch_size
-
     cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
                     int64_t* batch_size) noexcept nogil:
-        # The first batch that ends at or after `target` and begins below `limit`. 1, 0 when there is none, -errno.
-        cdef int64_t at = 0, indexed = -1, following, gap
-        cdef uint32_t low, high, middle
-        cdef int32_t slot
-        cdef int failure, found
-
-        if segment == self.active() and self.recent_count and limit == segment.size:
-            low = self.recent_end - self.recent_count
-            if self.recent[low & (RECENT - 1)].base_offset <= target:
-                high = self.recent_end
-                while high - low > 1:
-                    middle = low + (high - low) // 2
-                    if self.recent[middle & (RECENT - 1)].base_offset <= target:
-                        low = middle
-                    else:
-                        high = middle
-                position[0] = self.recent[low & (RECENT - 1)].position
-                high = low + 1
-                batch_size[0] = (limit if high == self.recent_end else self.recent[high & (RECENT - 1)].position) - position[0]
-                return 1
-
+        # The first batch that ends at or after `target` and begins below `limit`. 1, 0 when there is none, -errno, COLD.
+        cdef RecentBatch recent
+        cdef int64_t end
+        cdef int failure
+        if segment == self.active() and limit == segment.size and (
+                lookup_recent(&self.lookup, target, limit, &recent, &end)):
+            position[0] = recent.position
+            batch_size[0] = end - recent.position
+            return 1
         failure = segment_open(segment, self.directory, self.owner < 0)
         if failure != 0:
             return failure
-        found = self.remembered(segment, target, limit, position, batch_size)
-        if found != 0:
-            return found
-        if not segment.index_ignored and segment_open_offsets(segment, self.directory) == 0 and segment.offsets.entries:
-            if self.cold != NULL and self.find_missing_index(segment) != 0:
-                return COLD
-            slot = offset_index_floor(&segment.offsets, target - segment.base_offset)
-            if slot + 1 < segment.offsets.entries:
-                # Batches above index.interval.bytes are all indexed: the next entry's is the one, if it begins in time.
-                following = offset_entry_position(&segment.offsets, slot + 1)
-                gap = following - (offset_entry_position(&segment.offsets, slot) if slot >= 0 else 0)
-                if gap > WINDOW:
-                    found = self.found_at(segment, following, target, target, limit, position, batch_size)
-                    if found != 0:
-                        return found
-            if slot >= 0:
-                at = offset_entry_position(&segment.offsets, slot)
-                indexed = segment.base_offset + offset_entry_offset(&segment.offsets, slot)
-                if at <= 0 or at >= segment.size:
-                    segment.index_ignored = True
-                    at = 0
-                    indexed = -1
-        if self.cold != NULL and self.find_missing(segment, at) != 0:
-            return COLD
-        return segment_walk(segment, at, indexed, target, limit, position, batch_size)
-
-    cdef int find_missing(self, Segment* segment, int64_t at) noexcept nogil:
-        # Where a walk begins: COLD when that is not in memory. What lies behind it will be wanted, too.
-        cdef int64_t size = segment.size - at
-        if size <= 0:
-            return 0
-        if size > WINDOW:
-            size = WINDOW
-        if log_file_hot(segment.file, at, self.cold.now_ms) or cold_warm(self.cold, segment.file, at, size) == size:
-            return 0
-        log_file_retain(segment.file)
-        self.missing = segment.file
-        self.missing_position = at
-        self.missing_size = min(self.wanted_size, <int64_t>READ_MAX) + WINDOW
-        if self.missing_size > segment.size - at:
-            self.missing_size = segment.size - at
-        return COLD
-
-    cdef int find_missing_index(self, Segment* segment) noexcept nogil:
-        cdef char path[PATH_SIZE]
-        cdef int64_t size = <int64_t>segment.offsets.entries * OFFSET_ENTRY_SIZE
-        cdef int fd
-        if cold_mapped(self.cold, segment.offsets.map, size, &segment.offsets_found_ms):
-            return 0
-        segment_path(self.directory, segment.base_offset, b"index", path)
-        fd = open_path(path, O_RDONLY | O_CLOEXEC)
-        if fd < 0:
-            return 0
-        self.missing = log_file_new(fd)
-        if self.missing == NULL:
-            return 0
-        self.missing_position = 0
-        self.missing_size = size
-        return COLD
+        return lookup_search(&self.lookup, segment, self.directory, target, limit, position, batch_size)
 
     cdef int read(self, int64_t offset, int64_t max_bytes, bint at_least_one, int isolation, int32_t leader_epoch,
                   ReadInfo* info) noexcept nogil:
@@ -563,7 +430,7 @@ cdef class Partition:
         info.position = 0
         info.size = 0
         info.available = 0
-        self.wanted_size = max_bytes
+        self.lookup.wanted_size = max_bytes
         if not self.open:
             return self.closed_code
         if leader_epoch >= 0 and leader_epoch != row.leader_epoch:
@@ -610,7 +477,7 @@ cdef class Partition:
                         return 0
                     size = batch_size
                 info.available = size
-                if size < limit - position and self.goes_alone(segment, position, batch_size, size, limit):
+                if size < limit - position and lookup_goes_alone(&self.lookup, segment, position, batch_size, size, limit):
                     size = batch_size
                 log_file_retain(segment.file)
                 info.file = segment.file
@@ -758,7 +625,7 @@ cdef class Partition:
         if max_timestamp is not None:
             segment.max_timestamp, segment.max_timestamp_offset = max_timestamp
         self.segment_count += 1
-        self.recent_count = 0
+        self.lookup.recent_count = 0
         put_local_start(self)
 
     def segment_rows(self) -> list:
@@ -794,10 +661,8 @@ cdef class Partition:
         cdef Segment* old = self.active()
         cdef LogFile* file = old.file
         cdef int failure
-        if ready is not None and self.recent == NULL:
-            self.recent = <RecentBatch*>malloc(RECENT * sizeof(RecentBatch))
-            if self.recent == NULL:
-                raise MemoryError()
+        if ready is not None and not lookup_make_ring(&self.lookup):
+            raise MemoryError()
         old.file = NULL                                 # readers and the flusher still want it
         failure = segment_close(old, self.directory)
         old.file = file
@@ -828,8 +693,7 @@ cdef class Partition:
         memmove(&self.segments[first], &self.segments[end], (self.segment_count - end) * sizeof(Segment))
         self.segment_count -= end - first
         if end > first:
-            self.recent_count = 0
-            places_forget(self.places)
+            lookup_forget(&self.lookup)
         put_local_start(self)
         return gone
 
@@ -844,12 +708,9 @@ cdef class Partition:
                 segment_close(&self.segments[i], self.directory)
                 closed += 1
                 if i == self.segment_count - 1:
-                    self.recent_count = 0
-                    free(self.recent)
-                    self.recent = NULL
+                    lookup_free_ring(&self.lookup)
         if closed:
-            free(self.places)
-            self.places = NULL
+            lookup_free_places(&self.lookup)
         return closed
 
     def close_files(self) -> None:
@@ -859,7 +720,7 @@ cdef class Partition:
             self.trim(&self.segments[i])
             failure = segment_close(&self.segments[i], self.directory)
             first = first if first != 0 else failure
-        self.recent_count = 0
+        self.lookup.recent_count = 0
         if first != 0:
             self.raise_refused(first, b"closing")
 
@@ -1064,8 +925,7 @@ cdef class Partition:
         segment.bytes_since_index = 0
         segment.max_timestamp = UNKNOWN
         segment.first_timestamp = UNKNOWN
-        self.recent_count = 0
-        places_forget(self.places)
+        lookup_forget(&self.lookup)
         self.row_begin()
         self.row.generation += 1
         self.row.log_end_offset = end_offset

@@ -10,14 +10,14 @@ Beware:
 - The owner cuts, rewrites and removes index files whenever it likes: they are read with pread here, never mapped, and
   what lies beyond the copy's end does not count. The file of a segment that was removed stays open until the row says so.
 - A batch may be appended between the copy and the read: nothing here looks beyond the copy's positions.
-- Where reads went on (places.pxd) is forgotten with the segments.
+- Where batches stand (lookup.pxd) is forgotten with the segments.
 - The ring of recent batches (partition.pxd) holds high watermarks that were seen: where the next read of a consumer at
   the end begins. There are batches between two of its entries.
 
 Reads of committed data ask `log` (log/reader.py) for aborted transactions. Appends are refused."""
 
 from libc.errno cimport EIO, ENOENT, ENOMEM, errno
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
 from libc.stdlib cimport free, malloc, qsort, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset, strcmp
 
@@ -25,9 +25,12 @@ from cpython.bytes cimport PyBytes_AS_STRING
 
 from kafkad._native.fileio cimport WINDOW, open_path, read_at
 from kafkad._native.partition cimport (
-    ADVANCED_END, ADVANCED_HIGH_WATERMARK, COLD, PARTITION_GONE, RECENT, AppendInfo, Partition, ReadInfo, RecentBatch)
+    ADVANCED_END, ADVANCED_HIGH_WATERMARK, PARTITION_GONE, AppendInfo, Partition, ReadInfo)
 from kafkad._native.index cimport OFFSET_ENTRY_SIZE
-from kafkad._native.places cimport place_of, places_forget
+from kafkad._native.lookup cimport (
+    COLD, RecentBatch, lookup_at, lookup_forget, lookup_make_ring, lookup_missing, lookup_newest, lookup_place,
+    lookup_recent, lookup_remember)
+from kafkad._native.places cimport place_of
 from kafkad._native.producer_table cimport ProducerTable
 from kafkad._native.segments cimport (
     HOT_MS, PATH_SIZE, LogFile, Segment, log_file_new, log_file_written, segment_close, segment_floor, segment_open,
@@ -188,8 +191,7 @@ cdef class ReaderPartition(Partition):
         for i in range(self.segment_count):
             segment_close(&self.segments[i], self.directory)
         self.segment_count = 0
-        self.recent_count = 0
-        places_forget(self.places)
+        lookup_forget(&self.lookup)
 
     cdef int list_directory(self, const Row* before) noexcept nogil:
         # Fills `found` with the segments up to the active one of `before`. 0, -errno; -EAGAIN: that one is not there.
@@ -289,10 +291,9 @@ cdef class ReaderPartition(Partition):
         self.row[0] = row[0]
         self.known = True
         self.state = 0
-        if self.recent != NULL and row.high_watermark_segment == row.end_segment and (
-                self.recent_count == 0
-                or self.recent[(self.recent_end - 1) & (RECENT - 1)].base_offset < row.high_watermark):
-            self.remember(row.high_watermark, row.high_watermark_position)
+        if self.lookup.recent != NULL and row.high_watermark_segment == row.end_segment and (
+                lookup_newest(&self.lookup) < row.high_watermark):
+            lookup_remember(&self.lookup, row.high_watermark, row.high_watermark_position)
         return 0
 
     # -- read ----------------------------------------------------------------------------------------------
@@ -318,9 +319,8 @@ cdef class ReaderPartition(Partition):
                 code = Partition.read(self, offset, max_bytes, at_least_one, isolation, leader_epoch, info)
                 self.open = False                   # to appends, which are the owner's
                 if self.refusal == 0 and code != CORRUPT_MESSAGE:   # also COLD
-                    if info.file != NULL and self.recent == NULL:
-                        self.recent = <RecentBatch*>malloc(RECENT * sizeof(RecentBatch))
-                        self.recent_count = 0
+                    if info.file != NULL:
+                        lookup_make_ring(&self.lookup)
                     return code
             tries += 1
             if tries == 3 or (self.refusal != -ENOENT and code != CORRUPT_MESSAGE):
@@ -351,44 +351,35 @@ cdef class ReaderPartition(Partition):
     cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
                     int64_t* batch_size) noexcept nogil:
         cdef int64_t at = 0, indexed = -1, index_at = 0, following = 0
-        cdef uint32_t low, high, middle
+        cdef RecentBatch recent
         cdef bint exact = target == segment.base_offset, near = False
         cdef int number, found
         cdef int failure = segment_open(segment, self.directory, False)
         if failure != 0:
             return failure
-        if segment == self.active() and self.recent_count:
-            low = self.recent_end - self.recent_count
-            if self.recent[low & (RECENT - 1)].base_offset <= target:
-                high = self.recent_end
-                while high - low > 1:
-                    middle = low + (high - low) // 2
-                    if self.recent[middle & (RECENT - 1)].base_offset <= target:
-                        low = middle
-                    else:
-                        high = middle
-                at = self.recent[low & (RECENT - 1)].position
-                exact = self.recent[low & (RECENT - 1)].base_offset == target
-                near = (limit if high == self.recent_end else self.recent[high & (RECENT - 1)].position) - at <= WALK_MAX
+        if segment == self.active() and lookup_recent(&self.lookup, target, limit, &recent, &following):
+            at = recent.position
+            exact = recent.base_offset == target
+            near = following - at <= WALK_MAX
         if not exact:
-            number = place_of(self.places, segment.base_offset, target)
+            number = place_of(self.lookup.places, segment.base_offset, target)
             if number >= 0:
-                at = self.places.positions[number]
+                at = self.lookup.places.positions[number]
                 exact = True
         if exact and at < limit <= at + self.read_max:
             position[0] = at                # all of it will go: where its first batch ends does not matter
             batch_size[0] = limit - at
             return 1
-        found = self.remembered(segment, target, limit, position, batch_size)
+        found = lookup_place(&self.lookup, segment, target, limit, position, batch_size)
         if found == 0 and exact:
-            found = self.found_at(segment, at, INT64_MAX, target, limit, position, batch_size)
+            found = lookup_at(&self.lookup, segment, at, INT64_MAX, target, limit, position, batch_size)
         if found != 0:
             return found
         if not exact and not near and not segment.index_ignored:
             if self.index_floor(segment, target - segment.base_offset, &index_at, &indexed, &following) == 0:
                 # As with the owner: the next entry's batch is the one, if it begins in time.
                 if following - index_at > WINDOW and following > at:
-                    found = self.found_at(segment, following, target, target, limit, position, batch_size)
+                    found = lookup_at(&self.lookup, segment, following, target, target, limit, position, batch_size)
                     if found != 0:
                         return found
                 if index_at > at:
@@ -398,7 +389,7 @@ cdef class ReaderPartition(Partition):
                     indexed = -1
             else:
                 indexed = -1
-        if self.cold != NULL and self.find_missing(segment, at) != 0:
+        if lookup_missing(&self.lookup, segment, at) != 0:
             return COLD
         return segment_walk(segment, at, indexed, target, limit, position, batch_size)
 

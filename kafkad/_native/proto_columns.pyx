@@ -15,7 +15,7 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy
 
 from kafkad._native.arrow_build cimport (
-    Column, Columns, append_bool, append_bytes, append_decimal, append_f32, append_f64, append_i32, append_i64,
+    Column, append_bool, append_bytes, append_decimal, append_f32, append_f64, append_i32, append_i64,
     append_list, append_null, append_row, column_truncate,
 )
 from kafkad._native.arrow_values cimport (

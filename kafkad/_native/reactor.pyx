@@ -19,31 +19,28 @@ that takes no more answers is not read. Idle connections are a list in order of 
 
 Beware: a Python exception in a callback is never passed over: it goes to `on_fatal`, which ends the worker."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.math cimport ceil
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
+from kafkad._native.acceptor cimport Acceptor, Listener, accept_some, resume_listeners, take_some
 from kafkad._native.buffers cimport buffer_is_shared, buffers_trim, input_release, input_reserve, scratch_keep
 from kafkad._native.cold_reads cimport cold_hold, cold_settle
 from kafkad._native.connection cimport (
-    API_KEYS, BLOCKED_SOCKET, CALLS_PER_TURN, Conn, Connection, Core, FRAMES_PER_TURN, KIND_COMMIT, KIND_CONNECTION,
-    KIND_HANDOVER, KIND_LISTENER, KIND_LOOP, KIND_MAIL, KIND_TIMER, KIND_WAKE, PHASE_AUTHENTICATING, PHASE_READY, SCRATCH_SIZE, SLOTS_MAX, Slot,
-    conn_close, conn_flush, conn_handle, conn_may_serve, conn_new, conn_reap, conn_run, conn_touch, copies_forget,
-    core_fatal, core_free, core_new, core_read_clocks,
-    core_shut, core_wake, slot_open,
+    API_KEYS, BLOCKED_SOCKET, CALLS_PER_TURN, Conn, Core, FRAMES_PER_TURN, KIND_COMMIT, KIND_CONNECTION, KIND_HANDOVER,
+    KIND_LISTENER, KIND_LOOP, KIND_MAIL, KIND_TIMER, KIND_WAKE, PHASE_AUTHENTICATING, PHASE_READY, SCRATCH_SIZE,
+    SLOTS_MAX, Slot, conn_close, conn_flush, conn_handle, conn_may_serve, conn_reap, conn_run, conn_touch,
+    copies_forget, core_fatal, core_free, core_new, core_read_clocks, core_shut, core_wake, slot_open,
 )
 from kafkad._native.fetch cimport Fetching, fetch_advanced, fetch_frame, fetch_settle
 from kafkad._native.forwarding cimport Forwarding, forward_mail, forwarding_peer_lost
 from kafkad._native.group_commit cimport GroupCommit, commit_turn
-from kafkad._native.handover cimport (
-    LOST, NOTHING, Handed, Handover, handover_give, handover_lock, handover_look, handover_publish, handover_take,
-    handover_unlock,
-)
+from kafkad._native.handover cimport Handover
 from kafkad._native.mailbox cimport (
     Mail, Mailboxes, mail_awake, mail_done, mail_lost, mail_peek, mail_ring, mail_sleep,
 )
@@ -57,14 +54,9 @@ from kafkad._native.connection import host_of
 import errno as errors
 import logging
 import os
-import socket
 
 cdef extern from "sockets.h" nogil:
     void kafkad_arm(int timer_fd, int64_t deadline_ms)
-    int kafkad_accept(int listener, uint8_t* peer, uint16_t* port)
-    void kafkad_no_delay(int fd)
-    void kafkad_congestion_control(int fd, const uint8_t* peer)
-    void kafkad_buffers(int fd, int send_size, int receive_size)
     int kafkad_epoll_doorbell(int epoll_fd, int fd, void* pointer)
     int kafkad_epoll_listen(int epoll_fd, int fd, void* pointer, int operation)
 
@@ -84,12 +76,11 @@ cdef extern from * nogil:
     struct iovec:
         void* iov_base
         size_t iov_len
-    int EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLHUP, EPOLLERR, EPOLL_CTL_ADD, EPOLL_CTL_DEL
+    int EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLHUP, EPOLLERR, EPOLL_CTL_ADD
     int sched_yield()
     int epoll_wait(int epoll_fd, epoll_event* events, int count, int timeout_ms)
     ssize_t readv(int fd, iovec* parts, int count)
     ssize_t read(int fd, void* data, size_t size)
-    int close(int fd)
 
 cdef enum:
     EVENTS = 256
@@ -103,7 +94,6 @@ cdef enum:
     BUSY = 16                           # requests and messages since the last sleep: others have more, if they run
     FEW = 4                             # so many in a round: nobody sends much
     LATE_ROUNDS = 3                     # answers wait no longer than this for those of other workers
-    ACCEPTS_PER_ROUND = 64
     FIRST_BUFFER = 64 * 1024            # kept for a partial frame at first; doubled as its bytes come
     MAILS_PER_ROUND = 256
     PAUSE_MS = 100                      # whether other workers have closed connections is looked at so often
@@ -403,106 +393,6 @@ cdef void call_python(Reactor reactor, Conn* conn, const uint8_t* frame, size_t 
             core_fatal(conn.core)
 
 
-# -- accepting ---------------------------------------------------------------------------------------------
-
-cdef void accept_some(Reactor reactor, Listener* listener) noexcept nogil:
-    cdef Core* core = reactor.core
-    cdef uint8_t peer[16]
-    cdef uint16_t port = 0
-    cdef int fd
-    cdef bint given
-    cdef int failed = 0
-    for _ in range(ACCEPTS_PER_ROUND):
-        if listener.fd < 0:
-            return
-        if reactor.hands_over:
-            handover_lock(reactor.handover)
-        if connection_count(reactor) >= reactor.connections_max:
-            if reactor.hands_over:
-                handover_unlock(reactor.handover)
-            if not listener.paused:
-                listener.paused = True
-                reactor.paused = True
-                kafkad_epoll_listen(core.epoll_fd, listener.fd, listener, EPOLL_CTL_DEL)
-                with gil:
-                    reactor.say("max.connections is reached: new connections wait in the backlog")
-            return
-        fd = kafkad_accept(listener.fd, peer, &port)
-        failed = errno if fd < 0 else 0
-        if reactor.hands_over:
-            given = fd >= 0 and hand_over(reactor, listener, fd, peer, port)
-            handover_unlock(reactor.handover)
-            if given:
-                continue
-        if fd < 0:
-            if failed == EINTR:
-                continue
-            if failed != EAGAIN:
-                with gil:
-                    reactor.accept_failed(listener, failed)
-            return
-        with gil:
-            reactor.welcome(listener, fd, peer, port)
-
-
-cdef bint hand_over(Reactor reactor, Listener* listener, int fd, const uint8_t* peer, uint16_t port) noexcept nogil:
-    """Whether another worker serves it; else it is in our hands. Under the lock, after a look at the loads."""
-    cdef Handed handed
-    memset(&handed, 0, sizeof(Handed))
-    handed.listener = listener.index
-    handed.phase = <uint16_t>listener.phase
-    handed.peer_port = port
-    memcpy(handed.peer, peer, 16)
-    if handover_give(reactor.handover, fd, &handed):
-        return True
-    reactor.in_hand += 1
-    publish_load(reactor)
-    return False
-
-
-cdef void take_some(Reactor reactor) noexcept nogil:
-    """Connections that other workers have accepted."""
-    cdef Handed handed[ACCEPTS_PER_ROUND]
-    cdef int fds[ACCEPTS_PER_ROUND]
-    cdef int count = 0, i
-    handover_lock(reactor.handover)
-    while count < ACCEPTS_PER_ROUND:
-        fds[count] = handover_take(reactor.handover, &handed[count])
-        if fds[count] == NOTHING:
-            break
-        count += 1
-    reactor.in_hand += count
-    publish_load(reactor)
-    handover_unlock(reactor.handover)
-    with gil:
-        for i in range(count):
-            reactor.welcome_handed(fds[i], &handed[i])
-
-
-cdef int64_t connection_count(Reactor reactor) noexcept nogil:
-    """Of all workers."""
-    if reactor.hands_over:
-        return handover_look(reactor.handover)
-    return reactor.core.stats.connections
-
-
-cdef inline void publish_load(Reactor reactor) noexcept nogil:
-    if reactor.hands_over:
-        handover_publish(reactor.handover, reactor.core.stats.connections + reactor.in_hand)
-
-
-cdef void resume_listeners(Reactor reactor) noexcept:
-    cdef Listener* listener
-    if not reactor.paused or connection_count(reactor) >= reactor.connections_max:
-        return
-    reactor.paused = False
-    for address in reactor.listeners.values():
-        listener = <Listener*><size_t>address
-        if listener.paused:
-            listener.paused = False
-            kafkad_epoll_listen(reactor.core.epoll_fd, listener.fd, listener, EPOLL_CTL_ADD)
-
-
 # -- other workers -----------------------------------------------------------------------------------------
 
 cdef int drain_mail(Reactor reactor) noexcept nogil:
@@ -567,9 +457,9 @@ cdef int one_round(Reactor reactor, int timeout_ms, int* mails) noexcept nogil:
                 continue
             conn_run(conn)
         elif kind == KIND_LISTENER:
-            accept_some(reactor, <Listener*>events[i].data.ptr)
+            accept_some(reactor.acceptor, <Listener*>events[i].data.ptr)
         elif kind == KIND_HANDOVER:
-            take_some(reactor)
+            take_some(reactor.acceptor)
         elif kind == KIND_COMMIT:
             with gil:
                 publish_commits(reactor, (<Commits*>events[i].data.ptr).group)
@@ -774,17 +664,13 @@ cdef int64_t next_deadline(Reactor reactor) noexcept nogil:
     if core.oldest is not NULL and reactor.idle_ms >= 0:
         if deadline == 0 or core.oldest.active_ms + reactor.idle_ms + 1 < deadline:
             deadline = core.oldest.active_ms + reactor.idle_ms + 1
-    if reactor.paused and reactor.hands_over:
+    if reactor.acceptor.paused and reactor.acceptor.hands_over:
         if deadline == 0 or core.monotonic_ms + PAUSE_MS < deadline:
             deadline = core.monotonic_ms + PAUSE_MS
     if core.stats.pooled_bytes or core.starved_first is not NULL:
         if deadline == 0 or core.monotonic_ms + TRIM_AFTER_MS < deadline:
             deadline = core.monotonic_ms + TRIM_AFTER_MS
     return deadline
-
-
-cdef enum:
-    NO_LIMIT = 2147483647           # of connections from one host: what Kafka has for none
 
 
 cdef void wake_core(void* context) noexcept nogil:
@@ -822,23 +708,12 @@ cdef class Reactor:
         self.dispatch = dispatch
         self.on_fatal = on_fatal
         self.log = log or logging.getLogger("kafkad.net")
-        self.listeners = {}
-        self.retired = []
+        self.acceptor = Acceptor(self.log, handover, hosts, connections_max, connections_max_per_ip,
+                                 connections_max_per_ip_overrides, send_buffer_bytes, receive_buffer_bytes)
+        self.acceptor.core = self.core
         self.commits = []
-        self.names = {}
-        self.per_host = {}
-        self.hosts = hosts
-        self.handover = handover
-        self.hands_over = handover is not None
-        self.handover_kind = KIND_HANDOVER
-        self.connections_max = connections_max
-        self.connections_max_per_host = connections_max_per_ip
-        self.connections_max_per_host_overrides = {
-            packed(host): limit for host, limit in (connections_max_per_ip_overrides or {}).items()}
         self.idle_ms = connections_max_idle_ms
         self.stall_ms = stall_ms
-        self.send_buffer_size = send_buffer_bytes
-        self.receive_buffer_size = receive_buffer_bytes
         for i in range(API_KEYS):
             self.native_low[i] = -1
             self.native_high[i] = -1
@@ -889,188 +764,34 @@ cdef class Reactor:
     # -- listeners and connections
 
     def add_listener(self, int fd, str name not None, *, int phase=PHASE_READY):
-        cdef Listener* listener
-        if fd in self.listeners:
-            raise ValueError("this listener is there already")
-        os.set_blocking(fd, False)
-        name = self.names.setdefault(name, name)
-        listener = <Listener*>calloc(1, sizeof(Listener))
-        KAFKAD_CHECK(listener is not NULL)
-        listener.kind = KIND_LISTENER
-        listener.fd = fd
-        listener.phase = phase
-        listener.index = self.listener_count
-        listener.name = <PyObject*>name
-        if kafkad_epoll_listen(self.core.epoll_fd, fd, listener, EPOLL_CTL_ADD) != 0:
-            free(listener)
-            raise OSError(errno, os.strerror(errno))
-        self.listeners[fd] = <size_t>listener
-        self.listener_count += 1
-        if self.hands_over and self.listener_count == 1:
-            self.join_hand_over()
-
-    cdef object join_hand_over(self):
-        """From now on others may give us connections; those for a dead predecessor wait already."""
-        if kafkad_epoll_listen(
-                self.core.epoll_fd, self.handover.fileno(), &self.handover_kind, EPOLL_CTL_ADD) != 0:
-            raise OSError(errno, os.strerror(errno))
-        self.handover.open()
+        self.acceptor.add(fd, name, phase)
 
     def remove_listener(self, int fd):
         """Accept no more; the fd stays the caller's."""
-        cdef Listener* listener = <Listener*><size_t>self.listeners.pop(fd)
-        if not listener.paused:
-            kafkad_epoll_listen(self.core.epoll_fd, fd, listener, EPOLL_CTL_DEL)
-        listener.fd = -1
-        self.retired.append(<size_t>listener)           # events of this turn may still point to it
-
-    cdef Listener* listener_of(self, uint32_t index) noexcept:
-        cdef Listener* listener
-        for address in self.listeners.values():
-            listener = <Listener*><size_t>address
-            if listener.index == index:
-                return listener
-        return NULL
-
-    cdef void free_retired(self) noexcept:
-        for address in self.retired:
-            free(<void*><size_t>address)
-        self.retired.clear()
+        self.acceptor.remove(fd)
 
     def adopt(self, int fd, str listener not None, *, int phase=PHASE_READY):
         """Serve a connected socket that something else accepted; its fd is the reactor's from now on."""
-        cdef uint8_t peer[16]
-        cdef uint16_t port = 0
-        cdef bytes host
-        memset(peer, 0, 16)
-        os.set_blocking(fd, False)
-        there = socket.socket(fileno=fd)
-        try:
-            if there.family in (socket.AF_INET, socket.AF_INET6):
-                address = there.getpeername()
-                host = packed(address[0])
-                memcpy(peer, PyBytes_AS_STRING(host), 16)
-                port = address[1]
-        finally:
-            there.detach()
-        listener = self.names.setdefault(listener, listener)
-        return self.admit(fd, peer, port, <PyObject*>listener, phase, None)
+        return self.admitted(self.acceptor.adopt(fd, listener, phase))
 
     def attach(self, writer, str listener not None, *, peer=("", 0), int phase=PHASE_READY):
         """A connection without a socket: bytes come by `feed`, answers go to `writer(bytes)`, `writer(None)` is told
         that it was closed."""
-        cdef uint8_t address[16]
-        cdef bytes host
-        memset(address, 0, 16)
-        if peer[0]:
-            host = packed(peer[0])
-            memcpy(address, PyBytes_AS_STRING(host), 16)
-        listener = self.names.setdefault(listener, listener)
-        return self.admit(-1, address, peer[1], <PyObject*>listener, phase, writer)
+        return self.admitted(self.acceptor.attach(writer, listener, peer, phase))
 
-    cdef object admit(self, int fd, uint8_t* peer, uint16_t port, PyObject* listener, int phase, writer):
-        cdef Conn* conn
-        host = PyBytes_FromStringAndSize(<char*>peer, 16)
-        if not self.count_host(host, port or fd < 0):
-            self.core.stats.refused += 1
-            limit = self.connections_max_per_host_overrides.get(host, self.connections_max_per_host)
-            self.say(f"refused a connection from {host_of(host)}: max.connections.per.ip is {limit}")
-            if fd >= 0:
-                close(fd)
-            return None
-        if fd >= 0:
-            kafkad_no_delay(fd)
-            kafkad_congestion_control(fd, peer)
-            kafkad_buffers(fd, self.send_buffer_size, self.receive_buffer_size)
-        conn = conn_new(self.core, fd, listener, phase)
+    cdef object admitted(self, Conn* conn):
         if conn is NULL:
-            close(fd)
-            self.uncount_host(host)
-            self.say("epoll takes no more connections")
             return None
-        memcpy(conn.peer, peer, 16)
-        conn.peer_port = port
-        publish_load(self)
-        if writer is not None:
-            Py_INCREF(writer)
-            conn.writer = <PyObject*>writer
-        if fd < 0 or not self.core.polling:
-            arm(self)
-            return conn_handle(conn)
-        return None
-
-    cdef bint count_host(self, bytes host, bint limited) except -1:
-        """One more connection of it, if its limit lets it in; under the lock, so that of two workers one finds the
-        last place."""
-        limit = self.connections_max_per_host_overrides.get(host, self.connections_max_per_host)
-        held = self.per_host.get(host, 0)
-        cdef bint shared = self.hosts is not None and limit < NO_LIMIT
-        if shared and self.hands_over:
-            handover_lock(self.handover)
-        try:
-            if limited and held + (self.hosts.elsewhere(host) if shared else 0) >= limit:
-                return False
-            self.per_host[host] = held + 1
-            if self.hosts is not None:
-                self.hosts.set(host, held + 1)
-            return True
-        finally:
-            if shared and self.hands_over:
-                handover_unlock(self.handover)
-
-    cdef object uncount_host(self, bytes host):
-        held = self.per_host.get(host, 0) - 1
-        if held > 0:
-            self.per_host[host] = held
-        else:
-            self.per_host.pop(host, None)
-        if self.hosts is not None:
-            self.hosts.set(host, max(held, 0))
-
-    cdef void welcome(self, Listener* listener, int fd, uint8_t* peer, uint16_t port) noexcept:
-        self.in_hand -= self.hands_over                 # told when it is served, or is not
-        try:
-            self.admit(fd, peer, port, listener.name, listener.phase, None)
-        except BaseException:
-            core_fatal(self.core)
-        publish_load(self)
-
-    cdef void welcome_handed(self, int fd, const Handed* handed) noexcept:
-        cdef Listener* listener = self.listener_of(handed.listener)
-        self.in_hand -= 1
-        try:
-            if fd == LOST:
-                self.say("a connection that another worker had accepted was lost: no descriptor was left for it")
-            elif listener is NULL:
-                close(fd)
-            else:
-                self.admit(fd, <uint8_t*>handed.peer, handed.peer_port, listener.name, handed.phase, None)
-        except BaseException:
-            core_fatal(self.core)
-        publish_load(self)
-
-    cdef void accept_failed(self, Listener* listener, int number) noexcept:
-        """EMFILE and its like: the listener rests until the next connection is closed."""
-        if number in (errors.EMFILE, errors.ENFILE, errors.ENOBUFS, errors.ENOMEM) and self.core.stats.connections:
-            listener.paused = True
-            self.paused = True
-            kafkad_epoll_listen(self.core.epoll_fd, listener.fd, listener, EPOLL_CTL_DEL)
-        self.say(f"accepting a connection failed: {os.strerror(number)}")
-
-    cdef void say(self, str text) noexcept:
-        try:
-            self.log.warning("%s", text)
-        except BaseException:
-            core_fatal(self.core)
+        arm(self)
+        return conn_handle(conn)
 
     def closed(self, bytes host, port, listener, connection, reason):
         """Called by conn_close for every connection that ends."""
-        self.uncount_host(host)
-        publish_load(self)
+        self.acceptor.left(host)
         if reason is not None:
             self.log.info("closed the connection from %s:%s on %s: %s", host_of(host), port, listener, reason)
         if self.open:
-            resume_listeners(self)
+            resume_listeners(self.acceptor)
 
     def fatal(self, error):
         if self.on_fatal is None:
@@ -1085,9 +806,9 @@ cdef class Reactor:
         if self.core.polling or not self.open:
             return
         self.table.bury()
-        self.free_retired()
-        if self.paused and self.hands_over:
-            resume_listeners(self)
+        self.acceptor.free_retired()
+        if self.acceptor.hands_over:
+            resume_listeners(self.acceptor)
         self.core.stats.polls += 1
         self.core.polling = True
         with nogil:
@@ -1109,9 +830,9 @@ cdef class Reactor:
         if self.core.polling or not self.open:
             raise ValueError("this reactor is closed, or in the middle of a poll")
         self.table.bury()
-        self.free_retired()
-        if self.paused and self.hands_over:
-            resume_listeners(self)
+        self.acceptor.free_retired()
+        if self.acceptor.hands_over:
+            resume_listeners(self.acceptor)
         self.core.stats.polls += 1
         self.core.polling = True
         self.called = self.loop_ready = False
@@ -1156,14 +877,9 @@ cdef class Reactor:
     def set_limits(self, *, connections_max=None, connections_max_per_ip=None, connections_max_per_ip_overrides=None,
                    connections_max_idle_ms=None, fetch_max_bytes=None):
         """Dynamic configuration."""
+        self.acceptor.limit(connections_max, connections_max_per_ip, connections_max_per_ip_overrides)
         if connections_max is not None:
-            self.connections_max = connections_max
-            resume_listeners(self)
-        if connections_max_per_ip is not None:
-            self.connections_max_per_host = connections_max_per_ip
-        if connections_max_per_ip_overrides is not None:
-            self.connections_max_per_host_overrides = {
-                packed(host): limit for host, limit in connections_max_per_ip_overrides.items()}
+            resume_listeners(self.acceptor)
         if connections_max_idle_ms is not None:
             self.idle_ms = connections_max_idle_ms
         if fetch_max_bytes is not None:
@@ -1181,12 +897,12 @@ cdef class Reactor:
         self.core.stats.cold_checks = self.core.cold.checks
         values = self.core.stats
         values["requests"] = {key: count for key, count in enumerate(values["requests"]) if count}
-        forwarding, handover = self.forwarding, self.handover
+        forwarding, handover = self.forwarding, self.acceptor.handover
         values["in_flight"] = forwarding.in_flight if self.has_mail else 0
         values["forwarded"] = forwarding.forwarded if self.has_mail else 0
         values["appended"] = forwarding.appended if self.has_mail else 0
-        values["handed_over"] = handover.given if self.hands_over else 0
-        values["adopted"] = handover.taken if self.hands_over else 0
+        values["handed_over"] = 0 if handover is None else handover.given
+        values["adopted"] = 0 if handover is None else handover.taken
         return values
 
     def hold_cold_reads(self, bint held):
@@ -1218,10 +934,7 @@ cdef class Reactor:
         if not self.open:
             return
         self.open = False
-        for fd in list(self.listeners):
-            self.remove_listener(fd)
-        if self.hands_over:
-            self.handover.leave()
+        self.acceptor.close()
         while self.core.oldest is not NULL:
             conn_close(self.core.oldest, NULL)
         if not self.core.polling:
@@ -1238,7 +951,7 @@ cdef class Reactor:
         conn_reap(self.core)
         self.fetching.forget()
         self.table.bury()
-        self.free_retired()
+        self.acceptor.free_retired()
         core_shut(self.core)
         for address, _ in self.commits:
             free(<void*><size_t>address)
@@ -1263,13 +976,3 @@ cdef void expire_idle(Reactor reactor) noexcept nogil:
             core.newest is NULL or core.monotonic_ms - core.newest.active_ms >= TRIM_AFTER_MS):
         buffers_trim(core)
 
-
-def packed(str host):
-    """An address as 16 bytes, IPv4 mapped into IPv6. A host name is looked up."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            address = socket.inet_pton(family, host.split("%")[0])
-        except OSError:
-            continue
-        return address if len(address) == 16 else b"\0" * 10 + b"\xff\xff" + address
-    return packed(socket.gethostbyname(host))

@@ -27,7 +27,7 @@ them are lies until looked at; the CRC (`verify_crc`) tells chance, not malice. 
 milliseconds: what does not fit as microseconds is the largest (or smallest) that does, and counted in `clamped`."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from kafkad._native.arrow_build cimport (

@@ -488,7 +488,6 @@ cdef int named_zone(const uint8_t* p, const uint8_t* end, int64_t local, int64_t
 cdef int text_timestamp(const uint8_t* p, int64_t size, Zone* zone, int64_t* micros) noexcept nogil:
     """`zone`: the session's; NULL: a timestamp without a zone is wanted, and one with a zone is wrong. Reason."""
     cdef const uint8_t* end = p + size
-    cdef const uint8_t* zone_start = NULL
     cdef int64_t sign = 1
     cdef int64_t count
     cdef int64_t year

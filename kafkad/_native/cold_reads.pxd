@@ -23,6 +23,7 @@ cdef struct ColdReads:              # the loop's
     int64_t now_ms                  # wall clock, as of the loop's last look
     int64_t monotonic_ms
     bint held
+    int ahead_jobs                  # at work
     int64_t checks                  # questions to the kernel
     int64_t reads                   # jobs
     int64_t bytes_read

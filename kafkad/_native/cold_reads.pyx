@@ -48,12 +48,17 @@ cdef enum:
     ASKED = 1 << 20                 # the kernel is asked about so much at once, if all of it is there
     ASKED_MAX = 4 << 20
     READ_MIN = 128 * 1024           # a job reads as much as the kernel would by itself
-    THREADS_MAX = 4                 # so many reads does a disk see at once
+    AHEAD = 4 << 20                 # is read beyond what is asked for, for who reads on and has less than half of it left
+    AHEAD_JOBS_MAX = 4              # at a time, so that there is a thread for who waits
+    THREADS_MAX = 8                 # so many reads does a disk see at once
 
 cdef struct Range:
     int64_t start
     int64_t end
     int64_t found_ms
+    bint cold                       # some of it was read from the disk by a job
+    bint busy                       # a job reads ahead of it
+    bint ended                      # there is nothing behind it
 
 cdef struct Warm:                   # LogFile.warm
     Range ranges[RANGES]
@@ -83,6 +88,7 @@ cdef void range_note(LogFile* file, int64_t start, int64_t end, int64_t now_ms) 
     """These bytes are in memory: a range goes on with them, or the oldest gives way to one."""
     cdef Range* at = range_at(file, start, now_ms)
     cdef Warm* warm
+    cdef bint cold = False
     cdef int i
     if at is not NULL:
         at.end = max(at.end, end)
@@ -93,12 +99,28 @@ cdef void range_note(LogFile* file, int64_t start, int64_t end, int64_t now_ms) 
             return
     warm = <Warm*>file.warm
     at = &warm.ranges[0]
-    for i in range(1, RANGES):
+    for i in range(RANGES):
+        if warm.ranges[i].start <= start <= warm.ranges[i].end and warm.ranges[i].cold:
+            cold = True                                 # it goes on with one whose time is over
         if warm.ranges[i].found_ms < at.found_ms:
             at = &warm.ranges[i]
+    memset(at, 0, sizeof(Range))
     at.start = start
     at.end = end
     at.found_ms = now_ms
+    at.cold = cold
+
+
+cdef void read_ahead(ColdReads* cold, LogFile* file, int64_t position) noexcept nogil:
+    """Who reads on at `position` shall find what comes next in memory: a disk that waits for his next question does
+    nothing while he is sent what it read."""
+    cdef Range* known = range_at(file, position, cold.monotonic_ms)
+    if (known is NULL or not known.cold or known.busy or known.ended or known.end - position >= AHEAD // 2
+            or cold.ahead_jobs >= AHEAD_JOBS_MAX):
+        return
+    if put(cold, file, known.end, 0, AHEAD, NULL, NULL) is not NULL:
+        known.busy = True
+        cold.ahead_jobs += 1
 
 
 cdef int64_t cold_warm(ColdReads* cold, LogFile* file, int64_t position, int64_t size) noexcept nogil:
@@ -117,6 +139,7 @@ cdef int64_t cold_warm(ColdReads* cold, LogFile* file, int64_t position, int64_t
         if wanted:
             range_note(file, at, at + wanted, now_ms)
             at += wanted
+    read_ahead(cold, file, position)
     return min(at - position, size)
 
 
@@ -169,9 +192,12 @@ cdef Job* put(ColdReads* cold, LogFile* file, int64_t position, int64_t size, in
 
 cdef ColdJob* cold_ask(ColdReads* cold, LogFile* file, int64_t position, int64_t size, void* waiter,
                        ColdDone done) noexcept nogil:
+    cdef Range* before = range_at(file, position, cold.monotonic_ms)
     cdef Job* job = put(cold, file, position, size, max(size, <int64_t>READ_MIN), waiter, done)
     if job is NULL:
         return NULL
+    if before is not NULL:
+        before.cold = True                              # he reads on, and from the disk
     cold.reads += 1
     return &job.told
 
@@ -180,6 +206,7 @@ cdef void cold_settle(ColdReads* cold) noexcept nogil:
     cdef kafkad_job* work
     cdef kafkad_job* following
     cdef Job* job
+    cdef Range* known
     cdef int64_t end
     if cold.helpers is NULL:
         return
@@ -188,6 +215,12 @@ cdef void cold_settle(ColdReads* cold) noexcept nogil:
         following = work.next
         job = <Job*>work.context
         cold.bytes_read += work.found
+        if job.told.size == 0:                          # read ahead
+            cold.ahead_jobs -= 1
+            known = range_at(job.told.file, work.position, cold.monotonic_ms)
+            if known is not NULL:
+                known.busy = False
+                known.ended = work.found < work.size
         # What was waited for counts as being there even if it is not: then the disk fails, and the reader shall see it.
         end = work.position + max(work.found, job.told.size)
         if end > work.position:

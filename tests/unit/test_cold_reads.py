@@ -3,6 +3,7 @@
 import os
 import socket
 import struct
+import time
 import zlib
 from pathlib import Path
 
@@ -258,6 +259,50 @@ def test_many_who_wait_are_all_answered(world):
         answer = records_of(client.receive(messages.FetchResponse, 12, number))
         assert len(answer) >= one
         assert answer == data[n * one : n * one + len(answer)]
+
+
+def without_the_kernels_help(path):
+    """Nothing of it is read but what is asked for."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}") == path:
+                os.posix_fadvise(int(name), 0, 0, os.POSIX_FADV_RANDOM)
+        except FileNotFoundError:  # the listing's own
+            pass
+
+
+def test_for_who_reads_on_the_next_is_read_meanwhile_and_for_others_it_is_not(world):
+    partition = fill(world, "t", 24)
+    forget(world, partition)
+    path, client = path_of(world, "t"), world.connect()
+    records_of(client.fetch([("t", 0, 23, MIB)]))  # opens it
+    without_the_kernels_help(path)
+    put_on_disk(path)
+    fd = os.open(path, os.O_RDONLY)
+    for offset in range(4):
+        records_of(client.fetch([("t", 0, offset, MIB)]))
+    deadline = time.monotonic() + 20
+    while not resident(fd, 4 * MIB, 2 * MIB):
+        assert time.monotonic() < deadline
+        world.poll()
+    read = world.reactor.stats()["cold_bytes"]
+    assert read <= 10 * MIB
+    records_of(client.fetch([("t", 0, 20, MIB)]))  # elsewhere, once
+    for _ in range(50):
+        world.poll()
+        time.sleep(0.002)
+    assert not resident(fd, 22 * MIB, MIB // 2)
+    os.close(fd)
+
+
+def test_who_reads_to_the_end_of_a_segment_is_not_read_ahead_of(world):
+    partition = fill(world, "t", 6)
+    forget(world, partition)
+    client = world.connect()
+    drain(client, "t", 6)
+    for _ in range(20):
+        records_of(client.fetch([("t", 0, 5, MIB)]))
+    assert world.reactor.stats()["cold_bytes"] <= 7 * MIB
 
 
 def test_what_another_worker_owns_is_read_by_helpers_too(world, tmp_path):

@@ -1,6 +1,6 @@
 """A partition that another worker owns, as this one reads it: see partition_reader.pyx."""
 
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from kafkad._native.partition cimport Partition
 from kafkad._native.segments cimport Segment
@@ -25,6 +25,8 @@ cdef class ReaderPartition(Partition):
     cdef int found_capacity
     cdef readonly int64_t listings  # directory listings, since it was made
 
+    cdef uint32_t stuck             # the sequence of a change that did not end while it was waited for
+    cdef bint read_row(self, Row* fresh) noexcept nogil
     cdef int refresh(self, bint again) noexcept nogil
     cdef int settle(self, const Row* fresh) noexcept nogil
     cdef bint is_ours(self, const Row* row) noexcept nogil

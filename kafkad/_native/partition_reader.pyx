@@ -2,9 +2,13 @@
 
 Every read begins with a look at the row's sequence. When that moved, the row is copied (watermarks.row_read), and when
 the copy names another generation or another active segment the directory is listed again, up to that segment: what was
-there before the listing began is in the list, unless it was deleted, so no segment between two others is ever missing,
-which a reader would step over in silence. When the generation moved meanwhile all is read once more. While the row is odd (its owner was put to sleep,
-or killed, in the midst of a change) the last copy serves on: what it says was true, and files below it do not change.
+there before the listing began is in the list, unless it was deleted. When the generation moved meanwhile, or segments
+were removed as well as added, all is read once more; so no segment between two others is ever missing, which a reader
+would step over in silence.
+
+While the row is odd (its owner is in the midst of a change, was put to sleep there, or killed) the copy of what stood
+before that change serves on: nobody has been told of the change yet. An older copy does not, since what came between was
+told: then the owner is waited for a little, and after that readers are sent away, retriably.
 
 Beware:
 - The owner cuts, rewrites and removes index files whenever it likes: they are read with pread here, never mapped, and
@@ -45,7 +49,11 @@ cdef extern from "<fcntl.h>" nogil:
 
 cdef extern from "<unistd.h>" nogil:
     int64_t lseek(int fd, int64_t offset, int whence)
+    int usleep(unsigned int us)
     enum: SEEK_END
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
 
 cdef extern from "<dirent.h>" nogil:
     ctypedef struct DIR:
@@ -95,6 +103,9 @@ cdef enum:
     OFFSET_DIGITS = 20
     LISTINGS = 8                    # that may be overtaken by rolls before a read gives up, retriably
     BLOCK_ENTRIES = 512             # of an index, read at once
+    YIELDS = 16                     # for a row that is being changed all the time it is looked at: so often, then
+    NAPS = 30
+    NAP_US = 100
     WALK_MAX = 64 * 1024            # between two remembered positions: as far as an index entry may be
 
 cdef ProducerTable no_producers = new_producer_table()
@@ -131,13 +142,35 @@ cdef class ReaderPartition(Partition):
         return (row.leader_epoch >= 0 and row.partition == self.index
                 and memcmp(row.topic_id, self.expected_id, 16) == 0)
 
+    cdef bint read_row(self, Row* fresh) noexcept nogil:
+        # An owner that is interrupted in the midst of a change goes on soon, one that is stopped or dead does not: it is
+        # waited for once, some milliseconds.
+        cdef uint32_t sequence
+        cdef int i
+        if row_read(self.shared, fresh):
+            return True
+        sequence = kafkad_load(&self.shared.sequence)
+        if sequence == self.stuck:
+            return False
+        for i in range(YIELDS + NAPS):
+            if i < YIELDS:
+                sched_yield()
+            else:
+                usleep(NAP_US)
+            if row_read(self.shared, fresh):
+                return True
+        self.stuck = sequence
+        return False
+
     cdef int refresh(self, bint again) noexcept nogil:
         # Copies the row if it moved; `again`: lists the directory anyway. 0, or the error that reads get.
         cdef Row fresh
-        if not again and self.known and kafkad_load(&self.shared.sequence) == self.row.sequence:
+        cdef uint32_t sequence = kafkad_load(&self.shared.sequence)
+        # What stood before a change that is under way is good: nobody has been told of that change yet.
+        if not again and self.known and sequence & ~<uint32_t>1 == self.row.sequence:
             return self.state
-        if not row_read(self.shared, &fresh):
-            return self.state if self.known and not again else NOT_LEADER_OR_FOLLOWER
+        if not self.read_row(&fresh):
+            return NOT_LEADER_OR_FOLLOWER
         if again:
             self.known = False
         return self.settle(&fresh)
@@ -156,10 +189,14 @@ cdef class ReaderPartition(Partition):
             tries += 1
             before = row
             failure = self.list_directory(&before)
-            if not row_read(self.shared, &row):
+            if not self.read_row(&row):
                 return NOT_LEADER_OR_FOLLOWER
-            if row.generation != before.generation or not self.is_ours(&row) or failure == -EAGAIN:
-                self.found_count = 0                # overtaken: what was listed is of no one moment
+            if row.generation != before.generation or not self.is_ours(&row) or failure == -EAGAIN or (
+                    row.end_segment != before.end_segment
+                    and row.local_log_start_offset != before.local_log_start_offset):
+                # Overtaken: what was listed is of no one moment. One that rolled and removed, too, may have left a hole:
+                # a segment that was gone when its size was asked for, behind one whose size was known.
+                self.found_count = 0
                 continue
             if failure != 0:
                 self.found_count = 0

@@ -8,7 +8,7 @@ it is less than the run will write, the clean page cache is dropped and memory c
 A virtual machine may tell its host every two seconds what is free (free page reporting), and the host takes
 it back: the next first touch of 2 MB costs milliseconds, which made the tail of a held rate a hundred times
 as long. So memory is touched before a run and held in files until nothing else is left to tell; what a run of
-some seconds will write is set free in its course, little by little: what is free for long is told again.
+some seconds will write is set free in its course.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import ceil
 from pathlib import Path
 
 import psutil
@@ -30,8 +29,8 @@ import psutil
 HUGE_PAGE_ORDER = 9  # 2 MB of pages of 4 KB
 REPORTING = Path("/sys/module/page_reporting")
 REPORT_SECONDS = 2.2
-PIECE_MB = 4  # two huge pages: at once is set free what is written in a moment
-HEADROOM_MB = 64  # each file begins with a whole huge page
+PIECE_SECONDS = 0.4
+PIECE_MARGIN = 1.6  # a piece is so many times what is written until the next one
 PREFIX = "kafkad-bench-"  # of directories; behind it, the process id of the bench that they belong to
 
 
@@ -100,15 +99,12 @@ def touched_memory(
     bulk = directory / f"touched-{time.monotonic_ns()}"
     pieces: list[Path] = []
     over = threading.Event()
-    freeing = threading.Thread(target=set_free, args=(pieces, PIECE_MB / mb_per_s if mb_per_s else 0, over))
+    freeing = threading.Thread(target=set_free, args=(pieces, over))
     try:
         write(bulk, megabytes)
-        for _ in range(ceil(mb_per_s * (seconds + 0.5) / PIECE_MB)):
+        for _ in range(int(seconds / PIECE_SECONDS) + 2 if mb_per_s else 0):
             pieces.append(directory / f"touched-{time.monotonic_ns()}")
-            write(pieces[-1], PIECE_MB)
-        if pieces:
-            pieces.append(directory / f"touched-{time.monotonic_ns()}")
-            write(pieces[-1], HEADROOM_MB)
+            write(pieces[-1], int(mb_per_s * PIECE_SECONDS * PIECE_MARGIN))
         if REPORTING.exists():
             time.sleep(REPORT_SECONDS)
         if pieces:
@@ -132,11 +128,11 @@ def write(path: Path, megabytes: int) -> None:
             file.write(block)
 
 
-def set_free(pieces: list[Path], every_s: float, over: threading.Event) -> None:
-    due = time.monotonic()
-    while pieces and not over.wait(max(0, due - time.monotonic())):
+def set_free(pieces: list[Path], over: threading.Event) -> None:
+    while pieces:
         pieces.pop().unlink()
-        due += every_s
+        if over.wait(PIECE_SECONDS):
+            break
 
 
 def filesystem(path: Path) -> str:

@@ -8,9 +8,10 @@ Before bytes of a log are touched, `cold_warm` tells how many of them are in mem
                                  single bytes with RWF_NOWAIT tell whether they have arrived
 
 What is missing becomes a job for a helper (cold_reads.h), which reads it as the loop would have, and wakes the loop. So the
-kernel reads ahead for who goes on reading, as ever, and most of what he wants next is there when he comes. (Reading ahead
-from here, by WILLNEED or by touching each page, was tried: the kernel then takes small pages and sees each used twice, and
-a GB costs twice the CPU.)
+kernel reads ahead for who goes on reading, as ever. That alone leaves the disk idle while he is sent what it read: who
+reads on, and has less than AHEAD / 2 left, is followed by a job that nobody waits for, for the next AHEAD bytes. (WILLNEED,
+and touching each page, were tried: the kernel then takes small pages and sees each used twice, and a GB costs twice the
+CPU.)
 
 Where the file system cannot tell (RWF_NOWAIT is refused on tmpfs), all counts as being in memory. The kernel may give
 pages back between the question and the read: then that read waits, as every read did before there were helpers.

@@ -291,6 +291,24 @@ def test_what_a_dead_owner_left_half_written_is_not_read(tmp_path):
     assert world.reader.try_read(1, 1000)[1] == 2
 
 
+def test_in_the_midst_of_a_change_only_what_stood_just_before_it_is_read(tmp_path):
+    """What was acknowledged is seen by all workers, or they send their clients away: never an older copy."""
+    world = Readable(tmp_path)
+    world.world.append()
+    fresh, stale = world.reader, world.another()
+    assert stale.try_read(0, 1000)[:2] == (0, 1)
+    world.world.append()
+    assert fresh.try_read(0, 1000)[:2] == (0, 2)
+    row, at = world.poke(), 256 * world.slot.number
+    (sequence,) = struct.unpack_from("I", row, at)
+    struct.pack_into("I", row, at, sequence | 1)
+    for _ in range(3):
+        assert fresh.try_read(0, 1000)[:2] == (0, 2)
+        assert stale.try_read(0, 1000)[0] == NOT_LEADER
+    struct.pack_into("I", row, at, (sequence | 1) + 1)
+    assert [reader.try_read(0, 1000)[:2] for reader in (fresh, stale)] == [(0, 2)] * 2
+
+
 def test_a_fetch_of_committed_data_tells_of_transactions_that_were_aborted_since(tmp_path):
     world = Readable(tmp_path)
 

@@ -8,6 +8,8 @@ import mmap
 import os
 import random
 import struct
+import subprocess
+import sys
 
 import pytest
 
@@ -16,6 +18,7 @@ from kafkad._native.partition_table import PartitionTable
 from kafkad._native.watermarks import WatermarkTable, private_row
 from kafkad.log.reader import ReaderLog
 from kafkad.protocol.records import build_batch, end_marker, read_batches
+from tests.power import compiled
 from tests.unit.log_world import TOPIC_ID, LogWorld, batch, topic_config
 from tests.unit.reactor_world import World
 
@@ -434,3 +437,48 @@ def test_a_place_in_the_table_may_change_hands(tmp_path):
     table.remote_advanced(10**6)
     table.remove("t", 0)
     assert len(table) == 0
+
+
+OVERTAKEN = """
+import ctypes, pathlib, sys
+from tests.unit.test_partition_reader import Readable
+
+world = Readable(pathlib.Path(sys.argv[1]))
+for i in range(5):
+    world.world.append(count=2)
+    if i == 1:
+        assert world.reader.read_region(0, 1000)[0] == 0        # it has the first of two segments open
+    if i < 4:
+        world.log.roll(0)
+passing = []
+
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+def told(path):
+    # The size of the first is known, the next one's is asked for: now they and a third go, and the log rolls.
+    if path == str(world.world.path(2, ".log")).encode() and not passing:
+        passing.append(path)
+        world.log.delete_records(6)
+        assert world.log.apply_retention(0) == 3
+        world.log.roll(0)
+        world.world.append(count=2)
+
+ctypes.CDLL(None).on_stat(told)
+answers = [world.reader.try_read(offset, 1000) for offset in (5, 1, 6, 10)]
+ctypes.CDLL(None).on_stat(None)
+assert passing, "the reader did not ask for the size of a segment"
+print([(code, start, len(data) > 0) for code, _, _, start, data in answers])
+"""
+
+
+def test_a_listing_that_a_roll_and_retention_overtake_has_no_hole(tmp_path):
+    """A reader that kept the segment before the hole would send, for what is gone, what comes after it."""
+    ran = subprocess.run(
+        [sys.executable, "-c", OVERTAKEN, str(tmp_path)],
+        env={**os.environ, "LD_PRELOAD": compiled("stat_told")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 0, ran.stderr
+    gone = (OUT_OF_RANGE, 6, False)
+    assert ran.stdout.strip() == str([gone, gone, (0, 6, True), (0, 6, True)])

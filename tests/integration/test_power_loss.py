@@ -497,6 +497,7 @@ def test_nothing_that_was_told_is_lost_with_the_power(tmp_path, rounds):
     life = 0
     while left > 0:
         one_life(tmp_path / str(life), random.Random(SEED + life), min(left, LIFE_ROUNDS))
+        shutil.rmtree(tmp_path / str(life))
         left -= LIFE_ROUNDS
         life += 1
 

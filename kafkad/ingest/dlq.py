@@ -24,7 +24,7 @@ from pyarrow import compute, parquet
 
 from kafkad.ingest import landing
 from kafkad.ingest.parquet_table import ParquetTable
-from kafkad.ingest.table import REPLAY, FileEntry, Table, TaskReport, step
+from kafkad.ingest.table import REPLAY, FileEntry, Table, TaskReport, gone, step
 
 if TYPE_CHECKING:
     from kafkad.client.producer import Producer
@@ -86,7 +86,12 @@ def records(dlq: ParquetTable) -> Iterator[pa.RecordBatch]:
 
 
 def rows_of(place: Path) -> Iterator[pa.RecordBatch]:
-    with parquet.ParquetFile(place) as data:
+    """TableError if it is gone, which only another run can have done."""
+    try:
+        data = parquet.ParquetFile(place)
+    except FileNotFoundError:
+        raise gone(place) from None
+    with data:
         yield from data.iter_batches(BATCH_ROWS)
 
 

@@ -41,6 +41,7 @@ from kafkad.ingest.table import (
     Staging,
     TableError,
     TaskReport,
+    gone,
     make_folder,
     step,
 )
@@ -89,7 +90,10 @@ class ParquetFile:
         self.buffered: list[pa.RecordBatch] = []
         self.buffered_rows = 0
         self.buffered_bytes = 0
-        self._file = open(staged, "xb")  # noqa: SIM115  (closed by close or abandon)
+        try:
+            self._file = open(staged, "xb")  # noqa: SIM115  (closed by close or abandon)
+        except FileNotFoundError:  # with the folder that was made right before
+            raise gone(staged) from None
         self._footer: list[Any] = []
         self._writer = parquet.ParquetWriter(
             self._file, schema, metadata_collector=self._footer, **parquet_settings(schema, compression)

@@ -328,9 +328,7 @@ class Table(ABC):
         places += [self.root / file.staged for report in good for file in report.files]
         for place in places:
             if not place.exists():
-                raise TableError(
-                    f"{place} is gone before its commit: another run of the same pipeline is at work"
-                )
+                raise gone(place)
         for folder in {place.parent for place in places}:
             sync_folder(folder)
 
@@ -493,6 +491,11 @@ class Table(ABC):
                 if count:
                     told.append(f"{count} files that no batch has were removed from {folder}")
         return told
+
+
+def gone(place: Path) -> TableError:
+    """For what a run has written and not committed yet, or was about to read."""
+    return TableError(f"{place} is gone: another run of the same pipeline is at work")
 
 
 def open_table(sink: Sink, schema: pa.Schema | None = None, dlq_path: str | None = None) -> Table:

@@ -180,6 +180,29 @@ def test_dead_letters_that_are_older_than_the_table_leave_the_queue_when_they_la
     assert verify.verify(there, World(end=80)).partitions[0].twice == 0
 
 
+@pytest.mark.parametrize("when", ["it has listed the letters", "it has staged what it found"])
+def test_of_two_replays_at_once_the_slower_ends_with_a_sentence(when: str, tmp_path: Path, monkeypatch: Any):
+    settings = landing.LandSettings(None, "dlq")
+    there, other = (open_table(world.sink_of("parquet", tmp_path), world.LANDED) for _ in range(2))
+    ranges = [("t", 0, 0, 80, world.fetched(0, 0, 80))]
+    there.commit("q", 0, [landing.land(ranges, settings, there.staging("q"), world.Decoder())])
+    listed = there.dlq.files()
+
+    def faster(*_: Any) -> Any:
+        monkeypatch.undo()
+        assert dlq.replay(other, settings, world.Decoder(knows_better=True)).landed
+        return listed
+
+    if when == "it has listed the letters":
+        monkeypatch.setattr(there.dlq, "files", faster)
+    else:
+        monkeypatch.setattr(dlq, "step", faster)
+    with pytest.raises(TableError, match="is gone: another run of the same pipeline is at work"):
+        dlq.replay(there, settings, world.Decoder(knows_better=True))
+    found = verify.verify(there, World(end=80)).partitions[0]
+    assert (found.lost, found.twice) == (0, 0)
+
+
 # -- the power -----------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@ use; and retention at work under a produce load.
 """
 
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from bench import scenarios
 from bench.brokers import Bare, Process
@@ -18,6 +18,9 @@ RETENTION = "produce 64 KB while retention deletes"
 RETENTION_BYTES = 32 << 20  # of a partition
 RETENTION_SEGMENT = 8 << 20
 RETENTION_CHECK_MS = 500
+
+CLIENT_MB_S = 450  # at most what a client writes, and for how long: memory that is touched before
+CLIENT_SECONDS = 6
 
 
 def run_group(bench: Bench, group: str) -> None:
@@ -48,7 +51,11 @@ def clients(bench: Bench) -> None:
     topic = bench.topic("clients")
 
     def use(name: str, broker: Process) -> Cell:
-        return Cell(name, broker, lambda: run_client(broker, name, topic, bench.options.client_records))
+        def run() -> dict[str, float]:
+            with bench.touched(CLIENT_MB_S, CLIENT_SECONDS) if "produce" in name else nullcontext():
+                return run_client(broker, name, topic, bench.options.client_records)
+
+        return Cell(name, broker, run)
 
     for broker in brokers:
         broker.create_topic(topic, 4)

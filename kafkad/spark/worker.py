@@ -6,9 +6,18 @@ small task:
 
     python -m timeit -s "import gc, pandas, pyarrow, pyspark.worker" "gc.collect()"
 
-It is there for good, so the collector need not see it: gc.freeze."""
+It is there for good, so the collector need not see it: gc.freeze.
+
+Spark lets go of a worker that had nothing to do for a minute, and of all at its end, by closing its socket.
+The worker takes that for trouble and tells it to the socket; over unix sockets that fails, and a traceback of
+a broken pipe goes to stderr, as if something had gone wrong. So a broken pipe ends a worker in silence:
+whoever closed the other end knows.
+"""
 
 import gc
+import sys
+from types import ModuleType
+from typing import Any
 
 _begun = 0
 
@@ -19,5 +28,25 @@ def task_begins() -> None:
     """
     global _begun
     _begun += 1
+    if _begun == 1:
+        end_in_silence(sys.modules["__main__"])
     if _begun == 2:
         gc.freeze()
+
+
+def end_in_silence(daemon: ModuleType) -> None:
+    """`daemon`: pyspark.daemon, which forked this process, and calls its worker() for each task. Any other
+    module is left alone.
+    """
+    if getattr(daemon.__spec__, "name", None) != "pyspark.daemon":
+        return
+    work: Any = daemon.worker
+
+    def worker(*arguments: Any) -> int:
+        try:
+            code: int = work(*arguments)
+            return code
+        except BrokenPipeError:
+            return 1  # the daemon has the process end
+
+    daemon.worker = worker  # type: ignore[attr-defined]

@@ -412,6 +412,22 @@ def test_registering_tells_that_the_workers_have_another_python(spark, tmp_path)
     kafkad.spark.register(spark)  # this session's is right
 
 
+def test_workers_of_spark_end_in_silence(spark):
+    def whose_worker(rows):
+        import sys
+
+        import pyarrow as pa
+
+        from kafkad.spark.worker import task_begins
+
+        task_begins()
+        for _ in rows:
+            yield pa.record_batch([[sys.modules["__main__"].worker.__module__]], names=["module"])
+
+    rows = spark.range(0, 1, 1, 1).mapInArrow(whose_worker, "module string").collect()
+    assert [row.module for row in rows] == ["kafkad.spark.worker"]
+
+
 def test_what_is_wrong_with_a_stream_is_one_sentence(spark, broker, topic, tmp_path):
     cases = [({"endingOffsets": "latest"}, "option endingOffsets is for batch queries: a stream has no end")]
     if not ADMISSION:

@@ -1,7 +1,10 @@
 """kafkad/spark/worker.py: in a process of its own, since what is frozen stays so."""
 
+import os
 import subprocess
 import sys
+
+from kafkad.spark.worker import end_in_silence
 
 TASKS = """
 import gc
@@ -19,3 +22,40 @@ print(told[0], told[1] > 1000, told[2] == told[1], gc.collect() > 0)
 def test_from_the_second_task_on_what_was_imported_is_no_garbage_to_look_for():
     told = subprocess.run([sys.executable, "-c", TASKS], capture_output=True, text=True, check=True).stdout
     assert told.split() == ["0", "True", "True", "True"]
+
+
+LET_GO = """
+import socket
+from pyspark import daemon
+from kafkad.spark.worker import end_in_silence
+
+def let_go():
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    try:
+        return daemon.worker(ours, True)
+    except BrokenPipeError:
+        return "a traceback"
+
+print(let_go())
+end_in_silence(daemon)
+print(let_go())
+"""
+
+
+def test_a_worker_that_spark_lets_go_of_tells_no_traceback():
+    told = subprocess.run(
+        [sys.executable, "-c", LET_GO],
+        env={**os.environ, "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1"},  # as Spark has it
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.splitlines() == ["a traceback", "1"]
+    assert not told.stderr
+
+
+def test_what_is_no_worker_of_spark_is_left_alone():
+    before = dict(vars(sys.modules["__main__"]))
+    end_in_silence(sys.modules["__main__"])
+    assert vars(sys.modules["__main__"]) == before

@@ -9,6 +9,7 @@ import random
 import re
 import threading
 import time
+import traceback
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
@@ -36,29 +37,43 @@ from tests.integration.test_kill import (
 
 WORKERS = 3
 NAMES = 5  # of each admin, again and again
-UNKNOWN = {
-    "_TRANSPORT",
-    "_DESTROY_BROKER",
-    "REQUEST_TIMED_OUT",
-}  # whether it was done, for a worker died over it
+# whether it was done, for a worker died over it
+UNKNOWN = {"_TRANSPORT", "_DESTROY_BROKER", "REQUEST_TIMED_OUT"}
+GONE = {"_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART"}
 QUIET = {"log_level": 0, "reconnect.backoff.max.ms": 100}
 
 
-class Admin(threading.Thread):
+class Client(threading.Thread):
+    """What ends its work before it is told to is a failure, too."""
+
+    def __init__(self, bootstrap: str, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.bootstrap = bootstrap
+        self.random = random.Random(seed)
+        self.stopping = threading.Event()
+        self.failures: list[str] = []
+
+    def work(self) -> None:
+        raise NotImplementedError
+
+    def run(self):
+        try:
+            self.work()
+        except Exception:
+            self.failures.append(traceback.format_exc())
+
+
+class Admin(Client):
     """Changes topics of its own, and looks whether what it was answered holds, whatever worker it reaches."""
 
     def __init__(self, label: str, bootstrap: str, seed: int) -> None:
-        super().__init__(daemon=True)
-        self.random = random.Random(seed)
+        super().__init__(bootstrap, seed)
         self.label = label
-        self.bootstrap = bootstrap
-        self.stopping = threading.Event()
         self.partitions: dict[str, int] = {}  # of the topics that are there
         self.unsure: set[str] = set()  # whose last change may be done or not
-        self.failures: list[str] = []
         self.done: list[str] = []
 
-    def run(self):
+    def work(self):
         client = AdminClient({"bootstrap.servers": self.bootstrap, **QUIET})
         names = [f"{self.label}-{i}" for i in range(NAMES)]
         while not self.stopping.is_set():
@@ -128,18 +143,25 @@ class Admin(threading.Thread):
         wait_until(gone, timeout=30)
 
 
-class Guest(threading.Thread):
+class Guest(Client):
     """Writes to the topics that come and go, and reads them; what becomes of its records is not asked."""
 
     def __init__(self, bootstrap: str, admins: list[Admin], seed: int) -> None:
-        super().__init__(daemon=True)
-        self.bootstrap = bootstrap
+        super().__init__(bootstrap, seed)
         self.admins = admins
-        self.random = random.Random(seed)
-        self.stopping = threading.Event()
         self.read = 0
 
-    def run(self):
+    def write(self, producer: Producer, name: str) -> None:
+        try:
+            for _ in range(20):
+                producer.produce(name, self.random.randbytes(self.random.choice([10, 1000, 20_000])))
+        except BufferError:
+            producer.poll(0.1)
+        except KafkaException as e:
+            if e.args[0].name() not in GONE:
+                raise
+
+    def work(self):
         while not self.stopping.is_set():
             producer = Producer({"bootstrap.servers": self.bootstrap, "message.timeout.ms": 3000, **QUIET})
             consumer = Consumer(
@@ -156,8 +178,7 @@ class Guest(threading.Thread):
             until = time.monotonic() + self.random.uniform(2, 5)
             while time.monotonic() < until and not self.stopping.is_set():
                 for name in [name for admin in self.admins for name in list(admin.partitions)]:
-                    for _ in range(20):
-                        producer.produce(name, self.random.randbytes(self.random.choice([10, 1000, 20_000])))
+                    self.write(producer, name)
                 producer.poll(0.01)
                 self.read += sum(m.error() is None for m in consumer.consume(500, timeout=0.05))
             producer.purge()
@@ -183,20 +204,22 @@ def test_topics_come_and_go_while_workers_die(tmp_path, rounds):
         guest = Guest(broker.bootstrap, admins, SEED)
         for thread in (writer, *admins, guest):
             thread.start()
-        for _ in range(rounds(8, 500)):
-            wait_for_progress([writer])
-            time.sleep(chance.uniform(0, 1.5))
-            broker.kill_worker(chance.randrange(WORKERS))
-            deaths = set(re.findall(r"has died: (.*)", broker.log))
-            assert deaths <= {"signal SIGKILL"}, deaths
-        for thread in (guest, *admins):
-            thread.stopping.set()
+        try:
+            for _ in range(rounds(8, 500)):
+                wait_for_progress([writer])
+                time.sleep(chance.uniform(0, 1.5))
+                broker.kill_worker(chance.randrange(WORKERS))
+                deaths = set(re.findall(r"has died: (.*)", broker.log))
+                assert deaths <= {"signal SIGKILL"}, deaths
+        finally:
+            for thread in (guest, *admins):
+                thread.stopping.set()
         for thread in (guest, *admins):
             thread.join(120)
             assert not thread.is_alive(), f"{thread} hangs"
+            assert not thread.failures, thread.failures[:3]
         writer.finish()
         for admin in admins:
-            assert not admin.failures, admin.failures[:3]
             assert {"created", "deleted"} <= set(admin.done), "nothing was changed"
         assert not writer.failures, writer.failures[:3]
         assert guest.read, "nobody read what came and went"

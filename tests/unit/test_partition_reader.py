@@ -472,9 +472,11 @@ print([(code, start, len(data) > 0) for code, _, _, start, data in answers])
 
 def test_a_listing_that_a_roll_and_retention_overtake_has_no_hole(tmp_path):
     """A reader that kept the segment before the hole would send, for what is gone, what comes after it."""
+    # behind what is preloaded already: the sanitizers' libraries have to be the first
+    preloaded = f"{os.environ.get('LD_PRELOAD', '')} {compiled('stat_told')}".strip()
     ran = subprocess.run(
         [sys.executable, "-c", OVERTAKEN, str(tmp_path)],
-        env={**os.environ, "LD_PRELOAD": compiled("stat_told")},
+        env={**os.environ, "LD_PRELOAD": preloaded},
         capture_output=True,
         text=True,
         timeout=60,

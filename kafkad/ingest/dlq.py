@@ -86,7 +86,7 @@ def records(dlq: ParquetTable) -> Iterator[pa.RecordBatch]:
 
 
 def rows_of(place: Path) -> Iterator[pa.RecordBatch]:
-    """TableError if it is gone, which only another run can have done."""
+    """TableError if it is gone."""
     try:
         data = parquet.ParquetFile(place)
     except FileNotFoundError:

@@ -494,8 +494,8 @@ class Table(ABC):
 
 
 def gone(place: Path) -> TableError:
-    """For what a run has written and not committed yet, or was about to read."""
-    return TableError(f"{place} is gone: another run of the same pipeline is at work")
+    """For what a run has staged, or found in the DLQ and was about to read."""
+    return TableError(f"{place} is gone: another run of the same pipeline is at work, or somebody deleted it")
 
 
 def open_table(sink: Sink, schema: pa.Schema | None = None, dlq_path: str | None = None) -> Table:

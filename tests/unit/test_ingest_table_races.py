@@ -203,6 +203,16 @@ def test_of_two_replays_at_once_the_slower_ends_with_a_sentence(when: str, tmp_p
     assert (found.lost, found.twice) == (0, 0)
 
 
+def test_a_staging_folder_that_goes_while_a_file_is_made_in_it_is_a_sentence(
+    tmp_path: Path, monkeypatch: Any
+):
+    there = open_table(sink(tmp_path), rows(0, 1).schema)
+    staging = there.staging("q")
+    monkeypatch.setattr(landing, "make_folder", lambda folder: folder.rmdir())
+    with pytest.raises(TableError, match=r"staged.* is gone: another run of the same pipeline is at work"):
+        landing.write_task(rows(0, 20).to_batches(), staging)
+
+
 # -- the power -----------------------------------------------------------------------------------------------
 
 

@@ -19,8 +19,10 @@ RETENTION_BYTES = 32 << 20  # of a partition
 RETENTION_SEGMENT = 8 << 20
 RETENTION_CHECK_MS = 500
 
-CLIENT_MB_S = 450  # at most what a client writes, and for how long: memory that is touched before
-CLIENT_SECONDS = 6
+CLIENT_MB_S = (
+    450  # memory touched before is set free at this rate, times bench.memory's margin, while a client writes,
+)
+CLIENT_SECONDS = 6  # for so long
 
 
 def run_group(bench: Bench, group: str) -> None:

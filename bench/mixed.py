@@ -19,10 +19,9 @@ RETENTION_BYTES = 32 << 20  # of a partition
 RETENTION_SEGMENT = 8 << 20
 RETENTION_CHECK_MS = 500
 
-CLIENT_MB_S = (
-    450  # memory touched before is set free at this rate, times bench.memory's margin, while a client writes,
-)
-CLIENT_SECONDS = 6  # for so long
+# while a client writes, touched memory is set free at this rate, times bench.memory's margin, for so long
+CLIENT_MB_S = 450
+CLIENT_SECONDS = 6
 
 
 def run_group(bench: Bench, group: str) -> None:

@@ -20,20 +20,26 @@ GROUPS = {
 }
 HALF_LOAD_OF = "produce 16 KB, 50 producers"
 HALF_LOAD = "16 KB, 50 producers, half load"
-HELD_TIMES = 3  # a held rate runs so much longer: its tail is of few requests
+LOW_MB_S = 100  # a rate held that low runs so much longer: its tail is of few requests
+LOW_TIMES = 3
+HIGH_SECONDS = 1.5  # of another: its memory is set free at once, of which the host is told two seconds later
 
 
 def cell(bench: Bench, row: Produce, broker: Process, scenario: str = "") -> Cell:
     def run() -> dict[str, float]:
         options = bench.options
-        seconds = options.seconds * (HELD_TIMES if row.rate_mb_per_s else 1)
+        seconds, rate = options.seconds, row.rate_mb_per_s
+        if 0 < rate <= LOW_MB_S:
+            seconds *= LOW_TIMES
+        elif rate:
+            seconds, rate = min(seconds, HIGH_SECONDS), 0
         figures = run_produce(
             broker,
             row,
             bench.topic(),
             seconds=seconds,
             mb_max=options.mb_max,
-            touched=partial(bench.touched, row.rate_mb_per_s, seconds),
+            touched=partial(bench.touched, rate, seconds),
         )
         time.sleep(SETTLE_SECONDS)
         return figures

@@ -38,7 +38,7 @@ def end_in_silence(daemon: ModuleType) -> None:
     """`daemon`: pyspark.daemon, which forked this process, and calls its worker() for each task. Any other
     module is left alone.
     """
-    if getattr(daemon.__spec__, "name", None) != "pyspark.daemon":
+    if getattr(getattr(daemon, "__spec__", None), "name", None) != "pyspark.daemon":
         return
     work: Any = daemon.worker
 

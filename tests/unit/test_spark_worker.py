@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import ModuleType
 
 from kafkad.spark.worker import end_in_silence
 
@@ -56,6 +57,9 @@ def test_a_worker_that_spark_lets_go_of_tells_no_traceback():
 
 
 def test_what_is_no_worker_of_spark_is_left_alone():
-    before = dict(vars(sys.modules["__main__"]))
-    end_in_silence(sys.modules["__main__"])
-    assert vars(sys.modules["__main__"]) == before
+    nameless = ModuleType("__main__")
+    del nameless.__spec__  # as an interpreter inside of another program has it
+    for module in (sys.modules["__main__"], nameless):
+        before = dict(vars(module))
+        end_in_silence(module)
+        assert vars(module) == before

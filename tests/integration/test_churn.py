@@ -10,6 +10,7 @@ import re
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
@@ -44,8 +45,8 @@ CLOSE_SECONDS = 20
 QUIET = {"log_level": 0, "reconnect.backoff.max.ms": 100}
 
 
-class Client(threading.Thread):
-    """What ends its work before it is told to is a failure, too."""
+class Client(threading.Thread, ABC):
+    """An exception that ends its work is a failure."""
 
     def __init__(self, bootstrap: str, seed: int) -> None:
         super().__init__(daemon=True)
@@ -54,8 +55,9 @@ class Client(threading.Thread):
         self.stopping = threading.Event()
         self.failures: list[str] = []
 
+    @abstractmethod
     def work(self) -> None:
-        raise NotImplementedError
+        """Until it is told to stop."""
 
     def run(self):
         try:

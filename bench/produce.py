@@ -20,9 +20,11 @@ GROUPS = {
 }
 HALF_LOAD_OF = "produce 16 KB, 50 producers"
 HALF_LOAD = "16 KB, 50 producers, half load"
-LOW_MB_S = 100  # a rate held that low runs so much longer: its tail is of few requests
+# A rate held low runs longer, for its tail is of few requests, and its memory is set free meanwhile. One held
+# high has all of its memory set free at its start, and is over when the host is told (bench/memory.py).
+LOW_MB_S = 100  # at most
 LOW_TIMES = 3
-HIGH_SECONDS = 1.5  # of another: its memory is set free at once, of which the host is told two seconds later
+HIGH_SECONDS = 1.5  # at most
 
 
 def cell(bench: Bench, row: Produce, broker: Process, scenario: str = "") -> Cell:

@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
@@ -517,9 +518,8 @@ class Log:
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTxn]:
         """Those that overlap [start, end), for a consumer of committed data."""
         found = []
-        for at, (base, _, _) in enumerate(self.native.segment_rows()):
-            if self._next_base(at) <= start:
-                continue
+        bases = [base for base, _, _ in self.native.segment_rows()]
+        for base in bases[max(bisect_right(bases, start) - 1, 0) :]:
             for txn in read_txn_index(segment_file(self.directory, base, TXN_INDEX)):
                 if txn.last_offset >= start and txn.first_offset < end:
                     found.append(txn)
@@ -694,14 +694,19 @@ class Log:
         by_policy = "delete" in self._config.cleanup_policy
         retention_ms = self._config.retention_ms if by_policy else -1
         rows = native.segment_rows()
-        facts = []
-        for at, (base, size, created_ms) in enumerate(rows):
-            largest = native.segment_max_timestamp(at)[0] if retention_ms >= 0 else 0
-            facts.append(
-                SegmentFacts(base, self._next_base(at), size, largest if largest >= 0 else created_ms)
-            )
+
+        def facts() -> Iterator[SegmentFacts]:
+            # Lazy: reading a timestamp may open a file, and the first segment that stays ends the search.
+            for at, ((base, size, created_ms), next_base) in enumerate(
+                zip(rows, self._next_bases(rows), strict=True)
+            ):
+                largest = native.segment_max_timestamp(at)[0] if retention_ms >= 0 else 0
+                yield SegmentFacts(base, next_base, size, largest if largest >= 0 else created_ms)
+
         count = deletable_count(
-            facts,
+            facts(),
+            total_size=sum(size for _, size, _ in rows),
+            segment_count=len(rows),
             now_ms=now_ms,
             high_watermark=self.high_watermark,
             log_start_offset=self.log_start_offset,
@@ -709,18 +714,19 @@ class Log:
             retention_bytes=self._config.retention_bytes if by_policy else -1,
         )
         if count:
-            if count == len(facts):
+            next_base = self._next_bases(rows)[count - 1]
+            if count == len(rows):
                 self.roll(now_ms)
-            self.advance_log_start(facts[count - 1].next_offset)
+            self.advance_log_start(next_base)
             self._remove_segments(0, count)
             self._keep_removals()
             logger.info("%s-%d: %d segments deleted, log start %d",
                         self.topic, self.partition, count, self.log_start_offset)  # fmt: skip
         return count
 
-    def _next_base(self, at: int) -> int:
-        rows = self.native.segment_rows()
-        return rows[at + 1][0] if at + 1 < len(rows) else self.end_offset
+    def _next_bases(self, rows: list[tuple[int, int, int]]) -> list[int]:
+        """Where each segment of `rows` (of native.segment_rows) ends."""
+        return [*(base for base, _, _ in rows[1:]), self.end_offset]
 
     def _remove_segments(self, first: int, end: int) -> None:
         # Renamed at once, unlinked later: a reader in another process may be about to open them.
@@ -825,8 +831,9 @@ class Log:
             except Malformed as e:
                 logger.warning("%s is left out: %s", path, e)
         self._snapshot_offset = start
-        for at, (base, _, _) in enumerate(self.native.segment_rows()):
-            if self._next_base(at) > start:
+        rows = self.native.segment_rows()
+        for (base, _, _), next_base in zip(rows, self._next_bases(rows), strict=True):
+            if next_base > start:
                 replay_producers(
                     segment_file(self.directory, base, LOG), self.native.producers, start, end_offset
                 )

@@ -8,6 +8,7 @@ Segments go from the oldest on, never past the high watermark. The active one go
 it, once a new one has been rolled; an empty active one stays. Only log start applies without `delete` in
 cleanup.policy."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -20,19 +21,23 @@ class SegmentFacts:
 
 
 def deletable_count(
-    segments: list[SegmentFacts],
+    segments: Iterable[SegmentFacts],
     *,
+    total_size: int,
+    segment_count: int,
     now_ms: int,
     high_watermark: int,
     log_start_offset: int,
     retention_ms: int,
     retention_bytes: int,
 ) -> int:
-    """How many of the oldest segments go. Negative limits mean none."""
+    """Return how many of the oldest segments go. Negative limits mean none.
+
+    `segments` is read up to the first segment that stays, and no further."""
     count = 0
-    excess = sum(segment.size for segment in segments) - retention_bytes
+    excess = total_size - retention_bytes
     for at, segment in enumerate(segments):
-        is_last = at == len(segments) - 1
+        is_last = at == segment_count - 1
         if segment.next_offset > high_watermark or (is_last and segment.size == 0):
             break
         below_start = not is_last and segment.next_offset <= log_start_offset

@@ -1,6 +1,7 @@
 """What retention, DeleteRecords and deletion let go, and what they keep."""
 
 import os
+import time
 
 import pytest
 
@@ -152,6 +153,52 @@ def test_segments_without_timestamps_age_by_their_file(tmp_path):
     world = world_of(tmp_path, [1])
     facts = [SegmentFacts(0, 1, 10, 5_000), SegmentFacts(1, 2, 10, 9_000)]
     limits = {"high_watermark": 2, "log_start_offset": 0, "retention_bytes": -1}
-    assert deletable_count(facts, now_ms=6_001, retention_ms=1_000, **limits) == 1
-    assert deletable_count(facts, now_ms=6_000, retention_ms=1_000, **limits) == 0
+    limits |= {"total_size": 20, "segment_count": 2}
+    assert deletable_count(iter(facts), now_ms=6_001, retention_ms=1_000, **limits) == 1
+    assert deletable_count(iter(facts), now_ms=6_000, retention_ms=1_000, **limits) == 0
     assert world.log.apply_retention(0) == 0
+
+
+def test_the_search_ends_at_the_first_segment_that_stays():
+    """REVIEW D5 e: each segment's timestamp may have to be read from a file."""
+    read = []
+
+    def facts():
+        for base in range(100):
+            read.append(base)
+            yield SegmentFacts(base, base + 1, 10, base * 1_000)
+
+    limits = {"high_watermark": 100, "log_start_offset": 0, "retention_bytes": -1, "retention_ms": 1_000}
+    count = deletable_count(facts(), total_size=1_000, segment_count=100, now_ms=6_001, **limits)
+    assert (count, read) == (6, list(range(7)))
+
+
+@pytest.mark.parametrize("what", ["retention", "aborted transactions", "producers"])
+def test_the_cost_grows_with_the_segments_and_not_with_their_square(tmp_path, what):
+    """HUNTS S2: 9, 157, 2,472 ms at 100, 1,000, 4,000 segments, with nothing due."""
+
+    def seconds(count: int) -> float:
+        world = LogWorld(tmp_path / str(count), topic_config(retention_ms=1_000_000_000))
+        native = world.log.native
+        for base in range(1, count):
+            native.add_segment(base, ONE, 1_000, (1_000, base))
+        native.truncated(count, ONE)
+        native.advance_high_watermark(count)
+        if what == "producers":
+            native.set_log_start(count - 1)
+            world.path(count - 1, ".log").touch()
+        assert native.count == count
+        work = {
+            "retention": lambda: world.log.apply_retention(2_000),
+            "aborted transactions": lambda: world.log.aborted_transactions(count - 1, count),
+            "producers": lambda: world.log._reload_producers(0),
+        }[what]
+        taken = []
+        for _ in range(3):
+            begun = time.thread_time()
+            work()
+            taken.append(time.thread_time() - begun)
+        return min(taken)
+
+    # 16 times the segments: 16 times the work, or a little more; their square is 256 times
+    assert seconds(8_000) < 60 * seconds(500)

@@ -9,15 +9,20 @@ until the transaction's marker; of a transactional and a plain commit the one wh
 log wins."""
 
 from collections.abc import Iterator
+from functools import partial
 
-from kafkad.coordinator.records import NEVER, NO_TOPIC_ID, CommittedOffset
+from kafkad._native.latest_records import LatestRecords
+from kafkad.coordinator.records import NEVER, CommittedOffset
 
 Key = tuple[str, str, int]  # group id, topic, partition
+
+_new_committed = partial(tuple.__new__, CommittedOffset)
 
 
 class Offsets:
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
+        self._topics: dict[str, set[str]] = {}  # topic -> groups that have an offset in it
         self._open: dict[
             int, dict[Key, CommittedOffset]
         ] = {}  # producer id -> its open transaction's commits
@@ -32,6 +37,7 @@ class Offsets:
         partitions = topics.get(topic)
         if partitions is None:
             partitions = topics[topic] = {}
+            self._topics.setdefault(topic, set()).add(group_id)
         partitions[partition] = committed
 
     def get(self, key: Key) -> CommittedOffset | None:
@@ -45,6 +51,10 @@ class Offsets:
         partitions = topics.get(topic, {})
         if partitions.pop(partition, None) is not None and not partitions:
             del topics[topic]
+            its_groups = self._topics[topic]
+            its_groups.discard(group_id)
+            if not its_groups:
+                del self._topics[topic]
             if not topics:
                 del self._groups[group_id]
         for commits in self._open.values():
@@ -67,13 +77,17 @@ class Offsets:
                 if key[0] == group_id and self.get(key) is None:
                     yield key
 
-    def keys_of_topic(self, topic: str, topic_id: bytes) -> Iterator[Key]:
-        """Offsets of this topic; those of an older topic of the same name stay where their topic id tells
-        so."""
-        for group_id, topics in self._groups.items():
-            for partition, committed in topics.get(topic, {}).items():
-                if committed.topic_id in (NO_TOPIC_ID, topic_id):
-                    yield group_id, topic, partition
+    def topics(self) -> list[str]:
+        """Topics in which a group has an offset."""
+        return list(self._topics)
+
+    def groups_of_topic(self, topic: str) -> list[str]:
+        return list(self._topics.get(topic, ()))
+
+    def take_loaded(self, latest: LatestRecords, limit: int) -> list[tuple[bytes, bytes, int]]:
+        """Some of the records that were read back: offsets are put here, all others returned."""
+        _, others = latest.take(limit, self._groups, self._topics, _new_committed)
+        return others
 
     def __len__(self) -> int:
         return sum(len(partitions) for topics in self._groups.values() for partitions in topics.values())
@@ -88,6 +102,11 @@ class Offsets:
             current = self.get(key)
             if commit and (current is None or committed.record_offset > current.record_offset):
                 self.put(key, committed)
+
+    def open_commits(self) -> Iterator[tuple[Key, CommittedOffset]]:
+        """Commits of open transactions."""
+        for commits in self._open.values():
+            yield from commits.items()
 
     def is_unstable(self, key: Key) -> bool:
         return any(key in commits for commits in self._open.values())

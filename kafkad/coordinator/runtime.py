@@ -6,7 +6,8 @@ NOT_COORDINATOR, for one that is still loading COORDINATOR_LOAD_IN_PROGRESS.
 
 Source of error codes: Kafka 4.3's GroupCoordinatorService and CoordinatorOperationExceptionHelper."""
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -14,8 +15,11 @@ from kafkad.coordinator.deadline import Handle
 from kafkad.coordinator.group import State, join_error
 from kafkad.coordinator.member import Reply
 from kafkad.coordinator.shard import Done, Shard, commit_error
+from kafkad.coordinator.slices import Slices
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError, Malformed
+
+logger = logging.getLogger(__name__)
 
 CLASSIC = "classic"
 DESCRIBE_NOT_FOUND_FROM = 6  # DescribeGroups: before, an unknown group is Dead and no error
@@ -35,6 +39,10 @@ class Storage(Protocol):
     """`__consumer_offsets`, as the coordinator sees it."""
 
     def partition_count(self) -> int: ...
+
+    def topic_id(self, topic: str) -> bytes | None:
+        """Of a topic that exists (zeros: not known); None if it does not, on the word of an image that has
+        everything that was committed when the coordinator began."""
 
     def append(self, partition: int, batch: bytearray, callback: Done) -> None:
         """Appends one batch to a partition. `callback(error code)` once, when it is as durable as acks=all
@@ -73,6 +81,7 @@ class GroupCoordinator:
         self.storage = storage
         self.new_uuid = new_uuid
         self.shards: dict[int, Shard] = {}
+        self._slices = Slices(clock, scheduler)
         self._closed = False
 
     def partition_for(self, group_id: str) -> int:
@@ -83,23 +92,51 @@ class GroupCoordinator:
     # -- which partitions are here
 
     def begin_load(self, partition: int) -> Shard:
-        """From now on its groups are answered COORDINATOR_LOAD_IN_PROGRESS; feed `Shard.replay`, then
-        `finish_load`."""
+        """From now on its groups are answered COORDINATOR_LOAD_IN_PROGRESS. Feed `Shard.replay`, in any
+        thread, then call `end_load`; `unload` cancels it at any time."""
         self.unload(partition)
         shard = self.shards[partition] = Shard(self, partition)
         return shard
 
+    def end_load(self, shard: Shard, done: Callable[[], object] | None = None) -> None:
+        """All of the partition was fed: make its groups in slices, then serve them. A partition that does not
+        parse is not served. `done()` in each case, also when it is unloaded meanwhile."""
+        self.run(shard, shard.load_steps(), done)
+
+    def refuse_load(self, shard: Shard, why: Malformed) -> None:
+        logger.error(
+            "__consumer_offsets-%d cannot be loaded, its groups are not served: %s", shard.index, why
+        )
+        if self.shards.get(shard.index) is shard:
+            del self.shards[shard.index]
+            shard.close(errors.NOT_COORDINATOR)
+
     def load(self, partition: int, batches: Iterable[Any]) -> None:
-        """Replays a whole partition, given as buffers of whole batches. Raises Malformed, and then does not
-        serve it."""
+        """Load a whole partition at once, given as buffers of whole batches. Raises Malformed, and then does
+        not serve it."""
         shard = self.begin_load(partition)
         try:
             for buffer in batches:
-                shard.replay(buffer)
-        except Malformed:
-            del self.shards[partition]
+                shard.replay.feed(buffer)
+            for _ in shard.load_steps():
+                pass
+        except Malformed as lie:
+            self.refuse_load(shard, lie)
             raise
-        shard.finish_load()
+
+    def run(self, shard: Shard, steps: Iterator[None], done: Callable[[], object] | None = None) -> None:
+        """Do a shard's work in slices, until it is done or the shard is unloaded."""
+
+        def until_closed() -> Iterator[None]:
+            try:
+                while not shard.closed and next(steps, self) is not self:
+                    yield
+            except Malformed as lie:
+                self.refuse_load(shard, lie)
+            if done is not None:
+                done()
+
+        self._slices.run(until_closed())
 
     def unload(self, partition: int) -> None:
         shard = self.shards.pop(partition, None)
@@ -110,6 +147,7 @@ class GroupCoordinator:
         self._closed = True
         for partition in list(self.shards):
             self.unload(partition)
+        self._slices.close()
 
     def _shard(self, group_id: str | None, *, named: bool = False) -> Shard:
         """`named`: the empty group id, which old simple consumers used, is refused."""
@@ -268,5 +306,4 @@ class GroupCoordinator:
     def on_topics_deleted(self, topics: Sequence[tuple[str, bytes]]) -> None:
         """(name, topic id) of each: nobody shall start in a new topic of that name at an old offset."""
         for shard in self.shards.values():
-            if not shard.loading:
-                shard.delete_offsets_of_topics(topics)
+            shard.delete_offsets_of_topics(topics)

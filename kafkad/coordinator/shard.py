@@ -10,12 +10,13 @@ the callback could have needed."""
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kafkad.coordinator import records
 from kafkad.coordinator.deadline import Deadline, Handle
 from kafkad.coordinator.group import ClassicGroup, State, join_error
+from kafkad.coordinator.loading import Replay
 from kafkad.coordinator.member import Member, Reply
 from kafkad.coordinator.offsets import Key, Offsets, is_expired
 from kafkad.coordinator.records import (
@@ -28,7 +29,7 @@ from kafkad.coordinator.records import (
 )
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import Malformed
-from kafkad.protocol.records import COMMIT, Record, build_batch, control_kind, read_batches
+from kafkad.protocol.records import Record, build_batch
 
 if TYPE_CHECKING:
     from kafkad.coordinator.runtime import GroupCoordinator
@@ -42,7 +43,9 @@ NO_EPOCH = -1
 GROUP_ID_NOT_FOUND_FROM = (
     9  # OffsetCommit: what older clients expect for an unknown group is ILLEGAL_GENERATION
 )
-TOMBSTONES_MAX = 2_000  # in one batch: about 200 KB, below any sane max.message.bytes
+TOMBSTONES_MAX = 500  # in one batch: about 50 KB, and 2 ms to make
+LOADED_AT_ONCE = 500  # offsets that become objects between two looks at the clock: 0.5 ms
+VISITED_AT_ONCE = 100  # groups that are looked at between two looks at the clock
 
 # What a failed append means to a client of the coordinator.
 APPEND_ERRORS: dict[int, int] = {
@@ -77,7 +80,10 @@ class Shard:
         self.offsets = Offsets()
         self.writes: deque[Write] = deque()
         self.loading = True
+        self.closed = False
+        self.replay = Replay()  # what is read of the log while it is loading
         self._coordinator = coordinator
+        self._deleted_meanwhile: list[tuple[str, bytes]] = []  # topics that went while it was loading
         self._expiry = Deadline(self, self._expire_and_come_again)
 
     # -- Host
@@ -141,14 +147,15 @@ class Shard:
         else:
             done(errors.NONE)
 
-    def keys_on_their_way(self, group_id: str | None = None) -> set[Key]:
+    def commits_on_their_way(self) -> Iterator[tuple[Key, CommittedOffset]]:
         """Offsets being committed: not to be fetched yet, but to be deleted with their group or topic."""
-        return {
-            key
-            for write in self.writes
-            for key, committed in write.changes
-            if committed is not None and (group_id is None or key[0] == group_id)
-        }
+        for write in self.writes:
+            for key, committed in write.changes:
+                if committed is not None:
+                    yield key, committed
+
+    def keys_on_their_way(self, group_id: str) -> set[Key]:
+        return {key for key, _ in self.commits_on_their_way() if key[0] == group_id}
 
     def _append_tombstones(self, keys: list[Key], done: Done | None = None) -> None:
         for start in range(0, len(keys), TOMBSTONES_MAX):
@@ -177,39 +184,51 @@ class Shard:
 
     # -- reading the log
 
-    def replay(self, buffer: Any) -> None:
-        """Whole batches of the partition, in order. Raises Malformed."""
+    def load_steps(self) -> Iterator[None]:
+        """Make groups and offsets of what `replay` was fed, in small steps, and serve them. Raises
+        Malformed."""
         assert self.loading
-        for batch in read_batches(buffer):
-            if batch.is_control:
-                for record in batch.records():
-                    self.offsets.end_transaction(batch.producer_id, commit=control_kind(record) == COMMIT)
-                continue
-            for record in batch.records():
-                found = records.read(record.key, record.value)
-                if isinstance(found, OffsetRecord):
-                    self._replay_offset(
-                        found, record.offset, batch.producer_id if batch.is_transactional else None
-                    )
-                elif isinstance(found, GroupRecord):
-                    self._replay_group(found)
+        unfinished = self.replay.unfinished()
+        while len(self.replay.latest):
+            for key, value, offset in self.offsets.take_loaded(self.replay.latest, LOADED_AT_ONCE):
+                self._load_record(key, value, offset)
+                yield
+            yield
+        for producer_id, key, value, offset in unfinished:
+            self._load_record(key, value, offset, producer_id)
+        self.replay = Replay()
+        for group_id in self.offsets.group_ids():
+            if group_id not in self.groups:  # a simple consumer: offsets, but never a member
+                self.groups[group_id] = ClassicGroup(group_id, self, state_timestamp_ms=self.now_ms())
+                if len(self.groups) % VISITED_AT_ONCE == 0:
+                    yield
+        for number, group in enumerate(list(self.groups.values())):
+            group.loaded()
+            if number % VISITED_AT_ONCE == 0:
+                yield
+        self.loading = False
+        self._expiry.set(self.config.offsets_retention_check_interval_ms)
+        if self.groups:
+            counts = (len(self.groups), len(self.offsets))
+            logger.info("__consumer_offsets-%d: %d groups and %d offsets loaded", self.index, *counts)
+        # A topic may have been deleted while nobody coordinated the groups, and made again under its name.
+        self._coordinator.run(self, self._deletion_steps(self.offsets.topics(), self._is_of_another_topic))
+        self.delete_offsets_of_topics(self._deleted_meanwhile)
 
-    def _replay_offset(self, found: OffsetRecord, record_offset: int, transaction_of: int | None) -> None:
-        key = (found.group_id, found.topic, found.partition)
-        if found.value is None:
-            self.offsets.remove(key)
-            return
-        committed = found.value._replace(record_offset=record_offset)
-        if transaction_of is None:
-            self.offsets.put(key, committed)
-        else:
-            self.offsets.put_in_transaction(transaction_of, key, committed)
+    def _load_record(self, key: bytes, value: bytes, offset: int, transaction_of: int | None = None) -> None:
+        found = records.read(key, value)
+        if isinstance(found, GroupRecord):
+            self._load_group(found)
+        elif isinstance(found, OffsetRecord) and found.value is not None:
+            committed = found.value._replace(record_offset=offset)
+            offset_key = (found.group_id, found.topic, found.partition)
+            if transaction_of is None:
+                self.offsets.put(offset_key, committed)
+            else:
+                self.offsets.put_in_transaction(transaction_of, offset_key, committed)
 
-    def _replay_group(self, found: GroupRecord) -> None:
+    def _load_group(self, found: GroupRecord) -> None:
         value = found.value
-        if value is None:
-            self.groups.pop(found.group_id, None)
-            return
         group = ClassicGroup(
             found.group_id,
             self,
@@ -243,20 +262,9 @@ class Shard:
             )
         self.groups[found.group_id] = group
 
-    def finish_load(self) -> None:
-        self.loading = False
-        for group_id in self.offsets.group_ids():
-            if group_id not in self.groups:  # a simple consumer: offsets, but never a member
-                self.groups[group_id] = ClassicGroup(group_id, self, state_timestamp_ms=self.now_ms())
-        for group in list(self.groups.values()):
-            group.loaded()
-        self._expiry.set(self.config.offsets_retention_check_interval_ms)
-        if self.groups:
-            counts = (len(self.groups), len(self.offsets))
-            logger.info("__consumer_offsets-%d: %d groups and %d offsets loaded", self.index, *counts)
-
     def close(self, code: int) -> None:
-        """The partition is not ours any more: everybody who waits is told."""
+        """The partition is not ours any more: answer everybody who waits."""
+        self.closed = True
         self._expiry.cancel()
         for group in self.groups.values():
             group.close(code)
@@ -387,13 +395,18 @@ class Shard:
         known = {} if group is None or group.state is State.DEAD else self.offsets.of_group(asked.group_id)
         answer = messages.OffsetFetchResponse.Groups(group_id=asked.group_id)
         if asked.topics is None:
-            wanted = [(name, NO_TOPIC_ID, list(partitions)) for name, partitions in known.items()]
+            wanted = [
+                (name, NO_TOPIC_ID, list(partitions))
+                for name, partitions in known.items()
+                if any(not self._is_of_another_topic(name, each.topic_id) for each in partitions.values())
+            ]
         else:
             wanted = [(topic.name, topic.topic_id, topic.partition_indexes) for topic in asked.topics]
         for name, topic_id, indexes in wanted:
             topic = messages.OffsetFetchResponse.Groups.Topics(name=name, topic_id=topic_id)
             answer.topics.append(topic)
             partitions = known.get(name, {})
+            current = self._coordinator.storage.topic_id(name) if topic_id == NO_TOPIC_ID else topic_id
             for index in indexes:
                 found = messages.OffsetFetchResponse.Groups.Topics.Partitions(
                     partition_index=index,
@@ -405,7 +418,9 @@ class Shard:
                 committed = partitions.get(index)
                 if require_stable and self.offsets.is_unstable((asked.group_id, name, index)):
                     found.error_code = errors.UNSTABLE_OFFSET_COMMIT
-                elif committed is not None and _same_topic(committed.topic_id, topic_id):
+                elif committed is None or current is None or not _same_topic(committed.topic_id, current):
+                    continue
+                else:
                     found.committed_offset = committed.offset
                     found.committed_leader_epoch = committed.leader_epoch
                     found.metadata = committed.metadata
@@ -441,12 +456,49 @@ class Shard:
         else:
             self.after_writes(deleted)
 
+    # -- topics that are gone
+
     def delete_offsets_of_topics(self, topics: Sequence[tuple[str, bytes]]) -> None:
-        keys: set[Key] = set()
-        for name, topic_id in topics:
-            keys.update(self.offsets.keys_of_topic(name, topic_id))
-            keys.update(key for key in self.keys_on_their_way() if key[1] == name)
-        self._append_tombstones(sorted(keys))
+        """(name, topic id) of topics that were deleted: delete their offsets, too, in slices."""
+        if self.loading:
+            self._deleted_meanwhile.extend(topics)
+        elif topics:
+            ids: dict[str, set[bytes]] = {}
+            for name, topic_id in topics:
+                ids.setdefault(name, {NO_TOPIC_ID}).add(topic_id)
+            self._coordinator.run(self, self._deletion_steps(list(ids), lambda name, old: old in ids[name]))
+
+    def _is_of_another_topic(self, name: str, topic_id: bytes) -> bool:
+        """Whether an offset that was committed for this name and id is of a topic that is gone."""
+        current = self._coordinator.storage.topic_id(name)
+        return current is None or not _same_topic(topic_id, current)
+
+    def _deletion_steps(self, names: list[str], is_gone: Callable[[str, bytes], bool]) -> Iterator[None]:
+        """Tombstones for the offsets of these topics where `is_gone(topic, topic id of the offset)`."""
+        wanted = set(names)
+        keys = [
+            key
+            for commits in (self.commits_on_their_way(), self.offsets.open_commits())
+            for key, committed in commits
+            if key[1] in wanted and is_gone(key[1], committed.topic_id)
+        ]
+        visited = count = 0
+        for name in names:
+            for group_id in self.offsets.groups_of_topic(name):
+                its = self.offsets.of_group(group_id).get(name, {})
+                keys.extend(
+                    (group_id, name, index) for index, old in its.items() if is_gone(name, old.topic_id)
+                )
+                visited += 1
+                if len(keys) >= TOMBSTONES_MAX or visited % VISITED_AT_ONCE == 0:
+                    count += len(keys)
+                    self._append_tombstones(keys)  # before the next turn, which may bring newer commits
+                    keys = []
+                    yield
+        count += len(keys)
+        self._append_tombstones(keys)
+        if count:
+            logger.info("__consumer_offsets-%d: %d offsets of deleted topics are deleted", self.index, count)
 
     # -- expiry
 
@@ -455,31 +507,33 @@ class Shard:
         self._expiry.set(self.config.offsets_retention_check_interval_ms)
 
     def expire(self) -> None:
-        """Forgets offsets past offsets.retention.minutes, and Empty groups that have none left."""
+        """Forget offsets past offsets.retention.minutes, and Empty groups that have none left; in slices."""
+        self._coordinator.run(self, self._expiry_steps())
+
+    def _expiry_steps(self) -> Iterator[None]:
         now_ms = self.now_ms()
         retention_ms = self.config.offsets_retention_minutes * 60_000
-        busy = self.keys_on_their_way()
+        offsets_count = groups_count = 0
         expired: list[Key] = []
-        done_with: list[ClassicGroup] = []
-        for group in self.groups.values():
-            keys, is_all = self._expired_of(group, now_ms, retention_ms, busy)
-            expired.extend(keys)
-            if is_all and group.is_empty and not group.pending_join:
-                done_with.append(group)
+        for number, group in enumerate(list(self.groups.values())):
+            if self.groups.get(group.group_id) is group:
+                keys, is_all = self._expired_of(group, now_ms, retention_ms)
+                offsets_count += len(keys)
+                if is_all and group.is_empty and not group.pending_join:
+                    groups_count += 1
+                    self._delete_group(group)  # and its offsets
+                else:
+                    expired.extend(keys)
+            if len(expired) >= TOMBSTONES_MAX or number % VISITED_AT_ONCE == 0:
+                self._append_tombstones(expired)  # before the next turn, which may bring newer commits
+                expired = []
+                yield
         self._append_tombstones(expired)
-        for group in done_with:
-            self._delete_group(group)
-        if expired or done_with:
-            logger.info(
-                "__consumer_offsets-%d: %d offsets and %d groups expired",
-                self.index,
-                len(expired),
-                len(done_with),
-            )
+        if offsets_count or groups_count:
+            counts = offsets_count, groups_count
+            logger.info("__consumer_offsets-%d: %d offsets and %d groups expired", self.index, *counts)
 
-    def _expired_of(
-        self, group: ClassicGroup, now_ms: int, retention_ms: int, busy: set[Key]
-    ) -> tuple[list[Key], bool]:
+    def _expired_of(self, group: ClassicGroup, now_ms: int, retention_ms: int) -> tuple[list[Key], bool]:
         """Which offsets of a group have expired, and whether that leaves none (KIP-211).
 
         Those of a group with members count from their commit, and only for topics that it is not subscribed
@@ -496,7 +550,8 @@ class Shard:
                 return [], False
         keys: list[Key] = []
         is_all = not self.offsets.has_transactions(group.group_id)
-        is_all = is_all and not any(key[0] == group.group_id for key in busy)
+        busy = self.keys_on_their_way(group.group_id) if self.writes else ()
+        is_all = is_all and not busy
         for topic, partitions in self.offsets.of_group(group.group_id).items():
             if group.is_subscribed_to(topic):
                 is_all = False

@@ -5,7 +5,7 @@ passed it: at once by default, after the fsync where the flush policy asks for o
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from kafkad.protocol import errors
@@ -30,6 +30,11 @@ class GroupStorage:
         """How many partitions the topic has; 0 while there is none."""
         topic = self.metadata.image.topics.get(OFFSETS_TOPIC)
         return len(topic.partitions) if topic is not None else 0
+
+    def topic_id(self, topic: str) -> bytes | None:
+        """Of a topic that exists. The image was caught up before any group was loaded."""
+        known = self.metadata.image.topics.get(topic)
+        return None if known is None else known.topic_id
 
     def append(self, partition: int, batch: bytearray, callback: Callable[[int], object]) -> None:
         """Appends one batch; `callback(error code)` once, when it is as durable as acks=all makes it."""
@@ -60,11 +65,6 @@ class GroupStorage:
 
         timeout = self.scheduler.call_later(self.timeout_ms, lambda: answer(errors.REQUEST_TIMED_OUT))
         log.await_high_watermark(log.end_offset, lambda trouble: answer(_code(trouble)))
-
-    def read_all(self, partition: int) -> Iterator[bytes]:
-        """All batches of a partition, oldest first."""
-        log = self.partitions.get(OFFSETS_TOPIC, partition)
-        return log.batches(log.log_start_offset, log.end_offset)
 
 
 def _code(trouble: BaseException | None) -> int:

@@ -5,7 +5,7 @@
     3  the metadata log: replayed, led
     4  the partitions' logs: opened, recovered
     5  this broker registers: its partitions are led
-    6  the groups are loaded
+    6  the groups begin to load; large partitions are loaded while others are served
     7  connections are accepted
     8  background tasks
 
@@ -45,13 +45,13 @@ from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, Metadat
 from kafkad.metadata.image import BROKER, Endpoint, MetadataImage
 from kafkad.metadata.uuids import random_uuid
 from kafkad.net import listener
-from kafkad.protocol.errors import Malformed
 from kafkad.raft.single_voter import SingleVoter
 from kafkad.replication.ownership import owner_of
 from kafkad.replication.partitions import Partitions
 from kafkad.server.background import Background
 from kafkad.server.dispatch import Dispatcher
 from kafkad.server.event_loop import EventLoop
+from kafkad.server.group_loader import GroupLoader
 from kafkad.server.group_storage import OFFSETS_TOPIC, GroupStorage
 from kafkad.server.metadata_feed import (
     IMAGE,
@@ -330,17 +330,10 @@ class Worker:
             self.config, self.clock, self.scheduler, storage, lambda: str(uuid.uuid4())
         )
         self._group_storage = storage
+        self._group_loader = GroupLoader(self.groups, self.partitions, self.scheduler)
         for index in range(storage.partition_count()):
-            self._load_group_partition(index)
+            self._group_loader.load(index)
         self._started("groups", self.groups.close)
-
-    def _load_group_partition(self, index: int) -> None:
-        if index in self.groups.shards or self.partitions.find(OFFSETS_TOPIC, index) is None:
-            return
-        try:
-            self.groups.load(index, self._group_storage.read_all(index))
-        except Malformed as lie:
-            logger.error("%s-%d cannot be loaded, its groups are not served: %s", OFFSETS_TOPIC, index, lie)
 
     def _serve(self) -> None:
         config = self.config
@@ -482,7 +475,7 @@ class Worker:
             self.scheduler.call_soon(self._assign_directories)  # a subscriber changes no metadata itself
         if OFFSETS_TOPIC in delta.topics_changed:
             for index in range(self._group_storage.partition_count()):
-                self._load_group_partition(index)
+                self._group_loader.load(index)
 
     def _directory_offline(self, path: str) -> None:
         """A failed directory takes its own partitions with it; the last one the broker (LogManager)."""

@@ -70,6 +70,10 @@ class MemoryStorage:
         self.logs = {}
         self.held = None
         self.appends = 0
+        self.topic_ids = {}  # of topics whose id is known; None: there is no such topic
+
+    def topic_id(self, topic):
+        return self.topic_ids.get(topic, bytes(16))
 
     def partition_count(self):
         return self.partitions

@@ -54,7 +54,7 @@ class ManualScheduler:
             if error is None:
                 try:
                     fn()
-                except OSError as e:
+                except Exception as e:  # as a Future does
                     error = e
             callback(error)
         return len(taken)

@@ -398,7 +398,7 @@ def test_a_group_that_is_loading_says_so():
         world,
     )
     assert world.coordinator.list([], []).error_code == errors.COORDINATOR_LOAD_IN_PROGRESS
-    shard.finish_load()
+    world.coordinator.end_load(shard)
     play("fetch t_0\n  t_0=-1", world)
 
 

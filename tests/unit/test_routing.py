@@ -30,6 +30,7 @@ from kafkad.replication.partitions import Partitions
 from kafkad.server import routing
 from kafkad.server.dispatch import Dispatcher
 from kafkad.server.event_loop import EventLoop
+from kafkad.server.group_loader import GroupLoader
 from kafkad.server.group_storage import OFFSETS_TOPIC, GroupStorage
 from kafkad.server.peers import Peers, PeerTrouble, make_sockets
 from kafkad.server.refusal import refusal
@@ -98,9 +99,9 @@ class Site:
         self.cluster.controller.subscribe(on_change)
         storage = GroupStorage(config, self.partitions, metadata, clock, scheduler)
         self.groups = GroupCoordinator(config, clock, scheduler, storage, lambda: str(uuid.uuid4()))
+        loader = GroupLoader(self.groups, self.partitions, scheduler)
         for index in range(storage.partition_count()):
-            if self.partitions.find(OFFSETS_TOPIC, index) is not None:
-                self.groups.load(index, storage.read_all(index))
+            loader.load(index)
 
         def owner_of(topic, index):
             owner = self.partitions.owner_of(topic, index)

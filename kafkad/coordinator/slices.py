@@ -1,0 +1,63 @@
+"""Long work of the coordinator, done in short turns of the loop, so that nobody else waits for it.
+
+Work is an iterator: each step does a little, and every `next` may be the last of its turn. One piece of work
+is advanced at a time, in the order in which they came, for at most TURN_MS a turn."""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kafkad.coordinator.deadline import Handle
+    from kafkad.coordinator.runtime import Clock, Scheduler
+
+TURN_MS = 2  # a clock of whole milliseconds: 1 to 2 ms, and the step that passes it
+
+
+class Work:
+    """A piece of work in the queue; `cancel` takes it out wherever it stands."""
+
+    __slots__ = ("steps",)
+
+    def __init__(self, steps: Iterator[Any]) -> None:
+        self.steps: Iterator[Any] | None = steps
+
+    def cancel(self) -> None:
+        self.steps = None
+
+
+class Slices:
+    def __init__(self, clock: "Clock", scheduler: "Scheduler") -> None:
+        self._clock = clock
+        self._scheduler = scheduler
+        self._queue: deque[Work] = deque()
+        self._turn: Handle | None = None
+        self._running = False
+
+    def run(self, steps: Iterator[Any]) -> Work:
+        """Queue work. If nothing is queued, its first turn is now: short work is done when this returns."""
+        work = Work(steps)
+        self._queue.append(work)
+        if self._turn is None and not self._running:
+            self._advance()
+        return work
+
+    def _advance(self) -> None:
+        self._turn = None
+        self._running = True
+        try:
+            end_ms = self._clock.monotonic_ms() + TURN_MS
+            while self._queue and self._clock.monotonic_ms() < end_ms:
+                work = self._queue[0]
+                if work.steps is None or next(work.steps, self) is self:
+                    self._queue.popleft()
+        finally:
+            self._running = False
+            if self._queue:
+                self._turn = self._scheduler.call_later(0, self._advance)
+
+    def close(self) -> None:
+        self._queue.clear()
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None

@@ -1,0 +1,177 @@
+"""Loading the groups of partitions of `__consumer_offsets` while everybody is served.
+
+    load(partition)    its groups are answered COORDINATOR_LOAD_IN_PROGRESS from now on
+    a thread           reads the segment files and keeps the last record of each key, without the GIL
+    the loop           makes groups and offsets of those records in slices, then serves them
+
+One partition is read at a time, READ_AT_ONCE bytes a job, so that other jobs of the pool need not wait long.
+Small partitions, as nearly all are, are loaded at once. A file that cannot be opened or read is tried again
+until it can; unloading the partition cancels its load.
+
+Beware: what is appended after `load` is not read, so nobody may append to a partition that is loading."""
+
+import gc
+import logging
+import os
+from collections import deque
+from typing import Any
+
+from kafkad.coordinator.loading import Replay
+from kafkad.coordinator.shard import Shard
+from kafkad.log.filenames import LOG, segment_file
+from kafkad.protocol.errors import Malformed
+from kafkad.server.group_storage import OFFSETS_TOPIC
+
+logger = logging.getLogger(__name__)
+
+CHUNK = 1 << 20
+READ_AT_ONCE = 32 << 20
+AT_ONCE = 1 << 20  # bytes in all that are loaded in one turn of the loop: about 15 ms
+RETRY_MS = 1_000
+
+
+class SegmentFiles:
+    """The bytes of a log as it is now, read from its segment files in any thread."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._directory = log.directory
+        self._start_offset = log.log_start_offset
+        self._segments = [(base, size) for base, size, _ in log.native.segment_rows()]
+        self._at = 0  # number of the segment
+        self._position = 0
+        self.size = sum(size for _, size in self._segments)
+
+    @property
+    def ended(self) -> bool:
+        return self._at == len(self._segments)
+
+    def feed(self, replay: Replay, limit: int) -> None:
+        """Feed about `limit` bytes. Raises Malformed, and OSError; then it may be called again."""
+        while limit > 0 and not self.ended:
+            limit -= self._feed_segment(replay, limit)
+
+    def _feed_segment(self, replay: Replay, limit: int) -> int:
+        base, size = self._segments[self._at]
+        begun = self._position
+        if begun < size:
+            file = os.open(segment_file(self._directory, base, LOG), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                while self._position < size and self._position - begun < limit:
+                    self._feed_chunk(replay, file, base, size)
+            finally:
+                os.close(file)
+        taken = self._position - begun
+        if self._position >= size:
+            self._at += 1
+            self._position = 0
+        return taken
+
+    def _feed_chunk(self, replay: Replay, file: int, base: int, size: int) -> None:
+        wanted = CHUNK
+        while True:
+            wanted = min(wanted, size - self._position)
+            data = os.pread(file, wanted, self._position)
+            taken = replay.feed(data, self._start_offset)
+            if taken:
+                self._position += taken
+                return
+            needed = 12 + int.from_bytes(data[8:12], "big") if len(data) >= 12 else size
+            if len(data) < wanted or needed <= wanted or wanted == size - self._position:
+                raise Malformed(f"segment {base} ends within a batch at position {self._position}")
+            wanted = needed
+
+    def skip_deleted(self) -> bool:
+        """On the loop, after a file was not found: go on behind the segments that the log has deleted. False
+        if it has deleted none."""
+        first = self._log.native.first_base_offset
+        skipped = self._at
+        while not self.ended and self._segments[self._at][0] < first:
+            self._at += 1
+            self._position = 0
+        return self._at > skipped
+
+
+class GroupLoader:
+    """One a worker: `load` what it leads, whenever that comes."""
+
+    def __init__(self, groups: Any, partitions: Any, scheduler: Any) -> None:
+        self._groups = groups
+        self._partitions = partitions
+        self._scheduler = scheduler
+        self._queue: deque[tuple[Shard, SegmentFiles]] = deque()  # the first is being loaded
+        self._room = AT_ONCE
+        self._gc_held = False
+
+    def load(self, index: int) -> None:
+        """Load a partition, if it is led here and neither loaded nor loading."""
+        log = self._partitions.find(OFFSETS_TOPIC, index)
+        if log is None or index in self._groups.shards:
+            return
+        shard = self._groups.begin_load(index)
+        files = SegmentFiles(log)
+        if files.size <= self._room:
+            self._load_at_once(shard, files)
+            return
+        self._queue.append((shard, files))
+        if len(self._queue) == 1:
+            self._scheduler.call_later(0, self._read)
+
+    def _load_at_once(self, shard: Shard, files: SegmentFiles) -> None:
+        if self._room == AT_ONCE:
+            self._scheduler.call_later(0, self._make_room)
+        self._room -= files.size
+        try:
+            files.feed(shard.replay, AT_ONCE)
+        except Malformed as lie:
+            self._groups.refuse_load(shard, lie)
+        except OSError as trouble:
+            logger.error("%s-%d cannot be read yet: %s", OFFSETS_TOPIC, shard.index, trouble)
+            self._queue.append((shard, files))
+            if len(self._queue) == 1:
+                self._scheduler.call_later(RETRY_MS, self._read)
+        else:
+            self._groups.end_load(shard)
+
+    def _make_room(self) -> None:
+        self._room = AT_ONCE
+
+    # -- what takes longer ---------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        shard, files = self._queue[0]
+        if shard.closed:
+            self._go_on()
+            return
+        if gc.isenabled():  # the new objects all stay: to look through them again and again takes long
+            self._gc_held = True
+            gc.disable()
+        self._scheduler.run_in_thread(lambda: files.feed(shard.replay, READ_AT_ONCE), self._have_read)
+
+    def _have_read(self, trouble: BaseException | None) -> None:
+        shard, files = self._queue[0]
+        if isinstance(trouble, Malformed):
+            self._groups.refuse_load(shard, trouble)
+            self._go_on()
+        elif isinstance(trouble, FileNotFoundError) and not shard.closed and files.skip_deleted():
+            self._read()
+        elif isinstance(trouble, (OSError, MemoryError)):
+            if not shard.closed:
+                logger.error("%s-%d cannot be read yet: %s", OFFSETS_TOPIC, shard.index, trouble)
+            self._scheduler.call_later(RETRY_MS, self._read)
+        elif trouble is not None:
+            raise trouble
+        elif files.ended:
+            self._groups.end_load(shard, self._go_on)
+        else:
+            self._read()
+
+    def _go_on(self) -> None:
+        """The first partition in the queue is done with."""
+        self._queue.popleft()
+        if self._gc_held:
+            self._gc_held = False
+            gc.freeze()
+            gc.enable()
+        if self._queue:
+            self._scheduler.call_later(0, self._read)

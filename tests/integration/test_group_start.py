@@ -1,0 +1,111 @@
+"""A broker that starts with much in `__consumer_offsets`, and one whose worker was dead when a topic went."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from kafkad.coordinator import records
+from kafkad.coordinator.records import CommittedOffset
+from kafkad.protocol import errors, messages
+from kafkad.protocol.records import Record, build_batch
+from kafkad.testing import Broker
+from tests.wire import Wire, create_topic
+
+GROUPS, RECORDS = 1_000, 1_000_000
+LATER = (errors.COORDINATOR_LOAD_IN_PROGRESS, errors.COORDINATOR_NOT_AVAILABLE, errors.NOT_COORDINATOR)
+
+
+def ask_until_loaded(wire: Wire, group: str) -> dict[str, int]:
+    """Topic -> committed offset of its first partition."""
+    asked = messages.OffsetFetchRequest(
+        groups=[messages.OffsetFetchRequest.Groups(group_id=group, topics=None)]
+    )
+    deadline = time.monotonic() + 20
+    while (answer := wire.ask(asked, 8).groups[0]).error_code in LATER:
+        assert time.monotonic() < deadline, errors.NAMES[answer.error_code]
+        time.sleep(0.002)
+    assert answer.error_code == errors.NONE
+    return {topic.name: topic.partitions[0].committed_offset for topic in answer.topics}
+
+
+def make_offsets_topic(wire: Wire) -> None:
+    asked = messages.FindCoordinatorRequest(key_type=0, coordinator_keys=["group"])
+    deadline = time.monotonic() + 10
+    while wire.ask(asked, 4).coordinators[0].error_code:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def commit(wire: Wire, group: str, topic: str, offset: int) -> None:
+    Topics = messages.OffsetCommitRequest.Topics
+    partition = Topics.Partitions(partition_index=0, committed_offset=offset)
+    request = messages.OffsetCommitRequest(
+        group_id=group,
+        generation_id_or_member_epoch=-1,
+        topics=[Topics(name=topic, partitions=[partition])],
+    )
+    deadline = time.monotonic() + 10
+    while (code := wire.ask(request, 8).topics[0].partitions[0].error_code) in LATER:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert code == errors.NONE
+
+
+def is_answered(wire: Wire) -> bool:
+    try:
+        return bool(wire.ask(messages.MetadataRequest(topics=None), 12).topics)
+    except ConnectionError:
+        return False
+
+
+def test_a_start_serves_before_it_has_loaded_all_commits(tmp_path: Path) -> None:
+    """HUNTS S3: a start replayed every commit before anybody was served, 2.5 to 3 s a million."""
+    config = {"offsets.topic.num.partitions": 1}
+    begun = time.monotonic()
+    with Broker(workers=1, data_dir=tmp_path, config=config) as broker, Wire(broker.bootstrap) as wire:
+        empty_s = time.monotonic() - begun
+        topic_id = create_topic(wire, "t")
+        make_offsets_topic(wire)
+    value = records.offset_value(CommittedOffset(7, commit_timestamp_ms=1 << 42, topic_id=topic_id))
+    keys = [records.offset_key(f"group-{number}", "t", 0) for number in range(GROUPS)]
+    batch = build_batch([Record(key, value, timestamp=1) for key in keys])
+    (segment,) = tmp_path.glob("__consumer_offsets-0/*.log")
+    with segment.open("wb") as file:
+        for base in range(0, RECORDS, GROUPS):
+            file.write(base.to_bytes(8, "big") + batch[8:])
+    (tmp_path / ".kafka_cleanshutdown").unlink()
+
+    begun = time.monotonic()
+    with Broker(workers=1, data_dir=tmp_path, config=config) as broker, Wire(broker.bootstrap) as wire:
+        assert wire.ask(messages.MetadataRequest(topics=None), 12).topics
+        assert time.monotonic() - begun < empty_s + 1.0
+        assert ask_until_loaded(wire, "group-17") == {"t": 7}
+        assert f"{GROUPS} groups and {GROUPS} offsets loaded" in broker.log
+
+
+def test_offsets_of_a_topic_that_went_while_its_coordinator_was_dead(tmp_path: Path) -> None:
+    """HUNTS W5: the new topic of that name inherited them, and a consumer passed over records."""
+    config = {"offsets.topic.num.partitions": 8}
+    groups = [f"group-{number}" for number in range(16)]
+    with Broker(workers=2, data_dir=tmp_path, config=config) as broker, Wire(broker.bootstrap) as wire:
+        create_topic(wire, "again")
+        create_topic(wire, "other")
+        make_offsets_topic(wire)
+        for group in groups:
+            commit(wire, group, "again", 5)
+            commit(wire, group, "other", 6)
+        os.kill(broker.pid, signal.SIGSTOP)  # the supervisor, which would start the worker again
+        try:
+            wires = [Wire(broker.bootstrap) for _ in range(4)]
+            os.kill(broker.worker_pids[1], signal.SIGKILL)
+            left = next(each for each in wires if is_answered(each))
+            deleted = left.ask(messages.DeleteTopicsRequest(topic_names=["again"], timeout_ms=5_000), 5)
+            assert deleted.responses[0].error_code == errors.NONE
+            create_topic(left, "again")
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        with Wire(broker.bootstrap) as wire:
+            assert {group: ask_until_loaded(wire, group) for group in groups} == {
+                group: {"other": 6} for group in groups
+            }

@@ -82,6 +82,9 @@ class Host(Protocol):
 
     def new_uuid(self) -> str: ...
 
+    def metadata_bytes_max(self) -> int:
+        """How much metadata the members of a group may have together, in all protocols that they offer."""
+
     def store(
         self, group: "ClassicGroup", assignments: dict[str, bytes], done: Callable[[int], object]
     ) -> None:
@@ -118,6 +121,7 @@ class ClassicGroup:
         self.subscribed_topics: set[str] | None = None  # None: unknown
         self._host = host
         self._joining_count = 0  # members whose JoinGroup is parked
+        self._metadata_bytes = 0  # of all members
         self._support: dict[str, int] = {}  # protocol -> how many members support it
         self._new_member_added = False  # during the initial delay, which it extends
         self._sessions: dict[str, Deadline] = {}
@@ -225,7 +229,9 @@ class ClassicGroup:
 
     def join(self, request: Any, version: int, client_id: str, client_host: str, reply: Reply) -> None:
         member_id = request.member_id
-        if not self._accepts(member_id):
+        if not self._has_room_for_metadata(request):
+            reply(join_error(errors.GROUP_MAX_SIZE_REACHED, member_id))
+        elif not self._accepts(member_id):
             self.remove(member_id)
             reply(join_error(errors.GROUP_MAX_SIZE_REACHED, NO_MEMBER))
             self._maybe_complete_join()  # the others may have waited for just this one
@@ -357,6 +363,14 @@ class ClassicGroup:
             member = self.members.get(member_id)
             return (member is not None and member.join_reply is not None) or self._joining_count < size_max
         return member_id in self.members or len(self.members) < size_max
+
+    def _has_room_for_metadata(self, request: Any) -> bool:
+        """Kafka takes any amount, and refuses the group's record in the end, if that is too large."""
+        member_id = request.member_id or self.static_members.get(request.group_instance_id, NO_MEMBER)
+        member = self.members.get(member_id)
+        size = sum(len(protocol.name) + len(protocol.metadata) for protocol in request.protocols)
+        others = self._metadata_bytes - (0 if member is None else member.metadata_bytes())
+        return others + size <= self._host.metadata_bytes_max()
 
     # -- SyncGroup
 
@@ -702,8 +716,11 @@ class ClassicGroup:
         return max(votes, key=votes.__getitem__)
 
     def _count_support(self, member: Member, step: int) -> None:
+        self._metadata_bytes += step * member.metadata_bytes()
         for name in member.protocol_names():
             self._support[name] = self._support.get(name, 0) + step
+            if not self._support[name]:
+                del self._support[name]
 
     def _subscribed_topics(self) -> set[str] | None:
         """What consumers are subscribed to, from their metadata, if it can be read; other protocols are

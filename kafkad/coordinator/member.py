@@ -59,6 +59,9 @@ class Member:
     def protocol_names(self) -> set[str]:
         return {name for name, _ in self.protocols}
 
+    def metadata_bytes(self) -> int:
+        return sum(len(name) + len(metadata) for name, metadata in self.protocols)
+
     def vote(self, candidates: set[str]) -> str:
         return next(name for name, _ in self.protocols if name in candidates)
 

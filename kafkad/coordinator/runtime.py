@@ -44,6 +44,9 @@ class Storage(Protocol):
         """Of a topic that exists (zeros: not known); None if it does not, on the word of an image that has
         everything that was committed when the coordinator began."""
 
+    def batch_size_max(self, partition: int) -> int:
+        """In bytes; `append` refuses a larger batch with MESSAGE_TOO_LARGE."""
+
     def append(self, partition: int, batch: bytearray, callback: Done) -> None:
         """Appends one batch to a partition. `callback(error code)` once, when it is as durable as acks=all
         makes it, or has failed or timed out; in the order of the appends of that partition, and possibly

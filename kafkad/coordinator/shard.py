@@ -44,6 +44,8 @@ GROUP_ID_NOT_FOUND_FROM = (
     9  # OffsetCommit: what older clients expect for an unknown group is ILLEGAL_GENERATION
 )
 TOMBSTONES_MAX = 500  # in one batch: about 50 KB, and 2 ms to make
+BATCH_OVERHEAD, RECORD_OVERHEAD = 61, 24  # bytes, of what is not keys and values; at most
+METADATA_RECORDS_MAX = 16  # as much metadata as fits into so many records a group may keep in memory
 LOADED_AT_ONCE = 500  # offsets that become objects between two looks at the clock: 0.5 ms
 VISITED_AT_ONCE = 100  # groups that are looked at between two looks at the clock
 
@@ -104,6 +106,9 @@ class Shard:
     def new_uuid(self) -> str:
         return self._coordinator.new_uuid()
 
+    def metadata_bytes_max(self) -> int:
+        return METADATA_RECORDS_MAX * self._coordinator.storage.batch_size_max(self.index)
+
     def store(self, group: ClassicGroup, assignments: dict[str, bytes], done: Done) -> None:
         entry = (records.group_key(group.group_id), records.group_value(group, assignments))
         self.append([entry], done=done)
@@ -157,15 +162,23 @@ class Shard:
     def keys_on_their_way(self, group_id: str) -> set[Key]:
         return {key for key, _ in self.commits_on_their_way() if key[0] == group_id}
 
-    def _append_tombstones(self, keys: list[Key], done: Done | None = None) -> None:
-        for start in range(0, len(keys), TOMBSTONES_MAX):
-            some = keys[start : start + TOMBSTONES_MAX]
-            last = start + TOMBSTONES_MAX >= len(keys)
-            self.append(
-                [(records.offset_key(*key), None) for key in some],
-                [(key, None) for key in some],
-                done if last else None,
-            )
+    def _append_tombstones(self, keys: Iterable[Key], done: Done | None = None) -> None:
+        """In as many batches as it takes. `done` with the outcome of the last."""
+        room_max = self._coordinator.storage.batch_size_max(self.index) - BATCH_OVERHEAD
+        entries: list[Entry] = []
+        changes: list[tuple[Key, None]] = []
+        room = room_max
+        for key in keys:
+            entry = records.offset_key(*key), None
+            room -= len(entry[0]) + RECORD_OVERHEAD
+            if entries and (room < 0 or len(entries) == TOMBSTONES_MAX):
+                self.append(entries, changes)
+                entries, changes = [], []
+                room = room_max - len(entry[0]) - RECORD_OVERHEAD
+            entries.append(entry)
+            changes.append((key, None))
+        if entries:
+            self.append(entries, changes, done)
 
     def _delete_group(self, group: ClassicGroup, done: Done | None = None) -> None:
         """Its offsets, then the group. It is gone for others at once, and back if it could not be written."""

@@ -14,6 +14,7 @@ from kafkad.protocol.errors import KafkaError
 logger = logging.getLogger(__name__)
 
 OFFSETS_TOPIC = "__consumer_offsets"
+SIZE_MAX = 1 << 20  # of a batch, while no log says otherwise
 
 
 class GroupStorage:
@@ -36,10 +37,23 @@ class GroupStorage:
         known = self.metadata.image.topics.get(topic)
         return None if known is None else known.topic_id
 
+    def batch_size_max(self, partition: int) -> int:
+        """max.message.bytes of the topic."""
+        log = self.partitions.find(OFFSETS_TOPIC, partition)
+        return SIZE_MAX if log is None else int(log.config.max_message_bytes)
+
     def append(self, partition: int, batch: bytearray, callback: Callable[[int], object]) -> None:
         """Appends one batch; `callback(error code)` once, when it is as durable as acks=all makes it."""
         try:
             log = self.partitions.get(OFFSETS_TOPIC, partition)
+            size_max = log.config.max_message_bytes
+            if len(batch) > size_max:
+                logger.error(
+                    "%s-%d: a batch of %d bytes is refused; max.message.bytes is %d",
+                    OFFSETS_TOPIC, partition, len(batch), size_max,
+                )  # fmt: skip
+                callback(errors.MESSAGE_TOO_LARGE)
+                return
             log.append(batch, self.clock.now_ms(), origin="coordinator")
         except KafkaError as trouble:
             callback(trouble.code)

@@ -70,6 +70,7 @@ class MemoryStorage:
         self.logs = {}
         self.held = None
         self.appends = 0
+        self.size_max = 1 << 20
         self.topic_ids = {}  # of topics whose id is known; None: there is no such topic
 
     def topic_id(self, topic):
@@ -78,8 +79,14 @@ class MemoryStorage:
     def partition_count(self):
         return self.partitions
 
+    def batch_size_max(self, partition):
+        return self.size_max
+
     def append(self, partition, batch, callback):
         self.appends += 1
+        if len(batch) > self.size_max:
+            callback(errors.MESSAGE_TOO_LARGE)
+            return
         if self.held is None:
             self.logs.setdefault(partition, []).append(bytes(batch))
             callback(errors.NONE)

@@ -645,3 +645,39 @@ def test_groups_are_spread_by_javas_hash(text, value):
 def test_the_hash_without_an_absolute_value_is_partition_0():
     assert partition_of("polygenelubricants", 50) == 0
     assert partition_of("console-consumer-12345", 50) == 6
+
+
+# -- HUNTS L3: the log's largest message
+
+
+def test_what_does_not_fit_into_a_message_is_refused_and_leaves_no_trace():
+    world = World()
+    world.storage.size_max = 1_000
+    play(
+        """
+        commit - t_0=1
+          -: NONE
+        """,
+        world,
+    )
+    world.commit("-", **{f"t_{number}": 5 for number in range(50)})
+    assert set(" ".join(world.take_heard()).split()[1:]) == {"UNKNOWN_SERVER_ERROR"}
+    play("fetch\n  t_0=1\nreload\nfetch\n  t_0=1", world)
+
+
+def test_tombstones_are_split_into_batches_that_fit():
+    world = World()
+    for start in range(0, 300, 10):
+        world.commit("-", **{f"t_{number}": 5 for number in range(start, start + 10)})
+    world.take_heard()
+    world.storage.size_max = 1_000
+    play("delete\n  deleted: NONE\nfetch\n  nothing\nreload\nfetch\n  nothing", world)
+    assert max(len(batch) for log in world.storage.logs.values() for batch in log[30:]) <= 1_000
+
+
+def test_names_of_protocols_that_nobody_supports_any_more_are_forgotten():
+    world = play(STABLE)
+    for number in range(5):
+        world.join("A", also=f"protocol-{number}")
+    assert set(world.group._support) == {"range", "protocol-4"}
+    world.take_heard()

@@ -144,6 +144,7 @@ cdef void forwarding_peer_lost(Forwarding self, int peer) noexcept nogil:
     memset(&outcome, 0, sizeof(Outcome))
     outcome.code = NOT_LEADER_OR_FOLLOWER
     outcome.info.bad_record = -1
+    outcome.info.log_start_offset = -1
     for place in range(self.capacity):
         if self.flights[place].held is not NULL and self.flights[place].owner == peer:
             land(self, place, &outcome)
@@ -162,6 +163,7 @@ cdef void mail_append(Forwarding self, int sender, const Mail* mail) noexcept no
     memset(&outcome.info, 0, sizeof(outcome.info))
     outcome.text = NULL
     outcome.info.bad_record = -1
+    outcome.info.log_start_offset = -1
     if entry is NULL or entry.remote or entry.index != mail.code or memcmp(entry.key.id, mail.topic_id, 16) != 0:
         outcome.code = NOT_LEADER_OR_FOLLOWER           # not yet or no longer: the sender's table is another
     elif mail.size > ARENA_SIZE or mail.at > ARENA_SIZE - mail.size:

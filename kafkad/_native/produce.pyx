@@ -45,12 +45,16 @@ import logging
 
 cdef enum:                              # error codes, org.apache.kafka.common.protocol.Errors
     UNKNOWN_SERVER_ERROR = -1
+    CORRUPT_MESSAGE = 2
     UNKNOWN_TOPIC_OR_PARTITION = 3
     NOT_LEADER_OR_FOLLOWER = 6
     REQUEST_TIMED_OUT = 7
+    MESSAGE_TOO_LARGE = 10
     INVALID_TOPIC_EXCEPTION = 17
+    RECORD_LIST_TOO_LARGE = 18
     INVALID_REQUIRED_ACKS = 21
     INVALID_REQUEST = 42
+    KAFKA_STORAGE_ERROR = 56
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     UNSUPPORTED_COMPRESSION_TYPE = 76
     INVALID_RECORD = 87
@@ -217,6 +221,14 @@ cdef inline void append_own(Producing self, Entry* entry, const Part* part, Outc
     outcome.code = (<Partition>entry.partition).append(part.records, <size_t>part.size, self.core.now_ms, &outcome.info)
     if outcome.code == NEED_PYTHON:
         append_python(self, entry, part, outcome)
+    if outcome.code and hides_log_start(outcome.code):
+        outcome.info.log_start_offset = -1
+
+
+cdef bint hides_log_start(int code) noexcept nogil:
+    """Errors that Kafka answers without the log start offset; the others have it (ReplicaManager.appendRecordsToLeader)."""
+    return (code == CORRUPT_MESSAGE or code == UNKNOWN_TOPIC_OR_PARTITION or code == NOT_LEADER_OR_FOLLOWER
+            or code == MESSAGE_TOO_LARGE or code == RECORD_LIST_TOO_LARGE or code == KAFKA_STORAGE_ERROR)
 
 
 # What an owner does with another worker's records: the same, from outside.
@@ -272,7 +284,7 @@ cdef uint32_t answer_part(Slot* slot, int16_t version, int32_t index, const Outc
     put_i64(at + 14, -1 if failed else outcome.info.append_time_ms)
     at += 22
     if version >= 5:
-        put_i64(at, -1 if failed else outcome.info.log_start_offset)
+        put_i64(at, outcome.info.log_start_offset)
         at += 8
     if version >= 8:
         count = 1 if failed and outcome.info.bad_record >= 0 else 0
@@ -381,6 +393,7 @@ cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int3
             outcome.text = NULL
             outcome.info.message = NULL
             outcome.info.bad_record = -1
+            outcome.info.log_start_offset = -1
             if outcome.code:
                 failed = True
             else:

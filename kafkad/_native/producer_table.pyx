@@ -56,7 +56,7 @@ cdef int producer_check(const ProducerMap* map, int64_t producer_id, int16_t epo
     cdef Producer* producer = producer_find(map, producer_id)
     cdef int32_t last_sequence, i
     if producer == NULL:
-        return 0
+        return INVALID_PRODUCER_EPOCH if epoch < -1 else 0      # Kafka compares with -1, the epoch of no producer
     if sequenced and epoch == producer.epoch:
         last_sequence = sequence_after(base_sequence, offset_delta)
         for i in range(producer.batch_count):

@@ -132,7 +132,9 @@ KAFKAD_INLINE int record_fields(const uint8_t *p, const uint8_t *end, int room, 
         return RECORD_MALFORMED;
     view->value = p;
     view->headers_count = 0;
-    if (view->value_size == end - p - 1 && end[-1] == 0) { /* the rest is the value and a 0 for no headers */
+    /* The rest is the value and a 0 for no headers. (As uint32_t, so that a null value at the end of the record, which
+       leaves no byte for the count, does not equal -1.) */
+    if ((uint32_t)view->value_size == end - p - 1 && end[-1] == 0) {
         view->headers = end;
         return RECORD_COMPLETE;
     }

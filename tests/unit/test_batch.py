@@ -228,6 +228,11 @@ SHAPES = {
     "varint without end": (b"\xff\xff\xff\xff\xff\xff", 1),
     "offset delta without end": (b"\x18\0\0\xff\xff\xff\xff\xff\xff\1\1\0\0", 1),
     "timestamp delta without end": (b"\x1c\0" + b"\xff" * 11 + b"\0\1\1\0", 1),
+    # HUNTS N3: where the count of headers should stand, the overlong -1 ends in a byte that looks like one.
+    "null value of two bytes, no headers count": (b"\x0c\0\0\0\1\x81\x00", 1),
+    "null value of five bytes, no headers count": (b"\x12\0\0\0\1\x81\x80\x80\x80\x00", 1),
+    "the same in a long record": (b"\x4c\0\0\0\x40" + b"k" * 32 + b"\x81\x00", 1),
+    "value size of -2, no headers count": (b"\x0c\0\0\0\1\x83\x00", 1),
     "length of six bytes": (b"\x8c\x80\x80\x80\x80\x00\0\0\0\1\1\0", 1),
 }
 

@@ -73,6 +73,13 @@ def test_an_unknown_producer_may_begin_anywhere(world):
     assert send(world, 1236).base_offset == 2
 
 
+@pytest.mark.parametrize("epoch", [-2, -(1 << 15)])
+def test_an_epoch_below_the_one_of_no_producer_is_refused(world, epoch):
+    """HUNTS N7."""
+    assert refusal(world, 0, epoch=epoch) == OLD_EPOCH
+    assert send(world, 0, epoch=0).base_offset == 0
+
+
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_sequences_wrap_to_zero(world, count):
     start = SEQUENCE_MAX - count + 1

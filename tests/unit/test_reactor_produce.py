@@ -292,6 +292,28 @@ def test_a_refused_record_is_named(world):
         assert [(e.batch_index, e.batch_index_error_message) for e in part.record_errors] == [(3, "no key")]
 
 
+@pytest.mark.parametrize(
+    ("records", "code", "log_start"),
+    [
+        (batch()[:-1] + b"\xff", errors.CORRUPT_MESSAGE, -1),
+        (batch(size=2 << 20), errors.MESSAGE_TOO_LARGE, -1),
+        (b"", errors.INVALID_RECORD, -1),
+        (batch(base_offset=1), errors.INVALID_RECORD, 2),
+        (batch(producer_id=7, producer_epoch=0, base_sequence=5), errors.OUT_OF_ORDER_SEQUENCE_NUMBER, 2),
+        (batch(producer_id=8, producer_epoch=-2, base_sequence=0), errors.INVALID_PRODUCER_EPOCH, 2),
+    ],
+)
+def test_an_error_comes_with_the_log_start_where_kafkas_does(world, records, code, log_start):
+    """HUNTS N7: ReplicaManager knows it once the append has begun, but not of errors that it expects."""
+    partition = world.partition("t")
+    client = world.connect()
+    client.produce("t", batch(3, producer_id=7, producer_epoch=0, base_sequence=0))
+    partition.set_log_start(2)
+    part = client.produce("t", records)
+    assert (part.error_code, part.base_offset, part.log_start_offset) == (code, -1, log_start)
+    assert client.produce("nope", batch()).log_start_offset == -1
+
+
 def test_an_unforeseen_failure_of_the_log_is_an_error_of_that_partition_only(world):
     def append(data, now_ms):
         raise ZeroDivisionError

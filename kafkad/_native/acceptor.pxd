@@ -11,7 +11,7 @@ cdef struct Listener:
     int fd
     int phase
     uint32_t index                  # in the order of `add`: its number for other workers
-    bint paused                     # max.connections is reached: the backlog waits
+    bint paused                     # max.connections is reached, or no descriptor is left: the backlog waits
     PyObject* name                  # str
 
 cdef class Acceptor:
@@ -23,6 +23,8 @@ cdef class Acceptor:
     cdef int64_t in_hand            # accepted or taken from others, not served yet
     cdef uint32_t listener_count    # that were ever added
     cdef bint paused                # a listener is
+    cdef int64_t retry_ms           # monotonic: listeners rest until then for want of descriptors; 0: they do not
+    cdef int64_t told_ms            # monotonic: when that was last logged
     cdef dict listeners             # fd -> address of its Listener
     cdef list retired               # of listeners that were removed, freed before the next poll
     cdef dict names                 # every listener name, kept alive
@@ -57,5 +59,7 @@ cdef class Acceptor:
 # A listener is readable, or other workers have given us connections.
 cdef void accept_some(Acceptor self, Listener* listener) noexcept nogil
 cdef void take_some(Acceptor self) noexcept nogil
+# Listeners that rest and may have room again go on: looked at between turns.
+cdef void look_at_rest(Acceptor self) noexcept
 # Listeners that rest go on, if there is room again.
 cdef void resume_listeners(Acceptor self) noexcept

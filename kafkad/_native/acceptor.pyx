@@ -4,7 +4,8 @@ A listener is read to its end, a bounded number a round. With several workers, w
 gives it the new one (handover.pyx); what others give us comes by the hand-over's own descriptor.
 
 **Limits.** At max.connections, of all workers together, a listener rests: it leaves the epoll set, and new connections
-wait in its backlog until one is closed. It rests, too, when no descriptor is left. A host that has
+wait in its backlog until one is closed. When no descriptor is left it rests until a connection is closed or RETRY_MS have
+passed, and says so at most once in TELL_MS. A host that has
 max.connections.per.ip is refused, which is said."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -44,6 +45,8 @@ cdef extern from * nogil:
 
 cdef enum:
     ACCEPTS_PER_ROUND = 64
+    RETRY_MS = 100
+    TELL_MS = 10_000
     NO_LIMIT = 2147483647           # of connections from one host: what Kafka has for none
 
 
@@ -143,11 +146,17 @@ cdef void resume_listeners(Acceptor self) noexcept:
     if not self.paused or connection_count(self) >= self.connections_max:
         return
     self.paused = False
+    self.retry_ms = 0
     for address in self.listeners.values():
         listener = <Listener*><size_t>address
         if listener.paused:
             listener.paused = False
             kafkad_epoll_listen(self.core.epoll_fd, listener.fd, listener, EPOLL_CTL_ADD)
+
+
+cdef void look_at_rest(Acceptor self) noexcept:
+    if self.paused and (self.hands_over or (self.retry_ms and self.core.monotonic_ms >= self.retry_ms)):
+        resume_listeners(self)
 
 
 cdef class Acceptor:
@@ -260,10 +269,16 @@ cdef class Acceptor:
         publish_load(self)
 
     cdef void accept_failed(self, Listener* listener, int number) noexcept:
-        """EMFILE and its like: the listener rests until the next connection is closed."""
-        if number in (errors.EMFILE, errors.ENFILE, errors.ENOBUFS, errors.ENOMEM) and self.core.stats.connections:
-            rest(self, listener)
-        self.say(f"accepting a connection failed: {os.strerror(number)}")
+        """EMFILE and its like: the listener rests."""
+        cdef int64_t now_ms = self.core.monotonic_ms
+        if number not in (errors.EMFILE, errors.ENFILE, errors.ENOBUFS, errors.ENOMEM):
+            self.say(f"accepting a connection failed: {os.strerror(number)}")
+            return
+        rest(self, listener)
+        self.retry_ms = now_ms + RETRY_MS
+        if self.told_ms == 0 or now_ms - self.told_ms >= TELL_MS:
+            self.told_ms = now_ms
+            self.say(f"accepting a connection failed: {os.strerror(number)}; new connections wait in the backlog")
 
     cdef Conn* adopt(self, int fd, str listener, int phase) except? NULL:
         """A connected socket that something else accepted; its fd is the connection's from now on."""

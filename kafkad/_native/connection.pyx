@@ -621,6 +621,7 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                 conn_close(conn, NULL)
                 return
             core.stats.bytes_out += n
+            conn_touch(conn)             # an answer that is being read is activity
             sent_bytes(conn, <size_t>n)
             left -= n
             if <size_t>n < gathered:
@@ -642,6 +643,7 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                 core.stats.sendfiles += 1
                 if n > 0:
                     core.stats.bytes_out += n
+                    conn_touch(conn)
                     pending.position += n
                     pending.size -= n
                     left -= n

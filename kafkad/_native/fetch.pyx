@@ -31,7 +31,7 @@ from kafkad._native.fetch_session cimport (
 )
 from kafkad._native.cold_reads cimport ColdJob, cold_ask
 from kafkad._native.lookup cimport COLD, Lookup
-from kafkad._native.partition cimport PARTITION_GONE, Partition, ReadInfo, log_file_release
+from kafkad._native.partition cimport OLDER_SEGMENT, PARTITION_GONE, Partition, ReadInfo, log_file_release
 from kafkad._native.partition_table cimport (
     ABORTS_NONE, ABORTS_SOME, ABORTS_UNKNOWN, Entry, PartitionTable, Topic, TopicKey, Watch, key_new, key_release, key_retain,
     table_listen, topic_by_id, topic_by_name, topic_entry, unwatch, watch_fetch,
@@ -94,8 +94,8 @@ cdef TopicKey* read_topic(Fetching self, Cursor* body, int16_t version, bint wan
     return key_retain(topic.key) if topic is not NULL else key_new(&self.table.table, <char*>data, <size_t>size, NULL)
 
 
-cdef void walk_topics(Fetching self, Cursor* body, int16_t version, Session* session) noexcept nogil:
-    """Parses topics and forgotten topics; updates `session` with them unless it is NULL."""
+cdef void walk_topics(Fetching self, Cursor* body, int16_t version, Session* session, bint forget) noexcept nogil:
+    """Parses topics and forgotten topics, and updates `session` unless it is NULL. A full request forgets nothing."""
     cdef bint flexible = version >= 12
     cdef size_t smallest = 33 if version >= 12 else 28 if version >= 9 else 24 if version >= 5 else 16
     cdef size_t topic_smallest = 18 if version >= 13 else 3 if version >= 12 else 6
@@ -130,7 +130,7 @@ cdef void walk_topics(Fetching self, Cursor* body, int16_t version, Session* ses
             skip_tags(body)
         if key is not NULL:
             key_release(key)
-    if version < 7:
+    if version < 7 or not forget:
         return
     topics = read_count(body, flexible, topic_smallest)
     while topics and not body.failed:
@@ -166,7 +166,7 @@ cdef bint parse(Fetching self, Cursor* body, FetchRequest* request, Cursor* topi
     request.session_id = read_i32(body) if version >= 7 else 0
     request.session_epoch = read_i32(body) if version >= 7 else FINAL_EPOCH
     topics[0] = body[0]
-    walk_topics(self, body, version, NULL)
+    walk_topics(self, body, version, NULL, True)
     if version >= 11:
         rack = <int64_t>read_uvarint(body) - 1 if version >= 12 else read_i16(body)
         if rack < 0:
@@ -227,7 +227,7 @@ cdef void read_slow(Core* core, Entry* entry, int64_t offset, int64_t bytes_max,
             result.read.size = len(data)
             result.read.available = len(data)
         result.code = 0
-    except (AssertionError, MemoryError):
+    except AssertionError:
         core_fatal(core)
     except Exception as error:
         code = getattr(error, "code", None)             # a KafkaError (which lives above this layer), or our fault
@@ -463,6 +463,7 @@ cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* resu
     cdef uint8_t* start = slot_extend(slot, PARTITION_SIZE_MAX)
     cdef uint8_t* at = start
     cdef size_t size
+    cdef int32_t aborted
     put_i32(at, result.fetched.index)
     put_i16(at + 4, <int16_t>result.code)
     put_i64(at + 6, result.read.high_watermark)
@@ -471,10 +472,12 @@ cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* resu
     if version >= 5:
         put_i64(at, result.read.log_start_offset)
         at += 8
-    if flexible:                                        # aborted transactions, or null when not asked for
-        at += put_uvarint(at, result.aborted_count + 1 if isolation else 0)
+    # Aborted transactions: null when not asked for and when reading failed, none of a partition that is not known.
+    aborted = 0 if result.unknown else -1 if result.code or not isolation else <int32_t>result.aborted_count
+    if flexible:
+        at += put_uvarint(at, <uint32_t>(aborted + 1))
     else:
-        put_i32(at, <int32_t>result.aborted_count if isolation else -1)
+        put_i32(at, aborted)
         at += 4
     if result.aborted is not NULL:
         slot.size -= <uint32_t>(PARTITION_SIZE_MAX - (at - start))
@@ -526,7 +529,7 @@ cdef void answer(Fetching self, FetchRequest* request, Slot* slot, uint32_t coun
                     self.results[kept] = result[0]
                 kept += 1
         count = kept
-    elif request.context == FULL and count:
+    elif request.context == FULL:
         for i in range(count):
             changed(&self.results[i])
         cache_add(&self.cache, session, self.core.monotonic_ms)
@@ -575,7 +578,7 @@ cdef int open_session(Fetching self, FetchRequest* request, Cursor* topics) noex
             count_sessions(self)
         request.context = SESSIONLESS if request.session_epoch == FINAL_EPOCH else FULL
         request.session = session_new(request.version >= 13)
-        walk_topics(self, topics, request.version, request.session)
+        walk_topics(self, topics, request.version, request.session, False)
         return 0
     if session is NULL:
         return FETCH_SESSION_ID_NOT_FOUND
@@ -588,7 +591,7 @@ cdef int open_session(Fetching self, FetchRequest* request, Cursor* topics) noex
     session.epoch = next_epoch(session.epoch)
     if session.waiting is not NULL:
         supersede(self, <WaitingFetch*>session.waiting)
-    walk_topics(self, topics, request.version, session)
+    walk_topics(self, topics, request.version, session, True)
     if session.count == 0 or self.cache.partitions - session.cached_count + session.count > self.cache.partitions_max:
         cache_remove(&self.cache, session)
         count_sessions(self)
@@ -779,8 +782,10 @@ cdef void fetch_advanced(Fetching self, Entry* entry, uint32_t why) noexcept nog
             if code == 0 and self.cold_job is NULL:
                 if read.size:
                     log_file_release(read.file)
-                fetch.available += min(read.available, <int64_t>fetched.bytes_max) - fetched.available
-                fetched.available = min(read.available, <int64_t>fetched.bytes_max)
+                if read.available < OLDER_SEGMENT:
+                    read.available = min(read.available, <int64_t>fetched.bytes_max)
+                fetch.available += read.available - fetched.available
+                fetched.available = read.available
                 if fetch.available < fetch.request.bytes_min:
                     some_wait = True
                     continue

@@ -30,7 +30,14 @@ cdef struct ReadInfo:
     LogFile* file                   # retained for the caller when size > 0
     int64_t position
     int64_t size                    # bytes to send; 0 at the end of what may be read
-    int64_t available               # bytes that count for min_bytes: with the part of a last batch that is not sent
+    int64_t available               # bytes that count for min_bytes: with the part of a last batch that is not sent;
+                                    # OLDER_SEGMENT where later segments hold more: such a Fetch never waits
+
+cdef extern from *:
+    """
+    #define KAFKAD_OLDER_SEGMENT ((int64_t)1 << 40)
+    """
+    const int64_t OLDER_SEGMENT "KAFKAD_OLDER_SEGMENT"      # more than any min_bytes
 
 cdef enum Advance:                  # why `advanced` is called
     ADVANCED_HIGH_WATERMARK = 1     # HW (and so LSO) moved: acks and consumers

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import Buffer
@@ -13,6 +14,8 @@ WANTS_NOTHING: int
 WANTS_ROLL: int
 WANTS_PRODUCERS: int
 WANTS_SLOW_PATH: int
+
+def set_on_fatal(callback: Callable[[BaseException], None] | None) -> None: ...
 
 class Partition:
     def __init__(

@@ -476,7 +476,8 @@ cdef class Partition:
                     if not at_least_one:
                         return 0
                     size = batch_size
-                info.available = size
+                # As Kafka's DelayedFetch: what is read of a closed segment is answered at once, whatever min_bytes says.
+                info.available = size if segment.base_offset == bound_segment else OLDER_SEGMENT
                 if size < limit - position and lookup_goes_alone(&self.lookup, segment, position, batch_size, size, limit):
                     size = batch_size
                 log_file_retain(segment.file)
@@ -1181,7 +1182,22 @@ cdef void call_flush(Partition partition) noexcept:
         unexpected(partition, e)
 
 
+cdef object on_fatal = None
+
+
+def set_on_fatal(callback):
+    """Who ends this process when a log's callback finds that we are wrong (AssertionError). None: abort."""
+    global on_fatal
+    on_fatal = callback
+
+
 cdef void unexpected(Partition partition, object error) noexcept:
     import logging
 
+    if isinstance(error, AssertionError):
+        if on_fatal is None:
+            logging.getLogger("kafkad.log").critical("%s-%d is broken", partition.topic, partition.index, exc_info=error)
+            os.abort()
+        on_fatal(error)
+        return
     logging.getLogger("kafkad.log").error("%s-%d", partition.topic, partition.index, exc_info=error)

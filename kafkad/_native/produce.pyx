@@ -168,8 +168,8 @@ cdef void append_python(Producing self, Entry* entry, const Part* part, Outcome*
 
 
 cdef void append_client(Core* core, Entry* entry, const Part* part, Outcome* outcome) noexcept:
-    """The slow path. A refusal becomes its error code, a failure UNKNOWN_SERVER_ERROR and a log line; what says that
-    we are wrong ends the worker."""
+    """The slow path. A refusal becomes its error code, a failure (also of memory) UNKNOWN_SERVER_ERROR and a log line;
+    an assertion ends the worker."""
     cdef Partition partition = <Partition>entry.partition
     cdef bytes text
     outcome.code = UNKNOWN_SERVER_ERROR
@@ -184,7 +184,7 @@ cdef void append_client(Core* core, Entry* entry, const Part* part, Outcome* out
         outcome.info.append_time_ms = result.append_time_ms
         outcome.info.log_start_offset = result.log_start_offset
         outcome.code = 0
-    except (AssertionError, MemoryError, BufferError):
+    except (AssertionError, BufferError):
         core_fatal(core)
     except Exception as error:
         code = getattr(error, "code", None)             # a KafkaError, which lives above this layer

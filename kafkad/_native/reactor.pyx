@@ -28,7 +28,7 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from kafkad._native.acceptor cimport Acceptor, Listener, accept_some, resume_listeners, take_some
+from kafkad._native.acceptor cimport Acceptor, Listener, accept_some, look_at_rest, resume_listeners, take_some
 from kafkad._native.buffers cimport buffer_is_shared, buffers_trim, input_release, input_reserve, scratch_keep
 from kafkad._native.cold_reads cimport cold_hold, cold_settle
 from kafkad._native.connection cimport (
@@ -389,6 +389,8 @@ cdef void call_python(Reactor reactor, Conn* conn, const uint8_t* frame, size_t 
     with gil:
         try:
             reactor.dispatch(conn_handle(conn), slot.request_id, PyBytes_FromStringAndSize(<char*>frame, <Py_ssize_t>size))
+        except MemoryError:
+            conn_close(conn, "no memory was left for its request")
         except BaseException:
             core_fatal(conn.core)
 
@@ -664,7 +666,7 @@ cdef int64_t next_deadline(Reactor reactor) noexcept nogil:
     if core.oldest is not NULL and reactor.idle_ms >= 0:
         if deadline == 0 or core.oldest.active_ms + reactor.idle_ms + 1 < deadline:
             deadline = core.oldest.active_ms + reactor.idle_ms + 1
-    if reactor.acceptor.paused and reactor.acceptor.hands_over:
+    if reactor.acceptor.paused and (reactor.acceptor.hands_over or reactor.acceptor.retry_ms):
         if deadline == 0 or core.monotonic_ms + PAUSE_MS < deadline:
             deadline = core.monotonic_ms + PAUSE_MS
     if core.stats.pooled_bytes or core.starved_first is not NULL:
@@ -807,8 +809,7 @@ cdef class Reactor:
             return
         self.table.bury()
         self.acceptor.free_retired()
-        if self.acceptor.hands_over:
-            resume_listeners(self.acceptor)
+        look_at_rest(self.acceptor)
         self.core.stats.polls += 1
         self.core.polling = True
         with nogil:
@@ -831,8 +832,7 @@ cdef class Reactor:
             raise ValueError("this reactor is closed, or in the middle of a poll")
         self.table.bury()
         self.acceptor.free_retired()
-        if self.acceptor.hands_over:
-            resume_listeners(self.acceptor)
+        look_at_rest(self.acceptor)
         self.core.stats.polls += 1
         self.core.polling = True
         self.called = self.loop_ready = False

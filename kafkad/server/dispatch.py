@@ -45,9 +45,11 @@ class Dispatcher:
     def __call__(self, connection: Any, request_id: int, frame: bytes) -> None:
         try:
             self._dispatch(connection, request_id, frame)
-        except (AssertionError, MemoryError) as broken:
+        except AssertionError as broken:
             self.fatal(broken)
             raise
+        except MemoryError:
+            connection.close("no memory was left for its request")
 
     def _dispatch(self, connection: Any, request_id: int, frame: bytes) -> None:
         if len(frame) < 4:
@@ -119,7 +121,10 @@ class Dispatcher:
         return None if answer is None else self._settled(api, context, request, answer)
 
     async def _finish(self, context: RequestContext, request_id: int, answer: Awaitable[Any]) -> None:
-        self._respond(context, request_id, await answer)
+        try:
+            self._respond(context, request_id, await answer)
+        except MemoryError:
+            context.connection.close("no memory was left for the response")
 
     def _failed(self, api: Api, context: RequestContext, request: Any, trouble: Exception) -> Any | None:
         if isinstance(trouble, AssertionError):

@@ -29,22 +29,27 @@ NO_OFFSETS = ("committed_offset", "low_watermark")
 
 
 def refusal(api_key: int, version: int, request: Any, code: int, message: str | None = None) -> Any | None:
-    """The response that tells `code` for all of `request`. None where it has no place to say so; one that got
-    its place later (DescribeLogDirs v3) is answered empty before, as Kafka does."""
+    """The response that says `code` for all of `request`. It is empty, as Kafka's, when the request names nothing,
+    or when this version has no error code (DescribeLogDirs before v3). None where no version has one."""
     response = codec.response_class(api_key)()
-    told = _mirror(response, version, request, code, message)
-    return response if told or hasattr(response, "error_code") else None
+    _mirror(response, version, request, code, message)
+    return response if _has_code(response.SPEC) else None
 
 
-def _mirror(target: Any, version: int, source: Any, code: int, message: str | None) -> bool:
-    """Fills one struct of the response from its like in the request; was the code told anywhere?"""
-    told = False
+def _has_code(spec: Any) -> bool:
+    return any(
+        field.name == "error_code" or (field.struct is not None and _has_code(field.struct))
+        for field in spec.fields
+    )
+
+
+def _mirror(target: Any, version: int, source: Any, code: int, message: str | None) -> None:
+    """Fill one struct of the response from its like in the request."""
     for field in target.SPEC.fields:
         if not field.versions[0] <= version <= field.versions[1]:
             continue
         if field.name == "error_code":
             target.error_code = code
-            told = True
         elif field.name == "error_message":
             target.error_message = message
         elif field.name in NO_OFFSETS:
@@ -54,7 +59,7 @@ def _mirror(target: Any, version: int, source: Any, code: int, message: str | No
             elements = [element for name in asked for element in getattr(source, name, None) or ()]
             for element in elements:
                 child = field.struct.cls()
-                told = _mirror(child, version, element, code, message) or told
+                _mirror(child, version, element, code, message)
                 getattr(target, field.name).append(child)
         elif field.name in NAMES and type(source) is type(getattr(target, field.name)):
             setattr(target, field.name, source)
@@ -62,4 +67,3 @@ def _mirror(target: Any, version: int, source: Any, code: int, message: str | No
             value = getattr(source, field.name)
             if not isinstance(value, list):
                 setattr(target, field.name, value)
-    return told

@@ -29,6 +29,7 @@ from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 from kafkad._native.group_commit import GroupCommit
+from kafkad._native.partition import set_on_fatal
 from kafkad._native.partition_table import PartitionTable
 from kafkad._native.reactor import Reactor
 from kafkad.api import table
@@ -109,6 +110,7 @@ class Worker:
         self.loop = loop
         self.group_commits: list[GroupCommit] = []
         self.fatal = fatal
+        set_on_fatal(fatal)
         self.clock = Clock()
         self.random = random.SystemRandom()
         self.scheduler = LoopScheduler(loop, threads=4)

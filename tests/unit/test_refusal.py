@@ -158,6 +158,13 @@ def test_the_others_have_one_code_for_all(row):
     assert response.error_code == CODE
 
 
+def test_a_request_that_names_nothing_is_refused_with_an_empty_answer():
+    """HUNTS L5: DescribeTopicPartitions of all topics with a cursor of partition -1 closed the connection."""
+    cursor = m.DescribeTopicPartitionsRequest.Cursor(topic_name="t", partition_index=-1)
+    response = refusal(75, 0, m.DescribeTopicPartitionsRequest(topics=[], cursor=cursor), CODE)
+    assert (response.topics, response.next_cursor) == ([], None)
+
+
 @pytest.mark.parametrize("row", [row for row in ROWS if row.handler is not None], ids=lambda row: row.name)
 def test_a_refusal_encodes_in_every_version(row):
     newest = ASKED[row.name][0] if row.name in ASKED else codec.request_class(row.key)()

@@ -1,0 +1,220 @@
+"""What hunters from outside found in the data plane, each as the smallest test that shows it."""
+
+import resource
+import socket
+import time
+from types import SimpleNamespace
+
+import pytest
+from reactor_world import NOW_MS, SlowLog, World, batch, fetch
+
+from kafkad._native import partition as native_partition
+from kafkad.api import table
+from kafkad.log.recovery import create_segment_files
+from kafkad.protocol import codec, messages
+from kafkad.server.dispatch import Dispatcher
+
+FETCH_VERSIONS = (4, 11, 12, 13, 17)
+
+
+@pytest.fixture
+def make(tmp_path):
+    worlds = []
+
+    def make(**limits):
+        worlds.append(World(str(tmp_path), **limits))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()
+
+
+@pytest.fixture
+def world(make):
+    return make()
+
+
+def roll(world, partition):
+    create_segment_files(f"{world.directory}/{partition.topic}-{partition.index}", partition.end_offset)
+    partition.roll(partition.end_offset, NOW_MS)
+
+
+def append(partition, records):
+    code, *_ = partition.try_append(bytearray(records), NOW_MS)
+    assert code == 0
+
+
+# -- fetch -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("isolation_level", [0, 1])
+@pytest.mark.parametrize("version", FETCH_VERSIONS[:3])
+def test_errors_have_the_aborted_transactions_that_kafka_gives_them(world, version, isolation_level):
+    """HUNTS N7: null where reading failed, an empty list for an unknown partition, as FetchResponse has it."""
+    world.partition("t")
+    client = world.connect()
+    answer = client.fetch([("t", 0, 99), ("t", 1, 0)], version=version, isolation_level=isolation_level)
+    failed, unknown = [part for topic in answer.responses for part in topic.partitions]
+    assert (failed.error_code, failed.aborted_transactions) == (1, None)
+    assert (unknown.error_code, unknown.aborted_transactions) == (3, [])
+
+
+@pytest.mark.parametrize("epoch", [0, -1])
+def test_a_full_fetch_forgets_nothing(world, epoch):
+    """HUNTS N7: `forgotten_topics` are for incremental Fetches (FetchManager.newContext)."""
+    append(world.partition("t"), batch())
+    client = world.connect()
+    answer = client.fetch([("t", 0, 0)], forgotten=[("t", 0)], session_epoch=epoch)
+    assert [part.partition_index for topic in answer.responses for part in topic.partitions] == [0]
+
+
+def test_a_full_fetch_of_nothing_gets_a_session(world):
+    """HUNTS N7: a consumer without an assignment has a session, to which partitions are added later."""
+    append(world.partition("t"), batch())
+    client = world.connect()
+    answer = client.fetch([], session_epoch=0)
+    assert (answer.error_code, answer.responses) == (0, [])
+    assert answer.session_id != 0
+    added = client.fetch([("t", 0, 0)], session_id=answer.session_id, session_epoch=1)
+    assert (added.error_code, added.session_id, len(added.responses)) == (0, answer.session_id, 1)
+
+
+def test_a_closed_segment_is_answered_at_once_whatever_min_bytes_says(world):
+    """HUNTS N5: what is left of a closed segment is below min_bytes, but more follows in the next one."""
+    partition = world.partition("t")
+    append(partition, batch(size=1000))
+    roll(world, partition)
+    append(partition, batch(size=100_000))
+    client = world.connect()
+    answer = client.fetch([("t", 0, 0)], min_bytes=50_000, max_wait_ms=20_000)
+    assert len(answer.responses[0].partitions[0].records) > 1000
+    assert world.reactor.stats()["fetch_waits"] == 0
+
+
+def test_a_roll_ends_the_wait_of_a_fetch_in_the_segment_before(world):
+    """HUNTS N5: as Kafka's DelayedFetch, a Fetch that finds itself in an older segment waits no longer."""
+    partition = world.partition("t")
+    append(partition, batch(size=1000))
+    client = world.connect()
+    client.send_request(fetch([("t", 0, 0)], min_bytes=50_000, max_wait_ms=20_000), 12)
+    assert not client.has_answer()
+    roll(world, partition)
+    append(partition, batch(size=1000))
+    answer = client.receive(messages.FetchResponse, 12)
+    assert 1000 < len(answer.responses[0].partitions[0].records) < 2000
+
+
+# -- connections -------------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_is_being_read_is_not_idle(make):
+    """HUNTS N4: a client that reads 20 MB slowly is served past connections.max.idle.ms."""
+    world = make(connections_max_idle_ms=300, send_buffer_bytes=64 * 1024)
+    client = world.connect()
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+    body = bytes(12 << 20)
+    world.answer = lambda connection, request_id, frame: connection.respond(request_id, frame[4:8], body)
+    client.send_request(messages.ApiVersionsRequest(), 0)
+    begun = time.monotonic()
+    received = 0
+    while received < len(body) + 8:
+        world.poll()
+        try:
+            data = client.socket.recv(256 * 1024)
+            assert data, "the broker closed the connection"
+            received += len(data)
+        except BlockingIOError:
+            pass
+        time.sleep(0.015)
+    assert time.monotonic() - begun > 0.6
+    assert world.reactor.stats()["expired_idle"] == 0
+
+
+def test_a_client_that_reads_nothing_is_idle(make):
+    """HUNTS N4, the other side of it."""
+    world = make(connections_max_idle_ms=300)
+    client = world.connect()
+    world.answer = lambda connection, request_id, frame: connection.respond(request_id, bytes(30 << 20))
+    client.send_request(messages.ApiVersionsRequest(), 0)
+    world.poll_until(lambda: world.reactor.stats()["expired_idle"] == 1)
+
+
+def test_no_descriptor_and_no_connection_is_no_busy_loop(world):
+    """REVIEW D10: with no connection to wait for, the listener rests all the same, and one line says so."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    client = socket.socket()
+    client.setblocking(False)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(BlockingIOError):
+            client.connect(world.listener.getsockname())
+        until = time.monotonic() + 0.5
+        rounds = world.reactor.stats()["rounds"]
+        while time.monotonic() < until:
+            world.reactor.wait(0.05, [], [])
+        assert world.reactor.stats()["rounds"] - rounds < 60
+        assert [line for line in world.lines if "accepting" in line] == world.lines
+        assert len(world.lines) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    world.poll_until(lambda: world.reactor.stats()["connections"] == 1)
+    client.close()
+
+
+def test_no_memory_for_a_request_closes_its_connection_alone(world):
+    """HUNTS W8: a MemoryError was fatal, and ended all workers."""
+    client, other = world.connect(), world.connect()
+    world.answer = lambda connection, request_id, frame: bytearray(1 << 62)  # raises MemoryError
+    client.send_request(messages.ApiVersionsRequest(), 0)
+    client.wait_closed()
+    assert "no memory" in world.lines[-1]
+    world.answer = lambda connection, request_id, frame: connection.respond(request_id, frame[4:8], b"!")
+    other.send_frame(b"\0\x12\0\0\0\0\0\7\xff\xff")
+    assert other.receive_frame() == b"\0\0\0\7!"
+
+
+def test_no_memory_to_decode_a_request_closes_its_connection_alone(world, monkeypatch):
+    """HUNTS W8: in the dispatcher, where most of a request's memory is taken."""
+    fatal = []
+    dispatcher = Dispatcher(SimpleNamespace(peers=None), table.BY_KEY, fatal.append)
+    monkeypatch.setattr(codec, "decode_request", lambda frame: bytearray(1 << 62))
+    world.answer = dispatcher
+    client = world.connect()
+    client.send_request(messages.ApiVersionsRequest(), 0)
+    client.wait_closed()
+    assert (fatal, "no memory" in world.lines[-1]) == ([], True)
+
+
+def test_no_memory_for_an_append_is_an_error_of_that_partition(make):
+    """HUNTS W8: in the slow path of Produce, too."""
+    world = make()
+    world.partition("t", log=SlowLog(append=lambda records, now_ms: bytearray(1 << 62)))
+    world.partition("u")
+    client = world.connect()
+    compressed = batch(compression=1)
+    assert client.produce("t", compressed).error_code == -1
+    assert client.produce("u", batch()).error_code == 0
+
+
+# -- assertions --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error, fatal", [(AssertionError, True), (OSError, False)])
+def test_an_assertion_in_a_logs_callback_ends_the_worker(world, error, fatal):
+    """REVIEW D9: it was logged and passed over; any other failure of a callback is."""
+    broken = error("offsets have no holes")
+
+    class Log(SlowLog):
+        def on_advance(self):
+            raise broken
+
+    partition = world.partition("t", log=Log())
+    partition.notify_log = True
+    told = []
+    native_partition.set_on_fatal(told.append)
+    try:
+        append(partition, batch())
+    finally:
+        native_partition.set_on_fatal(None)
+    assert told == ([broken] if fatal else [])

@@ -1,7 +1,8 @@
 """What a handler is given: the request's surroundings, and the broker's services.
 
 A handler is `def handler(services, context, request)` and answers a response message, or an awaitable of
-one. It reads what it needs off `services` and keeps nothing between requests.
+one. One whose work grows with its request is a generator that yields often and returns either (server/turns).
+It reads what it needs off `services` and keeps nothing between requests.
 """
 
 from collections.abc import Callable

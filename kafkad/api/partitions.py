@@ -3,6 +3,7 @@
 DeleteRecords (key 21), v0-2.   OffsetForLeaderEpoch (key 23), v2-4.   DescribeProducers (key 61), v0.
 """
 
+import asyncio
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services, code_of
@@ -16,9 +17,12 @@ UNDEFINED_OFFSET = -1
 
 
 def delete_records(services: Services, context: RequestContext, request: Any) -> Any:
-    """Raises log start offsets. Waits for nothing: the one replica has the new log start at once."""
+    """Moves log starts in memory, then answers when they are written (`LogDirs.keep_log_starts`)."""
     response = messages.DeleteRecordsResponse()
+    moved: dict[Any, list[Any]] = {}  # log -> what is answered for it
     for topic in request.topics:
+        if not topic.partitions:
+            continue
         answer = messages.DeleteRecordsResponse.Topics(name=topic.name)
         response.topics.append(answer)
         for asked in topic.partitions:
@@ -31,8 +35,19 @@ def delete_records(services: Services, context: RequestContext, request: Any) ->
                     raise KafkaError(errors.INVALID_TOPIC_EXCEPTION)
                 log = services.partitions.get(topic.name, asked.partition_index)
                 done.low_watermark = log.delete_records(asked.offset)
+                moved.setdefault(log, []).append(done)
             except KafkaError as trouble:
                 done.error_code = code_of(trouble)
+            yield
+    return _when_kept(services, response, moved) if moved else response
+
+
+async def _when_kept(services: Services, response: Any, moved: dict[Any, list[Any]]) -> Any:
+    kept: asyncio.Future[dict[Any, OSError]] = asyncio.get_running_loop().create_future()
+    services.log_dirs.keep_log_starts(moved, lambda failed: kept.done() or kept.set_result(failed))
+    for log in await kept:
+        for done in moved[log]:
+            done.error_code, done.low_watermark = errors.KAFKA_STORAGE_ERROR, -1
     return response
 
 
@@ -53,6 +68,7 @@ def offset_for_leader_epoch(services: Services, context: RequestContext, request
                 found.leader_epoch, found.end_offset = log.end_offset_for_epoch(asked.leader_epoch)
             except KafkaError as trouble:
                 found.error_code = code_of(trouble)
+            yield
     return response
 
 
@@ -71,7 +87,8 @@ def describe_producers(services: Services, context: RequestContext, request: Any
                 found.error_code = code_of(trouble)
                 found.error_message = trouble.message
                 continue
-            for producer_id, epoch, sequence, timestamp, coordinator_epoch, start in log.active_producers():
+            rows = log.active_producers()
+            for producer_id, epoch, sequence, timestamp, coordinator_epoch, start in rows:
                 found.active_producers.append(
                     messages.DescribeProducersResponse.Topics.Partitions.ActiveProducers(
                         producer_id=producer_id,
@@ -82,4 +99,6 @@ def describe_producers(services: Services, context: RequestContext, request: Any
                         current_txn_start_offset=start,
                     )
                 )
+                yield
+            yield
     return response

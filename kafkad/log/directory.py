@@ -118,6 +118,8 @@ class Directory:
         self.keeper = False  # worker 0: drops what belongs to nobody
         self.logs_by_key: dict[Key, Log] = {}
         self.written: dict[str, dict[Key, int]] = {}  # checkpoint name -> what we wrote last
+        self.unsynced: set[str] = set()  # names of those whose last write was not synced
+        self.in_flight: list[Mapping[Key, object]] = []  # what threads are about to write
         self.writing = False  # a thread is writing checkpoints
         self.serial = 0  # of the newest ones that were asked for
         self._write_lock = threading.Lock()
@@ -140,14 +142,28 @@ class Directory:
         """Unless newer ones were asked for meanwhile. In any thread; raises OSError."""
         with self._write_lock, self._alone():
             for name, offsets in checkpoints.items():
-                if serial == self.serial and self.written.get(name) != offsets:
+                if serial == self.serial and self.is_due(name, offsets):
                     self._write(name, offsets, sync=True)
                     self.written[name] = offsets
+                    self.unsynced.discard(name)
 
-    def write_log_starts(self, offsets: dict[Key, int], sync: bool) -> None:
+    def is_due(self, name: str, offsets: dict[Key, int]) -> bool:
+        """Whether a checkpoint with `offsets` would tell more than the file on the disk does."""
+        return name in self.unsynced or self.written.get(name) != offsets
+
+    def write_log_starts(self, starts: "Mapping[Key, tuple[Log, int]]", sync: bool) -> None:
+        """In any thread; raises OSError. A log that was deleted since `starts` was taken is left out, also
+        where another one has its name by now."""
         with self._write_lock, self._alone():
+            ours = self.logs_by_key
+            offsets = {key: offset for key, (log, offset) in starts.items() if ours.get(key) is log}
             self._write(LOG_START_OFFSETS, offsets, sync=sync)
-            self.written.pop(LOG_START_OFFSETS, None)  # the next checkpoint writes it again, with an fsync
+            self.written[LOG_START_OFFSETS] = offsets
+            self.unsynced.add(LOG_START_OFFSETS)  # the next checkpoint writes it again, with an fsync
+
+    def may_name(self, key: Key) -> bool:
+        """Whether a checkpoint of this directory has an entry for `key`, or is about to get one."""
+        return any(key in offsets for offsets in (*self.written.values(), *self.in_flight))
 
     def forget(self, key: Key) -> None:
         """What a deleted partition of that name left must not be taken for the new one's. Raises OSError."""

@@ -241,7 +241,7 @@ class Log:
         native.log = self
         self.scheduler = scheduler
         self.producer_expiration_ms = producer_expiration_ms
-        self.on_log_start: Callable[[Log], None] | None = None  # keeps what DeleteRecords has promised
+        self.on_log_start: Callable[[Log], None] | None = None  # notes what DeleteRecords moved
         self.on_offline: Callable[[Log, OSError], None] | None = None
         self.closed = False
         self.scanned_bytes = 0  # by recovery
@@ -663,8 +663,8 @@ class Log:
     # -- deleting --------------------------------------------------------------------------------------------
 
     def delete_records(self, before_offset: int) -> int:
-        """DeleteRecords: the new log start offset; -1 stands for HW. Segments go with the next retention.
-        Raises KafkaError."""
+        """DeleteRecords: the new log start offset, in memory (LogDirs.keep_log_starts writes it); -1 stands
+        for HW. Segments go with the next retention. Raises KafkaError."""
         policy = self._config.cleanup_policy
         if "compact" in policy and "delete" not in policy:
             raise KafkaError(

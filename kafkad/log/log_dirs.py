@@ -26,7 +26,7 @@ import shutil
 import struct
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -62,8 +62,9 @@ from kafkad.log.filenames import (
     parse_directory,
     partition_directory,
 )
-from kafkad.log.flusher import FATAL, LONG_MAX
+from kafkad.log.flusher import FATAL
 from kafkad.log.log import Log, Scheduler, delete_later
+from kafkad.log.log_starts import LogStarts, keep_all
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
 
 logger = logging.getLogger("kafkad.log")
@@ -105,6 +106,7 @@ class LogDirs:
         self.restarted = False
         self._told = Told(len(config.log_dirs) + 1)
         self._directories: list[Directory] = []
+        self._starts: dict[int, LogStarts] = {}  # by the number of their directory
         self._logs: dict[Key, tuple[Log, Directory]] = {}
 
     @property
@@ -481,7 +483,7 @@ class LogDirs:
             other = self._logs[key][0].directory
             raise DirectoryTrouble(f"a partition is there twice: {other}, {log.directory}")
         log.on_offline = self._on_offline
-        log.on_log_start = self._keep_log_start
+        log.on_log_start = self._log_start_moved
         if directory.group_commit is not None:
             log.native.commit_with(directory.group_commit)
         self._logs[key] = (log, directory)
@@ -533,7 +535,7 @@ class LogDirs:
                 if self.shared:
                     assert topic_id is not None
                     self._make_alone(directory, path, key, topic_id)
-                elif any(key in offsets for offsets in directory.written.values()):
+                elif directory.may_name(key):
                     self._write_checkpoints(
                         directory
                     )  # a deleted partition of that name left its offsets there
@@ -703,16 +705,19 @@ class LogDirs:
         changed = {}
         for name in names:
             offsets = self._offsets(directory, name)
-            if directory.written.get(name) != offsets:
+            if directory.is_due(name, offsets):
                 changed[name] = offsets
         if not changed:
             return
         directory.writing = True
         directory.serial += 1
         serial = directory.serial
+        directory.in_flight.extend(changed.values())
 
         def done(error: BaseException | None) -> None:
             directory.writing = False
+            for offsets in changed.values():
+                directory.in_flight.remove(offsets)
             if isinstance(error, OSError):
                 self._checkpoint_failed(directory, error)
             elif error is not None:
@@ -732,17 +737,31 @@ class LogDirs:
             return False
         return True
 
-    def _keep_log_start(self, log: Log) -> None:
-        # DeleteRecords is answered after this: a kill does not bring the records back. Power loss may, until
-        # the next checkpoint, unless the topic asks for flushes.
-        directory = self._logs[log.topic, log.partition][1]
-        directory.serial += 1
-        sync = log.config.flush_messages < LONG_MAX
-        try:
-            directory.write_log_starts(self._offsets(directory, LOG_START_OFFSETS), sync)
-        except OSError as e:
-            self._checkpoint_failed(directory, e)
-            raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
+    def _log_start_moved(self, log: Log) -> None:
+        self._log_starts(self._logs[log.topic, log.partition][1]).move(log)
+
+    def _log_starts(self, directory: Directory) -> LogStarts:
+        known = self._starts.get(directory.number)
+        if known is None:
+            known = self._starts[directory.number] = LogStarts(
+                directory, self.scheduler, lambda error: self._checkpoint_failed(directory, error)
+            )
+        return known
+
+    def keep_log_starts(self, logs: Iterable[Log], done: Callable[[dict[Log, OSError]], None]) -> None:
+        """Write the log starts that DeleteRecords moved, once for each directory and off the loop. Then call
+        `done` with the logs of which they could not be written. A client is answered after that."""
+        by_directory: dict[int, tuple[Directory, list[Log]]] = {}
+        for log in logs:
+            found = self._logs.get((log.topic, log.partition))
+            if found is not None:
+                by_directory.setdefault(found[1].number, (found[1], []))[1].append(log)
+
+        def kept(errors: list[OSError | None]) -> None:
+            failed = zip(errors, by_directory.values(), strict=True)
+            done({log: error for error, (_, its_logs) in failed if error is not None for log in its_logs})
+
+        keep_all([self._log_starts(directory) for directory, _ in by_directory.values()], kept)
 
     def _checkpoint_failed(self, directory: Directory, error: OSError) -> None:
         logger.error("checkpoints of %s could not be written: %s", directory.path, error)

@@ -8,6 +8,8 @@ becomes an error response of that API.
 
 Rule 3: a handler that waits holds up its own connection only; the reactor keeps the order of the answers.
 
+Rule 4: a handler whose work grows with its request is a generator, and `turns` runs it in short turns.
+
 Where the broker has several workers, `routing` is asked first whose a request is.
 """
 
@@ -24,6 +26,7 @@ from kafkad.protocol import codec, errors
 from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.server.refusal import refusal
 from kafkad.server.routing import Router
+from kafkad.server.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +37,12 @@ class Dispatcher:
     """Called by the reactor with each frame of an API that is not native."""
 
     def __init__(
-        self, services: Services, table: dict[int, Api], fatal: Callable[[BaseException], None]
+        self, services: Services, table: dict[int, Api], fatal: Callable[[BaseException], None], turns: Turns
     ) -> None:
         self.services = services
         self.table = table
         self.fatal = fatal
+        self.turns = turns
         self.router = None if services.peers is None else Router(services, table, self._execute)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -99,6 +103,8 @@ class Dispatcher:
         assert api.handler is not None
         try:
             answer = api.handler(self.services, context, request)
+            if inspect.isgenerator(answer):
+                answer = self.turns.run(answer)
         except Exception as trouble:
             return self._failed(api, context, request, trouble)
         return self._settled(api, context, request, answer) if inspect.isawaitable(answer) else answer

@@ -70,11 +70,12 @@ class Names(NamedTuple):
     topic: str
     partitions: str
     number: str | None
+    leaves_out_empty: bool = False  # whether a topic without partitions has no place in the answer
 
 
 BY_PARTITION = {
-    LIST_OFFSETS: Names("name", "partitions", "partition_index"),
-    DELETE_RECORDS: Names("name", "partitions", "partition_index"),
+    LIST_OFFSETS: Names("name", "partitions", "partition_index", True),
+    DELETE_RECORDS: Names("name", "partitions", "partition_index", True),
     OFFSET_FOR_LEADER_EPOCH: Names("topic", "partitions", "partition"),
     DESCRIBE_PRODUCERS: Names("name", "partition_indexes", None),
 }
@@ -330,6 +331,8 @@ class Router:
         response = type(next(iter(responses.values())))()
         topics = {worker: iter(each.topics) for worker, each in responses.items()}
         for topic, its_owners in zip(request.topics, owners, strict=True):
+            if not its_owners and names.leaves_out_empty:
+                continue
             its = {worker: next(topics[worker]) for worker in dict.fromkeys(its_owners)}
             partitions = {worker: iter(each.partitions) for worker, each in its.items()}
             merged = type(response).Topics(**{names.topic: getattr(topic, names.topic)})

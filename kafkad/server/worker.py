@@ -67,6 +67,7 @@ from kafkad.server.metadata_feed import (
 )
 from kafkad.server.peers import PeerLost, Peers
 from kafkad.server.scheduler import LoopScheduler
+from kafkad.server.turns import Turns
 
 if TYPE_CHECKING:
     from kafkad.server.supervisor import Place
@@ -114,6 +115,7 @@ class Worker:
         self.clock = Clock()
         self.random = random.SystemRandom()
         self.scheduler = LoopScheduler(loop, threads=4)
+        self.turns = Turns(loop)
         self.endpoints: list[Any] = []  # as bound: ports are real
         self.cluster_id = ""
         self._sockets: list[tuple[Any, str]] = []  # listening, and the name of their listener
@@ -356,7 +358,7 @@ class Worker:
             group_owner=self._group_owner,
             log_level_set=self._log_level_set if self.place is not None else None,
         )
-        dispatcher = Dispatcher(self.services, table.BY_KEY, self.fatal)
+        dispatcher = Dispatcher(self.services, table.BY_KEY, self.fatal, self.turns)
         self.reactor = Reactor(
             self.table,
             dispatcher,

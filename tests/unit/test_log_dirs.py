@@ -14,7 +14,8 @@ import pytest
 from kafkad._native.fileio import fail_writes
 from kafkad.clock import ManualClock
 from kafkad.config.broker import BrokerConfig
-from kafkad.log.checkpoints import read_offsets, uuid_bytes
+from kafkad.log import directory as directory_module
+from kafkad.log.checkpoints import LOG_START_OFFSETS, read_offsets, uuid_bytes
 from kafkad.log.log import Log
 from kafkad.log.log_dirs import DirectoryTrouble, LogDirs
 from kafkad.protocol.errors import KafkaError
@@ -401,8 +402,107 @@ def test_deleted_records_stay_deleted_after_a_kill(world):
     log = world.create("t")
     log.append_client(batch(9), 1_000)
     assert log.delete_records(7) == 7
+    answers: list[dict] = []
+    world.dirs.keep_log_starts([log], answers.append)
+    assert answers == []  # before it is in the file
+    world.scheduler.work()
+    assert answers == [{}]
     world.restart(clean=False)
     assert world.dirs.get("t", 0).log_start_offset == 7
+
+
+def test_the_records_of_many_partitions_are_deleted_with_one_write(tmp_path, monkeypatch):
+    """HUNTS S1: it was one for each partition, of all of them."""
+    world = DirsWorld(tmp_path / "three", 3)
+    written = count_writes(monkeypatch)
+    logs = [world.create("t", index) for index in range(60)]
+    for log in logs:
+        log.append_client(batch(9), 1_000)
+        log.delete_records(7)
+    assert written == []
+    answers: list[dict] = []
+    world.dirs.keep_log_starts(logs, answers.append)
+    world.scheduler.work()
+    assert answers == [{}]
+    assert sorted(written) == [(20, False), (20, False), (20, False)]  # of each directory
+    world.dirs.keep_log_starts(logs, answers.append)  # nothing has moved
+    assert answers == [{}, {}] and len(written) == 3
+    world.dirs.checkpoint()
+    world.scheduler.work()
+    assert sorted(written)[-3:] == [(20, True)] * 3
+
+
+def count_writes(monkeypatch):
+    """(entries, synced) of each write of log starts."""
+    written = []
+    write = directory_module.write_offsets
+
+    def counting(path, offsets, *, sync=True):
+        if path.endswith(LOG_START_OFFSETS):
+            written.append((len(offsets), sync))
+        write(path, offsets, sync=sync)
+
+    monkeypatch.setattr(directory_module, "write_offsets", counting)
+    return written
+
+
+def test_who_deletes_records_while_others_are_written_shares_the_next_write(world, monkeypatch):
+    written = count_writes(monkeypatch)
+    logs = [world.create("t", index) for index in range(5)]
+    answers: list[int] = []
+    for at, log in enumerate(logs):
+        log.append_client(batch(9), 1_000)
+        log.delete_records(7)
+        world.dirs.keep_log_starts([log], lambda failed, at=at: answers.append(at))
+    world.dirs.keep_log_starts([logs[0]], lambda failed: answers.append(99))
+    assert world.scheduler.work() == 1 and answers == [0]
+    assert world.scheduler.work() == 1 and answers == [0, 1, 2, 3, 4, 99]
+    assert [count for count, _ in written] == [1, 5]
+
+
+def test_a_topic_that_asks_for_flushes_has_its_log_start_synced(world, monkeypatch):
+    written = count_writes(monkeypatch)
+    log = world.create("t")
+    log.update_config(topic_config(flush_messages=1))
+    log.append_client(batch(9), 1_000)
+    world.scheduler.settle()
+    log.delete_records(7)
+    world.dirs.keep_log_starts([log], lambda failed: None)
+    world.scheduler.work()
+    assert written == [(1, True)]
+
+
+def test_log_starts_that_cannot_be_written_are_refused_and_tried_again(world):
+    log = world.create("t")
+    log.append_client(batch(9), 1_000)
+    log.delete_records(7)
+    answers: list[dict] = []
+    world.dirs.keep_log_starts([log], answers.append)
+    world.scheduler.work(fail=OSError(errno.ENOSPC, "full"))
+    assert list(answers[0]) == [log]
+    world.dirs.keep_log_starts([log], answers.append)
+    world.scheduler.work()
+    assert answers[1] == {}
+    world.restart(clean=False)
+    assert world.dirs.get("t", 0).log_start_offset == 7
+
+
+@pytest.mark.parametrize("again", ["before", "after"])
+def test_a_log_start_is_not_written_for_a_new_log_of_that_name(world, again):
+    """The topic is deleted and made again while its log start is about to be written."""
+    log = world.create("t")
+    log.append_client(batch(9), 1_000)
+    log.delete_records(7)
+    world.dirs.keep_log_starts([log], lambda failed: None)
+    if again == "after":
+        world.scheduler.work()
+    world.dirs.delete("t", 0)
+    new = world.create("t", topic_id=b"B" * 16)
+    new.append_client(batch(8), 1_000)
+    world.scheduler.work()
+    world.restart(clean=False)
+    new = world.dirs.get("t", 0)
+    assert (new.log_start_offset, new.end_offset) == (0, 8)
 
 
 @pytest.mark.parametrize(

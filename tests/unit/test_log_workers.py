@@ -176,7 +176,10 @@ def keeps(child, disks, me, *topics):
         elif what == "append":
             answer = worker.dirs.get(*arguments).append_client(batch(3), 1_000).end_offset
         elif what == "delete records":
-            answer = worker.dirs.get(arguments[0], arguments[1]).delete_records(arguments[2])
+            log = worker.dirs.get(arguments[0], arguments[1])
+            answer = log.delete_records(arguments[2])
+            worker.dirs.keep_log_starts([log], lambda failed: None)
+            worker.scheduler.work()
         elif what == "delete":
             worker.dirs.delete(*arguments)
         elif what == "ask for checkpoints":

@@ -36,6 +36,7 @@ from kafkad.server.peers import Peers, PeerTrouble, make_sockets
 from kafkad.server.refusal import refusal
 from kafkad.server.routing import pack, unpack
 from kafkad.server.scheduler import LoopScheduler
+from kafkad.server.turns import Turns
 from tests.unit.coordinator_world import protocol, subscription
 from tests.unit.log_world import batch
 from tests.unit.metadata_world import Cluster, create, new_topic
@@ -127,7 +128,7 @@ class Site:
         )
         rows = dict(table.BY_KEY)
         rows[47] = rows[47]._replace(handler=stumbling(rows[47].handler))
-        self.dispatcher = Dispatcher(self.services, rows, fatal)
+        self.dispatcher = Dispatcher(self.services, rows, fatal, Turns(loop))
         self.reactor = Reactor(native, self.dispatcher, on_fatal=fatal)
         loop.add_reader(self.reactor.fileno(), self.reactor.poll)
 

@@ -6,6 +6,7 @@ NOT_COORDINATOR, for one that is still loading COORDINATOR_LOAD_IN_PROGRESS.
 
 Source of error codes: Kafka 4.3's GroupCoordinatorService and CoordinatorOperationExceptionHelper."""
 
+import codecs
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -57,7 +58,7 @@ class Storage(Protocol):
 @lru_cache(maxsize=8192)
 def java_hash(text: str) -> int:
     """Java's String.hashCode: over UTF-16 code units, as a signed 32-bit number."""
-    data = text.encode("utf-16-be", "surrogatepass")
+    data, _ = codecs.utf_16_be_encode(text, "surrogatepass")  # text.encode would import a module
     value = 0
     for position in range(0, len(data), 2):
         value = (31 * value + (data[position] << 8 | data[position + 1])) & 0xFFFFFFFF

@@ -12,8 +12,8 @@ message under the field's name in CamelCase. A top-level class also says
     MAX_VERSION      the highest stable one; LATEST_VERSION counts an unstable one too
     FLEXIBLE_VERSION the first flexible one, schema.NEVER_FLEXIBLE if there is none
 
-Nothing is read at import but the names of the files: a broker that serves fifty APIs reads fifty small files,
-each at its first request, a tenth of a millisecond each."""
+Nothing is read at import but the names of the files. A file is read when one of its messages is first asked
+for, a tenth of a millisecond each; a broker asks for all that it serves at its start (server/preload.py)."""
 
 from pathlib import Path
 from typing import Any

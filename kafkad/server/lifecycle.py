@@ -27,6 +27,7 @@ from kafkad.log.log_dirs import DirectoryTrouble
 from kafkad.net.listener import ListenError
 from kafkad.raft.single_voter import UnusableMetadata
 from kafkad.server.event_loop import EventLoop
+from kafkad.server.preload import preload
 from kafkad.server.worker import Worker
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def serve(config: Any, workers: int = 1) -> int:
     for note in config.notes:
         logger.warning("%s", note)
     raise_descriptor_limit()
+    preload()
     if workers == 1:
         return serve_alone(config)
     from kafkad.server.supervisor import Supervisor

@@ -68,6 +68,7 @@ BACKOFF_S = (0.0, 0.1, 0.5, 1.0)
 ABORT_S = 2.0  # to say where it stands and go; then SIGKILL
 SETTLED_S = 10.0  # a worker that lived for so long dies as if for the first time
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+PRCTL = ctypes.CDLL(None).prctl
 
 
 @dataclass(slots=True)
@@ -276,11 +277,10 @@ class Supervisor:
         code = 1
         try:
             self._wakeups.leave()
-            prctl = ctypes.CDLL(None).prctl
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)  # it died before we asked
-            prctl(PR_SET_NAME, f"kafkad/{child.k}".encode())
+            PRCTL(PR_SET_NAME, f"kafkad/{child.k}".encode())
             faulthandler.enable(STDERR)  # SIGABRT: where each thread stands
             for other in self._children:
                 if other.pipe >= 0:

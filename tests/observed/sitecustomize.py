@@ -1,12 +1,17 @@
-"""With this directory in PYTHONPATH every process that serves tells what memory Python has in it.
+"""With this directory in PYTHONPATH the processes of a broker tell about themselves.
 
-Who connects to the abstract AF_UNIX socket `kafkad-observed-<pid>` is sent one line of JSON: the allocated
-blocks after a garbage collection, and the reactor's counters. A thread answers, started when the broker has
-forked its workers, or at once when it has none (KAFKAD_OBSERVED=1)."""
+KAFKAD_OBSERVED: who connects to the abstract AF_UNIX socket `kafkad-observed-<pid>` is sent one line of
+JSON: the allocated blocks after a garbage collection, and the reactor's counters. A thread answers,
+started when the broker has forked its workers, or at once when it has none (KAFKAD_OBSERVED=1).
+
+KAFKAD_WATCHED=<directory>: from the moment that the file `now` is in that directory, each process writes
+there, into a file named after its pid, every module that it imports and every file and library that
+Python opens."""
 
 import json
 import os
 import socket
+import sys
 import threading
 
 
@@ -19,7 +24,6 @@ def observe() -> None:
 
 def answer(listening: socket.socket) -> None:
     import gc
-    import sys
 
     from kafkad._native.reactor import Reactor
 
@@ -36,7 +40,26 @@ def answer(listening: socket.socket) -> None:
             asking.sendall(json.dumps({"blocks": blocks, **stats}).encode())
 
 
+def watch(directory: str) -> None:
+    watching = threading.local()  # writing down what was opened opens a file
+
+    def note(event: str, arguments: tuple[object, ...]) -> None:
+        if event not in ("import", "open", "ctypes.dlopen") or getattr(watching, "notes", False):
+            return
+        watching.notes = True
+        try:
+            if os.path.exists(f"{directory}/now"):
+                with open(f"{directory}/{os.getpid()}", "a") as notes:
+                    notes.write(f"{event} {arguments[0]}\n")
+        finally:
+            watching.notes = False
+
+    sys.addaudithook(note)
+
+
 if os.environ.get("KAFKAD_OBSERVED") == "1":
     observe()
 elif "KAFKAD_OBSERVED" in os.environ:
     os.register_at_fork(after_in_child=observe)
+if "KAFKAD_WATCHED" in os.environ:
+    watch(os.environ["KAFKAD_WATCHED"])

@@ -1,0 +1,124 @@
+"""A shortage costs one request or one connection, at worst one worker that comes back; never the broker.
+
+What serving needs from files beside the data is there before the first connection, so that a broker at its
+descriptor limit answers requests of any kind."""
+
+import resource
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kafkad.api.table import ROWS
+from kafkad.protocol import messages, records
+from kafkad.testing import Broker
+from tests.integration.test_workers import retried
+from tests.wire import Wire, batch, create_topic, produce
+
+OBSERVED = Path(__file__).parent.parent / "observed"
+PARTITIONS = 4
+NAME = "named"  # what all requests of `every_request` are about: a topic, a group, a member
+
+
+def filled(cls, version):
+    """A message with one element in each of its arrays, about NAME."""
+    message = cls()
+    for field in cls.SPEC.fields:
+        if not field.versions[0] <= version <= field.versions[1]:
+            continue
+        nested = getattr(cls, messages.camel_case(field.name)) if field.struct is not None else None
+        match field.type:
+            case "[]":
+                setattr(message, field.name, [filled(nested, version)])
+            case "{}":
+                setattr(message, field.name, filled(nested, version))
+            case "string":
+                setattr(message, field.name, NAME)
+            case "[]string":
+                setattr(message, field.name, [NAME])
+            case "[]int32":
+                setattr(message, field.name, [0])
+    for name, value in {"acks": 1, "session_timeout_ms": 6000, "rebalance_timeout_ms": 100}.items():
+        if hasattr(message, name):
+            setattr(message, name, value)
+    return message
+
+
+def every_request():
+    """(request, version): each API and version that is served, with defaults and with all arrays filled."""
+    for row in ROWS:
+        cls = messages.request_class(row.key)
+        for version in range(row.low, row.high + 1):
+            empty = cls()
+            if hasattr(empty, "acks"):
+                empty.acks = 1  # else there is no answer
+            yield empty, version
+            yield filled(cls, version), version
+
+
+def assert_serves(broker, topic="kept"):
+    """Every partition takes and gives, and a group of consumers finds its coordinator."""
+    with Wire(broker.bootstrap, timeout=20) as wire:
+        for partition in range(PARTITIONS):
+            answer = retried(partial(produce, wire, topic, batch(b"after"), partition))
+            assert answer.error_code == 0, answer
+        find = messages.FindCoordinatorRequest(key_type=0, coordinator_keys=["some group"])
+        retried(lambda: wire.ask(find, 4).coordinators[0])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_any_request_may_be_the_first_of_its_kind_at_the_descriptor_limit(tmp_path, workers):
+    """HUNTS W2: schema files and modules were read at an API's first use; EMFILE there ended the broker."""
+    requests = list(every_request())
+    with Broker(workers=workers, data_dir=tmp_path / "data") as broker, ExitStack() as stack:
+        with Wire(broker.bootstrap) as wire:
+            create_topic(wire, "kept", PARTITIONS)
+            create_topic(wire, NAME, PARTITIONS)
+        wires = [stack.enter_context(Wire(broker.bootstrap, timeout=20)) for _ in requests]
+        for wire in wires[:: len(wires) // 20]:
+            wire.ask(messages.ApiVersionsRequest(), 0)  # all before it are accepted, too
+        wires[-1].ask(messages.ApiVersionsRequest(), 0)
+        pids = broker.worker_pids
+        served = [psutil.Process(pid) for pid in pids.values()]
+        limits = served[0].rlimit(resource.RLIMIT_NOFILE)
+        for process in served:
+            process.rlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        for wire, (request, version) in zip(wires, requests, strict=True):
+            assert wire.ask(request, version) is not None
+            assert broker.worker_pids == pids, f"{request.NAME} v{version}\n{broker.log}"
+        for process in served:
+            process.rlimit(resource.RLIMIT_NOFILE, limits)
+        assert_serves(broker)
+        assert broker.worker_pids == pids, broker.log
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_is_imported_and_no_file_of_our_own_is_opened_while_serving(tmp_path, workers):
+    """HUNTS W2: what cannot be opened when descriptors are short was opened before."""
+    watched = tmp_path / "watched"
+    watched.mkdir()
+    env = {"PYTHONPATH": str(OBSERVED), "KAFKAD_WATCHED": str(watched)}
+    config = {"group.initial.rebalance.delay.ms": 0}
+    broker = Broker(workers=workers, data_dir=tmp_path / "data", env=env, config=config)
+    with broker, Wire(broker.bootstrap, timeout=20) as wire:
+        (watched / "now").touch()
+        create_topic(wire, "kept", PARTITIONS)
+        for codec in range(5):
+            data = records.build_batch(
+                [records.Record(key=b"k", value=bytes(1000), headers=[], timestamp=7)], compression=codec
+            )
+            create_topic(wire, f"made-{codec}", compression_type="uncompressed" if codec else "zstd")
+            answer = produce(wire, f"made-{codec}", data)
+            assert answer.error_code == 0, answer
+        for request, version in every_request():
+            wire.ask(request, version)
+        assert_serves(broker)
+        if workers > 1:
+            broker.kill_worker(1)
+            assert_serves(broker)
+    noted = [line for path in watched.iterdir() for line in path.read_text().splitlines()]
+    assert any(line.startswith(f"open {broker.data_dir}") for line in noted), "nothing was watched"
+    others = [line for line in noted if not line.startswith((f"open {tmp_path}", "open /proc/"))]
+    assert not others, sorted(set(others))

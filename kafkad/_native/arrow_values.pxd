@@ -34,6 +34,7 @@ cdef enum Reason:                      # in the order of REASONS in arrow_values
     BAD_QUOTE
     MISSING_FIELD
     TOO_LARGE
+    NAME_TOO_LONG
     REASONS_COUNT
 
 

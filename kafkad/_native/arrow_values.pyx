@@ -44,6 +44,7 @@ REASONS = (
     "a quote that is not closed, or not alone",
     "a required field is missing",
     "its columns would take more memory than those of a whole batch may",
+    "a name of more than 50,000 characters",
 )
 assert len(REASONS) == REASONS_COUNT
 

@@ -1,8 +1,8 @@
 """CSV values, one line each, into Arrow columns, as Spark's from_csv reads them.
 
 A field may stand in quotes if the quote is its first byte; in there the escape character makes a quote, or itself,
-mean itself, and with the escape being the quote two quotes are one. A field that is the null value, quoted or not,
-is null; by default that is the empty one. One newline may end the value."""
+mean itself, and with the escape being the quote two quotes are one. An empty field without quotes is null, and so is
+a field that is the null value, quoted or not. One line end, LF or CR LF, may end the value."""
 
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
@@ -216,9 +216,12 @@ cdef class CsvColumns(ValueColumns):
         cdef int64_t text_size
         cdef int64_t i = 0
         cdef int reason
+        cdef bint is_quoted
         cdef Field* field
         if size and (end - 1)[0] == c"\n":
             end -= 1
+            if size > 1 and (end - 1)[0] == c"\r":
+                end -= 1
         if p == end:
             return EMPTY
         while True:
@@ -227,7 +230,8 @@ cdef class CsvColumns(ValueColumns):
                 self.fault.path = -1
                 return TOO_MANY_FIELDS
             self.fault.path = <int32_t>i
-            if p < end and p[0] == self.quote:
+            is_quoted = p < end and p[0] == self.quote
+            if is_quoted:
                 p = self.quoted(p, end, &text, &text_size)
                 if p is NULL:
                     return NO_MEMORY if self.fault.at is NULL else BAD_QUOTE
@@ -241,7 +245,8 @@ cdef class CsvColumns(ValueColumns):
             if field.column is NULL:
                 if not is_utf8(text, text + text_size):
                     return NOT_UTF8
-            elif text_size == self.null_size and memcmp(text, self.null_at, <size_t>text_size) == 0:
+            elif (text_size == 0 and not is_quoted) or (
+                    text_size == self.null_size and memcmp(text, self.null_at, <size_t>text_size) == 0):
                 if append_null(field.column) < 0:
                     return NO_MEMORY
             else:

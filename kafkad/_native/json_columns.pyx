@@ -27,8 +27,8 @@ from kafkad._native.arrow_values cimport (
     BAD_BASE64, BAD_NUMBER, EMPTY, ENDS_EARLY, GOOD, NO_MEMORY, OUT_OF_RANGE, TOO_DEEP, TRAILING_BYTES, WRONG_TYPE,
 )
 from kafkad._native.json_text cimport (
-    DEPTH_MAX, ROOM, Parser, is_odd_number, is_space, mistyped, odd_number, parse_string, skip_space, skip_value,
-    unexpected, wrong,
+    DEPTH_MAX, ROOM, Parser, is_odd_number, is_space, mistyped, odd_number, parse_name, parse_string, skip_space,
+    skip_value, unexpected, wrong,
 )
 from kafkad._native.text_patterns cimport Steps, pattern_date, pattern_for, pattern_timestamp
 from kafkad._native.text_values cimport (
@@ -174,7 +174,7 @@ cdef const uint8_t* parse_object(Parser* parser, Node* node, const uint8_t* p, i
             else:
                 if p[0] != c'"' and p[0] != c"'":
                     return unexpected(parser, node.path, p)
-                p = parse_string(parser, node.path, p, &text, &size)
+                p = parse_name(parser, node.path, p, &text, &size)
                 if p is NULL:
                     return NULL
                 index = find_child(node, text, size)
@@ -256,7 +256,7 @@ cdef const uint8_t* parse_map(Parser* parser, Node* node, const uint8_t* p, int 
         while True:
             if p[0] != c'"' and p[0] != c"'":
                 return unexpected(parser, node.path, p)
-            p = parse_string(parser, node.path, p, &text, &size)
+            p = parse_name(parser, node.path, p, &text, &size)
             if p is NULL:
                 return NULL
             space = append_space(node.children[0].column, size)

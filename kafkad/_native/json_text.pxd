@@ -5,7 +5,7 @@ Each function takes the place `p` and gives the place behind what it has read, o
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
-from kafkad._native.arrow_values cimport CONTROL_CHARACTER, ENDS_EARLY, NOT_UTF8, SYNTAX
+from kafkad._native.arrow_values cimport CONTROL_CHARACTER, ENDS_EARLY, NAME_TOO_LONG, NOT_UTF8, SYNTAX
 from kafkad._native.text_values cimport is_utf8
 from kafkad._native.value_columns cimport Fault, faulty
 
@@ -47,6 +47,7 @@ cdef extern from * nogil:
 cdef enum:
     DEPTH_MAX = 1000                   # objects and arrays in each other: what Spark's own parser takes
     ROOM = 32                          # bytes behind a value that can be read
+    NAME_MAX = 50000                   # UTF-16 units of an object's name, as in Spark's parser
 
 
 cdef struct Parser:
@@ -105,3 +106,22 @@ cdef inline const uint8_t* parse_string(Parser* parser, int32_t path, const uint
     text[0] = start
     size[0] = p - start
     return p + 1
+
+
+cdef inline const uint8_t* parse_name(Parser* parser, int32_t path, const uint8_t* p, const uint8_t** text,
+                                      int64_t* size) noexcept nogil:
+    """A string that names a member of an object."""
+    cdef const uint8_t* start = p
+    p = parse_string(parser, path, p, text, size)
+    if p is not NULL and size[0] > NAME_MAX and utf16_units(text[0], size[0]) > NAME_MAX:
+        return wrong(parser, NAME_TOO_LONG, path, start)
+    return p
+
+
+cdef inline int64_t utf16_units(const uint8_t* p, int64_t size) noexcept nogil:
+    """Of valid UTF-8: one for each sequence, two for those of four bytes."""
+    cdef int64_t count = 0
+    cdef int64_t i
+    for i in range(size):
+        count += ((p[i] & 0xC0) != 0x80) + (p[i] >= 0xF0)
+    return count

@@ -184,7 +184,7 @@ cdef const uint8_t* skip_value(Parser* parser, int32_t path, const uint8_t* p, i
             if c == c"{":
                 if p[0] != c'"' and p[0] != c"'":
                     return unexpected(parser, path, p)
-                p = parse_string(parser, path, p, &text, &size)
+                p = parse_name(parser, path, p, &text, &size)
                 if p is NULL:
                     return NULL
                 p = skip_space(p)

@@ -392,24 +392,24 @@ cdef bint part_at(
 cdef int text_date(const uint8_t* p, int64_t size, int32_t* days) noexcept nogil:
     """Reason: GOOD, BAD_DATE."""
     cdef const uint8_t* end = p + size
-    cdef const uint8_t* start
     cdef int64_t sign = 1
     cdef int64_t count
     cdef int64_t year
     cdef int64_t month = 1
     cdef int64_t day = 1
     cdef int64_t value
+    cdef bint has_blanks
     while p < end and is_blank(p[0]):
         p += 1
     while end > p and is_blank((end - 1)[0]):
         end -= 1
-    start = p
+    has_blanks = end - p < size
     if p < end and (p[0] == c"-" or p[0] == c"+"):
         sign = -1 if p[0] == c"-" else 1
         p += 1
     year = digits_at(&p, end, &count)
     if count < 4 or count > 7:
-        if p < end or count == 0 or count > 9:
+        if p < end or count == 0 or count > 9 or has_blanks:
             return BAD_DATE
         days[0] = <int32_t>(sign * year)                    # days since 1970, as Spark 1.5 wrote them
         return GOOD

@@ -142,6 +142,10 @@ FIELD = {
         '"2024-02-30"',
         '"1900-02-29"',
         '"365"',
+        '" 365"',  # HUNTS U6
+        '"365 "',
+        '"\\t-5"',
+        '" 2024-02-03 "',
         '"-5"',
         '"12345678"',
         '"99999-01-01"',
@@ -319,7 +323,15 @@ CSV = {
         "2024-07-01T10:00:00 America/New_York",
     ],
 }
+NULLS = ["3,", "3,NA", ",3", '3,""', '3,"NA"', "NA,NA", " NA,3", "3, "]
+CSV_NULLS = {
+    ("a INT, b INT", "nullValue", "NA"): NULLS,
+    ("a STRING, b STRING", "nullValue", "NA"): NULLS,
+    ("a STRING, b STRING", "nullValue", ""): NULLS,
+}
 CSV_DEVIATIONS = {
+    ("a INT, b STRING", "1,x\r\n"): "x",
+    ("a INT, b STRING", "1,x\r\r\n"): "x\r",
     ("a INT, b STRING", "1,x\n"): "x",
     ("a INT, b STRING", "1,x\ny"): "bad",
     ("a INT, b STRING", '"","'): "bad",
@@ -482,6 +494,21 @@ def test_json_is_what_from_json_makes_of_it_but_for_what_is_listed(spark):
 
 def test_csv_is_what_from_csv_makes_of_it_but_for_what_is_listed(spark):
     check(spark, "csv", CSV, CSV_DEVIATIONS)
+
+
+def test_nulls_of_csv_are_those_of_from_csv(spark):
+    """HUNTS U1: with nullValue set, an empty field was no longer null."""
+    assert [each for each in both(spark, "csv", CSV_NULLS) if each[2] != each[3]] == []
+
+
+def test_names_of_json_are_as_long_as_in_from_json(spark):
+    """HUNTS U6: a name of 60,000 characters was taken."""
+    names = [each * count for each in ("k", "é", "😀") for count in (25_000, 25_001, 50_000, 50_001)]
+    values = [f'{{"a":1,"{name}":2}}' for name in names] + [f'{{"a":1,"b":{{"{name}":2}}}}' for name in names]
+    maps = [f'{{"a":{{"{name}":2}}}}' for name in names]
+    compared = list(both(spark, "json", {"a INT": values, "a MAP<STRING,INT>": maps}))
+    assert [(value[:9], len(value)) for _, value, theirs, ours in compared if theirs != ours] == []
+    assert sum(theirs == "bad" for _, _, theirs, _ in compared) == 3 * (1 + 1 + 3)
 
 
 def pattern_cases(text) -> dict[tuple[str, str, str], list[str]]:

@@ -105,7 +105,6 @@ def test_floating_numbers(text, value):
         ("a INT, b INT", "1,2\n3,4", "b: more bytes after the value's end at byte 2"),
         ("a INT, b INT", "1,x", "b: not a number at byte 2"),
         ("a INT, b INT", "1, 2", "b: not a number at byte 2"),
-        ("a INT, b INT", "1,2\r\n", "b: not a number at byte 2"),
         ("a INT, b INT", "1,2.0", "b: not a number at byte 2"),
         ("a INT, b INT", "1,-", "b: not a number at byte 2"),
         ("a INT, b INT", "1,2147483648", "b: out of the column's range at byte 2"),
@@ -143,7 +142,13 @@ def test_quotes_nulls_and_escapes():
     assert row(text, '"a,b","c\nd"\n') == ["a,b", "c\nd"]
     assert row(text, '"",') == [None, None]
     assert row(text, '"NA",na', nullValue="NA") == [None, "na"]
-    assert row(text, ",NA", nullValue="NA") == ["", None]
+    assert row(text, ",NA", nullValue="NA") == [None, None]
+    assert row(text, '"",x', nullValue="NA") == ["", "x"]  # HUNTS U1
+    assert row("a INT, b INT", "3,", nullValue="NA") == [3, None]
+    assert row("a INT, b STRING", "3,x\r\n") == [3, "x"]  # HUNTS U6
+    assert row("a STRING, b INT", '"x",3\r\n') == ["x", 3]
+    assert row(text, 'x,"y"\r\n') == ["x", "y"]
+    assert row(text, "x,y\r") == ["x", "y\r"]
     assert row(text, '"a\\"b","c\\\\"') == ['a"b', "c\\"]
     assert row(text, '"a\\nb",c\\') == ["a\\nb", "c\\"]
     assert row(text, "a||b|c", sep="||") == ["a", "b|c"]

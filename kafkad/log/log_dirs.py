@@ -34,22 +34,17 @@ from typing import Any
 from kafkad._native.partition import Partition
 from kafkad._native.producer_table import ProducerTable
 from kafkad._native.watermarks import RowSlot, WatermarkTable
-from kafkad.config.properties import read_properties
 from kafkad.config.topic import TopicConfig
 from kafkad.log.checkpoints import (
     HIGH_WATERMARKS,
     LOG_START_OFFSETS,
-    META_PROPERTIES,
     RECOVERY_POINTS,
     make_directory,
     read_offsets,
     read_partition_metadata,
     sync_directory,
     take_clean_shutdown,
-    uuid_bytes,
-    uuid_text,
     write_clean_shutdown,
-    write_file,
     write_partition_metadata,
 )
 from kafkad.log.directory import CHECKPOINTS, FAILED, NOT_CLEAN, PARTITIONS, Directory, Key, Told
@@ -63,6 +58,8 @@ from kafkad.log.filenames import (
     partition_directory,
 )
 from kafkad.log.flusher import FATAL
+from kafkad.log.identity import DirectoryTrouble as DirectoryTrouble
+from kafkad.log.identity import identify
 from kafkad.log.log import Log, Scheduler, delete_later
 from kafkad.log.log_starts import LogStarts, keep_all
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
@@ -73,10 +70,6 @@ LOCK = ".lock"
 FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 METADATA_BATCH_MAX = 8 << 20  # KafkaRaftClient.MAX_BATCH_SIZE_BYTES
 REMOTE_INDEX_CACHE = "remote-log-index-cache"
-
-
-class DirectoryTrouble(Exception):
-    """The data directories cannot be served; the text is one sentence for the operator."""
 
 
 class DirectoryOccupied(KafkaError):
@@ -121,7 +114,7 @@ class LogDirs:
     # -- opening -------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Locks every directory and reads or writes its identity. Raises DirectoryTrouble."""
+        """Lock every directory, read or write its identity, take its mark. Raises DirectoryTrouble."""
         paths = list(dict.fromkeys(os.path.abspath(path) for path in self.config.log_dirs))
         for path in paths:
             self._directories.append(Directory(path, len(self._directories), for_logs=True))
@@ -132,9 +125,7 @@ class LogDirs:
         try:
             for directory in self._directories:
                 self._take(directory)
-            if all(directory.offline for directory in self._directories if directory.for_logs):
-                raise DirectoryTrouble("none of the log directories can be used: " + ", ".join(paths))
-            self._identify()
+            self.cluster_id = identify(self._directories, self._metadata_directory(), self.config.node_id)
             for directory in self._online():
                 directory.clean, directory.broker_epoch = take_clean_shutdown(directory.path)
         except BaseException:
@@ -182,57 +173,9 @@ class LogDirs:
             return
         directory.lock = lock
 
-    def _identify(self) -> None:
-        # meta.properties: the same cluster and node everywhere, a directory id of its own each.
-        found: dict[str, dict[str, str]] = {}
-        for directory in self._online():
-            path = os.path.join(directory.path, META_PROPERTIES)
-            try:
-                found[directory.path] = read_properties(path)
-            except FileNotFoundError:
-                continue
-            except (OSError, ValueError) as e:
-                raise DirectoryTrouble(f"{path} cannot be read: {e}") from e
-        clusters = {properties["cluster.id"] for properties in found.values() if properties.get("cluster.id")}
-        if len(clusters) > 1:
-            raise DirectoryTrouble(
-                "the data directories belong to different clusters: " + ", ".join(sorted(clusters))
-            )
-        self.cluster_id = clusters.pop() if clusters else uuid_text(_random_id())
-        ids: set[bytes] = set()
-        for directory in self._online():
-            properties = found.get(directory.path, {})
-            node = properties.get("node.id") or properties.get("broker.id")
-            if node is not None and node != str(self.config.node_id):
-                raise DirectoryTrouble(
-                    f"meta.properties of {directory.path} says node.id={node}, this is {self.config.node_id}"
-                )
-            try:
-                text = properties.get("directory.id")
-                directory.id = uuid_bytes(text) if text else _random_id()
-            except Malformed as e:
-                raise DirectoryTrouble(f"{os.path.join(directory.path, META_PROPERTIES)}: {e}") from e
-            if directory.id in ids:
-                raise DirectoryTrouble(
-                    f"data directory {directory.path} has the same directory.id as another"
-                )
-            ids.add(directory.id)
-            wanted = {
-                **properties,
-                "cluster.id": self.cluster_id,
-                "directory.id": uuid_text(directory.id),
-                "node.id": str(self.config.node_id),
-                "version": "1",
-            }
-            wanted.pop("broker.id", None)
-            if wanted != properties:
-                text = "#\n" + "".join(f"{key}={value}\n" for key, value in sorted(wanted.items()))
-                try:
-                    write_file(os.path.join(directory.path, META_PROPERTIES), text.encode("latin-1"))
-                except OSError as e:
-                    raise DirectoryTrouble(
-                        f"meta.properties of {directory.path} cannot be written: {e}"
-                    ) from e
+    def _metadata_directory(self) -> Directory:
+        path = os.path.abspath(self.config.metadata_log_dir or self.config.log_dirs[0])
+        return next(directory for directory in self._directories if directory.path == path)
 
     def _unlock(self) -> None:
         for directory in self._directories:
@@ -243,13 +186,10 @@ class LogDirs:
     def open_metadata_log(self, topic: str = METADATA_TOPIC, topic_id: bytes | None = None) -> Log:
         """The metadata log, which is not among `all()`: whole batches are checked unless the shutdown was
         clean."""
-        path = os.path.abspath(self.config.metadata_log_dir or self.config.log_dirs[0])
-        directory = next(directory for directory in self._directories if directory.path == path)
-        if directory.offline:
-            raise DirectoryTrouble(f"the metadata log's directory {path} is offline")
+        directory = self._metadata_directory()
         try:
             return Log.open(
-                os.path.join(path, partition_directory(topic, 0)),
+                os.path.join(directory.path, partition_directory(topic, 0)),
                 topic,
                 0,
                 self._metadata_config(),
@@ -259,7 +199,7 @@ class LogDirs:
                 topic_id=topic_id,
             )
         except (OSError, Malformed, KafkaError) as e:
-            raise DirectoryTrouble(f"the metadata log in {path} cannot be opened: {e}") from e
+            raise DirectoryTrouble(f"the metadata log in {directory.path} cannot be opened: {e}") from e
 
     def _metadata_config(self) -> TopicConfig:
         return TopicConfig.resolve(
@@ -830,12 +770,3 @@ def _id_of(path: str) -> bytes | None:
         return read_partition_metadata(path)
     except (Malformed, OSError):
         return None
-
-
-def _random_id() -> bytes:
-    """As Kafka makes ids: random, and not one whose text begins with a dash, which tools take for an
-    option."""
-    while True:
-        made = uuid.uuid4().bytes
-        if not uuid_text(made).startswith("-"):
-            return made

@@ -9,6 +9,14 @@ from kafkad.config.topic import TopicConfig
 from kafkad.log.log import Log
 from kafkad.protocol.records import Record, build_batch
 
+
+def begin_metadata(directory: str | Path) -> None:
+    """A metadata log with one record: without one a start refuses directories that hold partitions."""
+    log = Path(directory) / "__cluster_metadata-0"
+    log.mkdir(exist_ok=True)
+    (log / f"{0:020d}.log").write_bytes(batch(1, leader_epoch=1))
+
+
 TOPIC_ID = bytes(range(1, 17))
 
 

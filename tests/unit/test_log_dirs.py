@@ -19,7 +19,7 @@ from kafkad.log.checkpoints import LOG_START_OFFSETS, read_offsets, uuid_bytes
 from kafkad.log.log import Log
 from kafkad.log.log_dirs import DirectoryTrouble, LogDirs
 from kafkad.protocol.errors import KafkaError
-from tests.unit.log_world import ManualScheduler, batch, topic_config
+from tests.unit.log_world import ManualScheduler, batch, begin_metadata, topic_config
 
 
 class DirsWorld:
@@ -32,6 +32,7 @@ class DirsWorld:
             "node.id": "1", "process.roles": "broker,controller", "log.dirs": ",".join(self.paths), **keys,
         }  # fmt: skip
         self.dirs = self.open()
+        begin_metadata(self.paths[0])
 
     def open(self) -> LogDirs:
         dirs = LogDirs(BrokerConfig(self.settings), self.clock, self.scheduler)
@@ -324,30 +325,37 @@ def test_a_failed_directory_goes_offline_and_the_others_serve(tmp_path):
 
 
 def test_a_directory_that_cannot_be_made_is_offline(tmp_path):
-    (tmp_path / "d0").write_text("a file")
+    (tmp_path / "d1").write_text("a file")
     world = DirsWorld(tmp_path, 2)
-    assert [directory.offline for directory in world.dirs.directories()] == [True, False]
+    assert [directory.offline for directory in world.dirs.directories()] == [False, True]
     world.create("t")
 
 
 def test_no_usable_directory_is_an_error(tmp_path):
     (tmp_path / "d0").write_text("a file")
     with pytest.raises(DirectoryTrouble, match="none of the log directories"):
-        DirsWorld(tmp_path)
+        DirsWorld(tmp_path, **{"metadata.log.dir": str(tmp_path / "m")})
+
+
+def test_a_metadata_directory_that_cannot_be_used_ends_the_start(tmp_path):
+    (tmp_path / "d0").write_text("a file")
+    with pytest.raises(DirectoryTrouble, match=r"the metadata directory .*/d0 cannot be used"):
+        DirsWorld(tmp_path, 2)
+    assert os.listdir(tmp_path / "d1") == [".lock"]
 
 
 def test_the_metadata_log_is_apart(world):
     log = world.dirs.open_metadata_log("__cluster_metadata", bytes(15) + b"\1")
     log.set_leader_epoch(1)
-    assert log.append(batch(3, control=False), 5, origin="raft", epoch=1) == 0
+    assert log.append(batch(3, control=False, base_offset=1), 5, origin="raft", epoch=1) == 1
     log.flush()
     log.close()
     assert world.dirs.all() == []
     world.restart()
     assert world.dirs.all() == []
     log = world.dirs.open_metadata_log("__cluster_metadata", bytes(15) + b"\1")
-    assert log.end_offset == 3
-    assert len(list(log.batches(0, 3))) == 1
+    assert log.end_offset == 4
+    assert len(list(log.batches(0, 4))) == 2
 
 
 def test_idle_partitions_hold_no_descriptors(world):

@@ -27,7 +27,7 @@ from kafkad.log.log_dirs import DirectoryOccupied, LogDirs
 from kafkad.protocol.errors import KafkaError
 from kafkad.replication.ownership import owner_of
 from tests.unit.forked import Forked
-from tests.unit.log_world import ManualScheduler, batch, topic_config
+from tests.unit.log_world import ManualScheduler, batch, begin_metadata, topic_config
 
 WORKERS = 2
 
@@ -50,6 +50,7 @@ class Disks:
         self.config = BrokerConfig(settings)
         self.topics: dict[str, bytes] = {}
         self.dirs = self.opened()
+        begin_metadata(self.paths[0])
 
     def opened(self) -> LogDirs:
         dirs = LogDirs(self.config, ManualClock(1_000), None, table=WatermarkTable(4096, shared=True))
@@ -378,7 +379,9 @@ def test_partitions_of_all_workers_are_spread_over_the_directories(tmp_path, for
     a, b = two(fork, disks)
 
     def counts():
-        return [sum(name.endswith("-0") for name in os.listdir(path)) for path in disks.paths]
+        return [
+            sum(name.endswith("-0") and name[0] != "_" for name in os.listdir(path)) for path in disks.paths
+        ]
 
     for i in range(10):
         for worker, name in ((a, f"a{i}"), (b, f"b{i}")):
@@ -422,7 +425,9 @@ def test_a_topic_deleted_while_its_worker_was_away_goes_when_it_comes_back(disks
     assert child.hear() == []
     left = sorted(os.listdir(disks.paths[0]))
     assert [name for name in left if name.endswith("-stray")] == []
-    assert [name for name in left if name.endswith("-0")] == sorted(f"{name}-0" for name in others)
+    assert [name for name in left if name.endswith("-0") and name[0] != "_"] == sorted(
+        f"{name}-0" for name in others
+    )
     child.hear()
     assert [name for name in os.listdir(disks.paths[0]) if name.endswith("-delete")] == []
 

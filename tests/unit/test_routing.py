@@ -38,7 +38,7 @@ from kafkad.server.routing import pack, unpack
 from kafkad.server.scheduler import LoopScheduler
 from kafkad.server.turns import Turns
 from tests.unit.coordinator_world import protocol, subscription
-from tests.unit.log_world import batch
+from tests.unit.log_world import batch, begin_metadata
 from tests.unit.metadata_world import Cluster, create, new_topic
 
 LEVEL = 90  # a kind of this test: what a worker logs
@@ -80,6 +80,7 @@ class Site:
         clock, scheduler = Clock(), LoopScheduler(loop)
         log_dirs = LogDirs(config, clock, scheduler)
         log_dirs.open()
+        begin_metadata(path / "logs")
         self.cluster = Registered(path, settings, log_dirs.directory_ids())
         create(self.cluster, *(new_topic(name, partitions) for name, partitions in TOPICS.items()))
         self.cluster.controller.auto_create([OFFSETS_TOPIC])

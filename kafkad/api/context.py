@@ -1,14 +1,16 @@
 """What a handler is given: the request's surroundings, and the broker's services.
 
-A handler is `def handler(services, context, request)` and answers a response message, or an awaitable of
-one. One whose work grows with its request is a generator that yields often and returns either (server/turns).
-It reads what it needs off `services` and keeps nothing between requests.
+A handler is `def handler(services, context, request)` and answers a response message, its frame, a
+SharedAnswer, or an awaitable of one of them. One whose work grows with its request is a generator that yields
+often and returns any of these (server/turns). It reads what it needs off `services` and keeps nothing between
+requests.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kafkad.api.metadata_answers import MetadataAnswers
 from kafkad.protocol import errors
 
 
@@ -41,6 +43,7 @@ class Services:
     producer_ids: Any = None
     api_versions: tuple[tuple[int, int, int], ...] = ()  # (key, lowest, highest) as ApiVersions tells them
     advertised: dict[str, tuple[str, int]] = field(default_factory=dict)  # listener name -> host, port
+    metadata_answers: MetadataAnswers = field(default_factory=MetadataAnswers)
     # of a broker with several workers
     me: int = 0  # this worker's index
     peers: Any = None  # server.Peers: the other workers; None: there are none

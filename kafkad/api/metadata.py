@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Iterable
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services
+from kafkad.api.metadata_answers import Kind, Tell
 from kafkad.controller.topics import invalid_name
 from kafkad.metadata.image import INTERNAL_TOPICS, BrokerRegistration, MetadataImage, PartitionState, Topic
 from kafkad.protocol import errors, messages
@@ -31,14 +32,19 @@ Troubles = dict[str, KafkaError | None]
 
 
 def metadata(services: Services, context: RequestContext, request: Any) -> Any:
-    """MetadataResponse, or an awaitable of one if a topic has to be made first."""
+    """The answer: encoded (bytes, SharedAnswer) or as MetadataResponse, a generator of the former if all
+    topics have to be encoded, or an awaitable of the latter if a topic has to be made first."""
     image = services.metadata.image
     asked = request.topics
     everything = asked is None or (context.version == 0 and not asked)
     if everything:
-        return _answer(services, context, request, image.topics, {})
+        return _everything(services, context, request)
     if _misused(context.version, asked):
         return _refused(services, context, request)
+    found = _found(image, asked)
+    if found is not None:
+        kind, tell = _kind(context, request), _tell(image, context, request)
+        return services.metadata_answers.some(image, kind, tell, found, context.correlation_id)
     missing = [
         topic.name
         for topic in asked
@@ -51,6 +57,49 @@ def metadata(services: Services, context: RequestContext, request: Any) -> Any:
     if inspect.isawaitable(created):
         return _answer_later(services, context, request, creatable, created)
     return _answer(services, context, request, None, created)
+
+
+def _found(image: MetadataImage, asked: Iterable[Any]) -> list[Topic] | None:
+    """The topics that are asked for, each once, by id if any has one; None: some are not there."""
+    ids = dict.fromkeys(topic.topic_id for topic in asked if topic.topic_id != NO_ID)
+    if ids:
+        found = [image.topics_by_id.get(topic_id) for topic_id in ids]
+    else:
+        names = dict.fromkeys(topic.name for topic in asked if topic.name is not None)
+        found = [image.topics.get(name) for name in names]
+    there = [topic for topic in found if topic is not None]
+    return there if len(there) == len(found) else None
+
+
+def _everything(services: Services, context: RequestContext, request: Any) -> Any:
+    image, kind = services.metadata.image, _kind(context, request)
+    kept = services.metadata_answers.kept(image, kind, context.correlation_id)
+    if kept is not None:
+        return kept
+    tell = _tell(image, context, request)
+    return services.metadata_answers.everything(image, kind, tell, context.correlation_id)
+
+
+def _kind(context: RequestContext, request: Any) -> Kind:
+    version = context.version
+    return Kind(
+        version,
+        context.listener,
+        request.include_topic_authorized_operations and version >= 8,
+        request.include_cluster_authorized_operations and 8 <= version <= 10,
+    )
+
+
+def _tell(image: MetadataImage, context: RequestContext, request: Any) -> Tell:
+    told = _Told(image, context)
+
+    def topic(topic: Topic) -> Any:
+        answer = told.topic(topic)
+        if request.include_topic_authorized_operations and context.version >= 8:
+            answer.topic_authorized_operations = TOPIC_OPERATIONS
+        return answer
+
+    return Tell(lambda: _response(told, context, request, []), topic)
 
 
 async def _answer_later(
@@ -86,7 +135,15 @@ def _answer(
     """`names`: what to tell; None: what the request asks for."""
     image = services.metadata.image
     told = _Told(image, context)
-    up = [broker for broker in image.brokers.values() if not broker.fenced and told.listens(broker)]
+    if names is not None:
+        topics = [told.topic(image.topics[name]) for name in names]
+    else:
+        topics = told.asked(request.topics, troubles)
+    return _response(told, context, request, topics)
+
+
+def _response(told: "_Told", context: RequestContext, request: Any, topics: list[Any]) -> Any:
+    up = [broker for broker in told.image.brokers.values() if not broker.fenced and told.listens(broker)]
     response = messages.MetadataResponse(
         brokers=[
             messages.MetadataResponse.Brokers(
@@ -97,16 +154,14 @@ def _answer(
             )
             for broker in up
         ],
-        cluster_id=image.cluster_id,
+        cluster_id=told.image.cluster_id,
         controller_id=up[0].broker_id if up else NO_NODE,
+        topics=topics,
     )
-    if names is not None:
-        response.topics = [told.topic(image.topics[name]) for name in names]
-    else:
-        response.topics = told.asked(request.topics, troubles)
     if request.include_topic_authorized_operations and context.version >= 8:
-        for topic in response.topics:
-            topic.topic_authorized_operations = TOPIC_OPERATIONS
+        for topic in topics:
+            if topic.error_code == errors.NONE:
+                topic.topic_authorized_operations = TOPIC_OPERATIONS
     if request.include_cluster_authorized_operations and 8 <= context.version <= 10:
         response.cluster_authorized_operations = CLUSTER_OPERATIONS
     return response

@@ -44,7 +44,12 @@ def delete_records(services: Services, context: RequestContext, request: Any) ->
 
 async def _when_kept(services: Services, response: Any, moved: dict[Any, list[Any]]) -> Any:
     kept: asyncio.Future[dict[Any, OSError]] = asyncio.get_running_loop().create_future()
-    services.log_dirs.keep_log_starts(moved, lambda failed: kept.done() or kept.set_result(failed))
+
+    def done(failed: dict[Any, OSError]) -> None:
+        if not kept.done():
+            kept.set_result(failed)
+
+    services.log_dirs.keep_log_starts(moved, done)
     for log in await kept:
         for done in moved[log]:
             done.error_code, done.low_watermark = errors.KAFKA_STORAGE_ERROR, -1

@@ -19,6 +19,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from kafkad._native.shared_answer import SharedAnswer
 from kafkad.api.context import RequestContext, Services, code_of
 from kafkad.api.table import Api, Route
 from kafkad.api.versions import unsupported
@@ -146,8 +147,11 @@ class Dispatcher:
         if response is None:
             context.connection.close("the request failed, and its response has no place to say so")
             return
-        if isinstance(response, bytes):  # another worker encoded it
+        if isinstance(response, bytes):  # another worker encoded it, or an earlier request
             context.connection.respond(request_id, response)
+            return
+        if isinstance(response, SharedAnswer):
+            response.respond(context.connection, request_id)
             return
         try:
             frame = codec.encode_response(response, context.version, context.correlation_id)

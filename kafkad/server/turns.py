@@ -26,7 +26,7 @@ from typing import Any
 TURN_S = 0.005  # of work between two rounds of the reactor
 QUANTUM_S = 0.001  # of one piece of work before the next one has its share
 
-Steps = Generator[None, None, Any]
+Steps = Generator[Any, None, Any]
 
 
 class Turns:

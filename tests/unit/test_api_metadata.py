@@ -2,14 +2,18 @@
 told."""
 
 import asyncio
+import inspect
 from types import SimpleNamespace
 
 import pytest
 from metadata_world import DIR, Cluster, create, new_topic
 
+from kafkad._native.shared_answer import SharedAnswer
+from kafkad.api import metadata as metadata_module
 from kafkad.api.cluster import describe_cluster
 from kafkad.api.context import RequestContext
 from kafkad.api.metadata import describe_topic_partitions, metadata
+from kafkad.api.metadata_answers import KEPT, MetadataAnswers
 from kafkad.api.producer_ids import init_producer_id
 from kafkad.api.versions import api_versions, unsupported
 from kafkad.controller.producer_ids import ProducerIds
@@ -18,6 +22,7 @@ from kafkad.protocol.errors import KafkaError
 
 NONE_ID = bytes(16)
 UNASKED = -(2**31)
+ANSWERS = MetadataAnswers()  # of all requests of all tests: what is kept must not be wrong
 
 
 @pytest.fixture
@@ -32,6 +37,7 @@ def services_of(cluster):
         metadata=cluster.controller,
         producer_ids=ProducerIds(cluster.controller),
         api_versions=((0, 0, 13), (18, 0, 4)),
+        metadata_answers=ANSWERS,
     )
 
 
@@ -47,9 +53,32 @@ def ask(cluster, names, version=12, listener="PLAINTEXT", **fields):
         else [topic if not isinstance(topic, str) else cls.Topics(name=topic) for topic in names]
     )
     request = cls(topics=topics, **fields)
-    response = metadata(services_of(cluster), context_of(3, version, listener), request)
-    codec.encode(response, version)  # each answer can be sent
-    return response
+    services, context = services_of(cluster), context_of(3, version, listener)
+    answer = finish(metadata(services, context, request))
+    if not isinstance(answer, bytes | SharedAnswer):
+        codec.encode(answer, version)  # each answer can be sent
+        return answer
+    everything = names is None or (version == 0 and not names)
+    slow = metadata_module._answer(
+        services, context, request, cluster.image.topics if everything else None, {}
+    )
+    assert body_of(answer) == codec.encode_response(slow, version, 1)[4:]
+    assert finish(metadata(services, context, request)) == answer  # once more, by what is kept
+    return slow
+
+
+def finish(answer):
+    """The result of a handler that works in steps."""
+    while inspect.isgenerator(answer):
+        try:
+            next(answer)
+        except StopIteration as end:
+            return end.value
+    return answer
+
+
+def body_of(answer):
+    return answer[4:] if isinstance(answer, bytes) else answer.content()
 
 
 def asked_by_id(topic_id):
@@ -430,3 +459,88 @@ def test_what_cannot_be_had_is_an_invalid_request(cluster, fields):
 def test_without_a_disk_there_are_no_ids(cluster):
     cluster.log.failing = "flush"
     assert init(services_of(cluster)) == (errors.KAFKA_STORAGE_ERROR, -1, -1)
+
+
+# -- answers that are kept ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(14))
+@pytest.mark.parametrize("count", [0, 1, 126, 127, 128, 700])
+def test_what_is_kept_is_what_would_be_encoded(cluster, version, count):
+    """HUNTS S6. `ask` compares each answer with the one that the codec makes of all of it."""
+    create(cluster, *(new_topic(f"topic-{i}", 1 + i % 3) for i in range(count)))
+    flags = {"include_topic_authorized_operations": True, "include_cluster_authorized_operations": True}
+    nobody = [] if version == 0 else None
+    for _ in range(2):
+        assert len(ask(cluster, nobody, version).topics) == count
+        assert len(ask(cluster, nobody, version, **flags).topics) == count
+    some = [f"topic-{i}" for i in range(0, count, 7)]
+    if some:
+        assert [topic.name for topic in ask(cluster, some, version, **flags).topics] == some
+
+
+def test_a_new_image_is_told_and_shares_what_did_not_change(cluster):
+    answers = MetadataAnswers()
+    create(cluster, *(new_topic(f"topic-{i}") for i in range(50)))
+
+    def names():
+        services, request = services_of(cluster), messages.MetadataRequest(topics=None)
+        services.metadata_answers = answers
+        frame = finish(metadata(services, context_of(3, 12), request))
+        _, response = codec.decode_response(messages.MetadataResponse, 12, frame)
+        return [topic.name for topic in response.topics]
+
+    def parts():
+        [kept] = answers._parts.values()
+        return {name: id(part) for name, (_, part) in kept.topics.items()}
+
+    assert len(names()) == 50
+    before = parts()
+    create(cluster, new_topic("another"))
+    assert len(names()) == 51 and "another" in names()
+    assert before.items() <= parts().items()
+    request = messages.DeleteTopicsRequest(topic_names=["topic-7"], timeout_ms=1000)
+    cluster.controller.delete_topics(request, context_of(20, 5))
+    assert len(names()) == 50 and "topic-7" not in names()
+
+
+def test_what_is_kept_is_bounded(cluster):
+    answers = MetadataAnswers()
+    services = services_of(cluster)
+    services.metadata_answers = answers
+    for version in range(1, 14):
+        create(cluster, *(new_topic(f"of-{version}-{i}") for i in range(30)))
+        finish(metadata(services, context_of(3, version), messages.MetadataRequest(topics=None)))
+        names = [f"of-{version}-{i}" for i in range(30)]
+        request = messages.DeleteTopicsRequest(topic_names=names, timeout_ms=1000)
+        cluster.controller.delete_topics(request, context_of(20, 5))
+    assert len(answers._parts) <= KEPT
+    finish(metadata(services, context_of(3, 13), messages.MetadataRequest(topics=None)))
+    assert len(answers._parts[next(reversed(answers._parts))].topics) <= 2 * len(cluster.image.topics) + 16
+
+
+def test_many_who_ask_at_once_for_what_has_to_be_made_share_the_work(cluster):
+    create(cluster, *(new_topic(f"topic-{i}") for i in range(1_000)))
+    services = services_of(cluster)
+    services.metadata_answers = MetadataAnswers()
+    asking = [metadata(services, context_of(3, 12), messages.MetadataRequest(topics=None)) for _ in range(40)]
+    steps, answers = 0, []
+    while asking:
+        for each in list(asking):
+            try:
+                next(each)
+                steps += 1
+            except StopIteration as end:
+                asking.remove(each)
+                answers.append(end.value)
+    assert len({id(answer) for answer in answers}) == 1 and isinstance(answers[0], SharedAnswer)
+    assert metadata(services, context_of(3, 12), messages.MetadataRequest(topics=None)) is answers[0]
+
+
+def test_a_topic_with_an_error_has_no_authorized_operations(cluster):
+    create(cluster, new_topic("a"))
+    there, gone = ask(
+        cluster, ["a", "b"], 12, include_topic_authorized_operations=True, allow_auto_topic_creation=False
+    ).topics
+    assert (there.error_code, gone.error_code) == (0, errors.UNKNOWN_TOPIC_OR_PARTITION)
+    assert there.topic_authorized_operations != UNASKED and gone.topic_authorized_operations == UNASKED

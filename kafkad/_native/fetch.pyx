@@ -181,7 +181,7 @@ cdef bint parse(Fetching self, Cursor* body, FetchRequest* request, Cursor* topi
             data = read_raw(body, size)
             if version >= 15 and tag == REPLICA_STATE_TAG and data is not NULL and size >= 4:
                 request.replica_id = get_i32(data)
-    return not body.failed and remaining(body) == 0
+    return not body.failed                              # bytes behind the body are ignored, as Kafka ignores them
 
 
 # -- reading -----------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ cdef struct Entry:                  # one partition of this worker
     bint remote                     # another worker's: its partition is a reader
     uint32_t transactions           # a remote one's: what `aborts` was found under
     uint32_t advanced               # why it is in the pending list, 0: it is not
+    uint64_t named                  # by this Produce, the last that named it among others
     Entry* pending_next
 
 cdef struct Topic:
@@ -49,6 +50,7 @@ cdef struct Topic:
     int32_t capacity
     int32_t count
     Entry** entries                 # by partition index, NULL where not here
+    uint64_t named                  # as an entry's
 
 ctypedef void (*WakeFunction)(void* context) noexcept nogil
 ctypedef void (*RingFunction)(void* context, uint32_t row, uint64_t workers) noexcept nogil

@@ -1,7 +1,7 @@
 """Produce (key 0) in C. See produce.pyx."""
 
 from cpython.object cimport PyObject
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kafkad._native.connection cimport Conn, Core, Slot, Timer
 from kafkad._native.partition cimport AppendInfo
@@ -74,6 +74,7 @@ cdef class Producing:
     cdef uint32_t topic_capacity
     cdef Wait* waits                # what the request at hand will wait for
     cdef uint32_t wait_capacity
+    cdef uint64_t number            # of the last request that named several partitions
 
 # NULL, or why the connection must be closed. `body` stands behind the client id.
 cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int32_t correlation_id,

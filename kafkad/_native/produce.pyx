@@ -35,10 +35,11 @@ from kafkad._native.partition_table cimport (
     Entry, PartitionTable, Topic, Watch, table_listen, topic_by_id, topic_by_name, topic_entry, unwatch,
     watch_produce,
 )
+from kafkad._native.produce_merge cimport merge_parts
 from kafkad._native.timers cimport timer_start, timer_stop
 from kafkad._native.wire cimport (
     Cursor, KAFKAD_CHECK, get_i16, put_i16, put_i32, put_i64, put_uvarint, read_count, read_i16, read_i32, read_raw,
-    read_uvarint, remaining, skip_tags,
+    read_uvarint, skip_tags,
 )
 
 import logging
@@ -62,6 +63,7 @@ cdef enum:                              # error codes, org.apache.kafka.common.p
 
 cdef enum:
     PARTS_MAX = 1 << 18                 # partitions, and topics, of one request
+    SCRATCH_KEPT = 16384                # partitions that there is always room for, and topics
     ZSTD = 4
     MAGIC_AT = 16
     ATTRIBUTES_AT = 21
@@ -82,7 +84,7 @@ cdef const char* MALFORMED = "a Produce does not parse"
 cdef bint parse_topics(Producing self, Cursor* body, int16_t version, uint32_t* topic_count,
                        uint32_t* part_count) noexcept nogil:
     cdef bint flexible = version >= 9
-    cdef int64_t topics = read_count(body, flexible, 6 if flexible else 6)
+    cdef int64_t topics = read_count(body, flexible, 18 if version >= 13 else 3 if flexible else 6)
     cdef int64_t parts, size, i, j
     cdef uint32_t used = 0
     cdef TopicParts* topic
@@ -132,7 +134,7 @@ cdef bint parse_topics(Producing self, Cursor* body, int16_t version, uint32_t* 
         skip_tags(body)
     topic_count[0] = <uint32_t>topics
     part_count[0] = used
-    return not body.failed and remaining(body) == 0
+    return not body.failed                              # bytes behind the body are ignored, as Kafka ignores them
 
 
 # -- one partition -----------------------------------------------------------------------------------------
@@ -315,14 +317,86 @@ cdef inline Topic* find_topic(Producing self, const TopicParts* parts) noexcept 
     return topic_by_name(&self.table.table, <char*>parts.name, <size_t>parts.name_size)
 
 
+cdef bint fails_validation(const void* some_part, int16_t version) noexcept nogil:
+    """ProduceRequest.validateRecords, which passes over a partition without records."""
+    cdef const Part* part = <const Part*>some_part
+    cdef int code = 0 if part.size < 0 else check_records(part, version, False)
+    return code == INVALID_RECORD or code == UNSUPPORTED_COMPRESSION_TYPE
+
+
+cdef bint is_irregular(Producing self, const Request* request) noexcept nogil:
+    """Whether it may name a topic or partition twice, or has a topic without partitions. Topics and partitions of the
+    table are marked with the number of the request; unknown ones are left to `merge_parts`."""
+    cdef TopicParts* parts
+    cdef Topic* topic
+    cdef Entry* entry
+    cdef uint32_t unknown = 0, i, j
+    self.number += 1
+    for i in range(request.topic_count):
+        parts = &self.topics[i]
+        if parts.count == 0:
+            return True
+        topic = find_topic(self, parts)
+        if topic is NULL:
+            unknown += parts.count
+        elif topic.named == self.number:
+            return True
+        else:
+            topic.named = self.number
+            for j in range(parts.first, parts.first + parts.count):
+                entry = topic_entry(topic, self.parts[j].index)
+                if entry is NULL:
+                    unknown += 1
+                elif entry.named == self.number:
+                    return True
+                else:
+                    entry.named = self.number
+    return unknown > 1
+
+
+cdef bint has_transactional(const Request* request) noexcept nogil:
+    """RequestUtils.hasTransactionalRecords."""
+    cdef const Part* part
+    cdef uint32_t i
+    for i in range(request.part_count):
+        part = &request.parts[i]
+        if part.size >= HEADER_SIZE and get_i16(part.records + ATTRIBUTES_AT) & TRANSACTIONAL and (
+                part.records[MAGIC_AT] == 2):
+            return True
+    return False
+
+
 cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int32_t correlation_id,
                                const uint8_t* client, int16_t client_size, Cursor* body) noexcept nogil:
+    cdef const char* trouble = produce_request(self, conn, version, correlation_id, client, client_size, body)
+    if self.part_capacity > SCRATCH_KEPT or self.topic_capacity > SCRATCH_KEPT or self.wait_capacity > SCRATCH_KEPT:
+        drop_scratch(self)
+    return trouble
+
+
+cdef void drop_scratch(Producing self) noexcept nogil:
+    """A request of very many partitions leaves no memory behind."""
+    free(self.parts)
+    free(self.outcomes)
+    free(self.topics)
+    free(self.waits)
+    self.parts = NULL
+    self.outcomes = NULL
+    self.topics = NULL
+    self.waits = NULL
+    self.part_capacity = 0
+    self.topic_capacity = 0
+    self.wait_capacity = 0
+
+
+cdef const char* produce_request(Producing self, Conn* conn, int16_t version, int32_t correlation_id,
+                                 const uint8_t* client, int16_t client_size, Cursor* body) noexcept nogil:
     cdef bint flexible = version >= 9
     cdef Request request
     cdef uint32_t number = 0, i, j
     cdef int64_t transactional_size
     cdef bint admin, failed = False
-    cdef int refusal = 0
+    cdef int refusal = 0, refused_whole = 0
     cdef TopicParts* parts
     cdef Part* part
     cdef Topic* topic
@@ -348,10 +422,15 @@ cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int3
     request.topics = self.topics
     request.parts = self.parts
     request.outcomes = self.outcomes
+    if (request.part_count != 1 or request.topic_count != 1) and is_irregular(self, &request):
+        merge_parts(self.table.table.seed, version, self.topics, &request.topic_count, self.parts, &request.part_count,
+                    fails_validation)
 
     admin = client_size == 14 and memcmp(client, b"__admin_client", 14) == 0
     if request.acks < -1 or request.acks > 1:
         refusal = INVALID_REQUIRED_ACKS
+    if transactional_size < 0 and has_transactional(&request):
+        refused_whole = TRANSACTIONAL_ID_AUTHORIZATION_FAILED   # also for unknown partitions: it is looked at first
     for i in range(request.topic_count):
         parts = &self.topics[i]
         topic = find_topic(self, parts)
@@ -366,7 +445,9 @@ cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int3
             entry = topic_entry(topic, part.index)
             outcome.entry = entry
             outcome.waits = False
-            if entry is NULL:
+            if refused_whole:
+                outcome.code = refused_whole
+            elif entry is NULL:
                 outcome.code = UNKNOWN_TOPIC_ID if topic is NULL and version >= 13 else UNKNOWN_TOPIC_OR_PARTITION
             elif refusal:
                 outcome.code = refusal

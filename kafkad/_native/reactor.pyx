@@ -37,7 +37,7 @@ from kafkad._native.connection cimport (
     SLOTS_MAX, Slot, conn_close, conn_flush, conn_handle, conn_may_serve, conn_reap, conn_run, conn_touch,
     copies_forget, core_fatal, core_free, core_new, core_read_clocks, core_shut, core_wake, slot_open,
 )
-from kafkad._native.fetch cimport Fetching, fetch_advanced, fetch_frame, fetch_settle
+from kafkad._native.fetch cimport Fetching, Result, fetch_advanced, fetch_frame, fetch_settle
 from kafkad._native.forwarding cimport Forwarding, forward_mail, forwarding_peer_lost
 from kafkad._native.group_commit cimport GroupCommit, commit_turn
 from kafkad._native.handover cimport Handover
@@ -45,7 +45,9 @@ from kafkad._native.mailbox cimport (
     Mail, Mailboxes, mail_awake, mail_done, mail_lost, mail_peek, mail_ring, mail_sleep,
 )
 from kafkad._native.partition_table cimport Entry, PartitionTable, Table
-from kafkad._native.produce cimport Producing, produce_advanced, produce_frame
+from kafkad._native.produce cimport (
+    Outcome, Part, Producing, TopicParts, Wait, produce_advanced, produce_frame,
+)
 from kafkad._native.timers cimport timers_expire
 from kafkad._native.wire cimport Cursor, KAFKAD_CHECK, cursor_init, get_i16, get_i32, read_i16, read_raw
 
@@ -903,6 +905,10 @@ cdef class Reactor:
         values["appended"] = forwarding.appended if self.has_mail else 0
         values["handed_over"] = 0 if handover is None else handover.given
         values["adopted"] = 0 if handover is None else handover.taken
+        values["scratch_bytes"] = (
+            self.producing.part_capacity * (sizeof(Part) + sizeof(Outcome))
+            + self.producing.topic_capacity * sizeof(TopicParts) + self.producing.wait_capacity * sizeof(Wait)
+            + self.fetching.result_capacity * sizeof(Result))
         return values
 
     def hold_cold_reads(self, bint held):

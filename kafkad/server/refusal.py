@@ -29,8 +29,9 @@ NO_OFFSETS = ("committed_offset", "low_watermark")
 
 
 def refusal(api_key: int, version: int, request: Any, code: int, message: str | None = None) -> Any | None:
-    """The response that says `code` for all of `request`. It is empty, as Kafka's, when the request names nothing,
-    or when this version has no error code (DescribeLogDirs before v3). None where no version has one."""
+    """The response that says `code` for all of `request`. Empty, as with Kafka, when the request
+    names nothing, or when this version has no error code (DescribeLogDirs before v3). None where no version
+    has one."""
     response = codec.response_class(api_key)()
     _mirror(response, version, request, code, message)
     return response if _has_code(response.SPEC) else None

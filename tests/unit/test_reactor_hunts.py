@@ -6,7 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from reactor_world import NOW_MS, SlowLog, World, batch, fetch
+from reactor_world import NOW_MS, SlowLog, World, batch, fetch, produce
 
 from kafkad._native import partition as native_partition
 from kafkad.api import table
@@ -51,7 +51,7 @@ def append(partition, records):
 @pytest.mark.parametrize("isolation_level", [0, 1])
 @pytest.mark.parametrize("version", FETCH_VERSIONS[:3])
 def test_errors_have_the_aborted_transactions_that_kafka_gives_them(world, version, isolation_level):
-    """HUNTS N7: null where reading failed, an empty list for an unknown partition, as FetchResponse has it."""
+    """HUNTS N7: null where reading failed, an empty list for an unknown partition, as in Kafka."""
     world.partition("t")
     client = world.connect()
     answer = client.fetch([("t", 0, 99), ("t", 1, 0)], version=version, isolation_level=isolation_level)
@@ -103,6 +103,133 @@ def test_a_roll_ends_the_wait_of_a_fetch_in_the_segment_before(world):
     append(partition, batch(size=1000))
     answer = client.receive(messages.FetchResponse, 12)
     assert 1000 < len(answer.responses[0].partitions[0].records) < 2000
+
+
+def test_bytes_behind_the_body_are_ignored(world):
+    """As Kafka ignores them, in a Fetch and in a Produce."""
+    world.partition("t")
+    client = world.connect()
+    for request in (produce("t", {0: batch()}), fetch([("t", 0, 0)])):
+        client.send_frame(codec.encode_request(request, 9, 7, "c") + b"\1\2\3")
+        assert client.receive_frame()[:4] == b"\0\0\0\7"
+
+
+# -- produce -----------------------------------------------------------------------------------------------
+
+TOPIC = messages.ProduceRequest.TopicData
+IDS = {"t": b"t" * 16, "u": b"u" * 16, "no": b"n" * 16, "nor": b"m" * 16}
+
+
+def produced(client, version, *topics, **fields):
+    """The answer to a Produce of (name, [(index, records)]): (name, [(index, error code, base offset)])."""
+    data = [
+        TOPIC(
+            **({"topic_id": IDS[name]} if version >= 13 else {"name": name}),
+            partition_data=[TOPIC.PartitionData(index=index, records=records) for index, records in parts],
+        )
+        for name, parts in topics
+    ]
+    answer = client.ask(
+        messages.ProduceRequest(topic_data=data, **{"acks": -1, "timeout_ms": 5000, **fields}), version
+    )
+    return [
+        (
+            topic.name or next(name for name, value in IDS.items() if value == topic.topic_id),
+            [(part.index, part.error_code, part.base_offset) for part in topic.partition_responses],
+        )
+        for topic in answer.responses
+    ]
+
+
+@pytest.fixture
+def topics(world):
+    return [
+        world.partition(name, index, topic_id=IDS[name]) for name, index in (("t", 0), ("t", 1), ("u", 0))
+    ]
+
+
+PRODUCE_VERSIONS = (3, 8, 9, 12, 13)
+
+
+@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
+def test_a_partition_named_twice_is_appended_once(world, topics, version):
+    """HUNTS N6: the last one counts, and there is one entry in the answer."""
+    answer = produced(world.connect(), version, ("t", [(0, batch(1)), (1, batch(1)), (0, batch(3))]))
+    assert answer == [("t", [(0, 0, 0), (1, 0, 0)])]
+    assert [partition.end_offset for partition in topics] == [3, 1, 0]
+
+
+@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
+def test_a_topic_named_twice_is_one(world, topics, version):
+    """HUNTS N6: with and without a partition that is named twice."""
+    client = world.connect()
+    one, two = batch(1), batch(2)
+    assert produced(client, version, ("t", [(0, one)]), ("u", [(0, one)]), ("t", [(1, one)])) == [
+        ("t", [(0, 0, 0), (1, 0, 0)]),
+        ("u", [(0, 0, 0)]),
+    ]
+    assert produced(client, version, ("t", [(0, one)]), ("u", [(0, one)]), ("t", [(1, one), (0, two)])) == [
+        ("t", [(0, 0, 1), (1, 0, 1)]),
+        ("u", [(0, 0, 1)]),
+    ]
+    assert [partition.end_offset for partition in topics] == [3, 2, 2]
+
+
+@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
+def test_unknown_partitions_named_twice_have_one_entry(world, topics, version):
+    """HUNTS N6: of topics that are known and unknown."""
+    one = batch(1)
+    unknown = 3 if version < 13 else 100
+    answer = produced(
+        world.connect(), version, ("no", [(0, one), (0, one)]), ("t", [(9, one), (0, one), (9, one)]),
+        ("nor", [(0, one)]), ("no", [(0, one), (1, one)]),
+    )  # fmt: skip
+    assert answer == [
+        ("no", [(0, unknown, -1), (1, unknown, -1)]),
+        ("t", [(9, 3, -1), (0, 0, 0)]),
+        ("nor", [(0, unknown, -1)]),
+    ]
+
+
+@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
+def test_topics_without_partitions_are_left_out(world, topics, version):
+    """Kafka's answer has none; with short names such a flexible request closed the connection."""
+    client = world.connect()
+    assert produced(client, version, ("t", []), ("u", [(0, batch(1))]), ("no", [])) == [("u", [(0, 0, 0)])]
+    assert produced(client, version, ("t", []), ("no", [])) == []
+
+
+def test_of_a_partition_named_twice_wrong_records_win(world, topics):
+    """HUNTS N6: Kafka's answer is the error of the wrong ones; what is refused is not appended."""
+    wrong = bytearray(batch(1))
+    wrong[16] = 1  # magic
+    client = world.connect()
+    for parts in ([(0, bytes(wrong)), (0, batch(1))], [(0, batch(1)), (0, bytes(wrong))]):
+        assert produced(client, 9, ("t", parts)) == [("t", [(0, 87, -1)])]
+    torn = bytearray(batch(1))
+    torn[-1] ^= 1  # which is found only by appending it
+    assert produced(client, 9, ("t", [(0, batch(1)), (0, bytes(torn))])) == [("t", [(0, 2, -1)])]
+    assert topics[0].end_offset == 0
+    assert produced(client, 9, ("t", [(0, None), (0, batch(1))])) == [("t", [(0, 0, 0)])]
+
+
+def test_transactional_records_without_an_id_refuse_the_whole_request(world, topics):
+    """RequestUtils.hasTransactionalRecords: 53 for every partition, unknown ones too; nothing is appended."""
+    transactional = batch(1, transactional=True, producer_id=7, producer_epoch=0, base_sequence=0)
+    answer = produced(world.connect(), 9, ("u", [(0, batch(1))]), ("t", [(0, transactional), (7, batch(1))]))
+    assert answer == [("u", [(0, 53, -1)]), ("t", [(0, 53, -1), (7, 53, -1)])]
+    assert [partition.end_offset for partition in topics] == [0, 0, 0]
+
+
+def test_very_many_partitions_leave_no_scratch_memory_behind(world, topics):
+    """HUNTS N7: Produces of 250,000 partitions kept 31 MB of a worker for ever."""
+    client = world.connect()
+    parts = [(index, None) for index in range(50_000)]
+    assert len(produced(client, 9, ("no", parts + parts[:10]), ("u", [(0, batch(1))]))[0][1]) == 50_000
+    client.fetch([("no", index, 0) for index in range(50_000)])
+    assert world.reactor.stats()["scratch_bytes"] < 4 << 20
+    produced(client, 9, ("u", [(0, batch(1))]))
+    assert 0 < world.reactor.stats()["scratch_bytes"] < 16 << 10
 
 
 # -- connections -------------------------------------------------------------------------------------------
@@ -177,7 +304,7 @@ def test_no_memory_for_a_request_closes_its_connection_alone(world):
 def test_no_memory_to_decode_a_request_closes_its_connection_alone(world, monkeypatch):
     """HUNTS W8: in the dispatcher, where most of a request's memory is taken."""
     fatal = []
-    dispatcher = Dispatcher(SimpleNamespace(peers=None), table.BY_KEY, fatal.append)
+    dispatcher = Dispatcher(SimpleNamespace(peers=None), table.BY_KEY, fatal.append, None)
     monkeypatch.setattr(codec, "decode_request", lambda frame: bytearray(1 << 62))
     world.answer = dispatcher
     client = world.connect()

@@ -1,11 +1,17 @@
 """librdkafka in a few verbs, for the tests: produce, read, wait. Whatever goes wrong fails the test."""
 
+import os
 import time
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 WAIT_S = 30
+
+
+def python_path(directory):
+    """The environment of a broker whose Python finds what is in `directory` first, like a sitecustomize.py."""
+    return {"PYTHONPATH": os.pathsep.join([str(directory), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def producer(broker, **config):

@@ -11,6 +11,7 @@ whose loop has read or written since the last look: it makes ten thousand partit
 has no more than SLOW times as long."""
 
 import mmap
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,7 @@ EXCUSED = "Dt"  # states in /proc: an uninterruptible wait; traced
 
 class Vitals(NamedTuple):
     state: str  # as in /proc/<pid>/stat: R runs, S sleeps, D waits for a disk, T is stopped, t is traced
-    io: str  # what its main thread has read and written; constant when that is not told
+    io: str  # the I/O counters of its main thread, or of all threads; "" if they cannot be read
 
 
 class Heartbeats:
@@ -73,3 +74,17 @@ def vitals_of(pid: int) -> Vitals:
         return Vitals(state, Path(f"/proc/{pid}/task/{pid}/io").read_text())
     except OSError:
         return Vitals(state, "")
+
+
+def vitals_of_threads(pid: int) -> Vitals:
+    """Vitals of a worker that starts or stops, when any of its threads may be at work."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return vitals_of(pid)
+    states = [vitals_of(int(thread)).state for thread in threads]  # /proc/<thread> is there, too
+    main = vitals_of(pid).state
+    try:
+        return Vitals("D" if "D" in states else main, Path(f"/proc/{pid}/io").read_text())
+    except OSError:
+        return Vitals(main, "")

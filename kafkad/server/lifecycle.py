@@ -2,7 +2,8 @@
 goes wrong. With several workers a supervisor stands in the middle (server.supervisor), and each worker has a
 life of the same kind.
 
-Exit codes: 0 a clean stop, 1 the place is taken or the data cannot be served, 70 we found ourselves wrong.
+Exit codes: 0 a clean stop, 1 the place is taken or the data cannot be served, 70 we found ourselves wrong,
+74 the last log directory has failed. Of several workers one that exits with 70 is started again.
 
 SIGTERM, SIGINT and SIGHUP end a broker, as they end Kafka; one that was ignored when it began (nohup) stays
 so. Those that come while it stops change nothing.
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("kafkad")
 
 BROKEN = 70  # EX_SOFTWARE
+NO_DIRECTORY = 74  # EX_IOERR
 SLICE_US = 100  # the least that Linux gives
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOP = signal.SIGUSR1  # what ends one of several workers, by the supervisor: hang up, then once more: stop
@@ -136,8 +138,11 @@ def new_loop() -> tuple[EventLoop, Callable[[BaseException], None]]:
     asyncio.set_event_loop(loop)
 
     def fatal(trouble: BaseException) -> None:
-        logger.critical("the broker is broken and stops at once", exc_info=trouble)
-        os._exit(BROKEN)  # not one more byte is written by a broker that is wrong
+        if isinstance(trouble, DirectoryTrouble):
+            logger.critical("%s; the broker ends", trouble)
+            os._exit(NO_DIRECTORY)
+        logger.critical("this process found an error of its own and exits at once", exc_info=trouble)
+        os._exit(BROKEN)  # before it writes one more byte
 
     def on_exception(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         fatal(context.get("exception") or RuntimeError(context["message"]))

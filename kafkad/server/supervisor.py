@@ -1,4 +1,4 @@
-"""The supervisor: locks the directories, binds the ports, forks the workers, and buries them.
+"""The supervisor locks the directories, binds the ports, forks the workers and restarts any that die.
 
     lock and identify the log directories → bind one listening socket per worker and endpoint → shared memory
     → import everything → fork → all are ready: the ready line → wait for a signal or a death
@@ -15,13 +15,17 @@ A worker says what it has to say in lines of JSON through a pipe:
 
     {"log_level": [name, level]}  a client has set it: who is forked from now on has it, too
 
-A worker that dies is forked again, at once the first time, later when it dies again and again. One that
-found itself wrong (exit code 70) takes the broker with it: what is wrong once is wrong again, and what it
-wrote is not to be trusted. Workers die with the supervisor (PR_SET_PDEATHSIG).
+A worker that dies is forked again, at once the first time, later when it dies again and again (BACKOFF_S). A
+fork that the system refuses is retried in the same way. This holds for every kind of death. An assertion of
+ours that fails (exit code 70) is no worse than a segmentation fault or an OOM kill: the worker has stopped
+before it wrote on, its successor checks what it left, and the other workers' partitions need no outage. Two
+deaths end the broker: one during the broker's start, and one because no log directory is left (exit code 74).
+Workers die with the supervisor (PR_SET_PDEATHSIG).
 
 A worker whose event loop stands still (server.heartbeat) is given no connections any more, and then killed:
-by SIGABRT, upon which it says where it stands, and by SIGKILL if that does not help. It is looked at from the
-moment that it is ready until it is quiet: a start may recover for long, and a stop may write for long.
+by SIGABRT, upon which it says where it stands, and by SIGKILL if that does not help. Its loop is watched from
+"ready" to "quiet". A start is not watched, since it may recover for long. A stop is: a worker that closes its
+logs is killed when none of its threads has read or written for the same time, or after ten times as long.
 
 Signals are bytes in a pipe (signal.set_wakeup_fd): none is lost, and none cuts short what is being done.
 Workers ignore those that end a broker, since a terminal's Ctrl-C and a service manager's SIGTERM reach them
@@ -58,13 +62,21 @@ from kafkad.log.log_dirs import LogDirs
 from kafkad.metadata.uuids import random_uuid
 from kafkad.net import listener
 from kafkad.server import metadata_feed, peers
-from kafkad.server.heartbeat import HANG_S, LOOKS, SUSPECT, Heartbeats, vitals_of
-from kafkad.server.lifecycle import BROKEN, ENDING, STOP
+from kafkad.server.heartbeat import (
+    HANG_S,
+    LOOKS,
+    SUSPECT,
+    Heartbeats,
+    Vitals,
+    vitals_of,
+    vitals_of_threads,
+)
+from kafkad.server.lifecycle import BROKEN, ENDING, NO_DIRECTORY, STOP
 from kafkad.server.stderr import STDERR
 
 logger = logging.getLogger("kafkad")
 
-BACKOFF_S = (0.0, 0.1, 0.5, 1.0)
+BACKOFF_S = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 ABORT_S = 2.0  # to say where it stands and go; then SIGKILL
 SETTLED_S = 10.0  # a worker that lived for so long dies as if for the first time
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
@@ -101,7 +113,7 @@ class Child:
     pipe: int = -1  # what it says; stays open until it is read to its end
     heard: bytes = b""
     begun_s: float = 0.0
-    deaths: int = 0  # in a row
+    deaths: int = 0  # in a row, and forks that failed
     due_s: float | None = None  # when to fork it again
     doomed_s: float | None = None  # it hangs: when to kill it without asking
     ready: bool = False
@@ -160,6 +172,7 @@ class Supervisor:
         self._children = [Child(k) for k in range(count)]
         self._told_ready = False
         self._stopping = False
+        self._asked: set[int] = set()  # the pids that were told to stop, when all had hung up
         self._look_s = 0.0  # when to look whether they move
         self._code: int | None = None  # the exit code, once something has gone wrong
 
@@ -202,7 +215,13 @@ class Supervisor:
             gc.collect()
             gc.freeze()  # so that no worker's collector writes into what they share
             for child in self._children:
-                self._fork(child)
+                try:
+                    self._fork(child)
+                except OSError as trouble:
+                    self._say_trouble(f"worker {child.k} of {self.count} cannot be started: {trouble}")
+                    self._code = 1
+                    self._stop()
+                    break
         while not self._is_over():
             self._wait()
             signalled = self._heed_signals()
@@ -252,17 +271,25 @@ class Supervisor:
     # -- forking -------------------------------------------------------------------------------------------
 
     def _fork(self, child: Child) -> None:
+        """Raises OSError when the system has no process, memory or descriptor left for it."""
         assert child.pid == 0
         assert child.pipe < 0
         child.pipe, theirs = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(child.pipe, False)
         signal.pthread_sigmask(signal.SIG_BLOCK, (*ENDING, STOP))
         us = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._live(child, theirs, us)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ENDING, STOP))
-        os.close(theirs)
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(child.pipe)
+            child.pipe = -1
+            raise
+        else:
+            if pid == 0:
+                self._live(child, theirs, us)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ENDING, STOP))
+            os.close(theirs)
         if child.was_there:
             logger.info("worker %d is started again, pid %d", child.k, pid)
         else:
@@ -323,7 +350,20 @@ class Supervisor:
         now_s = time.monotonic()
         for child in self._children:
             if child.due_s is not None and child.due_s <= now_s:
-                self._fork(child)
+                try:
+                    self._fork(child)
+                except OSError as trouble:
+                    wait_s = self._postpone(child)
+                    logger.error(
+                        "worker %d cannot be started: %s; next attempt in %g s", child.k, trouble, wait_s
+                    )
+
+    def _postpone(self, child: Child) -> float:
+        """Fork it again when it has waited for its turn; the seconds until then."""
+        child.deaths += 1
+        wait_s = BACKOFF_S[min(child.deaths, len(BACKOFF_S)) - 1]
+        child.due_s = time.monotonic() + wait_s
+        return wait_s
 
     # -- hearing and burying -------------------------------------------------------------------------------
 
@@ -387,21 +427,17 @@ class Supervisor:
                     logger.error("worker %d did not stop cleanly: %s", child.k, _how(code))
             return
         logger.error("worker %d has died: %s", child.k, _how(code))
-        if code == BROKEN:
-            self._code = BROKEN
-            for other in self._children:  # not one more byte is written by a broker that is wrong
-                if other.pid:
-                    os.kill(other.pid, signal.SIGKILL)
-            self._stop()
-            return
-        if not was_ready and not self._told_ready and code > 0:
+        if code == NO_DIRECTORY or (not was_ready and not self._told_ready and code > 0):
             self._code = code
             self._stop()
             return
-        lived_s = time.monotonic() - child.begun_s
-        child.deaths = 1 if lived_s >= SETTLED_S else child.deaths + 1
-        wait_s = BACKOFF_S[min(child.deaths, len(BACKOFF_S)) - 1]
-        child.due_s = time.monotonic() + wait_s
+        if time.monotonic() - child.begun_s >= SETTLED_S:
+            child.deaths = 0
+        wait_s = self._postpone(child)
+        if child.deaths > 1:
+            logger.error(
+                "worker %d has died %d times in a row; next start in %g s", child.k, child.deaths, wait_s
+            )
 
     def _look_ready(self) -> None:
         if self._code is not None and not self._stopping:
@@ -413,7 +449,15 @@ class Supervisor:
     # -- those that hang -----------------------------------------------------------------------------------
 
     def _may_hang(self, child: Child) -> bool:
-        return child.pid != 0 and child.ready and not child.quiet and child.doomed_s is None
+        if child.pid == 0 or child.doomed_s is not None:
+            return False
+        if child.quiet:
+            return child.pid in self._asked  # before, it waits for the others
+        return child.ready or self._stopping
+
+    def _vitals(self, child: Child) -> Vitals:
+        turning = child.ready and not child.quiet
+        return vitals_of(child.pid) if turning else vitals_of_threads(child.pid)
 
     def _look_for_hung(self) -> None:
         now_s = time.monotonic()
@@ -426,7 +470,7 @@ class Supervisor:
         self._look_s = now_s + self.heartbeats.look_s  # not from when it was due: we may have been stopped
         for child in self._children:
             if self._may_hang(child):
-                still = self.heartbeats.look(child.k, partial(vitals_of, child.pid))
+                still = self.heartbeats.look(child.k, partial(self._vitals, child))
                 if still >= SUSPECT:
                     self.handover.shut(child.k)  # until it beats again
                 if still >= LOOKS:
@@ -456,7 +500,9 @@ class Supervisor:
             if child.pid:
                 os.kill(child.pid, STOP)
                 os.kill(child.pid, signal.SIGCONT)  # one that is stopped could not end
-        self._asked: set[int] = set()
+        for child in self._children:
+            if not child.ready:
+                self.heartbeats.begin(child.k)  # it is watched from now on
         self._stop_next()
 
     def _stop_next(self) -> None:
@@ -467,7 +513,9 @@ class Supervisor:
         for child in [child for child in living if child.k > 0] or living:
             if child.pid not in self._asked:
                 self._asked.add(child.pid)
+                self.heartbeats.begin(child.k)
                 os.kill(child.pid, STOP)
+                os.kill(child.pid, signal.SIGCONT)
 
 
 def _how(code: int) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 
 from kafkad.protocol import messages
 from kafkad.testing import Broker
-from tests.clients import wait_until
+from tests.clients import python_path, wait_until
 from tests.integration.test_workers import read_values, retried, wires_to_all
 from tests.wire import Wire, batch, create_topic, produce
 
@@ -29,6 +29,22 @@ def setLevel(self, level):
     set_level(self, level)
 
 logging.Logger.setLevel = setLevel
+"""
+
+
+# A worker 1 that was told to close its logs goes round and round.
+NEVER_CLOSING = """
+import os
+from kafkad.log.log_dirs import LogDirs
+
+def close(self, *, clean):
+    if self.me == 1:
+        os.write(2, b"worker 1 never closes\\n")
+        while True:
+            pass
+    close_logs(self, clean=clean)
+
+close_logs, LogDirs.close = LogDirs.close, close
 """
 
 
@@ -92,7 +108,7 @@ def test_a_stopped_worker_is_replaced_and_nothing_acknowledged_is_missing(tmp_pa
 
 def test_a_worker_in_an_endless_loop_says_where_and_is_replaced(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(LOOPING)
-    env = HANGS | {"PYTHONPATH": str(tmp_path)}
+    env = HANGS | python_path(tmp_path)
     with Broker(workers=2, data_dir=tmp_path / "data", env=env) as broker, ExitStack() as stack:
         wires = wires_to_all(broker, stack)
         fill(wires[0], 1)
@@ -144,7 +160,7 @@ def test_a_stop_ends_a_worker_that_is_stopped(tmp_path):
 
 def test_a_stop_ends_although_a_worker_loops(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(LOOPING)
-    env = HANGS | {"PYTHONPATH": str(tmp_path)}
+    env = HANGS | python_path(tmp_path)
     with Broker(workers=2, data_dir=tmp_path / "data", env=env) as broker, ExitStack() as stack:
         wires = wires_to_all(broker, stack)
         set_level(wires[0], "kafkad.net", "DEBUG")
@@ -152,6 +168,23 @@ def test_a_stop_ends_although_a_worker_loops(tmp_path):
         broker.stop()
         assert "worker 1 did not stop cleanly: signal SIGABRT" in broker.log, broker.log
         assert not (broker.data_dir / ".kafka_cleanshutdown").exists()
+
+
+def test_a_stop_ends_although_a_worker_never_closes_its_logs(tmp_path):
+    """HUNTS W9: nobody looked at a worker any more that had said `quiet`, and the stop never ended."""
+    (tmp_path / "sitecustomize.py").write_text(NEVER_CLOSING)
+    env = HANGS | python_path(tmp_path)
+    with Broker(workers=2, data_dir=tmp_path / "data", env=env) as broker:
+        with Wire(broker.bootstrap) as wire:
+            fill(wire, 1)
+        broker.stop()
+        assert "worker 1 never closes" in broker.log
+        assert "worker 1 did not stop cleanly: signal SIGABRT" in broker.log, broker.log
+        assert "worker 0 did not stop cleanly" not in broker.log
+        assert not (broker.data_dir / ".kafka_cleanshutdown").exists()
+        broker.env = {}
+        broker.restart()
+        assert_serves(broker, 1)
 
 
 def test_log_levels_that_were_set_outlive_a_worker(tmp_path):

@@ -3,9 +3,11 @@
 What serving needs from files beside the data is there before the first connection, so that a broker at its
 descriptor limit answers requests of any kind."""
 
+import os
 import resource
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import psutil
@@ -13,8 +15,9 @@ import pytest
 
 from kafkad.api.table import ROWS
 from kafkad.protocol import messages, records
-from kafkad.testing import Broker
-from tests.integration.test_workers import retried
+from kafkad.testing import Broker, BrokerFailed
+from tests.clients import python_path, wait_until
+from tests.integration.test_workers import MARK, read_values, retried
 from tests.wire import Wire, batch, create_topic, produce
 
 OBSERVED = Path(__file__).parent.parent / "observed"
@@ -58,6 +61,12 @@ def every_request():
             yield filled(cls, version), version
 
 
+def lowest_free(pid):
+    """The descriptor that a process would be given next."""
+    used = {int(fd) for fd in os.listdir(f"/proc/{pid}/fd")}
+    return next(fd for fd in count() if fd not in used)
+
+
 def assert_serves(broker, topic="kept"):
     """Every partition takes and gives, and a group of consumers finds its coordinator."""
     with Wire(broker.bootstrap, timeout=20) as wire:
@@ -99,7 +108,7 @@ def test_nothing_is_imported_and_no_file_of_our_own_is_opened_while_serving(tmp_
     """HUNTS W2: what cannot be opened when descriptors are short was opened before."""
     watched = tmp_path / "watched"
     watched.mkdir()
-    env = {"PYTHONPATH": str(OBSERVED), "KAFKAD_WATCHED": str(watched)}
+    env = python_path(OBSERVED) | {"KAFKAD_WATCHED": str(watched)}
     config = {"group.initial.rebalance.delay.ms": 0}
     broker = Broker(workers=workers, data_dir=tmp_path / "data", env=env, config=config)
     with broker, Wire(broker.bootstrap, timeout=20) as wire:
@@ -122,3 +131,100 @@ def test_nothing_is_imported_and_no_file_of_our_own_is_opened_while_serving(tmp_
     assert any(line.startswith(f"open {broker.data_dir}") for line in noted), "nothing was watched"
     others = [line for line in noted if not line.startswith((f"open {tmp_path}", "open /proc/"))]
     assert not others, sorted(set(others))
+
+
+# -- workers that die --------------------------------------------------------------------------------------
+
+# While the file $NO_FORKS is there the system has no process for anybody.
+NO_FORKS = """
+import errno, os
+
+def fork_or_fail():
+    if os.path.exists(os.environ["NO_FORKS"]):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork()
+
+fork, os.fork = os.fork, fork_or_fail
+"""
+
+
+def test_a_fork_that_the_system_refuses_is_tried_again(tmp_path):
+    """HUNTS W6: EAGAIN at a pids limit ended the supervisor, and with it all workers."""
+    (tmp_path / "sitecustomize.py").write_text(NO_FORKS)
+    no_forks = tmp_path / "no-forks"
+    env = python_path(tmp_path) | {"NO_FORKS": str(no_forks)}
+    with Broker(workers=2, data_dir=tmp_path / "data", env=env) as broker:
+        with Wire(broker.bootstrap) as wire:
+            create_topic(wire, "kept", PARTITIONS)
+        other = broker.worker_pids[0]
+        no_forks.touch()
+        broker.kill_worker(1)
+        wait_until(lambda: broker.log.count("worker 1 cannot be started: [Errno 11]") >= 2)
+        assert broker.worker_pids == {0: other}
+        no_forks.unlink()
+        wait_until(lambda: 1 in broker.worker_pids)
+        assert_serves(broker)
+        assert broker.stop() == 0
+
+
+def test_a_supervisor_without_descriptors_forks_when_it_has_some_again(tmp_path):
+    """HUNTS W6: EMFILE for the pipe to the new worker ended the supervisor, and with it all workers."""
+    with Broker(workers=2, data_dir=tmp_path / "data") as broker:
+        with Wire(broker.bootstrap) as wire:
+            create_topic(wire, "kept", PARTITIONS)
+        supervisor = psutil.Process(broker.pid)
+        limits = supervisor.rlimit(resource.RLIMIT_NOFILE)
+        for victim in (1, 0):
+            supervisor.rlimit(resource.RLIMIT_NOFILE, (lowest_free(broker.pid), limits[1]))
+            broker.kill_worker(victim)
+            wait_until(lambda k=victim: f"worker {k} cannot be started: [Errno 24]" in broker.log)
+            supervisor.rlimit(resource.RLIMIT_NOFILE, limits)
+            wait_until(lambda k=victim: k in broker.worker_pids)
+        assert_serves(broker)
+        assert broker.stop() == 0
+
+
+def test_a_first_fork_that_the_system_refuses_is_one_sentence(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(NO_FORKS)
+    (tmp_path / "no-forks").touch()
+    env = python_path(tmp_path) | {"NO_FORKS": str(tmp_path / "no-forks")}
+    broker = Broker(workers=2, data_dir=tmp_path / "data", env=env)
+    with pytest.raises(BrokerFailed, match="exited with 1 ") as failed, broker:
+        pass
+    assert "worker 0 of 2 cannot be started" in str(failed.value) and "Traceback" not in str(failed.value)
+
+
+# A worker finds itself wrong when it serves a Heartbeat of the group "wrong".
+WRONG = """
+from kafkad.api import groups
+
+def heartbeat(services, context, request):
+    assert request.group_id != "wrong"
+    return served(services, context, request)
+
+served, groups.heartbeat = groups.heartbeat, heartbeat
+"""
+
+
+def test_a_worker_that_finds_itself_wrong_is_restarted(tmp_path):
+    """HUNTS W8: exit code 70 of one worker ended the broker; a kill of it costs that worker's connections."""
+    (tmp_path / "sitecustomize.py").write_text(WRONG)
+    env = python_path(tmp_path)
+    with Broker(workers=2, data_dir=tmp_path / "data", env=env) as broker:
+        with Wire(broker.bootstrap, timeout=20) as wire:
+            create_topic(wire, "kept", PARTITIONS)
+            for partition in range(PARTITIONS):
+                assert produce(wire, "kept", batch(b"before"), partition).error_code == 0
+        assert_serves(broker)
+        for deaths in (1, 2, 3):
+            with Wire(broker.bootstrap, timeout=20) as wire, suppress(ConnectionError):
+                wire.ask(messages.HeartbeatRequest(group_id="wrong"), 4)
+            wait_until(lambda deaths=deaths: broker.log.count("has died: exit code 70") == deaths)
+            assert_serves(broker)
+            with Wire(broker.bootstrap, timeout=20) as wire:
+                for partition in range(PARTITIONS):
+                    values = read_values(wire, "kept", partition, 2 + deaths)
+                    assert values == [b"before"] + [b"after"] * (1 + deaths)
+        assert "died 2 times in a row; next start in 0.1 s" in broker.log
+        assert broker.stop() == 0, broker.log
+        assert (broker.data_dir / MARK).exists()

@@ -74,8 +74,10 @@ cdef int index_reserve(Index* index, const char* path) noexcept nogil
 cdef void offset_index_append(Index* index, int32_t relative_offset, int32_t position) noexcept nogil
 cdef void time_index_append(Index* index, int64_t timestamp, int32_t relative_offset) noexcept nogil
 
-# Unmaps; a writable index is cut to its entries. 0, or -errno.
+# Unmaps; a writable index is cut to its entries. 0, or -errno: then it is still open.
 cdef int index_close(Index* index, const char* path) noexcept nogil
+# Unmaps without the cut: of a file that goes away.
+cdef void index_drop(Index* index) noexcept nogil
 
 # Whether index_reserve has nothing to do: nearly always.
 cdef inline bint index_has_room(const Index* index) noexcept nogil:

@@ -17,7 +17,7 @@ import os
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.errno cimport ENOMEM
+from libc.errno cimport EFBIG, EIO, EMFILE, ENFILE, ENOMEM, ENOSPC, EROFS
 from libc.stdint cimport INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset, strdup
@@ -39,7 +39,7 @@ from kafkad._native.producer_table cimport (
     producer_reserve)
 from kafkad._native.segments cimport (
     MAGIC_POSITION, PATH_SIZE, UNKNOWN, LogFile, Segment, file_ref, log_file_release, log_file_retain, log_file_written,
-    segment_close, segment_end_offset, segment_first_timestamp, segment_floor, segment_load_max_timestamp, segment_open,
+    segment_close, segment_drop, segment_end_offset, segment_first_timestamp, segment_floor, segment_load_max_timestamp, segment_open,
     segment_open_for_append, segment_open_times, segment_path)
 from kafkad._native.watermarks cimport ROW_WORDS, Row, RowSlot, kafkad_fence, row_begin, row_end
 from kafkad._native.wire cimport KAFKAD_CHECK, get_i16, get_i32, get_i64, put_i32, put_i64
@@ -47,7 +47,7 @@ from kafkad._native.wire cimport KAFKAD_CHECK, get_i16, get_i32, get_i64, put_i3
 from kafkad._native.watermarks import private_row
 
 cdef extern from "<errno.h>" nogil:
-    enum: EBADMSG
+    enum: EBADMSG, EDQUOT
 
 cdef extern from * nogil:
     """
@@ -76,6 +76,25 @@ WANTS_ROLL = 1
 WANTS_SLOW_PATH = 2
 WANTS_PRODUCERS = 3                 # a retry, perhaps, of a batch that the snapshot did not hold
 
+
+
+cdef const char* refusal_of(int failure) noexcept nogil:
+    """What the client reads. Constant texts: an answer may hold on to them."""
+    if failure == -ENOSPC:
+        return b"the log could not be written: no space left on device (ENOSPC)"
+    if failure == -EDQUOT:
+        return b"the log could not be written: disk quota exceeded (EDQUOT)"
+    if failure == -EMFILE or failure == -ENFILE:
+        return b"the log could not be written: too many open files (EMFILE)"
+    if failure == -ENOMEM:
+        return b"the log could not be written: out of memory (ENOMEM)"
+    if failure == -EFBIG:
+        return b"the log could not be written: file too large (EFBIG)"
+    if failure == -EROFS:
+        return b"the log could not be written: read-only file system (EROFS)"
+    if failure == -EIO:
+        return b"the log could not be written: input/output error (EIO)"
+    return b"the log could not be written: see the broker's log"
 
 
 cdef void partition_listen(Partition partition, int me) noexcept nogil:
@@ -159,9 +178,7 @@ cdef class Partition:
     def __dealloc__(self):
         cdef int i
         for i in range(self.segment_count):     # no file changes here: another owner may have it by now
-            self.segments[i].offsets.writable = False
-            self.segments[i].times.writable = False
-            segment_close(&self.segments[i], self.directory)
+            segment_drop(&self.segments[i])
         sync_drop(self.sync)
         free(self.segments)
         lookup_free_ring(&self.lookup)
@@ -195,10 +212,13 @@ cdef class Partition:
                 call_log(self)
 
     cdef int refused(self, int failure, const char* doing) noexcept nogil:
-        # The world said no. What is wrong with the disk for good takes the directory offline, through Python.
-        if is_fatal(failure):
-            with gil:
+        # A broken disk takes the directory offline, through Python. A shortage (a full disk, no descriptor, no memory)
+        # costs this request, and a line in the log now and then.
+        with gil:
+            if is_fatal(failure):
                 fail_log(self, -failure, doing)
+            else:
+                call_short(self, -failure, doing)
         return KAFKA_STORAGE_ERROR
 
     # -- files ---------------------------------------------------------------------------------------------
@@ -299,7 +319,7 @@ cdef class Partition:
                 info.message = b"the record is not part of an ongoing transaction"
                 return INVALID_TXN_STATE
             if producer_reserve(self.producer_map) != 0:
-                return KAFKA_STORAGE_ERROR
+                return self.refused(-ENOMEM, b"noting a producer")
 
         segment = self.active()
         if self.must_roll(segment, size, max_timestamp, last_offset, now_ms):
@@ -308,6 +328,7 @@ cdef class Partition:
         if segment.file == NULL or not segment.times.writable:
             failure = self.open_for_append(segment)
             if failure != 0:
+                info.message = refusal_of(failure)
                 return self.refused(failure, b"opening the active segment")
             if self.must_roll(segment, size, max_timestamp, last_offset, now_ms):
                 self.wants = 1
@@ -326,6 +347,7 @@ cdef class Partition:
                 segment_path(self.directory, segment.base_offset, b"timeindex", path)
                 failure = index_reserve(&segment.times, path)
             if failure != 0:
+                info.message = refusal_of(failure)
                 return self.refused(failure, b"growing an index")
 
         if origin != REPLICA:
@@ -335,7 +357,7 @@ cdef class Partition:
         if failure != 0:
             if cut(segment.file.fd, segment.size) != 0:
                 failure = -5                # EIO: what stands beyond the end is not known any more
-            info.message = b"the log could not be written"
+            info.message = refusal_of(failure)
             return self.refused(failure, b"appending")
 
         log_file_written(segment.file, segment.size, now_ms)
@@ -637,23 +659,27 @@ cdef class Partition:
 
     @property
     def first_base_offset(self) -> int:
-        return self.segments[0].base_offset
+        return self.segments[0].base_offset if self.segment_count else self.row.log_end_offset
 
     @property
     def active_base_offset(self) -> int:
-        return self.active().base_offset
+        return self.active().base_offset if self.segment_count else self.row.log_end_offset
 
     @property
     def active_size(self) -> int:
-        return self.active().size
+        return self.active().size if self.segment_count else 0
 
     def segment_max_timestamp(self, int at) -> tuple:
-        """(timestamp, offset) of the largest record timestamp in segment number `at`; -1 where there is none."""
+        """(timestamp, offset) of the largest record timestamp in segment number `at`; -1 where there is none. OSError when
+        the time index cannot be opened."""
         cdef Segment* segment
+        cdef int failure
         if not 0 <= at < self.segment_count:
             raise IndexError(at)
         segment = &self.segments[at]
-        segment_load_max_timestamp(segment, self.directory)
+        failure = segment_load_max_timestamp(segment, self.directory)
+        if failure != 0:
+            self.raise_refused(failure, b"opening a time index")
         return (segment.max_timestamp, segment.max_timestamp_offset)
 
     def roll(self, int64_t base_offset, int64_t now_ms, NextSegment ready=None) -> None:
@@ -663,7 +689,7 @@ cdef class Partition:
         cdef LogFile* file = old.file
         cdef int failure
         if ready is not None and not lookup_make_ring(&self.lookup):
-            raise MemoryError()
+            self.raise_refused(-ENOMEM, b"opening a segment")
         old.file = NULL                                 # readers and the flusher still want it
         failure = segment_close(old, self.directory)
         old.file = file
@@ -690,7 +716,7 @@ cdef class Partition:
             raise IndexError((first, end))
         for i in range(first, end):
             gone.append(self.segments[i].base_offset)
-            segment_close(&self.segments[i], self.directory)
+            segment_drop(&self.segments[i])
         memmove(&self.segments[first], &self.segments[end], (self.segment_count - end) * sizeof(Segment))
         self.segment_count -= end - first
         if end > first:
@@ -706,7 +732,8 @@ cdef class Partition:
                 self.segments[i].touched = False
             elif self.segments[i].file != NULL or self.segments[i].offsets.map != NULL or self.segments[i].times.map != NULL:
                 self.trim(&self.segments[i])
-                segment_close(&self.segments[i], self.directory)
+                if segment_close(&self.segments[i], self.directory) != 0:
+                    continue                            # an index could not be cut: the next sweep tries again
                 closed += 1
                 if i == self.segment_count - 1:
                     lookup_free_ring(&self.lookup)
@@ -1078,7 +1105,7 @@ cdef class Partition:
                 None if info.message == NULL else info.message.decode())
 
     def append_trusted(self, batch not None, int64_t now_ms, int origin, int32_t epoch) -> tuple:
-        """One batch of the broker's own making: (code, base_offset). Served also while not open to clients."""
+        """One batch of the broker's own making: (code, base_offset, message). Served also while not open to clients."""
         cdef Py_buffer view
         cdef AppendInfo info
         cdef int code
@@ -1087,14 +1114,15 @@ cdef class Partition:
             if view.len < HEADER_SIZE or get_i32(<uint8_t*>view.buf + 8) + LENGTH_OVERHEAD != view.len:
                 raise ValueError("append takes exactly one batch")
             if self.failure:
-                return (KAFKA_STORAGE_ERROR, -1)
+                return (KAFKA_STORAGE_ERROR, -1, os.strerror(self.failure))
             if epoch != self.row.leader_epoch:
                 self.flush_by_log = True                # the log is about to note where this epoch begins
             info.base_offset = -1
+            info.message = NULL
             code = self.append_checked(<uint8_t*>view.buf, view.len, origin, epoch, now_ms, &info)
         finally:
             PyBuffer_Release(&view)
-        return (code, info.base_offset)
+        return (code, info.base_offset, None if info.message == NULL else info.message.decode())
 
     def take_completed(self):
         """(producer_id, first_offset, last_offset, aborted) of the transaction that the last append ended, or None."""
@@ -1166,6 +1194,14 @@ cdef void fail_log(Partition partition, int error, const char* doing) noexcept:
     try:
         if partition.log is not None:
             partition.log.on_failure(OSError(error, f"{doing.decode()}: {os.strerror(error)}"))
+    except Exception as e:
+        unexpected(partition, e)
+
+
+cdef void call_short(Partition partition, int error, const char* doing) noexcept:
+    try:
+        if partition.log is not None:
+            partition.log.on_shortage(OSError(error, f"{doing.decode()}: {os.strerror(error)}"))
     except Exception as e:
         unexpected(partition, e)
 

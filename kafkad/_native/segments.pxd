@@ -75,15 +75,18 @@ cdef int segment_open_for_append(Segment* segment, const char* directory, int64_
 cdef int segment_open_offsets(Segment* segment, const char* directory) noexcept nogil
 cdef int segment_open_times(Segment* segment, const char* directory) noexcept nogil
 
-# Writable indexes get their last time entry and are cut to size. 0, or the first -errno.
+# Writable indexes get their last time entry and are cut to size. 0, or -errno: then the rest of it is still open, and
+# can be closed later.
 cdef int segment_close(Segment* segment, const char* directory) noexcept nogil
+# Closes the segment and leaves its files as they are.
+cdef void segment_drop(Segment* segment) noexcept nogil
 
 cdef inline int segment_open(Segment* segment, const char* directory, bint writable) noexcept nogil:
     segment.touched = True
     return 0 if segment.file != NULL else segment_open_file(segment, directory, writable)
 
-# From its time index and its first batch, where they are not known.
-cdef void segment_load_max_timestamp(Segment* segment, const char* directory) noexcept nogil
+# From its time index and its first batch, where they are not known. The first: 0, or -errno; then it is asked again.
+cdef int segment_load_max_timestamp(Segment* segment, const char* directory) noexcept nogil
 cdef int64_t segment_first_timestamp(Segment* segment, const char* directory) noexcept nogil
 
 # The first batch that ends at or after `target` and begins below `limit`, from batch to batch; beginning at position

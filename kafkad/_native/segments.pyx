@@ -13,7 +13,7 @@ from libc.stdlib cimport free, malloc
 from kafkad._native.batch cimport HEADER_SIZE, LENGTH_OVERHEAD
 from kafkad._native.fileio cimport Window, close_fd, open_path, read_at, window_at, window_init
 from kafkad._native.index cimport (
-    OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, index_close, index_open, index_reserve, offset_entry_position, time_entry_offset,
+    OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, index_close, index_drop, index_open, index_reserve, offset_entry_position, time_entry_offset,
     time_entry_timestamp, time_index_append)
 from kafkad._native.wire cimport get_i32, get_i64
 
@@ -122,8 +122,7 @@ cdef int segment_open_for_append(Segment* segment, const char* directory, int64_
         failure = index_open(&segment.times, path, TIME_ENTRY_SIZE, index_size_max, True)
         if failure != 0:
             return failure
-    segment_load_max_timestamp(segment, directory)
-    return 0
+    return segment_load_max_timestamp(segment, directory)
 
 
 cdef int segment_open_offsets(Segment* segment, const char* directory) noexcept nogil:
@@ -144,22 +143,26 @@ cdef int segment_open_times(Segment* segment, const char* directory) noexcept no
     return index_open(&segment.times, path, TIME_ENTRY_SIZE, 0, False)
 
 
-cdef void segment_load_max_timestamp(Segment* segment, const char* directory) noexcept nogil:
+cdef int segment_load_max_timestamp(Segment* segment, const char* directory) noexcept nogil:
     cdef bint was_open
+    cdef int failure
     if segment.max_timestamp != UNKNOWN:
-        return
-    segment.max_timestamp = -1
-    segment.max_timestamp_offset = segment.base_offset
-    if segment.size == 0:
-        return
-    was_open = segment.times.map != NULL
-    if segment_open_times(segment, directory) != 0:
-        return
-    if segment.times.entries:
-        segment.max_timestamp = time_entry_timestamp(&segment.times, segment.times.entries - 1)
-        segment.max_timestamp_offset = segment.base_offset + time_entry_offset(&segment.times, segment.times.entries - 1)
-    if not was_open and not segment.times.writable:     # retention asks every partition: keep no mapping for it
-        index_close(&segment.times, b"")
+        return 0
+    if segment.size:
+        was_open = segment.times.map != NULL
+        failure = segment_open_times(segment, directory)
+        if failure != 0:
+            return failure                      # UNKNOWN still: the next call asks again
+        if segment.times.entries:
+            segment.max_timestamp = time_entry_timestamp(&segment.times, segment.times.entries - 1)
+            segment.max_timestamp_offset = segment.base_offset + time_entry_offset(
+                &segment.times, segment.times.entries - 1)
+        if not was_open and not segment.times.writable:     # retention asks every partition: keep no mapping for it
+            index_close(&segment.times, b"")
+    if segment.max_timestamp == UNKNOWN:
+        segment.max_timestamp = -1
+        segment.max_timestamp_offset = segment.base_offset
+    return 0
 
 
 cdef int64_t segment_first_timestamp(Segment* segment, const char* directory) noexcept nogil:
@@ -172,29 +175,35 @@ cdef int64_t segment_first_timestamp(Segment* segment, const char* directory) no
 
 cdef int segment_close(Segment* segment, const char* directory) noexcept nogil:
     cdef char path[PATH_SIZE]
-    cdef int failure = 0, status
-    if segment.times.writable:
-        segment_path(directory, segment.base_offset, b"timeindex", path)
-        if segment.max_timestamp > -1 and segment.times.entries < segment.times.entries_max and (
-                segment.times.entries == 0
-                or segment.max_timestamp > time_entry_timestamp(&segment.times, segment.times.entries - 1)):
-            failure = index_reserve(&segment.times, path)
-            if failure == 0:
-                time_index_append(&segment.times, segment.max_timestamp,
-                                  <int32_t>(segment.max_timestamp_offset - segment.base_offset))
+    cdef int failure = 0
     segment_path(directory, segment.base_offset, b"timeindex", path)
-    status = index_close(&segment.times, path)
-    failure = failure if failure != 0 else status
+    if segment.times.writable and segment.max_timestamp > -1 and segment.times.entries < segment.times.entries_max and (
+            segment.times.entries == 0
+            or segment.max_timestamp > time_entry_timestamp(&segment.times, segment.times.entries - 1)):
+        failure = index_reserve(&segment.times, path)
+        if failure != 0:
+            return failure
+        time_index_append(&segment.times, segment.max_timestamp,
+                          <int32_t>(segment.max_timestamp_offset - segment.base_offset))
+    failure = index_close(&segment.times, path)
+    if failure != 0:
+        return failure
     segment_path(directory, segment.base_offset, b"index", path)
-    status = index_close(&segment.offsets, path)
-    failure = failure if failure != 0 else status
+    failure = index_close(&segment.offsets, path)
+    if failure == 0:
+        segment_drop(segment)
+    return failure
+
+
+cdef void segment_drop(Segment* segment) noexcept nogil:
+    index_drop(&segment.times)
+    index_drop(&segment.offsets)
     if segment.file != NULL:
         log_file_release(segment.file)
         segment.file = NULL
     if segment.index_file != NULL:
         log_file_release(segment.index_file)
         segment.index_file = NULL
-    return failure
 
 
 cdef int segment_walk(Segment* segment, int64_t at, int64_t indexed, int64_t target, int64_t limit, int64_t* position,

@@ -9,6 +9,7 @@ import binascii
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 
 from kafkad.log.filenames import PARTITION_METADATA
@@ -47,7 +48,20 @@ def make_directory(path: str) -> None:
 def write_file(path: str, data: bytes, *, sync: bool = True) -> None:
     """The file holds `data` or what it held before, whatever happens."""
     beside = path + ".tmp"
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        write_new(beside, data, sync=sync)
+        os.replace(beside, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(beside)  # a part of it takes room on a full disk
+        raise
+    if sync:
+        sync_directory(os.path.dirname(path) or ".")
+
+
+def write_new(path: str, data: bytes, *, sync: bool) -> None:
+    """A file of just `data`; after an OSError, of a part of it."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         left = memoryview(data)
         while left:
@@ -56,9 +70,6 @@ def write_file(path: str, data: bytes, *, sync: bool = True) -> None:
             os.fsync(fd)
     finally:
         os.close(fd)
-    os.replace(beside, path)
-    if sync:
-        sync_directory(os.path.dirname(path) or ".")
 
 
 def checkpoint_text(lines: Iterable[str]) -> bytes:

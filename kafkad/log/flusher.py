@@ -4,8 +4,11 @@ With flush.messages = M an append that would leave M messages unflushed is writt
 ack and visibility, stays behind until an fdatasync that began after it; all appends that come meanwhile share
 the next one. The plain case, one fdatasync of the active segment, is `_native/group_commit`'s, which the
 native append asks by itself. Here is the rest, in a thread of the scheduler: several segments after a roll,
-small files and directory entries, and logs without a group commit. A failed fsync takes the log directory
-offline and is never tried again: the kernel may have dropped the pages (the fsyncgate of 2018).
+small files and directory entries, and logs without a group commit.
+
+A failed fsync takes the log directory offline and is never tried again: the kernel may have dropped the pages
+(the fsyncgate of 2018). A file that cannot be opened (no descriptor, no memory) or written anew (a full disk)
+is no failed fsync: the flush is tried again, later and later, and acks wait for it.
 
 Beside the segments there are small files and directory entries to sync: whoever makes one notes it here
 (`paths`, `directories`), and the next flush takes it along, before it counts for anything that was appended
@@ -16,17 +19,21 @@ partition."""
 
 import errno
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from kafkad.log.checkpoints import sync_directory
+from kafkad.log.shortages import report
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 
 if TYPE_CHECKING:
+    from kafkad._native.segments import FileRef
     from kafkad.log.log import Log
 
 LONG_MAX: Final = (1 << 63) - 1
-RETRY_MS: Final = 100  # after which a file that could not be opened for want of a descriptor is tried again
+RETRY_MS: Final = 100  # after a shortage; twice as long after each further one, up to
+RETRY_MS_MAX: Final = 5_000
+BLOCKING_TRIES_S: Final = (0.005, 0.01, 0.02, 0.04)  # between the tries of a flush that the loop waits for
 # What makes a disk broken rather than full or busy: as in _native/fileio.is_fatal.
 FATAL: Final = frozenset(
     (
@@ -44,8 +51,21 @@ FATAL: Final = frozenset(
 Callback = Callable[[BaseException | None], None]
 
 
+class NotOpened(OSError):
+    """A file or directory that was to be synced could not be opened: nothing is known to be lost."""
+
+
 class Flusher:
-    __slots__ = ("_again", "_directories", "_log", "_paths", "_under_way", "_waiting", "last_ms")
+    __slots__ = (
+        "_again",
+        "_directories",
+        "_log",
+        "_paths",
+        "_retry_ms",
+        "_under_way",
+        "_waiting",
+        "last_ms",
+    )
 
     def __init__(self, log: "Log", now_ms: int) -> None:
         self._log = log
@@ -53,6 +73,7 @@ class Flusher:
         self._waiting: list[tuple[int, Callback]] = []
         self._paths: set[str] = set()
         self._directories: set[str] = set()
+        self._retry_ms = RETRY_MS
         self.last_ms = now_ms  # when nothing was unflushed, or flush.ms had it flushed
 
     @property
@@ -108,14 +129,37 @@ class Flusher:
             callback(error)
 
     def flush(self) -> None:
-        """Blocks. Raises KafkaError."""
+        """Blocks. Raises KafkaError; after a shortage the log is as it was, and may be flushed later."""
+        for pause_s in (*BLOCKING_TRIES_S, None):
+            try:
+                work = self._work()
+                try:
+                    work()
+                except NotOpened:
+                    work.put_back(self)
+                    raise
+            except OSError as e:
+                if not _is_shortage(e):
+                    self._log.on_failure(e)
+                elif pause_s is not None:
+                    time.sleep(pause_s)
+                    continue
+                else:
+                    report(self._log.directory, "a flush", e)
+                raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
+            self._flushed(work.end, work.generation)
+            return
+
+    def sync_directory_now(self) -> None:
+        """Blocks. OSError: the fsync failed. After a shortage it is left to the next flush."""
         try:
-            end, generation, work = self._work()
-            work()
-        except OSError as e:
-            self._log.on_failure(e)
-            raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
-        self._flushed(end, generation)
+            _sync_all((self._log.directory,), os.O_RDONLY | os.O_DIRECTORY, os.fsync)
+        except NotOpened as e:
+            if e.errno in FATAL:
+                raise
+            report(self._log.directory, "syncing the directory", e)
+            self.directories.add(self._log.directory)
+            self.request()
 
     def request_if_due(self, now_ms: int) -> None:
         log = self._log
@@ -134,54 +178,55 @@ class Flusher:
             self._under_way = False
             return
         try:
-            end, generation, work = self._work()
+            work = self._work()
         except OSError as e:
+            self._failed(e)
+            return
+        log.scheduler.run_in_thread(work, lambda error: self._end(work, error))
+
+    def _end(self, work: "_Work", error: BaseException | None) -> None:
+        if error is None:
             self._under_way = False
-            if e.errno not in FATAL:  # no descriptor or memory left: it may be had later
-                if log.native.flushed(log.native.flushed_offset, log.native.generation):
-                    log.scheduler.call_later(RETRY_MS, self.request)
-                self.fail_waiters(e)
-                return
-            log.on_failure(e)
-            return
-        log.scheduler.run_in_thread(work, lambda error: self._end(end, generation, error))
+            self._retry_ms = RETRY_MS
+            if self._flushed(work.end, work.generation) or self._again or self._is_awaited():
+                self.request()
+        elif isinstance(error, OSError):
+            work.put_back(self)
+            self._failed(error)
+        else:
+            raise error
 
-    def _end(self, end: int, generation: int, error: BaseException | None) -> None:
-        self._under_way = False
-        if error is not None:
-            if self._log.closed:
-                return
-            if not isinstance(error, OSError):
-                raise error
-            self._log.on_failure(error)
-            return
-        if self._flushed(end, generation) or self._again or self._is_awaited():
-            self.request()
+    def _failed(self, error: OSError) -> None:
+        log = self._log
+        if log.closed:
+            self._under_way = False
+        elif _is_shortage(error):  # whoever asks meanwhile is served by the next try
+            report(log.directory, "a flush", error)
+            log.scheduler.call_later(self._retry_ms, self._begin)
+            self._retry_ms = min(2 * self._retry_ms, RETRY_MS_MAX)
+        else:
+            self._under_way = False
+            log.on_failure(error)
 
-    def _work(self) -> tuple[int, int, Callable[[], None]]:
-        # What to sync, taken on the loop.
-        end, generation, files = self._log.native.files_to_flush()
-        self._log.native.flush_by_log = False
+    def _work(self) -> "_Work":
+        """What to sync, taken on the loop. Raises NotOpened."""
+        native = self._log.native
+        epochs = self._log.leader_epochs
+        try:
+            if epochs.unwritten:
+                epochs.write()
+            self._log.write_aborts()
+            end, generation, files = native.files_to_flush()
+        except OSError as e:
+            raise NotOpened(*e.args) from e
         paths, self._paths = self._paths, set()
         directories, self._directories = self._directories, set()
-        epochs = self._log.leader_epochs
         if epochs.unsynced:
             epochs.unsynced = False
             paths = {*paths, epochs.path}
             directories = {*directories, self._log.directory}  # it was renamed into place
-
-        def work() -> None:
-            for _, reference in files:
-                os.fdatasync(reference.fd)
-            for path in paths:
-                _sync_path(path)
-            for directory in directories:
-                try:
-                    sync_directory(directory)
-                except FileNotFoundError:
-                    pass  # renamed for deletion meanwhile
-
-        return end, generation, work
+        native.flush_by_log = False
+        return _Work(end, generation, [reference for _, reference in files], paths, directories)
 
     def _flushed(self, end: int, generation: int) -> bool:
         again = self._log.native.flushed(end, generation)
@@ -189,12 +234,46 @@ class Flusher:
         return again
 
 
-def _sync_path(path: str) -> None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return  # deleted meanwhile
-    try:
-        os.fdatasync(fd)
-    finally:
-        os.close(fd)
+class _Work:
+    """One flush, for a thread."""
+
+    __slots__ = ("directories", "end", "files", "generation", "paths")
+
+    def __init__(
+        self, end: int, generation: int, files: "list[FileRef]", paths: set[str], directories: set[str]
+    ) -> None:
+        self.end = end
+        self.generation = generation
+        self.files = files
+        self.paths = paths
+        self.directories = directories
+
+    def __call__(self) -> None:
+        """Raises NotOpened, or OSError where an fsync failed."""
+        for file in self.files:
+            os.fdatasync(file.fd)
+        _sync_all(self.paths, os.O_RDONLY, os.fdatasync)
+        _sync_all(self.directories, os.O_RDONLY | os.O_DIRECTORY, os.fsync)
+
+    def put_back(self, flusher: Flusher) -> None:
+        """On the loop: the next flush takes along what this one did not come to."""
+        flusher.paths.update(self.paths)
+        flusher.directories.update(self.directories)
+
+
+def _sync_all(paths: Iterable[str], flags: int, sync: Callable[[int], None]) -> None:
+    for path in paths:
+        try:
+            fd = os.open(path, flags | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # deleted, or renamed for deletion, meanwhile
+        except OSError as e:
+            raise NotOpened(*e.args) from e
+        try:
+            sync(fd)
+        finally:
+            os.close(fd)
+
+
+def _is_shortage(error: OSError) -> bool:
+    return isinstance(error, NotOpened) and error.errno not in FATAL

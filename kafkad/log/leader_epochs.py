@@ -3,7 +3,7 @@
 Entries ascend in epoch and in start offset. A follower finds with them where its log and the leader's part
 (KIP-101, KIP-279). The file is written when the entries change, and fsynced with the next flush of the log:
 what is not on the disk yet is found again in the batches beyond the recovery point, which carry their
-epoch."""
+epoch. So a full disk is no reason to refuse a change: the next flush writes the file (`unwritten`)."""
 
 import os
 from bisect import bisect_right
@@ -51,11 +51,12 @@ def _parse(data: bytes) -> Entries:
 class LeaderEpochs:
     """Those of the partition in `directory`."""
 
-    __slots__ = ("_entries", "directory", "unsynced")
+    __slots__ = ("_entries", "directory", "unsynced", "unwritten")
 
     def __init__(self, directory: str, entries: Entries = ()) -> None:
         self.directory = directory
         self.unsynced = False
+        self.unwritten = False  # the file does not say yet what the entries are
         self._entries = entries  # never changed: partitions that say the same share one
 
     @classmethod
@@ -140,6 +141,8 @@ class LeaderEpochs:
         return (entries[at - 1][0] if at else epoch), entries[at][1]
 
     def write(self) -> None:
+        """Raises OSError; the entries stand, and the file is to be written later."""
+        self.unwritten = self.unsynced = True
         lines = checkpoint_text(f"{epoch} {start}" for epoch, start in self._entries)
         write_file(self.path, lines, sync=False)
-        self.unsynced = True
+        self.unwritten = False

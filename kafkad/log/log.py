@@ -39,11 +39,12 @@ from kafkad.log.filenames import (
     offset_of,
     segment_file,
 )
-from kafkad.log.flusher import FATAL, LONG_MAX, Flusher
+from kafkad.log.flusher import FATAL, LONG_MAX, RETRY_MS, Flusher
 from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.log.next_segment import NextSegment
 from kafkad.log.producer_state import load_snapshot, write_snapshot
 from kafkad.log.retention import SegmentFacts, deletable_count
+from kafkad.log.shortages import report
 from kafkad.log.txn_index import AbortedTxn, append_entries, read_txn_index, write_txn_index
 from kafkad.protocol.errors import (
     CORRUPT_MESSAGE,
@@ -111,11 +112,13 @@ class Log:
     """Opened by `Log.open`; then `set_leader_epoch` opens it to clients."""
 
     __slots__ = (
+        "_aborts",
         "_config",
         "_flusher",
         "_jitter",
         "_next",
         "_snapshot_offset",
+        "_truncation_failed",
         "_waiting_watermark",
         "closed",
         "directory",
@@ -247,6 +250,8 @@ class Log:
         self.scanned_bytes = 0  # by recovery
         self.leader_epochs = epochs
         self._snapshot_offset = -1
+        self._aborts: list[tuple[str, AbortedTxn]] = []  # in the log, and not in their index yet
+        self._truncation_failed = False
         self._jitter = jitter
         self._waiting_watermark: list[tuple[int, Callable[[BaseException | None], None]]] = []
         self._flusher = Flusher(self, now_ms)
@@ -339,15 +344,19 @@ class Log:
     def set_leader_epoch(self, epoch: int) -> None:
         """This broker leads the partition from LEO on under `epoch`: appends and reads are served. Raises
         KafkaError; then it does not."""
-        try:
-            self.leader_epochs.assign(epoch, self.end_offset)
-        except OSError as e:
-            with suppress(OSError):
-                self.leader_epochs.truncate_from_end(self.end_offset)  # as if it had not been said
-            raise self._refused(e) from e
+        self._change_epochs(lambda: self.leader_epochs.assign(epoch, self.end_offset))
         self.native.lead(epoch)
         if self.end_offset - self.native.flushed_offset >= self._config.flush_messages:
             self.request_flush()
+
+    def _change_epochs(self, change: Callable[[], None]) -> None:
+        """A shortage keeps the file back until the next flush. Raises KafkaError on a broken disk."""
+        try:
+            change()
+        except OSError as e:
+            if e.errno in FATAL:
+                raise self._refused(e) from e
+            report(self.directory, "writing the leader epochs", e)
 
     def resign(self, code: int = NOT_LEADER_OR_FOLLOWER) -> None:
         """Clients get `code` from now on; whoever waits is answered."""
@@ -434,31 +443,55 @@ class Log:
         elif epoch is None:
             epoch = self.native.leader_epoch
         while True:
-            code, base = self.native.append_trusted(batch, now_ms, ORIGINS[origin], epoch)
+            code, base, message = self.native.append_trusted(batch, now_ms, ORIGINS[origin], epoch)
             if code == NEED_PYTHON:
                 self.roll(now_ms, int.from_bytes(batch[:8], "big") if origin == "replica" else None)
                 continue
             break
         if code:
-            raise KafkaError(code)
+            raise KafkaError(code, message)
         if epoch >= 0 and epoch != self.leader_epochs.latest:
-            self.leader_epochs.assign(epoch, base)
+            latest = epoch
+            self._change_epochs(lambda: self.leader_epochs.assign(latest, base))
         completed = self.native.take_completed()
         if completed is not None:
             self._complete_transaction(*completed)
         return base
 
     def _complete_transaction(self, producer_id: int, first: int, last: int, aborted: bool) -> None:
-        unstable = self.native.producers.first_unstable()
+        # The marker is in the log, so this must not fail. LSO stays until the index has the entry.
         if aborted:
+            unstable = self.native.producers.first_unstable()
             path = segment_file(self.directory, self.native.active_base_offset, TXN_INDEX)
             entry = AbortedTxn(producer_id, first, last, unstable if unstable >= 0 else last + 1)
-            try:
-                append_entries(path, [entry])
-            except OSError as e:
-                raise self._refused(e) from e
+            self._aborts.append((path, entry))
+            self._try_write_aborts()
+        self._refresh_stable()
+
+    def _refresh_stable(self) -> None:
+        if not self._aborts:
+            self.native.refresh_stable()
+
+    def write_aborts(self) -> None:
+        """Aborted transactions that a shortage kept out of their index. Raises OSError."""
+        while self._aborts:
+            path, entry = self._aborts[0]
+            append_entries(path, [entry])
+            del self._aborts[0]
             self._flusher.paths.add(path)
-        self.native.refresh_stable()
+            self._refresh_stable()
+
+    def _try_write_aborts(self) -> None:
+        if self.closed:
+            return
+        try:
+            self.write_aborts()
+        except OSError as e:
+            if e.errno in FATAL:
+                self.on_failure(e)
+                return
+            report(self.directory, "writing the index of aborted transactions", e)
+            self.scheduler.call_later(RETRY_MS, self._try_write_aborts)
 
     def roll(self, now_ms: int, base_offset: int | None = None) -> None:
         """Begins a new active segment at LEO, or at `base_offset` behind it. Raises KafkaError."""
@@ -476,17 +509,29 @@ class Log:
                     with suppress(OSError):
                         recovery.create_segment_files(self.directory, base)
                 raise
-            path = write_snapshot(self.directory, base, self.native.producers, sync=False)
         except OSError as e:
             raise self._refused(e) from e
-        self._next.watch(now_ms)
-        self._snapshot_offset = base
-        self._flusher.paths.update(
-            (path, segment_file(self.directory, old, INDEX), segment_file(self.directory, old, TIME_INDEX))
-        )
+        # The new segment takes appends now: its name must be on the disk before they are acknowledged.
         self._flusher.directories.add(self.directory)
+        self._flusher.paths.update(
+            (segment_file(self.directory, old, INDEX), segment_file(self.directory, old, TIME_INDEX))
+        )
+        self._next.watch(now_ms)
+        self._snapshot_at_roll(base)
         logger.debug("%s-%d rolled at %d", self.topic, self.partition, base)
         self.request_flush()
+
+    def _snapshot_at_roll(self, base: int) -> None:
+        """It only spares a later start some reading, so a full disk may do without."""
+        try:
+            path = write_snapshot(self.directory, base, self.native.producers, sync=False)
+        except OSError as e:
+            if e.errno in FATAL:
+                raise self._refused(e) from e
+            report(self.directory, "writing a producer snapshot", e, level=logging.WARNING)
+            return
+        self._snapshot_offset = base
+        self._flusher.paths.add(path)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -547,7 +592,7 @@ class Log:
         bound = self.latest(isolation).offset
         start = self.log_start_offset
         for at in range(self.native.count):
-            if self.native.segment_max_timestamp(at)[0] < timestamp:
+            if self._io(self.native.segment_max_timestamp, at)[0] < timestamp:
                 continue
             position = -1
             while True:
@@ -565,8 +610,9 @@ class Log:
 
     def offset_for_max_timestamp(self) -> TimestampOffset | None:
         """The first record that has the log's largest timestamp."""
-        best = max(range(self.native.count), key=lambda at: (self.native.segment_max_timestamp(at)[0], -at))
-        timestamp, offset = self.native.segment_max_timestamp(best)
+        largest = [self._io(self.native.segment_max_timestamp, at) for at in range(self.native.count)]
+        best = max(range(len(largest)), key=lambda at: (largest[at][0], -at))
+        timestamp, offset = largest[best]
         if timestamp < 0:
             return None
         found = self._io(
@@ -628,6 +674,10 @@ class Log:
         for callback in ready:
             callback(None)
 
+    def on_shortage(self, error: OSError) -> None:
+        """A request was refused for want of room, descriptors or memory; the log is as it was."""
+        report(self.directory, "a request", error)
+
     def on_failure(self, error: OSError) -> None:
         """The disk is broken: this log serves nothing more, and its directory is to go offline."""
         if self.closed:
@@ -650,6 +700,8 @@ class Log:
     def _refused(self, error: OSError) -> KafkaError:
         if error.errno in FATAL:
             self.on_failure(error)
+        else:
+            self.on_shortage(error)
         return KafkaError(KAFKA_STORAGE_ERROR, str(error))
 
     def _io(self, call: Callable[..., Any], *arguments: Any) -> Any:
@@ -683,11 +735,12 @@ class Log:
         """Never back. For followers, and for a metadata log above a snapshot."""
         if offset > self.log_start_offset:
             self.native.set_log_start(offset)
-            self.leader_epochs.truncate_from_start(offset)
-            self.native.refresh_stable()
+            self._refresh_stable()
+            self._change_epochs(lambda: self.leader_epochs.truncate_from_start(offset))
 
     def apply_retention(self, now_ms: int) -> int:
-        """Deletes the oldest segments that retention or the log start offset lets go; how many."""
+        """Deletes the oldest segments that retention or the log start offset lets go; how many. Raises
+        KafkaError; what is left over goes next time."""
         native = self.native
         if self.closed or (native.count == 1 and native.active_size == 0):
             return 0
@@ -700,7 +753,7 @@ class Log:
             for at, ((base, size, created_ms), next_base) in enumerate(
                 zip(rows, self._next_bases(rows), strict=True)
             ):
-                largest = native.segment_max_timestamp(at)[0] if retention_ms >= 0 else 0
+                largest = self._io(native.segment_max_timestamp, at)[0] if retention_ms >= 0 else 0
                 yield SegmentFacts(base, next_base, size, largest if largest >= 0 else created_ms)
 
         count = deletable_count(
@@ -716,9 +769,18 @@ class Log:
         if count:
             next_base = self._next_bases(rows)[count - 1]
             if count == len(rows):
-                self.roll(now_ms)
-            self.advance_log_start(next_base)
+                try:
+                    self.roll(now_ms)
+                except KafkaError:
+                    if self.closed or count == 1:
+                        raise
+                    count -= 1  # a full disk: the other segments make room for a new one
+                    next_base = self._next_bases(rows)[count - 1]
+            if next_base > self.log_start_offset:
+                native.set_log_start(next_base)
+                self._refresh_stable()
             self._remove_segments(0, count)
+            self._change_epochs(lambda: self.leader_epochs.truncate_from_start(next_base))
             self._keep_removals()
             logger.info("%s-%d: %d segments deleted, log start %d",
                         self.topic, self.partition, count, self.log_start_offset)  # fmt: skip
@@ -731,6 +793,7 @@ class Log:
     def _remove_segments(self, first: int, end: int) -> None:
         # Renamed at once, unlinked later: a reader in another process may be about to open them.
         gone = []
+        trouble = None
         for base in self.native.drop_segments(first, end):
             for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
                 path = segment_file(self.directory, base, suffix)
@@ -739,9 +802,13 @@ class Log:
                 except FileNotFoundError:
                     continue
                 except OSError as e:
-                    raise self._refused(e) from e
+                    trouble = e
+                    gone.append(path)  # the partition knows it no more: it goes under its old name
+                    continue
                 gone.append(path + DELETED)
         delete_later(self.scheduler, self._config.file_delete_delay_ms, lambda: _unlink_all(gone))
+        if trouble is not None:
+            self._refused(trouble)
 
     def _keep_removals(self) -> None:
         # The log start offset, which clients see from now on, is where the first segment begins: with flushes
@@ -750,7 +817,7 @@ class Log:
             self._flusher.directories.add(self.directory)
             return
         try:
-            sync_directory(self.directory)
+            self._flusher.sync_directory_now()
         except OSError as e:
             self.on_failure(e)
             raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
@@ -761,12 +828,13 @@ class Log:
         native = self.native
         if offset >= self.end_offset:
             return
+        rows = native.segment_rows()
+        whole = offset <= rows[0][0]
+        base, position = (offset, 0) if whole else self._io(native.position_of, offset)
         try:
-            rows = native.segment_rows()
-            if offset <= rows[0][0]:
+            if whole:
                 self._truncate_fully(offset)
             else:
-                base, position = native.position_of(offset)
                 at = next(at for at, row in enumerate(rows) if row[0] == base)
                 for gone in native.drop_segments(at, native.count):
                     if gone != base:
@@ -785,10 +853,10 @@ class Log:
             self.leader_epochs.truncate_from_end(offset)
             self._reload_producers(offset)
         except OSError as e:
-            raise self._refused(e) from e
+            raise self._half_truncated(e) from e
         except ValueError as e:
-            raise KafkaError(CORRUPT_MESSAGE, str(e)) from e
-        native.refresh_stable()
+            raise self._half_truncated(e, CORRUPT_MESSAGE) from e
+        self._refresh_stable()
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Nothing is kept; the log goes on, empty, at `offset`: a snapshot has what was before. Raises
@@ -798,10 +866,23 @@ class Log:
             self.leader_epochs.truncate_from_end(0)
             self._reload_producers(offset)
         except OSError as e:
-            raise self._refused(e) from e
+            raise self._half_truncated(e) from e
         self.native.set_log_start(offset)
         self.native.advance_high_watermark(offset)
-        self.native.refresh_stable()
+        self._refresh_stable()
+
+    def _half_truncated(self, error: OSError | ValueError, code: int = KAFKA_STORAGE_ERROR) -> KafkaError:
+        """Files and memory may differ now. The next start finds out; until then the log serves nothing."""
+        if isinstance(error, OSError) and error.errno in FATAL:
+            self.on_failure(error)
+        elif not self.closed:
+            logger.error("%s serves nothing until the next start, its truncation failed: %s",
+                         self.directory, error)  # fmt: skip
+            self.closed = self._truncation_failed = True
+            self._next.close()
+            self.native.close_to_clients(KAFKA_STORAGE_ERROR, getattr(error, "errno", None) or errno.EIO)
+            self._fail_waiters(KafkaError(code, str(error)))
+        return KafkaError(code, str(error))
 
     def _truncate_fully(self, offset: int) -> None:
         for gone in self.native.drop_segments(0, self.native.count):
@@ -852,6 +933,8 @@ class Log:
         """Clean: everything is on the disk afterwards, indexes cut, the producers in a snapshot; then the
         recovery point is LEO. Raises KafkaError when the disk fails."""
         if self.closed:
+            if clean and self._truncation_failed:
+                raise KafkaError(KAFKA_STORAGE_ERROR, "its truncation failed")
             return
         self.resign()
         self._next.close()
@@ -863,6 +946,7 @@ class Log:
                 or self._flusher.paths
                 or self._flusher.directories
                 or self.leader_epochs.unsynced
+                or self._aborts
             )
             active = self.native.active_base_offset
             try:
@@ -879,8 +963,9 @@ class Log:
                     self.flush()
                     self.native.close_files()
             except OSError as e:
-                self.on_failure(e)
-                raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
+                raise self._refused(e) from e
+            finally:
+                self.closed = True  # after a shortage, too: the next start recovers the log
         self.closed = True
 
     def move_directory(self, directory: str) -> None:

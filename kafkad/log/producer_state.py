@@ -12,10 +12,11 @@ as a duplicate."""
 
 import os
 import struct
+from contextlib import suppress
 
 from kafkad._native.crc32c import checksum
 from kafkad._native.producer_table import ProducerTable
-from kafkad.log.checkpoints import sync_directory
+from kafkad.log.checkpoints import sync_directory, write_new
 from kafkad.log.filenames import SNAPSHOT, segment_file
 from kafkad.protocol.errors import Malformed
 
@@ -51,17 +52,15 @@ def decode_snapshot(data: bytes) -> list[ProducerRow]:
 
 
 def write_snapshot(directory: str, offset: int, producers: ProducerTable, *, sync: bool) -> str:
-    """The path of the new file. Without `sync` the next flush of the log takes it along."""
+    """The path of the new file. Without `sync` the next flush of the log takes it along. OSError: there is no
+    such file, the one before stands for it."""
     path = segment_file(directory, offset, SNAPSHOT)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        left = memoryview(encode_snapshot(producers))
-        while left:
-            left = left[os.write(fd, left) :]
-        if sync:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
+        write_new(path, encode_snapshot(producers), sync=sync)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(path)
+        raise
     if sync:
         sync_directory(directory)
     return path

@@ -46,6 +46,7 @@ from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, Metadat
 from kafkad.metadata.image import BROKER, Endpoint, MetadataImage
 from kafkad.metadata.uuids import random_uuid
 from kafkad.net import listener
+from kafkad.protocol.errors import KafkaError
 from kafkad.raft.single_voter import SingleVoter
 from kafkad.replication.ownership import owner_of
 from kafkad.replication.partitions import Partitions
@@ -519,7 +520,14 @@ class Worker:
     def _retention(self) -> None:
         now_ms = self.clock.now_ms()
         for log in self.partitions:
-            log.apply_retention(now_ms)
+            try:
+                log.apply_retention(now_ms)
+            except AssertionError:
+                raise
+            except Exception as trouble:  # this log's: the others' room is wanted all the more
+                logger.error("retention of %s-%d failed, it runs again in %d ms: %s",
+                             log.topic, log.partition, self.config.log_retention_check_interval_ms,
+                             trouble, exc_info=not isinstance(trouble, KafkaError))  # fmt: skip
             log.release_idle()
         self.partitions.table.release_idle_readers()
 

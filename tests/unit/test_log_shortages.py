@@ -1,0 +1,407 @@
+"""A log without descriptors or room: what it refuses, what it does later, and that nothing is lost.
+
+Each test makes its shortage at one call; `tests/fuzz/test_shortages.py` makes them anywhere."""
+
+import errno
+import logging
+import os
+import resource
+from types import SimpleNamespace
+
+import pytest
+
+from kafkad._native.fileio import fail_writes
+from kafkad.log import leader_epochs, log, shortages, txn_index
+from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
+from kafkad.protocol.records import build_batch, end_marker
+from kafkad.server.worker import Worker
+from tests.unit.log_world import LogWorld, batch, topic_config
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_logged():
+    shortages.forget()
+    yield
+    fail_writes(0)
+    shortages.forget()
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """The files and directories that were synced, by name, in order."""
+    names: list[str] = []
+
+    def recorder(call):
+        def sync(fd: int) -> None:
+            names.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+            call(fd)
+
+        return sync
+
+    monkeypatch.setattr(os, "fdatasync", recorder(os.fdatasync))
+    monkeypatch.setattr(os, "fsync", recorder(os.fsync))
+    return names
+
+
+class Shortage:
+    """`os.<name>` fails with `error` for paths that end in one of `endings`, `times` times."""
+
+    def __init__(self, monkeypatch, name: str, error: int, *endings: str, times: int = 1 << 30) -> None:
+        self.left = times
+        self.met = 0
+        call = getattr(os, name)
+
+        def short(path, *arguments, **named):
+            if self.left and isinstance(path, str) and path.endswith(endings or ("",)):
+                self.left -= 1
+                self.met += 1
+                raise OSError(error, os.strerror(error), path)
+            return call(path, *arguments, **named)
+
+        monkeypatch.setattr(os, name, short)
+
+    def end(self) -> None:
+        self.left = 0
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+# -- flushes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_flush_that_cannot_open_a_file_is_tried_again(tmp_path, monkeypatch, error):
+    """REVIEW D1: it took the log, its directory and the broker offline."""
+    world = LogWorld(tmp_path, topic_config(segment_bytes=200, flush_messages=1))
+    world.scheduler.settle()
+    acks: list[object] = []
+    world.append(size=100)
+    world.append(size=100)
+    world.log.await_high_watermark(2, acks.append)
+    shortage = Shortage(monkeypatch, "open", error)
+    world.scheduler.settle()
+    world.scheduler.run(100)
+    world.scheduler.settle()
+    assert shortage.met == 2, "the second try comes after 100 ms"
+    world.scheduler.run(100)
+    world.scheduler.settle()
+    assert shortage.met == 2, "the third after 200 ms more"
+    assert (world.log.closed, world.log.high_watermark, acks) == (False, 0, [])
+    shortage.end()
+    world.scheduler.run(100)
+    world.scheduler.settle()
+    assert (world.log.high_watermark, world.log.recovery_point, acks) == (2, 2, [None])
+
+
+def test_the_flush_after_a_shortage_syncs_all_that_the_first_one_would_have(tmp_path, monkeypatch, synced):
+    """REVIEW D1."""
+    world = LogWorld(tmp_path, topic_config(segment_bytes=200))
+    world.log.flush()
+    synced.clear()
+    world.append(size=100)
+    world.append(size=100)
+    Shortage(monkeypatch, "open", errno.EMFILE, times=1)
+    world.scheduler.settle()
+    world.scheduler.run(100)
+    world.scheduler.settle()
+    assert set(synced) >= {
+        "00000000000000000000.log", "00000000000000000000.index", "00000000000000000000.timeindex",
+        "00000000000000000001.snapshot", "t-0",
+    }  # fmt: skip
+
+
+def test_a_flush_that_the_loop_waits_for_tries_again_and_then_refuses(tmp_path, monkeypatch):
+    """REVIEW D1: Flusher.flush."""
+    world = LogWorld(tmp_path)
+    world.append()
+    short = Shortage(monkeypatch, "open", errno.EMFILE, times=2)
+    world.log.flush()
+    assert short.met == 2 and world.log.recovery_point == 1
+    world.append()
+    world.log.roll(world.now_ms)
+    short = Shortage(monkeypatch, "open", errno.EMFILE)
+    with pytest.raises(KafkaError, match="Too many open files"):
+        world.log.flush()
+    assert not world.log.closed
+    short.end()
+    world.log.flush()
+    assert world.log.recovery_point == 2
+
+
+def test_an_fsync_that_fails_is_fatal_whatever_its_errno(tmp_path, monkeypatch):
+    """REVIEW D1: the other half."""
+    world = LogWorld(tmp_path)
+    world.append()
+    monkeypatch.setattr(os, "fdatasync", full)
+    with pytest.raises(KafkaError):
+        world.log.flush()
+    assert world.log.closed
+
+
+def test_a_close_in_a_shortage_is_unclean_and_takes_nothing_offline(tmp_path, monkeypatch):
+    """REVIEW D1: Log.close. ENOSPC for the snapshot ended in an offline directory."""
+    world = LogWorld(tmp_path)
+    offline: list[object] = []
+    world.log.on_offline = lambda log, error: offline.append(error)
+    world.append()
+    monkeypatch.setattr(log, "write_snapshot", full)
+    with pytest.raises(KafkaError):
+        world.log.close()
+    assert (offline, world.log.closed) == ([], True)
+    monkeypatch.undo()
+    world.crash()
+    assert world.log.end_offset == 1
+
+
+# -- rolls -------------------------------------------------------------------------------------------------
+
+
+def test_a_roll_without_its_snapshot_syncs_the_new_name_before_the_ack(tmp_path, monkeypatch, synced):
+    """REVIEW D2: the retry of the append went to the new segment, whose name was not synced."""
+    world = LogWorld(tmp_path, topic_config(segment_bytes=200, flush_messages=1))
+    world.append(size=100)
+    world.scheduler.settle()
+    synced.clear()
+    monkeypatch.setattr(log, "write_snapshot", full)
+    try:
+        world.append(size=100)
+    except KafkaError:  # the client tries again
+        world.append(size=100)
+    world.scheduler.settle()
+    assert world.log.high_watermark == 2
+    assert {"t-0", "00000000000000000001.log"} <= set(synced)
+
+
+def test_an_index_is_closed_without_a_descriptor(tmp_path):
+    """It kept its zeros; a time index that ends in 1970 had retention remove the segment."""
+    world = LogWorld(tmp_path, topic_config(index_interval_bytes=0))
+    for i in range(10):
+        world.append(timestamp=1_000 + i, size=50)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        world.log.release_idle()
+        world.log.release_idle()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert world.path(0, ".timeindex").stat().st_size == 12 * 9
+    assert world.path(0, ".index").stat().st_size == 8 * 9
+    world.append(timestamp=2_000)
+    world.log.roll(world.now_ms)
+    assert world.log.native.segment_max_timestamp(0)[0] == 2_000
+    for i in range(10):
+        assert world.log.offset_for_timestamp(1_000 + i).offset == i
+
+
+# -- seeks by timestamp ------------------------------------------------------------------------------------
+
+
+def test_a_time_index_that_could_not_be_opened_is_asked_again(tmp_path):
+    """REVIEW D4: the segment was skipped by every seek until a restart."""
+    world = LogWorld(tmp_path)
+    world.append(timestamp=5_000)
+    world.log.roll(world.now_ms)
+    world.append(timestamp=9_000)
+    world.restart()
+    index = world.path(0, ".timeindex")
+    index.rename(tmp_path / "away")
+    with pytest.raises(KafkaError) as refusal:
+        world.log.offset_for_timestamp(4_000)
+    assert refusal.value.code == KAFKA_STORAGE_ERROR
+    with pytest.raises(KafkaError):
+        world.log.apply_retention(1 << 50)
+    (tmp_path / "away").rename(index)
+    assert world.log.offset_for_timestamp(4_000).offset == 0
+
+
+# -- retention ---------------------------------------------------------------------------------------------
+
+
+def test_retention_goes_on_when_the_epochs_cannot_be_written(tmp_path, monkeypatch):
+    """REVIEW D3: log start had moved, and the files stayed."""
+    world = LogWorld(tmp_path, topic_config(retention_bytes=1))
+    world.append()
+    world.epoch = 3
+    world.log.set_leader_epoch(3)
+    world.append()
+    world.log.roll(world.now_ms)
+    world.append()
+    monkeypatch.setattr(leader_epochs, "write_file", full)
+    assert world.log.apply_retention(world.now_ms) == 1
+    assert world.log.log_start_offset == 2
+    assert not world.path(0, ".log").exists()
+    monkeypatch.undo()
+    world.log.flush()
+    assert (world.directory / "leader-epoch-checkpoint").read_text() == "0\n1\n3 2\n"
+
+
+def test_retention_on_a_full_disk_deletes_all_but_the_segment_that_cannot_be_replaced(tmp_path, monkeypatch):
+    """REVIEW D3: nothing was deleted when everything was due."""
+    world = LogWorld(tmp_path, topic_config(retention_ms=1))
+    for _ in range(3):
+        world.append(timestamp=1)
+        world.log.roll(world.now_ms)
+    world.append(timestamp=1)
+    shortage = Shortage(monkeypatch, "open", errno.ENOSPC, ".log")
+    assert world.log.apply_retention(1 << 50) == 3
+    assert [base for base, _ in world.log.segments] == [3]
+    shortage.end()
+    assert world.log.apply_retention(1 << 50) == 1
+    assert world.log.segments == [(4, 0)]
+
+
+def test_a_segment_that_cannot_be_renamed_is_removed_all_the_same(tmp_path, monkeypatch):
+    """REVIEW D11: files that were renamed before the trouble stayed until a restart."""
+    world = LogWorld(tmp_path, topic_config(retention_bytes=1, file_delete_delay_ms=0))
+    for _ in range(2):
+        world.append()
+        world.log.roll(world.now_ms)
+    world.append()
+    Shortage(monkeypatch, "replace", errno.ENOSPC, f"{0:020d}.index")
+    assert world.log.apply_retention(world.now_ms) == 2
+    world.scheduler.settle()
+    assert sorted(name for name in world.names() if name.startswith((f"{0:020d}", f"{1:020d}"))) == []
+
+
+def test_the_trouble_of_one_log_is_not_the_end_of_retention(tmp_path, monkeypatch):
+    """REVIEW D3: no log behind the one in trouble was looked at."""
+    worlds = [LogWorld(tmp_path / name, topic_config(retention_bytes=1)) for name in "ab"]
+    for world in worlds:
+        world.append()
+        world.log.roll(world.now_ms)
+        world.append()
+    broken, whole = (world.log for world in worlds)
+    monkeypatch.setattr(log.Log, "_remove_segments", lambda self, *_: full() if self is broken else None)
+    swept: list[bool] = []
+    table = SimpleNamespace(release_idle_readers=lambda: swept.append(True))
+
+    class Logs(list):
+        pass
+
+    logs = Logs([broken, whole])
+    logs.table = table
+    worker = SimpleNamespace(
+        clock=SimpleNamespace(now_ms=lambda: 1_000),
+        config=SimpleNamespace(log_retention_check_interval_ms=1_000),
+        partitions=logs,
+    )
+    Worker._retention(worker)
+    assert whole.log_start_offset == 1
+    assert swept == [True]
+
+
+# -- after the append --------------------------------------------------------------------------------------
+
+
+def transactional(**fields):
+    return batch(1, producer_id=5, producer_epoch=0, transactional=True, **fields)
+
+
+def marker(kind: int):
+    record = end_marker(kind, 1, timestamp=1_000)
+    return build_batch([record], producer_id=5, producer_epoch=0, transactional=True, control=True)
+
+
+def test_an_epoch_that_cannot_be_written_does_not_fail_the_append(tmp_path, monkeypatch):
+    """REVIEW D11: the batch was in the log, and its append an error."""
+    world = LogWorld(tmp_path)
+    monkeypatch.setattr(leader_epochs, "write_file", full)
+    assert world.log.append(batch(), 1_000, epoch=4) == 0
+    assert world.log.end_offset == 1
+    with pytest.raises(KafkaError):
+        world.log.flush()  # the recovery point must not pass what only the file would say later
+    assert (world.log.recovery_point, world.log.closed) == (0, False)
+    monkeypatch.undo()
+    world.log.flush()
+    assert world.log.epochs[-1] == (4, 0)
+    world.restart(lead=False)
+    assert world.log.epochs[-1] == (4, 0)
+
+
+def test_an_abort_that_cannot_be_noted_does_not_fail_the_marker(tmp_path, monkeypatch):
+    """REVIEW D11: LSO waits for the index instead."""
+    world = LogWorld(tmp_path)
+    world.log.append(transactional(), 1_000)
+    monkeypatch.setattr(log, "append_entries", full)
+    assert world.log.append(marker(0), 1_000) == 1
+    assert (world.log.end_offset, world.log.last_stable_offset) == (2, 0)
+    monkeypatch.undo()
+    world.scheduler.run(100)
+    assert world.log.last_stable_offset == 2
+    assert [txn.first_offset for txn in world.log.aborted_transactions(0, 2)] == [0]
+
+
+def test_a_full_disk_leaves_no_part_of_an_entry_in_the_index_of_aborts(tmp_path, monkeypatch):
+    """REVIEW D11: all entries after it would have been read askew."""
+    path = str(tmp_path / "0.txnindex")
+    entries = [txn_index.AbortedTxn(n, n, n, n) for n in range(3)]
+    txn_index.append_entries(path, entries[:1])
+    write = os.pwrite
+
+    def short(fd, data, at):
+        if at >= 34 + 10:
+            full()
+        return write(fd, bytes(data)[:10], at)
+
+    monkeypatch.setattr(os, "pwrite", short)
+    with pytest.raises(OSError):
+        txn_index.append_entries(path, entries[1:])
+    monkeypatch.undo()
+    assert os.path.getsize(path) == 34
+    txn_index.append_entries(path, entries[1:])
+    assert txn_index.read_txn_index(path) == entries
+
+
+@pytest.mark.parametrize("fully", [False, True])
+def test_a_truncation_that_fails_half_way_ends_the_log_alone(tmp_path, monkeypatch, fully):
+    """REVIEW D11: the next append looked at segments[-1]."""
+    world = LogWorld(tmp_path)
+    world.append(count=3)
+    monkeypatch.setattr(log.recovery, "create_segment_files" if fully else "remove_segment_files", full)
+    monkeypatch.setattr(log, "scan_segment", full)
+    with pytest.raises(KafkaError):
+        if fully:
+            world.log.truncate_fully_and_start_at(7)
+        else:
+            world.log.truncate_to(1)
+    monkeypatch.undo()
+    assert world.log.size == 0
+    with pytest.raises(KafkaError) as refusal:
+        world.append()
+    assert refusal.value.code == KAFKA_STORAGE_ERROR
+    with pytest.raises(KafkaError):
+        world.log.append(batch(), 1_000, origin="raft", epoch=9)
+    assert world.log.apply_retention(1 << 50) == 0
+    with pytest.raises(KafkaError):
+        world.log.close()  # no clean mark
+
+
+# -- what the operator and the client read -----------------------------------------------------------------
+
+
+def test_a_full_disk_is_one_line_with_its_directory_partition_and_errno(tmp_path, caplog, monkeypatch):
+    """HUNTS U2: there was no line at all, and the client read 'the log could not be written'."""
+    caplog.set_level(logging.WARNING, "kafkad.log")
+    world = LogWorld(tmp_path)
+    world.append()
+    fail_writes(errno.ENOSPC)
+    for _ in range(1_000):
+        code, *_, message = world.log.native.try_append(batch(), 1_000)
+        assert code == KAFKA_STORAGE_ERROR
+    assert message == "the log could not be written: no space left on device (ENOSPC)"
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"t-0 in {tmp_path}: ") and "No space left on device (ENOSPC)" in line
+    monkeypatch.setattr(shortages, "INTERVAL_S", 0.0)
+    with pytest.raises(KafkaError):
+        world.append()
+    assert "999 more failures" in caplog.records[-1].getMessage()
+
+
+def test_a_refused_append_of_the_broker_says_why(tmp_path):
+    """HUNTS U2: metadata changes and commits of groups."""
+    world = LogWorld(tmp_path)
+    fail_writes(errno.ENOSPC)
+    with pytest.raises(KafkaError, match="no space left on device"):
+        world.log.append(batch(), 1_000)

@@ -41,6 +41,7 @@ from kafkad.config.dynamic import (
     validate_broker_configs,
 )
 from kafkad.config.group import GROUP_KEYS, group_values
+from kafkad.config.served import refuse_changes, warn_ignored
 from kafkad.config.topic import TOPIC_KEYS, topic_values
 from kafkad.controller.topics import invalid_name
 from kafkad.metadata.features import CORDONED_LOG_DIRS
@@ -397,6 +398,7 @@ def _check_broker(
         _check_broker_id(config, name, f"{config.node_id},", "Node id")
     changes = apply_operations(before, resource.operations, BROKER_KEYS)
     validate_broker_configs(config, changed(before, changes), per_broker=bool(name))
+    refuse_changes(changes)
     if "cordoned.log.dirs" in changes and image.metadata_version < CORDONED_LOG_DIRS:
         reason = "value cannot be set because it requires metadata.version >= 4.3-IV0"
         raise KafkaError(INVALID_CONFIG, f"The cordoned.log.dirs configuration {reason}")
@@ -406,7 +408,9 @@ def _check_subscription(resource: Resource, before: Mapping[str, str]) -> None:
     if not resource.name:
         raise KafkaError(INVALID_REQUEST, "Subscription name can't be empty")
     changes = apply_operations(before, resource.operations, {})  # Kafka takes none of its keys for a list
-    validate_client_metrics_configs(changed(before, changes))
+    after = changed(before, changes)
+    validate_client_metrics_configs(after)
+    warn_ignored("client metrics", after, CLIENT_METRICS_KEYS)
 
 
 def _check_loggers(config: BrokerConfig, resource: Resource) -> None:

@@ -68,6 +68,7 @@ def command(
       kafkad serve /etc/kafka/server.properties
     """
     from kafkad.config.broker import BrokerConfig, ConfigError
+    from kafkad.config.served import check_served, ignored
     from kafkad.server.cores import usable_cores
     from kafkad.server.stderr import StderrHandler, open_standard_streams
 
@@ -90,14 +91,16 @@ def command(
         if listen is not None:
             overrides |= listen_on(listen, properties, overrides)
         config = BrokerConfig.load(properties, overrides)
+        check_served(config)
     except OSError as trouble:
         end(f"{trouble.filename}: {trouble.strerror}", 2)
     except (ConfigError, ValueError) as wrong:
         end(str(wrong), 2)
+    logger = logging.getLogger("kafkad")
     if config.unknown_keys:
-        logging.getLogger("kafkad").warning(
-            "unknown configuration keys: %s", ", ".join(sorted(config.unknown_keys))
-        )
+        logger.warning("unknown configuration keys: %s", ", ".join(sorted(config.unknown_keys)))
+    for sentence in ignored(config):
+        logger.warning("%s", sentence)
 
     from kafkad.server.lifecycle import serve
 

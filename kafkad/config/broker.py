@@ -112,7 +112,8 @@ class BrokerConfig:
         cls, path: str | os.PathLike[str] | None = None, overrides: Mapping[str, str] | None = None
     ) -> "BrokerConfig":
         """The configuration in a file of Java properties, and over it `overrides`, text by Kafka's key.
-        Raises ConfigError, also for a file that cannot be read."""
+        Raises ConfigError, also for a file that cannot be read or that sets no key of Kafka's: a wrong file
+        would open a broker on all interfaces, with its data in Kafka's default directory."""
         given: dict[str, str] = {}
         if path is not None:
             try:
@@ -121,7 +122,10 @@ class BrokerConfig:
                 raise ConfigError(f"Cannot read {path}: {error.strerror}")
             except ValueError as error:
                 raise ConfigError(f"Cannot read {path}: {error}")
-        return cls(substitute(given | dict(overrides or {})))
+        config = cls(substitute(given | dict(overrides or {})))
+        if path is not None and given.keys() <= set(config.unknown_keys):
+            raise ConfigError(f"{path} is not a server.properties: it sets none of Kafka's keys")
+        return config
 
     def __setattr__(self, attribute: str, value: object) -> None:
         raise AttributeError(f"BrokerConfig is immutable; {attribute} was to be set")
@@ -135,6 +139,11 @@ class BrokerConfig:
     def value(self, name: str) -> Any:
         """What was given for a key, parsed, or its default: None where there is neither."""
         return self._values[BROKER_KEYS[name].attribute]
+
+    @property
+    def given(self) -> Mapping[str, str]:
+        """The text of each key that is given, in any layer."""
+        return self._given
 
     def is_given(self, name: str) -> bool:
         return name in self._given

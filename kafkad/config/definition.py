@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from kafkad.config.effects import ACTED, OF
+
 Value = bool | int | float | str | list[str] | None
 
 # Types, by the names that Kafka's documentation gives them.
@@ -143,6 +145,7 @@ class Key:
         "internal",
         "name",
         "synonyms",
+        "treatment",
         "type",
         "update",
         "valid",
@@ -173,6 +176,7 @@ class Key:
             synonyms  # the broker's keys that a topic's or group's default comes from, and their unit
         )
         self.attribute = name.replace(".", "_")
+        self.treatment = OF.get(name, ACTED)  # whether kafkad acts on it, ignores or refuses it
 
     def __repr__(self) -> str:
         return f"Key({self.name!r})"

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from kafkad.config.broker import BrokerConfig, base_key
 from kafkad.config.broker_keys import BROKER_KEYS, BROKER_QUOTA_KEYS
 from kafkad.config.definition import LIST, PER_BROKER, READ_ONLY, ConfigError, Key, to_string
+from kafkad.config.served import ignorance, refusal
 from kafkad.protocol.errors import INVALID_CONFIG, INVALID_REQUEST, KafkaError
 
 # IncrementalAlterConfigs' operations
@@ -189,10 +190,13 @@ def with_dynamic(
         _usable(broker, "per-broker", complaints, per_broker=True),
     )
     try:
-        return BrokerConfig(config.static, *layers), complaints
+        applied = BrokerConfig(config.static, *layers)
     except ConfigError as error:
         complaints.append(f"The dynamic configuration cannot be applied: {error}")
         return config, complaints
+    for layer in layers:
+        complaints += [sentence for name, text in layer.items() if (sentence := ignorance(name, text))]
+    return applied, complaints
 
 
 def _usable(
@@ -212,6 +216,8 @@ def _usable(
                 key.parse(text)
             except ConfigError as error:
                 reason = str(error)
+        if reason is None:
+            reason = refusal(name, text)
         if reason:
             complaints.append(f"The {layer} {name} is ignored: {reason}")
         else:

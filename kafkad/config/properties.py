@@ -11,6 +11,7 @@ Beware: a file is Latin-1, as Java's Properties.load(InputStream) takes it; othe
 import os
 import re
 
+SIZE_MAX = 16 << 20  # of a file
 _SPACE = " \t\f"
 _NEWLINE = re.compile(r"\r\n|\n|\r")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|u|.|$)", re.DOTALL)
@@ -19,9 +20,14 @@ _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def read_properties(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The keys and values of a file. Raises OSError, ValueError (an escape that is none)."""
+    """The keys and values of a file. Raises OSError, ValueError (a wrong escape, or a file of something
+    else)."""
     with open(path, encoding="latin-1", newline="") as file:
-        return parse_properties(file.read())
+        text = file.read(SIZE_MAX + 1)
+    if "\0" in text or len(text) > SIZE_MAX:
+        wrong = "holds a NUL byte" if "\0" in text else f"has more than {SIZE_MAX} bytes"
+        raise ValueError(f"the file {wrong}, so it is not a file of properties")
+    return parse_properties(text)
 
 
 def parse_properties(text: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from kafkad.config.broker import BrokerConfig
 from kafkad.config.broker_keys import BROKER_KEYS
 from kafkad.config.definition import LIST, ConfigError, to_string
 from kafkad.config.group import GROUP_KEYS, validate_group_configs
+from kafkad.config.served import warn_ignored
 from kafkad.config.topic import TOPIC_KEYS, validate_topic_configs
 from kafkad.controller.topics import invalid_name
 from kafkad.metadata.image import BROKER, CLIENT_METRICS, GROUP, TOPIC, Config, MetadataImage
@@ -149,6 +150,7 @@ def _check_resource(
         if reason is not None:
             raise KafkaError(errors.INVALID_TOPIC_EXCEPTION, reason)
         validate_topic_configs(after, config, before)
+        warn_ignored("topic", after, TOPIC_KEYS)
         if name not in image.topics:
             raise KafkaError(errors.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
     elif kind == BROKER:
@@ -157,6 +159,7 @@ def _check_resource(
         if not name:
             raise KafkaError(errors.INVALID_REQUEST, "Default group resources are not allowed.")
         validate_group_configs(after, config)
+        warn_ignored("group", after, GROUP_KEYS)
     elif kind != CLIENT_METRICS:
         raise KafkaError(errors.INVALID_REQUEST, f"Unexpected resource type {kind}.")
 

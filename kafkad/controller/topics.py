@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kafkad.config.definition import to_string
+from kafkad.config.served import warn_ignored
 from kafkad.config.topic import TOPIC_KEYS, topic_values, validate_topic_configs
 from kafkad.metadata.image import (
     DIRECTORY_MIGRATING,
@@ -127,6 +128,7 @@ def _create(image: MetadataImage, cluster: Cluster, topic: Any, result: Any) -> 
     """The records of one new topic, in Kafka's order; fills in its result. Raises KafkaError."""
     overrides = _overrides(topic)
     validate_topic_configs(overrides, cluster.config)
+    warn_ignored("topic", overrides, TOPIC_KEYS)
     if topic.assignments:
         assignments = _assigned(image, topic)
     else:

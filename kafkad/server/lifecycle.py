@@ -225,7 +225,8 @@ def raise_descriptor_limit() -> None:
 
 
 def say_ready(endpoints: list[Any], cluster_id: str) -> None:
-    """The line that scripts wait for, and what to try next. Who reads only the first line may leave."""
+    """The line that scripts wait for; on a terminal also what to try next. The reader may leave after the
+    first line."""
     first = endpoints[0]
     host = f"[{first.host}]" if ":" in first.host else first.host or "0.0.0.0"
     address = f"{host}:{first.port}"
@@ -233,7 +234,9 @@ def say_ready(endpoints: list[Any], cluster_id: str) -> None:
     try:
         about = f"cluster {cluster_id}, pid {os.getpid()}, {milliseconds} ms"
         print(f"kafkad is ready on {address} ({about})", flush=True)
-        print(HINT.format(address=address.replace("0.0.0.0", "127.0.0.1"), kafkad=own_name()), flush=True)
+        if sys.stdout.isatty():
+            address = address.replace("0.0.0.0", "127.0.0.1")
+            print(HINT.format(address=address, kafkad=own_name()), flush=True)
     except OSError as trouble:
         logger.warning("stdout takes nothing: %s", trouble)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else what it holds back fails again at the end

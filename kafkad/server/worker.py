@@ -111,6 +111,7 @@ class Worker:
         self.peers: Peers | None = None
         self.loop = loop
         self.group_commits: list[GroupCommit] = []
+        self._complaints: list[str] = []  # about the dynamic configuration, as it was last applied
         self.fatal = fatal
         set_on_fatal(fatal)
         self.clock = Clock()
@@ -235,6 +236,8 @@ class Worker:
         self._started("metadata log", self.raft.close)
         self.metadata = MetadataCache(self.raft.image)
         self.controller = Controller(self.raft, self.clock, self.random, self.config)
+        if kept := not_enforced(self.raft.image):
+            logger.warning("%s", kept)
         if self.place is not None:
             self.place.first_image.publish(encode_image(self.raft.image))
 
@@ -496,7 +499,9 @@ class Worker:
             self.config, image.configs.get((BROKER, ""), {}), image.configs.get((BROKER, own), {})
         )
         for complaint in complaints:
-            logger.warning("%s", complaint)
+            if complaint not in self._complaints and self.me == LEADER:
+                logger.warning("%s", complaint)
+        self._complaints = complaints
         self.config = config
         self.controller.update_config(config)
         if not hasattr(self, "services"):
@@ -567,6 +572,21 @@ class Worker:
         except Exception:
             logger.exception("stopping the %s failed", what)
             self._failed, self._clean = True, False
+
+
+def not_enforced(image: MetadataImage) -> str | None:
+    """One sentence about the security records of a metadata log, which a JVM broker may have written; None
+    without any. They are kept for a Kafka that opens the directory again."""
+    counts = {
+        "ACLs": len(image.acls),
+        "SCRAM credentials": len(image.scram_credentials),
+        "delegation tokens": len(image.delegation_tokens),
+        "client quotas": len(image.client_quotas),
+    }
+    found = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    if not found:
+        return None
+    return f"the metadata log holds {found}: they are kept, but not enforced. Every client may do everything"
 
 
 def known_topics(image: MetadataImage) -> dict[str, bytes]:

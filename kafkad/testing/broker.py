@@ -115,7 +115,12 @@ class Broker:
     @property
     def log(self) -> str:
         """The end of what the broker wrote to stderr, over all its starts."""
-        return _tail(self._scratch_directory() / "stderr")
+        return _tail(self.log_file)
+
+    @property
+    def log_file(self) -> Path:
+        """Where stderr goes, over all its starts."""
+        return self._scratch_directory() / "stderr"
 
     @property
     def output(self) -> str:

@@ -315,3 +315,30 @@ def test_packed_topics_are_the_same_topics():
     state = other.topics["flights"].partitions[0]
     assert type(state) is PartitionState
     assert state == image.topics["flights"].partitions[0]
+
+
+def test_security_records_that_nobody_enforces_are_counted() -> None:
+    """A start on a metadata log with ACLs, while there is no authorizer, logs one warning with their
+    number."""
+    from kafkad.server.worker import not_enforced
+
+    image = MetadataImage("cluster", 1)
+    assert not_enforced(image) is None
+    image, _ = image.apply(
+        [
+            messages.AccessControlEntryRecord(
+                id=bytes([n]) * 16,
+                resource_type=2,
+                resource_name="t",
+                principal="User:a",
+                host="*",
+                operation=3,
+            )
+            for n in range(3)
+        ]
+        + [messages.UserScramCredentialRecord(name="bob", mechanism=1, salt=b"s", iterations=4096)]
+    )
+    assert not_enforced(image) == (
+        "the metadata log holds 3 ACLs, 1 SCRAM credentials: they are kept, but not enforced. "
+        "Every client may do everything"
+    )

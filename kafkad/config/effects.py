@@ -1,0 +1,352 @@
+"""What kafkad does with each key: it acts on it, ignores it, or refuses it.
+
+Kafka has more keys than kafkad has parts. A key without a row here is ACTED on: some code reads it, which a
+test checks by walking the source. The rows are grouped by the missing part, so the engineer who adds the
+part deletes its rows.
+
+    IGNORED   the value cannot change what a client sees; a start with a value of its own logs one warning
+    by name REFUSED   the value asks for something that is not there; a start ends with an error message
+    that names it
+
+A REFUSED key may still have the values in `allowed`: they ask for what kafkad does anyway. The default is
+always allowed, and a key that is not given is neither warned about nor refused.
+
+`config/served.py` applies this table. Keys of the broker, of topics and of groups share it: where two have
+the same name they mean the same.
+"""
+
+from enum import Enum
+from typing import Final, NamedTuple
+
+
+class Effect(Enum):
+    ACTED = "acted on"
+    IGNORED = "ignored"
+    REFUSED = "refused"
+
+
+class Treatment(NamedTuple):
+    effect: Effect
+    because: str = ""  # why the key is not acted on, as it is logged
+    allowed: tuple[str, ...] = ()  # of a REFUSED key: values that may be given, as text
+    instead: str = ""  # of a REFUSED key: what to do
+
+
+ACTED: Final = Treatment(Effect.ACTED)
+OF: Final[dict[str, Treatment]] = {}  # by key
+
+
+def _ignored(because: str, keys: str) -> None:
+    OF.update(dict.fromkeys(keys.split(), Treatment(Effect.IGNORED, because)))
+
+
+def _refused(because: str, instead: str, keys: str, *, allowed: tuple[str, ...] = ()) -> None:
+    OF.update(dict.fromkeys(keys.split(), Treatment(Effect.REFUSED, because, allowed, instead)))
+
+
+# -- security ----------------------------------------------------------------------------------------------
+
+_refused(
+    "authorizers and ACLs are not supported yet, so every client may do everything",
+    "remove the key to run an open broker",
+    "authorizer.class.name super.users",
+)
+_refused(
+    "authorizers and ACLs are not supported yet, so every client may do everything",
+    "use true, or remove the key, to run an open broker",
+    "allow.everyone.if.no.acl.found",
+    allowed=("true",),
+)
+_refused(
+    "delegation tokens are not supported yet",
+    "remove the key",
+    "delegation.token.secret.key delegation.token.master.key",
+)
+_refused(
+    "kafkad cannot load Java classes",
+    "remove the key",
+    """
+    alter.config.policy.class.name client.quota.callback.class create.topic.policy.class.name
+    group.share.persister.class.name principal.builder.class sasl.client.callback.handler.class
+    sasl.login.callback.handler.class sasl.login.class sasl.oauthbearer.jwt.retriever.class
+    sasl.oauthbearer.jwt.validator.class sasl.server.callback.handler.class security.providers
+    ssl.engine.factory.class
+    """,
+)
+_refused(
+    "kafkad cannot load Java classes, and with one broker there is one replica to read from",
+    "remove the key",
+    "replica.selector.class",
+    allowed=(
+        "org.apache.kafka.common.replica.LeaderSelector",
+        "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+    ),
+)
+_refused(
+    "TLS and SASL are not supported yet",
+    "use PLAINTEXT",
+    "security.inter.broker.protocol",
+    allowed=("PLAINTEXT",),
+)
+_ignored(
+    "TLS is not supported yet, and a listener that asks for it is refused",
+    """
+    ssl.allow.dn.changes ssl.allow.san.changes ssl.cipher.suites ssl.client.auth ssl.enabled.protocols
+    ssl.endpoint.identification.algorithm ssl.key.password ssl.keymanager.algorithm
+    ssl.keystore.certificate.chain ssl.keystore.key ssl.keystore.location ssl.keystore.password
+    ssl.keystore.type ssl.principal.mapping.rules ssl.protocol ssl.provider
+    ssl.secure.random.implementation ssl.trustmanager.algorithm ssl.truststore.certificates
+    ssl.truststore.location ssl.truststore.password ssl.truststore.type
+    """,
+)
+_ignored(
+    "SASL is not supported yet, and a listener that asks for it is refused",
+    """
+    connection.failed.authentication.delay.ms connections.max.reauth.ms sasl.enabled.mechanisms
+    sasl.jaas.config sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin
+    sasl.kerberos.principal.to.local.rules sasl.kerberos.service.name sasl.kerberos.ticket.renew.jitter
+    sasl.kerberos.ticket.renew.window.factor sasl.login.connect.timeout.ms sasl.login.read.timeout.ms
+    sasl.login.refresh.buffer.seconds sasl.login.refresh.min.period.seconds
+    sasl.login.refresh.window.factor sasl.login.refresh.window.jitter sasl.login.retry.backoff.max.ms
+    sasl.login.retry.backoff.ms sasl.mechanism.controller.protocol sasl.mechanism.inter.broker.protocol
+    sasl.oauthbearer.assertion.algorithm sasl.oauthbearer.assertion.claim.aud
+    sasl.oauthbearer.assertion.claim.exp.seconds sasl.oauthbearer.assertion.claim.iss
+    sasl.oauthbearer.assertion.claim.jti.include sasl.oauthbearer.assertion.claim.nbf.seconds
+    sasl.oauthbearer.assertion.claim.sub sasl.oauthbearer.assertion.file
+    sasl.oauthbearer.assertion.private.key.file sasl.oauthbearer.assertion.private.key.passphrase
+    sasl.oauthbearer.assertion.template.file sasl.oauthbearer.client.credentials.client.id
+    sasl.oauthbearer.client.credentials.client.secret sasl.oauthbearer.clock.skew.seconds
+    sasl.oauthbearer.expected.audience sasl.oauthbearer.expected.issuer
+    sasl.oauthbearer.jwks.endpoint.refresh.ms sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms
+    sasl.oauthbearer.jwks.endpoint.retry.backoff.ms sasl.oauthbearer.jwks.endpoint.url
+    sasl.oauthbearer.scope sasl.oauthbearer.scope.claim.name sasl.oauthbearer.sub.claim.name
+    sasl.oauthbearer.token.endpoint.url sasl.server.max.receive.size
+    """,
+)
+_ignored(
+    "delegation tokens are not supported yet",
+    """
+    delegation.token.expiry.check.interval.ms delegation.token.expiry.time.ms
+    delegation.token.max.lifetime.ms
+    """,
+)
+_ignored("there is no authorizer to wait for", "early.start.listeners")
+
+# -- quotas and metrics ------------------------------------------------------------------------------------
+
+_refused(
+    "quotas are not supported yet, and nothing would hold clients to this rate",
+    "remove the key",
+    "max.connection.creation.rate",
+)
+_ignored(
+    "quotas are not supported yet",
+    """
+    controller.quota.window.num controller.quota.window.size.seconds quota.window.num
+    quota.window.size.seconds
+    """,
+)
+_ignored(
+    "metrics are not exported yet, and kafkad cannot load Java classes",
+    """
+    kafka.csv.metrics.dir kafka.csv.metrics.reporter.enabled kafka.metrics.polling.interval.secs
+    kafka.metrics.reporters metric.reporters metrics.jmx.exclude metrics.jmx.include metrics.num.samples
+    metrics.recording.level metrics.sample.window.ms
+    """,
+)
+_ignored(
+    "clients are not asked for their metrics yet (KIP-714)", "interval.ms match metrics telemetry.max.bytes"
+)
+
+# -- one broker, which is its own controller ---------------------------------------------------------------
+
+_refused(
+    "kafkad is broker and controller in one process",
+    "use broker,controller",
+    "process.roles",
+    allowed=("controller,broker",),
+)
+_refused(
+    "kafkad is a controller quorum of one and joins no other",
+    "use false",
+    "controller.quorum.auto.join.enable",
+)
+_refused(
+    "new partitions are not kept away from a log directory yet",
+    "remove the key",
+    "cordoned.log.dirs",
+)
+_ignored(
+    "broker and controller are one process",
+    """
+    broker.heartbeat.interval.ms broker.session.timeout.ms controlled.shutdown.enable
+    controller.performance.always.log.threshold.ms controller.performance.sample.period.ms
+    controller.socket.timeout.ms initial.broker.registration.timeout.ms server.max.startup.time.ms
+    """,
+)
+_ignored(
+    "the controller quorum has one voter",
+    """
+    controller.quorum.append.linger.ms controller.quorum.election.backoff.max.ms
+    controller.quorum.election.timeout.ms controller.quorum.fetch.max.bytes
+    controller.quorum.fetch.snapshot.max.bytes controller.quorum.fetch.timeout.ms
+    controller.quorum.request.timeout.ms controller.quorum.retry.backoff.ms
+    internal.metadata.delete.delay.millis internal.metadata.log.segment.bytes
+    internal.metadata.max.batch.size.in.bytes metadata.max.idle.interval.ms
+    """,
+)
+_ignored(
+    "there is one broker: partitions have one replica, and it leads them",
+    """
+    auto.leader.rebalance.enable follower.replication.throttled.rate
+    follower.replication.throttled.replicas leader.imbalance.check.interval.seconds
+    leader.replication.throttled.rate leader.replication.throttled.replicas num.replica.fetchers
+    replica.fetch.backoff.ms replica.fetch.max.bytes replica.fetch.min.bytes
+    replica.fetch.response.max.bytes replica.fetch.wait.max.ms replica.lag.time.max.ms
+    replica.socket.receive.buffer.bytes replica.socket.timeout.ms replication.quota.window.num
+    replication.quota.window.size.seconds request.timeout.ms socket.connection.setup.timeout.max.ms
+    socket.connection.setup.timeout.ms unclean.leader.election.interval.ms
+    """,
+)
+_ignored(
+    "replicas are not moved between log directories",
+    """
+    alter.log.dirs.replication.quota.window.num alter.log.dirs.replication.quota.window.size.seconds
+    num.replica.alter.log.dirs.threads replica.alter.log.dirs.io.max.bytes.per.second
+    """,
+)
+
+# -- groups and transactions -------------------------------------------------------------------------------
+
+_refused(
+    "only the classic group protocol is supported yet",
+    "use classic",
+    "group.coordinator.rebalance.protocols",
+    allowed=("classic",),
+)
+_refused("transactions are not supported yet", "use false", "transaction.two.phase.commit.enable")
+_ignored(
+    "transactions are not supported yet, and a transactional id is refused",
+    """
+    add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms
+    transaction.abort.timed.out.transaction.cleanup.interval.ms transaction.max.timeout.ms
+    transaction.partition.verification.enable transaction.remove.expired.transaction.cleanup.interval.ms
+    transaction.state.log.load.buffer.size transactional.id.expiration.ms
+    """,
+)
+_ignored(
+    "the consumer group protocol (KIP-848) is not supported yet",
+    """
+    consumer.assignment.interval.ms consumer.heartbeat.interval.ms consumer.session.timeout.ms
+    group.consumer.assignment.interval.ms group.consumer.assignors group.consumer.heartbeat.interval.ms
+    group.consumer.max.assignment.interval.ms group.consumer.max.heartbeat.interval.ms
+    group.consumer.max.session.timeout.ms group.consumer.max.size group.consumer.migration.policy
+    group.consumer.min.assignment.interval.ms group.consumer.min.heartbeat.interval.ms
+    group.consumer.min.session.timeout.ms group.consumer.regex.refresh.interval.ms
+    group.consumer.session.timeout.ms
+    """,
+)
+_ignored(
+    "share groups are not supported yet",
+    """
+    group.share.assignment.interval.ms group.share.assignors group.share.delivery.count.limit
+    group.share.heartbeat.interval.ms group.share.initialize.retry.interval.ms
+    group.share.max.assignment.interval.ms group.share.max.delivery.count.limit
+    group.share.max.heartbeat.interval.ms group.share.max.partition.max.record.locks
+    group.share.max.record.lock.duration.ms group.share.max.session.timeout.ms
+    group.share.max.share.sessions group.share.max.size group.share.min.assignment.interval.ms
+    group.share.min.delivery.count.limit group.share.min.heartbeat.interval.ms
+    group.share.min.partition.max.record.locks group.share.min.record.lock.duration.ms
+    group.share.min.session.timeout.ms group.share.partition.max.record.locks
+    group.share.record.lock.duration.ms group.share.session.timeout.ms share.assignment.interval.ms
+    share.auto.offset.reset share.coordinator.append.linger.ms share.coordinator.cached.buffer.max.bytes
+    share.coordinator.cold.partition.snapshot.interval.ms share.coordinator.load.buffer.size
+    share.coordinator.snapshot.update.records.per.snapshot share.coordinator.state.topic.compression.codec
+    share.coordinator.state.topic.prune.interval.ms share.coordinator.threads
+    share.coordinator.write.timeout.ms share.delivery.count.limit
+    share.fetch.purgatory.purge.interval.requests share.heartbeat.interval.ms share.isolation.level
+    share.partition.max.record.locks share.record.lock.duration.ms share.renew.acknowledge.enable
+    share.session.timeout.ms
+    """,
+)
+_ignored(
+    "streams groups (KIP-1071) are not supported yet",
+    """
+    group.streams.assignment.interval.ms group.streams.heartbeat.interval.ms
+    group.streams.initial.rebalance.delay.ms group.streams.max.assignment.interval.ms
+    group.streams.max.heartbeat.interval.ms group.streams.max.session.timeout.ms group.streams.max.size
+    group.streams.max.standby.replicas group.streams.min.assignment.interval.ms
+    group.streams.min.heartbeat.interval.ms group.streams.min.session.timeout.ms
+    group.streams.num.standby.replicas group.streams.session.timeout.ms streams.assignment.interval.ms
+    streams.heartbeat.interval.ms streams.initial.rebalance.delay.ms streams.num.standby.replicas
+    streams.session.timeout.ms
+    """,
+)
+
+# -- the log -----------------------------------------------------------------------------------------------
+
+_refused(
+    "tiered storage is not supported yet",
+    "use false",
+    "remote.log.storage.system.enable remote.storage.enable",
+)
+_ignored(
+    "tiered storage is not supported yet",
+    """
+    follower.fetch.last.tiered.offset.enable local.retention.bytes local.retention.ms
+    log.local.retention.bytes log.local.retention.ms remote.fetch.max.wait.ms
+    remote.list.offsets.request.timeout.ms remote.log.copy.disable remote.log.delete.on.disable
+    remote.log.index.file.cache.total.size.bytes remote.log.index.file.cache.ttl.ms
+    remote.log.manager.copier.thread.pool.size remote.log.manager.copy.max.bytes.per.second
+    remote.log.manager.copy.quota.window.num remote.log.manager.copy.quota.window.size.seconds
+    remote.log.manager.expiration.thread.pool.size remote.log.manager.fetch.max.bytes.per.second
+    remote.log.manager.fetch.quota.window.num remote.log.manager.fetch.quota.window.size.seconds
+    remote.log.manager.follower.thread.pool.size remote.log.manager.task.interval.ms
+    remote.log.manager.task.retry.backoff.max.ms remote.log.manager.task.retry.backoff.ms
+    remote.log.manager.task.retry.jitter remote.log.manager.thread.pool.size
+    remote.log.metadata.custom.metadata.max.bytes remote.log.metadata.manager.class.name
+    remote.log.metadata.manager.class.path remote.log.metadata.manager.impl.prefix
+    remote.log.metadata.manager.listener.name remote.log.reader.max.pending.tasks
+    remote.log.reader.threads remote.log.storage.manager.class.name remote.log.storage.manager.class.path
+    remote.log.storage.manager.impl.prefix
+    """,
+)
+_ignored(
+    "there is no log cleaner yet: compacted topics keep all their records",
+    """
+    delete.retention.ms log.cleaner.backoff.ms log.cleaner.dedupe.buffer.size
+    log.cleaner.delete.retention.ms log.cleaner.enable log.cleaner.io.buffer.load.factor
+    log.cleaner.io.buffer.size log.cleaner.io.max.bytes.per.second log.cleaner.max.compaction.lag.ms
+    log.cleaner.min.cleanable.ratio log.cleaner.min.compaction.lag.ms log.cleaner.threads
+    max.compaction.lag.ms min.cleanable.dirty.ratio min.compaction.lag.ms
+    """,
+)
+_ignored(
+    "batches that the broker compresses itself get their codec's default level",
+    "compression.gzip.level compression.lz4.level compression.zstd.level",
+)
+_ignored("disk space is set aside block by block, ahead of the writes", "log.preallocate preallocate")
+_ignored("log start offsets are written when they change", "log.flush.start.offset.checkpoint.interval.ms")
+_ignored("periodic tasks begin one interval after the start", "log.initial.task.delay.ms")
+_ignored(
+    "the controller is in this process and hears of a failed directory at once", "log.dir.failure.timeout.ms"
+)
+
+# -- threads and buffers of the JVM ------------------------------------------------------------------------
+
+_ignored(
+    "kafkad has no such threads or buffers; --workers sets how many processes serve",
+    """
+    background.threads delete.records.purgatory.purge.interval.requests
+    fetch.purgatory.purge.interval.requests group.coordinator.append.linger.ms
+    group.coordinator.background.threads group.coordinator.cached.buffer.max.bytes
+    group.coordinator.threads num.io.threads num.network.threads offsets.load.buffer.size
+    producer.purgatory.purge.interval.requests
+    """,
+)
+_ignored("waiting requests are bounded by queued.max.request.bytes, not by number", "queued.max.requests")
+_ignored("offsets are stored uncompressed", "offsets.topic.compression.codec")
+_ignored(
+    "kafkad has no API versions or feature levels that are not final",
+    "unstable.api.versions.enable unstable.feature.versions.enable",
+)

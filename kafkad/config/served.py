@@ -1,0 +1,143 @@
+"""The table of effects (effects.py) applied to a configuration.
+
+`BrokerConfig` holds what Kafka's rules allow. Here is decided what kafkad can do of it: a start with a
+REFUSED value ends with one error message (`check_served`), and each IGNORED value gives one warning
+(`ignored`). A change while the broker runs is refused in the same words (`refuse_changes`).
+
+Beware: `listener.name.<listener>.<key>` is refused where kafkad acts on the key itself, since it applies it
+to all listeners alike."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from kafkad.config.broker import BrokerConfig, base_key
+from kafkad.config.broker_keys import BROKER_KEYS, BROKER_QUOTA_KEYS, RETIRED_KEYS
+from kafkad.config.definition import HIDDEN, ConfigError, Key
+from kafkad.config.effects import ACTED, OF, Effect, Treatment
+from kafkad.protocol.errors import INVALID_CONFIG, KafkaError
+
+logger = logging.getLogger("kafkad")
+
+NOT_FOR_ONE_LISTENER: Final = "kafkad applies it to all listeners alike"
+PREFIXES: Final = {  # of keys that a plug-in would read, by a key that stands for them
+    "metrics.context.": "metric.reporters",
+    "rlmm.config.": "remote.log.metadata.manager.class.name",
+    "rsm.config.": "remote.log.storage.manager.class.name",
+}
+
+
+def treatment(name: str) -> Treatment:
+    """What kafkad does with a broker's key, which may be given for a listener."""
+    for prefix, like in PREFIXES.items():
+        if name.startswith(prefix):
+            return OF[like]
+    base = base_key(name)
+    known = OF.get(base, ACTED)
+    if base != name and base in BROKER_KEYS and known.effect is Effect.ACTED:
+        return Treatment(Effect.REFUSED, NOT_FOR_ONE_LISTENER, instead=f"set {base}")
+    return known
+
+
+def refusals(config: BrokerConfig) -> list[str]:
+    """One sentence for each value that asks for what is not there."""
+    found = [sentence for name, text in config.given.items() if (sentence := refusal(name, text))]
+    return [*_protocol_refusals(config), *found, *_quorum_refusals(config)]
+
+
+def ignored(config: BrokerConfig) -> list[str]:
+    """One sentence for each value that has no effect."""
+    return [sentence for name, text in config.given.items() if (sentence := ignorance(name, text))]
+
+
+def check_served(config: BrokerConfig) -> None:
+    """Raises ConfigError with one message about all values that are refused."""
+    found = refusals(config)
+    if len(found) == 1:
+        raise ConfigError(found[0])
+    if found:
+        raise ConfigError(f"{len(found)} values ask for what kafkad does not have. {'. '.join(found)}")
+
+
+def refuse_changes(changes: Mapping[str, str | None], keys: Mapping[str, Key] | None = None) -> None:
+    """Raises KafkaError(INVALID_CONFIG) for a refused value among changes of a broker, or of what has
+    `keys`."""
+    for name, text in changes.items():
+        if text is not None and (sentence := refusal(name, text, keys)):
+            raise KafkaError(INVALID_CONFIG, sentence)
+
+
+def refusal(name: str, text: str, keys: Mapping[str, Key] | None = None) -> str | None:
+    what = OF.get(name, ACTED) if keys is not None else treatment(name)
+    if what.effect is not Effect.REFUSED or not _asks_for_more(name, text, what, keys):
+        return None
+    return (
+        f"Invalid value {_shown(name, text, keys)} for configuration {name}: {what.because}; {what.instead}"
+    )
+
+
+def ignorance(name: str, text: str, keys: Mapping[str, Key] | None = None) -> str | None:
+    what = OF.get(name, ACTED) if keys is not None else treatment(name)
+    if (
+        what.effect is not Effect.IGNORED
+        or name in RETIRED_KEYS
+        or not _asks_for_more(name, text, what, keys)
+    ):
+        return None
+    return f"{name}={_shown(name, text, keys)} has no effect: {what.because}"
+
+
+def _asks_for_more(name: str, text: str, what: Treatment, keys: Mapping[str, Key] | None) -> bool:
+    """Whether a value is neither the default nor one of those that may be given."""
+    key = _row(name, keys)
+    if key is None:
+        return text.strip() not in ("", *what.allowed)
+    value = key.parse(text)
+    if value == key.default or (value == "" and key.default is None):
+        return False
+    return all(value != key.parse(allowed) for allowed in what.allowed)
+
+
+def _row(name: str, keys: Mapping[str, Key] | None) -> Key | None:
+    if keys is not None:
+        return keys.get(name)
+    return BROKER_KEYS.get(base_key(name)) or BROKER_QUOTA_KEYS.get(name)
+
+
+def _shown(name: str, text: str, keys: Mapping[str, Key] | None) -> str:
+    key = _row(name, keys)
+    secret = key.sensitive if key is not None else name.endswith(("key", "password", "secret"))
+    return HIDDEN if secret else text
+
+
+def _protocol_refusals(config: BrokerConfig) -> Iterator[str]:
+    """Of each listener that is not PLAINTEXT, by its name or by the listener.security.protocol.map."""
+    for endpoint in config.endpoints:
+        if endpoint.protocol == "PLAINTEXT":
+            continue
+        wrong = f"{endpoint.protocol} is not supported yet; use PLAINTEXT"
+        if endpoint.listener != endpoint.protocol:
+            wrong = (
+                f"listener.security.protocol.map makes {endpoint.listener} {endpoint.protocol}, and {wrong}"
+            )
+        yield f"Invalid value {endpoint} for configuration listeners: {wrong}"
+
+
+def _quorum_refusals(config: BrokerConfig) -> Iterator[str]:
+    for name in ("controller.quorum.voters", "controller.quorum.bootstrap.servers"):
+        values = config.value(name)
+        if len(values) > 1:
+            reason = f"kafkad is a controller quorum of one; name this node (node.id {config.node_id}) alone"
+            yield f"Invalid value {','.join(values)} for configuration {name}: {reason}"
+
+
+_warned: set[str] = set()
+
+
+def warn_ignored(kind: str, texts: Mapping[str, str], keys: Mapping[str, Key]) -> None:
+    """Logs what has no effect of a topic's, group's or subscription's values: each key once a process, since
+    clients such as Connect set some of them for each topic that they create."""
+    for name, text in texts.items():
+        if name not in _warned and (sentence := ignorance(name, text, keys)):
+            _warned.add(name)
+            logger.warning("%s configuration: %s", kind, sentence)

@@ -1,0 +1,127 @@
+"""What is configured and not there ends a start with one message, or is named in a warning (issue part 1)."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kafkad.config.broker import BrokerConfig
+from kafkad.config.broker_keys import BROKER_KEYS
+from kafkad.config.definition import ConfigError
+from kafkad.config.effects import Effect
+from kafkad.testing import Broker
+from tests.clients import wait_until
+from tests.unit.test_config_effects import others, valid_for
+
+SECURED = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@localhost:9093
+controller.listener.names=CONTROLLER
+listeners={listeners},CONTROLLER://127.0.0.1:9093
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,{protocol}:{protocol}
+inter.broker.listener.name={protocol}
+sasl.enabled.mechanisms=SCRAM-SHA-512
+sasl.mechanism.inter.broker.protocol=SCRAM-SHA-512
+ssl.keystore.location=/no/such/keystore.p12
+ssl.keystore.password=hush
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:admin
+log.dirs={data}
+"""
+
+
+def serve(*arguments: object) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "kafkad", "serve", *map(str, arguments)],
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+@pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL", "SASL_PLAINTEXT"])
+def test_a_secured_configuration_starts_no_open_broker(tmp_path: Path, protocol: str) -> None:
+    """The issue's first finding: it said that it was ready, in plaintext, with nobody checked."""
+    file, data = tmp_path / "server.properties", tmp_path / "data"
+    listener = f"{protocol}://127.0.0.1:0"
+    file.write_text(SECURED.format(listeners=listener, protocol=protocol, data=data))
+    code, out, err = serve(file)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert f"Invalid value {listener} for configuration listeners: {protocol} is not supported yet" in err
+    assert "StandardAuthorizer for configuration authorizer.class.name: " in err
+    assert "hush" not in err
+    assert not data.exists()
+
+
+def test_several_voters_are_refused_before_anything_is_formatted(tmp_path: Path) -> None:
+    """HUNTS U9."""
+    data = tmp_path / "data"
+    code, _, err = serve("--data-dir", data, "--override", "controller.quorum.voters=1@a:1,2@b:1,3@c:1")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "Invalid value 1@a:1,2@b:1,3@c:1 for configuration controller.quorum.voters" in err
+    assert not data.exists()
+
+
+@pytest.mark.parametrize("kind", ["executable", "client", "comments"])
+def test_a_wrong_file_starts_no_broker(tmp_path: Path, kind: str) -> None:
+    """HUNTS U4: it opened one on all interfaces, with its data in Kafka's default directory."""
+    file = tmp_path / "file"
+    file.write_bytes(
+        {
+            "executable": b"\x7fELF\x02\x01\x01\x00 num.partitions=1\n\0\0",
+            "client": b"bootstrap.servers=localhost:9092\nacks=all\n",
+            "comments": b"# nothing\n",
+        }[kind]
+    )
+    code, out, err = serve(file)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert str(file) in err and ("NUL byte" if kind == "executable" else "none of Kafka's keys") in err
+
+
+def test_every_ignored_key_is_named_at_the_start(tmp_path: Path) -> None:
+    """One broker with all of them at once; the unit test has them one by one."""
+    given: dict[str, str] = {}
+    for key in BROKER_KEYS.values():
+        if key.treatment.effect is not Effect.IGNORED:
+            continue
+        for text in others(key):
+            if not valid_for("broker", key, text):
+                continue
+            try:
+                BrokerConfig(given | {key.name: text})
+            except ConfigError:
+                continue  # not beside the others
+            given[key.name] = text
+            break
+    ignored = [key for key in BROKER_KEYS.values() if key.treatment.effect is Effect.IGNORED]
+    assert len(given) > len(ignored) * 0.9
+    with Broker(1, given) as broker:
+        log = broker.log_file.read_text()
+    missing = [name for name in given if f" WARNING kafkad: {name}=" not in log]
+    assert missing == []
+
+
+def test_what_to_try_next_is_shown_on_a_terminal_only(tmp_path: Path) -> None:
+    """HUNTS U9: the block stood in redirected logs."""
+    with Broker(workers=1) as broker:
+        assert "kafkad is ready on" in broker.output
+        assert "Try, in another terminal" not in broker.output
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "kafkad", "serve", "--workers", "1", "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(
+        [*command, "--data-dir", tmp_path / "data"], stdout=theirs, stderr=subprocess.DEVNULL
+    )
+    os.close(theirs)
+    shown = bytearray()
+    try:
+        wait_until(lambda: shown.extend(os.read(ours, 4096)) or b"Ctrl-C stops it" in shown)
+        assert b"Try, in another terminal" in shown
+    finally:
+        process.terminate()
+        process.wait(30)
+        os.close(ours)

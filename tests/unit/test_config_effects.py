@@ -1,0 +1,255 @@
+"""Every key is acted on, ignored with a warning that names it, or refused (issue part 1, "nothing is
+pretended").
+
+ACTED is proved by walking the source: some part of the broker reads the key. IGNORED and REFUSED are proved
+by giving each key a value of its own."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from kafkad.config.broker import BrokerConfig
+from kafkad.config.broker_keys import (
+    BROKER_KEYS,
+    BROKER_QUOTA_KEYS,
+    PLUGIN_KEYS,
+    PRINCIPAL_BUILDER,
+    RETIRED_KEYS,
+)
+from kafkad.config.client_metrics import CLIENT_METRICS_KEYS
+from kafkad.config.definition import BOOLEAN, DOUBLE, LIST, ConfigError, Key, to_string
+from kafkad.config.dynamic import with_dynamic
+from kafkad.config.effects import OF, Effect
+from kafkad.config.group import GROUP_KEYS
+from kafkad.config.served import check_served, ignorance, ignored, refuse_changes
+from kafkad.config.topic import TOPIC_KEYS
+from kafkad.protocol.errors import INVALID_CONFIG, KafkaError
+
+SOURCE = Path(__file__).resolve().parents[2] / "kafkad"
+TABLES = {
+    "broker": BROKER_KEYS,
+    "quota": BROKER_QUOTA_KEYS,
+    "topic": TOPIC_KEYS,
+    "group": GROUP_KEYS,
+    "client metrics": CLIENT_METRICS_KEYS,
+}
+ROWS = [(table, key) for table, keys in TABLES.items() for key in keys.values()]
+CLIENTS = ("client", "spark", "ingest", "cli", "testing", "demo", "config")  # parts that are no broker
+
+# Keys that config/ turns into another attribute, which is what the broker reads.
+DERIVED = {
+    "advertised.listeners": "advertised_endpoints",
+    "controller.listener.names": "controller_endpoints",
+    "controller.quorum.bootstrap.servers": None,  # judged only: it may name this node alone
+    "config.providers": None,  # fills in values before anybody reads them
+    "inter.broker.listener.name": None,  # judged only: it must name one of the listeners
+    "listener.security.protocol.map": "endpoints",
+    "listeners": "endpoints",
+    "broker.id": "node_id",
+    "log.dir": "log_dirs",
+    "log.retention.hours": "retention_ms",
+    "log.retention.minutes": "retention_ms",
+    "max.connections.per.ip.overrides": "host_connection_limits",
+    "internal.segment.bytes": "segment_bytes",
+}
+
+
+@cache
+def attributes_read() -> frozenset[str]:
+    """What the broker reads of a configuration: `config.x`, `self._config.x`, `getattr(config, "x")`."""
+    found = set()
+    for path in SOURCE.rglob("*.py"):
+        if path.relative_to(SOURCE).parts[0] in CLIENTS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and _is_config(node.value):
+                found.add(node.attr)
+    return frozenset(found)
+
+
+def _is_config(node: ast.expr) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return name.strip("_") in ("config", "broker_config", "static_config", "defaults")
+
+
+def is_read(name: str) -> bool:
+    if name in DERIVED:
+        attribute = DERIVED[name]
+        return (
+            attribute is None or attribute in attributes_read() or f"broker_{attribute}" in attributes_read()
+        )
+    key = BROKER_KEYS.get(name) or TOPIC_KEYS[name]
+    if key.attribute in attributes_read():
+        return True
+    heirs = [topic for topic in TOPIC_KEYS.values() if name in topic.synonyms]
+    return any(heir.attribute in attributes_read() for heir in heirs)
+
+
+@pytest.mark.parametrize(("table", "key"), ROWS, ids=lambda row: getattr(row, "name", row))
+def test_every_key_is_acted_on_or_ignored_by_name_or_refused_by_name(table: str, key: Key) -> None:
+    what = key.treatment
+    assert what is OF.get(key.name, what)
+    if what.effect is Effect.ACTED:
+        assert is_read(key.name), "nobody reads it: give it a row in config/effects.py, or act on it"
+        return
+    assert what.because
+    if key.name not in DERIVED:
+        assert key.attribute not in attributes_read() or table == "topic", "it is read: take its row away"
+    values = [text for text in others(key) if valid_for(table, key, text)]
+    assert values, "no value of its own is known to this test"
+    for text in values:
+        shown = "[hidden]" if key.sensitive else text
+        if what.effect is Effect.REFUSED:
+            assert_refused(table, key, text, shown)
+        elif table == "broker":
+            [sentence] = ignored(BrokerConfig({key.name: text}))
+            assert sentence == f"{key.name}={shown} has no effect: {what.because}"
+        else:
+            keys = None if table == "quota" else TABLES[table]
+            assert (ignorance(key.name, text, keys) or "").startswith(f"{key.name}={shown} has no effect")
+
+
+def assert_refused(table: str, key: Key, text: str, shown: str) -> None:
+    if table == "broker":
+        with pytest.raises(ConfigError) as caught:
+            check_served(BrokerConfig({key.name: text} | PREREQUISITES.get(key.name, {})))
+        assert f"Invalid value {shown} for configuration {key.name}: " in str(caught.value)
+        for allowed in key.treatment.allowed:
+            check_served(BrokerConfig({key.name: allowed}))
+    with pytest.raises(KafkaError) as refused:
+        refuse_changes({key.name: text}, None if table == "broker" else TABLES[table])
+    assert refused.value.code == INVALID_CONFIG and key.name in (refused.value.message or "")
+
+
+def valid_for(table: str, key: Key, text: str) -> bool:
+    try:
+        if key.parse(text) == key.default:
+            return False
+        if table == "broker":
+            BrokerConfig({key.name: text} | PREREQUISITES.get(key.name, {}))
+    except ConfigError:
+        return False
+    return text not in key.treatment.allowed
+
+
+# Without these a value is refused for another reason, which Kafka has too.
+PREREQUISITES = {
+    "process.roles": {
+        "controller.quorum.voters": "9@h:1",
+        "controller.listener.names": "C",
+        "listener.security.protocol.map": "C:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+    },
+    "security.inter.broker.protocol": {"listeners": "SSL://h:1"},
+}
+
+
+def others(key: Key) -> Iterator[str]:
+    """Values that are not the default."""
+    if key.type == BOOLEAN:
+        yield "false" if key.default else "true"
+    elif isinstance(key.default, int | float) or key.type in ("int", "long", "short", DOUBLE):
+        number = key.default if isinstance(key.default, int | float) else 7
+        for other in (number - 1, number + 1, 1, 5, 50, 600_000):
+            yield str(int(other)) if key.type != DOUBLE else str(min(abs(other) / 3, 0.4))
+    elif key.valid.allowed.startswith(("[", "(")):
+        names = key.valid.allowed[key.valid.allowed.index("[") + 1 : -1].split(", ")
+        yield from (name for name in names if name != to_string(key.default))
+        yield from ("0:1", "by_duration:PT1H", "classic,consumer")
+    elif key.type == LIST:
+        yield from ("a.b.C", "h:1", "client_id=x", "*")
+    else:
+        yield from ("a.b.C", "earliest")
+
+
+def test_no_row_is_about_a_key_that_does_not_exist() -> None:
+    known = {key.name for _, key in ROWS} | PLUGIN_KEYS | RETIRED_KEYS.keys()
+    assert set(OF) <= known
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"listeners": "SSL://127.0.0.1:0", "inter.broker.listener.name": "SSL"},
+         "value SSL://127.0.0.1:0 for configuration listeners: SSL is not supported yet; use PLAINTEXT"),
+        ({"listeners": "PLAINTEXT://h:1,SECURE://h:2", "listener.security.protocol.map":
+          "PLAINTEXT:PLAINTEXT,SECURE:SASL_SSL"},
+         "SECURE://h:2 for configuration listeners: listener.security.protocol.map makes SECURE "
+         "SASL_SSL, and SASL_SSL is not supported yet; use PLAINTEXT"),
+        ({"listeners": "PLAINTEXT://h:1,C://h:2", "controller.listener.names": "C",
+          "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,C:SSL"},
+         "Invalid value C://h:2 for configuration listeners: listener.security.protocol.map makes C SSL"),
+        ({"controller.quorum.voters": "1@a:1,2@b:1,3@c:1"},
+         "1@a:1,2@b:1,3@c:1 for configuration controller.quorum.voters: kafkad is a controller quorum "
+         "of one; name this node (node.id 1) alone"),
+        ({"controller.quorum.bootstrap.servers": "a:1,b:1"},
+         "a:1,b:1 for configuration controller.quorum.bootstrap.servers: kafkad is a controller quorum"),
+        ({"super.users": "User:a"}, "Invalid value User:a for configuration super.users: authorizers"),
+        ({"allow.everyone.if.no.acl.found": "false"}, "allow.everyone.if.no.acl.found: authorizers"),
+        ({"delegation.token.master.key": "hush"}, "value [hidden] for configuration delegation.token.master"),
+        ({"listener.name.plaintext.max.connections": "3"},
+         "3 for configuration listener.name.plaintext.max.connections: kafkad applies it to all "
+         "listeners alike; set max.connections"),
+        ({"listener.name.x.plain.sasl.server.callback.handler.class": "a.B"},
+         "listener.name.x.plain.sasl.server.callback.handler.class: kafkad cannot load Java classes"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_refused_by_name(given: dict[str, str], message: str) -> None:
+    """HUNTS U9 is the row of the voters: they were refused in words about a directory just formatted."""
+    with pytest.raises(ConfigError) as caught:
+        check_served(BrokerConfig(given))
+    assert message in str(caught.value)
+
+
+def test_all_refused_values_stand_in_one_message() -> None:
+    config = BrokerConfig({"authorizer.class.name": "a.B", "super.users": "User:a", "num.partitions": "3"})
+    with pytest.raises(ConfigError, match=r"^2 values ask .*authorizer\.class\.name.*super\.users"):
+        check_served(config)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"super.users": ""},
+        {"allow.everyone.if.no.acl.found": "true"},
+        {"authorizer.class.name": ""},
+        {"principal.builder.class": PRINCIPAL_BUILDER},
+        {"controller.quorum.voters": "1@localhost:9093"},
+        {"replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"},
+        {"process.roles": "controller,broker"},
+    ],
+)
+def test_values_that_ask_for_nothing_more_are_taken(given: dict[str, str]) -> None:
+    check_served(BrokerConfig(given))
+    assert ignored(BrokerConfig(given)) == []
+
+
+def test_keys_of_plug_ins_and_of_listeners_are_named() -> None:
+    config = BrokerConfig(
+        {
+            "rsm.config.bucket": "b",
+            "metrics.context.team": "t",
+            "listener.name.x.ssl.key.password": "hush",
+            "listener.name.x.plain.sasl.jaas.config": "hush",
+            "config.providers.env.class": "x",
+        }
+    )
+    assert [sentence.split(" has no effect: ")[0] for sentence in ignored(config)] == [
+        "rsm.config.bucket=b",
+        "metrics.context.team=t",
+        "listener.name.x.ssl.key.password=[hidden]",
+        "listener.name.x.plain.sasl.jaas.config=[hidden]",
+    ]
+
+
+def test_refused_values_in_the_metadata_log_are_left_out_and_ignored_ones_are_named() -> None:
+    static = BrokerConfig({"node.id": "1"})
+    config, complaints = with_dynamic(
+        static, {"max.connection.creation.rate": "5", "log.cleaner.threads": "2", "max.connections": "7"}, {}
+    )
+    assert (config.max_connections, config.is_given("max.connection.creation.rate")) == (7, False)
+    assert len(complaints) == 2
+    assert "max.connection.creation.rate is ignored: Invalid value 5" in complaints[0]
+    assert "log.cleaner.threads=2 has no effect" in complaints[1]

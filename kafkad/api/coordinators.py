@@ -8,10 +8,11 @@ Not yet: transactions, share groups (INVALID_REQUEST), authorization."""
 
 import inspect
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Generator
 from typing import Any, NamedTuple
 
 from kafkad.api.context import RequestContext, Services
+from kafkad.coordinator.runtime import at_once
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 
@@ -37,7 +38,7 @@ class Coordinator(NamedTuple):
     port: int = -1
 
 
-def find_coordinator(services: Services, context: RequestContext, request: Any) -> Any:
+def find_coordinator(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
     """FindCoordinatorResponse, or an awaitable of one if the topic has to be made first."""
     asked = request.coordinator_keys if context.version >= SEVERAL_KEYS_FROM else [request.key]
     if asked and request.key_type == GROUP and OFFSETS_TOPIC not in services.metadata.image.topics:
@@ -45,7 +46,7 @@ def find_coordinator(services: Services, context: RequestContext, request: Any) 
         if inspect.isawaitable(created):
             return _answer_later(services, context, request, created)
         _log_troubles(created)
-    return _answer(services, context, request)
+    return (yield from _answer(services, context, request))
 
 
 async def _answer_later(
@@ -55,7 +56,7 @@ async def _answer_later(
         _log_troubles(await created)
     except KafkaError as trouble:
         _log_troubles({OFFSETS_TOPIC: trouble})
-    return _answer(services, context, request)
+    return at_once(_answer(services, context, request))
 
 
 def _log_troubles(created: Troubles) -> None:
@@ -64,7 +65,7 @@ def _log_troubles(created: Troubles) -> None:
             logger.error("%s could not be created: %s", OFFSETS_TOPIC, trouble)
 
 
-def _answer(services: Services, context: RequestContext, request: Any) -> Any:
+def _answer(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
     if context.version >= SEVERAL_KEYS_FROM:
         Answer = messages.FindCoordinatorResponse.Coordinators
         response = messages.FindCoordinatorResponse()
@@ -80,6 +81,7 @@ def _answer(services: Services, context: RequestContext, request: Any) -> Any:
                     port=found.port,
                 )
             )
+            yield
         return response
     found = _find(services, context, request.key_type, request.key)
     return messages.FindCoordinatorResponse(

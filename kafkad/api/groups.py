@@ -14,7 +14,7 @@ connection closes nothing happens to its member until the session ends, as in Ka
 (KIP-848), share and streams groups; authorization."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
@@ -96,13 +96,14 @@ def leave_group(services: Services, context: RequestContext, request: Any) -> An
     return response_of(start)
 
 
-def describe_groups(services: Services, context: RequestContext, request: Any) -> Any:
+def describe_groups(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
     response = messages.DescribeGroupsResponse()
     for group_id in request.groups:
         described = services.groups.describe(group_id, context.version)
         if request.include_authorized_operations and not described.error_code:
             described.authorized_operations = GROUP_OPERATIONS
         response.groups.append(described)
+        yield
     return response
 
 
@@ -110,24 +111,29 @@ def list_groups(services: Services, context: RequestContext, request: Any) -> An
     return services.groups.list(request.states_filter, request.types_filter)
 
 
-def delete_groups(services: Services, context: RequestContext, request: Any) -> Any:
+def delete_groups(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
     group_ids = list(dict.fromkeys(request.groups_names))  # each once
     response = messages.DeleteGroupsResponse(
         results=[messages.DeleteGroupsResponse.Results(group_id=group_id) for group_id in group_ids]
     )
     missing = len(group_ids)
+    reply: Callable[[Any], None] | None = None
+
+    def deleted(result: Any, code: int) -> None:
+        nonlocal missing
+        result.error_code = code
+        missing -= 1
+        if not missing and reply is not None:
+            reply(response)
+
+    for result in response.results:
+        services.groups.delete_group(result.group_id, partial(deleted, result))
+        yield
     if not missing:
         return response
 
-    def start(reply: Callable[[Any], None]) -> None:
-        def deleted(result: Any, code: int) -> None:
-            nonlocal missing
-            result.error_code = code
-            missing -= 1
-            if not missing:
-                reply(response)
-
-        for result in response.results:
-            services.groups.delete_group(result.group_id, partial(deleted, result))
+    def start(when_all_are: Callable[[Any], None]) -> None:
+        nonlocal reply
+        reply = when_all_are
 
     return response_of(start)

@@ -10,7 +10,7 @@ OffsetDelete (key 47), v0.   Not of topics that the group is subscribed to (KIP-
 An unknown group has committed nothing: offset -1 for each partition, and no error.
 Not yet: TxnOffsetCommit, consumer groups, authorization."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
@@ -74,28 +74,35 @@ def _take_out_unknown(image: Any, by_id: bool, request: Any) -> list[Any]:
     return refused
 
 
-def offset_fetch(services: Services, context: RequestContext, request: Any) -> Any:
+def offset_fetch(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
     groups = request.groups if context.version >= GROUPS_FROM else [_single_group(request)]
     answers: list[Any] = [None] * len(groups)
     missing = len(groups)
+    reply: Callable[[Any], None] | None = None
 
-    def start(reply: Callable[[Any], None]) -> None:
-        def fetched(position: int, answer: Any) -> None:
-            nonlocal missing
-            answers[position] = answer
-            missing -= 1
-            if not missing:
-                reply(_fetch_response(context.version, groups, answers))
+    def fetched(position: int, answer: Any) -> None:
+        nonlocal missing
+        answers[position] = answer
+        missing -= 1
+        if not missing and reply is not None:
+            reply(_fetch_response(context.version, groups, answers))
 
-        for position, group in enumerate(groups):
-            _fetch_group(services, context, group, request.require_stable, partial(fetched, position))
+    for position, group in enumerate(groups):
+        yield from _fetch_group(services, context, group, request.require_stable, partial(fetched, position))
+        yield
+    if not missing:
+        return _fetch_response(context.version, groups, answers)
 
-    return response_of(start) if groups else messages.OffsetFetchResponse()
+    def start(when_all_are: Callable[[Any], None]) -> None:
+        nonlocal reply
+        reply = when_all_are
+
+    return response_of(start)
 
 
 def _fetch_group(
     services: Services, context: RequestContext, group: Any, require_stable: bool, done: Callable[[Any], None]
-) -> None:
+) -> Generator[None, None, None]:
     image = services.metadata.image
     by_id = context.version >= TOPIC_IDS_FROM
     everything = group.topics is None
@@ -120,7 +127,7 @@ def _fetch_group(
             answer.topics.extend(_failed_topic(topic, errors.UNKNOWN_TOPIC_ID) for topic in unknown)
         done(answer)
 
-    services.groups.fetch(group, require_stable, fetched)
+    yield from services.groups.fetch(group, require_stable, fetched)
 
 
 def _single_group(request: Any) -> Any:

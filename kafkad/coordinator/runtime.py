@@ -8,7 +8,7 @@ Source of error codes: Kafka 4.3's GroupCoordinatorService and CoordinatorOperat
 
 import codecs
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from kafkad.protocol.errors import KafkaError, Malformed
 logger = logging.getLogger(__name__)
 
 CLASSIC = "classic"
+AT_ONCE = 50  # groups that are listed between two looks at the clock
 DESCRIBE_NOT_FOUND_FROM = 6  # DescribeGroups: before, an unknown group is Dead and no error
 
 
@@ -69,6 +70,15 @@ def partition_of(name: str, count: int) -> int:
     """Kafka's Utils.abs(hashCode) % count: the smallest integer has no absolute value and counts as 0."""
     value = java_hash(name)
     return (0 if value == -(1 << 31) else abs(value)) % count
+
+
+def at_once(steps: Generator[None, None, Any]) -> Any:
+    """What the last of these steps returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
 
 
 class GroupCoordinator:
@@ -228,8 +238,9 @@ class GroupCoordinator:
             answer.error_message = f"Group {group_id} not found."
         return answer
 
-    def list(self, states: Sequence[str], types: Sequence[str]) -> Any:
-        """A ListGroupsResponse of the groups whose state and type are asked for; no filter: of all."""
+    def list(self, states: Sequence[str], types: Sequence[str]) -> Generator[None, None, Any]:
+        """A ListGroupsResponse of the groups whose state and type are asked for; no filter: of all. In
+        steps."""
         response = messages.ListGroupsResponse()
         if self._closed:
             response.error_code = errors.COORDINATOR_NOT_AVAILABLE
@@ -240,8 +251,9 @@ class GroupCoordinator:
         wanted_states = {state.strip().lower() for state in states}
         if types and CLASSIC not in {kind.strip().lower() for kind in types}:
             return response
-        for shard in self.shards.values():
-            for group in shard.groups.values():
+        groups = [group for shard in self.shards.values() for group in shard.groups.values()]
+        for start in range(0, len(groups), AT_ONCE):
+            for group in groups[start : start + AT_ONCE]:
                 if wanted_states and group.state.lower() not in wanted_states:
                     continue
                 response.groups.append(
@@ -252,6 +264,7 @@ class GroupCoordinator:
                         group_type=CLASSIC,
                     )
                 )
+            yield
         return response
 
     def delete_group(self, group_id: str | None, done: Done) -> None:
@@ -275,8 +288,8 @@ class GroupCoordinator:
             return
         shard.commit(request, version, reply)
 
-    def fetch(self, asked: Any, require_stable: bool, reply: Reply) -> None:
-        """asked: an OffsetFetchRequest.Groups with topic names. reply(OffsetFetchResponse.Groups).
+    def fetch(self, asked: Any, require_stable: bool, reply: Reply) -> Generator[None, None, None]:
+        """asked: an OffsetFetchRequest.Groups with topic names. reply(OffsetFetchResponse.Groups). In steps.
 
         Stable offsets wait for the commits that are on their way."""
         try:
@@ -284,8 +297,13 @@ class GroupCoordinator:
         except KafkaError as refused:
             reply(messages.OffsetFetchResponse.Groups(group_id=asked.group_id or "", error_code=refused.code))
             return
-        if not require_stable:
-            reply(shard.fetch(asked, False))
+        if not require_stable or not shard.writes:
+            answer = yield from shard.fetch(asked, require_stable)
+            if shard.closed:  # meanwhile
+                answer = messages.OffsetFetchResponse.Groups(
+                    group_id=asked.group_id, error_code=errors.NOT_COORDINATOR
+                )
+            reply(answer)
             return
 
         def arrived(code: int) -> None:
@@ -294,7 +312,7 @@ class GroupCoordinator:
             if code:
                 reply(messages.OffsetFetchResponse.Groups(group_id=asked.group_id, error_code=code))
             else:
-                reply(shard.fetch(asked, True))
+                reply(at_once(shard.fetch(asked, True)))
 
         shard.after_writes(arrived)
 

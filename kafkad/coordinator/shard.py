@@ -10,7 +10,7 @@ the callback could have needed."""
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kafkad.coordinator import records
@@ -215,10 +215,9 @@ class Shard:
                 self.groups[group_id] = ClassicGroup(group_id, self, state_timestamp_ms=self.now_ms())
                 if len(self.groups) % VISITED_AT_ONCE == 0:
                     yield
-        for number, group in enumerate(list(self.groups.values())):
+        for group in list(self.groups.values()):
             group.loaded()
-            if number % VISITED_AT_ONCE == 0:
-                yield
+            yield
         self.loading = False
         self._expiry.set(self.config.offsets_retention_check_interval_ms)
         if self.groups:
@@ -369,6 +368,7 @@ class Shard:
         metadata_size_max = self.config.offset_metadata_max_bytes
         entries: list[Entry] = []
         changes: list[tuple[Key, CommittedOffset | None]] = []
+        room = self._coordinator.storage.batch_size_max(self.index)
         response = messages.OffsetCommitResponse()
         for topic in request.topics:
             answer = messages.OffsetCommitResponse.Topics(name=topic.name, topic_id=topic.topic_id)
@@ -389,10 +389,14 @@ class Shard:
                     expire_ms,
                     topic.topic_id,
                 )
-                entries.append(
-                    (records.offset_key(group_id, topic.name, index), records.offset_value(committed))
-                )
+                key, value = records.offset_key(group_id, topic.name, index), records.offset_value(committed)
+                entries.append((key, value))
                 changes.append(((group_id, topic.name, index), committed))
+                room -= len(key) + len(value)
+                if room < 0:
+                    logger.error("group %s: a commit does not fit into max.message.bytes", group_id)
+                    reply(commit_error(request, errors.UNKNOWN_SERVER_ERROR))
+                    return
 
         def committed_or_not(code: int) -> None:
             reply(commit_error(request, code) if code else response)
@@ -402,8 +406,9 @@ class Shard:
         else:
             self.after_writes(committed_or_not)
 
-    def fetch(self, asked: Any, require_stable: bool) -> Any:
-        """Of one group: the topics asked for, or with null topics everything that it has committed."""
+    def fetch(self, asked: Any, require_stable: bool) -> Generator[None, None, Any]:
+        """Of one group: the topics asked for, or with null topics everything that it has committed. In
+        steps."""
         group = self.groups.get(asked.group_id)
         known = {} if group is None or group.state is State.DEAD else self.offsets.of_group(asked.group_id)
         answer = messages.OffsetFetchResponse.Groups(group_id=asked.group_id)
@@ -420,7 +425,10 @@ class Shard:
             answer.topics.append(topic)
             partitions = known.get(name, {})
             current = self._coordinator.storage.topic_id(name) if topic_id == NO_TOPIC_ID else topic_id
-            for index in indexes:
+            yield
+            for number, index in enumerate(indexes):
+                if number % VISITED_AT_ONCE == VISITED_AT_ONCE - 1:
+                    yield
                 found = messages.OffsetFetchResponse.Groups.Topics.Partitions(
                     partition_index=index,
                     committed_offset=INVALID_OFFSET,

@@ -20,7 +20,7 @@ import textwrap
 from kafkad.clock import ManualClock
 from kafkad.config.broker import BrokerConfig
 from kafkad.coordinator import records
-from kafkad.coordinator.runtime import GroupCoordinator
+from kafkad.coordinator.runtime import GroupCoordinator, at_once
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.records import read_batches
 
@@ -311,7 +311,7 @@ class World:
             ]
             self.say(errors.NAMES[answer.error_code] if answer.error_code else " ".join(found) or "nothing")
 
-        self.coordinator.fetch(asked, stable == "yes", reply)
+        at_once(self.coordinator.fetch(asked, stable == "yes", reply))
 
     def tick(self, ms):
         self.scheduler.advance(int(ms))

@@ -10,6 +10,7 @@ from coordinator_world import World, protocol, subscription
 from kafkad.api import coordinators, groups, offsets
 from kafkad.api.context import RequestContext
 from kafkad.controller.topics import auto_created
+from kafkad.coordinator.runtime import at_once
 from kafkad.metadata.image import BrokerRegistration, Endpoint, MetadataImage, PartitionState, Topic
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -80,6 +81,8 @@ class Broker:
         _, request = codec.decode_request(codec.encode_request(request, version, 7, "client"))
         context = RequestContext(request.API_KEY, version, 7, "client", "127.0.0.1", "PLAINTEXT", None)
         response = HANDLERS[name](self.services, context, request)
+        if inspect.isgenerator(response):
+            response = at_once(response)
         if inspect.isawaitable(response):
             response = await response
         frame = codec.encode_response(response, version, 7)

@@ -3,6 +3,7 @@
 import pytest
 from coordinator_world import GROUP, World, play
 
+from kafkad.coordinator.runtime import at_once
 from kafkad.protocol import errors, messages
 
 STABLE_PAIR = """
@@ -811,7 +812,7 @@ def test_an_empty_group_id_is_invalid():
     ],
 )
 def test_groups_are_listed_by_state_and_type(pair, states, types, found):
-    listed = pair.coordinator.list(states, types)
+    listed = at_once(pair.coordinator.list(states, types))
     assert [group.group_id for group in listed.groups] == found
     for group in listed.groups:
         assert (group.protocol_type, group.group_state, group.group_type) == ("consumer", "Stable", "classic")

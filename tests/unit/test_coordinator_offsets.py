@@ -5,7 +5,7 @@ from coordinator_world import GROUP, World, play
 
 from kafkad.coordinator import records
 from kafkad.coordinator.records import CommittedOffset
-from kafkad.coordinator.runtime import java_hash, partition_of
+from kafkad.coordinator.runtime import at_once, java_hash, partition_of
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import Malformed
 from kafkad.protocol.records import ABORT, COMMIT, Record, build_batch, end_marker
@@ -213,7 +213,7 @@ def test_an_offset_of_the_topic_that_had_the_name_before_is_not_told():
             ],
         )
         answers = []
-        world.coordinator.fetch(asked, False, answers.append)
+        at_once(world.coordinator.fetch(asked, False, answers.append))
         return answers[0].topics[0].partitions[0].committed_offset
 
     assert [fetched(old), fetched(new), fetched(bytes(16))] == [9, -1, 9]
@@ -397,7 +397,7 @@ def test_a_group_that_is_loading_says_so():
         """,
         world,
     )
-    assert world.coordinator.list([], []).error_code == errors.COORDINATOR_LOAD_IN_PROGRESS
+    assert at_once(world.coordinator.list([], [])).error_code == errors.COORDINATOR_LOAD_IN_PROGRESS
     world.coordinator.end_load(shard)
     play("fetch t_0\n  t_0=-1", world)
 

@@ -18,7 +18,7 @@ from kafkad.clock import Clock
 from kafkad.config.broker import BrokerConfig
 from kafkad.coordinator import records
 from kafkad.coordinator.records import CommittedOffset
-from kafkad.coordinator.runtime import GroupCoordinator
+from kafkad.coordinator.runtime import GroupCoordinator, at_once
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import Malformed
 from kafkad.protocol.records import ABORT, COMMIT, Record, build_batch, end_marker
@@ -215,7 +215,7 @@ class Loading:
         Groups = messages.OffsetFetchRequest.Groups
         asked = Groups(group_id=group, topics=[Groups.Topics(name="t", partition_indexes=[partition])])
         answers = []
-        self.groups.fetch(asked, False, answers.append)
+        at_once(self.groups.fetch(asked, False, answers.append))
         if answers[0].error_code:
             return errors.NAMES[answers[0].error_code]
         return answers[0].topics[0].partitions[0].committed_offset
@@ -243,7 +243,7 @@ def test_a_large_partition_is_read_in_a_thread_and_refuses_meanwhile(tmp_path):
     assert len(loading.scheduler.threads) == 1
     assert loading.fetched("group-1") == "COORDINATOR_LOAD_IN_PROGRESS"
     assert loading.groups.heartbeat("group-1", "member", None, 1) == errors.NONE
-    assert loading.groups.list([], []).error_code == errors.COORDINATOR_LOAD_IN_PROGRESS
+    assert at_once(loading.groups.list([], [])).error_code == errors.COORDINATOR_LOAD_IN_PROGRESS
     assert loading.groups.describe("group-1", 5).error_code == errors.COORDINATOR_LOAD_IN_PROGRESS
     codes = []
     loading.groups.delete_group("group-1", codes.append)
@@ -373,9 +373,8 @@ def commit(world, group, topic="t", topic_id=TOPIC_ID, offset=9):
 
 def names_and_offsets(world, group=GROUP):
     answers = []
-    world.coordinator.fetch(
-        messages.OffsetFetchRequest.Groups(group_id=group, topics=None), False, answers.append
-    )
+    asked = messages.OffsetFetchRequest.Groups(group_id=group, topics=None)
+    at_once(world.coordinator.fetch(asked, False, answers.append))
     return {topic.name: topic.partitions[0].committed_offset for topic in answers[0].topics}
 
 

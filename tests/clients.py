@@ -10,7 +10,7 @@ WAIT_S = 30
 
 
 def python_path(directory):
-    """The environment of a broker whose Python finds what is in `directory` first, like a sitecustomize.py."""
+    """The environment of a broker whose Python finds what is in `directory` first: a sitecustomize.py."""
     return {"PYTHONPATH": os.pathsep.join([str(directory), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 

@@ -50,12 +50,14 @@ class Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Until its module is there a command holds nothing, and SIGTERM may end it as it ends any process;
-        an exception that is raised while a module is imported may be swallowed there.
+        """Until its module is imported a command holds nothing, and a signal may end it as it ends any
+        process; an exception raised during an import may be swallowed there (kafkad/__main__.py).
         """
         found = super().resolve_command(ctx, args)
         if found[0] != "serve":  # which has handlers of its own
             signal.signal(signal.SIGTERM, terminated)
+            if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
         return found
 
     def invoke(self, ctx: click.Context) -> Any:

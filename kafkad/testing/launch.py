@@ -19,7 +19,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we asked
         sys.exit(1)
-    from kafkad.cli.main import main as kafkad
+    from kafkad.__main__ import main as kafkad
 
     kafkad()
 

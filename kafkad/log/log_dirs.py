@@ -41,7 +41,6 @@ from kafkad.log.checkpoints import (
     RECOVERY_POINTS,
     make_directory,
     read_offsets,
-    read_partition_metadata,
     sync_directory,
     take_clean_shutdown,
     write_clean_shutdown,
@@ -62,6 +61,7 @@ from kafkad.log.identity import DirectoryTrouble as DirectoryTrouble
 from kafkad.log.identity import identify
 from kafkad.log.log import Log, Scheduler, delete_later
 from kafkad.log.log_starts import LogStarts, keep_all
+from kafkad.log.strays import restore, set_aside, stray_path, topic_id_of
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
 
 logger = logging.getLogger("kafkad.log")
@@ -101,6 +101,7 @@ class LogDirs:
         self._directories: list[Directory] = []
         self._starts: dict[int, LogStarts] = {}  # by the number of their directory
         self._logs: dict[Key, tuple[Log, Directory]] = {}
+        self._unloaded: dict[Key, tuple[Callable[[], None], Directory]] = {}  # `create` tries them again
 
     @property
     def broker_epoch(self) -> int:
@@ -224,17 +225,24 @@ class LogDirs:
         known_topics: Mapping[str, bytes] | None = None,
         mine: Callable[[str, bytes, int], bool] | None = None,
         workers: int = 1,
+        has: Callable[[str, int], bool] = lambda topic, index: True,
     ) -> None:
-        """Opens every log that is ours: `mine(topic, topic id, index)`, None: all are. `known_topics`: name
-        -> id; a log of any other is a stray (None: there are none). `workers`: so many do this at the same
-        time. Raises DirectoryTrouble."""
+        """Open every log that is ours: `mine(topic, topic id, index)`, None: all are. `known_topics`: name
+        -> id, and `has(topic, index)`: whether a known topic has that partition; a log of any other is a
+        stray (known_topics None: there are none). `workers`: so many do this at the same time. Raises
+        DirectoryTrouble."""
         now_ms, begun_ms = self.clock.now_ms(), self.clock.monotonic_ms()
         jobs: list[Callable[[], None]] = []
         unclean = False
+        restored = self._restore_strays(known_topics, mine, has)
         for directory in self._online():
             if not directory.for_logs:
                 continue
-            names = sorted(entry.name for entry in os.scandir(directory.path) if entry.is_dir())
+            try:
+                names = sorted(entry.name for entry in os.scandir(directory.path) if entry.is_dir())
+            except OSError as e:
+                self._unreadable(directory, directory.path, e)
+                continue
             checkpoints = {name: self._read_checkpoint(directory, name) for name in CHECKPOINTS}
             directory.written = {name: dict(offsets) for name, offsets in checkpoints.items()}
             unclean = unclean or (not directory.clean and bool(names))
@@ -246,7 +254,7 @@ class LogDirs:
                     continue
                 topic, index = sys.intern(parsed[0]), parsed[1]
                 if mine is not None:
-                    found_id = _id_of(path) if self.restarted else None
+                    found_id = topic_id_of(path) if self.restarted else None
                     if self._is_deleted(found_id, topic, index, known_topics or {}, mine):
                         logger.info("%s was deleted while its worker was away", path)
                         self._delete_directory(directory, path, topic, index)
@@ -256,7 +264,16 @@ class LogDirs:
                         continue
                 jobs.append(
                     self._loading(
-                        directory, path, topic, index, checkpoints, config_for, known_topics, now_ms
+                        directory,
+                        path,
+                        topic,
+                        index,
+                        checkpoints,
+                        config_for,
+                        known_topics,
+                        has,
+                        now_ms,
+                        clean=directory.clean and path not in restored,
                     )
                 )
         if unclean and len(jobs) > 1:
@@ -282,6 +299,22 @@ class LogDirs:
             for name, offsets in directory.written.items():
                 kept = {key: offsets.pop(key) for key in ours if key in offsets}  # by the keys of `ours`
                 directory.written[name] = kept if self.shared else kept | offsets
+
+    def _restore_strays(
+        self,
+        known_topics: Mapping[str, bytes] | None,
+        mine: Callable[[str, bytes, int], bool] | None,
+        has: Callable[[str, int], bool],
+    ) -> set[str]:
+        if known_topics is None or self.restarted:
+            return set()
+
+        def wanted(topic: str, index: int, topic_id: bytes) -> bool:
+            if known_topics.get(topic) != topic_id or not has(topic, index):
+                return False
+            return mine is None or mine(topic, topic_id, index)
+
+        return restore([each.path for each in self._online() if each.for_logs], wanted)
 
     def _recovery_threads(self, workers: int) -> int:
         """Our part of num.recovery.threads.per.data.dir. Where that is not given as many as there are cores,
@@ -311,8 +344,8 @@ class LogDirs:
         known_topics: Mapping[str, bytes],
         mine: Callable[[str, bytes, int], bool],
     ) -> bool:
-        """Whether this worker loads the directory, be it to find that it is a stray. While others live on,
-        one that has another id than the metadata knows is of a topic that its owner is about to delete."""
+        """Whether this worker loads the directory, or finds that it is a stray. While other workers live on,
+        a directory with another id than the metadata's is of a topic that its owner is about to delete."""
         known = known_topics.get(topic)
         if known is None:
             return self.me == 0 and not self.restarted
@@ -335,9 +368,19 @@ class LogDirs:
         path = os.path.join(directory.path, name)
         try:
             return read_offsets(path)
-        except (Malformed, OSError) as e:
-            logger.warning("%s is done without: %s", path, e)
+        except Malformed as e:
+            logger.error("%s is damaged and will be written anew: %s", path, e)
             return {}
+        except OSError as e:  # it may say what DeleteRecords removed
+            self._unreadable(directory, path, e)
+            return {}
+
+    def _unreadable(self, directory: Directory, path: str, error: OSError) -> None:
+        """At a start: a directory that has failed goes offline, a shortage ends the start."""
+        if error.errno not in FATAL:
+            raise DirectoryTrouble(f"{path} cannot be read: {error}") from error
+        logger.error("%s cannot be read: %s", path, error)
+        self._go_offline(directory)
 
     def _loading(
         self,
@@ -348,52 +391,85 @@ class LogDirs:
         checkpoints: Mapping[str, Mapping[Key, int]],
         config_for: Callable[[str], TopicConfig],
         known_topics: Mapping[str, bytes] | None,
+        has: Callable[[str, int], bool],
         now_ms: int,
+        *,
+        clean: bool,
     ) -> Callable[[], None]:
         key = topic, index
-        config = config_for(topic) if known_topics is None or topic in known_topics else TopicConfig()
+        known = known_topics is None or (topic in known_topics and has(topic, index))
+        config = config_for(topic) if known else TopicConfig()
 
-        def job() -> None:
-            if directory.offline:
+        def is_known(found_id: bytes | None) -> bool:
+            return known and (
+                known_topics is None or found_id in (None, bytes(16)) or found_id == known_topics[topic]
+            )
+
+        def open_log() -> None:
+            # Recovery may cut, and goes by the topic's configuration: it is not for strangers.
+            if not known or (not clean and not is_known(topic_id_of(path))):
+                set_aside(path, topic, index)
                 return
             topic_id = known_topics.get(topic) if known_topics is not None else None
             left = self._row_left(topic_id, index)
-            try:
-                log = Log.open(
-                    path,
-                    topic,
-                    index,
-                    config,
-                    now_ms=now_ms,
-                    clean=directory.clean,
-                    scheduler=self.scheduler,
-                    recovery_point=checkpoints[RECOVERY_POINTS].get(key, 0),
-                    log_start_offset=checkpoints[LOG_START_OFFSETS].get(key, 0),
-                    high_watermark=checkpoints[HIGH_WATERMARKS].get(key, 0),
-                    row=self.table.allocate() if left is None else None,
-                    left=left,
-                    jitter=random.random(),
-                    producer_expiration_ms=self.config.producer_id_expiration_ms,
-                )
-            except (OSError, KafkaError) as e:
-                logger.error("%s cannot be loaded, its directory is offline: %s", path, e)
-                self._go_offline(directory)
-                return
-            if known_topics is not None and (
-                topic not in known_topics
-                or (log.topic_id != bytes(16) and log.topic_id != known_topics[topic])
-            ):
-                stray = os.path.join(
-                    directory.path, left_directory(topic, index, uuid.uuid4().hex, STRAY_DIR)
-                )
+            log = Log.open(
+                path,
+                topic,
+                index,
+                config,
+                now_ms=now_ms,
+                clean=clean,
+                scheduler=self.scheduler,
+                recovery_point=checkpoints[RECOVERY_POINTS].get(key, 0),
+                log_start_offset=checkpoints[LOG_START_OFFSETS].get(key, 0),
+                high_watermark=checkpoints[HIGH_WATERMARKS].get(key, 0),
+                row=self.table.allocate() if left is None else None,
+                left=left,
+                jitter=random.random(),
+                producer_expiration_ms=self.config.producer_id_expiration_ms,
+            )
+            if not is_known(log.topic_id):
+                stray = stray_path(directory.path, topic, index)
                 logger.warning("%s is unknown to the metadata and moved to %s", path, stray)
-                log.move_directory(stray)
+                try:
+                    log.move_directory(stray)
+                except KafkaError as e:
+                    logger.error("%s could not be moved to %s: %s", path, stray, e)
                 return
             if known_topics is not None and log.topic_id == bytes(16):
                 log.adopt_topic_id(known_topics[topic])
             self._add(log, directory)
 
+        def job() -> None:
+            try:
+                if not directory.offline:
+                    open_log()
+            except (OSError, KafkaError, Malformed) as e:
+                if _is_fatal(e):
+                    logger.error("%s cannot be loaded, its directory is offline: %s", path, e)
+                    self._go_offline(directory)
+                else:
+                    logger.error("%s cannot be loaded yet: %s", path, e)
+                    self._unloaded[key] = open_log, directory
+
         return job
+
+    def _load_again(self, key: Key) -> Log | None:
+        """Load a log that could not be loaded before; None: it was a stray. Raises KafkaError."""
+        open_log, directory = self._unloaded[key]
+        if directory.offline:
+            raise KafkaError(KAFKA_STORAGE_ERROR, f"the log directory {directory.path} is offline")
+        try:
+            open_log()
+        except (OSError, KafkaError, Malformed) as e:
+            if _is_fatal(e):
+                self._go_offline(directory)
+            raise KafkaError(KAFKA_STORAGE_ERROR, f"{key[0]}-{key[1]} cannot be loaded: {e}") from e
+        del self._unloaded[key]
+        if key not in self._logs:
+            return None
+        self._uncount(directory, -1)
+        return self._logs[key][0]
 
     def _row_left(self, topic_id: bytes | None, index: int) -> RowSlot | None:
         """The row that the owner before us left when it died, which clients and other workers have seen."""
@@ -465,6 +541,8 @@ class LogDirs:
         """A new, empty log where the fewest are. Raises KafkaError; DirectoryOccupied: try again soon."""
         assert (topic, index) not in self._logs, "the partition exists"
         key = topic, index
+        if key in self._unloaded and (loaded := self._load_again(key)) is not None:
+            return loaded
         while True:
             online = [directory for directory in self.directories() if not directory.offline]
             if not online:
@@ -528,7 +606,7 @@ class LogDirs:
         was deleted a moment ago, or will be) and write the checkpoints. It gets its name, which excludes any
         other, with its id already in it; should we die before, it looks like one that is being deleted."""
         if os.path.exists(path):
-            if _id_of(path) in (None, topic_id):
+            if topic_id_of(path) in (None, topic_id):
                 return  # ours, made before its worker died
             raise DirectoryOccupied(KAFKA_STORAGE_ERROR, f"{path} is still there")
         directory.forget(key)  # its owner before has let go of it: who moves a log away has dropped it
@@ -552,6 +630,12 @@ class LogDirs:
     def delete(self, topic: str, index: int) -> None:
         """The directory is renamed at once and removed after file.delete.delay.ms. Unknown partitions are no
         error."""
+        unloaded = self._unloaded.pop((topic, index), None)
+        if unloaded is not None:
+            directory = unloaded[1]
+            path = os.path.join(directory.path, partition_directory(topic, index))
+            self._delete_directory(directory, path, topic, index)
+            return
         found = self._logs.pop((topic, index), None)
         if found is None:
             return
@@ -764,9 +848,7 @@ class _Remover:
             logger.warning("%s stays: %s", self.path, e)
 
 
-def _id_of(path: str) -> bytes | None:
-    """The topic id in a partition's directory; None where it cannot be had."""
-    try:
-        return read_partition_metadata(path)
-    except (Malformed, OSError):
-        return None
+def _is_fatal(error: Exception) -> bool:
+    """Whether a directory has failed, as opposed to one log or a shortage."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in FATAL

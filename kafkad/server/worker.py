@@ -258,7 +258,12 @@ class Worker:
         def mine(topic: str, topic_id: bytes, index: int) -> bool:
             return owner_of(topic_id, index, self.count) == self.me
 
-        self.log_dirs.load(config_for, known_topics(image), None if self.place is None else mine, self.count)
+        def has(topic: str, index: int) -> bool:
+            return index in image.topics[topic].partitions
+
+        self.log_dirs.load(
+            config_for, known_topics(image), None if self.place is None else mine, self.count, has
+        )
 
     def _register(self) -> None:
         if self.peers is not None:

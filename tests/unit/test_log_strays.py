@@ -1,0 +1,154 @@
+"""Strays, and logs that cannot be loaded at a start: nothing is lost by either."""
+
+import errno
+import os
+import shutil
+
+import pytest
+
+from kafkad.log import log_dirs, recovery
+from kafkad.log.log_dirs import DirectoryTrouble
+from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
+from tests.unit.log_world import batch, topic_config
+from tests.unit.test_log_dirs import DirsWorld
+
+
+def names(world: DirsWorld) -> list[str]:
+    return sorted(name.split(".")[0] for name in os.listdir(world.paths[0]) if name.endswith("-stray"))
+
+
+def reopen(world: DirsWorld, *, clean: bool = True, has=lambda topic, index: True) -> None:
+    """A restart whose metadata has the partitions for which `has`."""
+    world.dirs.close(clean)
+    world.dirs = log_dirs.LogDirs(world.dirs.config, world.clock, world.scheduler)
+    world.dirs.open()
+    world.dirs.load(lambda topic: topic_config(), world.topics, has=has)
+    for log in world.dirs.all():
+        log.set_leader_epoch(0)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_an_index_beyond_the_partition_count_is_a_stray(tmp_path, clean):
+    """HUNTS L2: it was kept, and its records appeared when the topic grew."""
+    world = DirsWorld(tmp_path)
+    for index in range(3):
+        world.create("t", index).append_client(batch(1), 1_000)
+    reopen(world, clean=clean, has=lambda topic, index: index < 2)
+    assert [log.partition for log in world.dirs.all()] == [0, 1]
+    assert names(world) == ["t-2"]
+    assert world.create("t", 2).end_offset == 0
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_stray_that_the_metadata_knows_again_comes_back(tmp_path, clean):
+    """The metadata of yesterday is served for one start: what was made since is there again afterwards."""
+    world = DirsWorld(tmp_path)
+    world.create("new", topic_id=b"N" * 16).append_client(batch(5), 1_000)
+    world.create("old").append_client(batch(2), 1_000)
+    today, world.topics = dict(world.topics), {"old": world.topics["old"]}
+    reopen(world, clean=clean)
+    assert names(world) == ["new-0"]
+    world.topics = today
+    reopen(world, clean=clean)
+    assert names(world) == []
+    assert {log.topic: log.end_offset for log in world.dirs.all()} == {"new": 5, "old": 2}
+
+
+def test_a_stray_stays_where_a_partition_of_its_name_was_made_since(tmp_path):
+    world = DirsWorld(tmp_path)
+    world.create("t").append_client(batch(5), 1_000)
+    old = world.topics.pop("t")
+    reopen(world)
+    world.create("t", topic_id=b"B" * 16).append_client(batch(1), 1_000)
+    reopen(world)
+    assert names(world) == ["t-0"] and world.dirs.get("t", 0).end_offset == 1
+    world.topics["t"] = old  # and back: the two change places
+    reopen(world)
+    assert names(world) == ["t-0"] and world.dirs.get("t", 0).end_offset == 5
+
+
+def test_of_two_strays_of_one_partition_none_is_guessed(tmp_path, caplog):
+    world = DirsWorld(tmp_path)
+    log = world.create("t")
+    world.dirs.close()
+    for digit in "ab":
+        shutil.copytree(log.directory, f"{log.directory}.{digit * 32}-stray")
+    shutil.rmtree(log.directory)
+    world.dirs = world.open()
+    assert names(world) == ["t-0", "t-0"] and "could be any of these" in caplog.text
+
+
+def test_a_stray_is_not_recovered(tmp_path):
+    """Recovery cuts by the configuration of its topic, which a stranger does not have."""
+    world = DirsWorld(tmp_path)
+    log = world.create("t")
+    log.append_client(batch(2), 1_000)
+    path = f"{log.directory}/{0:020d}.log"
+    world.dirs.close(clean=False)
+    with open(path, "ab") as file:
+        file.write(b"no batch")
+    size = os.path.getsize(path)
+    world.topics.clear()
+    world.dirs = world.open()
+    [stray] = (name for name in os.listdir(world.paths[0]) if name.endswith("-stray"))
+    assert os.path.getsize(os.path.join(world.paths[0], stray, f"{0:020d}.log")) == size
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_shortage_while_a_log_is_loaded_costs_that_log_until_it_is_over(
+    tmp_path, monkeypatch, caplog, clean
+):
+    """One log met EMFILE: its whole directory went offline, until the next start."""
+    world = DirsWorld(tmp_path)
+    for index in range(3):
+        log = world.create("t", index)
+        log.append_client(batch(4), 1_000)
+        log.delete_records(1)
+    world.dirs.close(clean)
+    list_files, short = recovery.list_files, True
+
+    def limited(directory):
+        if short and directory.endswith("t-1"):
+            raise OSError(errno.EMFILE, "Too many open files", directory)
+        return list_files(directory)
+
+    monkeypatch.setattr(recovery, "list_files", limited)
+    world.dirs = world.open()
+    assert sorted(log.partition for log in world.dirs.all()) == [0, 2]
+    assert "t-1 cannot be loaded yet" in caplog.text
+    with pytest.raises(KafkaError, match="Too many open files") as refused:
+        world.create("t", 1)
+    assert refused.value.code == KAFKA_STORAGE_ERROR
+    short = False
+    log = world.create("t", 1)
+    assert (log.log_start_offset if clean else 1, log.end_offset) == (1, 4)
+
+
+def test_a_log_that_could_not_be_loaded_can_be_deleted(tmp_path, monkeypatch):
+    world = DirsWorld(tmp_path)
+    world.create("t")
+    world.dirs.close()
+
+    def limited(directory):
+        raise OSError(errno.EMFILE, "Too many open files", directory)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recovery, "list_files", limited)
+        world.dirs = world.open()
+    world.dirs.delete("t", 0)
+    assert [name for name in os.listdir(world.paths[0]) if name.endswith("-delete")]
+    assert world.create("t", topic_id=b"B" * 16).end_offset == 0
+
+
+def test_a_checkpoint_that_a_shortage_keeps_from_being_read_ends_the_start(tmp_path, monkeypatch):
+    """Done without, it would bring back what DeleteRecords removed."""
+    world = DirsWorld(tmp_path)
+    world.create("t")
+    world.dirs.close()
+
+    def limited(path):
+        raise OSError(errno.EMFILE, "Too many open files", path)
+
+    monkeypatch.setattr(log_dirs, "read_offsets", limited)
+    with pytest.raises(DirectoryTrouble, match="recovery-point-offset-checkpoint cannot be read: "):
+        world.open()

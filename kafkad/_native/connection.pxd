@@ -106,6 +106,7 @@ cdef struct Conn:
     uint32_t slot_count
     uint32_t pending_count          # of them not ready
     uint32_t pending_produces       # of these, Produces
+    uint32_t unpacking              # batches of it that threads unpack: behind them nothing runs
     uint8_t* input                  # unserved bytes in a buffer; NULL when there are none
     uint32_t input_start
     uint32_t input_end

@@ -378,7 +378,8 @@ cdef void conn_run(Conn* conn) noexcept nogil:
 cdef bint conn_may_serve(Conn* conn, int16_t api_key) noexcept nogil:
     """The channel's mute: behind pending Produces only a Produce may run, behind anything else pending nothing."""
     return conn.pending_count == 0 or (
-        api_key == 0 and conn.pending_count == conn.pending_produces and conn.slot_count < SLOTS_MAX)
+        api_key == 0 and conn.pending_count == conn.pending_produces and conn.slot_count < SLOTS_MAX
+        and conn.unpacking == 0)
 
 
 cdef void conn_close(Conn* conn, const char* reason) noexcept nogil:

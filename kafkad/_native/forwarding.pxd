@@ -19,6 +19,7 @@ cdef class Forwarding:
     cdef PartitionTable table
     cdef Mailboxes mailboxes
     cdef Producing producing
+    cdef dict behind                # by connection and partition that a thread unpacks for: mails that came later
     cdef Flight* flights
     cdef uint32_t capacity
     cdef int32_t free_place

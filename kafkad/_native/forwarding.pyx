@@ -11,6 +11,8 @@ the mapping: it checks position, topic id, and the batch with its CRC, so a send
 
 **Order.** What one connection sends to one partition takes effect in that order: a ring is first in, first out, and
 our own partitions are appended to at once. Nothing else of that connection runs until all its Produces are answered.
+A batch that is left to a thread (produce.pyx) is copied first; what the same connection sends to the same partition is put
+behind it, what others send is appended at once.
 
 **Death.** When an owner dies, what is in flight to it is answered with NOT_LEADER_OR_FOLLOWER: it may have been appended
 or not, as when any leader dies. Until its successor comes nothing is sent to it. An answer to a former life is
@@ -18,6 +20,7 @@ dropped by the mailbox, and what a dead owner had answered before we heard of it
 
 Beware: an outcome may close its connection, which calls Python."""
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
@@ -34,10 +37,12 @@ from kafkad._native.partition_table cimport (
     Entry, PartitionTable, entry_by_row, table_owner_lost, table_remote_advanced,
 )
 from kafkad._native.produce cimport (
-    HeldProduce, Outcome, Part, Producing, append_part, check_part, drop_text, outcome_text, produce_forget,
-    produce_outcome,
+    HeldProduce, OUTCOME_TO_COME, Outcome, Part, Producing, append_part, check_part, drop_text, finish_append, outcome_text,
+    produce_forget, produce_outcome, take_pending,
 )
 from kafkad._native.wire cimport KAFKAD_CHECK
+
+from collections import deque
 
 cdef enum:                              # error codes, org.apache.kafka.common.protocol.Errors
     UNKNOWN_SERVER_ERROR = -1
@@ -100,6 +105,7 @@ cdef int send_append(Forwarding self, HeldProduce* held, uint32_t number, Partit
     mail.api_version = version
     mail.flags = FROM_ADMIN if admin else 0
     mail.code = partition.index
+    mail.base_offset = <int64_t>held.conn_id
     mail.text_size = 0
     mail_post(self.mailboxes, partition.owner, &mail)
     return 0
@@ -155,11 +161,19 @@ cdef void forwarding_peer_lost(Forwarding self, int peer) noexcept nogil:
 
 cdef void mail_append(Forwarding self, int sender, const Mail* mail) noexcept nogil:
     cdef Entry* entry = entry_by_row(&self.table.table, mail.row)
+    self.appended += 1
+    if entry is not NULL and not entry.remote and (<Partition>entry.partition).unpacking:
+        with gil:
+            if queued_behind(self, sender, mail):
+                return
+    append_now(self, sender, mail)
+
+
+cdef bint append_now(Forwarding self, int sender, const Mail* mail) noexcept nogil:
+    """False when a thread has to unpack it first."""
+    cdef Entry* entry = entry_by_row(&self.table.table, mail.row)
     cdef Outcome outcome
     cdef Part part
-    cdef Mail answer
-    cdef int64_t high_watermark = -1
-    self.appended += 1
     memset(&outcome.info, 0, sizeof(outcome.info))
     outcome.text = NULL
     outcome.info.bad_record = -1
@@ -175,8 +189,21 @@ cdef void mail_append(Forwarding self, int sender, const Mail* mail) noexcept no
         outcome.code = check_part(entry, &part, mail.api_version, mail.flags & FROM_ADMIN, False)
         if outcome.code == 0:
             append_part(self.producing, entry, &part, &outcome)
-        if not entry.removed:                           # by Python, while it appended
-            high_watermark = (<Partition>entry.partition).row.high_watermark
+            if outcome.code == OUTCOME_TO_COME:
+                with gil:
+                    unpack_forwarded(self, sender, mail)
+                return False
+        if entry.removed:                               # by Python, while it appended
+            entry = NULL
+    answer_append(self, sender, mail, entry, &outcome)
+    return True
+
+
+cdef void answer_append(Forwarding self, int sender, const Mail* mail, Entry* entry, Outcome* outcome) noexcept nogil:
+    cdef Mail answer
+    cdef int64_t high_watermark = -1
+    if entry is not NULL and not entry.remote:
+        high_watermark = (<Partition>entry.partition).row.high_watermark
     answer.kind = MAIL_APPENDED
     answer.row = mail.row
     answer.token = mail.token
@@ -194,8 +221,90 @@ cdef void mail_append(Forwarding self, int sender, const Mail* mail) noexcept no
     answer.text_size = 0
     if outcome.code and outcome.info.message is not NULL:
         answer.text_size = put_message(answer.text, outcome.info.message)
-    drop_text(&outcome)
+    drop_text(outcome)
     mail_post(self.mailboxes, sender, &answer)
+
+
+# A batch that a thread unpacks, and what comes behind it.
+
+cdef class ForwardedPart:
+    """What is called on the loop when a thread has done its part of another worker's append."""
+
+    cdef Forwarding forwarding
+    cdef int sender
+    cdef Mail mail
+
+    def __call__(self, work, error):
+        forwarded_unpacked(self.forwarding, self, work, error)
+
+
+cdef inline object way_of(int sender, const Mail* mail):
+    return (sender, mail.from_life, mail.base_offset, mail.row)
+
+
+cdef bint queued_behind(Forwarding self, int sender, const Mail* mail) noexcept:
+    """Puts it behind a batch of the same connection for the same partition, if there is one."""
+    cdef object behind = self.behind.get(way_of(sender, mail))
+    if behind is None:
+        return False
+    behind.append(PyBytes_FromStringAndSize(<const char*>mail, sizeof(Mail)))
+    return True
+
+
+cdef void unpack_forwarded(Forwarding self, int sender, const Mail* mail) noexcept:
+    cdef ForwardedPart part = ForwardedPart.__new__(ForwardedPart)
+    cdef Partition partition
+    work = take_pending(self.producing)
+    partition = work.partition
+    part.forwarding = self
+    part.sender = sender
+    part.mail = mail[0]
+    way = way_of(sender, mail)
+    if way not in self.behind:
+        self.behind[way] = deque()
+        partition.unpacking += 1
+    self.core.stats.buffered_bytes += mail.size
+    self.producing.unpacker.submit((sender, mail.from_life, mail.base_offset), work, part)
+
+
+cdef void forwarded_unpacked(Forwarding self, ForwardedPart part, object work, object error) noexcept:
+    """On the loop. Without `work` all is closed; without its sender nobody waits for the answer."""
+    cdef const Mail* mail = &part.mail
+    cdef bint lost = work is None or self.mailboxes.outboxes[part.sender].life != mail.from_life
+    cdef Entry* entry
+    cdef Outcome outcome
+    cdef Partition partition
+    cdef bytes data
+    self.core.stats.buffered_bytes -= mail.size
+    way = way_of(part.sender, mail)
+    if lost:
+        self.behind.pop(way, None)
+        if work is not None:
+            partition = work.partition
+            partition.unpacking -= 1
+            work.close()
+        return
+    partition = work.partition
+    memset(&outcome, 0, sizeof(Outcome))
+    outcome.info.bad_record = -1
+    outcome.info.log_start_offset = -1
+    entry = entry_by_row(&self.table.table, mail.row)
+    if entry is NULL or entry.remote or <Partition>entry.partition is not partition:
+        outcome.code = NOT_LEADER_OR_FOLLOWER
+        entry = NULL
+        work.close()
+    else:
+        finish_append(self.producing, work, error, &outcome)
+        if entry.removed:
+            entry = NULL
+    answer_append(self, part.sender, mail, entry, &outcome)
+    behind = self.behind[way]
+    while behind:
+        data = behind.popleft()
+        if not append_now(self, part.sender, <const Mail*>PyBytes_AS_STRING(data)):
+            return                                      # the rest stays behind this one
+    del self.behind[way]
+    partition.unpacking -= 1
 
 
 cdef uint16_t put_message(char* into, const char* message) noexcept nogil:
@@ -249,6 +358,7 @@ cdef class Forwarding:
         self.mailboxes = mailboxes
         self.producing = producing
         self.core = producing.core
+        self.behind = {}
         self.free_place = -1
         for peer in range(mailboxes.count):
             self.lives[peer] = mailboxes.outboxes[peer].life

@@ -33,7 +33,7 @@ cdef struct Mail:                   # 256 bytes, one ring entry; only APPENDED c
     uint8_t spare
     int32_t code                    # APPEND: the partition. APPENDED: an error code, and what it tells (partition.AppendInfo)
     int32_t bad_record
-    int64_t base_offset
+    int64_t base_offset             # APPEND: the number of the connection that it came by
     # -- 64
     int64_t end_offset
     int64_t append_time_ms

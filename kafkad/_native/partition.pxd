@@ -93,6 +93,7 @@ cdef class Partition:
     cdef int64_t unstable_segment           # and where it stands
     cdef int64_t unstable_position
     cdef readonly int wants                 # why the last append said NEED_PYTHON: WANTS_ROLL or WANTS_SLOW_PATH
+    cdef int unpacking                      # connections of other workers that have a batch for it unpacked (forwarding.pyx)
     cdef bint completed                     # the last trusted append ended this transaction
     cdef bint completed_aborted
     cdef int64_t completed_producer

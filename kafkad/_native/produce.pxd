@@ -6,7 +6,11 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from kafkad._native.connection cimport Conn, Core, Slot, Timer
 from kafkad._native.partition cimport AppendInfo
 from kafkad._native.partition_table cimport Entry, PartitionTable, TopicKey, Watch
+from kafkad._native.unpacking cimport Unpacker
 from kafkad._native.wire cimport Cursor
+
+cdef enum:
+    OUTCOME_TO_COME = 1 << 20       # in place of an error code
 
 cdef struct Part:                   # one partition of a request
     int32_t index
@@ -49,13 +53,15 @@ cdef struct WaitingProduce:
     uint32_t wait_count
     Wait waits[1]
 
-cdef struct HeldProduce:            # a request that waits for outcomes which other workers tell
+cdef struct HeldProduce:            # a request that waits for other workers' outcomes, or for batches to be unpacked
     Timer timer                     # first
     PyObject* producing
     Slot* slot                      # NULL: answered, or its connection is closed
     uint8_t* frame                  # the buffer it stands in, retained: owners append from it, and topics' names are there
     int64_t size                    # of itself and of the messages about it, which count as buffered
+    uint64_t conn_id
     uint32_t outcomes_left
+    uint32_t unpacking              # of these, our own partitions', whose batches threads unpack
     Request request                 # its arrays follow this struct
 
 # Sends one partition's records to their owner. 0: `produce_outcome` will be called for it, later; else its error code.
@@ -72,6 +78,11 @@ cdef class Producing:
     cdef uint32_t part_capacity
     cdef TopicParts* topics
     cdef uint32_t topic_capacity
+    cdef Unpacker unpacker
+    cdef dict unpacking             # address of a HeldProduce: its jobs
+    cdef int64_t unpack_ns          # so long this round may go on unpacking
+    cdef object pending             # the append that the last one left to a thread
+    cdef bint from_peer             # the append at hand is of another worker's records
     cdef Wait* waits                # what the request at hand will wait for
     cdef uint32_t wait_capacity
     cdef uint64_t number            # of the last request that named several partitions
@@ -80,11 +91,15 @@ cdef class Producing:
 cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int32_t correlation_id,
                                const uint8_t* client, int16_t client_size, Cursor* body) noexcept nogil
 
-# The steps of one partition: may it be appended, and do so. The outcome's text is the caller's to drop.
+# The steps of one partition: may it be appended, and do so. The outcome's text is the caller's to drop. OUTCOME_TO_COME:
+# `take_pending` has the rest of it to do, on a copy of the records.
 cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint admin, bint transactional) noexcept nogil
 cdef void append_part(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil
 cdef void outcome_text(Outcome* outcome, const char* text, size_t size) noexcept nogil
 cdef void drop_text(Outcome* outcome) noexcept nogil
+cdef object take_pending(Producing self)
+# After that work, on the loop: `error` is what it raised, or None.
+cdef void finish_append(Producing self, object work, object error, Outcome* outcome) noexcept
 
 # An owner's word: `outcome` is taken over, its text too. `held` may be gone afterwards.
 cdef void produce_outcome(HeldProduce* held, uint32_t number, const Outcome* outcome) noexcept nogil

@@ -13,6 +13,11 @@ A partition that another worker owns goes there as a message (`forward`, forward
 put them. Its request is held (`HeldProduce`) until the last outcome has come, and then
 answered in the same way.
 
+A batch that is compressed, or must be rebuilt, is unpacked here within a budget of bytes, steps and time of this round. Beyond
+it the request is held as well, the rest is done in a thread (unpacking.pyx), and then the batch is appended here, as the
+partition stands then. Until then nothing else of that connection is served, so its batches keep their order; others go on,
+also with the same partition. The owner of a forwarded batch does the same (forwarding.pyx).
+
 Not yet: transactions (a transactional id is refused with INVALID_REQUEST), quotas, authorization."""
 
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -20,7 +25,7 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memset
 
 cdef extern from "string.h" nogil:
     size_t strnlen(const char* text, size_t size)
@@ -28,7 +33,7 @@ cdef extern from "string.h" nogil:
 from kafkad._native.batch cimport COMPRESSION_MASK, HEADER_SIZE, NEED_PYTHON, TRANSACTIONAL
 from kafkad._native.buffers cimport buffer_release, buffer_retain
 from kafkad._native.connection cimport (
-    Conn, Core, Slot, Timer, conn_close, core_fatal, slot_drop, slot_extend, slot_finish, slot_open, slot_pend,
+    Conn, Core, Slot, Timer, conn_close, conn_run, slot_drop, slot_extend, slot_finish, slot_open, slot_pend,
 )
 from kafkad._native.partition cimport PARTITION_GONE, Partition
 from kafkad._native.partition_table cimport (
@@ -37,6 +42,7 @@ from kafkad._native.partition_table cimport (
 )
 from kafkad._native.produce_merge cimport merge_parts
 from kafkad._native.timers cimport timer_start, timer_stop
+from kafkad._native.unpacking cimport Job, unpack_now_ns, unpack_turn
 from kafkad._native.wire cimport (
     Cursor, KAFKAD_CHECK, get_i16, put_i16, put_i32, put_i64, put_uvarint, read_count, read_i16, read_i32, read_raw,
     read_uvarint, skip_tags,
@@ -68,7 +74,6 @@ cdef enum:
     MAGIC_AT = 16
     ATTRIBUTES_AT = 21
     MESSAGE_SIZE_MAX = 2000             # of an error's text in an answer
-    OUTCOME_TO_COME = 1 << 20           # in place of an error code
     # An owner has so long however short the request's timeout is: that one is for replication, and an append of our own
     # is not bound by it either.
     OWNER_MS_MIN = 1000
@@ -166,40 +171,89 @@ cdef inline int may_append(const Entry* entry, const Part* part, int16_t version
 cdef void append_python(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
     self.core.stats.python_appends += 1
     with gil:
-        append_client(self.core, entry, part, outcome)
+        append_client(self, entry, part, outcome)
 
 
-cdef void append_client(Core* core, Entry* entry, const Part* part, Outcome* outcome) noexcept:
-    """The slow path. A refusal becomes its error code, a failure (also of memory) UNKNOWN_SERVER_ERROR and a log line;
-    an assertion ends the worker."""
+cdef void append_client(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept:
+    """The slow path: all of it, or (OUTCOME_TO_COME) what this round has time for; the rest is `self.pending`'s."""
     cdef Partition partition = <Partition>entry.partition
-    cdef bytes text
+    cdef int64_t began_ns
     outcome.code = UNKNOWN_SERVER_ERROR
     try:
         view = PyMemoryView_FromMemory(<char*>part.records, part.size, 0x200)  # PyBUF_WRITE
         try:
-            result = partition.log.append_client(view, core.now_ms)
+            result = work = partition.log.begin_append(view, self.core.now_ms)
+            if hasattr(work, "step"):
+                began_ns = unpack_now_ns()
+                if self.unpack_ns > 0 and unpack_turn(work, self.unpack_ns):
+                    result = work.finish(self.core.now_ms)
+                    work.close()
+                else:
+                    if self.from_peer:                  # which may die, and its successor use the memory for other bytes
+                        work.close()
+                        work = partition.log.begin_append(bytearray(view), self.core.now_ms)
+                    self.pending = work
+                    outcome.code = OUTCOME_TO_COME
+                self.unpack_ns -= unpack_now_ns() - began_ns
         finally:
-            view.release()                              # the bytes are the socket's: nobody may keep them
-        outcome.info.base_offset = result.base_offset
-        outcome.info.end_offset = result.end_offset
-        outcome.info.append_time_ms = result.append_time_ms
-        outcome.info.log_start_offset = result.log_start_offset
-        outcome.code = 0
-    except (AssertionError, BufferError):
-        core_fatal(core)
-    except Exception as error:
-        code = getattr(error, "code", None)             # a KafkaError, which lives above this layer
-        if not isinstance(code, int):
-            log.exception("appending to %s-%d failed", partition.topic, partition.index)
-            return
-        outcome.code = code
-        outcome.info.bad_record = getattr(error, "bad_record", -1)
-        if error.message:
-            text = error.message.encode("utf-8", "replace")
-            outcome_text(outcome, PyBytes_AS_STRING(text), len(text))
-    except BaseException:
-        core_fatal(core)
+            if outcome.code != OUTCOME_TO_COME or self.from_peer:
+                view.release()                          # the bytes are the socket's: nobody may keep them
+        if outcome.code != OUTCOME_TO_COME:
+            note_result(outcome, result)
+    except BaseException as error:
+        note_refusal(self.core, partition, outcome, error)
+
+
+cdef int note_result(Outcome* outcome, object result) except -1:
+    outcome.info.base_offset = result.base_offset
+    outcome.info.end_offset = result.end_offset
+    outcome.info.append_time_ms = result.append_time_ms
+    outcome.info.log_start_offset = result.log_start_offset
+    outcome.code = 0
+    return 0
+
+
+cdef void note_refusal(Core* core, Partition partition, Outcome* outcome, object error) noexcept:
+    """A refusal becomes its error code, a failure (also of memory) UNKNOWN_SERVER_ERROR and a log line; an assertion ends
+    the worker."""
+    cdef bytes text
+    outcome.code = UNKNOWN_SERVER_ERROR
+    if isinstance(error, (AssertionError, BufferError)) or not isinstance(error, Exception):
+        (<object>core.reactor).fatal(error)
+        return
+    code = getattr(error, "code", None)                 # a KafkaError, which lives above this layer
+    if not isinstance(code, int):
+        log.error("appending to %s-%d failed", partition.topic, partition.index, exc_info=error)
+        return
+    outcome.code = code
+    outcome.info.bad_record = getattr(error, "bad_record", -1)
+    if error.message:
+        text = error.message.encode("utf-8", "replace")
+        outcome_text(outcome, PyBytes_AS_STRING(text), len(text))
+
+
+cdef object take_pending(Producing self):
+    work = self.pending
+    self.pending = None
+    return work
+
+
+cdef void finish_append(Producing self, object work, object error, Outcome* outcome) noexcept:
+    cdef Partition partition = work.partition
+    outcome.text = NULL
+    outcome.info.message = NULL
+    outcome.info.bad_record = -1
+    outcome.info.log_start_offset = partition.row.log_start_offset
+    if error is None:
+        try:
+            note_result(outcome, work.finish(self.core.now_ms))
+        except BaseException as refusal:
+            note_refusal(self.core, partition, outcome, refusal)
+    else:
+        note_refusal(self.core, partition, outcome, error)
+    work.close()
+    if outcome.code and hides_log_start(outcome.code):
+        outcome.info.log_start_offset = -1
 
 
 cdef void outcome_text(Outcome* outcome, const char* text, size_t size) noexcept nogil:
@@ -223,7 +277,7 @@ cdef inline void append_own(Producing self, Entry* entry, const Part* part, Outc
     outcome.code = (<Partition>entry.partition).append(part.records, <size_t>part.size, self.core.now_ms, &outcome.info)
     if outcome.code == NEED_PYTHON:
         append_python(self, entry, part, outcome)
-    if outcome.code and hides_log_start(outcome.code):
+    if outcome.code > 0 and hides_log_start(outcome.code):
         outcome.info.log_start_offset = -1
 
 
@@ -240,7 +294,9 @@ cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint 
 
 
 cdef void append_part(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
+    self.from_peer = True
     append_own(self, entry, part, outcome)
+    self.from_peer = False
 
 
 cdef void drop_text(Outcome* outcome) noexcept nogil:
@@ -455,7 +511,12 @@ cdef const char* produce_request(Producing self, Conn* conn, int16_t version, in
                 outcome.code = may_append(entry, part, version, admin, transactional_size >= 0)
                 if outcome.code == 0 and not entry.remote:
                     append_own(self, entry, part, outcome)
-                    if outcome.code:
+                    if outcome.code == OUTCOME_TO_COME:
+                        if held is NULL:
+                            held = held_new(self, &request, conn)
+                        with gil:
+                            unpack_later(self, conn, held, i, number - 1)
+                    elif outcome.code:
                         failed = True
                     elif request.acks != 0:
                         outcome.waits = entry.removed or (
@@ -468,7 +529,7 @@ cdef const char* produce_request(Producing self, Conn* conn, int16_t version, in
                     continue
                 if outcome.code == 0:
                     if held is NULL and self.forward is not NULL:
-                        held = held_new(self, &request)
+                        held = held_new(self, &request, conn)
                     outcome.code = NOT_LEADER_OR_FOLLOWER if held is NULL else (
                         self.forward(self.forward_context, held, number - 1, entry, part, version, admin))
             outcome.text = NULL
@@ -562,7 +623,7 @@ cdef void answer(Producing self, const Request* request, Slot* slot) noexcept no
 
 # -- waiting for other workers' outcomes -----------------------------------------------------------------------
 
-cdef HeldProduce* held_new(Producing self, const Request* request) noexcept nogil:
+cdef HeldProduce* held_new(Producing self, const Request* request, const Conn* conn) noexcept nogil:
     """Keeps the frame, and has room for what is known of its request."""
     cdef size_t topics = request.topic_count * sizeof(TopicParts)
     cdef size_t parts = request.part_count * sizeof(Part)
@@ -575,7 +636,9 @@ cdef HeldProduce* held_new(Producing self, const Request* request) noexcept nogi
     held.slot = NULL
     held.frame = self.core.serving
     buffer_retain(held.frame)
+    held.conn_id = conn.id
     held.outcomes_left = 0
+    held.unpacking = 0
     held.size = <int64_t>(sizeof(HeldProduce) + topics + parts + outcomes + request.part_count * PART_SENT)
     self.core.stats.buffered_bytes += held.size
     held.request.topics = <TopicParts*>at
@@ -630,6 +693,9 @@ cdef void held_expired(Core* core, Timer* timer) noexcept nogil:
     """An owner says nothing. Whether it appends, and when, is not known; the frame is kept for it."""
     cdef HeldProduce* held = <HeldProduce*>timer
     cdef uint32_t i
+    if held.unpacking:                                  # what is ours to append has no timeout, and its answer waits for it
+        timer_start(core, timer, core.monotonic_ms + OWNER_MS_MIN, held_expired)
+        return
     core.stats.produce_timeouts += 1
     for i in range(held.request.part_count):
         if held.request.outcomes[i].code == OUTCOME_TO_COME:
@@ -638,10 +704,14 @@ cdef void held_expired(Core* core, Timer* timer) noexcept nogil:
 
 
 cdef void held_cancelled(Slot* slot) noexcept nogil:
-    """The connection is closed. The frame is kept until its owners have appended."""
+    """The connection is closed. The frame is kept until its owners have appended, and threads have let go of it."""
     cdef HeldProduce* held = <HeldProduce*>slot.waiting
     timer_stop(slot.conn.core, &held.timer)
     held.slot = NULL
+    if held.unpacking:
+        with gil:
+            for job in (<Producing>held.producing).unpacking.pop(<size_t>held, ()):
+                (<Job>job).cancelled = True
     drop_texts(held.request.outcomes, held.request.part_count)
 
 
@@ -678,6 +748,71 @@ cdef void held_answer(Producing self, HeldProduce* held) noexcept nogil:
         conn_close(slot.conn, "a Produce with acks=0 failed")
     else:
         slot_drop(slot)
+
+
+# -- waiting for batches to be unpacked ------------------------------------------------------------------------
+
+cdef class UnpackedPart:
+    """What is called on the loop when a thread has done its part of a partition's append."""
+
+    cdef Producing producing
+    cdef HeldProduce* held
+    cdef uint32_t topic
+    cdef uint32_t number
+
+    def __call__(self, work, error):
+        unpacked(self.producing, self.held, self.topic, self.number, work, error)
+
+
+cdef void unpack_later(Producing self, Conn* conn, HeldProduce* held, uint32_t topic, uint32_t number) noexcept:
+    """The rest of an append goes to the threads; `conn` serves nothing more until it is done."""
+    cdef UnpackedPart deliver = UnpackedPart.__new__(UnpackedPart)
+    deliver.producing = self
+    deliver.held = held
+    deliver.topic = topic
+    deliver.number = number
+    held.outcomes_left += 1
+    held.unpacking += 1
+    conn.unpacking += 1
+    job = self.unpacker.submit(conn.id, take_pending(self), deliver)
+    self.unpacking.setdefault(<size_t>held, []).append(job)
+
+
+cdef void unpacked(Producing self, HeldProduce* held, uint32_t topic, uint32_t number, object work, object error) noexcept:
+    """Without `work` all is closed."""
+    cdef Conn* conn
+    cdef Topic* parts_topic
+    cdef Entry* entry
+    cdef Outcome outcome
+    memset(&outcome, 0, sizeof(Outcome))
+    outcome.info.bad_record = -1
+    outcome.info.log_start_offset = -1
+    held.unpacking -= 1
+    if held.unpacking == 0:
+        self.unpacking.pop(<size_t>held, None)
+    if held.slot is NULL:                               # the connection is closed
+        if work is not None:
+            work.close()
+        outcome.code = NOT_LEADER_OR_FOLLOWER
+        produce_outcome(held, number, &outcome)
+        return
+    conn = held.slot.conn
+    parts_topic = find_topic(self, &held.request.topics[topic])
+    entry = topic_entry(parts_topic, held.request.parts[number].index)
+    if entry is NULL:
+        outcome.code = (UNKNOWN_TOPIC_ID if parts_topic is NULL and held.request.version >= 13
+                        else UNKNOWN_TOPIC_OR_PARTITION)
+        work.close()
+    elif entry.remote or <Partition>entry.partition is not work.partition:
+        outcome.code = NOT_LEADER_OR_FOLLOWER
+        work.close()
+    else:
+        finish_append(self, work, error, &outcome)
+        outcome.waits = outcome.code == 0
+    conn.unpacking -= 1
+    if conn.unpacking == 0:
+        conn_run(conn)
+    produce_outcome(held, number, &outcome)
 
 
 # -- waiting for high watermarks -----------------------------------------------------------------------------------------------
@@ -773,6 +908,7 @@ cdef void produce_advanced(Producing self, Entry* entry, uint32_t why) noexcept 
 cdef class Producing:
     def __cinit__(self, PartitionTable table not None):
         self.table = table
+        self.unpacking = {}
 
     def __dealloc__(self):
         free(self.parts)

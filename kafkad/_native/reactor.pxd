@@ -10,6 +10,7 @@ from kafkad._native.forwarding cimport Forwarding
 from kafkad._native.mailbox cimport Mailboxes
 from kafkad._native.partition_table cimport PartitionTable
 from kafkad._native.produce cimport Producing
+from kafkad._native.unpacking cimport Unpacker
 
 cdef struct Commits:
     int kind                        # KIND_COMMIT, what epoll points to
@@ -20,6 +21,7 @@ cdef class Reactor:
     cdef Acceptor acceptor
     cdef PartitionTable table
     cdef Producing producing
+    cdef Unpacker unpacker
     cdef Fetching fetching
     cdef Mailboxes mailboxes        # None: this process is the only worker
     cdef Forwarding forwarding

@@ -49,6 +49,7 @@ from kafkad._native.produce cimport (
     Outcome, Part, Producing, TopicParts, Wait, produce_advanced, produce_frame,
 )
 from kafkad._native.timers cimport timers_expire
+from kafkad._native.unpacking cimport Unpacker
 from kafkad._native.wire cimport Cursor, KAFKAD_CHECK, cursor_init, get_i16, get_i32, read_i16, read_raw
 
 from kafkad._native.connection import host_of
@@ -95,6 +96,7 @@ cdef enum:
     BYTES_PER_TURN = 2 * 1024 * 1024
     BUSY = 16                           # requests and messages since the last sleep: others have more, if they run
     FEW = 4                             # so many in a round: nobody sends much
+    UNPACK_NS = 4_000_000               # a round's own unpacking of compressed batches; the rest is for threads
     LATE_ROUNDS = 3                     # answers wait no longer than this for those of other workers
     FIRST_BUFFER = 64 * 1024            # kept for a partial frame at first; doubled as its bytes come
     MAILS_PER_ROUND = 256
@@ -441,6 +443,7 @@ cdef int one_round(Reactor reactor, int timeout_ms, int* mails) noexcept nogil:
         reactor.asleep = False
         mail_awake(reactor.mailboxes)
     core_read_clocks(core)
+    reactor.producing.unpack_ns = UNPACK_NS
     for i in range(max(count, 0)):
         kind = (<int*>events[i].data.ptr)[0]
         if kind == KIND_CONNECTION:
@@ -474,6 +477,9 @@ cdef int one_round(Reactor reactor, int timeout_ms, int* mails) noexcept nogil:
             read(core.wake_fd, &ignored, 8)
             core.woken = False
             cold_settle(&core.cold)
+            if reactor.unpacker.waiting:
+                with gil:
+                    settle_unpacked(reactor)
         elif kind == KIND_TIMER:
             read(core.timer_fd, &ignored, 8)
             core.timer_armed_ms = 0
@@ -503,6 +509,13 @@ cdef int one_round(Reactor reactor, int timeout_ms, int* mails) noexcept nogil:
     if reactor.late_rounds >= LATE_ROUNDS:
         flush_late(core)
     return count
+
+
+cdef void settle_unpacked(Reactor reactor) noexcept:
+    try:
+        reactor.unpacker.settle()
+    except BaseException:
+        core_fatal(reactor.core)
 
 
 cdef void publish_commits(Reactor reactor, PyObject* group) noexcept:
@@ -723,6 +736,7 @@ cdef class Reactor:
             self.native_high[i] = -1
         self.producing = Producing(partitions)
         self.producing.core = self.core
+        self.unpacker = self.producing.unpacker = Unpacker(self.core.wake_fd)
         self.fetching = Fetching(partitions, fetch_max_bytes, fetch_session_slots, fetch_session_eviction_ms,
                                  fetch_session_partitions_max)
         self.fetching.core = self.core
@@ -900,6 +914,8 @@ cdef class Reactor:
         values = self.core.stats
         values["requests"] = {key: count for key, count in enumerate(values["requests"]) if count}
         forwarding, handover = self.forwarding, self.acceptor.handover
+        values["unpack_jobs"] = self.unpacker.jobs
+        values["unpacking"] = self.unpacker.waiting
         values["in_flight"] = forwarding.in_flight if self.has_mail else 0
         values["forwarded"] = forwarding.forwarded if self.has_mail else 0
         values["appended"] = forwarding.appended if self.has_mail else 0
@@ -948,6 +964,10 @@ cdef class Reactor:
 
     cdef void finish(self) noexcept:
         self.core.polling = True                        # nobody is to be woken any more
+        try:
+            self.unpacker.close()
+        except BaseException:
+            core_fatal(self.core)
         if self.has_mail:
             self.forwarding.forget()
         answer_waiters(self)

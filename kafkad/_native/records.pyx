@@ -230,48 +230,82 @@ def encode(records, int64_t base_offset=0):
         free(output.data)
 
 
-def renumber(const uint8_t[::1] data not None, int32_t count):
-    """The same `count` records with offset deltas 0, 1, 2 …: their bytes, behind room for a header."""
-    cdef Output output = Output(NULL, 0, 0)
-    cdef uint8_t nothing = 0
-    cdef const uint8_t* p = &data[0] if data.shape[0] else &nothing
-    cdef const uint8_t* end = p + data.shape[0]
-    cdef const uint8_t* next = NULL
-    cdef const uint8_t* body
-    cdef const uint8_t* rest
-    cdef RecordView view
-    cdef int32_t length
-    cdef int32_t i
-    cdef size_t head
-    cdef uint8_t scratch[32]
-    try:
-        reserve(&output, data.shape[0] + HEADER_SIZE + 1024)
-        output.size = HEADER_SIZE
-        for i in range(count):
-            if record_read(p, end, &view, &next) != RECORD_COMPLETE:
-                raise Malformed(f"record {i} does not parse")
-            body = record_varint(p, end, &length)
-            rest = view.key - 1   # the last byte of key_size; what stands before it is made again
-            while rest > body and (rest - 1)[0] >= 0x80:
-                rest -= 1
-            scratch[0] = body[0]
-            head = 1
-            head += put_varlong(scratch + head, view.timestamp_delta)
-            head += put_varint(scratch + head, i)
-            reserve(&output, head + (next - rest) + 5)
-            output.size += put_varint(output.data + output.size, <int32_t>(head + (next - rest)))
-            memcpy(output.data + output.size, scratch, head)
-            output.size += head
-            memcpy(output.data + output.size, rest, next - rest)
-            output.size += next - rest
-            p = next
-        buffer = PyByteArray_FromStringAndSize(<const char*>output.data, output.size)
-        for i in range(HEADER_SIZE):
-            buffer[i] = 0
-        return buffer
-    finally:
-        free(output.data)
+cdef class Renumbering:
+    """Gives the records of a batch the offset deltas 0, 1, 2 …, as their bytes come, cut anywhere. They were walked before:
+    what does not parse here is Malformed and need not be told apart."""
 
+    cdef Output output
+    cdef uint8_t head[24]               # of a record: its length, attributes, timestamp and offset delta
+    cdef int head_size
+    cdef int64_t rest                   # of the record behind it, that goes through as it is
+    cdef int32_t records
+
+    def __dealloc__(self):
+        free(self.output.data)
+
+    def feed(self, const uint8_t[::1] chunk not None) -> bytes:
+        """What the chunk becomes, as far as that is known."""
+        cdef const uint8_t* p = &chunk[0] if chunk.shape[0] else NULL
+        cdef const uint8_t* end = p + chunk.shape[0]
+        cdef int64_t size
+        cdef int failed = 0
+        reserve(&self.output, 2 * chunk.shape[0] + 64)      # a delta grows by 4 bytes at most, a record has 7 at least
+        self.output.size = 0
+        with nogil:
+            while p < end and not failed:
+                if self.rest:
+                    size = min(self.rest, end - p)
+                    memcpy(self.output.data + self.output.size, p, size)
+                    self.output.size += size
+                    self.rest -= size
+                    p += size
+                elif self.head_size == sizeof(self.head):
+                    failed = 1
+                else:
+                    self.head[self.head_size] = p[0]
+                    self.head_size += 1
+                    p += 1
+                    if p[-1] < 0x80:
+                        failed = self.put_head()
+        if failed:
+            raise Malformed(f"record {self.records} does not parse")
+        return PyBytes_FromStringAndSize(<char*>self.output.data, self.output.size)
+
+    def end(self, int32_t count) -> None:
+        """All `count` records have come, and nothing else."""
+        if self.rest or self.head_size or self.records != count:
+            raise Malformed("the records end elsewhere than they should")
+
+    cdef int put_head(self) noexcept nogil:
+        # When the head is whole: writes it with the new delta.
+        cdef const uint8_t* end = self.head + self.head_size
+        cdef const uint8_t* body
+        cdef const uint8_t* p
+        cdef int32_t length = 0, delta = 0
+        cdef int size
+        cdef uint8_t* out
+        cdef uint8_t delta_bytes[5]
+        body = record_varint(self.head, end, &length)
+        if body is NULL or body == end:
+            return 0
+        p = body + 1
+        while p < end and p[0] >= 0x80:
+            p += 1
+        if p >= end or p + 1 >= end or record_varint(p + 1, end, &delta) is NULL:
+            return 0
+        if length < end - body:
+            return 1
+        self.rest = length - (end - body)
+        size = <int>(p + 1 - body)                          # attributes and the timestamp delta, as they are
+        out = self.output.data + self.output.size
+        out += put_varint(out, <int32_t>(size + self.rest) + put_varint(delta_bytes, self.records))
+        memcpy(out, body, size)
+        out += size
+        out += put_varint(out, self.records)
+        self.output.size = out - self.output.data
+        self.records += 1
+        self.head_size = 0
+        return 0
 
 def write_header(
     bytearray buffer not None, *, int64_t base_offset, int32_t leader_epoch, int16_t attributes,

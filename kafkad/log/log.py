@@ -57,7 +57,7 @@ from kafkad.protocol.errors import (
     Malformed,
 )
 from kafkad.protocol.records import find_max_timestamp, find_timestamp
-from kafkad.protocol.validation import InvalidBatch, validate_slow
+from kafkad.protocol.validation import InvalidBatch, Validation
 
 if TYPE_CHECKING:
     from kafkad._native.watermarks import RowSlot
@@ -375,10 +375,30 @@ class Log:
     def append_client(self, records: memoryview | bytearray | bytes, now_ms: int) -> AppendResult:
         """One client batch, by the slow path: whatever the native append could not do by itself. Raises
         KafkaError (InvalidBatch where one record is to blame)."""
+        begun = self.begin_append(records, now_ms)
+        if isinstance(begun, AppendResult):
+            return begun
+        while begun.step() >= 0:
+            pass
+        return begun.finish(now_ms)
+
+    def begin_append(
+        self, records: memoryview | bytearray | bytes, now_ms: int
+    ) -> "AppendResult | PendingAppend":
+        """`append_client`, unless the batch must be unpacked or rebuilt: then that work, still to be done.
+        Raises as `append_client`."""
         batch: Any = records
         if memoryview(records).readonly:
             batch = bytearray(records)
-        checked = False
+        result = self._append_checked(batch, now_ms, False)
+        if result is None:
+            return PendingAppend(self, batch, now_ms)
+        return result
+
+    def _append_checked(
+        self, batch: bytearray | memoryview, now_ms: int, checked: bool
+    ) -> AppendResult | None:
+        """None: it must be unpacked or rebuilt before. `checked`: it was."""
         while True:
             code, base, end, time_ms, start, bad_record, message = self.native.try_append(
                 batch, now_ms, checked
@@ -394,14 +414,7 @@ class Log:
                 self._recall_producers()
                 continue
             assert not checked
-            batch, _ = validate_slow(
-                batch, AppendRules(**_rules(self._config)), now_ms, level=self._compression_level()
-            )
-            if memoryview(batch).readonly:
-                batch = bytearray(batch)
-            if len(batch) < HEADER_SIZE:
-                raise InvalidBatch(INVALID_RECORD, "not a record batch")
-            checked = True
+            return None
 
     def _recall_producers(self) -> None:
         """Completes producers that came out of a snapshot, which holds their last batch only, from the log: a
@@ -981,6 +994,30 @@ class Log:
             raise self._refused(e) from e
         self.directory = directory
         self.native.set_directory(directory)
+
+
+class PendingAppend(Validation):
+    """A client batch on its way through its validation: `step` until -1, in any thread, then `finish` on the
+    loop."""
+
+    __slots__ = ("_log",)
+
+    def __init__(self, log: Log, batch: bytearray | memoryview, now_ms: int) -> None:
+        super().__init__(batch, AppendRules(**_rules(log.config)), now_ms, log._compression_level())
+        self._log = log
+
+    @property
+    def partition(self) -> Partition:
+        return self._log.native
+
+    def finish(self, now_ms: int) -> AppendResult:
+        """Appends it, if the log still takes it. Raises KafkaError."""
+        batch = self.settle(now_ms)
+        if len(batch) < HEADER_SIZE:
+            raise InvalidBatch(INVALID_RECORD, "not a record batch")
+        result = self._log._append_checked(batch, now_ms, True)
+        assert result is not None
+        return result
 
 
 def _rules(config: "TopicConfig") -> dict[str, Any]:

@@ -5,6 +5,8 @@ is Kafka's framing and the guard against bytes that lie:
 
 - `chunks` never holds more than CHUNK bytes of output (a snappy block, which cannot be cut, at most 22
   times its own size; a zstd frame keeps its window besides), whatever the data claims to hold.
+- `steps` is the same in steps of bounded work, for an event loop and for threads that take turns: data may be
+  nothing but empty members, blocks or frames, which cost time and give no bytes.
 - Data that ends early or does not decode is Malformed, also when all that was asked for came out before
   the end.
 - lz4 is a frame of independent blocks (the Java client reads no other). What stands behind its end mark
@@ -14,13 +16,14 @@ is Kafka's framing and the guard against bytes that lie:
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final, Protocol
 
 import cramjam
 import lz4.frame
 import zstandard
 
+from kafkad._native.zstd_frames import zstd_walk
 from kafkad.protocol.errors import Malformed
 
 NONE: Final = 0
@@ -31,6 +34,12 @@ ZSTD: Final = 4
 NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 CHUNK: Final = 256 << 10
+PIECE: Final = 32 << 10  # of input, in one call: 10 ms at gzip's worst, tables for blocks without bytes
+GZIP_FIRST: Final = 4 << 10
+EMPTY_BLOCKS: Final = 64  # of snappy, in one step
+ZSTD_FRAMES: Final = 64  # in one step, and
+ZSTD_BLOCKS: Final = 1024
+ZSTD_WINDOW_KEPT: Final = 8 << 20  # the window of level 19: a spare decompressor keeps its memory
 
 XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 XERIAL_HEADER: Final = XERIAL_MAGIC + struct.pack(">ii", 1, 1)  # version, oldest compatible version
@@ -38,8 +47,8 @@ XERIAL_BLOCK: Final = 32 << 10
 SNAPPY_RATIO_MAX: Final = 22  # a copy of 64 bytes takes 3
 
 LZ4_MAGIC: Final = 0x184D2204
-ZSTD_MAGIC: Final = 0xFD2FB528
-ZSTD_SKIPPABLE: Final = 0x184D2A50  # to 0x184D2A5F
+
+_SIZE: Final = struct.Struct(">i")
 
 
 def compress(codec: int, data: Any, level: int | None = None) -> bytes:
@@ -63,143 +72,177 @@ def decompress(codec: int, data: Any, max_size: int) -> bytes:
 def chunks(codec: int, data: Any, chunk_size: int = CHUNK) -> Iterator[Any]:
     """What `data` holds, as buffers of at most `chunk_size` bytes (snappy: a block's). Malformed as soon
     as it shows."""
+    return (chunk for chunk in steps(codec, data, chunk_size, Needs()) if len(chunk))
+
+
+Chunks = Generator[Any, None, None]
+
+
+class Needs:
+    """What the next of `steps` will take. It is written before the step in front of that one gives its
+    chunk."""
+
+    __slots__ = ("ahead", "memory")
+
+    def __init__(self) -> None:
+        self.memory = 0  # bytes that are held from then on, beyond a chunk
+        self.ahead = 0  # bytes that come at once, where that is more than a chunk
+
+
+class _Needs(Protocol):
+    memory: int
+    ahead: int
+
+
+def steps(codec: int, data: Any, chunk_size: int, needs: _Needs) -> Chunks:
+    """`chunks` in steps of bounded work: one that gave no bytes gives an empty chunk. `close` lets go of
+    `data`."""
     try:
         reader = READERS[codec]
     except (KeyError, TypeError):
         raise Malformed(f"unknown compression type {codec}") from None
-    return reader(memoryview(data).cast("B"), chunk_size)
+    return reader(memoryview(data).cast("B"), chunk_size, needs)
 
 
 # -- reading -----------------------------------------------------------------------------------------------
 
 
-def _plain_chunks(data: memoryview, chunk_size: int) -> Iterator[Any]:
+def _plain_chunks(data: memoryview, chunk_size: int, needs: _Needs) -> Chunks:
     for position in range(0, len(data), chunk_size):
         yield data[position : position + chunk_size]
 
 
-def _gzip_chunks(data: memoryview, chunk_size: int) -> Iterator[bytes]:
+def _gzip_chunks(data: memoryview, chunk_size: int, needs: _Needs) -> Chunks:
     position = 0
+    size = PIECE
     while True:
         member = zlib.decompressobj(wbits=31)
         unread: Any = b""
         while not member.eof:
             if not unread:
-                unread = data[position : position + chunk_size]
+                unread = data[position : position + size]
                 position += len(unread)
+                size = PIECE
             try:
                 chunk = member.decompress(unread, chunk_size)
             except zlib.error as error:
                 raise Malformed(f"gzip: {error}") from None
             unread = member.unconsumed_tail
-            if chunk:
-                yield chunk
-            elif not unread and not member.eof and position >= len(data):
+            if not chunk and not unread and not member.eof and position >= len(data):
                 raise Malformed("gzip: the data ends before its end")
+            yield chunk
         position -= len(member.unused_data)
         if bytes(data[position : position + 2]) != b"\x1f\x8b":
             return
+        # Another member: what it leaves of its first bytes is copied, so it gets few. Most data has only one.
+        size = GZIP_FIRST
 
 
-def _snappy_chunks(data: memoryview, chunk_size: int) -> Iterator[Any]:
+def _snappy_chunks(data: memoryview, chunk_size: int, needs: _Needs) -> Chunks:
     if bytes(data[:8]) != XERIAL_MAGIC:
+        needs.memory = needs.ahead = _snappy_size(data)
+        if needs.ahead > CHUNK:
+            yield b""
         yield _snappy_block(data)
         return
     if len(data) < 16:
         raise Malformed("snappy: the header is cut off")
-    position = 16
+    position, empty = 16, 0
     while position < len(data):
         if bytes(data[position : position + 8]) == XERIAL_MAGIC:  # streams may follow one another
             position += 16
-            continue
-        if len(data) - position < 4:
-            raise Malformed("snappy: a block's size is cut off")
-        (size,) = struct.unpack_from(">i", data, position)
-        position += 4
-        if size < 0 or size > len(data) - position:
-            raise Malformed(f"snappy: a block of {size} bytes where {len(data) - position} remain")
-        yield _snappy_block(data[position : position + size])
-        position += size
+            chunk = b""
+        else:
+            if len(data) - position < 4:
+                raise Malformed("snappy: a block's size is cut off")
+            (size,) = _SIZE.unpack_from(data, position)
+            position += 4
+            if size < 0 or size > len(data) - position:
+                raise Malformed(f"snappy: a block of {size} bytes where {len(data) - position} remain")
+            block = data[position : position + size]
+            position += size
+            if size == 1 and block[0] == 0:
+                chunk = b""
+            else:
+                needs.memory = needs.ahead = _snappy_size(block)
+                if needs.ahead > CHUNK:
+                    yield b""
+                chunk = _snappy_block(block)
+        empty = 0 if len(chunk) else empty + 1
+        if not empty or empty % EMPTY_BLOCKS == 0:
+            yield chunk
+
+
+def _snappy_size(block: memoryview) -> int:
+    try:
+        claimed: int = cramjam.snappy.decompress_raw_len(block)
+    except cramjam.DecompressionError as error:
+        raise Malformed(str(error)) from None
+    if claimed > SNAPPY_RATIO_MAX * len(block):
+        raise Malformed(f"snappy: {len(block)} bytes cannot hold the {claimed} that they claim")
+    return claimed
 
 
 def _snappy_block(block: memoryview) -> Any:
     try:
-        claimed = cramjam.snappy.decompress_raw_len(block)
-        if claimed > SNAPPY_RATIO_MAX * len(block):
-            raise Malformed(f"snappy: {len(block)} bytes cannot hold the {claimed} that they claim")
         return cramjam.snappy.decompress_raw(block)
     except cramjam.DecompressionError as error:
         raise Malformed(str(error)) from None
 
 
-def _lz4_chunks(data: memoryview, chunk_size: int) -> Iterator[bytes]:
+def _lz4_chunks(data: memoryview, chunk_size: int, needs: _Needs) -> Chunks:
     if len(data) < 7 or struct.unpack_from("<I", data)[0] != LZ4_MAGIC:
         raise Malformed("lz4: no frame")
     if data[4] & 0xE3 != 0x60:  # version 1, blocks independent, reserved bits clear
         raise Malformed("lz4: not a frame of version 1 with independent blocks")
+    needs.memory = 2 << (8 + 2 * (data[5] >> 4 & 7))  # a block before and after
     context = lz4.frame.create_decompression_context()
     position = 0
     while True:
+        piece = data[position : position + PIECE]
         try:
-            chunk, read, ended = lz4.frame.decompress_chunk(context, data[position:], max_length=chunk_size)
+            chunk, read, ended = lz4.frame.decompress_chunk(context, piece, max_length=chunk_size)
         except RuntimeError as error:
             raise Malformed(f"lz4: {error}") from None
         position += read
-        if chunk:
-            yield chunk
+        if not ended and not chunk and not read:
+            raise Malformed("lz4: the data ends before the end mark")
+        yield chunk
         if ended:
             return
-        if not chunk and not read:
-            raise Malformed("lz4: the data ends before the end mark")
 
 
 _zstd_decompressors: list[Any] = []  # spare ones: making one costs twice as much as a small batch
 
 
-def _zstd_chunks(data: memoryview, chunk_size: int) -> Iterator[bytes]:
-    _check_zstd_frames(data)
-    decompressor = _zstd_decompressors.pop() if _zstd_decompressors else zstandard.ZstdDecompressor()
-    try:
-        reader = decompressor.stream_reader(data, read_across_frames=True)
-        while chunk := reader.read(chunk_size):
-            yield chunk
-    except zstandard.ZstdError as error:
-        raise Malformed(f"zstd: {error}") from None
-    finally:
-        _zstd_decompressors.append(decompressor)
-
-
-def _check_zstd_frames(data: memoryview) -> None:
-    """Whole frames fill the data (RFC 8878): the library's reader takes a cut frame for the data's end."""
-    position, end = 0, len(data)
-    if end == 0:
+def _zstd_chunks(data: memoryview, chunk_size: int, needs: _Needs) -> Chunks:
+    if len(data) == 0:
         raise Malformed("zstd: no frame")
-    try:
-        while position < end:
-            (magic,) = struct.unpack_from("<I", data, position)
-            position += 4
-            if magic & 0xFFFFFFF0 == ZSTD_SKIPPABLE:
-                position += 4 + struct.unpack_from("<I", data, position)[0]
-                continue
-            if magic != ZSTD_MAGIC:
-                raise Malformed("zstd: no frame where one should start")
-            descriptor = data[position]
-            single_segment = descriptor >> 5 & 1
-            content_size = (single_segment, 2, 4, 8)[descriptor >> 6]
-            position += 1 + (not single_segment) + (0, 1, 2, 4)[descriptor & 3] + content_size
-            last = False
-            while not last:
-                block = data[position] | data[position + 1] << 8 | data[position + 2] << 16
-                last = bool(block & 1)
-                position += 3 + (1 if block >> 1 & 3 == 1 else block >> 3)  # type 1: one byte, repeated
-            position += 4 * (descriptor >> 2 & 1)  # checksum
-    except (IndexError, struct.error):
-        position = end + 1
-    if position != end:
-        raise Malformed("zstd: the data ends before its last frame does")
+    position = 0
+    while position < len(data):
+        start, state, frames, window = position, 0, ZSTD_FRAMES, 0
+        while position < len(data) and frames:  # whole frames
+            position, state, frames, largest = zstd_walk(data, position, state, ZSTD_BLOCKS, frames)
+            window = max(window, largest)
+            if state or (frames and position < len(data)):
+                yield b""
+        if window > needs.memory:
+            needs.memory = window
+            yield b""
+        decompressor = _zstd_decompressors.pop() if _zstd_decompressors else zstandard.ZstdDecompressor()
+        try:
+            reader = decompressor.stream_reader(data[start:position], read_across_frames=True)
+            while chunk := reader.read(chunk_size):
+                yield chunk
+        except zstandard.ZstdError as error:
+            raise Malformed(f"zstd: {error}") from None
+        finally:
+            if window <= ZSTD_WINDOW_KEPT and len(_zstd_decompressors) < 4:
+                _zstd_decompressors.append(decompressor)
+        yield b""
 
 
-READERS: Final = {
+READERS: Final[dict[int, Callable[[memoryview, int, _Needs], Chunks]]] = {
     NONE: _plain_chunks,
     GZIP: _gzip_chunks,
     SNAPPY: _snappy_chunks,

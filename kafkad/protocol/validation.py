@@ -2,16 +2,20 @@
 
 Compressed batches are decompressed chunk by chunk and walked natively as the chunks come, so memory stays
 at a chunk whatever the batch claims to hold, and the GIL is free meanwhile. A batch that passes is stored
-as it came, unless the topic asks for another codec (recompressed, chunk by chunk) or the inner offset
-deltas are wrong (rebuilt; the one case that takes the decompressed records into memory, as old clients'
-batches are small).
+as it came, unless the topic asks for another codec or the inner offset deltas are wrong: then it is rebuilt,
+chunk by chunk as well.
+
+A `Validation` goes in steps of bounded work, so that an event loop does the small ones itself and leaves the
+others to threads (`_native/unpacking`). It holds what the log was when it began; what may change meanwhile
+(the leader epoch, producers, the time of a LogAppendTime) is the append's.
 
 The rules themselves stand in `_native/batch.pyx`; here is only the order in which they are asked.
 
 DECOMPRESSED_FACTOR bounds the work that one batch can cause. Kafka has no such bound. 64 times
-max.message.bytes, and 64 MiB at least, is far above what real data reach and keeps a bomb under a tenth
-of a second; a larger batch is MESSAGE_TOO_LARGE, which makes producers split it."""
+max.message.bytes, and 64 MiB at least, is far above what real data reach; a larger batch is
+MESSAGE_TOO_LARGE, which makes producers split it."""
 
+from collections.abc import Generator
 from typing import Any, Final
 
 from kafkad._native import records as native
@@ -26,6 +30,7 @@ NEED_PYTHON: Final = -1000
 HEADER_SIZE: Final = 61
 ATTRIBUTES_AT: Final = 22  # the byte of the 16 bits that is in use
 COMPRESSION_MASK: Final = 0x07
+PACKED_PIECE: Final = 16 << 10
 
 
 class InvalidBatch(KafkaError):
@@ -36,50 +41,102 @@ class InvalidBatch(KafkaError):
         self.bad_record = bad_record
 
 
+class Validation:
+    """The one client batch in `records` (writable), on its way to be appended: `step` until it answers -1,
+    then `settle`. Its timestamps are held against `now_ms`; `level` is for a recompression. Raises
+    InvalidBatch, at once or in a step: the end of it."""
+
+    __slots__ = ("_chunks", "_steps", "ahead", "batch", "header", "level", "memory", "rewrites", "rules")
+
+    def __init__(
+        self, records: bytearray | memoryview, rules: AppendRules, now_ms: int, level: int | None = None
+    ) -> None:
+        verdict, header = rules.check_header(records)
+        if verdict == NEED_PYTHON:
+            raise InvalidBatch(INVALID_RECORD, "Only record batches of magic 2 may be produced")
+        if verdict:
+            raise InvalidBatch(verdict, header.message, header.bad_record)
+        self.memory = (
+            0  # bytes that it holds from the next step on, beyond a chunk and what it makes of the batch
+        )
+        self.ahead = 0  # bytes that the next step unpacks at once, where that is more than a chunk
+        self.rules = rules
+        self.header = header
+        self.level = level
+        self.batch = records
+        self.rewrites = rules.compression_type not in (-1, header.compression)
+        self._chunks: codecs.Chunks | None = None
+        self._steps = self._run(records, now_ms)
+
+    def step(self) -> int:
+        """A bounded piece of work: how many bytes it unpacked, -1 when there is nothing left to do."""
+        return next(self._steps, -1)
+
+    def close(self) -> None:
+        """Lets go of the bytes, wherever it is."""
+        self._steps.close()
+        if self._chunks is not None:
+            self._chunks.close()
+        self.batch = bytearray()
+
+    def settle(self, now_ms: int) -> bytearray | memoryview:
+        """After the last step: the batch, ready for its offsets. The same buffer, patched where it must be,
+        or a new one."""
+        self.rules.settle(self.batch, self.header, now_ms)
+        return self.batch
+
+    def _run(self, records: bytearray | memoryview, now_ms: int) -> Generator[int, None, None]:
+        header, rules = self.header, self.rules
+        source = header.compression
+        target = source if rules.compression_type < 0 else rules.compression_type
+        body = memoryview(records)[HEADER_SIZE:]
+        limit = max(DECOMPRESSED_MIN, DECOMPRESSED_FACTOR * rules.max_message_bytes)
+        walk = RecordWalk(header, rules, now_ms)
+        output = _Rebuilt(target, self.level, rules.max_message_bytes) if target != source else None
+        size = 0
+        try:
+            for chunk in self._unpack(source, body, output):
+                size += len(chunk)
+                if size > limit:
+                    raise InvalidBatch(MESSAGE_TOO_LARGE, f"The record batch holds more than {limit} bytes")
+                if walk.feed(chunk):
+                    break
+                if output is not None:
+                    output.write(chunk)
+                yield len(chunk)
+        except Malformed as error:
+            raise InvalidBatch(CORRUPT_MESSAGE, f"The record batch cannot be decompressed: {error}") from None
+        verdict = walk.end()
+        if verdict:
+            raise InvalidBatch(verdict, header.message, header.bad_record)
+
+        if not walk.consecutive:
+            output = _Rebuilt(target, self.level, rules.max_message_bytes)
+            renumbering = native.Renumbering()
+            for chunk in self._unpack(source, body, output):
+                output.write(renumbering.feed(chunk))
+                yield len(chunk)
+            renumbering.end(header.records_count)
+        if output is not None:
+            self.batch = output.finish(records)
+            header.seal(self.batch)
+
+    def _unpack(self, source: int, body: memoryview, output: "_Rebuilt | None") -> codecs.Chunks:
+        # Packing costs far more than unpacking, so what is packed again comes in smaller pieces.
+        chunk_size = codecs.CHUNK if output is None else PACKED_PIECE
+        self._chunks = codecs.steps(source, body, chunk_size, self)
+        return self._chunks
+
+
 def validate_slow(
     records: bytearray | memoryview, rules: AppendRules, now_ms: int, *, level: int | None = None
 ) -> tuple[bytearray | memoryview, BatchHeader]:
-    """The one client batch in `records` (writable), ready for its offsets: the same buffer, patched
-    where it must be, or a new one; and its header with what the walk found. `level` is for a
-    recompression. Raises InvalidBatch."""
-    verdict, header = rules.check_header(records)
-    if verdict == NEED_PYTHON:
-        raise InvalidBatch(INVALID_RECORD, "Only record batches of magic 2 may be produced")
-    if verdict:
-        raise InvalidBatch(verdict, header.message, header.bad_record)
-    source = header.compression
-    target = source if rules.compression_type < 0 else rules.compression_type
-    body = memoryview(records)[HEADER_SIZE:]
-    limit = max(DECOMPRESSED_MIN, DECOMPRESSED_FACTOR * rules.max_message_bytes)
-
-    walk = RecordWalk(header, rules, now_ms)
-    output = _Rebuilt(target, level, rules.max_message_bytes) if target != source else None
-    size = 0
-    try:
-        for chunk in codecs.chunks(source, body):
-            size += len(chunk)
-            if size > limit:
-                raise InvalidBatch(MESSAGE_TOO_LARGE, f"The record batch holds more than {limit} bytes")
-            if walk.feed(chunk):
-                break
-            if output is not None:
-                output.write(chunk)
-    except Malformed as error:
-        raise InvalidBatch(CORRUPT_MESSAGE, f"The record batch cannot be decompressed: {error}") from None
-    verdict = walk.end()
-    if verdict:
-        raise InvalidBatch(verdict, header.message, header.bad_record)
-
-    batch = records
-    if not walk.consecutive:
-        output = _Rebuilt(target, level, rules.max_message_bytes)
-        whole = codecs.decompress(source, body, limit)
-        output.write(memoryview(native.renumber(whole, header.records_count))[HEADER_SIZE:])
-    if output is not None:
-        batch = output.finish(records)
-        header.seal(batch)
-    rules.settle(batch, header, now_ms)
-    return batch, header
+    """A Validation from its beginning to its end: the batch, and its header with what the walk found. Raises
+    InvalidBatch."""
+    validation = Validation(records, rules, now_ms, level)
+    while validation.step() >= 0:
+        pass
+    return validation.settle(now_ms), validation.header
 
 
 class _Rebuilt:

@@ -12,8 +12,10 @@ import time
 from kafkad._native.partition import Partition
 from kafkad._native.partition_table import PartitionTable
 from kafkad._native.reactor import Reactor
+from kafkad.log.log import Log
 from kafkad.log.txn_index import AbortedTxn
 from kafkad.protocol import codec, messages, records
+from tests.unit.log_world import ManualScheduler, topic_config
 
 NOW_MS = int(time.time() * 1000)
 
@@ -30,7 +32,7 @@ class SlowLog:
         self.aborted = list(aborted)  # (producer_id, first_offset, last_offset)
         self.asked = 0
 
-    def append_client(self, view, now_ms):
+    def begin_append(self, view, now_ms):
         return self.append(bytes(view), now_ms)
 
     def aborted_transactions(self, start, end):
@@ -40,6 +42,23 @@ class SlowLog:
             for producer, first, last in self.aborted
             if last >= start and first < end
         ]
+
+
+def open_log(directory, topic, index, topic_id=None, *, row=None, **config):
+    """A real log, led."""
+    log = Log.open(
+        directory,
+        topic,
+        index,
+        topic_config(**config),
+        now_ms=NOW_MS,
+        clean=True,
+        scheduler=ManualScheduler(),
+        topic_id=topic_id,
+        row=row,
+    )
+    log.set_leader_epoch(0)
+    return log
 
 
 class World:
@@ -79,6 +98,12 @@ class World:
         partition.lead(0)
         self.table.add(partition, topic, topic_id)
         return partition
+
+    def log(self, topic, index=0, *, topic_id=None, **config):
+        """A partition with a real log, which unpacks; configuration by attribute name."""
+        log = open_log(os.path.join(self.directory, f"{topic}-{index}"), topic, index, topic_id, **config)
+        self.table.add(log.native, topic, topic_id)
+        return log
 
     def connect(self, *, source="", **options):
         address = (source, 0) if source else None

@@ -15,7 +15,7 @@ import struct
 import sys
 import time
 
-from reactor_world import NOW_MS, Client, Closed, SlowLog, World
+from reactor_world import NOW_MS, Client, Closed, SlowLog, World, open_log
 
 from kafkad._native.mailbox import Mailboxes
 from kafkad._native.partition import Partition
@@ -45,6 +45,14 @@ class Worker(World):
         partition.log = SlowLog(append)
         partition.lead(0)
         self.table.add(partition, topic, topic_id)
+        return slot.number
+
+    def own_log(self, topic, index, topic_id):
+        """The same with a real log above it, which unpacks."""
+        slot = self.rows.allocate()
+        directory = os.path.join(self.directory, f"{topic}-{index}")
+        log = open_log(directory, topic, index, topic_id, row=slot)
+        self.table.add(log.native, topic, topic_id)
         return slot.number
 
     def read(self, topic, index, topic_id, row, owner):
@@ -172,10 +180,10 @@ class Workers:
 
     # -- partitions
 
-    def partition(self, topic, index, owner, *, topic_id=None, known=True, **options):
+    def partition(self, topic, index, owner, *, topic_id=None, known=True, own="own", **options):
         """Owned by `owner`, and known to all others."""
         topic_id = topic_id or topic.encode().ljust(16, b"\1")[:16]
-        row = self.ask(owner, "own", topic, index, topic_id, **options)
+        row = self.ask(owner, own, topic, index, topic_id, **options)
         for worker, pid in enumerate(self.pids):
             if pid and worker != owner and known:
                 self.ask(worker, "read", topic, index, topic_id, row, owner)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import click
 
+from kafkad.cli.main import Stopped
 from kafkad.cli.output import (
     CONTEXT,
     Progress,
@@ -135,11 +136,17 @@ def command(
             )
         else:
             consumer = Consumer(cluster, topic, isolation=isolation, on_reset=say_reset)
-            consumer.assign(start(cluster, topic, partition, offset, from_beginning))
+            create = partition is None and not until_end  # the end of a topic that is not there is no end
+            consumer.assign(start(cluster, topic, partition, offset, from_beginning, create=create))
             if until_end:
                 ends = list_offsets(cluster, topic, dict.fromkeys(consumer.positions, LATEST), isolation)
-        seen = Reading(consumer, as_bytes, max_messages, timeout_ms, ends).run()
-    say(f"Processed a total of {seen} messages")
+        reading = Reading(consumer, as_bytes, max_messages, timeout_ms, ends)
+        try:
+            reading.run()
+        except (KeyboardInterrupt, Stopped):
+            say_count(reading.seen)
+            raise
+    say_count(reading.seen)
 
 
 class Reading:
@@ -165,8 +172,8 @@ class Reading:
         self.written: dict[int, int] = {}  # and what was written since
         self.generation = -1  # of the group, at the last flush
 
-    def run(self) -> int:
-        """How many records were printed."""
+    def run(self) -> None:
+        """Print records until it is time to stop; `seen` counts them."""
         if self.timeout_s is not None:
             self.consumer.wait_ms = min(self.consumer.wait_ms, max(1, int(self.timeout_s * 1000)))
         total = self.max_messages
@@ -182,7 +189,6 @@ class Reading:
         finally:
             if isinstance(self.consumer, GroupConsumer):
                 self.consumer.close()
-        return self.seen
 
     def _read(self, bar: Progress) -> None:
         came = committed = time.monotonic()
@@ -233,6 +239,10 @@ class Reading:
         self.consumer.positions = {p: certain[p] for p in self.consumer.positions if p in certain}
 
 
+def say_count(seen: int) -> None:
+    say(f"Processed a total of {seen} messages")
+
+
 def say_reset(partition: int, position: int, anew: int) -> None:
     say(f"kafkad: partition {partition} does not hold offset {position} (any more): on from {anew}.")
 
@@ -261,10 +271,16 @@ def number(given: dict[str, str], key: str, default: int) -> int:
 
 
 def start(
-    cluster: Cluster, topic: str, partition: int | None, offset: str | None, from_beginning: bool
+    cluster: Cluster,
+    topic: str,
+    partition: int | None,
+    offset: str | None,
+    from_beginning: bool,
+    *,
+    create: bool,
 ) -> dict[int, int]:
-    """Where to begin. Refused for a partition or an offset that is not there."""
-    partitions = cluster.partitions(topic, create=partition is None)
+    """Where to begin. Refused for a partition or an offset that does not exist."""
+    partitions = cluster.partitions(topic, create=create)
     if partition is not None:
         if partition not in partitions:
             raise Refused(f"topic {topic!r} has no partition {partition}, only 0 to {partitions[-1]}")

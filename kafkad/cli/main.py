@@ -117,6 +117,10 @@ def main() -> NoReturn:
         leave(BROKEN_PIPE)
     except Stopped as stopped:
         leave(stopped.code)
+    except ImportError as trouble:
+        if type(trouble).__name__ != "NotBuilt":  # of kafkad._native, which cannot be imported then
+            raise
+        end(str(trouble), 1)
     except Exception as trouble:
         if os.environ.get("KAFKAD_DEBUG") or sys.argv[1:2] == ["serve"]:
             raise

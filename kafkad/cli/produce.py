@@ -126,8 +126,8 @@ def command(
             try:
                 send_all(producer, lines, path, partition, sync)
             except BaseException as stopped:
-                if not isinstance(stopped, Exception):
-                    producer.flush()  # Ctrl-C: what was read is sent still
+                if isinstance(stopped, BadLine) or not isinstance(stopped, Exception):
+                    producer.flush()  # the lines before a bad one, or before Ctrl-C, are written
                 raise
     except Exception:
         if written:
@@ -181,9 +181,13 @@ def read_lines(fd: int, prompt: bool) -> Iterator[bytes | None]:
         yield b"".join(rest).removesuffix(b"\r")
 
 
+class BadLine(Refused):
+    """A line is not as the reader's properties describe it."""
+
+
 class LineReader:
-    """A line into a record, as Kafka's LineMessageReader does. click.BadParameter for properties that cannot
-    be, Refused for a line that is not as they say.
+    """Makes a line a record, as Kafka's LineMessageReader does. Raises click.BadParameter for properties that
+    cannot be, BadLine for a line that is not as they say.
     """
 
     def __init__(self, given: dict[str, str], key_separator: str | None) -> None:
@@ -224,14 +228,14 @@ class LineReader:
             return before, after
         if self.lenient:
             return None, line
-        raise Refused(
+        raise BadLine(
             f"line {self.number} has no {what} {at.decode()!r}; ignore.error=true takes such lines whole"
         )
 
     def header(self, pair: bytes) -> tuple[str, bytes | None]:
         name, found, data = pair.partition(self.header_key_separator)
         if not found and not self.lenient:
-            raise Refused(f"line {self.number} has a header without {self.header_key_separator.decode()!r}")
+            raise BadLine(f"line {self.number} has a header without {self.header_key_separator.decode()!r}")
         return name.decode(errors="replace"), data if found and data != self.null else None
 
 

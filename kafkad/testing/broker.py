@@ -27,6 +27,7 @@ from typing import Self
 
 WORKER = re.compile(r"\d+ \(kafkad/(\d+)\) (\w)")  # of /proc/<pid>/stat: its name and state
 READY = re.compile(r"^kafkad is ready on (\S+):(\d+)", re.MULTILINE)
+TEST_CONFIG: dict[str, object] = {"group.initial.rebalance.delay.ms": 0}
 POLL_S = 0.005  # how often we look for the ready line
 LOG_TAIL_BYTES = 16_384  # what a failure quotes
 
@@ -43,7 +44,9 @@ class Broker:
     """A kafkad broker process; a context manager.
 
     workers       processes that serve; default: $KAFKAD_WORKERS, else 1
-    config        Kafka's keys and values, as in server.properties (`{"num.partitions": 4}`); bool and int too
+    config        Kafka's keys and values, as in server.properties (`{"num.partitions": 4}`); bool, int too.
+                  Without `properties`, the first rebalance of a group waits for nobody unless this says so
+                  (group.initial.rebalance.delay.ms is 0 here, 3000 in Kafka)
     data_dir      kept afterwards if given; else temporary
     properties    a server.properties to start from; its listeners and log.dirs then stand unless given here
     listen        "host:port"; port 0 picks a free one
@@ -65,7 +68,7 @@ class Broker:
         env: Mapping[str, str] | None = None,
     ):
         self.workers = workers if workers is not None else int(os.environ.get("KAFKAD_WORKERS") or 1)
-        self.config = dict(config or {})
+        self.config = {**({} if properties is not None else TEST_CONFIG), **(config or {})}
         self.properties = Path(properties) if properties is not None else None
         self.timeout = timeout
         self.python = python

@@ -6,6 +6,7 @@
 `kafkad` is one broker for the whole session: quick, and shared, so give your topics names of their own.
 `kafkad_broker` is a fresh broker for one test, which it may kill and restart.
 `kafkad_config` is a session fixture to override in a conftest.py: a dict of Kafka's keys for both.
+A test that fails shows the log of its broker.
 
 Nothing of the broker is imported before a test asks for a fixture.
 """
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def kafkad_config() -> dict[str, object]:
-    """Kafka's configuration keys for the brokers of this session; the default spares tests the rebalance
-    delay."""
-    return {"group.initial.rebalance.delay.ms": 0}
+    """Kafka's configuration keys for the brokers of this session; override it in your conftest.py."""
+    return {}
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +44,15 @@ def kafkad_broker(kafkad_config: dict[str, object]) -> Iterator[Broker]:
 
     with Broker(config=kafkad_config) as broker:
         yield broker
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A test that fails shows the log of its broker."""
+    made = yield
+    report = made.get_result()  # type: ignore[attr-defined]
+    if report.failed:
+        for name in ("kafkad", "kafkad_broker"):
+            broker = getattr(item, "funcargs", {}).get(name)
+            if broker is not None:
+                report.sections.append((f"log of the broker of the fixture {name!r}", broker.log))

@@ -287,6 +287,22 @@ def test_where_to_start_and_stop(cli, topic):
     cli.fails(1, "consume", "--topic", "nope", "--partition", 0)
 
 
+def test_the_end_of_a_topic_that_is_not_there_is_an_error_and_makes_none(cli, unique):
+    """HUNTS U7: consume --until-end made the topic and ended with 0."""
+    missing = unique("missing")
+    assert missing in cli.fails(1, "consume", "--topic", missing, "--until-end")
+    assert missing not in cli("topics", "--list").split()
+
+
+def test_lines_before_a_bad_one_are_written(cli, topic):
+    """HUNTS U3: 3,000 good lines before one without a key separator were dropped, and nothing said."""
+    good = b"".join(b"k:%d\n" % number for number in range(3000))
+    code, _, err = cli.run("produce", "--topic", topic, "--key-separator", ":", stdin=good + b"bad\nk:late\n")
+    assert code == 1
+    assert "3,000 records were written" in err and "line 3001 has no key separator" in err
+    assert len(cli("consume", "--topic", topic, "--from-beginning", "--until-end").split()) == 3000
+
+
 def test_a_reader_that_goes_away_and_a_full_disk(cli, topic):
     cli("produce", "--topic", topic, stdin=b"x" * 1000 + b"\n" + b"line\n" * 100_000)
     process = cli.start("consume", "--topic", topic, "--from-beginning")
@@ -307,7 +323,7 @@ def test_an_interrupted_member_commits_what_it_printed_and_leaves(cli, topic, un
     assert [process.stdout.readline() for _ in range(2)] == [b"a\n", b"b\n"]
     process.send_signal(number)
     _, err = process.communicate(timeout=SECONDS)
-    assert (process.returncode, err) == (code, b"")
+    assert (process.returncode, err) == (code, b"Processed a total of 2 messages\n")  # HUNTS U9
     (state,) = cli.json("groups", "--describe", "--group", group, "--state")
     assert (state["state"], state["members"]) == ("Empty", 0)
     rows = cli.json("groups", "--describe", "--group", group)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from kafkad.testing import Broker, BrokerFailed
-from tests.clients import create_topic, produce, read_partition, wait_until
+from tests.clients import create_topic, produce, python_path, read_partition, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -184,3 +184,51 @@ def test_the_fixtures_come_with_the_package(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 passed" in done.stdout
+
+
+def test_a_group_does_not_wait_for_more_members_unless_it_is_told_to(tmp_path):
+    """HUNTS U8: `with Broker()` waited 3 s at the first group, the fixtures did not."""
+    (tmp_path / "server.properties").write_text("group.initial.rebalance.delay.ms=77\n")
+    assert Broker().config == {"group.initial.rebalance.delay.ms": 0}
+    assert (
+        Broker(config={"group.initial.rebalance.delay.ms": 5}).config["group.initial.rebalance.delay.ms"] == 5
+    )
+    assert Broker(properties=tmp_path / "server.properties").config == {}
+
+
+def test_a_failed_test_shows_the_log_of_its_broker_and_a_conftest_configures_it(tmp_path):
+    """HUNTS U8."""
+    (tmp_path / "conftest.py").write_text(
+        "import pytest\n"
+        "@pytest.fixture(scope='session')\n"
+        "def kafkad_config():\n"
+        "    return {'no.such.key': 1}\n"
+    )
+    (tmp_path / "test_it.py").write_text(
+        "def test_shared(kafkad): assert False\n"
+        "def test_own(kafkad_broker): assert False\n"
+        "def test_passes(kafkad): pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
+        capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False,
+        env=os.environ | python_path(ROOT),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout
+    for name in ("kafkad", "kafkad_broker"):
+        assert done.stdout.count(f"log of the broker of the fixture {name!r}") == 1, done.stdout
+    assert done.stdout.count("no.such.key") == 2  # in each of the logs
+
+
+def test_source_that_is_not_built_says_so(tmp_path):
+    """HUNTS U8: it was `cannot import name 'timeslice'`."""
+    leave_out = shutil.ignore_patterns("*.so", "*.c", "__pycache__")
+    shutil.copytree(ROOT / "kafkad", tmp_path / "kafkad", ignore=leave_out)
+    env = os.environ | python_path(tmp_path)
+    for command, code in ((["-m", "kafkad", "serve"], 1), (["-c", "import kafkad.server.lifecycle"], 1)):
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=60
+        )
+        assert done.returncode == code
+        assert f"the native modules are not built in {tmp_path}/kafkad/_native" in done.stderr
+        assert ("Traceback" in done.stderr) == ("-c" in command)

@@ -24,7 +24,7 @@ class NoScheduler:
     def call_later(self, delay_ms, fn):
         raise AssertionError("nothing should be scheduled")
 
-    def run_in_thread(self, fn, callback):
+    def run_in_thread(self, fn, callback, lane="work"):
         raise AssertionError("nothing should be scheduled")
 
 

@@ -182,7 +182,7 @@ class Flusher:
         except OSError as e:
             self._failed(e)
             return
-        log.scheduler.run_in_thread(work, lambda error: self._end(work, error))
+        log.scheduler.run_in_thread(work, lambda error: self._end(work, error), lane="flush")
 
     def _end(self, work: "_Work", error: BaseException | None) -> None:
         if error is None:

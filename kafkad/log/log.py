@@ -43,6 +43,7 @@ from kafkad.log.flusher import FATAL, LONG_MAX, RETRY_MS, Flusher
 from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.log.next_segment import NextSegment
 from kafkad.log.producer_state import load_snapshot, write_snapshot
+from kafkad.log.removal import unlink_later
 from kafkad.log.retention import SegmentFacts, deletable_count
 from kafkad.log.shortages import report
 from kafkad.log.txn_index import AbortedTxn, append_entries, read_txn_index, write_txn_index
@@ -91,8 +92,14 @@ class Scheduler(Protocol):
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Handle:
         """Calls `fn` on the owner's loop, not before the present call is over, also with a delay of 0."""
 
-    def run_in_thread(self, fn: Callable[[], None], callback: Callable[[BaseException | None], None]) -> None:
-        """Runs `fn` beside the loop, then `callback` on the loop, with what `fn` raised or None."""
+    def run_in_thread(
+        self,
+        fn: Callable[[], None],
+        callback: Callable[[BaseException | None], None],
+        lane: Literal["flush", "work", "delete"] = "work",
+    ) -> None:
+        """Runs `fn` beside the loop, then `callback` on the loop, with what `fn` raised or None. No lane
+        waits for another."""
 
 
 class AppendResult(NamedTuple):
@@ -819,7 +826,7 @@ class Log:
                     gone.append(path)  # the partition knows it no more: it goes under its old name
                     continue
                 gone.append(path + DELETED)
-        delete_later(self.scheduler, self._config.file_delete_delay_ms, lambda: _unlink_all(gone))
+        unlink_later(self.scheduler, self._config.file_delete_delay_ms, gone)
         if trouble is not None:
             self._refused(trouble)
 
@@ -1053,23 +1060,3 @@ def _kept_topic_id(metadata: bytes, directory: str) -> bytes | None:
     except Malformed as e:
         logger.warning("%s", e)
         return None
-
-
-def delete_later(scheduler: Scheduler, delay_ms: int, delete: Callable[[], None]) -> None:
-    """Off the loop: giving back a gigabyte takes the file system a tenth of a second and more."""
-
-    def done(error: BaseException | None) -> None:
-        if error is not None:
-            raise error  # `delete` has no trouble of its own to tell: we are wrong
-
-    scheduler.call_later(delay_ms, lambda: scheduler.run_in_thread(delete, done))
-
-
-def _unlink_all(paths: list[str]) -> None:
-    for path in paths:
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass
-        except OSError as e:
-            logger.warning("%s stays: %s", path, e)

@@ -59,8 +59,9 @@ from kafkad.log.filenames import (
 from kafkad.log.flusher import FATAL
 from kafkad.log.identity import DirectoryTrouble as DirectoryTrouble
 from kafkad.log.identity import identify
-from kafkad.log.log import Log, Scheduler, delete_later
+from kafkad.log.log import Log, Scheduler
 from kafkad.log.log_starts import LogStarts, keep_all
+from kafkad.log.removal import Removals
 from kafkad.log.strays import restore, set_aside, stray_path, topic_id_of
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
 
@@ -102,6 +103,7 @@ class LogDirs:
         self._starts: dict[int, LogStarts] = {}  # by the number of their directory
         self._logs: dict[Key, tuple[Log, Directory]] = {}
         self._unloaded: dict[Key, tuple[Callable[[], None], Directory]] = {}  # `create` tries them again
+        self._removals = Removals()
 
     @property
     def broker_epoch(self) -> int:
@@ -332,7 +334,7 @@ class LogDirs:
                 logger.warning("%s is no partition", path)
         elif parsed[2] == DELETE_DIR:
             if self.me == 0 or self.restarted:  # it may be what the one before us was about to remove
-                delete_later(self.scheduler, self.config.log_segment_delete_delay_ms, _Remover(path))
+                self._remove_later(self.config.log_segment_delete_delay_ms, path)
         elif parsed[2] in (STRAY_DIR, FUTURE_DIR) and self.me == 0:
             logger.warning("left alone: %s", path)
 
@@ -651,7 +653,7 @@ class LogDirs:
             logger.error("%s could not be renamed for deletion: %s", log.directory, e)
             return
         log.native.close_files()
-        delete_later(self.scheduler, log.config.file_delete_delay_ms, _Remover(path))
+        self._remove_later(log.config.file_delete_delay_ms, path)
 
     def _delete_directory(self, directory: Directory, path: str, topic: str, index: int) -> None:
         # as `delete`, of a log that is not opened any more
@@ -662,7 +664,10 @@ class LogDirs:
         except OSError as e:
             logger.error("%s could not be renamed for deletion: %s", path, e)
             return
-        delete_later(self.scheduler, self.config.log_segment_delete_delay_ms, _Remover(gone))
+        self._remove_later(self.config.log_segment_delete_delay_ms, gone)
+
+    def _remove_later(self, delay_ms: int, path: str) -> None:
+        self._removals.later(self.scheduler, delay_ms, path)
 
     # -- trouble -------------------------------------------------------------------------------------------
 
@@ -826,26 +831,6 @@ class LogDirs:
             except OSError as e:
                 logger.error("%s was not closed cleanly: %s", directory.path, e)
         self._unlock()
-
-
-class _Remover:
-    """Removes a renamed directory, for the scheduler."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __call__(self) -> None:
-        try:
-            while os.path.exists(self.path):
-                try:
-                    shutil.rmtree(self.path)
-                except FileNotFoundError:
-                    pass  # another worker removes it as well
-            sync_directory(os.path.dirname(self.path))
-        except FileNotFoundError:
-            pass
-        except OSError as e:
-            logger.warning("%s stays: %s", self.path, e)
 
 
 def _is_fatal(error: Exception) -> bool:

@@ -150,7 +150,7 @@ class SingleVoter:
         self._kraft_version = 0
         self._voters: tuple[Voter, ...] = ()
         self._voters_offset = -1  # -1: no voters in the log itself
-        self._broken = False
+        self._broken = ""  # why nothing can be appended any more
         self._last_snapshot: SnapshotId | None = None
         self._new_bytes = 0  # of the log, since the last snapshot
         self._snapshot_ms = 0  # monotonic: when the last snapshot was made, or we started
@@ -379,7 +379,9 @@ class SingleVoter:
         assert self.is_leader
         if self._broken:
             raise KafkaError(
-                errors.KAFKA_STORAGE_ERROR, "the metadata log could not be written; see the broker's log"
+                errors.KAFKA_STORAGE_ERROR,
+                f"the metadata log could not be flushed ({self._broken}): nothing can be changed until the"
+                " broker is restarted",
             )
         level = self.image.metadata_version or _level_in(records)
         groups = list(group_records(encode_record(record, level) for record in records))
@@ -424,7 +426,7 @@ class SingleVoter:
         return delta
 
     def _fail(self, trouble: Exception) -> NoReturn:
-        self._broken = True
+        self._broken = str(trouble) or type(trouble).__name__
         logger.error("the metadata log in %s could not be written: %s", self._log.directory, trouble)
         raise _not_written(trouble) from trouble
 

@@ -7,8 +7,9 @@ loop's thread.
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
+
+from kafkad.server.threads import Threads
 
 
 class Handle(Protocol):
@@ -18,10 +19,13 @@ class Handle(Protocol):
 class LoopScheduler:
     """`call_later`, `call_soon` and `run_in_thread` on a running asyncio loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, threads: int = 2) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="kafkad-io")
-        self._closed = False
+        self._threads = Threads()
+
+    def begin(self) -> None:
+        """Makes the threads. Raises OSError."""
+        self._threads.begin()
 
     def call_later(self, delay_ms: float, fn: Callable[[], Any]) -> Handle:
         return self._loop.call_later(delay_ms / 1000, fn)
@@ -33,15 +37,20 @@ class LoopScheduler:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function)
 
-    def run_in_thread(self, fn: Callable[[], Any], callback: Callable[[BaseException | None], Any]) -> None:
-        """Run `fn` off the loop; then `callback(None)`, or with what it raised, on the loop."""
+    def run_in_thread(
+        self,
+        fn: Callable[[], Any],
+        callback: Callable[[BaseException | None], Any],
+        lane: str = "work",
+    ) -> None:
+        """Run `fn` off the loop, in a thread of `lane` (server.threads); then `callback(None)`, or with what
+        it raised, on the loop."""
 
-        def finished(future: "Future[Any]") -> None:
-            trouble = future.exception()
+        def finished(trouble: BaseException | None) -> None:
             self.call_soon_threadsafe(lambda: callback(trouble))
 
-        self._pool.submit(fn).add_done_callback(finished)
+        self._threads.submit(lane, fn, finished)
 
     def close(self) -> None:
         """Waits for what runs in threads; nothing new is taken."""
-        self._pool.shutdown(wait=True)
+        self._threads.close()

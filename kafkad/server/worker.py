@@ -116,7 +116,7 @@ class Worker:
         set_on_fatal(fatal)
         self.clock = Clock()
         self.random = random.SystemRandom()
-        self.scheduler = LoopScheduler(loop, threads=4)
+        self.scheduler = LoopScheduler(loop)
         self.turns = Turns(loop)
         self.endpoints: list[Any] = []  # as bound: ports are real
         self.cluster_id = ""
@@ -159,6 +159,10 @@ class Worker:
         self._undo.append((what, undo))
 
     def _open_directories(self) -> None:
+        try:
+            self.scheduler.begin()
+        except OSError as trouble:
+            raise DirectoryTrouble(str(trouble)) from trouble
         self._started("threads", self.scheduler.close)
         if self.place is None:
             self.log_dirs = LogDirs(self.config, clock=self.clock, scheduler=self.scheduler)

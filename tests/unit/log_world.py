@@ -43,7 +43,12 @@ class ManualScheduler:
         self.timers.append((self.now_ms + delay_ms, self._count, fn, handle))
         return handle
 
-    def run_in_thread(self, fn: Callable[[], None], callback: Callable[[BaseException | None], None]) -> None:
+    def run_in_thread(
+        self,
+        fn: Callable[[], None],
+        callback: Callable[[BaseException | None], None],
+        lane: str = "work",
+    ) -> None:
         self.threads.append((fn, callback))
 
     def run(self, advance_ms: int = 0) -> None:

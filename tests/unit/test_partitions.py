@@ -7,6 +7,7 @@ import pytest
 from kafkad._native.partition_table import PartitionTable
 from kafkad.config.broker import BrokerConfig
 from kafkad.log import leader_epochs
+from kafkad.log.log import Log
 from kafkad.metadata.image import MetadataImage
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -158,6 +159,27 @@ def test_a_partition_on_a_failed_directory_is_a_storage_error(tmp_path):
         lost.append_client(batch(1), 1_000)
     assert refused.value.code == errors.KAFKA_STORAGE_ERROR
     assert world.partitions.get("t", 1).append_client(batch(1), 1_000).base_offset == 0
+
+
+def test_a_partition_that_we_are_not_let_lead_is_led_later(world, monkeypatch):
+    lead, opened = Log.set_leader_epoch, []
+
+    def refused(log, epoch):
+        if log.partition == 1:
+            raise KafkaError(errors.KAFKA_STORAGE_ERROR)
+        lead(log, epoch)
+
+    monkeypatch.setattr(Log, "set_leader_epoch", refused)
+    world.partitions.on_opened = lambda log: opened.append(log.partition)
+    world.commit(*topic("t", partitions=3))
+    assert opened == [0, 2]
+    for index, code in ((0, 0), (1, errors.KAFKA_STORAGE_ERROR), (2, 0)):
+        assert world.table.get("t", index).try_append(batch(1), 1_000)[0] == code
+    monkeypatch.setattr(Log, "set_leader_epoch", lead)
+    world.disks.scheduler.run(1_000)
+    assert world.table.get("t", 1).try_append(batch(1), 1_000)[0] == 0
+    assert world.partitions.get("t", 1).epochs == [(0, 0)]
+    assert opened == [0, 2, 1]
 
 
 def test_a_full_disk_does_not_keep_a_partition_from_being_led(world, monkeypatch):

@@ -1,0 +1,69 @@
+"""The threads of a worker: lanes of work, each with threads of its own, made at the start.
+
+    flush     fsyncs that acks wait for
+    work      checkpoints, log starts, files made ahead, groups that are loaded
+    delete    files of deleted segments and partitions, one after the other
+
+A lane never waits for another one: an ack is not late because a topic was deleted. And a thread that is there
+from the start cannot be refused later, when the process is at its limit.
+
+Beware: what a lane is given must not raise anything but what its caller expects of it; `done` hears of it in
+the lane's thread."""
+
+import threading
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import Any
+
+Job = tuple[Callable[[], Any], Callable[[BaseException | None], Any]]
+
+LANES: Mapping[str, int] = {"flush": 2, "work": 2, "delete": 1}
+
+
+class Threads:
+    """`begin`, then `submit`; `close` waits for what was submitted."""
+
+    def __init__(self, lanes: Mapping[str, int] = LANES) -> None:
+        self._lanes: dict[str, SimpleQueue[Job | None]] = {name: SimpleQueue() for name in lanes}
+        self._counts = dict(lanes)
+        self._threads: list[tuple[str, threading.Thread]] = []
+
+    def begin(self) -> None:
+        """Raises OSError when the system refuses a thread."""
+        for lane, count in self._counts.items():
+            for number in range(count):
+                name = f"kafkad-{lane}-{number}"
+                thread = threading.Thread(target=_run, args=(self._lanes[lane],), name=name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as refused:
+                    self.close()
+                    wanted = sum(self._counts.values())
+                    raise OSError(
+                        f"one of the {wanted} threads of a worker cannot be started ({refused}):"
+                        " raise the limit of processes (ulimit -u, pids.max)"
+                    ) from refused
+                self._threads.append((lane, thread))
+
+    def submit(self, lane: str, work: Callable[[], Any], done: Callable[[BaseException | None], Any]) -> None:
+        """Run `work` in a thread of `lane`, then `done` there, with what `work` raised or None."""
+        self._lanes[lane].put((work, done))
+
+    def close(self) -> None:
+        threads, self._threads = self._threads, []
+        for lane, _ in threads:
+            self._lanes[lane].put(None)
+        for _, thread in threads:
+            thread.join()
+
+
+def _run(lane: "SimpleQueue[Job | None]") -> None:
+    while (job := lane.get()) is not None:
+        work, done = job
+        trouble: BaseException | None = None
+        try:
+            work()
+        except BaseException as raised:
+            trouble = raised
+        done(trouble)
+        del job, work, done, trouble  # nothing is kept alive by a thread that waits

@@ -45,11 +45,11 @@ def delete_records(services: Services, context: RequestContext, request: Any) ->
 async def _when_kept(services: Services, response: Any, moved: dict[Any, list[Any]]) -> Any:
     kept: asyncio.Future[dict[Any, OSError]] = asyncio.get_running_loop().create_future()
 
-    def done(failed: dict[Any, OSError]) -> None:
+    def end(failed: dict[Any, OSError]) -> None:
         if not kept.done():
             kept.set_result(failed)
 
-    services.log_dirs.keep_log_starts(moved, done)
+    services.log_dirs.keep_log_starts(moved, end)
     for log in await kept:
         for done in moved[log]:
             done.error_code, done.low_watermark = errors.KAFKA_STORAGE_ERROR, -1

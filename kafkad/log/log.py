@@ -988,15 +988,16 @@ class Log:
                 self.closed = True  # after a shortage, too: the next start recovers the log
         self.closed = True
 
-    def move_directory(self, directory: str) -> None:
-        """Renames the partition's directory, for deletion or as stray; it serves nothing any more. Raises
-        KafkaError."""
+    def move_directory(self, directory: str, *, sync: bool = True) -> None:
+        """Renames the partition's directory, for deletion or as stray; it serves nothing any more. Without
+        `sync` the caller syncs the parent. Raises KafkaError."""
         self.resign()
         self._next.close()
         self.closed = True
         try:
             os.rename(self.directory, directory)
-            sync_directory(os.path.dirname(directory))
+            if sync:
+                sync_directory(os.path.dirname(directory))
         except OSError as e:
             raise self._refused(e) from e
         self.directory = directory

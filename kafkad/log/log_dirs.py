@@ -100,6 +100,7 @@ class LogDirs:
         self.restarted = False
         self._told = Told(len(config.log_dirs) + 1)
         self._directories: list[Directory] = []
+        self._renamed: set[Directory] = set()  # partitions in them were, and that is not synced yet
         self._starts: dict[int, LogStarts] = {}  # by the number of their directory
         self._logs: dict[Key, tuple[Log, Directory]] = {}
         self._unloaded: dict[Key, tuple[Callable[[], None], Directory]] = {}  # `create` tries them again
@@ -630,8 +631,8 @@ class LogDirs:
         return native
 
     def delete(self, topic: str, index: int) -> None:
-        """The directory is renamed at once and removed after file.delete.delay.ms. Unknown partitions are no
-        error."""
+        """Rename the partition's directory now, and remove it after file.delete.delay.ms. `sync_renames`
+        follows, once for many. Unknown partitions are no error."""
         unloaded = self._unloaded.pop((topic, index), None)
         if unloaded is not None:
             directory = unloaded[1]
@@ -648,12 +649,44 @@ class LogDirs:
             return  # its directory is offline: left as it is
         path = os.path.join(directory.path, left_directory(topic, index, uuid.uuid4().hex, DELETE_DIR))
         try:
-            log.move_directory(path)
+            log.move_directory(path, sync=False)
+            self._renamed.add(directory)
         except KafkaError as e:
             logger.error("%s could not be renamed for deletion: %s", log.directory, e)
             return
         log.native.close_files()
         self._remove_later(log.config.file_delete_delay_ms, path)
+
+    def sync_renames(self, done: Callable[[], None] | None = None) -> bool:
+        """Sync each directory in which partitions were renamed since the last call: off the loop, and then
+        call `done`, or at once if there is no `done`. False: there is nothing to sync. A directory that fails
+        goes offline."""
+        renamed, self._renamed = [each for each in self._renamed if not each.offline], set()
+        failed: list[tuple[Directory, OSError]] = []
+
+        def sync() -> None:
+            for directory in renamed:
+                try:
+                    sync_directory(directory.path)
+                except OSError as e:
+                    failed.append((directory, e))
+
+        def synced(error: BaseException | None) -> None:
+            for directory, trouble in failed:
+                logger.error("%s could not be synced after deletions: %s", directory.path, trouble)
+                if trouble.errno in FATAL:
+                    self._go_offline(directory)
+            if error is not None:
+                raise error
+            if done is not None:
+                done()
+
+        if renamed and done is None:
+            sync()
+            synced(None)
+        elif renamed:
+            self.scheduler.run_in_thread(sync, synced)
+        return bool(renamed)
 
     def _delete_directory(self, directory: Directory, path: str, topic: str, index: int) -> None:
         # as `delete`, of a log that is not opened any more
@@ -802,6 +835,7 @@ class LogDirs:
     def close(self, clean: bool = True) -> None:
         """Clean: every log is flushed and closed, and the checkpoints are written. With one worker `finish`
         follows; of several, each closes its own."""
+        self.sync_renames()
         for directory in self.directories():
             if directory.offline:
                 continue

@@ -60,6 +60,7 @@ class Partitions:
         self._logs: dict[tuple[str, int], Any] = {}
         self._absent: set[tuple[str, int]] = set()  # their directory is not there; stand-ins are in the table
         self._image: Any = None
+        self._following = self._deleting = False  # a change, in steps; its deletions
         self._announced: dict[tuple[bytes, int], Announced] = {}
         # other workers' partitions that are in the table, a stand-in where the directory is not there
         self._readers: dict[tuple[str, int], tuple[bytes, Announced | None]] = {}
@@ -93,7 +94,7 @@ class Partitions:
             if known is not None and index in known.partitions:
                 replicas = known.partitions[index].replicas
                 here = self.broker_id in replicas and self.mine(topic, known.topic_id, index)
-                here = here and (topic, index) not in self._occupied
+                here = here and (topic, index) not in self._occupied and not self._following
                 raise KafkaError(errors.KAFKA_STORAGE_ERROR if here else errors.NOT_LEADER_OR_FOLLOWER)
         raise KafkaError(errors.UNKNOWN_TOPIC_OR_PARTITION)
 
@@ -139,11 +140,19 @@ class Partitions:
             if wanted.get((name, index)) != topic_id:
                 self._drop_reader(name, index)
         for topic in image.topics.values():
-            self._ensure_topic(image, topic, new=False)
+            for _ in self._ensure_topic(image, topic, new=False):
+                pass
 
     def apply_delta(self, delta: Any, image: Any) -> None:
-        """Follow one committed change. Deletions first: a name may come back under a new id."""
+        """Follow one committed change, all of it now."""
+        for _ in self.follow(delta, image):
+            pass
+
+    def follow(self, delta: Any, image: Any) -> Iterator[None]:
+        """Follow one committed change, a partition a step. Deletions first: a name may come back under a new
+        id. Nobody else may follow another change before the last step."""
         self._image = image
+        self._following = self._deleting = True
         for topic in delta.topics_deleted:
             for index in list(topic.partitions):
                 if (topic.name, index) in self._logs:
@@ -154,32 +163,42 @@ class Partitions:
                 elif (topic.name, index) in self._readers:
                     self._drop_reader(topic.name, index)
                 self._announced.pop((topic.topic_id, index), None)
+                yield
+        self._deleting = False
         for name in delta.topics_changed:
             topic = image.topics.get(name)
             if topic is not None:
-                self._ensure_topic(image, topic, new=True)
+                yield from self._ensure_topic(image, topic, new=True)
         for resource_type, name in delta.configs_changed:
             if resource_type == TOPIC and name in image.topics:
-                config = self.topic_config(image, name)
-                for index in image.topics[name].partitions:
-                    log = self._logs.get((name, index))
-                    if log is not None:
-                        log.update_config(config)
+                yield from self._update_topic(image, name)
+        self._following = False
 
     def update_defaults(self, config: Any) -> None:
         """The broker's own configuration changed: every log's effective configuration may have."""
+        for _ in self.follow_defaults(config):
+            pass
+
+    def follow_defaults(self, config: Any) -> Iterator[None]:
+        """As `update_defaults`, a partition a step. What is opened meanwhile has the new ones."""
         self.config = config
         self._configs.clear()
-        for topic in self._image.topics.values():
-            resolved = self.topic_config(self._image, topic.name)
-            for index in topic.partitions:
-                log = self._logs.get((topic.name, index))
-                if log is not None:
-                    log.update_config(resolved)
+        image = self._image
+        for name in image.topics:
+            yield from self._update_topic(image, name)
 
-    def _ensure_topic(self, image: Any, topic: Any, *, new: bool) -> None:
+    def _update_topic(self, image: Any, name: str) -> Iterator[None]:
+        config = self.topic_config(image, name)
+        for index in image.topics[name].partitions:
+            log = self._logs.get((name, index))
+            if log is not None:
+                log.update_config(config)
+            yield
+
+    def _ensure_topic(self, image: Any, topic: Any, *, new: bool) -> Iterator[None]:
         config: TopicConfig | None = None
         for index, state in topic.partitions.items():
+            yield
             if self.broker_id not in state.replicas or (topic.name, index) in self._absent:
                 continue
             if not self.mine(topic.name, topic.topic_id, index):
@@ -276,10 +295,14 @@ class Partitions:
         self.log_dirs.scheduler.call_later(delay_ms, self._try_again)
 
     def _try_again(self) -> None:
+        if self._following:  # names may be freed by what is still to be deleted
+            self._try_again_later()
+            return
         waiting, self._occupied = self._occupied, set()
         for name in sorted({name for name, _ in waiting}):
             if name in self._image.topics:
-                self._ensure_topic(self._image, self._image.topics[name], new=True)
+                for _ in self._ensure_topic(self._image, self._image.topics[name], new=True):
+                    pass
         if self._occupied:
             self._try_again_later()
         else:
@@ -292,6 +315,8 @@ class Partitions:
     ) -> None:
         """Another worker has opened a partition (again): its row in the shared table, its directory."""
         self._announced[topic_id, index] = Announced(row, directory, owner)
+        if self._deleting:
+            return  # the name may still be another topic's; the reader is made with the rest of the change
         known = None if self._image is None else self._image.topics.get(topic)
         if known is None or known.topic_id != topic_id or index not in known.partitions:
             return

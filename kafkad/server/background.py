@@ -2,12 +2,16 @@
 snapshots.
 
 Each task is a row: a name, the key that holds its period, and what it does. A task that fails is logged and
-runs again at its next turn; one that finds us wrong (AssertionError) ends the worker.
+runs again at its next turn; one that finds us wrong (AssertionError) ends the worker. A task that returns a
+generator runs in short turns (server/turns), and its period begins anew when it is done.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, NamedTuple
+
+from kafkad.server.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +27,9 @@ class Task(NamedTuple):
 class Background:
     """Runs tasks on a scheduler until it is stopped."""
 
-    def __init__(self, scheduler: Any, fatal: Callable[[BaseException], None]) -> None:
+    def __init__(self, scheduler: Any, fatal: Callable[[BaseException], None], turns: Turns) -> None:
         self._scheduler = scheduler
+        self._turns = turns
         self._fatal = fatal
         self._handles: dict[str, Any] = {}
         self._stopped = False
@@ -48,11 +53,23 @@ class Background:
 
     def _run(self, task: Task) -> None:
         try:
-            task.run()
-        except AssertionError as broken:
-            self._fatal(broken)
-            raise
-        except Exception:
-            logger.exception("%s failed; it runs again in %d ms", task.name, task.period_ms())
-        finally:
-            self._arm(task)
+            result = task.run()
+            if isinstance(result, Generator):
+                result = self._turns.run(result)
+            if isinstance(result, Awaitable):
+                running = asyncio.ensure_future(result)
+                running.add_done_callback(lambda running: self._ended(task, running.exception()))
+                return
+        except Exception as trouble:
+            self._ended(task, trouble)
+            if isinstance(trouble, AssertionError):
+                raise
+        else:
+            self._ended(task, None)
+
+    def _ended(self, task: Task, trouble: BaseException | None) -> None:
+        if isinstance(trouble, AssertionError):
+            self._fatal(trouble)
+        elif trouble is not None:
+            logger.error("%s failed; it runs again in %d ms", task.name, task.period_ms(), exc_info=trouble)
+        self._arm(task)

@@ -16,7 +16,7 @@ Where the broker has several workers, `routing` is asked first whose a request i
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 from kafkad._native.shared_answer import SharedAnswer
@@ -104,7 +104,7 @@ class Dispatcher:
         assert api.handler is not None
         try:
             answer = api.handler(self.services, context, request)
-            if inspect.isgenerator(answer):
+            if isinstance(answer, Generator):
                 answer = self.turns.run(answer)
         except Exception as trouble:
             return self._failed(api, context, request, trouble)

@@ -33,6 +33,7 @@ from kafkad.metadata.records import decode_record, encode_record
 from kafkad.metadata.replay import Delta
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
+from kafkad.server.changes import AnsweringController
 from kafkad.server.peers import PeerLost, Peers, PeerTrouble
 
 logger = logging.getLogger("kafkad")
@@ -177,12 +178,16 @@ class Feed:
         partitions: Any,
         loop: asyncio.AbstractEventLoop,
         on_change: Callable[[Delta, MetadataImage], None],
+        applied: Callable[[], int] | None = None,
     ) -> None:
+        """`applied`: the offset up to which `on_change` has done its work; None: it is done when it returns.
+        Call `tell_applied` when that offset has moved."""
         self.peers = peers
         self.metadata = metadata
         self.partitions = partitions
         self._loop = loop
         self._on_change = on_change
+        self._applied_here = applied if applied is not None else lambda: self.offset
         self._applied: dict[int, int] = {}  # by each worker that is up, as it has told us
         self._completed: dict[int, int] = {}  # worker 0: as told by each that is up
         self._told_complete = -1
@@ -235,7 +240,7 @@ class Feed:
             self._kept_bytes -= len(self._kept.popleft()[1])
         for k in self.peers.up:
             self.peers.tell(k, CHANGE, change)
-        self._tell_applied()
+        self.tell_applied()
 
     def _follow_from(self, sender: int, payload: bytes) -> bytes:
         """What a worker lacks that is at an offset."""
@@ -274,7 +279,7 @@ class Feed:
             self._take(content[position : position + size])
             position += size
         self._followed.set()
-        self._tell_applied()
+        self.tell_applied()
 
     def _take(self, content: bytes | memoryview) -> None:
         """A change from worker 0."""
@@ -293,14 +298,14 @@ class Feed:
             image, delta = apply_change(change, old)
         self._on_change(delta, image)
         assert self.metadata.image is image
-        self._tell_applied()
+        self.tell_applied()
 
     # -- between all ---------------------------------------------------------------------------------------
 
     def _up(self, k: int) -> None:
         self._applied[k] = -1
         self._announce(k, [_announcement(log) for log in self.partitions])
-        self.peers.tell(k, APPLIED, OFFSET.pack(self.offset))
+        self.peers.tell(k, APPLIED, OFFSET.pack(self._applied_here()))
         if self.leads:
             self._completed[k] = -1
         elif k == LEADER:
@@ -327,10 +332,11 @@ class Feed:
         for k in self.peers.up:
             self._announce(k, opened)
 
-    def _tell_applied(self) -> None:
+    def tell_applied(self) -> None:
+        """Tell the others what this worker has opened, and up to which offset that is all of it."""
         self._announce_opened()
         for k in self.peers.up:
-            self.peers.tell(k, APPLIED, OFFSET.pack(self.offset))
+            self.peers.tell(k, APPLIED, OFFSET.pack(self._applied_here()))
         self._settle()
 
     def _announce(self, k: int, opened: list[tuple[Any, ...]]) -> None:
@@ -353,7 +359,7 @@ class Feed:
     # -- completeness --------------------------------------------------------------------------------------
 
     def _complete_here(self) -> int:
-        return min([self.offset, *self._applied.values()])
+        return min([self._applied_here(), *self._applied.values()])
 
     def _settle(self) -> None:
         """Something has moved: who waits for it?"""
@@ -385,7 +391,9 @@ class Feed:
 
     async def settled(self, answer: Any, offset: int) -> Any:
         """`answer`, once all workers are complete at `offset`, or have had their time."""
-        if not await self.complete(offset, SETTLE_S):
+        while not await self.complete(offset, SETTLE_S):
+            if self._applied_here() < offset:
+                continue  # a long change: this worker is still at it
             logger.warning(
                 "metadata offset %d is not known to all workers after %g s: applied %s, complete %s",
                 offset,
@@ -393,6 +401,7 @@ class Feed:
                 self._applied,
                 self._completed,
             )
+            break
         return answer
 
     async def join(self, *, timeout_s: float | None) -> None:
@@ -413,37 +422,14 @@ def _announcement(log: Any) -> tuple[Any, ...]:
     return log.topic, log.partition, log.topic_id.hex(), log.native.slot.number, log.directory
 
 
-class LeadingController:
+class LeadingController(AnsweringController):
     """The controller of worker 0 when it is not alone: a change is answered when all workers know it."""
 
     def __init__(self, controller: Any, feed: Feed) -> None:
-        self._controller = controller
+        super().__init__(controller)
         self._feed = feed
         feed.peers.handle(CREATE, self._create)
         feed.peers.handle(PLACED, self._placed)
-
-    def create_topics(self, request: Any, context: Any = None) -> Any:
-        return self._settled(self._controller.create_topics, request, context)
-
-    def delete_topics(self, request: Any, context: Any = None) -> Any:
-        return self._settled(self._controller.delete_topics, request, context)
-
-    def create_partitions(self, request: Any, context: Any = None) -> Any:
-        return self._settled(self._controller.create_partitions, request, context)
-
-    def auto_create(self, names: Iterable[str]) -> Any:
-        return self._settled(self._controller.auto_create, names)
-
-    def incremental_alter_configs(self, changes: Any, validate_only: bool = False) -> Any:
-        return self._settled(self._controller.incremental_alter_configs, changes, validate_only)
-
-    def alter_configs(self, wanted: Any, validate_only: bool = False) -> Any:
-        return self._settled(self._controller.alter_configs, wanted, validate_only)
-
-    def allocate_producer_ids(self) -> tuple[int, int]:
-        """Nobody else has to know."""
-        block: tuple[int, int] = self._controller.allocate_producer_ids()
-        return block
 
     def _settled(self, change: Callable[..., Any], *arguments: Any) -> Any:
         """The answer itself where nothing was changed, else an awaitable of it."""

@@ -20,6 +20,7 @@ it (server.metadata_feed). Connections are accepted once all have met (`join`, o
 Beware: a start that fails half-way stops what it started and leaves no clean-shutdown mark.
 """
 
+import asyncio
 import gc
 import logging
 import random
@@ -51,6 +52,7 @@ from kafkad.raft.single_voter import SingleVoter
 from kafkad.replication.ownership import owner_of
 from kafkad.replication.partitions import Partitions
 from kafkad.server.background import Background
+from kafkad.server.changes import AnsweringController, Changes
 from kafkad.server.dispatch import Dispatcher
 from kafkad.server.event_loop import EventLoop
 from kafkad.server.group_loader import GroupLoader
@@ -68,7 +70,7 @@ from kafkad.server.metadata_feed import (
 )
 from kafkad.server.peers import PeerLost, Peers
 from kafkad.server.scheduler import LoopScheduler
-from kafkad.server.turns import Turns
+from kafkad.server.turns import Steps, Turns
 
 if TYPE_CHECKING:
     from kafkad.server.supervisor import Place
@@ -118,6 +120,7 @@ class Worker:
         self.random = random.SystemRandom()
         self.scheduler = LoopScheduler(loop)
         self.turns = Turns(loop)
+        self.changes = Changes(self.turns, loop, fatal)
         self.endpoints: list[Any] = []  # as bound: ports are real
         self.cluster_id = ""
         self._sockets: list[tuple[Any, str]] = []  # listening, and the name of their listener
@@ -144,6 +147,7 @@ class Worker:
                 self._register()
             else:
                 self.partitions.apply(self.metadata.image)
+                self.changes.applied = self.metadata.image.offset
             self.log_dirs.reclaim_rows()
             self._load_groups()
             self._serve()
@@ -253,7 +257,15 @@ class Worker:
             self.config.node_id, self.config, self.log_dirs, self.table, me=self.me, workers=self.count
         )
         if self.peers is not None:
-            self.feed = Feed(self.peers, self.metadata, self.partitions, self.loop, self._on_change)
+            self.feed = Feed(
+                self.peers,
+                self.metadata,
+                self.partitions,
+                self.loop,
+                self._on_change,
+                lambda: self.changes.applied,
+            )
+            self.changes.on_applied = self.feed.tell_applied
             self._started("metadata feed", self.feed.close)
 
         def config_for(topic: str) -> Any:
@@ -276,6 +288,7 @@ class Worker:
             self._register_anew()
         self.metadata.image = self.raft.image
         self.partitions.apply(self.raft.image)
+        self.changes.applied = self.raft.image.offset
         self.controller.subscribe(self._on_change)
         self._assign_directories()
         self._started("registration", self._leave)
@@ -421,7 +434,9 @@ class Worker:
 
     def _controller_of_clients(self) -> Any:
         """What the handlers are given: with several workers a change is answered when all of them know it."""
-        if self.place is None or self.me != LEADER:
+        if self.place is None:
+            return AnsweringController(self.controller, self.changes)
+        if self.me != LEADER:
             return self.controller
         return LeadingController(self.controller, self.feed)
 
@@ -447,8 +462,8 @@ class Worker:
             self.loop.add_reader(group_commit.fileno(), group_commit.publish)
 
     def _begin_background(self) -> None:
-        config, clock = self.config, self.clock
-        background = Background(self.scheduler, self.fatal)
+        config = self.config
+        background = Background(self.scheduler, self.fatal, self.turns)
         background.add("retention", lambda: self.config.log_retention_check_interval_ms, self._retention)
         background.add(
             "recovery checkpoint",
@@ -466,7 +481,7 @@ class Worker:
         background.add(
             "expiry of producers",
             lambda: config.producer_id_expiration_check_interval_ms,
-            lambda: [log.remove_expired_producers(clock.now_ms()) for log in self.partitions],
+            self._expire_producers,
         )
         if self.me == LEADER:
             background.add("metadata snapshot", lambda: 10_000, self.raft.maybe_snapshot)
@@ -479,10 +494,17 @@ class Worker:
 
     def _on_change(self, delta: Any, image: MetadataImage) -> None:
         """One committed change of metadata: configuration first, then logs, then groups."""
-        if any(kind == BROKER for kind, _ in delta.configs_changed):
+        defaults_changed = any(kind == BROKER for kind, _ in delta.configs_changed)
+        if defaults_changed:
             self._apply_dynamic_config(image)
         self.metadata.image = image
-        self.partitions.apply_delta(delta, image)
+        self.changes.put(image.offset, self._follow(delta, image, self.config if defaults_changed else None))
+
+    def _follow(self, delta: Any, image: MetadataImage, defaults: Any | None) -> Steps:
+        """The work of a change that grows with it, in steps. `defaults`: the configuration that is new."""
+        if defaults is not None:
+            yield from self.partitions.follow_defaults(defaults)
+        yield from self.partitions.follow(delta, image)
         if OFFSETS_TOPIC in {topic.name for topic in delta.topics_deleted}:
             for index in list(self.groups.shards):
                 self.groups.unload(index)
@@ -493,6 +515,13 @@ class Worker:
         if OFFSETS_TOPIC in delta.topics_changed:
             for index in range(self._group_storage.partition_count()):
                 self._group_loader.load(index)
+        if delta.topics_deleted:
+            return self._renames_synced()
+
+    async def _renames_synced(self) -> None:
+        synced = asyncio.Event()
+        if self.log_dirs.sync_renames(synced.set):
+            await synced.wait()
 
     def _directory_offline(self, path: str) -> None:
         """A failed directory takes its own partitions with it; the last one the broker (LogManager)."""
@@ -517,7 +546,6 @@ class Worker:
             return
         self.services.config = config
         self.groups.config = config
-        self.partitions.update_defaults(config)
         self.reactor.set_limits(
             connections_max=config.max_connections,
             connections_max_per_ip=config.max_connections_per_ip,
@@ -531,9 +559,11 @@ class Worker:
         self.place.heartbeats.beat(self.me)
         self.place.handover.open_again()
 
-    def _retention(self) -> None:
+    def _retention(self) -> Steps:
         now_ms = self.clock.now_ms()
         for log in self.partitions:
+            if log.closed:  # deleted meanwhile, or its directory failed
+                continue
             try:
                 log.apply_retention(now_ms)
             except AssertionError:
@@ -543,12 +573,20 @@ class Worker:
                              log.topic, log.partition, self.config.log_retention_check_interval_ms,
                              trouble, exc_info=not isinstance(trouble, KafkaError))  # fmt: skip
             log.release_idle()
+            yield
         self.partitions.table.release_idle_readers()
 
-    def _flush_due(self) -> None:
+    def _expire_producers(self) -> Steps:
+        now_ms = self.clock.now_ms()
+        for log in self.partitions:
+            log.remove_expired_producers(now_ms)
+            yield
+
+    def _flush_due(self) -> Steps:
         now_ms = self.clock.now_ms()
         for log in self.partitions:
             log.flush_if_due(now_ms)
+            yield
 
     # -- stop ----------------------------------------------------------------------------------------------
 
@@ -564,12 +602,15 @@ class Worker:
     def hang_up(self) -> None:
         """The first part of a stop: the clients' connections are closed, and nobody is served any more. When
         all workers have come so far none of them is missed."""
+        self.changes.drain(for_good=True)
         names = [what for what, _ in self._undo]
         while CONNECTIONS in names:
             self._undo_last()
             names.pop()
 
     def _unwind(self, *, clean: bool) -> None:
+        if clean:
+            self.changes.drain(for_good=True)
         self._clean = clean and not self._failed
         while self._undo:
             self._undo_last()

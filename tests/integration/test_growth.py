@@ -1,12 +1,14 @@
 """How does each cost grow, and who waits meanwhile?"""
 
+import multiprocessing
 import threading
+import time
 
 import pytest
 
 from kafkad.protocol import codec, messages
 from kafkad.testing import Broker
-from tests.wire import Wire
+from tests.wire import Wire, batch, high_watermark, produce
 
 TOPICS = 1_500
 
@@ -17,6 +19,7 @@ def broker():
         with Wire(running.bootstrap, 60) as wire:
             create(wire, [f"topic-{i:05}" for i in range(TOPICS)])
         yield running
+        running.kill()  # a clean stop of so many partitions takes seconds, and is not what is asked here
 
 
 def create(wire, names, partitions=1):
@@ -52,3 +55,113 @@ def test_the_shared_answer_about_all_topics_arrives_whole(broker, version):
     for thread in threads:
         thread.join()
     assert trouble == []
+
+
+# -- who waits meanwhile -----------------------------------------------------------------------------------
+
+
+class Others:
+    """Clients of every worker that ping all the time, in a process of their own."""
+
+    def __init__(self, bootstrap):
+        self.pipe, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("spawn")
+        self.process = context.Process(target=ping, args=(bootstrap, theirs), daemon=True)
+        self.process.start()
+        self.pipe.recv()
+
+    def worst_wait(self):
+        """Seconds, since the last call."""
+        self.pipe.send("tell")
+        return self.pipe.recv()
+
+    def close(self):
+        self.pipe.send("stop")
+        self.process.join()
+
+
+def ping(bootstrap, pipe):
+    wires = [Wire(bootstrap, 120) for _ in range(4)]
+    request = messages.ApiVersionsRequest()
+    worst = 0.0
+    pipe.send("ready")
+    while True:
+        for wire in wires:
+            begun = time.monotonic()
+            wire.ask(request, 0)
+            worst = max(worst, time.monotonic() - begun)
+        if pipe.poll(0.002):
+            if pipe.recv() == "stop":
+                return
+            pipe.send(worst)
+            worst = 0.0
+
+
+@pytest.fixture(scope="module")
+def others(broker):
+    others = Others(broker.bootstrap)
+    yield others
+    others.close()
+
+
+def asked(broker, others, request, version):
+    """(the answer, seconds until it came, the worst wait of the others meanwhile)."""
+    with Wire(broker.bootstrap, 120) as wire:
+        others.worst_wait()
+        begun = time.monotonic()
+        wire.send(request, version)
+        frame = wire.read_frame()
+        taken = time.monotonic() - begun
+        worst = others.worst_wait()
+    kind = codec.response_class(type(request).API_KEY)
+    return codec.decode_response(kind, version, frame)[1], taken, worst
+
+
+def nobody_was_stopped(taken, worst):
+    """Others wait a tenth of a second at most; on a machine that is busy with other things it is their share
+    of the time that tells a stall from a slow machine."""
+    return worst <= max(0.1, taken / 4)
+
+
+def test_many_partitions_made_and_deleted_stop_nobody(broker, others):
+    """HUNTS S5: each worker made and deleted all of its own in one turn."""
+    create_topics, topic = messages.CreateTopicsRequest, messages.CreateTopicsRequest.Topics
+    name = "many-partitions"
+    waits = []
+    for round_number in range(2):
+        make = create_topics(
+            topics=[topic(name=name, num_partitions=1_500, replication_factor=1)], timeout_ms=60_000
+        )
+        answer, *made = asked(broker, others, make, 7)
+        assert answer.topics[0].error_code == 0
+        with Wire(broker.bootstrap, 60) as wire:  # whoever serves it: all workers have heard
+            assert high_watermark(wire, name, 1_499) == 0
+        delete = messages.DeleteTopicsRequest(topic_names=[name], timeout_ms=60_000)
+        answer, *deleted = asked(broker, others, delete, 5)
+        assert answer.responses[0].error_code == 0
+        waits += [made, deleted]
+        if round_number == 0 and all(nobody_was_stopped(*each) for each in waits):
+            return
+    assert all(nobody_was_stopped(*each) for each in waits[2:]), waits
+
+
+def test_the_records_of_many_partitions_are_deleted_in_no_time(broker, others):
+    """HUNTS S1: 16 s for 4,000 partitions; it grew with their square."""
+    names = [f"topic-{i:05}" for i in range(TOPICS)]
+    struct = messages.DeleteRecordsRequest.Topics
+    with Wire(broker.bootstrap, 60) as wire:
+        for name in names[:20]:
+            assert produce(wire, name, batch(b"a", b"b")).error_code == 0
+    topics = [
+        struct(name=name, partitions=[struct.Partitions(partition_index=0, offset=-1)]) for name in names
+    ]
+
+    def seconds(count):
+        request = messages.DeleteRecordsRequest(topics=topics[:count], timeout_ms=60_000)
+        answer, taken, worst = asked(broker, others, request, 2)
+        assert {topic.partitions[0].error_code for topic in answer.topics} == {0}
+        assert nobody_was_stopped(taken, worst) or nobody_was_stopped(*asked(broker, others, request, 2)[1:])
+        return taken
+
+    few, many = (min(seconds(count) for _ in range(3)) for count in (TOPICS // 16, TOPICS))
+    assert many < max(0.2, 40 * few)

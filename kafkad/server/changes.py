@@ -1,0 +1,162 @@
+"""Committed changes of metadata, applied to this worker in their order and in short turns.
+
+A change may make or delete thousands of partitions. Its work is a generator (see server/turns) that the
+worker gives to `Changes.put`; the next change begins when it is done. A small change is done before `put`
+returns, as if it were an ordinary call. `applied` is the metadata offset up to which all is done: the answer
+to the client that asked for a change waits for that offset.
+
+The work may return an awaitable (directories that are being synced): the change is applied when that is done.
+
+Beware: the image that handlers read is ahead of `applied`. A client that hears of a partition too early is
+told to try again."""
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kafkad.server.turns import Steps, Turns
+
+logger = logging.getLogger("kafkad")
+
+
+class Changes:
+    """The changes of one worker. `fatal` is told when one cannot be applied."""
+
+    def __init__(
+        self, turns: Turns, loop: asyncio.AbstractEventLoop, fatal: Callable[[BaseException], None]
+    ) -> None:
+        self.applied = -1
+        self.on_applied: Callable[[], None] | None = None
+        self._turns = turns
+        self._loop = loop
+        self._fatal = fatal
+        self._pending: deque[tuple[int, Steps]] = deque()
+        self._current: tuple[int, Steps] | None = None
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._at_once = False
+
+    def put(self, offset: int, steps: Steps) -> None:
+        """Apply a change, which brings the metadata to `offset`, after those before it."""
+        self._pending.append((offset, steps))
+        if self._at_once or not self._loop.is_running():
+            self.drain()
+        elif self._current is None:
+            self._next()
+
+    def drain(self, *, for_good: bool = False) -> None:
+        """Do all that is pending now, without turns. `for_good`: from now on nothing waits for a turn. What
+        the work returns to be awaited is not waited for: only a clean stop needs it, and syncs by itself."""
+        self._at_once = self._at_once or for_good
+        while self._current is not None or self._pending:
+            self._current = self._current or self._pending.popleft()
+            offset, steps = self._current
+            _close_unless_awaited(_run_to_end(steps))
+            self._end(offset)
+
+    async def wait(self, offset: int) -> None:
+        """Until the change that brings the metadata to `offset` is applied here."""
+        if offset > self.applied:
+            future = self._loop.create_future()
+            self._waiting.append((offset, future))
+            await future
+
+    def _next(self) -> None:
+        while self._current is None and self._pending:
+            self._current = self._pending.popleft()
+            offset, steps = self._current
+            try:
+                result = self._turns.run(steps)
+            except BaseException as trouble:
+                self._failed(trouble)
+                raise
+            if inspect.isawaitable(result):
+                task = asyncio.ensure_future(result)
+                task.add_done_callback(lambda task, current=self._current: self._done(task, current))  # type: ignore[misc]
+            else:
+                self._end(offset)
+
+    def _done(self, task: "asyncio.Future[Any]", current: tuple[int, Steps]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            trouble = task.exception()
+            assert trouble is not None
+            self._failed(trouble)
+        elif self._current is current:  # else it was drained meanwhile
+            self._end(current[0])
+            self._next()
+
+    def _failed(self, trouble: BaseException) -> None:
+        logger.error("a change of metadata could not be applied", exc_info=trouble)
+        self._fatal(trouble)
+
+    def _end(self, offset: int) -> None:
+        self._current = None
+        self.applied = max(self.applied, offset)
+        if self.on_applied is not None:
+            self.on_applied()
+        ready = [future for wanted, future in self._waiting if wanted <= self.applied]
+        self._waiting = [waiter for waiter in self._waiting if waiter[0] > self.applied]
+        for future in ready:
+            if not future.done():
+                future.set_result(None)
+
+
+def _run_to_end(steps: Steps) -> Any:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def _close_unless_awaited(result: Any) -> None:
+    if inspect.iscoroutine(result):
+        result.close()
+
+
+class AnsweringController:
+    """What the handlers see as the controller: its answers wait until the change is applied here. The answer
+    itself where that is so already, else an awaitable of it."""
+
+    def __init__(self, controller: Any, changes: Changes | None = None) -> None:
+        self._controller = controller
+        self._changes = changes
+
+    def create_topics(self, request: Any, context: Any = None) -> Any:
+        return self._settled(self._controller.create_topics, request, context)
+
+    def delete_topics(self, request: Any, context: Any = None) -> Any:
+        return self._settled(self._controller.delete_topics, request, context)
+
+    def create_partitions(self, request: Any, context: Any = None) -> Any:
+        return self._settled(self._controller.create_partitions, request, context)
+
+    def auto_create(self, names: Iterable[str]) -> Any:
+        return self._settled(self._controller.auto_create, names)
+
+    def incremental_alter_configs(self, changes: Any, validate_only: bool = False) -> Any:
+        return self._settled(self._controller.incremental_alter_configs, changes, validate_only)
+
+    def alter_configs(self, wanted: Any, validate_only: bool = False) -> Any:
+        return self._settled(self._controller.alter_configs, wanted, validate_only)
+
+    def allocate_producer_ids(self) -> tuple[int, int]:
+        """Nobody else has to know."""
+        block: tuple[int, int] = self._controller.allocate_producer_ids()
+        return block
+
+    def _settled(self, change: Callable[..., Any], *arguments: Any) -> Any:
+        assert self._changes is not None
+        before = self._controller.image.offset
+        answer = change(*arguments)
+        offset = self._controller.image.offset
+        if offset == before or offset <= self._changes.applied:
+            return answer
+        return self._later(answer, offset)
+
+    async def _later(self, answer: Any, offset: int) -> Any:
+        assert self._changes is not None
+        await self._changes.wait(offset)
+        return answer

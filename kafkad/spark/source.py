@@ -29,6 +29,7 @@ from kafkad.spark import planning, reading
 from kafkad.spark.layout import Layout, layout_of
 from kafkad.spark.offsets import OffsetReader
 from kafkad.spark.options import EARLIEST, LATEST, ReadOptions, read_options, shown
+from kafkad.spark.plain_errors import plain_errors
 from kafkad.spark.planning import Range
 
 FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -68,10 +69,12 @@ def spark_schema(layout: Layout) -> Any:
 # -- what PySpark calls (through pyspark_kafkad) ------------------------------------------------------------
 
 
+@plain_errors()
 def read_schema(options: Mapping[str, str]) -> Any:
     return spark_schema(result_layout(parsed(options, None)))
 
 
+@plain_errors()
 def batch_reader(options: Mapping[str, str], schema: Any) -> BatchReader:
     checked = parsed(options, streaming=False)
     layout = checked_layout(checked, schema)
@@ -88,6 +91,7 @@ def stream_reader(options: Mapping[str, str], schema: Any) -> Any:
         return RefusedReader(str(wrong))
 
 
+@plain_errors()
 def batch_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> Any:
     from kafkad.spark import writer
 
@@ -98,6 +102,7 @@ def batch_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> An
     return writer.batch_writer(schema, options)
 
 
+@plain_errors()
 def stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> Any:
     from kafkad.spark import writer
 
@@ -138,6 +143,7 @@ class BatchReader(DataSourceReader):
         self.layout = layout
         self.filters = Filters()
 
+    @plain_errors()
     def partitions(self) -> list[Any]:
         if self.options.log_dir is not None:
             from kafkad.spark import segment_scan

@@ -179,9 +179,24 @@ def test_what_is_wrong_with_a_batch_is_one_sentence(spark, broker, topic):
         with pytest.raises(Exception) as refused:
             batch(spark, broker, topic, **options).count()
         assert expected in sentence(refused)
+        assert "Traceback" not in str(refused.value), "HUNTS U9"
     with pytest.raises(Exception) as refused:
         source(spark.read, broker, topic).schema("a int").load().count()
     assert "leave out .schema(…)" in sentence(refused)
+    assert "Traceback" not in str(refused.value)
+
+
+def test_a_batch_write_names_its_mode(spark, broker, topic):
+    """HUNTS U5: docs/spark.md says so; Spark demands it of every Python source."""
+    write = spark.range(3).selectExpr("cast(id as string) value").write.format("kafkad")
+    write = write.option("kafka.bootstrap.servers", broker.bootstrap).option("topic", topic)
+    with pytest.raises(Exception, match="Append"):
+        write.save()
+    with pytest.raises(Exception, match="append") as refused:
+        write.mode("overwrite").save()
+    assert "Traceback" not in str(refused.value), "HUNTS U9"
+    write.mode("append").save()
+    assert batch(spark, broker, topic).count() == 3
 
 
 def test_offsets_that_are_gone_fail_or_are_left_out(spark, broker, topic):

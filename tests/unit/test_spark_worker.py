@@ -5,6 +5,9 @@ import subprocess
 import sys
 from types import ModuleType
 
+import pytest
+
+from kafkad.spark import plain_errors
 from kafkad.spark.worker import end_in_silence
 
 TASKS = """
@@ -63,3 +66,24 @@ def test_what_is_no_worker_of_spark_is_left_alone():
         before = dict(vars(module))
         end_in_silence(module)
         assert vars(module) == before
+
+
+def test_errors_for_users_hide_the_traceback_once(monkeypatch):
+    """HUNTS U9: the sentence stood at the end of a traceback."""
+    monkeypatch.delenv(plain_errors.HIDE, raising=False)
+    with pytest.raises(ValueError), plain_errors.plain_errors():
+        raise ValueError("no worker of PySpark's")
+    assert plain_errors.HIDE not in os.environ
+    monkeypatch.setattr(plain_errors, "is_worker", lambda: True)
+    with pytest.raises(ValueError), plain_errors.plain_errors():
+        raise ValueError("for the user")
+    assert os.environ[plain_errors.HIDE]
+    with pytest.raises(AssertionError), plain_errors.plain_errors():
+        assert plain_errors.HIDE not in os.environ
+        raise AssertionError("a defect")
+    assert plain_errors.HIDE not in os.environ
+    monkeypatch.setenv(plain_errors.HIDE, "1")  # the user's own setting stays
+    with pytest.raises(ValueError), plain_errors.plain_errors():
+        raise ValueError("for the user")
+    with plain_errors.plain_errors():
+        assert os.environ[plain_errors.HIDE]

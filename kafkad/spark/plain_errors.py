@@ -1,0 +1,40 @@
+"""Errors that a user can act on reach Spark's driver as one sentence, without a traceback of PySpark's worker.
+
+PySpark sends a formatted exception from its worker to the JVM, which puts all of it into its own message. It
+leaves the traceback out if SPARK_HIDE_TRACEBACK is in the environment. So that is set when such an error
+leaves the source while Spark creates or plans it, and taken back when the same process is used again. Any
+other exception is a defect and keeps its traceback, and so do errors of tasks, whose processes also run the
+code of others."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kafkad.protocol.errors import KafkaError
+
+HIDE = "SPARK_HIDE_TRACEBACK"
+FOR_USERS = (ValueError, RuntimeError, OSError, KafkaError)
+
+_ours = False  # whether it was set here
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    global _ours
+    if _ours:
+        os.environ.pop(HIDE, None)
+        _ours = False
+    try:
+        yield
+    except FOR_USERS as trouble:
+        if is_worker() and HIDE not in os.environ and not isinstance(trouble, UnicodeError):
+            os.environ[HIDE] = "1"
+            _ours = True
+        raise
+
+
+def is_worker() -> bool:
+    """This process is one of PySpark's: its daemon or one of its worker modules is the main module."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return getattr(spec, "name", "").startswith("pyspark.")

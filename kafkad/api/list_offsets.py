@@ -8,6 +8,7 @@ row, and any worker answers (`in_rows`); timestamps are the owner's. A timestamp
 index and is exact inside its batch. Nothing is tiered yet: earliest local is earliest, last tiered is -1.
 """
 
+from collections.abc import Generator
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services, code_of
@@ -31,7 +32,8 @@ DEBUGGING_CONSUMER = -2
 SPECIAL_SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LAST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 
-def list_offsets(services: Services, context: RequestContext, request: Any) -> Any:
+def list_offsets(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
+    """In steps: a look-up by time unpacks what stands in its batch before its record."""
     response = messages.ListOffsetsResponse()
     duplicates = _named_twice(request)
     for topic in request.topics:
@@ -45,11 +47,12 @@ def list_offsets(services: Services, context: RequestContext, request: Any) -> A
                 found.error_code = errors.INVALID_REQUEST
                 continue
             try:
-                _look_up(services, context, request, topic.name, asked, found)
+                yield from _look_up(services, context, request, topic.name, asked, found)
             except KafkaError as trouble:
                 found.error_code = code_of(trouble)
             if context.version < LEADER_EPOCH_SINCE:
                 found.leader_epoch = -1
+            yield
     return response
 
 
@@ -79,7 +82,7 @@ def _named_twice(request: Any) -> set[tuple[str, int]]:
 
 def _look_up(
     services: Services, context: RequestContext, request: Any, topic: str, asked: Any, found: Any
-) -> None:
+) -> Generator[None, None, None]:
     timestamp = asked.timestamp
     log = services.partitions.find(topic, asked.partition_index)
     if log is None:
@@ -100,9 +103,9 @@ def _look_up(
     elif timestamp in (LAST_TIERED, EARLIEST_PENDING_UPLOAD):
         return  # nothing is tiered: -1, -1
     elif timestamp == MAX_TIMESTAMP:
-        _fill(found, log.offset_for_max_timestamp())
+        _fill(found, (yield from log.seek_max_timestamp()))
     elif timestamp >= 0:
-        _fill(found, log.offset_for_timestamp(timestamp, isolation))
+        _fill(found, (yield from log.seek_timestamp(timestamp, isolation)))
     else:
         raise KafkaError(errors.UNSUPPORTED_VERSION)
 

@@ -12,7 +12,7 @@ import logging
 import os
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
@@ -57,7 +57,7 @@ from kafkad.protocol.errors import (
     KafkaError,
     Malformed,
 )
-from kafkad.protocol.records import find_max_timestamp, find_timestamp
+from kafkad.protocol.records import seek_max_timestamp, seek_timestamp
 from kafkad.protocol.validation import InvalidBatch, Validation
 
 if TYPE_CHECKING:
@@ -113,6 +113,19 @@ class TimestampOffset(NamedTuple):
     timestamp: int  # -1 for earliest and latest
     offset: int
     leader_epoch: int  # -1 when unknown
+
+
+Search = Generator[None, None, TimestampOffset | None]
+
+
+def finish(search: Search) -> TimestampOffset | None:
+    """The result of a search whose steps are all made now."""
+    while True:
+        try:
+            next(search)
+        except StopIteration as end:
+            found: TimestampOffset | None = end.value
+            return found
 
 
 class Log:
@@ -609,27 +622,42 @@ class Log:
     def offset_for_timestamp(self, timestamp: int, isolation: int = 0) -> TimestampOffset | None:
         """The first record at or after `timestamp`, below HW (or LSO): exact inside its batch. None when
         there is none."""
+        return finish(self.seek_timestamp(timestamp, isolation))
+
+    def seek_timestamp(self, timestamp: int, isolation: int = 0) -> "Search":
+        """`offset_for_timestamp` in steps of bounded work; the log may change between them."""
+        native = self.native
         bound = self.latest(isolation).offset
-        start = self.log_start_offset
-        for at in range(self.native.count):
-            if self._io(self.native.segment_max_timestamp, at)[0] < timestamp:
-                continue
-            position = -1
-            while True:
-                found = self._io(self.native.batch_by_timestamp, at, timestamp, start, position)
+        first, at, position = native.first_base_offset, 0, -1
+        while at < native.count:
+            if self._io(native.segment_max_timestamp, at)[0] < timestamp:
+                at += 1
+            else:
+                start = self.log_start_offset
+                found = self._io(native.batch_by_timestamp, at, timestamp, start, position)
                 if found is None:
-                    break
-                position, size = found
-                data = self._io(self.native.read_batch, at, position, size)
-                record = find_timestamp(data, timestamp, start)
-                if record is not None:
-                    if record[1] >= bound:
-                        return None
-                    return TimestampOffset(record[0], record[1], _leader_epoch(data))
+                    at, position = at + 1, -1
+                else:
+                    position, size = found
+                    data = self._io(native.read_batch, at, position, size)
+                    record = yield from seek_timestamp(data, timestamp, start)
+                    if record is not None:
+                        if record[1] >= bound:
+                            return None
+                        return TimestampOffset(record[0], record[1], _leader_epoch(data))
+            yield
+            if self.closed:
+                raise KafkaError(NOT_LEADER_OR_FOLLOWER)
+            if native.first_base_offset != first:  # segments were deleted: the others' numbers changed
+                first, at, position = native.first_base_offset, 0, -1
         return None
 
     def offset_for_max_timestamp(self) -> TimestampOffset | None:
         """The first record that has the log's largest timestamp."""
+        return finish(self.seek_max_timestamp())
+
+    def seek_max_timestamp(self) -> "Search":
+        """`offset_for_max_timestamp` in steps of bounded work."""
         largest = [self._io(self.native.segment_max_timestamp, at) for at in range(self.native.count)]
         best = max(range(len(largest)), key=lambda at: (largest[at][0], -at))
         timestamp, offset = largest[best]
@@ -641,7 +669,7 @@ class Log:
         if found is None:
             return None
         data = self._io(self.native.read_batch, best, *found)
-        record = find_max_timestamp(data)
+        record = yield from seek_max_timestamp(data)
         return None if record is None else TimestampOffset(record[0], record[1], _leader_epoch(data))
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ and `validation`.
 Beware: record timestamps of a LogAppendTime batch are its max_timestamp, whatever their deltas say."""
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Final
 
 from kafkad._native import records as native
@@ -164,26 +164,55 @@ def end_marker(kind: int, coordinator_epoch: int, *, timestamp: int) -> Record:
 # -- one record in a batch, by time ------------------------------------------------------------------------
 
 
+Search = Generator[None, None, tuple[int, int] | None]
+
+
 def find_timestamp(buffer: Any, timestamp: int, from_offset: int = 0) -> tuple[int, int] | None:
     """(timestamp, offset) of the first record at or after both in the one batch of `buffer`. Raises
     Malformed."""
-    header = BatchHeader(buffer)
-    walk = RecordWalk(header, target=timestamp, from_offset=from_offset)
-    for chunk in codecs.chunks(header.compression, memoryview(buffer).cast("B")[HEADER_SIZE : header.size]):
-        if walk.feed(chunk):
-            raise Malformed(f"the batch at offset {header.base_offset}: {walk.message}")
-        if walk.found:
-            break
-    return walk.found
+    return _finish(seek_timestamp(buffer, timestamp, from_offset))
 
 
 def find_max_timestamp(buffer: Any) -> tuple[int, int] | None:
     """(timestamp, offset) of the first record with the largest timestamp in the one batch of `buffer`;
     None if no record has a timestamp. Raises Malformed."""
+    return _finish(seek_max_timestamp(buffer))
+
+
+def seek_timestamp(buffer: Any, timestamp: int, from_offset: int = 0) -> Search:
+    """`find_timestamp` in steps of bounded work."""
+    header = BatchHeader(buffer)
+    walk = RecordWalk(header, target=timestamp, from_offset=from_offset)
+    for chunk in _steps(header, buffer):
+        if walk.feed(chunk):
+            raise Malformed(f"the batch at offset {header.base_offset}: {walk.message}")
+        if walk.found:
+            break
+        yield
+    return walk.found
+
+
+def seek_max_timestamp(buffer: Any) -> Search:
+    """`find_max_timestamp` in steps of bounded work."""
     header = BatchHeader(buffer)
     walk = RecordWalk(header)
-    for chunk in codecs.chunks(header.compression, memoryview(buffer).cast("B")[HEADER_SIZE : header.size]):
+    for chunk in _steps(header, buffer):
         walk.feed(chunk)
+        yield
     if walk.end():
         raise Malformed(f"the batch at offset {header.base_offset}: {header.message}")
     return walk.largest
+
+
+def _steps(header: BatchHeader, buffer: Any) -> codecs.Chunks:
+    data = memoryview(buffer).cast("B")[HEADER_SIZE : header.size]
+    return codecs.steps(header.compression, data, codecs.CHUNK, codecs.Needs())
+
+
+def _finish(search: Search) -> tuple[int, int] | None:
+    while True:
+        try:
+            next(search)
+        except StopIteration as end:
+            found: tuple[int, int] | None = end.value
+            return found

@@ -1,12 +1,14 @@
 """Where a log begins and ends is told by any worker, from the shared row: as its owner tells it."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from kafkad.api import list_offsets
 from kafkad.protocol import errors, messages
-from kafkad.protocol.records import build_batch, end_marker
+from kafkad.protocol.errors import KafkaError
+from kafkad.protocol.records import Record, build_batch, end_marker
 from tests.unit.log_world import batch
 from tests.unit.test_partitions import topic
 from tests.unit.test_partitions_workers import World
@@ -36,8 +38,17 @@ def services_of(worker):
     return SimpleNamespace(partitions=worker.partitions)
 
 
+def finished(steps):
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
 def tell(worker, asked, version=11):
-    answer = list_offsets.list_offsets(services_of(worker), SimpleNamespace(version=version), asked)
+    context = SimpleNamespace(version=version)
+    answer = finished(list_offsets.list_offsets(services_of(worker), context, asked))
     return [
         (each.error_code, each.timestamp, each.offset, each.leader_epoch)
         for told in answer.topics
@@ -114,3 +125,51 @@ def test_a_partition_that_is_not_led_is_refused_as_its_owner_would(world):
     owner, other = world.owner("t", 0), world.other("t", 0)
     owner.partitions.get("t", 0).resign()
     assert tell(other, request(-1))[0][0] == errors.NOT_LEADER_OR_FOLLOWER
+
+
+def test_a_look_up_by_time_goes_in_steps(world):
+    """HUNTS N1: twenty large batches in one request took 5 s of the loop, Kafka 0.03 s."""
+    log = world.owner("t", 0).partitions.get("t", 0)
+    value = bytes(1 << 20)
+    records = [Record(None, value, timestamp=5_000 + i) for i in range(20)]
+    log.append_client(build_batch(records, compression=1), 1_000)
+    context = SimpleNamespace(version=7)
+    for timestamp, found in ((5_019, (5_019, 19)), (-3, (5_019, 19)), (5_000, (5_000, 0)), (5_020, (-1, -1))):
+        steps = list_offsets.list_offsets(services_of(world.owner("t", 0)), context, request(timestamp))
+        count, longest = 0, 0.0
+        while True:
+            began = time.thread_time()
+            try:
+                next(steps)
+            except StopIteration as end:
+                answer = end.value
+                break
+            longest = max(longest, time.thread_time() - began)
+            count += 1
+        if timestamp in (5_019, -3):
+            assert count >= 20  # a chunk a step
+        assert longest < 0.05
+        told = [each for topics in answer.topics for each in topics.partitions]
+        assert [(each.timestamp, each.offset) for each in told] == [found]
+
+
+def test_a_log_may_change_in_the_middle_of_a_look_up(world):
+    log = world.owner("t", 0).partitions.get("t", 0)
+    value = bytes(1 << 20)
+    for base in (5_000, 6_000):
+        records = [Record(None, value, timestamp=base + i) for i in range(20)]
+        log.append_client(build_batch(records, compression=1), 1_000)
+        log.roll(1_000)
+    search, another = log.seek_timestamp(6_019), log.seek_timestamp(6_019)
+    next(search)
+    next(another)
+    log.advance_log_start(20)
+    log.apply_retention(1_000)
+    assert log.segments[0][0] == 20
+    with pytest.raises(StopIteration) as end:
+        while True:
+            next(search)
+    assert end.value.value[:2] == (6_019, 39)
+    log.close()
+    with pytest.raises(KafkaError):
+        next(another)

@@ -5,6 +5,11 @@ descriptor limit answers requests of any kind."""
 
 import os
 import resource
+import shutil
+import socket
+import subprocess
+import threading
+import time
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import count
@@ -12,13 +17,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from confluent_kafka import Producer
 
 from kafkad.api.table import ROWS
-from kafkad.protocol import messages, records
+from kafkad.protocol import errors, messages, records
 from kafkad.testing import Broker, BrokerFailed
 from tests.clients import python_path, wait_until
 from tests.integration.test_workers import MARK, read_values, retried
-from tests.wire import Wire, batch, create_topic, produce
+from tests.wire import Wire, batch, create_topic, produce, produce_request
 
 OBSERVED = Path(__file__).parent.parent / "observed"
 PARTITIONS = 4
@@ -133,6 +139,168 @@ def test_nothing_is_imported_and_no_file_of_our_own_is_opened_while_serving(tmp_
     assert not others, sorted(set(others))
 
 
+# -- a shortage while a client writes ----------------------------------------------------------------------
+
+
+class Writer:
+    """A client that writes numbers with acks=all in the background, retrying as clients do. At the end, what
+    was acknowledged must be in the log, once and in order."""
+
+    def __init__(self, broker):
+        self.broker = broker
+        self.acked = [[] for _ in range(PARTITIONS)]
+        with Wire(broker.bootstrap) as wire:
+            create_topic(wire, "kept", PARTITIONS)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._write, daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        wait_until(lambda: all(self.acked))
+        return self
+
+    def __exit__(self, *exception):
+        self._ended.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        if exception[0] is None:
+            self._check()
+
+    def _write(self):
+        producer = Producer(
+            {
+                "bootstrap.servers": self.broker.bootstrap,
+                "acks": "all",
+                "enable.idempotence": True,
+                "delivery.timeout.ms": 30_000,
+                "retry.backoff.max.ms": 200,
+                "reconnect.backoff.max.ms": 200,
+                "linger.ms": 1,
+            }
+        )
+
+        def delivered(partition, number, error):
+            if error is None:
+                self.acked[partition].append(number)
+
+        for number in count():
+            for partition in range(PARTITIONS):
+                note = partial(lambda p, n, error, _: delivered(p, n, error), partition, number)
+                value = b"n%d " % number + bytes(4000)
+                try:
+                    producer.produce("kept", value, partition=partition, on_delivery=note)
+                except BufferError:
+                    producer.poll(0.1)
+            producer.poll(0.005)
+            if self._ended.is_set():
+                break
+        assert producer.flush(40) == 0
+
+    def goes_on(self):
+        """Waits until each partition has taken more than now."""
+        before = [len(acked) for acked in self.acked]
+        wait_until(lambda: all(len(acked) > n for acked, n in zip(self.acked, before, strict=True)))
+
+    def _check(self):
+        with Wire(self.broker.bootstrap, timeout=20) as wire:
+            for partition, acked in enumerate(self.acked):
+                end = retried(lambda p=partition: latest(wire, p)).offset
+                values = read_values(wire, "kept", partition, end)
+                numbers = [int(value[1:].split()[0]) for value in values if value.startswith(b"n")]
+                assert numbers == sorted(set(numbers)), "doubled or reordered"
+                assert not set(acked) - set(numbers), "acknowledged and lost"
+
+
+def latest(wire, partition):
+    topics = messages.ListOffsetsRequest.Topics
+    asked = topics.Partitions(partition_index=partition, timestamp=-1)
+    request = messages.ListOffsetsRequest(replica_id=-1, topics=[topics(name="kept", partitions=[asked])])
+    return wire.ask(request, 6).topics[0].partitions[0]
+
+
+ROLLING = {"log.segment.bytes": 1 << 20, "offsets.topic.num.partitions": 4}
+
+
+def test_connections_that_take_all_descriptors_cost_no_record(tmp_path):
+    """At the limit logs roll, connections come and nobody can be accepted."""
+    with Broker(workers=2, data_dir=tmp_path / "data", config=ROLLING) as broker, Writer(broker) as writer:
+        pids = broker.worker_pids
+        limits = psutil.Process(broker.pid).rlimit(resource.RLIMIT_NOFILE)
+        for pid in pids.values():
+            psutil.Process(pid).rlimit(resource.RLIMIT_NOFILE, (lowest_free(pid) + 10, limits[1]))
+        with ExitStack() as crowd:
+            for _ in range(100):
+                crowd.enter_context(socket.create_connection((broker.host, broker.port), timeout=20))
+            time.sleep(1.5)
+            assert "Too many open files" in broker.log, "there was no shortage"
+            assert broker.worker_pids == pids, broker.log
+        for pid in pids.values():
+            psutil.Process(pid).rlimit(resource.RLIMIT_NOFILE, limits)
+        writer.goes_on()
+        assert_serves(broker)
+        assert broker.worker_pids == pids, broker.log
+
+
+def test_a_worker_without_memory_costs_no_record(tmp_path):
+    """HUNTS W8: requests that it has no room for; at worst the worker dies and comes back."""
+    with Broker(workers=2, data_dir=tmp_path / "data", config=ROLLING) as broker, Writer(broker) as writer:
+        for pid in broker.worker_pids.values():
+            process = psutil.Process(pid)
+            room = process.memory_info().vms + (24 << 20)
+            process.rlimit(resource.RLIMIT_AS, (room, process.rlimit(resource.RLIMIT_AS)[1]))
+        names = [messages.MetadataRequest.Topics(name=f"no-such-{n}") for n in range(200_000)]
+        hungry = [
+            (messages.MetadataRequest(topics=names, allow_auto_topic_creation=False), 9),
+            (produce_request("kept", bytes(40 << 20)), 9),
+            (messages.DescribeGroupsRequest(groups=["g" * 1000] * 30_000), 5),
+        ]
+        for request, version in hungry * 2:
+            with suppress(ConnectionError, TimeoutError), Wire(broker.bootstrap, timeout=10) as wire:
+                wire.ask(request, version)
+            assert broker.running, broker.log
+        for pid in broker.worker_pids.values():
+            with suppress(psutil.Error):
+                process = psutil.Process(pid)
+                process.rlimit(resource.RLIMIT_AS, (process.rlimit(resource.RLIMIT_AS)[1],) * 2)
+        writer.goes_on()
+        assert_serves(broker)
+        assert broker.running
+        assert "no memory was left" in broker.log or "has died" in broker.log, "there was no shortage"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 MB; mounting it needs root."""
+    where = tmp_path / "small"
+    where.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(where)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield where
+    subprocess.run(["umount", "-l", str(where)], check=True)
+
+
+def test_a_disk_that_fills_and_empties_costs_no_record(small_disk):
+    with Broker(workers=2, data_dir=small_disk / "data", config=ROLLING) as broker, Writer(broker) as writer:
+        pids = broker.worker_pids
+        ballast = small_disk / "ballast"
+        ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - (2 << 20)))
+        with Wire(broker.bootstrap) as wire:
+            wait_until(lambda: refused(wire))
+            topics = messages.CreateTopicsRequest.Topics(name="more", num_partitions=4, replication_factor=1)
+            wire.ask(messages.CreateTopicsRequest(topics=[topics], timeout_ms=5000), 7)
+        time.sleep(1)
+        assert broker.worker_pids == pids, broker.log
+        ballast.unlink()
+        writer.goes_on()
+        assert_serves(broker)
+        assert broker.worker_pids == pids, broker.log
+
+
+def refused(wire):
+    return produce(wire, "kept", batch(os.urandom(400_000))).error_code == errors.KAFKA_STORAGE_ERROR
+
+
 # -- workers that die --------------------------------------------------------------------------------------
 
 # While the file $NO_FORKS is there the system has no process for anybody.
@@ -153,9 +321,7 @@ def test_a_fork_that_the_system_refuses_is_tried_again(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(NO_FORKS)
     no_forks = tmp_path / "no-forks"
     env = python_path(tmp_path) | {"NO_FORKS": str(no_forks)}
-    with Broker(workers=2, data_dir=tmp_path / "data", env=env) as broker:
-        with Wire(broker.bootstrap) as wire:
-            create_topic(wire, "kept", PARTITIONS)
+    with Broker(workers=2, data_dir=tmp_path / "data", env=env) as broker, Writer(broker) as writer:
         other = broker.worker_pids[0]
         no_forks.touch()
         broker.kill_worker(1)
@@ -163,8 +329,8 @@ def test_a_fork_that_the_system_refuses_is_tried_again(tmp_path):
         assert broker.worker_pids == {0: other}
         no_forks.unlink()
         wait_until(lambda: 1 in broker.worker_pids)
+        writer.goes_on()
         assert_serves(broker)
-        assert broker.stop() == 0
 
 
 def test_a_supervisor_without_descriptors_forks_when_it_has_some_again(tmp_path):

@@ -22,6 +22,8 @@ cdef enum:
     SLOTS_MAX = 256                 # unanswered requests of one connection before it is read no further
     FRAMES_PER_TURN = 256           # served for one connection before the others have their turn
     CALLS_PER_TURN = 16             # the same for frames that go to Python
+    ELEMENTS_PER_FRAME = 16         # so many partitions of a request count as one more frame of the turn
+    UNSENT_MAX = 1024 * 1024        # bytes of answers that a connection has not taken before it is served no further
     BUFFER_CLASSES = 72
     COPIES_KEPT = 16
     API_KEYS = 128
@@ -82,6 +84,11 @@ cdef struct Slot:                   # one request's answer
     Region inline_region
     uint8_t inline_data[SLOT_INLINE]
 
+cdef struct Ending:                 # a connection that sent bytes that lie: answered, then closed
+    Timer timer                     # first
+    Conn* conn
+    char reason[256]
+
 cdef struct Conn:
     int kind
     int fd                          # -1: fed by Python (TLS)
@@ -107,6 +114,8 @@ cdef struct Conn:
     uint32_t pending_count          # of them not ready
     uint32_t pending_produces       # of these, Produces
     uint32_t unpacking              # batches of it that threads unpack: behind them nothing runs
+    int64_t answer_bytes            # memory of its slots beyond what stands in them; counts as buffered
+    Ending* ending                  # it is read no more, and closed when its answers have left
     uint8_t* input                  # unserved bytes in a buffer; NULL when there are none
     uint32_t input_start
     uint32_t input_end
@@ -134,7 +143,7 @@ cdef struct Stats:
     int64_t bad_frames
     int64_t bytes_in
     int64_t bytes_out
-    int64_t buffered_bytes          # held for partial and waiting frames
+    int64_t buffered_bytes          # held for partial and waiting frames, waiting Fetches, and answers
     int64_t pooled_bytes            # free, kept for the next one
     int64_t polls
     int64_t rounds
@@ -155,6 +164,8 @@ cdef struct Stats:
     int64_t cold_reads              # of what was not in memory
     int64_t cold_bytes              # that helpers have read
     int64_t cold_checks             # questions to the kernel
+    int64_t trims                   # of the heap
+    int64_t longest_turn_us         # for which nobody looked at the sockets
     int64_t mail_in                 # messages from other workers, and to them
     int64_t mail_out
     int64_t doorbells               # that were rung for them
@@ -208,6 +219,11 @@ cdef struct Core:
     int64_t buffered_bytes_max
     int64_t pooled_bytes_max
     int32_t request_bytes_max
+    int64_t elements                # partitions that the frame at hand has answered
+    int64_t freed_bytes             # since the heap was last trimmed, in small pieces or big ones
+    int64_t trimmed_ms
+    int64_t starved_since_ms        # 0: memory is not short
+    int64_t awake_us                # when this turn of the loop began, 0: it sleeps
     BufferClass buffers[BUFFER_CLASSES]
     Stats stats
 
@@ -216,7 +232,8 @@ cdef Core* core_new(Arena* arena) noexcept                          # NULL: buff
 cdef void core_free(Core* core) noexcept
 cdef void core_shut(Core* core) noexcept                           # close its fds
 cdef void core_wake(Core* core) noexcept nogil                     # have poll() called soon
-cdef void core_read_clocks(Core* core) noexcept nogil
+cdef void core_read_clocks(Core* core) noexcept nogil               # a turn of the loop begins
+cdef int64_t clock_us() noexcept nogil                              # monotonic
 cdef void copies_forget(Core* core) noexcept nogil                 # at the end of a round
 cdef void core_fatal(Core* core) noexcept                          # a Python exception that nobody may swallow
 
@@ -235,6 +252,7 @@ cdef void conn_touch(Conn* conn) noexcept nogil                    # it was acti
 cdef void conn_flush(Conn* conn) noexcept nogil                    # send what is ready; may close
 cdef void conn_close(Conn* conn, const char* reason) noexcept nogil
 cdef void conn_reap(Core* core) noexcept nogil                     # free what was closed
+cdef void conn_end(Conn* conn, const char* reason) noexcept nogil      # close it when its answers have left
 cdef bint conn_may_serve(Conn* conn, int16_t api_key) noexcept nogil
 
 cdef Connection conn_handle(Conn* conn)

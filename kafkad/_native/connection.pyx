@@ -26,13 +26,14 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memset, strncpy
 
 from kafkad._native.arena cimport Arena
 from kafkad._native.buffers cimport buffers_trim, input_release, input_reserve, scratch_free, scratch_renew
 from kafkad._native.cold_reads cimport READ_MAX, ColdJob, cold_ask, cold_close, cold_init, cold_warm
 from kafkad._native.partition cimport LogFile, log_file_release
 from kafkad._native.segments cimport log_file_hot, log_file_retain
+from kafkad._native.timers cimport timer_start, timer_stop
 from kafkad._native.wire cimport KAFKAD_CHECK, put_i32
 
 import socket
@@ -53,10 +54,10 @@ cdef extern from * nogil:
     #include <time.h>
     #include <unistd.h>
 
-    static inline int64_t kafkad_clock_ms(clockid_t clock) {
+    static inline int64_t kafkad_clock_us(clockid_t clock) {
         struct timespec t;
         clock_gettime(clock, &t);
-        return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+        return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
     }
     static inline int kafkad_epoll_add(int epoll_fd, int fd, void* pointer, int edge_triggered) {
         struct epoll_event event = {0};
@@ -82,7 +83,7 @@ cdef extern from * nogil:
         void* iov_base
         size_t iov_len
     int CLOCK_REALTIME, CLOCK_MONOTONIC, EPOLL_CLOEXEC, EFD_CLOEXEC, EFD_NONBLOCK, TFD_CLOEXEC, TFD_NONBLOCK
-    int64_t kafkad_clock_ms(int clock)
+    int64_t kafkad_clock_us(int clock)
     int kafkad_epoll_add(int epoll_fd, int fd, void* pointer, int edge_triggered)
     void kafkad_epoll_remove(int epoll_fd, int fd)
     ssize_t kafkad_send(int fd, iovec* parts, int count, int more)
@@ -104,6 +105,8 @@ cdef enum:
     # Of answers, in one connection's turn: a Produce of another one does not wait for more.
     BYTES_PER_TURN = 256 * 1024
     FREE_SLOTS_MAX = 4096
+    BIG_ANSWER = 64 * 1024              # the heap may be trimmed after it
+    END_MS = 5000
     POOLED_BYTES_MAX = 32 * 1024 * 1024
 
 
@@ -124,6 +127,7 @@ cdef Core* core_new(Arena* arena) noexcept:
     cold_init(&core.cold, core.wake_fd)
     scratch_renew(core)
     core_read_clocks(core)
+    core.awake_us = 0
     if core.epoll_fd >= 0 and core.wake_fd >= 0 and core.timer_fd >= 0:
         kafkad_epoll_add(core.epoll_fd, core.wake_fd, &core.wake_kind, 0)
         kafkad_epoll_add(core.epoll_fd, core.timer_fd, &core.timer_kind, 0)
@@ -157,10 +161,15 @@ cdef void core_shut(Core* core) noexcept:
 
 
 cdef void core_read_clocks(Core* core) noexcept nogil:
-    core.now_ms = kafkad_clock_ms(CLOCK_REALTIME)
-    core.monotonic_ms = kafkad_clock_ms(CLOCK_MONOTONIC)
+    core.now_ms = kafkad_clock_us(CLOCK_REALTIME) // 1000
+    core.awake_us = clock_us()
+    core.monotonic_ms = core.awake_us // 1000
     core.cold.now_ms = core.now_ms
     core.cold.monotonic_ms = core.monotonic_ms
+
+
+cdef int64_t clock_us() noexcept nogil:
+    return kafkad_clock_us(CLOCK_MONOTONIC)
 
 
 cdef void core_wake(Core* core) noexcept nogil:
@@ -211,6 +220,11 @@ cdef Slot* slot_open(Conn* conn, int16_t api_key, int16_t api_version, int32_t c
     return slot
 
 
+cdef inline void hold(Conn* conn, int64_t size) noexcept nogil:
+    conn.answer_bytes += size
+    conn.core.stats.buffered_bytes += size
+
+
 cdef uint8_t* slot_extend(Slot* slot, size_t size) noexcept nogil:
     cdef uint8_t* grown
     cdef size_t capacity
@@ -224,6 +238,7 @@ cdef uint8_t* slot_extend(Slot* slot, size_t size) noexcept nogil:
         else:
             grown = <uint8_t*>realloc(slot.data, capacity)
         KAFKAD_CHECK(grown is not NULL)
+        hold(slot.conn, <int64_t>capacity - (0 if slot.data is slot.inline_data else <int64_t>slot.capacity))
         slot.data = grown
         slot.capacity = <uint32_t>capacity
     slot.size += <uint32_t>size
@@ -237,7 +252,9 @@ cdef void slot_region(Slot* slot, LogFile* file, int64_t position, int64_t size)
         regions = <Region*>malloc(slot.region_capacity * 4 * sizeof(Region))
         KAFKAD_CHECK(regions is not NULL)
         memcpy(regions, slot.regions, slot.region_count * sizeof(Region))
+        hold(slot.conn, <int64_t>(slot.region_capacity * 4 * sizeof(Region)))
         if slot.regions is not &slot.inline_region:
+            hold(slot.conn, -<int64_t>(slot.region_capacity * sizeof(Region)))
             free(slot.regions)
         slot.regions = regions
         slot.region_capacity *= 4
@@ -297,8 +314,12 @@ cdef void slot_free(Slot* slot) noexcept nogil:
     for i in range(slot.region_sent, slot.region_count):
         log_file_release(slot.regions[i].file)
     if slot.regions is not &slot.inline_region:
+        hold(conn, -<int64_t>(slot.region_capacity * sizeof(Region)))
         free(slot.regions)
     if slot.data is not slot.inline_data:
+        hold(conn, -<int64_t>slot.capacity)
+        if slot.capacity >= BIG_ANSWER:
+            core.freed_bytes += slot.capacity
         free(slot.data)
     if core.free_slot_count < FREE_SLOTS_MAX:
         slot.next = core.free_slots
@@ -379,7 +400,7 @@ cdef bint conn_may_serve(Conn* conn, int16_t api_key) noexcept nogil:
     """The channel's mute: behind pending Produces only a Produce may run, behind anything else pending nothing."""
     return conn.pending_count == 0 or (
         api_key == 0 and conn.pending_count == conn.pending_produces and conn.slot_count < SLOTS_MAX
-        and conn.unpacking == 0)
+        and conn.unpacking == 0 and conn.answer_bytes <= UNSENT_MAX)
 
 
 cdef void conn_close(Conn* conn, const char* reason) noexcept nogil:
@@ -395,6 +416,8 @@ cdef void conn_close(Conn* conn, const char* reason) noexcept nogil:
     if conn.cold_job is not NULL:
         conn.cold_job.waiter = NULL
         conn.cold_job = NULL
+    if conn.ending is not NULL:
+        timer_stop(core, &conn.ending.timer)
     conn_unlink(conn)
     slot = conn.first
     while slot is not NULL:
@@ -407,10 +430,42 @@ cdef void conn_close(Conn* conn, const char* reason) noexcept nogil:
     core.stats.closed += 1
     with gil:
         conn_closed(conn, reason)
+    free(conn.ending)
+    conn.ending = NULL
     conn.older = core.dead              # it may still be linked in the run list, until conn_reap
     core.dead = conn
     if not core.polling:
         core_wake(core)
+
+
+cdef void conn_end(Conn* conn, const char* reason) noexcept nogil:
+    """As Kafka does when bytes do not parse: what was asked before them is answered, then it is closed. The request at
+    hand has no answer; those that wait have END_MS."""
+    cdef Core* core = conn.core
+    cdef Slot* slot = conn.first
+    cdef Slot* following
+    cdef bint answers = False
+    if conn.closed or conn.ending is not NULL:
+        return
+    while slot is not NULL:
+        following = slot.next
+        if not slot.ready and slot.cancel is NULL:
+            slot_drop(slot)
+        answers = answers or not slot.silent
+        slot = following
+    if not answers:
+        conn_close(conn, reason)
+        return
+    conn.ending = <Ending*>calloc(1, sizeof(Ending))
+    KAFKAD_CHECK(conn.ending is not NULL)
+    conn.ending.conn = conn
+    strncpy(conn.ending.reason, reason, sizeof(conn.ending.reason) - 1)
+    timer_start(core, &conn.ending.timer, core.monotonic_ms + END_MS, conn_end_expired)
+    conn_run(conn)
+
+
+cdef void conn_end_expired(Core* core, Timer* timer) noexcept nogil:
+    conn_close((<Ending*>timer).conn, (<Ending*>timer).reason)
 
 
 cdef void conn_closed(Conn* conn, const char* reason) noexcept:
@@ -798,6 +853,8 @@ cdef class Connection:
         slot = self.conn.first
         while slot is not NULL and slot.request_id != request_id:
             slot = slot.next
+        if self.conn.ending is not NULL:
+            return NULL
         if slot is NULL or slot.ready or slot.cancel is not NULL:
             raise ValueError(f"request {request_id} of connection {self.id} waits for no answer")
         return slot
@@ -834,14 +891,15 @@ cdef class Connection:
             self.answered()
 
     def close(self, reason=None):
-        """Close the connection; one line of the log says why when there is a reason."""
+        """Close the connection, when there is a reason after the answers to its earlier requests; one line of the log
+        says why."""
         cdef bytes text
         if self.conn is not NULL:
             if reason is None:
                 conn_close(self.conn, NULL)
             else:
                 text = str(reason).encode("utf-8", "replace")
-                conn_close(self.conn, text)
+                conn_end(self.conn, text)
 
     def feed(self, data):
         """Bytes of a connection that has no socket of its own (TLS). Answers how many are kept unserved: stop

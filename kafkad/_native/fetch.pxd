@@ -41,6 +41,7 @@ cdef struct WaitingFetch:
     FetchRequest request
     Slot* slot
     int64_t available               # bytes counted over all partitions, each up to its own limit
+    int64_t held                    # bytes of its session, which no cache counts: they count as buffered
     ColdJob* job                    # what it waits for is on the disk, not in the future
     bint due                        # to be answered at the end of this turn
     WaitingFetch* due_next
@@ -52,6 +53,8 @@ cdef class Fetching:
     cdef public int32_t max_bytes   # fetch.max.bytes
     cdef Result* results            # scratch of the request at hand
     cdef uint32_t result_capacity
+    cdef int64_t freed              # bytes of sessions that are gone, since the heap was trimmed
+    cdef int64_t elements           # topics and partitions of the request at hand
     cdef WaitingFetch* due
     cdef ColdJob* cold_job          # asked for by the last `read_all`: bytes that it needs to look further
     cdef void forget(self) noexcept

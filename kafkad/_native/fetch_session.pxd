@@ -35,6 +35,8 @@ cdef struct Session:
     Fetched* first
     Fetched* last
     uint32_t count
+    int64_t bytes                   # of memory, about
+    int64_t* freed                  # counts them when they are given back
     uint32_t cached_count           # as the cache counted it
     uint32_t bucket_count           # a power of two
     Fetched** buckets
@@ -65,7 +67,7 @@ cdef bint cache_add(SessionCache* cache, Session* session, int64_t now_ms) noexc
 cdef void cache_remove(SessionCache* cache, Session* session) noexcept nogil
 cdef void cache_touch(SessionCache* cache, Session* session, int64_t now_ms) noexcept nogil
 
-cdef Session* session_new(bint uses_ids) noexcept nogil
+cdef Session* session_new(bint uses_ids, int64_t* freed) noexcept nogil
 cdef void session_release(Session* session) noexcept nogil
 cdef Fetched* session_find(Session* session, TopicKey* key, int32_t index) noexcept nogil
 cdef Fetched* session_add(Session* session, TopicKey* key, int32_t index) noexcept nogil   # or the one that is there

@@ -24,12 +24,13 @@ import os
 
 # -- the partitions of a session ---------------------------------------------------------------------------
 
-cdef Session* session_new(bint uses_ids) noexcept nogil:
+cdef Session* session_new(bint uses_ids, int64_t* freed) noexcept nogil:
     cdef Session* session = <Session*>malloc(sizeof(Session))
     KAFKAD_CHECK(session is not NULL)
     memset(session, 0, sizeof(Session))
     session.uses_ids = uses_ids
     session.references = 1
+    session.freed = freed
     session.bucket_count = 4
     session.buckets = session.small_buckets
     return session
@@ -41,6 +42,7 @@ cdef void session_release(Session* session) noexcept nogil:
     if session.references:
         return
     KAFKAD_CHECK(session.waiting is NULL)
+    session.freed[0] += session.bytes
     while session.first is not NULL:
         fetched = session.first
         session.first = fetched.next
@@ -111,6 +113,14 @@ cdef inline void list_remove(Session* session, Fetched* fetched) noexcept nogil:
         fetched.next.previous = fetched.previous
 
 
+cdef inline int64_t fetched_bytes(Session* session, Fetched* fetched) noexcept nogil:
+    """With its bucket, and with its topic's key unless the neighbour has the same."""
+    cdef int64_t size = sizeof(Fetched) + 32
+    if session.last is NULL or session.last.key is not fetched.key:
+        size += sizeof(TopicKey) + 16 + fetched.key.name_size
+    return size
+
+
 cdef Fetched* session_add(Session* session, TopicKey* key, int32_t index) noexcept nogil:
     cdef Fetched* fetched = session_find(session, key, index)
     if fetched is not NULL:
@@ -128,6 +138,7 @@ cdef Fetched* session_add(Session* session, TopicKey* key, int32_t index) noexce
     fetched.hash = fetched_hash(session, key, index)
     fetched.bucket_next = session.buckets[fetched.hash & (session.bucket_count - 1)]
     session.buckets[fetched.hash & (session.bucket_count - 1)] = fetched
+    session.bytes += fetched_bytes(session, fetched)
     list_append(session, fetched)
     session.count += 1
     return fetched
@@ -141,6 +152,7 @@ cdef void session_forget(Session* session, Fetched* fetched) noexcept nogil:
     unwatch(&fetched.watch, False)
     list_remove(session, fetched)
     session.count -= 1
+    session.bytes = max(session.bytes - fetched_bytes(session, fetched), <int64_t>0)
     key_release(fetched.key)
     free(fetched)
 

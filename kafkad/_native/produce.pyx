@@ -33,7 +33,7 @@ cdef extern from "string.h" nogil:
 from kafkad._native.batch cimport COMPRESSION_MASK, HEADER_SIZE, NEED_PYTHON, TRANSACTIONAL
 from kafkad._native.buffers cimport buffer_release, buffer_retain
 from kafkad._native.connection cimport (
-    Conn, Core, Slot, Timer, conn_close, conn_run, slot_drop, slot_extend, slot_finish, slot_open, slot_pend,
+    Conn, Core, Slot, Timer, conn_end, conn_run, slot_drop, slot_extend, slot_finish, slot_open, slot_pend,
 )
 from kafkad._native.partition cimport PARTITION_GONE, Partition
 from kafkad._native.partition_table cimport (
@@ -475,6 +475,7 @@ cdef const char* produce_request(Producing self, Conn* conn, int16_t version, in
     request.deadline_ms = self.core.monotonic_ms + max(read_i32(body), 0)
     if body.failed or not parse_topics(self, body, version, &request.topic_count, &request.part_count):
         return MALFORMED
+    self.core.elements += request.part_count
     request.topics = self.topics
     request.parts = self.parts
     request.outcomes = self.outcomes
@@ -550,7 +551,7 @@ cdef const char* produce_request(Producing self, Conn* conn, int16_t version, in
     if request.acks == 0:
         drop_texts(self.outcomes, number)
         if failed:
-            conn_close(conn, "a Produce with acks=0 failed")
+            conn_end(conn, "a Produce with acks=0 failed")
         return NULL
     slot = slot_open(conn, 0, version, correlation_id)
     answer(self, &request, slot)
@@ -745,7 +746,7 @@ cdef void held_answer(Producing self, HeldProduce* held) noexcept nogil:
         return
     drop_texts(request.outcomes, request.part_count)
     if failed:
-        conn_close(slot.conn, "a Produce with acks=0 failed")
+        conn_end(slot.conn, "a Produce with acks=0 failed")
     else:
         slot_drop(slot)
 

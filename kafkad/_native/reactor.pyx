@@ -32,10 +32,10 @@ from kafkad._native.acceptor cimport Acceptor, Listener, accept_some, look_at_re
 from kafkad._native.buffers cimport buffer_is_shared, buffers_trim, input_release, input_reserve, scratch_keep
 from kafkad._native.cold_reads cimport cold_hold, cold_settle
 from kafkad._native.connection cimport (
-    API_KEYS, BLOCKED_SOCKET, CALLS_PER_TURN, Conn, Core, FRAMES_PER_TURN, KIND_COMMIT, KIND_CONNECTION, KIND_HANDOVER,
+    API_KEYS, BLOCKED_SOCKET, CALLS_PER_TURN, Conn, Core, ELEMENTS_PER_FRAME, FRAMES_PER_TURN, KIND_COMMIT, KIND_CONNECTION, KIND_HANDOVER,
     KIND_LISTENER, KIND_LOOP, KIND_MAIL, KIND_TIMER, KIND_WAKE, PHASE_AUTHENTICATING, PHASE_READY, SCRATCH_SIZE,
-    SLOTS_MAX, Slot, conn_close, conn_flush, conn_handle, conn_may_serve, conn_reap, conn_run, conn_touch,
-    copies_forget, core_fatal, core_free, core_new, core_read_clocks, core_shut, core_wake, slot_open,
+    SLOTS_MAX, Slot, UNSENT_MAX, conn_close, conn_end, conn_flush, conn_handle, conn_may_serve, conn_reap, conn_run, conn_touch,
+    clock_us, copies_forget, core_fatal, core_free, core_new, core_read_clocks, core_shut, core_wake, slot_open,
 )
 from kafkad._native.fetch cimport Fetching, Result, fetch_advanced, fetch_frame, fetch_settle
 from kafkad._native.forwarding cimport Forwarding, forward_mail, forwarding_peer_lost
@@ -65,6 +65,7 @@ cdef extern from "sockets.h" nogil:
 
 cdef extern from * nogil:
     """
+    #include <malloc.h>
     #include <sched.h>
     #include <sys/epoll.h>
     #include <sys/uio.h>
@@ -81,6 +82,7 @@ cdef extern from * nogil:
         size_t iov_len
     int EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLHUP, EPOLLERR, EPOLL_CTL_ADD
     int sched_yield()
+    int malloc_trim(size_t pad)
     int epoll_wait(int epoll_fd, epoll_event* events, int count, int timeout_ms)
     ssize_t readv(int fd, iovec* parts, int count)
     ssize_t read(int fd, void* data, size_t size)
@@ -101,6 +103,11 @@ cdef enum:
     FIRST_BUFFER = 64 * 1024            # kept for a partial frame at first; doubled as its bytes come
     MAILS_PER_ROUND = 256
     PAUSE_MS = 100                      # whether other workers have closed connections is looked at so often
+    TRIM_BYTES = 16 * 1024 * 1024       # given back to the heap in big requests: then it is trimmed,
+    TRIM_PAD = 1024 * 1024
+    TRIM_PAUSE_MS = 1000                # no more often than this
+    SHORTAGE_MS_MAX = 10_000            # then the connection that holds most of the memory goes
+    BIG_CALL = 256 * 1024               # a frame whose objects are worth a trim of the heap
     TRIM_AFTER_MS = 2000                # pooled buffers live on as long as this without a poll
 
 
@@ -114,7 +121,7 @@ cdef void serve(Reactor reactor, Conn* conn) noexcept nogil:
     cdef int64_t bytes_in = core.stats.bytes_in
     conn.busy = True
     conn_flush(conn)
-    if not conn.closed and not conn.blocked and (conn.first is NULL or not conn.first.ready):
+    if not conn.closed and not conn.blocked and (conn.first is NULL or not conn.first.ready) and conn.ending is NULL:
         if conn.input is not NULL:
             serve_kept(reactor, conn, &frames, &calls)
         if may_read(conn):
@@ -128,6 +135,14 @@ cdef void serve(Reactor reactor, Conn* conn) noexcept nogil:
             else:
                 conn_flush(conn)
     conn.busy = False
+    if conn.ending is not NULL and not conn.closed:
+        if conn.first is NULL:
+            conn_close(conn, conn.ending.reason)
+        else:
+            input_release(conn)
+            if conn.first.ready and not conn.blocked and not conn.late:
+                conn_run(conn)
+        return
     if conn.closed or conn.blocked:
         return
     if frames <= 0 or calls <= 0 or may_read(conn) or (
@@ -153,13 +168,15 @@ cdef void flush_late(Core* core) noexcept nogil:
         core.late_first = conn.late_next
         conn.late = False
         conn_flush(conn)
+        if conn.ending is not NULL:
+            conn_run(conn)
 
 
 cdef bint may_read(Conn* conn) noexcept nogil:
     """There may be bytes in the socket, and frames in them would be served."""
     return (conn.readable and not conn.closed and not conn.blocked and not conn.starved
             and conn.pending_count == conn.pending_produces and conn.slot_count < SLOTS_MAX
-            and not has_frame(conn))
+            and conn.answer_bytes <= UNSENT_MAX and conn.ending is NULL and not has_frame(conn))
 
 
 cdef inline bint has_frame(Conn* conn) noexcept nogil:
@@ -190,18 +207,21 @@ cdef size_t serve_bytes(Reactor reactor, Conn* conn, uint8_t* data, size_t size,
     """Serves whole frames from the front; answers how many bytes it is done with."""
     cdef size_t at = 0
     cdef int32_t frame_size
-    while size - at >= 4 and not conn.closed and frames[0] > 0 and calls[0] > 0:
+    while size - at >= 4 and not conn.closed and frames[0] > 0 and calls[0] > 0 and conn.ending is NULL:
         frame_size = get_i32(data + at)
         if frame_size < 0 or frame_size > conn.core.request_bytes_max:
             conn.core.stats.bad_frames += 1
-            conn_close(conn, "a request's size is negative or above socket.request.max.bytes")
+            conn_end(conn, "a request's size is negative or above socket.request.max.bytes")
             break
         if size - at - 4 < <size_t>frame_size:
             break
         if not serve_frame(reactor, conn, data + at + 4, <size_t>frame_size, calls):
             break
         at += 4 + <size_t>frame_size
-        frames[0] -= 1
+        frames[0] -= 1 + <int>(conn.core.elements // ELEMENTS_PER_FRAME)
+        conn.core.elements = 0
+        if conn.answer_bytes > UNSENT_MAX:
+            frames[0] = 0                               # they leave first
         conn.last_size = <uint32_t>frame_size + 4
         if <uint32_t>frame_size + 4 > conn.proven_size:
             conn.proven_size = <uint32_t>frame_size + 4
@@ -275,7 +295,7 @@ cdef void read_once(Reactor reactor, Conn* conn, int* frames, int* calls) noexce
         core.serving = NULL
     else:
         served = 0                                      # the kept frame waits: these bytes wait behind it
-    if served < <size_t>n and not conn.closed:
+    if served < <size_t>n and not conn.closed and conn.ending is NULL:
         keep(conn, scratch + served, <uint32_t>(<size_t>n - served))
     if buffer_is_shared(core.scratch):                  # a request outlives this turn
         scratch_keep(core, <size_t>(scratch - core.scratch) + <size_t>n)
@@ -348,7 +368,7 @@ cdef bint serve_frame(Reactor reactor, Conn* conn, uint8_t* frame, size_t size, 
         return True
     if size < 10:
         core.stats.bad_frames += 1
-        conn_close(conn, "a request's header does not parse")
+        conn_end(conn, "a request's header does not parse")
         return True
     key = get_i16(frame)
     if not conn_may_serve(conn, key):
@@ -360,17 +380,17 @@ cdef bint serve_frame(Reactor reactor, Conn* conn, uint8_t* frame, size_t size, 
     client = read_raw(&header, <size_t>max(client_size, 0))
     if header.failed or client_size < -1:
         core.stats.bad_frames += 1
-        conn_close(conn, "a request's header does not parse")
+        conn_end(conn, "a request's header does not parse")
         return True
     if key >= 0 and key < API_KEYS:
         core.stats.requests[key] += 1
         if reactor.native_high[key] >= 0:
             if conn.phase != PHASE_READY:
-                conn_close(conn, "a Produce or Fetch came before authentication")
+                conn_end(conn, "a Produce or Fetch came before authentication")
                 return True
             if version < reactor.native_low[key] or version > reactor.native_high[key]:
                 core.stats.bad_frames += 1
-                conn_close(conn, "a Produce's version is not served" if key == 0 else
+                conn_end(conn, "a Produce's version is not served" if key == 0 else
                            "a Fetch's version is not served")
                 return True
             if key == 0:
@@ -379,7 +399,7 @@ cdef bint serve_frame(Reactor reactor, Conn* conn, uint8_t* frame, size_t size, 
                 trouble = fetch_frame(reactor.fetching, conn, version, correlation_id, &header)
             if trouble is not NULL:
                 core.stats.bad_frames += 1
-                conn_close(conn, trouble)
+                conn_end(conn, trouble)
             return True
     calls[0] -= 1
     call_python(reactor, conn, frame, size, key, version, correlation_id)
@@ -390,11 +410,13 @@ cdef void call_python(Reactor reactor, Conn* conn, const uint8_t* frame, size_t 
                       int32_t correlation_id) noexcept nogil:
     cdef Slot* slot = slot_open(conn, key, version, correlation_id)
     conn.core.stats.dispatched += 1
+    if size >= BIG_CALL:
+        conn.core.freed_bytes += <int64_t>size * 8      # at a guess: its objects are small
     with gil:
         try:
             reactor.dispatch(conn_handle(conn), slot.request_id, PyBytes_FromStringAndSize(<char*>frame, <Py_ssize_t>size))
         except MemoryError:
-            conn_close(conn, "no memory was left for its request")
+            conn_end(conn, "no memory was left for its request")
         except BaseException:
             core_fatal(conn.core)
 
@@ -436,6 +458,7 @@ cdef int one_round(Reactor reactor, int timeout_ms, int* mails) noexcept nogil:
     cdef Conn* conn
     cdef Conn* last
     core.stats.rounds += 1
+    note_turn(core)
     count = epoll_wait(core.epoll_fd, events, EVENTS, timeout_ms)
     if count < 0:
         reactor.called = True                           # EINTR: a signal, whose handler is Python's
@@ -518,6 +541,15 @@ cdef void settle_unpacked(Reactor reactor) noexcept:
         core_fatal(reactor.core)
 
 
+cdef inline void note_turn(Core* core) noexcept nogil:
+    """For how long nobody has looked at the sockets: rounds, and the event loop's callbacks between them."""
+    cdef int64_t turn_us
+    if core.awake_us:
+        turn_us = clock_us() - core.awake_us
+        if turn_us > core.stats.longest_turn_us:
+            core.stats.longest_turn_us = turn_us
+
+
 cdef void publish_commits(Reactor reactor, PyObject* group) noexcept:
     try:
         (<GroupCommit>group).publish()
@@ -574,6 +606,7 @@ cdef void run_until_called(Reactor reactor, int64_t wait_ms, PyObject* ready, Py
     cdef int64_t before = served                        # and before the last round
     cdef int mails = 0, count = 1
     cdef int timeout_ms
+    note_turn(core)                                     # with the callbacks of the event loop
     core_read_clocks(core)
     if wait_ms > 0:
         deadline = core.monotonic_ms + wait_ms
@@ -684,6 +717,9 @@ cdef int64_t next_deadline(Reactor reactor) noexcept nogil:
     if reactor.acceptor.paused and (reactor.acceptor.hands_over or reactor.acceptor.retry_ms):
         if deadline == 0 or core.monotonic_ms + PAUSE_MS < deadline:
             deadline = core.monotonic_ms + PAUSE_MS
+    if core.freed_bytes + reactor.fetching.freed >= TRIM_BYTES:
+        if deadline == 0 or core.trimmed_ms + TRIM_PAUSE_MS < deadline:
+            deadline = max(core.trimmed_ms + TRIM_PAUSE_MS, core.monotonic_ms + 1)
     if core.stats.pooled_bytes or core.starved_first is not NULL:
         if deadline == 0 or core.monotonic_ms + TRIM_AFTER_MS < deadline:
             deadline = core.monotonic_ms + TRIM_AFTER_MS
@@ -830,6 +866,8 @@ cdef class Reactor:
         self.core.polling = True
         with nogil:
             run_rounds(self)
+            note_turn(self.core)
+            self.core.awake_us = 0                      # the loop that called may sleep
             expire_idle(self)
             conn_reap(self.core)
             arm(self)
@@ -927,6 +965,12 @@ cdef class Reactor:
             + self.fetching.result_capacity * sizeof(Result))
         return values
 
+    def take_longest_turn_us(self):
+        """The longest time since the last call for which nobody looked at the sockets."""
+        longest = self.core.stats.longest_turn_us
+        self.core.stats.longest_turn_us = 0
+        return longest
+
     def hold_cold_reads(self, bint held):
         """For tests: what is not in memory is not read until it is let go."""
         cold_hold(&self.core.cold, held)
@@ -984,6 +1028,31 @@ cdef class Reactor:
         self.commits.clear()
 
 
+cdef void relieve_shortage(Reactor reactor) noexcept nogil:
+    """Memory is short. A connection that holds some and moves no bytes goes first; if all of them move some, and it lasts,
+    the one that holds most."""
+    cdef Core* core = reactor.core
+    cdef Conn* conn = core.oldest
+    cdef Conn* most = NULL
+    while conn is not NULL and core.monotonic_ms - conn.active_ms > reactor.stall_ms:
+        if conn.input_capacity or conn.answer_bytes:
+            conn_close(conn, "an unfinished request holds memory that others wait for" if conn.input_capacity else
+                       "answers that are not read hold memory that others wait for")
+            return
+        conn = conn.newer
+    if core.starved_since_ms == 0:
+        core.starved_since_ms = core.monotonic_ms
+    elif core.monotonic_ms - core.starved_since_ms > SHORTAGE_MS_MAX:
+        core.starved_since_ms = 0
+        conn = core.oldest
+        while conn is not NULL:
+            if most is NULL or conn.answer_bytes + conn.input_capacity > most.answer_bytes + most.input_capacity:
+                most = conn
+            conn = conn.newer
+        if most is not NULL and most.answer_bytes + most.input_capacity:
+            conn_close(most, "it holds most of the memory that others wait for")
+
+
 cdef void expire_idle(Reactor reactor) noexcept nogil:
     cdef Core* core = reactor.core
     cdef Conn* conn
@@ -991,13 +1060,16 @@ cdef void expire_idle(Reactor reactor) noexcept nogil:
             core.monotonic_ms - core.oldest.active_ms > reactor.idle_ms):
         core.stats.expired_idle += 1
         conn_close(core.oldest, "idle for connections.max.idle.ms")
-    if core.starved_first is not NULL:                  # memory is short: who holds some and does not send goes first
-        conn = core.oldest
-        while conn is not NULL and core.monotonic_ms - conn.active_ms > reactor.stall_ms:
-            if conn.input_capacity:
-                conn_close(conn, "an unfinished request holds memory that others wait for")
-                break
-            conn = conn.newer
+    if core.freed_bytes + reactor.fetching.freed >= TRIM_BYTES and core.monotonic_ms - core.trimmed_ms >= TRIM_PAUSE_MS:
+        core.freed_bytes = 0
+        reactor.fetching.freed = 0
+        core.trimmed_ms = core.monotonic_ms
+        core.stats.trims += 1
+        malloc_trim(TRIM_PAD)
+    if core.starved_first is NULL:
+        core.starved_since_ms = 0
+    if core.starved_first is not NULL:
+        relieve_shortage(reactor)
     elif core.stats.pooled_bytes and core.stats.buffered_bytes == 0 and (
             core.newest is NULL or core.monotonic_ms - core.newest.active_ms >= TRIM_AFTER_MS):
         buffers_trim(core)

@@ -68,19 +68,21 @@ def test_a_row_that_is_another_partitions_of_that_topic_by_now_is_not_appended_t
 
 def test_many_small_batches_for_an_owner_that_stalls_cost_no_more_memory_than_there_may_be(tmp_path):
     """What is known of each of them is larger than itself."""
-    bytes_max, parts = 8 << 20, 1000
+    bytes_max, parts, count = 2 << 20, 300, 300
     workers = Workers(2, tmp_path, buffered_bytes_max=bytes_max)
     try:
-        workers.partition("t", 0, 1)
+        for index in range(parts):
+            workers.partition("t", index, 1)
         client = workers.connect(0)
         workers.stop(1)
         data = messages.ProduceRequest.TopicData
-        many = [data.PartitionData(index=0, records=bytes(batch(1, 1)))] * parts
+        records = bytes(batch(1, 1))
+        many = [data.PartitionData(index=index, records=records) for index in range(parts)]
         request = messages.ProduceRequest(
             acks=1, timeout_ms=30_000, topic_data=[data(name="t", partition_data=many)]
         )
         frame = codec.encode_request(request, 9, 1, "test")
-        frames = memoryview((struct.pack(">i", len(frame)) + frame) * 100)
+        frames = memoryview((struct.pack(">i", len(frame)) + frame) * count)
         client.socket.setblocking(False)
         while frames and select.select([], [client.socket], [], 1)[1]:
             frames = frames[client.socket.send(frames) :]
@@ -90,13 +92,13 @@ def test_many_small_batches_for_an_owner_that_stalls_cost_no_more_memory_than_th
         client.socket.settimeout(30)
         rest = threading.Thread(target=client.send, args=[frames])
         rest.start()
-        for _ in range(100):
+        for _ in range(count):
             assert (
                 client.receive(messages.ProduceResponse, 9).responses[0].partition_responses[0].error_code
                 == 0
             )
         rest.join()
-        assert workers.ask(1, "end_offset", "t", 0) == 100 * parts
+        assert [workers.ask(1, "end_offset", "t", index) for index in (0, parts - 1)] == [count, count]
         workers.ask_until(0, "stats", want=lambda stats: stats["buffered_bytes"] == 0)
     finally:
         workers.close()

@@ -2,6 +2,7 @@
 
 import resource
 import socket
+import struct
 import time
 from types import SimpleNamespace
 
@@ -112,6 +113,128 @@ def test_bytes_behind_the_body_are_ignored(world):
     for request in (produce("t", {0: batch()}), fetch([("t", 0, 0)])):
         client.send_frame(codec.encode_request(request, 9, 7, "c") + b"\1\2\3")
         assert client.receive_frame()[:4] == b"\0\0\0\7"
+
+
+def wide_fetch(count, *, version=7, session=0, epoch=-1, max_wait_ms=0, known=()):
+    """A Fetch of `count` partitions of the unknown topic x, and of partition 0 of each of `known`."""
+    head = struct.pack(">hhihiiiib", 1, version, 1, -1, -1, max_wait_ms, 1, 1 << 30, 0)
+    if version >= 7:
+        head += struct.pack(">ii", session, epoch)
+    one = struct.Struct(">iqqi" if version >= 5 else ">iqi")
+    fields = (0, -1, 1 << 20) if version >= 5 else (0, 1 << 20)
+    topics = (
+        [b"\0\1x" + struct.pack(">i", count) + b"".join(one.pack(i, *fields) for i in range(count))]
+        if count
+        else []
+    )
+    topics += [
+        struct.pack(">h", len(name)) + name.encode() + struct.pack(">i", 1) + one.pack(0, *fields)
+        for name in known
+    ]
+    return (
+        head
+        + struct.pack(">i", len(topics))
+        + b"".join(topics)
+        + (struct.pack(">i", 0) if version >= 7 else b"")
+    )
+
+
+def test_pipelined_fetches_of_a_wide_session_are_answered_one_a_turn(world):
+    """HUNTS N2: 60 empty incremental Fetches of 2,880 bytes held 780 MB, and others waited 6.7 s."""
+    client, other = world.connect(), world.connect()
+    client.send_frame(wide_fetch(30_000, epoch=0))
+    answer = client.receive_frame()
+    (session,) = struct.unpack_from(">i", answer, 10)
+    assert session and len(answer) > 30_000 * 30
+    frames = [wide_fetch(0, session=session, epoch=epoch) for epoch in range(1, 61)]
+    client.socket.setblocking(True)
+    client.socket.sendall(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))
+    client.socket.setblocking(False)
+    for _ in range(5):  # the client reads nothing
+        other.send_frame(b"\0\x12\0\0\0\0\0\7\xff\xff")
+        assert other.receive_frame() == b"\0\0\0\7!"
+        assert world.reactor.stats()["buffered_bytes"] < 5 << 20
+    assert world.reactor.stats()["requests"][1] < 1 + 60
+    for _ in range(60):
+        assert len(client.receive_frame()) == len(answer)
+    assert world.reactor.stats()["buffered_bytes"] == 0
+    client.socket.close()
+    world.poll_until(lambda: world.reactor.stats()["connections"] == 1)
+
+
+def test_answers_that_nobody_reads_end_the_turns_of_their_connection(world):
+    """HUNTS N2: answers of Python, too, count as buffered, and are bounded."""
+    client = world.connect()
+    world.answer = lambda connection, request_id, frame: connection.respond(request_id, bytes(600_000))
+    frame = b"\0\x12\0\0\0\0\0\7\xff\xff"
+    client.socket.setblocking(True)
+    client.socket.sendall((struct.pack(">i", len(frame)) + frame) * 200)
+    client.socket.setblocking(False)
+    world.poll(50)
+    assert 0 < world.reactor.stats()["buffered_bytes"] < 3 << 20
+    assert len(world.calls) < 30
+    for _ in range(200):
+        assert len(client.receive_frame()) == 600_000
+    assert world.reactor.stats()["buffered_bytes"] == 0
+
+
+def test_a_fetch_of_too_many_partitions_closes_and_one_of_very_many_is_served(world):
+    """HUNTS N2, REVIEW D6: 65,536 topics and partitions."""
+    client = world.connect()
+    client.send_frame(wide_fetch(65_535))
+    assert len(client.receive_frame()) > 65_535 * 30
+    client.send_frame(wide_fetch(65_536))
+    client.wait_closed()
+    assert "65536 topics and partitions" in world.lines[-1]
+
+
+def test_a_session_grows_no_further_than_a_request(world):
+    """HUNTS N2: partitions can be added to a session by many Fetches."""
+    client = world.connect()
+    client.send_frame(wide_fetch(60_000, epoch=0))
+    (session,) = struct.unpack_from(">i", client.receive_frame(), 10)
+    fields = {"session_id": session, "session_epoch": 1}
+    answer = client.fetch([("more", index, 0) for index in range(6_000)], version=7, **fields)
+    assert answer.error_code == 70
+    assert world.reactor.stats()["sessions"] == 0
+
+
+def test_waiting_fetches_count_as_buffered_and_are_answered_early_when_that_is_too_much(make):
+    """REVIEW D6: a Fetch of 524,288 partitions that waits held 80 MB which no limit counted."""
+    world = make(buffered_bytes_max=26 << 20)
+    world.partition("t")
+    clients = [world.connect() for _ in range(4)]
+    for number, client in enumerate(clients, 1):
+        client.send_frame(wide_fetch(30_000, version=4, max_wait_ms=1 << 30, known=["t"]))
+        world.poll_until(lambda number=number: world.reactor.stats()["requests"].get(1) == number)
+        assert world.reactor.stats()["buffered_bytes"] <= 17 << 20
+    assert world.reactor.stats()["buffered_bytes"] > 30_000 * 152 * 2
+    assert [client.has_answer() for client in clients] == [False, False, True, True]
+    append(world.table.get("t", 0), batch())
+    for client in clients:
+        assert len(client.receive_frame()) > 30_000 * 30
+    assert world.reactor.stats()["buffered_bytes"] == 0
+
+
+def test_the_memory_of_a_wide_session_goes_back(world):
+    """HUNTS N2: after the connection was closed the worker kept what it had needed."""
+    world.reactor.poll()
+    before = anonymous_bytes()
+    client = world.connect()
+    for _ in range(3):
+        client.send_frame(wide_fetch(60_000, epoch=0))
+        (session,) = struct.unpack_from(">i", client.receive_frame(), 10)
+        client.send_frame(wide_fetch(0, session=session, epoch=-1))  # closes it
+        client.receive_frame()
+    client.received = bytearray()
+    world.poll_until(lambda: world.reactor.stats()["trims"] > 0)
+    world.poll_until(lambda: world.reactor.stats()["pooled_bytes"] == 0)
+    assert anonymous_bytes() - before < 8 << 20
+
+
+def anonymous_bytes():
+    with open("/proc/self/smaps_rollup") as file:
+        return sum(int(line.split()[1]) << 10 for line in file if line.startswith("Anonymous:"))
 
 
 # -- produce -----------------------------------------------------------------------------------------------
@@ -226,7 +349,7 @@ def test_very_many_partitions_leave_no_scratch_memory_behind(world, topics):
     client = world.connect()
     parts = [(index, None) for index in range(50_000)]
     assert len(produced(client, 9, ("no", parts + parts[:10]), ("u", [(0, batch(1))]))[0][1]) == 50_000
-    client.fetch([("no", index, 0) for index in range(50_000)])
+    client.fetch([("no", index, 0) for index in range(30_000)])
     assert world.reactor.stats()["scratch_bytes"] < 4 << 20
     produced(client, 9, ("u", [(0, batch(1))]))
     assert 0 < world.reactor.stats()["scratch_bytes"] < 16 << 10
@@ -322,6 +445,73 @@ def test_no_memory_for_an_append_is_an_error_of_that_partition(make):
     compressed = batch(compression=1)
     assert client.produce("t", compressed).error_code == -1
     assert client.produce("u", batch()).error_code == 0
+
+
+# -- bytes that lie ----------------------------------------------------------------------------------------
+
+PING = b"\0\x12\0\0\0\0\0\7\xff\xff"
+MALFORMED = {
+    "a short header": b"\0\0\0\3abc",
+    "a negative size": b"\xff\xff\xff\xff",
+    "a size above the limit": b"\x7f\xff\xff\xff",
+    "a Produce": struct.pack(">ihhih", 12, 0, 9, 7, -1) + b"\xff\xff",
+    "a Fetch": struct.pack(">ihhih", 12, 1, 12, 7, -1) + b"\xff\xff",
+    "a Fetch version": struct.pack(">ihhih", 10, 1, 99, 7, -1),
+    "an API of Python": struct.pack(">ihhih", 10, 3, 99, 7, -1),
+}
+
+
+@pytest.mark.parametrize("tail", MALFORMED.values(), ids=MALFORMED)
+def test_what_was_asked_before_a_malformed_frame_is_answered(world, tail):
+    """Issue part 5: both in one write; Kafka answers the first, then closes."""
+
+    def answer(connection, request_id, frame):
+        if frame[1] == 3:
+            connection.close("Metadata does not parse")
+        else:
+            connection.respond(request_id, frame[4:8], b"!")
+
+    world.answer = answer
+    world.partition("t")
+    whole = codec.encode_request(produce("t", {0: batch()}), 9, 5, "c")
+    client = world.connect()
+    client.send(
+        b"".join([struct.pack(">i", len(f)) + f for f in (PING, whole)])
+        + tail
+        + b"more bytes, read by nobody"
+    )
+    assert client.receive_frame() == b"\0\0\0\7!"
+    assert client.receive_frame()[:4] == b"\0\0\0\5"
+    client.wait_closed()
+    assert world.lines
+    assert world.reactor.stats()["requests"].get(0, 0) <= 2
+
+
+def test_an_answer_that_waits_leaves_before_the_connection_closes(world):
+    """Issue part 5: a Produce that waits for its watermark; nothing behind the malformed frame is served."""
+    partition = world.partition("t", follows_end=False)
+    client = world.connect()
+    frames = [codec.encode_request(produce("t", {0: batch()}), 9, number, "c") for number in (5, 6)]
+    good, after = [struct.pack(">i", len(frame)) + frame for frame in frames]
+    client.send(good + MALFORMED["a Produce"] + after)
+    world.poll(20)
+    assert partition.end_offset == 1
+    assert not client.has_answer()
+    partition.advance_high_watermark(1)
+    assert client.receive_frame()[:4] == b"\0\0\0\5"
+    client.wait_closed()
+    assert partition.end_offset == 1
+    assert world.lines[-1].endswith("a Produce does not parse")
+
+
+def test_an_answer_that_never_comes_does_not_keep_the_connection(world):
+    """Issue part 5: the wait has a bound."""
+    world.partition("t", follows_end=False)
+    client = world.connect()
+    frame = codec.encode_request(produce("t", {0: batch()}), 9, 5, "c")
+    client.send(struct.pack(">i", len(frame)) + frame + MALFORMED["a Produce"])
+    world.poll_until(lambda: world.reactor.stats()["connections"] == 0)
+    assert world.reactor.stats()["buffered_bytes"] == 0
 
 
 # -- assertions --------------------------------------------------------------------------------------------

@@ -129,13 +129,16 @@ def command(
 
 
 def all_of(cluster: Cluster) -> list[Any]:
-    found = []
-    for node in cluster.brokers():
-        response = cluster.broker(node).ask(messages.ListGroupsRequest())
-        if response.error_code:
-            raise KafkaError(response.error_code)
-        found += response.groups
-    return sorted(found, key=lambda g: g.group_id)
+    def look() -> list[Any]:
+        found = []
+        for node in cluster.brokers():
+            response = cluster.broker(node).ask(messages.ListGroupsRequest())
+            if response.error_code:  # its groups are still loading, or it stops
+                raise KafkaError(response.error_code)
+            found += response.groups
+        return sorted(found, key=lambda g: g.group_id)
+
+    return cluster.retry(look)
 
 
 def list_groups(cluster: Cluster, state: bool, as_json: bool) -> None:
@@ -278,9 +281,14 @@ def forget(cluster: Cluster, group: str, texts: tuple[str, ...], as_json: bool) 
         struct(name=t, partitions=[struct.Partitions(partition_index=p) for p in partitions])
         for t, partitions in by_topic(chosen).items()
     ]
-    response = cluster.coordinator(group).ask(messages.OffsetDeleteRequest(group_id=group, topics=topics))
-    if response.error_code:
-        raise KafkaError(response.error_code, f"group {group!r}")
+
+    def attempt() -> Any:
+        told = cluster.coordinator(group).ask(messages.OffsetDeleteRequest(group_id=group, topics=topics))
+        if told.error_code:
+            raise KafkaError(told.error_code, f"group {group!r}")
+        return told
+
+    response = cluster.retry(attempt)
     for topic in response.topics:
         for partition in topic.partitions:
             if partition.error_code:

@@ -1,4 +1,4 @@
-"""Errors that a user can act on reach Spark's driver as one sentence, without a traceback of PySpark's worker.
+"""Errors that a user can act on reach Spark's driver as one sentence, without PySpark's traceback.
 
 PySpark sends a formatted exception from its worker to the JVM, which puts all of it into its own message. It
 leaves the traceback out if SPARK_HIDE_TRACEBACK is in the environment. So that is set when such an error

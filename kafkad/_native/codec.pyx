@@ -8,7 +8,7 @@ objects' slots, whose places in memory the steps know.
 
 Rules, all as Kafka's generated classes have them unless it says otherwise:
   Reading. An array may claim no more elements than the bytes left could hold, each at its least size, so a
-    small frame cannot claim millions. A null where the version has none, a length below -1, a string that is
+    small frame cannot claim millions; and a message has no more values in all than its reader allows. A null where the version has none, a length below -1, a string that is
     longer than 32767 bytes or not UTF-8: Malformed (Kafka takes lengths below -1 for null, and replaces bad
     UTF-8). Fields that the version lacks get their default.
   Writing. A field that the version lacks must have its default unless it is ignorable, else ValueError; so
@@ -30,7 +30,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject, PyObject_TypeCheck, PyTypeObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from kafkad._native.buffer cimport (
@@ -390,6 +390,20 @@ cdef object malformed(Plan plan, Step* step, str trouble):
     return Malformed(f"{plan.spec.path} v{plan.version}{name}: {trouble}")
 
 
+cdef struct Reader:
+    Cursor cursor                        # first: a Cursor* of this module points to a Reader
+    int64_t values_left
+
+
+cdef inline int spend(Plan plan, Cursor* c, int64_t values) except -1:
+    """Counts values of arrays before they are made, and unknown tags."""
+    cdef Reader* reader = <Reader*>c
+    reader.values_left -= values
+    if reader.values_left < 0:
+        raise malformed(plan, NULL, "more values than one message may have")
+    return 0
+
+
 cdef Message read_struct(Plan plan, Cursor* c):
     cdef Message message = <Message>plan.cls.tp_new(<object>plan.cls, <PyObject*>NOTHING, NULL)
     cdef Step* step
@@ -435,6 +449,7 @@ cdef int read_tags(Plan plan, Message message, Cursor* c) except -1:
             content = read_raw(c, size)
             if content == NULL:
                 break
+            spend(plan, c, 1)
             if message.unknown_tags is None:
                 message.unknown_tags = {}
             message.unknown_tags[tag] = PyBytes_FromStringAndSize(<const char*>content, size)
@@ -555,6 +570,7 @@ cdef object read_array(Plan plan, Step* step, int64_t count, Cursor* c):
     cdef int64_t at, size
     if <size_t>count > remaining(c) // step.element_size:
         raise malformed(plan, step, f"{count} elements where {remaining(c)} bytes remain")
+    spend(plan, c, count * (2 + (<Plan>step.plan).present if step.element == STRUCT else 1))
     items = PyList_New(count)
     for at in range(count):
         if step.element == STRUCT:
@@ -790,10 +806,11 @@ def encode(Message message, int version, bytes prefix=b""):
         buffer_free(&out)
 
 
-def decode(cls, int version, buffer, Py_ssize_t offset=0):
-    """(message, position of the first byte after it). Raises Malformed."""
+def decode(cls, int version, buffer, Py_ssize_t offset=0, int64_t values_max=INT64_MAX):
+    """(message, position of the first byte after it). Raises Malformed, also for more than `values_max` values in
+    arrays, where an object counts for two more than its fields, and unknown tags."""
     cdef Py_buffer view
-    cdef Cursor c
+    cdef Reader reader
     cdef Spec spec = cls.SPEC
     cdef Plan plan = spec.plan(version)
     cdef object message
@@ -801,8 +818,9 @@ def decode(cls, int version, buffer, Py_ssize_t offset=0):
     try:
         if offset < 0 or offset > view.len:
             raise Malformed(f"{spec.path}: starts at {offset} of {view.len} bytes")
-        cursor_init(&c, <const uint8_t*>view.buf + offset, view.len - offset)
-        message = read_struct(plan, &c)
-        return message, <Py_ssize_t>(c.at - <const uint8_t*>view.buf)
+        cursor_init(&reader.cursor, <const uint8_t*>view.buf + offset, view.len - offset)
+        reader.values_left = values_max
+        message = read_struct(plan, &reader.cursor)
+        return message, <Py_ssize_t>(reader.cursor.at - <const uint8_t*>view.buf)
     finally:
         PyBuffer_Release(&view)

@@ -107,6 +107,8 @@ cdef enum:
     TRIM_PAD = 1024 * 1024
     TRIM_PAUSE_MS = 1000                # no more often than this
     SHORTAGE_MS_MAX = 10_000            # then the connection that holds most of the memory goes
+    # A frame for Python is decoded whole, on the loop. What is stored of one is a record of 1 MB at most.
+    CALL_SIZE_MAX = 16 * 1024 * 1024
     BIG_CALL = 256 * 1024               # a frame whose objects are worth a trim of the heap
     TRIM_AFTER_MS = 2000                # pooled buffers live on as long as this without a poll
 
@@ -401,6 +403,10 @@ cdef bint serve_frame(Reactor reactor, Conn* conn, uint8_t* frame, size_t size, 
                 core.stats.bad_frames += 1
                 conn_end(conn, trouble)
             return True
+    if size > CALL_SIZE_MAX:
+        core.stats.bad_frames += 1
+        conn_end(conn, "a request is above 16 MiB and no Produce")
+        return True
     calls[0] -= 1
     call_python(reactor, conn, frame, size, key, version, correlation_id)
     return True

@@ -70,6 +70,7 @@ logger = logging.getLogger("kafkad.log")
 LOCK = ".lock"
 FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 METADATA_BATCH_MAX = 8 << 20  # KafkaRaftClient.MAX_BATCH_SIZE_BYTES
+DELETE_AGAIN_MS = 1_000  # after a directory could not be renamed
 REMOTE_INDEX_CACHE = "remote-log-index-cache"
 
 
@@ -652,7 +653,9 @@ class LogDirs:
             log.move_directory(path, sync=False)
             self._renamed.add(directory)
         except KafkaError as e:
-            logger.error("%s could not be renamed for deletion: %s", log.directory, e)
+            logger.error("%s could not be renamed for deletion, will try again: %s", log.directory, e)
+            log.native.close_files()
+            self._delete_directory_later(directory, log.directory, log.topic_id, topic, index)
             return
         log.native.close_files()
         self._remove_later(log.config.file_delete_delay_ms, path)
@@ -691,16 +694,29 @@ class LogDirs:
     def _delete_directory(self, directory: Directory, path: str, topic: str, index: int) -> None:
         # as `delete`, of a log that is not opened any more
         gone = os.path.join(directory.path, left_directory(topic, index, uuid.uuid4().hex, DELETE_DIR))
+        topic_id = topic_id_of(path)
         try:
             os.rename(path, gone)
             sync_directory(directory.path)
         except OSError as e:
-            logger.error("%s could not be renamed for deletion: %s", path, e)
+            logger.error("%s could not be renamed for deletion, will try again: %s", path, e)
+            if topic_id is not None:
+                self._delete_directory_later(directory, path, topic_id, topic, index)
             return
         self._remove_later(self.config.log_segment_delete_delay_ms, gone)
 
     def _remove_later(self, delay_ms: int, path: str) -> None:
         self._removals.later(self.scheduler, delay_ms, path)
+
+    def _delete_directory_later(
+        self, directory: Directory, path: str, topic_id: bytes, topic: str, index: int
+    ) -> None:
+        def again() -> None:
+            # The name may be another topic's by now.
+            if not directory.offline and topic_id_of(path) == topic_id:
+                self._delete_directory(directory, path, topic, index)
+
+        self.scheduler.call_later(DELETE_AGAIN_MS, again)
 
     # -- trouble -------------------------------------------------------------------------------------------
 

@@ -8,6 +8,9 @@ goes.
 A partition whose directory is not there has a stand-in in the table, which answers KAFKA_STORAGE_ERROR
 until the directory is back at another start: an empty log elsewhere would look as if all of it were lost.
 
+A partition whose log cannot be made or loaded has a stand-in, too, and is tried again until it works: a
+shortage of descriptors, inodes or space ends.
+
 Of several workers each opens what it owns (`ownership`). What it has opened it announces to the others, which
 enter a reader in their tables: a Partition that reads the owner's files by the owner's row. An announcement
 may come before or after the image tells of the partition; the reader is made when both are there.
@@ -32,6 +35,8 @@ from kafkad.replication.ownership import owner_of
 logger = logging.getLogger(__name__)
 
 OCCUPIED_MS = (10, 20, 50, 100, 200, 500)  # how long to wait for a name that another worker is to free
+FAILED_MS = (*OCCUPIED_MS, 1_000, 2_000, 5_000)  # how long to wait for the end of a shortage
+NO_ROW = -1  # announced of a partition that its owner could not open yet
 
 
 class Announced(NamedTuple):
@@ -52,6 +57,8 @@ class Partitions:
         self.me = me
         self.workers = workers
         self.on_opened: Callable[[Any], None] | None = None  # (log), when it is led and in the table
+        self.on_led: Callable[[Any], None] | None = None  # the same, for this worker's own use
+        self.on_failed: Callable[[str, int, bytes], None] | None = None  # (topic, index, topic id), at first
         self.on_dropped: Callable[[str, int, bytes], None] | None = None  # (topic, index, topic id), at once
         self.config = config  # config.BrokerConfig
         self._configs: dict[frozenset[tuple[str, str]], TopicConfig] = {}  # by their own values
@@ -64,7 +71,8 @@ class Partitions:
         self._announced: dict[tuple[bytes, int], Announced] = {}
         # other workers' partitions that are in the table, a stand-in where the directory is not there
         self._readers: dict[tuple[str, int], tuple[bytes, Announced | None]] = {}
-        self._occupied: set[tuple[str, int]] = set()  # to be created when the name is free
+        self._waiting: set[tuple[str, int]] = set()  # to be tried again
+        self._failed: dict[tuple[str, int], str] = {}  # why; where there is no log a stand-in is in the table
         self._unled: set[tuple[str, int]] = set()  # open, but the disk did not let us lead them
         self._tries = 0  # how often it was tried
         log_dirs.on_readers_offline = self._readers_offline
@@ -94,7 +102,8 @@ class Partitions:
             if known is not None and index in known.partitions:
                 replicas = known.partitions[index].replicas
                 here = self.broker_id in replicas and self.mine(topic, known.topic_id, index)
-                here = here and (topic, index) not in self._occupied and not self._following
+                comes = self._following or (topic, index) in self._waiting
+                here = here and ((topic, index) in self._failed or not comes)
                 raise KafkaError(errors.KAFKA_STORAGE_ERROR if here else errors.NOT_LEADER_OR_FOLLOWER)
         raise KafkaError(errors.UNKNOWN_TOPIC_OR_PARTITION)
 
@@ -162,6 +171,8 @@ class Partitions:
                     self.table.remove(topic.name, index)
                 elif (topic.name, index) in self._readers:
                     self._drop_reader(topic.name, index)
+                else:
+                    self._forget(topic.name, index)
                 self._announced.pop((topic.topic_id, index), None)
                 yield
         self._deleting = False
@@ -215,21 +226,24 @@ class Partitions:
             opened = opened or (topic.name, index) in self._unled
             if state.leader == self.broker_id and not self._lead(log, state.leader_epoch):
                 continue
-            if opened and self.on_opened is not None:
-                self.on_opened(log)
+            if opened:
+                for listener in (self.on_opened, self.on_led):
+                    if listener is not None:
+                        listener(log)
 
     def _lead(self, log: Any, epoch: int) -> bool:
-        """A full disk may not let us; it is tried again."""
+        """Lead a partition; if the disk does not allow it, try again later."""
         key = log.topic, log.partition
         try:
             log.set_leader_epoch(epoch)
         except KafkaError as trouble:
-            logger.error("partition %s-%d cannot be led: %s", *key, trouble)
             self._unled.add(key)
             if not log.closed:
                 log.resign(errors.KAFKA_STORAGE_ERROR)
-                self._wait_for_name(*key)
+                self._wait(key, "led", trouble)
             return False
+        if key in self._unled and self._failed.pop(key, ""):
+            logger.warning("partition %s-%d is led now", *key)
         self._unled.discard(key)
         return True
 
@@ -253,24 +267,43 @@ class Partitions:
             stand_in = self.log_dirs.stand_in(topic.name, index, topic.topic_id)
             self.table.add(stand_in, topic.name, topic.topic_id)
             return None
+        key = topic.name, index
         if log is None:
             try:
                 log = self.log_dirs.create(topic.name, index, topic.topic_id, config)
             except DirectoryOccupied:
-                self._wait_for_name(topic.name, index)
+                self._wait(key)
                 return None
             except (OSError, KafkaError) as trouble:
-                logger.error("partition %s-%d could not be created: %s", topic.name, index, trouble)
+                if key not in self._failed:
+                    stand_in = self.log_dirs.stand_in(topic.name, index, topic.topic_id)
+                    self.table.add(stand_in, topic.name, topic.topic_id)
+                    if self.on_failed is not None:
+                        self.on_failed(topic.name, index, topic.topic_id)
+                self._wait(key, "opened", trouble)
                 return None
         elif log.config is not config:
             log.update_config(config)
-        self._logs[topic.name, index] = log
-        self.table.add(log.native, topic.name, topic.topic_id)
+        self._logs[key] = log
+        if self._failed.pop(key, ""):
+            self.table.replace(topic.name, index, log.native)
+            logger.warning("partition %s-%d is open now, in %s", *key, log.directory)
+        else:
+            self.table.add(log.native, topic.name, topic.topic_id)
         return log
+
+    def _forget(self, name: str, index: int) -> None:
+        """A partition that could not be opened is deleted."""
+        self._waiting.discard((name, index))
+        if self._failed.pop((name, index), ""):
+            self.table.remove(name, index)
+            self.log_dirs.delete(name, index)
 
     def _drop(self, name: str, index: int) -> None:
         log = self._logs.pop((name, index))
         self._unled.discard((name, index))
+        self._waiting.discard((name, index))
+        self._failed.pop((name, index), "")
         self.table.remove(name, index)
         if self.on_dropped is not None:
             self.on_dropped(name, index, log.topic_id)
@@ -279,41 +312,55 @@ class Partitions:
 
     # -- what has to wait ----------------------------------------------------------------------------------
 
-    def _wait_for_name(self, topic: str, index: int) -> None:
-        # The worker that owned a deleted topic of that name has yet to hear of it, or to come back; or the
-        # disk is full.
-        self._occupied.add((topic, index))
+    def _wait(self, key: tuple[str, int], what: str = "", trouble: Exception | None = None) -> None:
+        """Try a partition again later: the worker that owned a deleted topic of that name has yet to hear of
+        it, or to come back; or, with `trouble`, it could not be opened or led."""
+        if trouble is not None:
+            if key not in self._failed:
+                logger.error("partition %s-%d cannot be %s, will try again: %s", *key, what, trouble)
+            self._failed[key] = str(trouble)
+        self._waiting.add(key)
         if self._tries == 0:
             self._try_again_later()
 
     def _try_again_later(self) -> None:
-        delay_ms = OCCUPIED_MS[min(self._tries, len(OCCUPIED_MS) - 1)]
+        delays = FAILED_MS if self._failed else OCCUPIED_MS
+        delay_ms = delays[min(self._tries, len(delays) - 1)]
         self._tries += 1
-        if self._tries == len(OCCUPIED_MS):
-            waiting = sorted(self._occupied)[:10]
-            logger.warning("old directories of %s are still there, or their disk is full", waiting)
+        waiting = sorted(self._waiting)
+        if self._failed and self._tries >= len(delays):
+            key = min(self._failed)
+            logger.error("%d partitions still wait, of them %s-%d: %s", len(waiting), *key, self._failed[key])
+        elif self._tries == len(delays):
+            logger.warning("old directories of %s are still there", waiting[:10])
         self.log_dirs.scheduler.call_later(delay_ms, self._try_again)
 
     def _try_again(self) -> None:
         if self._following:  # names may be freed by what is still to be deleted
             self._try_again_later()
             return
-        waiting, self._occupied = self._occupied, set()
+        waiting, self._waiting = self._waiting, set()
         for name in sorted({name for name, _ in waiting}):
             if name in self._image.topics:
                 for _ in self._ensure_topic(self._image, self._image.topics[name], new=True):
                     pass
-        if self._occupied:
+        if self._waiting:
             self._try_again_later()
         else:
             self._tries = 0
+
+    def failed(self) -> list[tuple[str, int, bytes]]:
+        """(topic, index, topic id) of the partitions that could not be opened yet."""
+        topics = self._image.topics if self._image is not None else {}
+        return [(*key, topics[key[0]].topic_id) for key in self._failed if key[0] in topics]
 
     # -- other workers' partitions -------------------------------------------------------------------------
 
     def announced(
         self, topic: str, topic_id: bytes, index: int, row: int, directory: str, owner: int
     ) -> None:
-        """Another worker has opened a partition (again): its row in the shared table, its directory."""
+        """Another worker has opened a partition (again): its row in the shared table, its directory; NO_ROW
+        if it could not, and tries again."""
         self._announced[topic_id, index] = Announced(row, directory, owner)
         if self._deleting:
             return  # the name may still be another topic's; the reader is made with the rest of the change
@@ -336,7 +383,7 @@ class Partitions:
     def _ensure_reader(self, topic: Any, index: int, state: Any = None, new: bool = False) -> None:
         key = topic.name, index
         told = self._announced.get((topic.topic_id, index))
-        absent = told is not None and self.log_dirs.is_offline(told.directory)
+        absent = told is not None and (told.row == NO_ROW or self.log_dirs.is_offline(told.directory))
         if told is not None and not absent:
             if self._readers.get(key) == (topic.topic_id, told):
                 return

@@ -33,6 +33,7 @@ from kafkad.metadata.records import decode_record, encode_record
 from kafkad.metadata.replay import Delta
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
+from kafkad.replication.partitions import NO_ROW
 from kafkad.server.changes import AnsweringController
 from kafkad.server.peers import PeerLost, Peers, PeerTrouble
 
@@ -211,6 +212,7 @@ class Feed:
             peers.handle(kind, handler)
         partitions.on_opened = self._log_opened
         partitions.on_dropped = self._log_dropped
+        partitions.on_failed = self._log_failed
         peers.on_up(self._up)
         peers.on_down(self._down)
 
@@ -305,6 +307,7 @@ class Feed:
     def _up(self, k: int) -> None:
         self._applied[k] = -1
         self._announce(k, [_announcement(log) for log in self.partitions])
+        self._announce(k, [_not_opened(*each) for each in self.partitions.failed()])
         self.peers.tell(k, APPLIED, OFFSET.pack(self._applied_here()))
         if self.leads:
             self._completed[k] = -1
@@ -318,9 +321,15 @@ class Feed:
         self._settle()
 
     def _log_opened(self, log: Any) -> None:
+        self._announce_soon(_announcement(log))
+
+    def _log_failed(self, topic: str, index: int, topic_id: bytes) -> None:
+        self._announce_soon(_not_opened(topic, index, topic_id))
+
+    def _announce_soon(self, announcement: tuple[Any, ...]) -> None:
         if not self._opened:
             self._loop.call_soon(self._announce_opened)  # it need not be a change that has opened it
-        self._opened.append(_announcement(log))
+        self._opened.append(announcement)
 
     def _log_dropped(self, topic: str, index: int, topic_id: bytes) -> None:
         gone = json.dumps([topic, index, topic_id.hex()]).encode()
@@ -420,6 +429,10 @@ class Feed:
 
 def _announcement(log: Any) -> tuple[Any, ...]:
     return log.topic, log.partition, log.topic_id.hex(), log.native.slot.number, log.directory
+
+
+def _not_opened(topic: str, index: int, topic_id: bytes) -> tuple[Any, ...]:
+    return topic, index, topic_id.hex(), NO_ROW, ""
 
 
 class LeadingController(AnsweringController):

@@ -363,7 +363,13 @@ class Worker:
         self._group_loader = GroupLoader(self.groups, self.partitions, self.scheduler)
         for index in range(storage.partition_count()):
             self._group_loader.load(index)
+        self.partitions.on_led = self._led
         self._started("groups", self.groups.close)
+
+    def _led(self, log: Any) -> None:
+        """A partition is led from now on, be it at once or after it was tried again."""
+        if log.topic == OFFSETS_TOPIC:
+            self._group_loader.load(log.partition)
 
     def _serve(self) -> None:
         config = self.config
@@ -504,17 +510,14 @@ class Worker:
         """The work of a change that grows with it, in steps. `defaults`: the configuration that is new."""
         if defaults is not None:
             yield from self.partitions.follow_defaults(defaults)
-        yield from self.partitions.follow(delta, image)
         if OFFSETS_TOPIC in {topic.name for topic in delta.topics_deleted}:
             for index in list(self.groups.shards):
                 self.groups.unload(index)
+        yield from self.partitions.follow(delta, image)
         if delta.topics_deleted:
             self.groups.on_topics_deleted([(topic.name, topic.topic_id) for topic in delta.topics_deleted])
         if delta.topics_created or delta.topics_changed:
             self.scheduler.call_soon(self._assign_directories)  # a subscriber changes no metadata itself
-        if OFFSETS_TOPIC in delta.topics_changed:
-            for index in range(self._group_storage.partition_count()):
-                self._group_loader.load(index)
         if delta.topics_deleted:
             return self._renames_synced()
 

@@ -54,7 +54,10 @@ class Noted:
         self.me, self.count = me, count
         self.logs = {}
         self.heard = {}
-        self.on_opened = self.on_dropped = None
+        self.on_opened = self.on_dropped = self.on_failed = None
+
+    def failed(self):
+        return []
 
     def __iter__(self):
         return iter(self.logs.values())

@@ -535,14 +535,12 @@ class Log:
             ready = self._next.take(base)
             if ready is None:
                 recovery.create_segment_files(self.directory, base)
-            try:
-                self.native.roll(base, now_ms, ready)
-            except OSError:
-                if ready is not None:  # its indexes are stretched, and nobody will cut them
-                    with suppress(OSError):
-                        recovery.create_segment_files(self.directory, base)
-                raise
+            self.native.roll(base, now_ms, ready)
         except OSError as e:
+            # The old segment goes on beyond `base`: a start that finds another one there would hide it.
+            for suffix in (LOG, INDEX, TIME_INDEX):
+                with suppress(OSError):
+                    os.unlink(segment_file(self.directory, base, suffix))
             raise self._refused(e) from e
         # The new segment takes appends now: its name must be on the disk before they are acknowledged.
         self._flusher.directories.add(self.directory)

@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kafkad.testing import Broker
+from tests.shortages import Shortages
 
 SEED = int(os.environ.get("KAFKAD_SEED", "20260801"))
 PARTITIONS = 4
@@ -167,15 +168,40 @@ def test_acknowledged_records_survive_kill_9_of_a_worker_once_and_in_order(tmp_p
     write_while_killed(tmp_path, rounds(12, 500), kill, workers)
 
 
-def write_while_killed(tmp_path, rounds, kill, workers):
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("workers", [None, 2])
+def test_acknowledged_records_survive_shortages_and_kill_9(tmp_path, rounds, workers):
+    """Between the kills some calls that take room, a descriptor, memory or a thread fail. Only requests
+    fail with them, and when that is over the producers go on.
+    """
+    switch = Shortages(tmp_path / "control")
+
+    def kill(broker, chance):
+        switch.begin(chance.choice((0.02, 0.3)), seed=chance.getrandbits(32) | 1)
+        time.sleep(chance.uniform(0.2, 0.8))
+        assert broker.running, "a shortage ended the broker"
+        switch.end()
+        if workers is None:
+            broker.kill()
+            broker.restart()
+        else:
+            broker.kill_worker(chance.randrange(workers))
+
+    write_while_killed(tmp_path, rounds(5, 200), kill, workers, switch)
+    assert switch.failed > 20
+
+
+def write_while_killed(tmp_path, rounds, kill, workers, switch=None):
     chance = random.Random(SEED)
+    environment = {} if switch is None else switch.environment(tmp_path / "data")
     config = {
         "log.segment.bytes": 1
         << 20,  # the least that Kafka allows: rolls, and so snapshots and new indexes, happen all the time
         "log.retention.check.interval.ms": 300_000,
         "log.flush.offset.checkpoint.interval.ms": 500,
     }
-    with Broker(config=config, data_dir=tmp_path / "data", workers=workers) as broker:
+    with Broker(config=config, data_dir=tmp_path / "data", workers=workers, env=environment) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(20)
         writers = [Writer(f"w{i}", broker.bootstrap, SEED + i) for i in range(PRODUCERS)]

@@ -195,6 +195,23 @@ def test_an_index_is_closed_without_a_descriptor(tmp_path):
         assert world.log.offset_for_timestamp(1_000 + i).offset == i
 
 
+def test_a_roll_that_failed_leaves_no_segment_that_hides_what_comes_later(tmp_path, monkeypatch):
+    """Found by the shortage rounds: its empty .log stayed, the old segment grew beyond it, and after a clean
+    restart nobody could read what lay there."""
+    world = LogWorld(tmp_path)
+    world.append()
+    shortage = Shortage(monkeypatch, "open", errno.EMFILE, ".timeindex")
+    with pytest.raises(KafkaError):
+        world.log.roll(world.now_ms)
+    shortage.end()
+    world.append(timestamp=2_000)
+    world.log.roll(world.now_ms)
+    world.append(timestamp=3_000)
+    world.restart()
+    assert [int.from_bytes(data[:8], "big") for data in world.log.batches(0, 3)] == [0, 1, 2]
+    assert [base for base, _ in world.log.segments] == [0, 2]
+
+
 # -- seeks by timestamp ------------------------------------------------------------------------------------
 
 
@@ -287,7 +304,7 @@ def test_the_trouble_of_one_log_is_not_the_end_of_retention(tmp_path, monkeypatc
         config=SimpleNamespace(log_retention_check_interval_ms=1_000),
         partitions=logs,
     )
-    Worker._retention(worker)
+    list(Worker._retention(worker))
     assert whole.log_start_offset == 1
     assert swept == [True]
 

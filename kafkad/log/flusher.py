@@ -150,6 +150,29 @@ class Flusher:
             self._flushed(work.end, work.generation)
             return
 
+    def take_work(self) -> "Work | None":
+        """What `flush` would do, for another thread; `settle` comes behind it. In a shortage `flush` does
+        it here and now, with its retries, and the result is None. Raises KafkaError."""
+        try:
+            return self._work()
+        except NotOpened:
+            self.flush()
+            return None
+
+    def settle(self, work: "Work", error: Exception | None) -> None:
+        """After `work` ended or failed in another thread. Raises KafkaError."""
+        if error is None:
+            self._flushed(work.end, work.generation)
+            return
+        if not isinstance(error, OSError):
+            raise error
+        work.put_back(self)
+        if _is_shortage(error):
+            self.flush()
+            return
+        self._log.on_failure(error)
+        raise KafkaError(KAFKA_STORAGE_ERROR, str(error)) from error
+
     def sync_directory_now(self) -> None:
         """Blocks. OSError: the fsync failed. After a shortage it is left to the next flush."""
         try:
@@ -184,7 +207,7 @@ class Flusher:
             return
         log.scheduler.run_in_thread(work, lambda error: self._end(work, error), lane="flush")
 
-    def _end(self, work: "_Work", error: BaseException | None) -> None:
+    def _end(self, work: "Work", error: BaseException | None) -> None:
         if error is None:
             self._under_way = False
             self._retry_ms = RETRY_MS
@@ -208,7 +231,7 @@ class Flusher:
             self._under_way = False
             log.on_failure(error)
 
-    def _work(self) -> "_Work":
+    def _work(self) -> "Work":
         """What to sync, taken on the loop. Raises NotOpened."""
         native = self._log.native
         epochs = self._log.leader_epochs
@@ -226,7 +249,7 @@ class Flusher:
             paths = {*paths, epochs.path}
             directories = {*directories, self._log.directory}  # it was renamed into place
         native.flush_by_log = False
-        return _Work(end, generation, [reference for _, reference in files], paths, directories)
+        return Work(end, generation, [reference for _, reference in files], paths, directories)
 
     def _flushed(self, end: int, generation: int) -> bool:
         again = self._log.native.flushed(end, generation)
@@ -234,7 +257,7 @@ class Flusher:
         return again
 
 
-class _Work:
+class Work:
     """One flush, for a thread."""
 
     __slots__ = ("directories", "end", "files", "generation", "paths")

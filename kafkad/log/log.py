@@ -39,7 +39,7 @@ from kafkad.log.filenames import (
     offset_of,
     segment_file,
 )
-from kafkad.log.flusher import FATAL, LONG_MAX, RETRY_MS, Flusher
+from kafkad.log.flusher import FATAL, LONG_MAX, RETRY_MS, Flusher, Work
 from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.log.next_segment import NextSegment
 from kafkad.log.producer_state import load_snapshot, write_snapshot
@@ -978,41 +978,71 @@ class Log:
     def close(self, clean: bool = True) -> None:
         """Clean: everything is on the disk afterwards, indexes cut, the producers in a snapshot; then the
         recovery point is LEO. Raises KafkaError when the disk fails."""
+        work = self.begin_close(clean)
+        if work is not None:
+            try:
+                work()
+            except Exception as e:
+                self.end_close(work, e)
+            else:
+                self.end_close(work, None)
+
+    def begin_close(self, clean: bool) -> Work | None:
+        """The first part of `close`: returns a call that syncs files and may run in any thread; `end_close`
+        goes on when it has ended. None: there is nothing to sync, the log is closed. Raises KafkaError."""
         if self.closed:
             if clean and self._truncation_failed:
                 raise KafkaError(KAFKA_STORAGE_ERROR, "its truncation failed")
-            return
+            return None
         self.resign()
         self._next.close()
-        if clean:
-            end = self.end_offset
-            touched = (
-                self.native.flushed_offset < end
-                or end > max(self._snapshot_offset, 0)
-                or self._flusher.paths
-                or self._flusher.directories
-                or self.leader_epochs.unsynced
-                or self._aborts
-            )
-            active = self.native.active_base_offset
-            try:
-                self.native.close_files()
-                if touched:
-                    if end > self._snapshot_offset and end > 0:
-                        write_snapshot(self.directory, end, self.native.producers, sync=False)
-                        self._flusher.paths.add(segment_file(self.directory, end, SNAPSHOT))
-                        self._snapshot_offset = end
-                    self._flusher.directories.add(self.directory)
-                    self._flusher.paths.update(
-                        segment_file(self.directory, active, suffix) for suffix in (INDEX, TIME_INDEX)
-                    )
-                    self.flush()
-                    self.native.close_files()
-            except OSError as e:
-                raise self._refused(e) from e
-            finally:
+        work = None
+        try:
+            if clean:
+                work = self._work_to_close()
+        except OSError as e:
+            raise self._refused(e) from e
+        finally:
+            if work is None:
                 self.closed = True  # after a shortage, too: the next start recovers the log
-        self.closed = True
+        return work
+
+    def _work_to_close(self) -> Work | None:
+        end = self.end_offset
+        touched = (
+            self.native.flushed_offset < end
+            or end > max(self._snapshot_offset, 0)
+            or self._flusher.paths
+            or self._flusher.directories
+            or self.leader_epochs.unsynced
+            or self._aborts
+        )
+        active = self.native.active_base_offset
+        self.native.close_files()
+        if not touched:
+            return None
+        if end > self._snapshot_offset and end > 0:
+            write_snapshot(self.directory, end, self.native.producers, sync=False)
+            self._flusher.paths.add(segment_file(self.directory, end, SNAPSHOT))
+            self._snapshot_offset = end
+        self._flusher.directories.add(self.directory)
+        self._flusher.paths.update(
+            segment_file(self.directory, active, suffix) for suffix in (INDEX, TIME_INDEX)
+        )
+        work = self._flusher.take_work()
+        if work is None:
+            self.native.close_files()
+        return work
+
+    def end_close(self, work: Work, error: Exception | None) -> None:
+        """The last part of `close`: `error` is what the call raised. Raises KafkaError."""
+        try:
+            self._flusher.settle(work, error)
+            self.native.close_files()
+        except OSError as e:
+            raise self._refused(e) from e
+        finally:
+            self.closed = True
 
     def move_directory(self, directory: str, *, sync: bool = True) -> None:
         """Renames the partition's directory, for deletion or as stray; it serves nothing any more. Without

@@ -46,6 +46,7 @@ from kafkad.log.checkpoints import (
     write_clean_shutdown,
     write_partition_metadata,
 )
+from kafkad.log.closing import close_logs
 from kafkad.log.directory import CHECKPOINTS, FAILED, NOT_CLEAN, PARTITIONS, Directory, Key, Told
 from kafkad.log.filenames import (
     DELETE_DIR,
@@ -856,12 +857,9 @@ class LogDirs:
             if directory.offline:
                 continue
             whole = clean
-            for log in directory.logs():
-                try:
-                    log.close(clean)
-                except KafkaError as e:
-                    logger.error("%s was not closed cleanly: %s", log.directory, e)
-                    whole = False
+            for log, trouble in close_logs(list(directory.logs()), clean):
+                logger.error("%s was not closed cleanly: %s", log.directory, trouble)
+                whole = False
             if whole and not directory.offline:
                 whole = self._write_checkpoints(directory)
             if not whole:

@@ -14,6 +14,7 @@ ConfigurationControlManager.
 
 Not yet: authorization; policies (alter.config.policy.class.name is a Java class)."""
 
+import asyncio
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -41,11 +42,13 @@ from kafkad.config.dynamic import (
     validate_broker_configs,
 )
 from kafkad.config.group import GROUP_KEYS, group_values
+from kafkad.config.listeners import parse_host_limits
 from kafkad.config.served import refuse_changes, warn_ignored
 from kafkad.config.topic import TOPIC_KEYS, topic_values
 from kafkad.controller.topics import invalid_name
 from kafkad.metadata.features import CORDONED_LOG_DIRS
 from kafkad.metadata.image import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC, MetadataImage
+from kafkad.net.hosts import addresses_of, is_address
 from kafkad.protocol import messages
 from kafkad.protocol.errors import (
     INVALID_CONFIG,
@@ -80,6 +83,8 @@ TYPES: Final = {
     "password": 9,
 }
 
+HOST_LIMITS: Final = "max.connections.per.ip.overrides"
+LOOKUP_TIMEOUT_S: Final = 10.0  # of a host's addresses
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 
 Synonym = tuple[str, str | None, int]  # key, value, source
@@ -269,6 +274,7 @@ async def alter_configs(services: Services, context: RequestContext, request: An
         for asked in request.resources
     ]
     errors = refusals(services.metadata.image, services.config, resources, replacing=True)
+    await refuse_unknown_hosts(resources, errors)
     wanted = {
         (kind, name): {operation.key: operation.value for operation in operations}
         for place, (kind, name, operations) in enumerate(resources)
@@ -289,6 +295,7 @@ async def incremental_alter_configs(services: Services, context: RequestContext,
         for asked in request.resources
     ]
     errors = refusals(services.metadata.image, services.config, resources)
+    await refuse_unknown_hosts(resources, errors)
     changes = {}
     for place, (kind, name, operations) in enumerate(resources):
         if place in errors:
@@ -310,6 +317,32 @@ async def incremental_alter_configs(services: Services, context: RequestContext,
     )
     make = messages.IncrementalAlterConfigsResponse.Responses
     return messages.IncrementalAlterConfigsResponse(responses=_responses(make, resources, errors))
+
+
+async def refuse_unknown_hosts(resources: list[Resource], errors: dict[int, KafkaError]) -> None:
+    """Adds to `errors` the resources that limit the connections of a host without an address: what is
+    committed was validated whole before. Kafka commits it, and logs an error when it applies it. The
+    look-up runs in a thread."""
+    for place, resource in enumerate(resources):
+        if place in errors or resource.kind != BROKER:
+            continue
+        for key, kind, value in resource.operations:
+            if key != HOST_LIMITS or kind != SET or value is None:
+                continue
+            for host in parse_host_limits(key, value):
+                if not is_address(host) and (reason := await _lookup_trouble(host)):
+                    wrong = f"Invalid value {value} for configuration {key}: host {host} has no address"
+                    errors.setdefault(place, KafkaError(INVALID_CONFIG, f"{wrong}: {reason}"))
+
+
+async def _lookup_trouble(host: str) -> str | None:
+    try:
+        await asyncio.wait_for(asyncio.to_thread(addresses_of, host), LOOKUP_TIMEOUT_S)
+    except TimeoutError:
+        return f"no answer after {LOOKUP_TIMEOUT_S} s"
+    except (OSError, RuntimeError) as trouble:  # RuntimeError: no thread could be made
+        return str(trouble)
+    return None
 
 
 async def _write(

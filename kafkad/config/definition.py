@@ -196,12 +196,23 @@ class Key:
         return value
 
     def stored(self, text: str, otherwise: Value) -> Value:
-        """The value of what stands in a metadata log: whoever wrote it found it valid, though perhaps by
-        another Kafka's rules, so it only has to be of the type, else it is as if it were not there."""
+        """The value of what stands in a metadata log, else `otherwise`. The writer found it valid, though
+        perhaps by another Kafka's rules: a number may lie outside of today's range, but not below zero
+        where that is not allowed, and text must be one of the names that are known."""
         try:
-            return self._typed(text)
+            value = self._typed(text)
         except ConfigError:
             return otherwise
+        if self.valid.reason(value) and not (
+            self.type in (*BITS, DOUBLE) and isinstance(value, int | float) and value > 0
+        ):
+            return otherwise
+        return value
+
+    def usable(self, text: str) -> bool:
+        """Whether `stored` takes this text."""
+        nothing: list[str] = []
+        return self.stored(text, nothing) is not nothing
 
     def error(self, text: str | None, reason: str) -> ConfigError:
         shown = HIDDEN if self.sensitive else text

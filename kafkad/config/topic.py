@@ -213,6 +213,15 @@ def _inherited(broker: "BrokerConfig", key: Key) -> Value:
     return key.default
 
 
+def unusable(overrides: Mapping[str, str]) -> dict[str, str]:
+    """Of a topic's own values in the metadata log those that cannot be applied."""
+    return {
+        name: text
+        for name, text in overrides.items()
+        if name in TOPIC_KEYS and not TOPIC_KEYS[name].usable(text)
+    }
+
+
 def topic_values(broker: "BrokerConfig", overrides: Mapping[str, str]) -> dict[str, Value]:
     """Every topic key with its value as configured."""
     values = dict(broker.topic_defaults)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from kafkad._native.partition import Partition
-from kafkad.config.topic import TopicConfig
+from kafkad.config.topic import TopicConfig, unusable
 from kafkad.log.log_dirs import DirectoryOccupied
 from kafkad.log.reader import ReaderLog
 from kafkad.metadata.image import DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED, TOPIC
@@ -131,6 +131,8 @@ class Partitions:
         config = self._configs.get(key)
         if config is None:
             config = self._configs[key] = TopicConfig.resolve(self.config, overrides or {})
+            for name, text in unusable(overrides or {}).items():
+                logger.error("topic %s: %s=%s cannot be applied and is left out", topic, name, text)
         return config
 
     def apply(self, image: Any) -> None:
@@ -203,8 +205,20 @@ class Partitions:
         for index in image.topics[name].partitions:
             log = self._logs.get((name, index))
             if log is not None:
-                log.update_config(config)
+                self._configure(log, config)
             yield
+
+    def _configure(self, log: Any, config: TopicConfig) -> None:
+        """What is committed cannot be taken back: a log that cannot apply its configuration keeps the one
+        it has."""
+        before = log.config
+        try:
+            log.update_config(config)
+        except Exception as trouble:
+            logger.error(
+                "%s keeps its configuration; %r cannot be applied: %r", log.directory, config, trouble
+            )
+            log.update_config(before)
 
     def _ensure_topic(self, image: Any, topic: Any, *, new: bool) -> Iterator[None]:
         config: TopicConfig | None = None
@@ -283,7 +297,7 @@ class Partitions:
                 self._wait(key, "opened", trouble)
                 return None
         elif log.config is not config:
-            log.update_config(config)
+            self._configure(log, config)
         self._logs[key] = log
         if self._failed.pop(key, ""):
             self.table.replace(topic.name, index, log.native)

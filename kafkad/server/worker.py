@@ -36,7 +36,9 @@ from kafkad._native.reactor import Reactor
 from kafkad.api import table
 from kafkad.api.context import Services
 from kafkad.clock import Clock
-from kafkad.config.dynamic import with_dynamic
+from kafkad.config.broker import BrokerConfig, is_sensitive
+from kafkad.config.definition import HIDDEN
+from kafkad.config.dynamic import changed, with_dynamic
 from kafkad.controller.brokers import Registration, plan_directories
 from kafkad.controller.controller import Controller
 from kafkad.controller.producer_ids import ProducerIds
@@ -51,12 +53,14 @@ from kafkad.protocol.errors import KafkaError
 from kafkad.raft.single_voter import SingleVoter
 from kafkad.replication.ownership import owner_of
 from kafkad.replication.partitions import Partitions
+from kafkad.server import host_limits
 from kafkad.server.background import Background
 from kafkad.server.changes import AnsweringController, Changes
 from kafkad.server.dispatch import Dispatcher
 from kafkad.server.event_loop import EventLoop
 from kafkad.server.group_loader import GroupLoader
 from kafkad.server.group_storage import OFFSETS_TOPIC, GroupStorage
+from kafkad.server.host_limits import HostLimits
 from kafkad.server.metadata_feed import (
     IMAGE,
     LEADER,
@@ -401,7 +405,7 @@ class Worker:
             else BUFFERED_BYTES_MAX,
             connections_max=config.max_connections,
             connections_max_per_ip=config.max_connections_per_ip,
-            connections_max_per_ip_overrides=config.host_connection_limits,
+            connections_max_per_ip_overrides=host_limits.of_addresses(config.host_connection_limits),
             connections_max_idle_ms=config.connections_max_idle_ms,
             send_buffer_bytes=config.socket_send_buffer_bytes,
             # Kafka's default, 100 KB that nobody asked for, would keep the kernel from fitting it to the load
@@ -414,6 +418,12 @@ class Worker:
             hosts=self.place.hosts if self.place is not None else None,
             handover=self.place.handover if self.place is not None else None,
         )
+        self.host_limits = HostLimits(
+            self.scheduler,
+            lambda limits: self.reactor.set_limits(connections_max_per_ip_overrides=limits),
+        )
+        self._started("look-ups of hosts", self.host_limits.close)
+        self.host_limits.set(config.host_connection_limits)
         for row in table.NATIVE:
             self.reactor.serve_native(row.key, row.low, row.high)
         self.loop.join(self.reactor)
@@ -543,19 +553,47 @@ class Worker:
             if complaint not in self._complaints and self.me == LEADER:
                 logger.warning("%s", complaint)
         self._complaints = complaints
-        self.config = config
-        self.controller.update_config(config)
+        try:
+            self._adopt(config)
+        except Exception as trouble:
+            logger.error("a change of the dynamic configuration failed: %r", trouble)
+            self._adopt_one_by_one(self.config, config)
+
+    def _adopt_one_by_one(self, before: BrokerConfig, after: BrokerConfig) -> None:
+        """From `before` to `after` but for the values that cannot be applied. What is committed is in the
+        log for good: a value that raised here would end every worker, now and at each start."""
+        layers = [dict(before.dynamic_default), dict(before.dynamic_broker)]
+        for place, wanted in enumerate((after.dynamic_default, after.dynamic_broker)):
+            for name in sorted({*layers[place], *wanted}):
+                if layers[place].get(name) == wanted.get(name):
+                    continue
+                tried = [dict(layer) for layer in layers]
+                tried[place] = changed(tried[place], {name: wanted.get(name)})
+                try:
+                    self._adopt(BrokerConfig(before.static, *tried))
+                except Exception as trouble:
+                    shown = HIDDEN if is_sensitive(name) else wanted.get(name)
+                    logger.error("%s=%s cannot be applied and is left out: %r", name, shown, trouble)
+                else:
+                    layers = tried
+        self._adopt(BrokerConfig(before.static, *layers))
+
+    def _adopt(self, config: BrokerConfig) -> None:
         if not hasattr(self, "services"):
+            self.controller.update_config(config)
+            self.config = config
             return
+        self.controller.update_config(config)
         self.services.config = config
         self.groups.config = config
         self.reactor.set_limits(
             connections_max=config.max_connections,
             connections_max_per_ip=config.max_connections_per_ip,
-            connections_max_per_ip_overrides=config.host_connection_limits,
             connections_max_idle_ms=config.connections_max_idle_ms,
             fetch_max_bytes=config.fetch_max_bytes,
         )
+        self.host_limits.set(config.host_connection_limits)
+        self.config = config
 
     def _beat(self) -> None:
         assert self.place is not None

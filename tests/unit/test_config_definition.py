@@ -146,3 +146,7 @@ def test_a_stored_value_needs_its_type_only() -> None:
     key = TOPIC_KEYS["segment.bytes"]
     assert key.stored("1000", 7) == 1000
     assert key.stored("much", 7) == 7
+    assert key.stored("-5", 7) == 7 and not key.usable("-5")
+    assert TOPIC_KEYS["retention.ms"].stored("-1", 7) == -1
+    assert TOPIC_KEYS["compression.type"].stored("squash", "zstd") == "zstd"
+    assert TOPIC_KEYS["cleanup.policy"].stored("shred", ["delete"]) == ["delete"]

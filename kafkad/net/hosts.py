@@ -1,0 +1,24 @@
+"""Host names and the addresses they stand for. A look-up asks a name server and may take many seconds, so
+it must never run on the event loop."""
+
+import socket
+
+
+def is_address(host: str) -> bool:
+    """Whether `host` is an IPv4 or IPv6 address, perhaps with a zone, and needs no look-up."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host.split("%")[0])
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def addresses_of(host: str) -> list[str]:
+    """All addresses of a host, by a look-up. Raises OSError."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # a label that is empty or too long
+        raise OSError(f"not a host name: {error}") from error
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))

@@ -10,7 +10,8 @@ import re
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services
-from kafkad.metadata.features import KRAFT_VERSION, SUPPORTED
+from kafkad.metadata import features
+from kafkad.metadata.features import KRAFT_VERSION
 from kafkad.protocol import errors, messages
 
 KEY = 18
@@ -38,15 +39,14 @@ def api_versions(services: Services, context: RequestContext, request: Any) -> A
         # Before v4 a lowest level of 0 could not be read by some clients (KAFKA-17492): such features are
         # left out.
         supported_features=[
-            cls.SupportedFeatures(name=feature.name, min_version=feature.lowest, max_version=feature.highest)
-            for feature in SUPPORTED
+            cls.SupportedFeatures(name=feature.name, min_version=feature.lowest, max_version=feature.served)
+            for feature in features.advertised()
             if context.version >= 4 or feature.lowest > 0
         ],
         finalized_features_epoch=image.offset,
         finalized_features=[
             cls.FinalizedFeatures(name=name, min_version_level=level, max_version_level=level)
-            for name, level in finalized.items()
-            if level > 0
+            for name, level in features.finalized(finalized).items()
         ],
     )
 

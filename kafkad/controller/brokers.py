@@ -59,7 +59,7 @@ def plan_registration(
         epoch=epoch,
         incarnation_id=registration.incarnation_id,
         listeners=registration.listeners,
-        features=supported_features(),
+        features=supported_features(image),
         rack=registration.rack,
         fenced=True,
         in_controlled_shutdown=False,
@@ -85,7 +85,7 @@ def plan_registration(
                     registration.incarnation_id,
                     False,
                     registration.controller_listeners,
-                    supported_features(),
+                    supported_features(image),
                 )
             )
         )
@@ -162,8 +162,13 @@ def fencing(broker_id: int, epoch: int, change: int) -> Any:
     return messages.BrokerRegistrationChangeRecord(broker_id=broker_id, broker_epoch=epoch, fenced=change)
 
 
-def supported_features() -> dict[str, tuple[int, int]]:
-    return {feature.name: (feature.lowest, feature.highest) for feature in features.SUPPORTED}
+def supported_features(image: MetadataImage) -> dict[str, tuple[int, int]]:
+    """The ranges that are registered: what is served, and what is finalized in this log, since a JVM
+    controller takes no broker that cannot do a finalized level."""
+    return {
+        feature.name: (feature.lowest, max(feature.served, image.features.get(feature.name, 0)))
+        for feature in features.SUPPORTED
+    }
 
 
 def plan_directories(

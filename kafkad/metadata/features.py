@@ -1,9 +1,13 @@
 """Features: the levels that a cluster has agreed on, and the range that this broker can do (KIP-584).
 
-One row a feature, as Kafka 4.3.1 ships them. `metadata.version` decides in which versions metadata records
+One row a feature of Kafka 4.3.1. `metadata.version` decides in which versions metadata records
 are written; the others switch protocols on (KIP-848 groups, KIP-890 transactions, KIP-966 eligible leader
 replicas, ...). `kraft.version` is not part of the image: it stands in control records of the metadata log
 (KIP-853).
+
+A level may be known without being served. A log in which a JVM broker, or an older kafkad, has finalized
+`group.version` 1 opens, and keeps its record, so a JVM can open it again; but clients hear only of levels
+that are served (`advertised`, `finalized`), since they switch protocols by them.
 
 Beware: a cluster that has finalized a level we do not know must not be served; `unsupported` says so.
 """
@@ -26,30 +30,43 @@ CORDONED_LOG_DIRS: Final = 30  # 4.3-IV0
 
 
 class Feature(NamedTuple):
-    """Levels: the lowest and highest that we can do, and the one a fresh cluster starts with."""
+    """Levels: the lowest and highest that a log may have, and the highest that is served, which is also the
+    one that a fresh cluster starts with."""
 
     name: str
     lowest: int
     highest: int
-    fresh: int
+    served: int
 
 
 SUPPORTED: Final = (
     Feature("eligible.leader.replicas.version", 0, 1, 1),
-    Feature("group.version", 0, 1, 1),
+    Feature("group.version", 0, 1, 0),
     Feature("kraft.version", 0, 1, 1),
     Feature("metadata.version", 7, 30, 30),
-    Feature("share.version", 0, 1, 1),
-    Feature("streams.version", 0, 1, 1),
-    Feature("transaction.version", 0, 2, 2),
+    Feature("share.version", 0, 1, 0),
+    Feature("streams.version", 0, 1, 0),
+    Feature("transaction.version", 0, 2, 0),
 )
 BY_NAME: Final = {feature.name: feature for feature in SUPPORTED}
 
 
 def fresh_levels() -> dict[str, int]:
-    """What `kafka-storage format` of 4.3.1 finalizes: metadata.version first, the others by name."""
-    others = sorted(f.name for f in SUPPORTED if f.name not in (METADATA_VERSION, KRAFT_VERSION))
-    return {name: BY_NAME[name].fresh for name in [METADATA_VERSION, *others]}
+    """What a fresh cluster finalizes: metadata.version first, the others by name. `kafka-storage format` also
+    finalizes what is not served here; it leaves a level of 0 out, too."""
+    others = sorted(f.name for f in SUPPORTED if f.served and f.name not in (METADATA_VERSION, KRAFT_VERSION))
+    return {name: BY_NAME[name].served for name in [METADATA_VERSION, *others]}
+
+
+def advertised() -> list[Feature]:
+    """The features of which some level is served: `lowest` to `served`."""
+    return [feature for feature in SUPPORTED if feature.served]
+
+
+def finalized(levels: dict[str, int]) -> dict[str, int]:
+    """Of finalized levels those that are served; a higher one counts as the highest that is."""
+    served = {name: min(level, BY_NAME[name].served) for name, level in levels.items() if name in BY_NAME}
+    return {name: level for name, level in served.items() if level > 0}
 
 
 def unsupported(levels: dict[str, int]) -> str | None:

@@ -89,7 +89,7 @@ def test_a_directory_that_holds_bad_values_starts(tmp_path: Path) -> None:
 
 
 def add_records(data: Path, *records: object) -> None:
-    """Appends to the metadata log of a broker that is down, as a broker that did not validate them would have."""
+    """Appends to the metadata log of a broker that is down, without any validation."""
     segment = max((data / "__cluster_metadata-0").glob("*.log"))
     *_, last = read_batches(segment.read_bytes())
     batch = data_batch(

@@ -16,7 +16,9 @@ from kafkad.api.metadata import describe_topic_partitions, metadata
 from kafkad.api.metadata_answers import KEPT, MetadataAnswers
 from kafkad.api.producer_ids import init_producer_id
 from kafkad.api.versions import api_versions, unsupported
+from kafkad.controller.brokers import supported_features
 from kafkad.controller.producer_ids import ProducerIds
+from kafkad.metadata import features
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
 
@@ -396,13 +398,34 @@ def test_features_with_a_lowest_level_of_0_are_told_from_v4_on(cluster):
     assert [f.name for f in versions(cluster, 3).supported_features] == ["metadata.version"]
     assert {f.name: f.max_version for f in versions(cluster, 4).supported_features} == {
         "eligible.leader.replicas.version": 1,
-        "group.version": 1,
         "kraft.version": 1,
         "metadata.version": 30,
-        "share.version": 1,
-        "streams.version": 1,
-        "transaction.version": 2,
     }
+
+
+def test_clients_hear_of_served_features_only(cluster):
+    """HUNTS U10: ApiVersions listed group.version, share.version, streams.version and transaction.version,
+    and nothing that they switch on is served. Existing logs have them; their records stay."""
+    levels = {"group.version": 1, "share.version": 1, "streams.version": 1, "transaction.version": 2}
+    image, _ = cluster.image.apply(
+        [messages.FeatureLevelRecord(name=name, feature_level=level) for name, level in levels.items()]
+    )
+    services = services_of(cluster)
+    services.metadata = SimpleNamespace(image=image)
+    request = messages.ApiVersionsRequest(client_software_name="client", client_software_version="1.0")
+    for version in (3, 4):
+        response = api_versions(services, context_of(18, version), request)
+        assert {f.name: f.max_version_level for f in response.finalized_features} == {
+            "metadata.version": 30,
+            "eligible.leader.replicas.version": 1,
+            "kraft.version": 1,
+        }
+        assert not levels.keys() & {f.name for f in response.supported_features}
+    assert features.unsupported(image.features) is None
+    kept = [r for r in image.records() if type(r) is messages.FeatureLevelRecord]
+    assert levels.items() <= {record.name: record.feature_level for record in kept}.items()
+    ranges = supported_features(image)
+    assert all(ranges[name] == (0, level) for name, level in levels.items())
 
 
 def test_finalized_features_are_told_with_the_offset_they_were_read_at(cluster):

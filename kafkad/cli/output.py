@@ -34,6 +34,9 @@ HINTS = {
     errors.UNKNOWN_MEMBER_ID: "the group has members; stop its consumers first",
     errors.GROUP_SUBSCRIBED_TO_TOPIC: "the group reads the topic; stop its consumers first",
     errors.INCONSISTENT_GROUP_PROTOCOL: "the group's members use another assignor or protocol than range",
+    errors.INVALID_REPLICATION_FACTOR: (
+        "the topic cannot be created: default.replication.factor is above the number of brokers"
+    ),
     errors.INVALID_TOPIC_EXCEPTION: "a name is at most 249 of the characters a-z A-Z 0-9 . _ -",
     errors.MESSAGE_TOO_LARGE: "a record is larger than max.message.bytes of the topic",
     errors.REQUEST_TIMED_OUT: "the broker did not get it done in time; try again",

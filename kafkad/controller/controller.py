@@ -113,6 +113,9 @@ class Controller:
         if not wanted:
             return {}
         response = self.create_topics(messages.CreateTopicsRequest(topics=wanted))
+        for result in response.topics:
+            if result.error_code:  # a Metadata response has no room for the reason
+                logger.warning("topic %s cannot be created: %s", result.name, result.error_message)
         return {
             result.name: KafkaError(result.error_code, result.error_message) if result.error_code else None
             for result in response.topics

@@ -30,9 +30,8 @@ def set_config(broker: Broker, kind: ResourceType, name: str, key: str, value: s
 @pytest.mark.parametrize(
     ("kind", "name", "key", "value", "words"),
     [
-        (ResourceType.BROKER, "", KEY, BAD, "host nosuchhost.invalid has no address"),
         (ResourceType.BROKER, "1", KEY, BAD, "host nosuchhost.invalid has no address"),
-        (ResourceType.BROKER, "", "max.connection.creation.rate", "5", "quotas are not supported yet"),
+        (ResourceType.BROKER, "1", "max.connection.creation.rate", "5", "quotas are not supported yet"),
         (ResourceType.BROKER, "1", "principal.builder.class", "a.B", "cannot load Java classes"),
         (ResourceType.BROKER, "1", "cordoned.log.dirs", "*", "log directory"),
         (ResourceType.BROKER, "1", "listener.name.plaintext.max.connections", "5", "all listeners alike"),
@@ -57,16 +56,16 @@ def test_it_is_refused_by_name_before_it_is_committed(
 @pytest.fixture(scope="module")
 def broker() -> Broker:
     with Broker(workers=2) as started:
-        create_topic(started.bootstrap, "orders")
+        create_topic(started, "orders")
         yield started
-        create_topic(started.bootstrap, "after")  # HUNTS W1: this ended the other workers
+        create_topic(started, "after")  # HUNTS W1: this ended the other workers
         assert started.running
 
 
 def test_a_directory_that_holds_bad_values_starts(tmp_path: Path) -> None:
     """HUNTS W1: every start failed with socket.gaierror, in each worker. The same for a topic's values."""
     with Broker(2, data_dir=tmp_path) as broker:
-        create_topic(broker.bootstrap, "orders")
+        create_topic(broker, "orders")
     record = messages.ConfigRecord
     add_records(
         tmp_path,
@@ -78,7 +77,7 @@ def test_a_directory_that_holds_bad_values_starts(tmp_path: Path) -> None:
     )
     with Broker(2, data_dir=tmp_path) as broker:
         wait_until(lambda: "nosuchhost.invalid:5 is left out" in broker.log)
-        create_topic(broker.bootstrap, "after")
+        create_topic(broker, "after")
         assert "max.connection.creation.rate is ignored" in broker.log
         assert "topic orders: compression.type=squash cannot be applied and is left out" in broker.log
         assert "topic orders: segment.bytes=-7 cannot be applied and is left out" in broker.log

@@ -125,3 +125,23 @@ def test_what_to_try_next_is_shown_on_a_terminal_only(tmp_path: Path) -> None:
         process.terminate()
         process.wait(30)
         os.close(ours)
+
+
+def test_a_topic_that_cannot_be_created_on_demand_gets_its_reason() -> None:
+    """HUNTS U9: INVALID_REPLICATION_FACTOR stood alone, while `kafkad topics --create` explains it."""
+    with Broker(1, {"default.replication.factor": 3}) as broker:
+        command = [
+            sys.executable,
+            "-m",
+            "kafkad",
+            "produce",
+            "--topic",
+            "wide",
+            "--bootstrap-server",
+            broker.bootstrap,
+        ]
+        done = subprocess.run(command, input=b"hello\n", capture_output=True, timeout=60, check=False)
+        assert done.returncode == 1
+        assert b"default.replication.factor is above the number of brokers" in done.stderr, done.stderr
+        reason = "topic wide cannot be created: Unable to replicate the partition 3 time(s): The target"
+        assert reason in broker.log

@@ -165,3 +165,78 @@ def test_the_records_of_many_partitions_are_deleted_in_no_time(broker, others):
 
     few, many = (min(seconds(count) for _ in range(3)) for count in (TOPICS // 16, TOPICS))
     assert many < max(0.2, 40 * few)
+
+
+# -- groups; tests/unit/test_growth_groups.py counts how their costs grow ------------------------------------
+
+GROUPS = 5_000
+
+
+def commit_for_all(wire, names, topic):
+    Topics = messages.OffsetCommitRequest.Topics
+    offsets = [Topics.Partitions(partition_index=0, committed_offset=5)]
+    ask_for_all(
+        wire,
+        [
+            messages.OffsetCommitRequest(group_id=name, topics=[Topics(name=topic, partitions=offsets)])
+            for name in names
+        ],
+        lambda answer: answer.topics[0].partitions[0].error_code,
+    )
+
+
+def ask_for_all(wire, requests, code_of, version=8):
+    """Pipelined; those that come too early are asked again."""
+    deadline = time.monotonic() + 60
+    while requests:
+        assert time.monotonic() < deadline
+        again = []
+        for start in range(0, len(requests), 100):
+            some = requests[start : start + 100]
+            for request in some:
+                wire.send(request, version)
+            for request in some:
+                kind = codec.response_class(type(request).API_KEY)
+                code = code_of(codec.decode_response(kind, version, wire.read_frame())[1])
+                assert code in (0, 14, 15, 16)  # COORDINATOR_LOAD_IN_PROGRESS and so on
+                if code:
+                    again.append(request)
+        requests = again
+
+
+def test_requests_about_all_groups_stop_nobody(broker, others):
+    """HUNTS S4, S7: deleting 20,000 groups made others wait 1.2 s, and 1,000 topics beside them 2.8 s."""
+    names = [f"group-{i:05}" for i in range(GROUPS)]
+    topics = [f"read-{i}" for i in range(100)]
+    fetched = messages.OffsetFetchRequest.Groups
+    with Wire(broker.bootstrap, 60) as wire:
+        create(wire, topics)
+        find = messages.FindCoordinatorRequest(key_type=0, coordinator_keys=names)
+        ask_for_all(wire, [find], lambda answer: answer.coordinators[0].error_code, 4)
+        for number, topic in enumerate(topics):
+            commit_for_all(wire, names[number :: len(topics)], topic)
+    every = messages.OffsetFetchRequest(groups=[fetched(group_id=name, topics=None) for name in names])
+    readings = [
+        (messages.ListGroupsRequest(), 4, lambda it: {group.group_id for group in it.groups} >= set(names)),
+        (find, 4, lambda it: {each.error_code for each in it.coordinators} == {0}),
+        (messages.DescribeGroupsRequest(groups=names), 5, lambda it: len(it.groups) == GROUPS),
+        (every, 8, lambda it: {len(group.topics) for group in it.groups} == {1}),
+    ]
+    for request, version, is_right in readings:
+        for _ in range(5):  # the machine may be busy with other things
+            answer, *waits = asked(broker, others, request, version)
+            assert is_right(answer)
+            if nobody_was_stopped(*waits):
+                break
+        else:
+            raise AssertionError(f"{type(request).__name__}: {waits}")
+    delete = messages.DeleteTopicsRequest(topic_names=topics, timeout_ms=60_000)
+    answer, taken, worst = asked(broker, others, delete, 5)
+    assert {topic.error_code for topic in answer.responses} == {0}
+    assert worst <= max(0.2, taken / 2), (taken, worst)
+    deadline = time.monotonic() + 20
+    while any(group.topics for group in asked(broker, others, every, 8)[0].groups):
+        assert time.monotonic() < deadline
+    answer, taken, worst = asked(broker, others, messages.DeleteGroupsRequest(groups_names=names), 2)
+    assert {result.error_code for result in answer.results} == {0}
+    assert worst <= max(0.2, taken / 2), (taken, worst)

@@ -67,6 +67,11 @@ cdef int parse_header(const uint8_t* data, size_t size, BatchInfo* info) noexcep
 # wrong max_timestamp).
 cdef int validate(uint8_t* data, size_t size, const Rules* rules, int64_t now_ms, BatchInfo* info) noexcept nogil
 
+# After a refusal with a bad record: all bad records of an uncompressed batch, as `bad_record` of the header says the first
+# one. How many, and then for each its index << 1, | 1 where its timestamp is bad (else its key is missing); the caller's to
+# free. NULL if there are none.
+cdef uint32_t* bad_records(const uint8_t* data, size_t size, const Rules* rules, int64_t now_ms) noexcept nogil
+
 # The CRC in the header is that of the bytes; `info` as parse_header gave it.
 cdef bint crc_matches(const uint8_t* data, const BatchInfo* info) noexcept nogil
 
@@ -128,8 +133,12 @@ cdef struct Walk:
     int64_t found_timestamp
     int32_t found_delta
     int32_t bad_record
+    uint32_t* bad                 # all of them, as far as BAD_RECORDS_MAX; malloc'ed with the first, the caller's to free
     int verdict                   # 0 or the error code
     const char* message
+
+cdef enum:
+    BAD_RECORDS_MAX = 10_000      # of one batch that an answer names: as many as librdkafka puts into one
 
 cdef void walk_begin(Walk* walk, const BatchInfo* info) noexcept nogil
 cdef void walk_rules(Walk* walk, const Rules* rules, int64_t now_ms) noexcept nogil

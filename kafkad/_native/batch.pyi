@@ -54,6 +54,7 @@ class RecordWalk:
         target: int | None = None,
         from_offset: int = ...,
     ) -> None: ...
+    bad_records: list[int]
     records: int
     consecutive: bool
     message: str | None

@@ -19,6 +19,7 @@ never contents.
 Beware: the timestamps of a client are any 64 bits, so sums and differences are made unsigned."""
 
 from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from kafkad._native.crc32c cimport crc32c
@@ -185,12 +186,24 @@ cdef int validate(uint8_t* data, size_t size, const Rules* rules, int64_t now_ms
     walk_feed(&walk, data + HEADER_SIZE, size - HEADER_SIZE)
     verdict = walk_end(&walk)
     note_walk(&walk, info)
+    free(walk.bad)
     if verdict != NONE:
         return verdict
     if not walk.consecutive:
         return NEED_PYTHON
     settle_timestamps(data, rules, now_ms, info)
     return NONE
+
+
+cdef uint32_t* bad_records(const uint8_t* data, size_t size, const Rules* rules, int64_t now_ms) noexcept nogil:
+    cdef Walk walk
+    cdef BatchInfo info
+    if parse_header(data, size, &info) != 0 or info.attributes & COMPRESSION_MASK:
+        return NULL
+    walk_begin(&walk, &info)
+    walk_rules(&walk, rules, now_ms)
+    walk_feed(&walk, data + HEADER_SIZE, size - HEADER_SIZE)
+    return walk.bad
 
 
 cdef void note_walk(const Walk* walk, BatchInfo* info) noexcept nogil:
@@ -238,7 +251,14 @@ cdef int walk_refuse(Walk* walk, const char* message) noexcept nogil:
 
 
 cdef void refuse_record(Walk* walk, int code, const char* message) noexcept nogil:
-    # The first bad record is named, but a bad timestamp outranks a missing key, as in Kafka.
+    # A bad timestamp outranks a missing key, as in Kafka; then come who was first.
+    if walk.bad is NULL:
+        walk.bad = <uint32_t*>malloc((BAD_RECORDS_MAX + 1) * sizeof(uint32_t))
+        if walk.bad is not NULL:
+            walk.bad[0] = 0
+    if walk.bad is not NULL and walk.bad[0] < BAD_RECORDS_MAX:
+        walk.bad[0] += 1
+        walk.bad[walk.bad[0]] = <uint32_t>walk.records << 1 | (code == INVALID_TIMESTAMP)
     if walk.verdict == NONE or (code == INVALID_TIMESTAMP and walk.verdict != INVALID_TIMESTAMP):
         walk.verdict = code
         walk.bad_record = walk.records
@@ -552,6 +572,9 @@ cdef class RecordWalk:
     cdef Walk walk
     cdef BatchHeader header
 
+    def __dealloc__(self):
+        free(self.walk.bad)
+
     def __init__(self, BatchHeader header not None, AppendRules rules=None, int64_t now_ms=0, target=None,
                  int64_t from_offset=INT64_MIN):
         self.header = header
@@ -576,6 +599,12 @@ cdef class RecordWalk:
         cdef int verdict = walk_end(&self.walk)
         note_walk(&self.walk, &self.header.info)
         return verdict
+
+    @property
+    def bad_records(self):
+        """Those that were refused, the first BAD_RECORDS_MAX: index << 1, | 1 where the timestamp is bad."""
+        cdef uint32_t i
+        return [] if self.walk.bad is NULL else [self.walk.bad[i + 1] for i in range(self.walk.bad[0])]
 
     @property
     def records(self): return self.walk.records

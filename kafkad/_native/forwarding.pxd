@@ -9,6 +9,7 @@ from kafkad._native.produce cimport HeldProduce, Producing
 
 cdef struct Flight:                 # records that are with their owner: its token is generation << 32 | place
     HeldProduce* held               # NULL: free
+    uint32_t* bad                   # records that were refused, as far as they are told, or NULL
     uint32_t number                 # of its parts
     uint32_t generation
     uint32_t row

@@ -30,7 +30,7 @@ cdef extern from "string.h" nogil:
 
 from kafkad._native.connection cimport core_wake
 from kafkad._native.mailbox cimport (
-    ARENA_SIZE, MAIL_ADVANCED, MAIL_APPEND, MAIL_APPENDED, TEXT_MAX, Mail, Mailboxes, arena_of, in_arena, mail_post,
+    ARENA_SIZE, MAIL_ADVANCED, MAIL_APPEND, MAIL_APPENDED, MAIL_BAD_RECORDS, TEXT_MAX, Mail, Mailboxes, arena_of, in_arena, mail_post,
 )
 from kafkad._native.partition cimport Partition
 from kafkad._native.partition_table cimport (
@@ -50,6 +50,7 @@ cdef enum:                              # error codes, org.apache.kafka.common.p
 
 cdef enum:
     FROM_ADMIN = 1                      # Mail.flags
+    BAD_A_MAIL = TEXT_MAX // 4
 
 
 # -- the receiving worker ----------------------------------------------------------------------------------
@@ -62,6 +63,7 @@ cdef uint32_t flight_place(Forwarding self) noexcept nogil:
         KAFKAD_CHECK(self.flights is not NULL)
         for i in range(self.capacity, capacity):
             self.flights[i].held = NULL
+            self.flights[i].bad = NULL
             self.flights[i].owner = <int32_t>i + 1
         self.flights[capacity - 1].owner = -1
         self.free_place = <int32_t>self.capacity
@@ -92,6 +94,7 @@ cdef int send_append(Forwarding self, HeldProduce* held, uint32_t number, Partit
     self.forwarded += 1
     flight = &self.flights[place]
     flight.held = held
+    flight.bad = NULL
     flight.number = number
     flight.generation = self.generation
     flight.row = <uint32_t>partition.slot.number
@@ -111,21 +114,46 @@ cdef int send_append(Forwarding self, HeldProduce* held, uint32_t number, Partit
     return 0
 
 
-cdef void land(Forwarding self, uint32_t place, const Outcome* outcome) noexcept nogil:
+cdef void land(Forwarding self, uint32_t place, Outcome* outcome) noexcept nogil:
     cdef HeldProduce* held = self.flights[place].held
+    outcome.bad = self.flights[place].bad
     self.flights[place].held = NULL
+    self.flights[place].bad = NULL
     self.flights[place].owner = self.free_place
     self.free_place = <int32_t>place
     self.in_flight -= 1
     produce_outcome(held, self.flights[place].number, outcome)
 
 
+cdef inline bint is_in_flight(Forwarding self, int sender, const Mail* mail) noexcept nogil:
+    """Else it is the last words of an owner whose death we know of."""
+    cdef uint32_t place = <uint32_t>mail.token
+    return (place < self.capacity and self.flights[place].held is not NULL and self.flights[place].owner == sender
+            and self.flights[place].generation == <uint32_t>(mail.token >> 32))
+
+
+cdef void mail_bad_records(Forwarding self, int sender, const Mail* mail) noexcept nogil:
+    cdef Flight* flight
+    cdef uint32_t* bad
+    cdef uint32_t known
+    if not is_in_flight(self, sender, mail):
+        return
+    flight = &self.flights[<uint32_t>mail.token]
+    KAFKAD_CHECK(mail.size <= BAD_A_MAIL)
+    known = 0 if flight.bad is NULL else flight.bad[0]
+    bad = <uint32_t*>realloc(flight.bad, (known + mail.size + 1) * sizeof(uint32_t))
+    if bad is NULL:
+        return
+    memcpy(&bad[known + 1], mail.text, mail.size * sizeof(uint32_t))
+    bad[0] = known + mail.size
+    flight.bad = bad
+
+
 cdef void mail_appended(Forwarding self, int sender, const Mail* mail) noexcept nogil:
     cdef uint32_t place = <uint32_t>mail.token
     cdef Outcome outcome
-    if (place >= self.capacity or self.flights[place].held is NULL or self.flights[place].owner != sender
-            or self.flights[place].generation != <uint32_t>(mail.token >> 32)):
-        return                                          # the last words of an owner whose death we know of
+    if not is_in_flight(self, sender, mail):
+        return
     outcome.code = mail.code
     outcome.waits = mail.code == 0 and <int64_t>mail.at < mail.end_offset
     outcome.entry = NULL
@@ -176,6 +204,7 @@ cdef bint append_now(Forwarding self, int sender, const Mail* mail) noexcept nog
     cdef Part part
     memset(&outcome.info, 0, sizeof(outcome.info))
     outcome.text = NULL
+    outcome.bad = NULL
     outcome.info.bad_record = -1
     outcome.info.log_start_offset = -1
     if entry is NULL or entry.remote or entry.index != mail.code or memcmp(entry.key.id, mail.topic_id, 16) != 0:
@@ -202,6 +231,17 @@ cdef bint append_now(Forwarding self, int sender, const Mail* mail) noexcept nog
 cdef void answer_append(Forwarding self, int sender, const Mail* mail, Entry* entry, Outcome* outcome) noexcept nogil:
     cdef Mail answer
     cdef int64_t high_watermark = -1
+    cdef uint32_t told = 0
+    if outcome.code and outcome.bad is not NULL:
+        answer.kind = MAIL_BAD_RECORDS
+        answer.row = mail.row
+        answer.token = mail.token
+        answer.text_size = TEXT_MAX
+        while told < outcome.bad[0]:
+            answer.size = min(<uint32_t>BAD_A_MAIL, outcome.bad[0] - told)
+            memcpy(answer.text, &outcome.bad[told + 1], answer.size * sizeof(uint32_t))
+            mail_post(self.mailboxes, sender, &answer)
+            told += answer.size
     if entry is not NULL and not entry.remote:
         high_watermark = (<Partition>entry.partition).row.high_watermark
     answer.kind = MAIL_APPENDED
@@ -342,6 +382,8 @@ cdef void forward_mail(Forwarding self, int sender, const Mail* mail) noexcept n
         mail_append(self, sender, mail)
     elif mail.kind == MAIL_APPENDED:
         mail_appended(self, sender, mail)
+    elif mail.kind == MAIL_BAD_RECORDS:
+        mail_bad_records(self, sender, mail)
     else:
         KAFKAD_CHECK(mail.kind == MAIL_ADVANCED)
         table_remote_advanced(&self.table.table, mail.row)
@@ -378,6 +420,7 @@ cdef class Forwarding:
         cdef uint32_t place
         for place in range(self.capacity):
             if self.flights[place].held is not NULL:
+                free(self.flights[place].bad)
                 produce_forget(self.flights[place].held)
                 self.flights[place].held = NULL
         self.in_flight = 0

@@ -9,6 +9,7 @@ cdef enum:
     MAIL_APPEND = 1                 # to a partition's owner: append what stands in my arena
     MAIL_APPENDED = 2               # and its answer
     MAIL_ADVANCED = 3               # to a worker that asked: a row's watermarks moved
+    MAIL_BAD_RECORDS = 4            # before an APPENDED: `size` of the records that were refused, in `text`
     TEXT_MAX = 128
     WORKERS_MAX = 64
     RING_SIZE = 256                 # messages, a power of two; more wait in the sender's own memory

@@ -28,6 +28,7 @@ cdef struct Outcome:                # of one partition's append
     bint waits                      # for the high watermark to reach `info.end_offset`
     Entry* entry
     char* text                      # owns `info.message`, or NULL
+    uint32_t* bad                   # the records that were refused (batch.bad_records), or NULL
     AppendInfo info
 
 cdef struct Request:

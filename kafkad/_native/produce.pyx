@@ -28,9 +28,12 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
 cdef extern from "string.h" nogil:
+    size_t strlen(const char* text)
     size_t strnlen(const char* text, size_t size)
 
-from kafkad._native.batch cimport COMPRESSION_MASK, HEADER_SIZE, NEED_PYTHON, TRANSACTIONAL
+from kafkad._native.batch cimport (
+    BAD_RECORDS_MAX, COMPRESSION_MASK, HEADER_SIZE, NEED_PYTHON, TRANSACTIONAL, bad_records,
+)
 from kafkad._native.buffers cimport buffer_release, buffer_retain
 from kafkad._native.connection cimport (
     Conn, Core, Slot, Timer, conn_end, conn_run, slot_drop, slot_extend, slot_finish, slot_open, slot_pend,
@@ -74,6 +77,7 @@ cdef enum:
     MAGIC_AT = 16
     ATTRIBUTES_AT = 21
     MESSAGE_SIZE_MAX = 2000             # of an error's text in an answer
+    RECORD_ERRORS_MAX = 20_000          # that one answer names; of what is beyond, each partition names its first
     # An owner has so long however short the request's timeout is: that one is for replication, and an append of our own
     # is not bound by it either.
     OWNER_MS_MIN = 1000
@@ -217,6 +221,7 @@ cdef void note_refusal(Core* core, Partition partition, Outcome* outcome, object
     """A refusal becomes its error code, a failure (also of memory) UNKNOWN_SERVER_ERROR and a log line; an assertion ends
     the worker."""
     cdef bytes text
+    cdef Py_ssize_t i
     outcome.code = UNKNOWN_SERVER_ERROR
     if isinstance(error, (AssertionError, BufferError)) or not isinstance(error, Exception):
         (<object>core.reactor).fatal(error)
@@ -227,6 +232,13 @@ cdef void note_refusal(Core* core, Partition partition, Outcome* outcome, object
         return
     outcome.code = code
     outcome.info.bad_record = getattr(error, "bad_record", -1)
+    named = getattr(error, "bad_records", ())
+    if 0 < len(named) <= BAD_RECORDS_MAX:
+        outcome.bad = <uint32_t*>malloc((len(named) + 1) * sizeof(uint32_t))
+        if outcome.bad is not NULL:
+            outcome.bad[0] = <uint32_t>len(named)
+            for i in range(len(named)):
+                outcome.bad[i + 1] = named[i]
     if error.message:
         text = error.message.encode("utf-8", "replace")
         outcome_text(outcome, PyBytes_AS_STRING(text), len(text))
@@ -241,6 +253,7 @@ cdef object take_pending(Producing self):
 cdef void finish_append(Producing self, object work, object error, Outcome* outcome) noexcept:
     cdef Partition partition = work.partition
     outcome.text = NULL
+    outcome.bad = NULL
     outcome.info.message = NULL
     outcome.info.bad_record = -1
     outcome.info.log_start_offset = partition.row.log_start_offset
@@ -270,13 +283,20 @@ cdef inline void free_text(Outcome* outcome) noexcept nogil:
     if outcome.text is not NULL:
         free(outcome.text)
         outcome.text = NULL
+    if outcome.bad is not NULL:
+        free(outcome.bad)
+        outcome.bad = NULL
 
 
 cdef inline void append_own(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
     outcome.text = NULL
+    outcome.bad = NULL
     outcome.code = (<Partition>entry.partition).append(part.records, <size_t>part.size, self.core.now_ms, &outcome.info)
     if outcome.code == NEED_PYTHON:
         append_python(self, entry, part, outcome)
+    elif outcome.code and outcome.info.bad_record >= 0:
+        outcome.bad = bad_records(
+            part.records, <size_t>part.size, &(<Partition>entry.partition).rules, self.core.now_ms)
     if outcome.code > 0 and hides_log_start(outcome.code):
         outcome.info.log_start_offset = -1
 
@@ -320,8 +340,42 @@ cdef inline uint8_t* put_text(uint8_t* at, bint flexible, const char* text, size
     return at + size
 
 
-cdef uint32_t answer_part(Slot* slot, int16_t version, int32_t index, const Outcome* outcome) noexcept nogil:
-    """Writes one partition's answer; tells where its error code stands."""
+cdef const char* KEY_MISSING = "Compacted topic cannot accept message without key"
+cdef const char* TIMESTAMP_BAD = "Timestamp is out of the range that the topic allows"
+
+
+cdef void put_record_errors(Slot* slot, bint flexible, const Outcome* outcome, uint32_t* room) noexcept nogil:
+    """Each bad record with its index and why, as far as there is room in this answer."""
+    cdef uint32_t count = 0 if outcome.bad is NULL else outcome.bad[0]
+    cdef uint32_t i
+    cdef const char* text
+    cdef size_t size
+    cdef uint8_t* at
+    cdef uint8_t* start
+    if count == 0 or count > room[0]:
+        return
+    room[0] -= count
+    start = at = slot_extend(slot, 5)
+    if flexible:
+        at += put_uvarint(at, count + 1)
+    else:
+        put_i32(at, <int32_t>count)
+        at += 4
+    slot.size -= <uint32_t>(5 - (at - start))
+    for i in range(1, count + 1):
+        text = TIMESTAMP_BAD if outcome.bad[i] & 1 else KEY_MISSING
+        size = strlen(text)
+        start = slot_extend(slot, size + 10)
+        put_i32(start, <int32_t>(outcome.bad[i] >> 1))
+        at = put_text(start + 4, flexible, text, size)
+        if flexible:
+            at[0] = 0
+            at += 1
+        slot.size -= <uint32_t>(size + 10 - (at - start))
+
+
+cdef uint32_t answer_part(Slot* slot, int16_t version, int32_t index, const Outcome* outcome, uint32_t* room) noexcept nogil:
+    """Writes one partition's answer; tells where its error code stands. `room`: for so many bad records."""
     cdef bint flexible = version >= 9
     cdef bint failed = outcome.code != 0
     cdef const char* text = NULL
@@ -344,7 +398,12 @@ cdef uint32_t answer_part(Slot* slot, int16_t version, int32_t index, const Outc
     if version >= 5:
         put_i64(at, outcome.info.log_start_offset)
         at += 8
-    if version >= 8:
+    if version >= 8 and failed and outcome.bad is not NULL and outcome.bad[0] <= room[0]:
+        slot.size -= <uint32_t>(64 + 2 * text_size - (at - start))
+        put_record_errors(slot, flexible, outcome, room)
+        start = at = slot_extend(slot, 64 + 2 * text_size)
+        at = put_text(at, flexible, text, text_size)
+    elif version >= 8:
         count = 1 if failed and outcome.info.bad_record >= 0 else 0
         if flexible:
             at += put_uvarint(at, <uint32_t>count + 1)
@@ -534,6 +593,7 @@ cdef const char* produce_request(Producing self, Conn* conn, int16_t version, in
                     outcome.code = NOT_LEADER_OR_FOLLOWER if held is NULL else (
                         self.forward(self.forward_context, held, number - 1, entry, part, version, admin))
             outcome.text = NULL
+            outcome.bad = NULL
             outcome.info.message = NULL
             outcome.info.bad_record = -1
             outcome.info.log_start_offset = -1
@@ -569,6 +629,7 @@ cdef void answer(Producing self, const Request* request, Slot* slot) noexcept no
     cdef int16_t version = request.version
     cdef bint flexible = version >= 9
     cdef uint32_t number = 0, wait_count = 0, i, j, code_at
+    cdef uint32_t room = RECORD_ERRORS_MAX
     cdef const TopicParts* parts
     cdef Outcome* outcome
     cdef Wait* wait
@@ -594,7 +655,7 @@ cdef void answer(Producing self, const Request* request, Slot* slot) noexcept no
             put_i32(slot_extend(slot, 4), <int32_t>parts.count)
         for j in range(parts.count):
             outcome = &request.outcomes[number]
-            code_at = answer_part(slot, version, request.parts[number].index, outcome)
+            code_at = answer_part(slot, version, request.parts[number].index, outcome, &room)
             number += 1
             free_text(outcome)
             if not outcome.waits:
@@ -677,8 +738,9 @@ cdef void produce_outcome(HeldProduce* held, uint32_t number, const Outcome* out
         held.request.outcomes[number] = outcome[0]
         if held.outcomes_left == 0:
             held_answer(<Producing>held.producing, held)
-    elif outcome.text is not NULL:
+    else:
         free(outcome.text)
+        free(outcome.bad)
     if held.outcomes_left == 0:
         held_free(held)
 

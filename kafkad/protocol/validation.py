@@ -15,7 +15,7 @@ DECOMPRESSED_FACTOR bounds the work that one batch can cause. Kafka has no such 
 max.message.bytes, and 64 MiB at least, is far above what real data reach; a larger batch is
 MESSAGE_TOO_LARGE, which makes producers split it."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, Final
 
 from kafkad._native import records as native
@@ -34,11 +34,15 @@ PACKED_PIECE: Final = 16 << 10
 
 
 class InvalidBatch(KafkaError):
-    """A client's batch is refused. `bad_record` is the index of the record at fault, -1 if the batch is."""
+    """A client's batch is refused. `bad_record` is the index of the record at fault, -1 if the batch is;
+    `bad_records` has all of them, as RecordWalk does."""
 
-    def __init__(self, code: int, message: str | None, bad_record: int = -1) -> None:
+    def __init__(
+        self, code: int, message: str | None, bad_record: int = -1, bad_records: Sequence[int] = ()
+    ) -> None:
         super().__init__(code, message)
         self.bad_record = bad_record
+        self.bad_records = bad_records
 
 
 class Validation:
@@ -108,7 +112,8 @@ class Validation:
             raise InvalidBatch(CORRUPT_MESSAGE, f"The record batch cannot be decompressed: {error}") from None
         verdict = walk.end()
         if verdict:
-            raise InvalidBatch(verdict, header.message, header.bad_record)
+            bad_records = walk.bad_records if header.bad_record >= 0 else ()
+            raise InvalidBatch(verdict, header.message, header.bad_record, bad_records)
 
         if not walk.consecutive:
             output = _Rebuilt(target, self.level, rules.max_message_bytes)

@@ -287,6 +287,50 @@ def test_without_a_thread_the_loop_does_it(world, monkeypatch):
     assert log.end_offset == 40
 
 
+# -- record errors -----------------------------------------------------------------------------------------
+
+
+def keyless(codec, count=100, every=10, size=10):
+    records = [
+        Record(None if i % every == 0 else b"k", bytes(size), timestamp=NOW_MS * (3 if i == 55 else 1))
+        for i in range(count)
+    ]
+    return bytes(build_batch(records, compression=codec))
+
+
+def errors_of(part):
+    return [(each.batch_index, each.batch_index_error_message) for each in part.record_errors]
+
+
+@pytest.mark.parametrize("version", [8, 9])
+@pytest.mark.parametrize(("codec", "size"), [(0, 10), (4, 10), (1, 50_000)])
+def test_each_bad_record_is_named(world, codec, size, version):
+    """HUNTS N7: only the first one was. A bad timestamp anywhere decides the code, as in LogValidator."""
+    world.log("t", cleanup_policy=("delete", "compact"), message_timestamp_after_max_ms=1 << 62)
+    world.log("t", 1, cleanup_policy=("compact",))
+    client = world.connect()
+    part = client.produce("t", keyless(codec, size=size), version=version)
+    assert part.error_code == errors.INVALID_RECORD
+    missing = "Compacted topic cannot accept message without key"
+    assert errors_of(part) == [(i, missing) for i in range(0, 100, 10)]
+    assert part.error_message == missing
+    part = client.produce("t", keyless(codec, size=size), index=1, version=version)
+    assert part.error_code == errors.INVALID_TIMESTAMP
+    assert [index for index, _ in errors_of(part)] == [0, 10, 20, 30, 40, 50, 55, 60, 70, 80, 90]
+    assert {text for index, text in errors_of(part) if index != 55} == {missing}
+    assert client.produce("t", keyless(codec), version=7).record_errors == []
+    assert world.reactor.stats()["buffered_bytes"] == 0
+
+
+def test_an_answer_names_a_bounded_number_of_records(world):
+    for index in range(4):
+        world.log("t", index, cleanup_policy=("compact",))
+    many = keyless(4, 15_000, 1)
+    answer = world.connect().ask(produce("t", dict.fromkeys(range(4), many)), 9)
+    counts = [len(part.record_errors) for part in answer.responses[0].partition_responses]
+    assert counts == [10_000, 10_000, 1, 1]
+
+
 # -- the scheduler -----------------------------------------------------------------------------------------
 
 
@@ -459,3 +503,14 @@ def test_the_owners_death_answers_who_waits(workers):
     workers.ask(0, "peer_lost", 1)
     assert codes(client.receive(messages.ProduceResponse, 9)) == [errors.NOT_LEADER_OR_FOLLOWER]
     workers.start(1)
+
+
+@pytest.mark.parametrize(("codec", "count", "size"), [(0, 100, 10), (4, 15_000, 10), (1, 100, 50_000)])
+def test_an_owner_tells_each_bad_record(workers, codec, count, size):
+    workers.partition("t", 0, 1, own="own_log", cleanup_policy=("compact",))
+    client = workers.connect(0)
+    records = [Record(None if i % 2 else b"k", bytes(size), timestamp=NOW_MS) for i in range(count)]
+    part = client.produce("t", bytes(build_batch(records, compression=codec)))
+    assert part.error_code == errors.INVALID_RECORD
+    assert [index for index, _ in errors_of(part)] == [i for i in range(count) if i % 2]
+    assert client.produce("t", small()).base_offset == 0

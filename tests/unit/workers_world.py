@@ -47,11 +47,11 @@ class Worker(World):
         self.table.add(partition, topic, topic_id)
         return slot.number
 
-    def own_log(self, topic, index, topic_id):
+    def own_log(self, topic, index, topic_id, **config):
         """The same with a real log above it, which unpacks."""
         slot = self.rows.allocate()
         directory = os.path.join(self.directory, f"{topic}-{index}")
-        log = open_log(directory, topic, index, topic_id, row=slot)
+        log = open_log(directory, topic, index, topic_id, row=slot, **config)
         self.table.add(log.native, topic, topic_id)
         return slot.number
 

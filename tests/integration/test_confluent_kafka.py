@@ -544,3 +544,35 @@ class TestRestart:
         got = read_partition(broker, "t", 3000)
         assert [int(message.value()) for message in got] == list(range(3000))
         assert [message.offset() for message in got] == list(range(3000))
+
+
+class TestRefusedRecords:
+    """librdkafka's test 0011 (test_message_single_partition_record_fail), with its numbers."""
+
+    @pytest.mark.parametrize("codec", ["none", "zstd"])
+    @pytest.mark.parametrize("alone", [False, True])
+    def test_records_without_a_key_for_a_compacted_topic_are_told_from_the_others(
+        self, broker, admin, new_topic, alone, codec
+    ):
+        """HUNTS N7: the broker named only the first one, so librdkafka took 99 for others."""
+        topic = new_topic()
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        resource.add_incremental_config(
+            ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.APPEND)
+        )
+        for each in admin.incremental_alter_configs([resource]).values():
+            each.result(WAIT_S)
+        outcomes = Counter()
+
+        def delivered(error, message):
+            outcomes[None if error is None else error.code()] += 1
+
+        one = {"batch.size": 1} if alone else {"linger.ms": 500}
+        with_errors = producer(broker, **{"compression.type": codec, **one})
+        for n in range(100):
+            text = b"test message #%d" % n
+            key = None if n % 10 == 0 else text
+            with_errors.produce(topic, text, key, partition=0, on_delivery=delivered)
+        assert with_errors.flush(WAIT_S) == 0
+        others = {None: 90} if alone else {KafkaError._INVALID_DIFFERENT_RECORD: 90}
+        assert outcomes == {KafkaError.INVALID_RECORD: 10, **others}

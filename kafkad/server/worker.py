@@ -49,7 +49,7 @@ from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, Metadat
 from kafkad.metadata.image import BROKER, Endpoint, MetadataImage
 from kafkad.metadata.uuids import random_uuid
 from kafkad.net import listener
-from kafkad.protocol.errors import KafkaError
+from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 from kafkad.raft.single_voter import SingleVoter
 from kafkad.replication.ownership import owner_of
 from kafkad.replication.partitions import Partitions
@@ -158,9 +158,13 @@ class Worker:
             if self.place is None:
                 self._accept()
             self._begin_background()
-        except BaseException:
+        except BaseException as trouble:
             gc.enable()
             self._unwind(clean=False)
+            if isinstance(trouble, OSError) or (
+                isinstance(trouble, KafkaError) and trouble.code == KAFKA_STORAGE_ERROR
+            ):
+                raise DirectoryTrouble(f"the start failed, nothing was changed by it: {trouble}") from trouble
             raise
 
     def _started(self, what: str, undo: Callable[[], Any]) -> None:

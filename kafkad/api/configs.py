@@ -17,6 +17,7 @@ Not yet: authorization; policies (alter.config.policy.class.name is a Java class
 import asyncio
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -100,32 +101,43 @@ class Resource(NamedTuple):
 
 
 def describe_configs(services: Services, context: RequestContext, request: Any) -> Any:
+    """Topics that have the same values of their own, as most have none, share their entries."""
     image, config = services.metadata.image, services.config
+    shared: dict[Any, list[Any]] = {}
     results = []
     for asked in request.resources:
         entries: list[Any] = []
         code, message = NONE, None
-        try:
-            entries = describe(
-                image, config, asked.resource_type, asked.resource_name, asked.configuration_keys
-            )
-        except KafkaError as error:
-            code, message = error.code, error.message
-        if not request.include_synonyms:
-            for entry in entries:
-                entry.synonyms = []
-        if not request.include_documentation:
-            for entry in entries:
-                entry.documentation = None
+        kind, name, only = asked.resource_type, asked.resource_name, asked.configuration_keys
+        alike: Any = None
+        if kind == TOPIC and name in image.topics:
+            own = image.configs.get((kind, name), {})
+            alike = (frozenset(own.items()), None if only is None else tuple(only))
+        if alike is not None and alike in shared:
+            entries = shared[alike]
+        else:
+            try:
+                entries = describe(image, config, kind, name, only)
+            except KafkaError as error:
+                code, message = error.code, error.message
+            if not request.include_synonyms:
+                for entry in entries:
+                    entry.synonyms = []
+            if not request.include_documentation:
+                for entry in entries:
+                    entry.documentation = None
+            if alike is not None:
+                shared[alike] = entries
         results.append(
             messages.DescribeConfigsResponse.Results(
                 error_code=code,
                 error_message=message,
-                resource_type=asked.resource_type,
-                resource_name=asked.resource_name,
+                resource_type=kind,
+                resource_name=name,
                 configs=entries,
             )
         )
+        yield
     return messages.DescribeConfigsResponse(results=results)
 
 
@@ -391,9 +403,10 @@ def refusals(
     is AlterConfigs, whose values take the place of all that are there; it cannot set log levels."""
     errors = {}
     names = [(resource.kind, resource.name) for resource in resources]
+    counts = Counter(names)
     for place, resource in enumerate(resources):
         try:
-            if names.count(names[place]) > 1:
+            if counts[names[place]] > 1:
                 raise KafkaError(INVALID_REQUEST, "Each resource must appear at most once.")
             _check_operations(resource)
             before = {} if replacing else image.configs.get(names[place], {})

@@ -37,6 +37,8 @@ def list_offsets(services: Services, context: RequestContext, request: Any) -> G
     response = messages.ListOffsetsResponse()
     duplicates = _named_twice(request)
     for topic in request.topics:
+        if not topic.partitions:
+            continue
         answer = messages.ListOffsetsResponse.Topics(name=topic.name)
         response.topics.append(answer)
         for asked in topic.partitions:
@@ -84,6 +86,8 @@ def _look_up(
     services: Services, context: RequestContext, request: Any, topic: str, asked: Any, found: Any
 ) -> Generator[None, None, None]:
     timestamp = asked.timestamp
+    if timestamp < EARLIEST_PENDING_UPLOAD or context.version < SPECIAL_SINCE.get(timestamp, 0):
+        raise KafkaError(errors.UNSUPPORTED_VERSION)
     log = services.partitions.find(topic, asked.partition_index)
     if log is None:
         log = services.partitions.reader(topic, asked.partition_index) if timestamp in IN_ROWS else None
@@ -92,8 +96,6 @@ def _look_up(
         else:
             log.refresh()
     check_leader_epoch(log, asked.current_leader_epoch)
-    if context.version < SPECIAL_SINCE.get(timestamp, 0):
-        raise KafkaError(errors.UNSUPPORTED_VERSION)
     isolation = request.isolation_level if request.replica_id == CONSUMER else 0
 
     if timestamp == LATEST:
@@ -104,10 +106,8 @@ def _look_up(
         return  # nothing is tiered: -1, -1
     elif timestamp == MAX_TIMESTAMP:
         _fill(found, (yield from log.seek_max_timestamp()))
-    elif timestamp >= 0:
-        _fill(found, (yield from log.seek_timestamp(timestamp, isolation)))
     else:
-        raise KafkaError(errors.UNSUPPORTED_VERSION)
+        _fill(found, (yield from log.seek_timestamp(timestamp, isolation)))
 
 
 def _fill(found: Any, hit: tuple[int, int, int] | None) -> None:

@@ -26,6 +26,7 @@ def describe_log_dirs(services: Services, context: RequestContext, request: Any)
         result.total_bytes, result.usable_bytes = directory.volume()
         topics: dict[str, Any] = {}
         for log in directory.logs():
+            yield
             if wanted is not None and log.partition not in wanted.get(log.topic, ()):
                 continue
             entry = topics.get(log.topic)

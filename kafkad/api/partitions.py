@@ -8,6 +8,7 @@ from typing import Any
 
 from kafkad.api.context import RequestContext, Services, code_of
 from kafkad.api.list_offsets import check_leader_epoch
+from kafkad.controller.topics import invalid_name
 from kafkad.metadata.image import INTERNAL_TOPICS
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -87,6 +88,8 @@ def describe_producers(services: Services, context: RequestContext, request: Any
             found = messages.DescribeProducersResponse.Topics.Partitions(partition_index=index)
             answer.partitions.append(found)
             try:
+                if invalid_name(topic.name) is not None:
+                    raise KafkaError(errors.INVALID_TOPIC_EXCEPTION)
                 log = services.partitions.get(topic.name, index)
             except KafkaError as trouble:
                 found.error_code = code_of(trouble)

@@ -58,6 +58,9 @@ def invalid_name(name: str) -> str | None:
     return f"Topic name is invalid: {reason}"
 
 
+Described = dict[frozenset[tuple[str, str]], list[Any]]
+
+
 def plan_create(image: MetadataImage, cluster: Cluster, request: Any) -> tuple[list[Any], Any]:
     """(records, CreateTopicsResponse). With validate_only there are no records."""
     response = messages.CreateTopicsResponse()
@@ -65,6 +68,7 @@ def plan_create(image: MetadataImage, cluster: Cluster, request: Any) -> tuple[l
     records: list[Any] = []
     wanted = _partition_count(request, cluster.config)
     taken: dict[str, str] = {}
+    described: Described = {}
     if any("." in topic.name or "_" in topic.name for topic in request.topics):
         taken = {_folded(name): name for name in image.topics if "." in name or "_" in name}
     for topic in request.topics:
@@ -82,7 +86,7 @@ def plan_create(image: MetadataImage, cluster: Cluster, request: Any) -> tuple[l
                     errors.POLICY_VIOLATION, "Excessively large number of partitions per request."
                 )
             _check_new_name(image, taken, topic.name)
-            records += _create(image, cluster, topic, result)
+            records += _create(image, cluster, topic, result, described)
         except KafkaError as trouble:
             result.error_code, result.error_message = trouble.code, trouble.message
             continue
@@ -124,10 +128,16 @@ def _check_new_name(image: MetadataImage, taken: Mapping[str, str], name: str) -
             )
 
 
-def _create(image: MetadataImage, cluster: Cluster, topic: Any, result: Any) -> list[Any]:
-    """The records of one new topic, in Kafka's order; fills in its result. Raises KafkaError."""
+def _create(
+    image: MetadataImage, cluster: Cluster, topic: Any, result: Any, described: Described
+) -> list[Any]:
+    """The records of one new topic, in Kafka's order; fills in its result. `described`: the configs of the
+    topics before it, by their overrides. Raises KafkaError."""
     overrides = _overrides(topic)
-    validate_topic_configs(overrides, cluster.config)
+    alike = frozenset(overrides.items())
+    if alike not in described:
+        validate_topic_configs(overrides, cluster.config)
+        described[alike] = described_configs(cluster.config, overrides)
     warn_ignored("topic", overrides, TOPIC_KEYS)
     if topic.assignments:
         assignments = _assigned(image, topic)
@@ -137,7 +147,7 @@ def _create(image: MetadataImage, cluster: Cluster, topic: Any, result: Any) -> 
     result.topic_id = topic_id
     result.num_partitions = len(assignments)
     result.replication_factor = len(assignments[0])
-    result.configs = described_configs(cluster.config, overrides)
+    result.configs = described[alike]
     records = [messages.TopicRecord(name=topic.name, topic_id=topic_id)]
     records += [
         messages.ConfigRecord(resource_type=TOPIC, resource_name=topic.name, name=name, value=value)

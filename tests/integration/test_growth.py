@@ -167,6 +167,87 @@ def test_the_records_of_many_partitions_are_deleted_in_no_time(broker, others):
     assert many < max(0.2, 40 * few)
 
 
+FROM_5 = messages.ListOffsetsRequest.Topics.Partitions(partition_index=0, timestamp=5)
+LONG_ANSWERS = {
+    "Metadata": (messages.MetadataRequest(topics=None), 12),
+    "DescribeLogDirs": (messages.DescribeLogDirsRequest(topics=None), 4),
+    "DescribeConfigs": (
+        messages.DescribeConfigsRequest(
+            resources=[
+                messages.DescribeConfigsRequest.Resources(
+                    resource_type=2, resource_name=f"topic-{i:05}", configuration_keys=None
+                )
+                for i in range(TOPICS)
+            ]
+        ),
+        4,
+    ),
+    "IncrementalAlterConfigs": (
+        messages.IncrementalAlterConfigsRequest(
+            resources=[
+                messages.IncrementalAlterConfigsRequest.Resources(
+                    resource_type=2,
+                    resource_name=f"topic-{i:05}",
+                    configs=[
+                        messages.IncrementalAlterConfigsRequest.Resources.Configs(
+                            name="retention.ms", config_operation=0, value=str(10_000_000 + i)
+                        )
+                    ],
+                )
+                for i in range(TOPICS)
+            ]
+        ),
+        1,
+    ),
+    "DescribeConfigs, all different": None,
+    "a broker's configuration": (
+        messages.IncrementalAlterConfigsRequest(
+            resources=[
+                messages.IncrementalAlterConfigsRequest.Resources(
+                    resource_type=4,
+                    resource_name="",
+                    configs=[
+                        messages.IncrementalAlterConfigsRequest.Resources.Configs(
+                            name="log.retention.ms", config_operation=0, value="7654321"
+                        )
+                    ],
+                )
+            ]
+        ),
+        1,
+    ),
+    "ListOffsets": (
+        messages.ListOffsetsRequest(
+            replica_id=-1,
+            topics=[
+                messages.ListOffsetsRequest.Topics(
+                    name=f"topic-{i:05}",
+                    partitions=[
+                        messages.ListOffsetsRequest.Topics.Partitions(partition_index=0, timestamp=5)
+                    ],
+                )
+                for i in range(TOPICS)
+            ],
+        ),
+        6,
+    ),
+}
+LONG_ANSWERS["DescribeConfigs, all different"] = LONG_ANSWERS["DescribeConfigs"]
+
+
+@pytest.mark.parametrize("name", LONG_ANSWERS)
+def test_a_long_answer_stops_nobody(broker, others, name):
+    """HUNTS S7, for each of its requests."""
+    request, version = LONG_ANSWERS[name]
+    waits = []
+    for _ in range(3):  # a machine that is busy may stop a worker by itself, but not each time
+        _, taken, worst = asked(broker, others, request, version)
+        waits.append((taken, worst))
+        if nobody_was_stopped(taken, worst):
+            return
+    pytest.fail(f"others waited: {waits}")
+
+
 # -- groups; tests/unit/test_growth_groups.py counts how their costs grow ------------------------------------
 
 GROUPS = 5_000

@@ -16,6 +16,7 @@ from kafkad.controller.configs import plan_absolute, plan_incremental
 from kafkad.metadata.features import fresh_levels
 from kafkad.metadata.image import BROKER, MetadataImage
 from kafkad.protocol import codec, messages
+from tests.unit.steps import finish
 
 HANDLERS = {
     32: configs.describe_configs,
@@ -68,7 +69,7 @@ class World:
         key = type(request).API_KEY
         request, _ = codec.decode(type(request), version, codec.encode(request, version))
         context = RequestContext(key, version, 1, "test", "127.0.0.1", "PLAINTEXT", None)
-        response = HANDLERS[key](self, context, request)
+        response = finish(HANDLERS[key](self, context, request))
         if inspect.isawaitable(response):
             response = asyncio.run(_result(response))
         return codec.decode(type(response), version, codec.encode(response, version))[0]

@@ -2,7 +2,6 @@
 told."""
 
 import asyncio
-import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +20,7 @@ from kafkad.controller.producer_ids import ProducerIds
 from kafkad.metadata import features
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
+from tests.unit.steps import finish
 
 NONE_ID = bytes(16)
 UNASKED = -(2**31)
@@ -67,16 +67,6 @@ def ask(cluster, names, version=12, listener="PLAINTEXT", **fields):
     assert body_of(answer) == codec.encode_response(slow, version, 1)[4:]
     assert finish(metadata(services, context, request)) == answer  # once more, by what is kept
     return slow
-
-
-def finish(answer):
-    """The result of a handler that works in steps."""
-    while inspect.isgenerator(answer):
-        try:
-            next(answer)
-        except StopIteration as end:
-            return end.value
-    return answer
 
 
 def body_of(answer):

@@ -10,6 +10,7 @@ from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.protocol.records import Record, build_batch, end_marker
 from tests.unit.log_world import batch
+from tests.unit.steps import finish
 from tests.unit.test_partitions import topic
 from tests.unit.test_partitions_workers import World
 
@@ -38,17 +39,9 @@ def services_of(worker):
     return SimpleNamespace(partitions=worker.partitions)
 
 
-def finished(steps):
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
-
-
 def tell(worker, asked, version=11):
     context = SimpleNamespace(version=version)
-    answer = finished(list_offsets.list_offsets(services_of(worker), context, asked))
+    answer = finish(list_offsets.list_offsets(services_of(worker), context, asked))
     return [
         (each.error_code, each.timestamp, each.offset, each.leader_epoch)
         for told in answer.topics
@@ -173,3 +166,18 @@ def test_a_log_may_change_in_the_middle_of_a_look_up(world):
     log.close()
     with pytest.raises(KafkaError):
         next(another)
+
+
+@pytest.mark.parametrize(("timestamp", "version"), [(-3, 6), (-4, 7), (-6, 10), (-7, 11), (-100, 1)])
+def test_a_timestamp_that_the_version_does_not_know_is_refused_before_all_else(world, timestamp, version):
+    owner = world.owner("t", 0)
+    for asked in (request(timestamp), request(timestamp, epoch=77), request(timestamp, name="unknown")):
+        assert [told[0] for told in tell(owner, asked, version)] == [errors.UNSUPPORTED_VERSION]
+
+
+def test_a_topic_without_partitions_is_left_out(world):
+    asked = request(-1)
+    asked.topics.insert(0, Topics(name="empty", partitions=[]))
+    context = SimpleNamespace(version=11)
+    answer = finish(list_offsets.list_offsets(services_of(world.owner("t", 0)), context, asked))
+    assert [told.name for told in answer.topics] == ["t"]

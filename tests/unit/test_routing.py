@@ -78,6 +78,7 @@ class Site:
         }
         config = BrokerConfig(settings)
         clock, scheduler = Clock(), LoopScheduler(loop)
+        scheduler.begin()
         log_dirs = LogDirs(config, clock, scheduler)
         log_dirs.open()
         begin_metadata(path / "logs")

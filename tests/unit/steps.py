@@ -1,0 +1,14 @@
+"""What the tests of handlers that work in steps share."""
+
+from collections.abc import Generator
+from typing import Any
+
+
+def finish(answer: Any) -> Any:
+    """The result of a handler: of all its steps, if it is a generator."""
+    while isinstance(answer, Generator):
+        try:
+            next(answer)
+        except StopIteration as end:
+            return end.value
+    return answer

@@ -53,6 +53,7 @@ DERIVED = {
     "log.retention.hours": "retention_ms",
     "log.retention.minutes": "retention_ms",
     "max.connections.per.ip.overrides": "host_connection_limits",
+    "min.insync.replicas": None,  # only written into a fresh metadata log, for a Kafka that opens it
     "internal.segment.bytes": "segment_bytes",
 }
 

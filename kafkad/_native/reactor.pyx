@@ -108,6 +108,7 @@ cdef enum:
     TRIM_PAUSE_MS = 1000                # no more often than this
     SHORTAGE_MS_MAX = 10_000            # then the connection that holds most of the memory goes
     # A frame for Python is decoded whole, on the loop. What is stored of one is a record of 1 MB at most.
+    CALLS_US_MAX = 5000                 # of a round, then a connection's turn ends behind the call at hand
     CALL_SIZE_MAX = 16 * 1024 * 1024
     BIG_CALL = 256 * 1024               # a frame whose objects are worth a trim of the heap
     TRIM_AFTER_MS = 2000                # pooled buffers live on as long as this without a poll
@@ -409,6 +410,8 @@ cdef bint serve_frame(Reactor reactor, Conn* conn, uint8_t* frame, size_t size, 
         return True
     calls[0] -= 1
     call_python(reactor, conn, frame, size, key, version, correlation_id)
+    if clock_us() - core.awake_us > CALLS_US_MAX:
+        calls[0] = 0                                    # the others first
     return True
 
 

@@ -92,7 +92,7 @@ def decode_request(frame: bytes) -> tuple[Message, Message]:
     if len(frame) < COLLECT_BELOW or not gc.isenabled():
         message, _ = decode(cls, version, frame, start, REQUEST_VALUES_MAX)
         return header, message
-    gc.disable()  # none of the new objects is garbage, and looking through them takes twice as long as decoding
+    gc.disable()  # none of the new objects is garbage; looking through them takes twice as long as decoding
     try:
         message, _ = decode(cls, version, frame, start, REQUEST_VALUES_MAX)
     finally:

@@ -178,6 +178,24 @@ def test_answers_that_nobody_reads_end_the_turns_of_their_connection(world):
     assert world.reactor.stats()["buffered_bytes"] == 0
 
 
+def test_slow_calls_of_python_take_turns_with_other_connections(world):
+    """HUNTS N2: a turn had 16 of them, whatever they took."""
+    order = []
+
+    def answer(connection, request_id, frame):
+        order.append(connection.id)
+        time.sleep(0.01)
+        connection.respond(request_id, frame[4:8], b"!")
+
+    world.answer = answer
+    client, other = world.connect(), world.connect()
+    frame = b"\0\x12\0\0\0\0\0\7\xff\xff"
+    client.send((struct.pack(">i", len(frame)) + frame) * 16)
+    other.send((struct.pack(">i", len(frame)) + frame) * 2)
+    world.poll_until(lambda: len(order) == 18)
+    assert order[:4] == [1, 2, 1, 2]
+
+
 def test_a_fetch_of_too_many_partitions_closes_and_one_of_very_many_is_served(world):
     """HUNTS N2, REVIEW D6: 65,536 topics and partitions."""
     client = world.connect()

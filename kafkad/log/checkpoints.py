@@ -96,9 +96,12 @@ def checkpoint_lines(data: bytes) -> list[list[str]]:
 
 
 def write_offsets(path: str, offsets: dict[tuple[str, int], int], *, sync: bool = True) -> None:
+    write_file(path, offsets_text(offsets), sync=sync)
+
+
+def offsets_text(offsets: dict[tuple[str, int], int]) -> bytes:
     """`<topic> <partition> <offset>` a line."""
-    lines = (f"{topic} {index} {offset}" for (topic, index), offset in offsets.items())
-    write_file(path, checkpoint_text(lines), sync=sync)
+    return checkpoint_text(f"{topic} {index} {offset}" for (topic, index), offset in offsets.items())
 
 
 def read_offsets(path: str) -> dict[tuple[str, int], int]:

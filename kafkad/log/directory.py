@@ -20,8 +20,9 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kafkad._native.group_commit import GroupCommit
@@ -29,7 +30,10 @@ from kafkad.log.checkpoints import (
     HIGH_WATERMARKS,
     LOG_START_OFFSETS,
     RECOVERY_POINTS,
+    offsets_text,
     read_offsets,
+    sync_directory,
+    write_new,
     write_offsets,
 )
 from kafkad.log.filenames import partition_directory
@@ -43,6 +47,7 @@ CHECKPOINTS = (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS)
 Key = tuple[str, int]
 Signature = tuple[int, int, int]
 
+TRIES = 3  # of a write whose fsync others do not wait for
 RACY_NS = 50_000_000  # files of one tick of the kernel's clock may look the same
 
 _WORD = struct.Struct("q")
@@ -115,6 +120,7 @@ class Directory:
         self.lock: int | None = None
         self.group_commit: GroupCommit | None = None  # of its logs, where a loop calls `publish`
         self.shared = False  # with other workers
+        self.writer = 0  # the number of this worker
         self.keeper = False  # worker 0: drops what belongs to nobody
         self.logs_by_key: dict[Key, Log] = {}
         self.written: dict[str, dict[Key, int]] = {}  # checkpoint name -> what we wrote last
@@ -140,12 +146,16 @@ class Directory:
 
     def write(self, checkpoints: Mapping[str, dict[Key, int]], serial: int) -> None:
         """Unless newer ones were asked for meanwhile. In any thread; raises OSError."""
-        with self._write_lock, self._alone():
-            for name, offsets in checkpoints.items():
-                if serial == self.serial and self.is_due(name, offsets):
-                    self._write(name, offsets, sync=True)
-                    self.written[name] = offsets
-                    self.unsynced.discard(name)
+
+        def still_due(name: str, offsets: dict[Key, int]) -> dict[Key, int] | None:
+            return offsets if serial == self.serial and self.is_due(name, offsets) else None
+
+        def wrote(name: str, offsets: dict[Key, int]) -> None:
+            self.written[name] = offsets
+            self.unsynced.discard(name)
+
+        for name, offsets in checkpoints.items():
+            self._write_synced(name, partial(still_due, name, offsets), partial(wrote, name))
 
     def is_due(self, name: str, offsets: dict[Key, int]) -> bool:
         """Whether a checkpoint with `offsets` would tell more than the file on the disk does."""
@@ -154,12 +164,22 @@ class Directory:
     def write_log_starts(self, starts: "Mapping[Key, tuple[Log, int]]", sync: bool) -> None:
         """In any thread; raises OSError. A log that was deleted since `starts` was taken is left out, also
         where another one has its name by now."""
-        with self._write_lock, self._alone():
+
+        def take() -> dict[Key, int]:
             ours = self.logs_by_key
-            offsets = {key: offset for key, (log, offset) in starts.items() if ours.get(key) is log}
-            self._write(LOG_START_OFFSETS, offsets, sync=sync)
+            return {key: offset for key, (log, offset) in starts.items() if ours.get(key) is log}
+
+        def wrote(offsets: dict[Key, int]) -> None:
             self.written[LOG_START_OFFSETS] = offsets
             self.unsynced.add(LOG_START_OFFSETS)  # the next checkpoint writes it again, with an fsync
+
+        if sync:
+            self._write_synced(LOG_START_OFFSETS, take, wrote)
+            return
+        with self._write_lock, self._alone():
+            offsets = take()
+            self._write(LOG_START_OFFSETS, offsets, sync=False)
+            wrote(offsets)
 
     def may_name(self, key: Key) -> bool:
         """Whether a checkpoint of this directory has an entry for `key`, or is about to get one."""
@@ -173,6 +193,51 @@ class Directory:
                 if key in found:
                     found = {other: offset for other, offset in found.items() if other != key}
                     write_offsets(os.path.join(self.path, name), found)
+
+    def _write_synced(
+        self,
+        name: str,
+        take: Callable[[], dict[Key, int] | None],
+        wrote: Callable[[dict[Key, int]], None],
+    ) -> None:
+        """Writes what `take` gives (None: nothing), and calls `wrote` with it; both under the locks.
+
+        The fsync of the new file comes between two short times under the locks, so no loop waits for it. If
+        another worker has written the checkpoint meanwhile, or a log has come or gone, all is done again."""
+        path = os.path.join(self.path, name)
+        beside = f"{path}.{self.writer}.tmp"
+        for _ in range(TRIES):
+            with ExitStack() as held:
+                with self._write_lock, self._alone():
+                    offsets, ours, before = take(), dict(self.logs_by_key), self._hold(path, held)
+                    if offsets is None:
+                        return
+                    lines = offsets_text(self._merged(name, offsets))
+                held.callback(_unlink, beside)
+                write_new(beside, lines, sync=True)
+                with self._write_lock, self._alone():
+                    if take() == offsets and self.logs_by_key == ours and _identity(path) == before:
+                        os.replace(beside, path)
+                        wrote(offsets)
+                        break
+        else:
+            with self._write_lock, self._alone():
+                offsets = take()
+                if offsets is not None:
+                    self._write(name, offsets, sync=True)
+                    wrote(offsets)
+            return
+        sync_directory(self.path)
+
+    @staticmethod
+    def _hold(path: str, held: ExitStack) -> int | None:
+        """The number of the file, which no other file gets as long as it is open."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        held.callback(os.close, fd)
+        return os.fstat(fd).st_ino
 
     def _write(self, name: str, offsets: dict[Key, int], *, sync: bool) -> None:
         write_offsets(os.path.join(self.path, name), self._merged(name, offsets), sync=sync)
@@ -219,3 +284,15 @@ class Directory:
             yield
         finally:
             os.close(fd)  # and the lock with it
+
+
+def _identity(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _unlink(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)

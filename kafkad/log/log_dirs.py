@@ -150,6 +150,7 @@ class LogDirs:
         self.table.enter(me)
         for directory in self._directories:
             directory.shared = True
+            directory.writer = me
             directory.keeper = me == 0
             directory.clean = directory.clean and not restarted
             directory.offline = directory.offline or self._told.is_set(directory.number, FAILED)

@@ -110,7 +110,7 @@ def serve_as_worker(config: Any, place: "Place") -> int:
         worker.start()
         signals.started()
     except TROUBLES as trouble:
-        signals.started()  # the supervisor's STOP must not cut this short: another worker may have failed, too
+        signals.started()  # the supervisor's STOP must not cut this short: another one may have failed
         place.tell(trouble=str(trouble))
         return 1
     except Interrupted:

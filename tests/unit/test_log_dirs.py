@@ -450,6 +450,13 @@ def count_writes(monkeypatch):
             written.append((len(offsets), sync))
         write(path, offsets, sync=sync)
 
+    def counting_synced(path, data, *, sync):
+        if LOG_START_OFFSETS in path:
+            written.append((data.count(b"\n") - 2, sync))
+        write_new(path, data, sync=sync)
+
+    write_new = directory_module.write_new
+    monkeypatch.setattr(directory_module, "write_new", counting_synced)
     monkeypatch.setattr(directory_module, "write_offsets", counting)
     return written
 

@@ -1,0 +1,104 @@
+"""Checkpoints of several workers: no loop waits for the fsync of one, and none is lost (REVIEW D5 c)."""
+
+import os
+import threading
+
+import pytest
+
+from kafkad.log import directory as directory_module
+from kafkad.log.checkpoints import HIGH_WATERMARKS, read_offsets
+from kafkad.log.directory import Directory
+
+WAIT_S = 20
+
+
+def worker(path, number: int, *keys) -> Directory:
+    made = Directory(str(path), number, for_logs=True)
+    made.shared, made.writer = True, number
+    made.logs_by_key = {key: object() for key in keys}
+    return made
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """(the first write of a checkpoint has come to its fsync, let it go on)."""
+    reached, go_on = threading.Event(), threading.Event()
+    write = directory_module.write_new
+
+    def holding(path, data, *, sync):
+        write(path, data, sync=sync)
+        if not reached.is_set():
+            reached.set()
+            assert go_on.wait(WAIT_S)
+
+    monkeypatch.setattr(directory_module, "write_new", holding)
+    yield reached, go_on
+    go_on.set()
+
+
+def write(one: Directory, offsets) -> threading.Thread:
+    one.serial += 1
+    thread = threading.Thread(target=one.write, args=({HIGH_WATERMARKS: offsets}, one.serial))
+    thread.start()
+    return thread
+
+
+def found(path):
+    return read_offsets(os.path.join(path, HIGH_WATERMARKS))
+
+
+def test_what_a_loop_writes_does_not_wait_for_the_fsync_of_a_checkpoint(tmp_path, held):
+    """REVIEW D5 c: `forget` waited for the flock, and that for the disk."""
+    first, second = worker(tmp_path, 0, ("a", 0)), worker(tmp_path, 1, ("b", 0))
+    write_now(second, {("b", 0): 5})
+    reached, go_on = held
+    thread = write(first, {("a", 0): 7})
+    assert reached.wait(WAIT_S)
+    done = threading.Event()
+    for one in (first, second):
+        done.clear()
+        threading.Thread(target=lambda one=one: (one.forget(("x", 0)), done.set()), daemon=True).start()
+        assert done.wait(WAIT_S / 4), "the loop waits for the fsync"
+    go_on.set()
+    thread.join()
+    assert found(tmp_path) == {("a", 0): 7, ("b", 0): 5}
+
+
+def write_now(one: Directory, offsets) -> None:
+    one.write_log_starts({}, sync=False)
+    directory_module.write_offsets(os.path.join(one.path, HIGH_WATERMARKS), offsets)
+
+
+def test_what_another_worker_wrote_during_the_fsync_is_kept(tmp_path, held):
+    first, second = worker(tmp_path, 0, ("a", 0)), worker(tmp_path, 1, ("b", 0))
+    reached, go_on = held
+    thread = write(first, {("a", 0): 7})
+    assert reached.wait(WAIT_S)
+    write(second, {("b", 0): 5}).join()
+    go_on.set()
+    thread.join()
+    assert found(tmp_path) == {("a", 0): 7, ("b", 0): 5}
+    assert sorted(os.listdir(tmp_path)) == [HIGH_WATERMARKS]
+
+
+def test_a_log_that_left_during_the_fsync_is_left_out(tmp_path, held):
+    """Its name may be another partition's by now."""
+    first = worker(tmp_path, 0, ("a", 0), ("gone", 0))
+    reached, go_on = held
+    thread = write(first, {("a", 0): 7, ("gone", 0): 9})
+    assert reached.wait(WAIT_S)
+    del first.logs_by_key["gone", 0]
+    go_on.set()
+    thread.join()
+    assert found(tmp_path) == {("a", 0): 7}
+
+
+def test_a_checkpoint_that_is_out_of_date_is_not_written(tmp_path, held):
+    first = worker(tmp_path, 0, ("a", 0))
+    reached, go_on = held
+    thread = write(first, {("a", 0): 7})
+    assert reached.wait(WAIT_S)
+    write(first, {("a", 0): 8}).join()
+    go_on.set()
+    thread.join()
+    assert found(tmp_path) == {("a", 0): 8}

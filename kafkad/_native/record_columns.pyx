@@ -67,6 +67,7 @@ cdef enum:
     LEGACY_LENGTH_MIN = 14        # of a message of magic 0: crc, magic, attributes, two sizes
     LAST_CODEC = 4
     ABORT = 0                     # a control record's kind
+    NO_KIND = -2                  # of an emptied control batch
     RECORD_MAX = 1 << 30          # bytes of one record that comes in chunks
 
 cdef enum:                        # the columns, in their order
@@ -659,13 +660,17 @@ cdef class RecordColumns:
             self.close_batch()
 
     cdef int control_kind(self) except? -1:
+        """The open batch's kind of marker; NO_KIND for one that the log cleaner of Kafka has emptied (it keeps
+        the header of a producer's last batch: Cleaner, BatchRetention.RETAIN_EMPTY)."""
         cdef RecordView view
         cdef const uint8_t* next = NULL
         memset(&view, 0, sizeof(RecordView))
         if self.info.attributes & COMPRESSION_MASK:
             raise self.malformed("a compressed control batch")
+        if self.info.records_count == 0:
+            return NO_KIND
         if (
-            self.info.records_count < 1
+            self.info.records_count < 0
             or record_read(self.at + HEADER_SIZE, self.at + self.info.size, &view, &next) != RECORD_COMPLETE
             or view.key_size < 4
         ):

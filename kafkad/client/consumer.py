@@ -202,7 +202,8 @@ class Aborted:
         while self._coming and self._coming[-1][0] <= batch.last_offset:
             self._open.add(self._coming.pop()[1])
         if batch.is_control:
-            if control_kind(batch.records()[0]) == ABORT:
+            records = batch.records()  # none where Kafka's log cleaner has emptied the batch
+            if records and control_kind(records[0]) == ABORT:
                 self._open.discard(batch.producer_id)
             return False
         return batch.is_transactional and batch.producer_id in self._open

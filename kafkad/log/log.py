@@ -169,6 +169,7 @@ class Log:
         recovery_point: int = 0,
         log_start_offset: int = 0,
         high_watermark: int = 0,
+        cleaned_below: int = 0,
         topic_id: bytes | None = None,
         row: "RowSlot | None" = None,
         left: "RowSlot | None" = None,
@@ -223,6 +224,7 @@ class Log:
             producer_expiration_ms=producer_expiration_ms,
             index_size_max=config.segment_index_bytes,
             compacted="compact" in config.cleanup_policy,
+            cleaned_below=cleaned_below,
             epochs_lost=epochs_lost,
         )
         loaded = loader.load(

@@ -36,6 +36,7 @@ from kafkad._native.producer_table import ProducerTable
 from kafkad._native.watermarks import RowSlot, WatermarkTable
 from kafkad.config.topic import TopicConfig
 from kafkad.log.checkpoints import (
+    CLEANER_OFFSETS,
     HIGH_WATERMARKS,
     LOG_START_OFFSETS,
     RECOVERY_POINTS,
@@ -251,6 +252,7 @@ class LogDirs:
                 continue
             checkpoints = {name: self._read_checkpoint(directory, name) for name in CHECKPOINTS}
             directory.written = {name: dict(offsets) for name, offsets in checkpoints.items()}
+            checkpoints[CLEANER_OFFSETS] = self._read_checkpoint(directory, CLEANER_OFFSETS)
             unclean = unclean or (not directory.clean and bool(names))
             for name in names:
                 parsed = parse_directory(name)
@@ -429,6 +431,7 @@ class LogDirs:
                 recovery_point=checkpoints[RECOVERY_POINTS].get(key, 0),
                 log_start_offset=checkpoints[LOG_START_OFFSETS].get(key, 0),
                 high_watermark=checkpoints[HIGH_WATERMARKS].get(key, 0),
+                cleaned_below=checkpoints[CLEANER_OFFSETS].get(key, 0),
                 row=self.table.allocate() if left is None else None,
                 left=left,
                 jitter=random.random(),

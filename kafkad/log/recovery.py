@@ -14,6 +14,8 @@ Beware: all of it runs in a loader's thread, before the partition has an owner l
 
 import logging
 import os
+import struct
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -41,6 +43,9 @@ from kafkad.protocol.errors import Malformed
 
 logger = logging.getLogger("kafkad.log")
 
+LOST = ".lost"
+HEADER = struct.Struct(">qi")  # of a batch: base offset, size of what follows
+RECORDS_AT, RECORDS = 23, struct.Struct(">i30xi")  # last offset delta, count of records
 INDEX_ENTRY_SIZES = {INDEX: 8, TIME_INDEX: 12}
 
 
@@ -161,9 +166,36 @@ def create_segment_files(directory: str, base_offset: int) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
 
 
+def set_segment_aside(directory: str, base_offset: int) -> None:
+    """Rename a segment's .log to .log.lost, which nobody reads; what can be rebuilt from it goes."""
+    path = segment_file(directory, base_offset, LOG)
+    aside, number = path + LOST, 1
+    while os.path.exists(aside):
+        number += 1
+        aside = f"{path}.{number}{LOST}"
+    with suppress(FileNotFoundError):
+        os.rename(path, aside)
+    remove_segment_files(directory, base_offset)
+
+
 def remove_segment_files(directory: str, base_offset: int) -> None:
     for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
         _remove(segment_file(directory, base_offset, suffix))
+
+
+def was_compacted(path: str, base_offset: int) -> bool:
+    """Whether offsets are missing within a segment: between two batches, or in one."""
+    expected, position = base_offset, 0
+    with open(path, "rb") as file:
+        while len(header := file.read(61)) == 61:
+            base, size = HEADER.unpack_from(header)
+            last_delta, count = RECORDS.unpack_from(header, RECORDS_AT)
+            if base != expected or count != last_delta + 1:
+                return True
+            expected = base + last_delta + 1
+            position += HEADER.size + size
+            file.seek(position)
+    return False
 
 
 class Loader:
@@ -180,6 +212,7 @@ class Loader:
         producer_expiration_ms: int,
         index_size_max: int = 10 << 20,
         compacted: bool = False,
+        cleaned_below: int = 0,
         epochs_lost: bool = False,
     ) -> None:
         self.directory = directory
@@ -191,6 +224,7 @@ class Loader:
         self.index_size_max = index_size_max
         self.producer_expiration_ms = producer_expiration_ms
         self.compacted = compacted
+        self.cleaned_below = cleaned_below
         self.epochs_lost = epochs_lost
         self.scanned_bytes = 0
         self.snapshot_lost = False  # one was there, and could not be read
@@ -236,10 +270,12 @@ class Loader:
             end_offset = self._find_end(files, bases, known)
         if end_offset is None or end_offset < log_start_offset:
             if end_offset is not None:
-                logger.warning("%s ends at %d, before its log start offset %d: all of it is removed",
-                               directory, end_offset, log_start_offset)  # fmt: skip
+                logger.error(
+                    "%s ends at %d, before its log start offset %d: all segments are kept as *.log%s",
+                    directory, end_offset, log_start_offset, LOST,
+                )  # fmt: skip
                 for base in self.native.drop_segments(0, self.native.count):
-                    remove_segment_files(directory, base)
+                    set_segment_aside(directory, base)
                 self.producers.clear()
                 self.epochs.truncate_from_end(0)
             create_segment_files(directory, log_start_offset)
@@ -347,9 +383,13 @@ class Loader:
             behind = bases[at + 1 :]
             if behind and not self._follows(scan, behind[0]):
                 for gone in behind:
-                    remove_segment_files(self.directory, gone)
+                    set_segment_aside(self.directory, gone)
                     del files.sizes[gone]
-                logger.warning("%s: %d segments behind it are removed", self.directory, len(behind))
+                logger.error(
+                    "%s ends at offset %d: %d segments do not follow, from offset %d on, and are kept as"
+                    " *.log%s; to use them put back what is missing and remove that ending",
+                    self.directory, scan.next_offset, len(behind), behind[0], LOST,
+                )  # fmt: skip
                 break
         return scan.next_offset
 
@@ -430,14 +470,17 @@ class Loader:
 
     def _follows(self, scan: SegmentScan, next_base: int) -> bool:
         """Whether the segment that begins at `next_base` continues the one that was scanned. The power may
-        have taken the end of that one, or the removal of this; only compaction leaves gaps."""
+        have taken the end of that one, or the removal of this. Compaction leaves gaps, which stay when
+        cleanup.policy changes."""
         if scan.fault is not None:
             return False
         if next_base == scan.next_offset:
             return True
         path = segment_file(self.directory, scan.base_offset, LOG)
         logger.warning("%s ends at %d, the next begins at %d", path, scan.next_offset, next_base)
-        return self.compacted and next_base > scan.next_offset
+        if next_base < scan.next_offset:
+            return False
+        return self.compacted or next_base <= self.cleaned_below or was_compacted(path, scan.base_offset)
 
     def _find_end(self, files: Files, bases: list[int], known: dict[int, SegmentScan]) -> int:
         try:

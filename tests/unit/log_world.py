@@ -1,10 +1,12 @@
 """What the tests of the log share: a scheduler that stands still, batches, a log that is easily reopened."""
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kafkad._native.crc32c import checksum
 from kafkad.config.topic import TopicConfig
 from kafkad.log.log import Log
 from kafkad.protocol.records import Record, build_batch
@@ -144,3 +146,15 @@ class LogWorld:
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.directory.iterdir())
+
+
+def emptied(
+    base_offset: int, last_offset: int, producer_id: int = -1, *, control: bool = False, sequence: int = -1
+) -> bytes:
+    """A batch without records, as Kafka's log cleaner keeps it for its offsets or its producer
+    (MemoryRecords.filterTo: RETAIN_EMPTY, DefaultRecordBatch.writeEmptyHeader)."""
+    attributes = 0x30 if control else 0
+    head = struct.pack(
+        ">hiqqqhii", attributes, last_offset - base_offset, -1, 1_000, producer_id, 0, sequence, 0
+    )
+    return struct.pack(">qiibI", base_offset, 49, 0, 2, checksum(head)) + head

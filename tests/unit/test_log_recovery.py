@@ -10,7 +10,7 @@ from kafkad.log.offset_index import read_offset_index
 from kafkad.log.producer_state import NO_PRODUCERS
 from kafkad.log.time_index import read_time_index
 from kafkad.protocol.errors import Malformed
-from tests.unit.log_world import TOPIC_ID, LogWorld, batch, idempotent, topic_config
+from tests.unit.log_world import TOPIC_ID, LogWorld, batch, emptied, idempotent, topic_config
 
 
 def contents(world: LogWorld) -> bytes:
@@ -337,3 +337,61 @@ def test_a_log_begins_anew_above_a_snapshot(tmp_path):
     assert world.append(count=2) == 100
     world.restart()
     assert (world.log.log_start_offset, world.log.end_offset) == (100, 102)
+
+
+def compacted_segments(world, hole: str) -> None:
+    """Segments at 0, 10 and 20 of a log that was compacted: the second begins behind a gap."""
+    world.log.close()
+    first = bytes(batch(2))
+    if hole == "between batches":
+        first += bytes(batch(1, base_offset=5))
+    elif hole == "an empty batch":
+        first += emptied(2, 5)
+    second, third = bytes(batch(3, base_offset=10)), bytes(batch(1, base_offset=13))
+    for base, data in ((0, first), (10, second), (13, third)):
+        world.path(base, ".log").write_bytes(data)
+        for suffix in (".index", ".timeindex"):
+            world.path(base, suffix).write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("hole", "cleaned_below"), [("between batches", 0), ("an empty batch", 0), ("none", 10), ("none", 11)]
+)
+def test_a_gap_of_a_log_that_is_no_longer_compacted_is_kept(tmp_path, hole, cleaned_below):
+    """TRANSACTIONS 2.7 b: after cleanup.policy was changed from compact, recovery took the gap for a loss and
+    removed all segments behind it."""
+    world = LogWorld(tmp_path, topic_config(cleanup_policy=("delete",)))
+    compacted_segments(world, hole)
+    log = world.open(clean=False, cleaned_below=cleaned_below)
+    assert log.end_offset == 14
+    assert [base for base, _ in log.segments] == [0, 10, 13]
+
+
+def test_segments_behind_an_unexplained_gap_are_set_aside(tmp_path, caplog):
+    """TRANSACTIONS 2.7 c: they were removed."""
+    world = LogWorld(tmp_path, topic_config(cleanup_policy=("delete",)))
+    compacted_segments(world, "none")
+    behind = {base: world.path(base, ".log").read_bytes() for base in (10, 13)}
+    log = world.open(clean=False)
+    assert log.end_offset == 2
+    assert {base: world.path(base, ".log.lost").read_bytes() for base in behind} == behind
+    assert "ends at offset 2: 2 segments do not follow, from offset 10 on, and are kept" in caplog.text
+    log.close()
+    missing = bytes(batch(8, base_offset=2))  # what the message says: put back what is missing, rename
+    with open(world.path(0, ".log"), "ab") as file:
+        file.write(missing)
+    for base in behind:
+        world.path(base, ".log.lost").rename(world.path(base, ".log"))
+    assert world.open(clean=False).end_offset == 14
+
+
+def test_a_log_that_ends_before_its_log_start_is_set_aside(tmp_path, caplog):
+    """A checkpoint of another directory says so, too."""
+    world = LogWorld(tmp_path)
+    world.append(count=5)
+    world.log.close()
+    data = world.path(0, ".log").read_bytes()
+    log = world.open(clean=False, log_start_offset=100)
+    assert (log.log_start_offset, log.end_offset) == (100, 100)
+    assert world.path(0, ".log.lost").read_bytes() == data
+    assert "ends at 5, before its log start offset 100" in caplog.text

@@ -25,6 +25,7 @@ from kafkad.protocol.records import (
 )
 from kafkad.spark.record_columns import RecordColumns
 from tests.fuzz.test_batch_fuzz import lying_record
+from tests.unit.log_world import emptied
 from tests.unit.test_batch import altered, sealed
 from tests.unit.test_batch_bombs import HEAD, as_batch, bomb, peak, reset_peak
 from tests.unit.test_legacy_records import built, rewrapped
@@ -504,3 +505,14 @@ def test_a_bomb_costs_little_memory(codec, kind):
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert len(HEAD) and int(ran.stdout) < 40 << 10
+
+
+@pytest.mark.parametrize("aborted", [(), ((5, 0),)])
+def test_a_control_batch_that_the_log_cleaner_emptied_is_passed_over(aborted):
+    """TRANSACTIONS 1.3 no. 7: kafkad's Spark source and consumer failed at read_committed."""
+    kept = build_batch([Record(None, b"kept", timestamp=NOW)], base_offset=9)
+    data = emptied(3, 3, 5, control=True) + emptied(4, 8, 6, sequence=2) + kept
+    named = Aborted([Named(*each) for each in aborted])
+    rows = expected(data, aborted=named)
+    assert [row[1] for row in rows] == [b"kept"]
+    assert taken(data, read_committed=True, aborted=aborted) == rows

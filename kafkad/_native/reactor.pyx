@@ -13,9 +13,11 @@ that waits, its connection's next frames wait too (conn_may_serve); Produces alo
 With several workers, mail is drained at the start of a round and doorbells are rung at its end; answers that stand
 before those of other workers leave late (send_late), and who was busy lets others run before it sleeps.
 
-Bounds, so that no connection costs the others more than its turn: bytes a turn, frames a turn, calls of Python a
-turn, unanswered requests, bytes kept for partial frames (over all connections: `buffered_bytes_max`), and a socket
-that takes no more answers is not read. Idle connections are a list in order of their last activity.
+Bounds, so that no connection costs the others more than its turn: bytes, frames, partitions answered, calls of Python
+and their time per turn, unanswered requests, unsent answers (UNSENT_MAX). Partial frames, waiting requests and answers
+of all connections together have `buffered_bytes_max`. A socket that takes no more answers is not read, and one that
+sent bytes that do not parse is closed when its earlier answers have left. Idle connections are a list in order of their
+last activity, which is a read or a send.
 
 Beware: a Python exception in a callback is never passed over: it goes to `on_fatal`, which ends the worker."""
 

@@ -5,9 +5,9 @@ array of the request after the other until the broker refuses the size, and keep
 Meanwhile a client of the same worker pings. Its wait has a bound, and so has the memory of the worker, which
 goes back.
 
-The wait is the lesser of two figures: the longest ping, which a busy machine makes longer, and the CPU time of
-the worker's event loop, which counts all slices of a request that is served in slices. A request that stops
-the others has both."""
+The wait is the lesser of two figures: the longest ping, which a busy machine makes longer, and the CPU time
+of the worker's event loop, which counts all slices of a request that is served in slices. A request that
+stops the others has both."""
 
 import random
 import socket

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from kafkad.protocol import messages
 from kafkad.testing import Broker
 from tests.shortages import FILES, FORK, GROW, MAP, NAME, OPEN, THREAD, WRITE, Shortages
 from tests.wire import Wire, batch, create_topic, high_watermark, produce
@@ -56,3 +57,27 @@ def test_starts_that_failed_have_lost_nothing(data):
     with Broker(data_dir=directory) as broker, Wire(broker.bootstrap) as wire:
         assert high_watermark(wire, TOPIC) == 1
         assert produce(wire, TOPIC, bytes(batch(b"y"))).base_offset == 1
+
+
+def test_a_full_disk_is_told_to_the_client_and_in_the_log(tmp_path):
+    """HUNTS U2: there was no line in the log, and no errno in a message."""
+    switch = Shortages(tmp_path / "control")
+    data = tmp_path / "data"
+    asked = messages.CreateTopicsRequest.Topics(name="more", num_partitions=1, replication_factor=1)
+    creation = messages.CreateTopicsRequest(topics=[asked], timeout_ms=10_000)
+    with Broker(data_dir=data, env=switch.environment(data)) as broker, Wire(broker.bootstrap) as wire:
+        create_topic(wire, TOPIC)
+        assert produce(wire, TOPIC, bytes(batch(b"x"))).error_code == 0
+        switch.begin(1.0, WRITE, seed=7)
+        codes = {produce(wire, TOPIC, bytes(batch(b"y"))).error_code for _ in range(50)}
+        answer = wire.ask(creation, 7).topics[0]
+        switch.end()
+        assert codes == {56}
+        assert answer.error_code == 56
+        assert "no space left on device" in answer.error_message or "out of memory" in answer.error_message
+        errors = [line for line in broker.log.splitlines() if "ERROR" in line]
+        assert 1 <= len(errors) <= 4  # one for each errno and directory, not one for each request
+        assert all(str(data) in line and ("ENOSPC" in line or "ENOMEM" in line) for line in errors)
+        assert any(f"{TOPIC}-0" in line for line in errors)
+        assert produce(wire, TOPIC, bytes(batch(b"y"))).base_offset == 1
+        assert wire.ask(creation, 7).topics[0].error_code == 0

@@ -3,7 +3,7 @@
 A broker at its descriptor limit cannot open a file. So no request may be the first to need one: the schemas
 of all served APIs are read here, once, before the workers are forked, which then share them. A module that
 another one imports inside a function, since the two need each other, is imported here, too.
-(tests/integration/test_shortages.py watches a broker for imports and for files that are opened.)
+(tests/integration/test_lives_on.py watches a broker for imports and for files that are opened.)
 """
 
 import kafkad._native.partition_reader  # noqa: F401  (Partition.reader imports it)

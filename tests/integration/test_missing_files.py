@@ -159,8 +159,13 @@ def damage(how: str, live: Path, name: str, root: Path) -> bool:
 
 
 def put_back(live: Path, name: str, today: Path) -> None:
-    remove(live / name)
-    copy(today / name, live / name)
+    path = live / name
+    for stray in path.parent.parent.glob(f"{path.parent.name}.*-stray"):
+        # partition.metadata had another id: the log says where the directory went
+        remove(path.parent)
+        stray.rename(path.parent)
+    remove(path)
+    copy(today / name, path)
     for lost in live.rglob("*.lost"):  # what the error message says
         if not (plain := lost.with_suffix("")).exists():
             lost.rename(plain)
@@ -219,6 +224,7 @@ CERTAIN = [
     ("a", "missing", "refused"),
     ("a", "empty", "refused"),
     ("a", "of another cluster", "refused"),
+    ("a/t-0/partition.metadata", "of another cluster", "served"),
     ("b", "missing", "served"),
     ("b", "empty", "served"),
     ("b", "of another cluster", "refused"),

@@ -21,6 +21,7 @@ def describe_cluster(services: Services, context: RequestContext, request: Any) 
     if request.endpoint_type != BROKERS:
         known = request.endpoint_type == CONTROLLERS
         code = errors.MISMATCHED_ENDPOINT_TYPE if known else errors.UNSUPPORTED_ENDPOINT_TYPE
+        response.cluster_id = ""
         response.error_code = code if context.version >= 1 else errors.INVALID_REQUEST
         response.error_message = (
             "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER"

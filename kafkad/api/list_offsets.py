@@ -36,26 +36,34 @@ def list_offsets(services: Services, context: RequestContext, request: Any) -> G
     """In steps: a look-up by time unpacks what stands in its batch before its record."""
     response = messages.ListOffsetsResponse()
     duplicates = _named_twice(request)
-    for topic in request.topics:
-        if not topic.partitions:
-            continue
-        answer = messages.ListOffsetsResponse.Topics(name=topic.name)
+    for name, partitions in each_once(request.topics).items():
+        answer = messages.ListOffsetsResponse.Topics(name=name)
         response.topics.append(answer)
-        for asked in topic.partitions:
+        for asked in partitions.values():
             found = messages.ListOffsetsResponse.Topics.Partitions(partition_index=asked.partition_index)
             found.timestamp, found.offset = -1, -1
             answer.partitions.append(found)
-            if (topic.name, asked.partition_index) in duplicates:
+            if (name, asked.partition_index) in duplicates:
                 found.error_code = errors.INVALID_REQUEST
                 continue
             try:
-                yield from _look_up(services, context, request, topic.name, asked, found)
+                yield from _look_up(services, context, request, name, asked, found)
             except KafkaError as trouble:
                 found.error_code = code_of(trouble)
             if context.version < LEADER_EPOCH_SINCE:
                 found.leader_epoch = -1
             yield
     return response
+
+
+def each_once(topics: Any) -> dict[str, dict[int, Any]]:
+    """Topic -> partition index -> what is asked of it: the last, where a request names a partition twice. A
+    topic without partitions is left out, as in Kafka's answers."""
+    found: dict[str, dict[int, Any]] = {}
+    for topic in topics:
+        for asked in topic.partitions:
+            found.setdefault(topic.name, {})[asked.partition_index] = asked
+    return found
 
 
 def in_rows(services: Services, request: Any) -> bool:

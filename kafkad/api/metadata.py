@@ -160,7 +160,7 @@ def _response(told: "_Told", context: RequestContext, request: Any, topics: list
     )
     if request.include_topic_authorized_operations and context.version >= 8:
         for topic in topics:
-            if topic.error_code == errors.NONE:
+            if topic.error_code != errors.UNKNOWN_TOPIC_ID:  # a resource is known by its name
                 topic.topic_authorized_operations = TOPIC_OPERATIONS
     if request.include_cluster_authorized_operations and 8 <= context.version <= 10:
         response.cluster_authorized_operations = CLUSTER_OPERATIONS

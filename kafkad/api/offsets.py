@@ -27,7 +27,7 @@ NO_TOPIC_ID = bytes(16)
 def offset_commit(services: Services, context: RequestContext, request: Any) -> Any:
     refused = _take_out_unknown(services.metadata.image, context.version >= TOPIC_IDS_FROM, request)
     if not request.topics:
-        return messages.OffsetCommitResponse(topics=refused)
+        return messages.OffsetCommitResponse(topics=_merge(refused, []))
 
     def start(reply: Callable[[Any], None]) -> None:
         def committed(response: Any) -> None:
@@ -60,7 +60,7 @@ def _take_out_unknown(image: Any, by_id: bool, request: Any) -> list[Any]:
                 topic.partitions = [p for p in topic.partitions if p.partition_index in found.partitions]
             if topic.partitions:
                 known.append(topic)
-        if wrong:
+        if wrong or found is None:
             refused.append(
                 Answer(
                     name=topic.name,
@@ -201,7 +201,7 @@ def offset_delete(services: Services, context: RequestContext, request: Any) -> 
         topic.partitions = [p for p in topic.partitions if p.partition_index in existing]
         if topic.partitions:
             known.append(topic)
-        if wrong:
+        if wrong or found is None:
             refused.append(
                 Answer(
                     name=topic.name,
@@ -225,13 +225,12 @@ def offset_delete(services: Services, context: RequestContext, request: Any) -> 
 
 
 def _merge(refused: list[Any], done: list[Any]) -> list[Any]:
-    """Topics of two halves of a response; one that is in both halves becomes one topic."""
-    by_name = {topic.name: topic for topic in refused if topic.name}
-    merged = list(refused)
-    for topic in done:
-        other = by_name.get(topic.name)
-        if other is None:
-            merged.append(topic)
+    """The topics of both halves of a response, each once: it may be in both, or be named twice."""
+    merged: dict[tuple[str, bytes], Any] = {}
+    for topic in (*refused, *done):
+        key = (topic.name, getattr(topic, "topic_id", NO_TOPIC_ID))
+        if key in merged:
+            merged[key].partitions.extend(topic.partitions)
         else:
-            other.partitions.extend(topic.partitions)
-    return merged
+            merged[key] = topic
+    return list(merged.values())

@@ -7,7 +7,7 @@ import asyncio
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services, code_of
-from kafkad.api.list_offsets import check_leader_epoch
+from kafkad.api.list_offsets import check_leader_epoch, each_once
 from kafkad.controller.topics import invalid_name
 from kafkad.metadata.image import INTERNAL_TOPICS
 from kafkad.protocol import errors, messages
@@ -21,20 +21,18 @@ def delete_records(services: Services, context: RequestContext, request: Any) ->
     """Moves log starts in memory, then answers when they are written (`LogDirs.keep_log_starts`)."""
     response = messages.DeleteRecordsResponse()
     moved: dict[Any, list[Any]] = {}  # log -> what is answered for it
-    for topic in request.topics:
-        if not topic.partitions:
-            continue
-        answer = messages.DeleteRecordsResponse.Topics(name=topic.name)
+    for name, partitions in each_once(request.topics).items():
+        answer = messages.DeleteRecordsResponse.Topics(name=name)
         response.topics.append(answer)
-        for asked in topic.partitions:
+        for asked in partitions.values():
             done = messages.DeleteRecordsResponse.Topics.Partitions(
                 partition_index=asked.partition_index, low_watermark=-1
             )
             answer.partitions.append(done)
             try:
-                if topic.name in INTERNAL_TOPICS:
+                if name in INTERNAL_TOPICS:
                     raise KafkaError(errors.INVALID_TOPIC_EXCEPTION)
-                log = services.partitions.get(topic.name, asked.partition_index)
+                log = services.partitions.get(name, asked.partition_index)
                 done.low_watermark = log.delete_records(asked.offset)
                 moved.setdefault(log, []).append(done)
             except KafkaError as trouble:

@@ -70,7 +70,7 @@ class Names(NamedTuple):
     topic: str
     partitions: str
     number: str | None
-    leaves_out_empty: bool = False  # whether a topic without partitions has no place in the answer
+    each_once: bool = False  # whether an answer has each topic and partition once, and no topic without any
 
 
 BY_PARTITION = {
@@ -191,7 +191,8 @@ class Router:
                 its = [each for each, owner in zip(asked, its_owners, strict=True) if owner == worker]
                 shares[worker].append(like(topic, **{names.partitions: its}))
         parts = {worker: like(request, topics=share) for worker, share in shares.items()}
-        return self._merged_partitions(request, names, owners, self._ask_all(api, context, parts))
+        merge = self._merged_once if names.each_once else self._merged_partitions
+        return merge(request, names, owners, self._ask_all(api, context, parts))
 
     def _to_everybody(
         self, api: Api, context: RequestContext, request: Any, frame: bytes
@@ -331,12 +332,34 @@ class Router:
         response = type(next(iter(responses.values())))()
         topics = {worker: iter(each.topics) for worker, each in responses.items()}
         for topic, its_owners in zip(request.topics, owners, strict=True):
-            if not its_owners and names.leaves_out_empty:
-                continue
             its = {worker: next(topics[worker]) for worker in dict.fromkeys(its_owners)}
             partitions = {worker: iter(each.partitions) for worker, each in its.items()}
             merged = type(response).Topics(**{names.topic: getattr(topic, names.topic)})
             merged.partitions = [next(partitions[owner]) for owner in its_owners]
+            response.topics.append(merged)
+        return response
+
+    async def _merged_once(
+        self, request: Any, names: Names, owners: list[list[int]], answers: dict[int, Any]
+    ) -> Any:
+        """As `_merged_partitions`, where workers answer a topic or partition that is named twice once."""
+        assert names.number is not None
+        owner_of: dict[str, dict[int, int]] = {}
+        for topic, its_owners in zip(request.topics, owners, strict=True):
+            for asked, owner in zip(getattr(topic, names.partitions), its_owners, strict=True):
+                its = owner_of.setdefault(getattr(topic, names.topic), {})
+                its[getattr(asked, names.number)] = owner
+        responses = await _all(answers)
+        response = type(next(iter(responses.values())))()
+        answered = {
+            (worker, topic.name, each.partition_index): each
+            for worker, answer in responses.items()
+            for topic in answer.topics
+            for each in topic.partitions
+        }
+        for name, its in owner_of.items():
+            merged = type(response).Topics(name=name)
+            merged.partitions = [answered[owner, name, index] for index, owner in its.items()]
             response.topics.append(merged)
         return response
 

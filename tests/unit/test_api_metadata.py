@@ -550,10 +550,13 @@ def test_many_who_ask_at_once_for_what_has_to_be_made_share_the_work(cluster):
     assert metadata(services, context_of(3, 12), messages.MetadataRequest(topics=None)) is answers[0]
 
 
-def test_a_topic_with_an_error_has_no_authorized_operations(cluster):
+def test_an_unknown_topic_id_alone_has_no_authorized_operations(cluster):
+    """As in Kafka, seen by tests/integration/test_differential.py: a missing name has them."""
     create(cluster, new_topic("a"))
-    there, gone = ask(
-        cluster, ["a", "b"], 12, include_topic_authorized_operations=True, allow_auto_topic_creation=False
-    ).topics
+    how = {"include_topic_authorized_operations": True, "allow_auto_topic_creation": False}
+    there, gone = ask(cluster, ["a", "b"], 12, **how).topics
     assert (there.error_code, gone.error_code) == (0, errors.UNKNOWN_TOPIC_OR_PARTITION)
-    assert there.topic_authorized_operations != UNASKED and gone.topic_authorized_operations == UNASKED
+    assert there.topic_authorized_operations == gone.topic_authorized_operations != UNASKED
+    asked = [messages.MetadataRequest.Topics(topic_id=b"x" * 16, name=None)]
+    (unknown,) = ask(cluster, asked, 12, **how).topics
+    assert (unknown.error_code, unknown.topic_authorized_operations) == (errors.UNKNOWN_TOPIC_ID, UNASKED)

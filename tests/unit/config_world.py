@@ -12,6 +12,7 @@ from kafkad.api import configs
 from kafkad.api.context import RequestContext
 from kafkad.config.broker import BrokerConfig
 from kafkad.config.dynamic import with_dynamic
+from kafkad.config.served import ignorance
 from kafkad.controller.configs import plan_absolute, plan_incremental
 from kafkad.metadata.features import fresh_levels
 from kafkad.metadata.image import BROKER, MetadataImage
@@ -47,11 +48,12 @@ class World:
 
     def apply(self, records: list[Any]) -> None:
         self.metadata.image, _ = self.metadata.image.apply(records)
-        layers = (
+        layers = [
             self.metadata.image.configs.get((BROKER, name), {}) for name in ("", str(self.config.node_id))
-        )
+        ]
         self.config, complaints = with_dynamic(self.config, *layers)
-        assert complaints == []
+        ignored = {ignorance(name, text) for layer in layers for name, text in layer.items()}
+        assert set(complaints) <= ignored
 
     def incremental_alter_configs(self, changes: Any, validate_only: bool) -> Any:
         return self.write(*plan_incremental(self.metadata.image, self.config, changes), validate_only)

@@ -235,7 +235,7 @@ def say_ready(endpoints: list[Any], cluster_id: str) -> None:
     try:
         about = f"cluster {cluster_id}, pid {os.getpid()}, {milliseconds} ms"
         print(f"kafkad is ready on {address} ({about})", flush=True)
-        if sys.stdout.isatty():
+        if sys.stdout is not None and sys.stdout.isatty():  # None: it was closed at the start
             address = address.replace("0.0.0.0", "127.0.0.1")
             print(HINT.format(address=address, kafkad=own_name()), flush=True)
     except OSError as trouble:

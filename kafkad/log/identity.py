@@ -28,6 +28,7 @@ from kafkad.log.checkpoints import (
 from kafkad.log.directory import CHECKPOINTS, Directory
 from kafkad.log.filenames import LOG, METADATA_TOPIC, parse_directory, partition_directory
 from kafkad.protocol.errors import Malformed
+from kafkad.protocol.records import HEADER_SIZE, LENGTH_OVERHEAD, Batch
 
 logger = logging.getLogger("kafkad.log")
 
@@ -170,7 +171,7 @@ def _check_metadata(directories: Sequence[Directory], metadata: Directory, clust
     for directory in (metadata, *others):
         sign = _sign_of_use(directory.path)
         if sign:
-            lacks = f"no records in {log}" if formatted else f"no {META_PROPERTIES}"
+            lacks = f"no whole records at the start of {log}" if formatted else f"no {META_PROPERTIES}"
             raise DirectoryTrouble(
                 f"the metadata directory {metadata.path} has {lacks}, but {directory.path} holds {sign};"
                 f" {advice}"
@@ -178,18 +179,30 @@ def _check_metadata(directories: Sequence[Directory], metadata: Directory, clust
 
 
 def _has_metadata(path: str) -> bool:
-    """Whether there are records or snapshots. (Formatting leaves a snapshot at offset 0 and no log.)"""
+    """Whether there are records or snapshots. (Formatting leaves a snapshot at offset 0 and no log.) A log
+    whose first batch is damaged counts as none: recovery would cut it to nothing."""
     try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                snapshot = _SNAPSHOT.match(entry.name)
-                if snapshot and int(snapshot[1]) > 0:
-                    return True
-                if entry.name.endswith(LOG) and entry.stat().st_size > 0:
-                    return True
+        names = os.listdir(path)
     except FileNotFoundError:
-        pass
-    return False
+        return False
+    if any((snapshot := _SNAPSHOT.match(name)) and int(snapshot[1]) > 0 for name in names):
+        return True
+    segments = sorted(name for name in names if name.endswith(LOG))
+    return bool(segments) and _begins_whole(os.path.join(path, segments[0]))
+
+
+def _begins_whole(path: str) -> bool:
+    """Whether a segment begins with an intact batch."""
+    with open(path, "rb") as file:
+        data = file.read(HEADER_SIZE)
+        size = int.from_bytes(data[8:12], "big", signed=True) + LENGTH_OVERHEAD
+        if len(data) < HEADER_SIZE or not HEADER_SIZE <= size <= os.fstat(file.fileno()).st_size:
+            return False
+        data += file.read(size - HEADER_SIZE)
+    try:
+        return Batch(data).is_intact()
+    except ValueError:
+        return False
 
 
 def _sign_of_use(path: str) -> str:

@@ -90,9 +90,28 @@ def test_a_lost_metadata_log_ends_the_start(tmp_path, left, clean):
         log.mkdir()
     if left == "an empty log":
         (log / f"{0:020d}.log").touch()
-    refuse(world, r"d0 has no records in __cluster_metadata-0, but .*/d0 holds \S+; mount its disk")
+    refuse(
+        world,
+        r"d0 has no whole records at the start of __cluster_metadata-0, but .*/d0 holds \S+; mount its disk",
+    )
     shutil.rmtree(log, ignore_errors=True)
     shutil.copytree(tmp_path / "copy", log)
+    world.dirs = world.open()
+    assert records(world) == dict.fromkeys(range(4), 1)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("at", [17, 30, 70])
+def test_a_metadata_log_that_begins_with_a_damaged_batch_ends_the_start(tmp_path, at, clean):
+    """Recovery would cut it to nothing, and the start would begin a new one."""
+    world = used(tmp_path, 1, clean=clean)
+    segment = tmp_path / "d0" / "__cluster_metadata-0" / f"{0:020d}.log"
+    whole = segment.read_bytes()
+    damaged = bytearray(whole)
+    damaged[at] ^= 0x40
+    segment.write_bytes(damaged)
+    refuse(world, r"d0 has no whole records at the start of __cluster_metadata-0, but .*; mount its disk")
+    segment.write_bytes(whole)
     world.dirs = world.open()
     assert records(world) == dict.fromkeys(range(4), 1)
 

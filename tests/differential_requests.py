@@ -183,7 +183,7 @@ class Script:
             (8, ">i", (0, 1, -1, len(data), INT32 - 1)),  # length
             (12, ">i", (5, -1)),  # leader epoch: ignored
             (16, ">b", (0, 1, 3, -1)),  # magic
-            (21, ">h", (8, 0x10, 0x20, 0x30, 0x40, 5, 7, 0x80)),  # attributes
+            (21, ">h", (0x10, 0x20, 0x30, 0x40, 5, 7, 0x80)),  # attributes
             (23, ">i", (0, 5, -1, INT32 - 1)),  # last offset delta
             (27, ">q", (0, INT64 - 1)),  # base timestamp
             (35, ">q", (-1, 0, INT64 - 1)),  # max timestamp
@@ -871,7 +871,7 @@ KEPT = {
     "max_wait_ms", "min_bytes", "timeout_ms", "session_timeout_ms", "rebalance_timeout_ms",
     "num_partitions", "count",
     "isolation_level", "current_leader_epoch", "acks", "session_id", "session_epoch", "retention_time_ms",
-    "max_bytes", "partition_max_bytes", "replica_id",
+    "max_bytes", "partition_max_bytes", "replica_id", "index",
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from bench.native import command
 from kafkad.testing import Broker
+from tests.clients import python_path
 from tests.wire import Wire, create_topic
 
 OBSERVED = Path(__file__).parent.parent / "observed"
@@ -46,7 +47,7 @@ def observe_until(pids, load, requests):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_allocated_blocks_stay_flat_under_a_steady_load(tmp_path, rounds, workers):
     requests = rounds(100_000, 1_000_000)
-    env = {"PYTHONPATH": str(OBSERVED), "KAFKAD_OBSERVED": str(workers)}
+    env = {**python_path(OBSERVED), "KAFKAD_OBSERVED": str(workers)}
     options = {
         "topic": "t", "partitions": 4, "producers": 4, "consumers": 4, "in_flight": 5, "records": 1,
         "value_size": 100, "shared": 1, "fetch_all": 1, "max_wait_ms": 100, "seconds": SECONDS_MAX,

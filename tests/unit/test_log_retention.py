@@ -58,6 +58,18 @@ def test_size_keeps_at_least_what_is_asked(tmp_path):
     assert world.log.apply_retention(0) == 0
 
 
+@pytest.mark.parametrize(
+    ("limits", "gone"),
+    [({"retention_bytes": 2 * ONE}, 2), ({"retention_ms": 150}, 3), ({}, 0)],
+    ids=["size", "time", "neither"],
+)
+def test_either_limit_suffices(tmp_path, limits, gone):
+    """Each with the other set so that it lets nothing go."""
+    lets_nothing_go = {"retention_bytes": 100 * ONE, "retention_ms": 1_000_000}
+    world = world_of(tmp_path, [100, 200, 300, 900], **{**lets_nothing_go, **limits})
+    assert world.log.apply_retention(1_000) == gone
+
+
 def test_both_limits_off_keep_everything(tmp_path):
     world = world_of(tmp_path, [1] * 5)
     assert world.log.apply_retention(1 << 60) == 0

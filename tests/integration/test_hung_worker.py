@@ -1,7 +1,6 @@
 """A worker that hangs is noticed, says where, and is replaced; one that only could not run is left alone."""
 
 import os
-import re
 import signal
 import time
 from contextlib import ExitStack
@@ -101,8 +100,7 @@ def test_a_stopped_worker_is_replaced_and_nothing_acknowledged_is_missing(tmp_pa
             wait_until(lambda k=victim, hung=hung: broker.worker_pids.get(k) not in (None, hung))
             assert_serves(broker, 3 + round_)
             assert f"worker {victim} has not moved for 2 s (its state: T)" in broker.log
-            # SIGABRT, or SIGKILL where a busy machine does not let it end in time
-            assert re.search(rf"worker {victim} has died: signal SIG(ABRT|KILL)", broker.log)
+            assert f"worker {victim} has died: signal SIGABRT" in broker.log
         assert "most recent call first" in broker.log, "it says where it stood"
         assert broker.stop() == 0
         assert (broker.data_dir / ".kafka_cleanshutdown").exists(), broker.log

@@ -18,7 +18,7 @@ import asyncio
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from kafkad.api.context import RequestContext, Services
@@ -276,40 +276,42 @@ def _logger_entry(name: str, level: str) -> Any:
 # --- AlterConfigs and IncrementalAlterConfigs -------------------------------------------------------------
 
 
-async def alter_configs(services: Services, context: RequestContext, request: Any) -> Any:
-    resources = [
-        Resource(
-            asked.resource_type,
-            asked.resource_name,
-            [Operation(config.name, SET, config.value) for config in asked.configs],
-        )
-        for asked in request.resources
-    ]
-    errors = refusals(services.metadata.image, services.config, resources, replacing=True)
-    await refuse_unknown_hosts(resources, errors)
-    wanted = {
-        (kind, name): {operation.key: operation.value for operation in operations}
-        for place, (kind, name, operations) in enumerate(resources)
-        if place not in errors
-    }
-    await _write(lambda: services.controller.alter_configs(wanted, request.validate_only), resources, errors)
-    make = messages.AlterConfigsResponse.Responses
-    return messages.AlterConfigsResponse(responses=_responses(make, resources, errors))
+Steps = Generator[None, None, Any]
 
 
-async def incremental_alter_configs(services: Services, context: RequestContext, request: Any) -> Any:
-    resources = [
-        Resource(
-            asked.resource_type,
-            asked.resource_name,
-            [Operation(config.name, config.config_operation, config.value) for config in asked.configs],
-        )
-        for asked in request.resources
-    ]
-    errors = refusals(services.metadata.image, services.config, resources)
-    await refuse_unknown_hosts(resources, errors)
+def alter_configs(services: Services, context: RequestContext, request: Any) -> Steps:
+    resources = []
+    for asked in request.resources:
+        operations = [Operation(config.name, SET, config.value) for config in asked.configs]
+        resources.append(Resource(asked.resource_type, asked.resource_name, operations))
+        yield
+    errors = yield from refusals(services.metadata.image, services.config, resources, replacing=True)
+    wanted = {}
+    for place, (kind, name, operations) in enumerate(resources):
+        if place not in errors:
+            wanted[kind, name] = {operation.key: operation.value for operation in operations}
+        yield
+    response = messages.AlterConfigsResponse()
+    yield from _respond(response, messages.AlterConfigsResponse.Responses, resources, errors)
+
+    def write() -> Any:
+        return services.controller.alter_configs(wanted, request.validate_only)
+
+    return _written(write, wanted, resources, errors, response)
+
+
+def incremental_alter_configs(services: Services, context: RequestContext, request: Any) -> Steps:
+    resources = []
+    for asked in request.resources:
+        operations = [
+            Operation(config.name, config.config_operation, config.value) for config in asked.configs
+        ]
+        resources.append(Resource(asked.resource_type, asked.resource_name, operations))
+        yield
+    errors = yield from refusals(services.metadata.image, services.config, resources)
     changes = {}
     for place, (kind, name, operations) in enumerate(resources):
+        yield
         if place in errors:
             continue
         if kind != BROKER_LOGGER:
@@ -322,13 +324,13 @@ async def incremental_alter_configs(services: Services, context: RequestContext,
                 loggers.set_level(operation.key, level)
                 if services.log_level_set is not None:
                     services.log_level_set(operation.key, level)
-    await _write(
-        lambda: services.controller.incremental_alter_configs(changes, request.validate_only),
-        resources,
-        errors,
-    )
-    make = messages.IncrementalAlterConfigsResponse.Responses
-    return messages.IncrementalAlterConfigsResponse(responses=_responses(make, resources, errors))
+    response = messages.IncrementalAlterConfigsResponse()
+    yield from _respond(response, messages.IncrementalAlterConfigsResponse.Responses, resources, errors)
+
+    def write() -> Any:
+        return services.controller.incremental_alter_configs(changes, request.validate_only)
+
+    return _written(write, changes, resources, errors, response)
 
 
 async def refuse_unknown_hosts(resources: list[Resource], errors: dict[int, KafkaError]) -> None:
@@ -357,54 +359,66 @@ async def _lookup_trouble(host: str) -> str | None:
     return None
 
 
-async def _write(
+async def _written(
     write: Callable[[], Any],
+    changes: dict[Any, Any],
     resources: list[Resource],
     errors: dict[int, KafkaError],
-) -> None:
-    """Has the controller judge and write what was not refused before, and adds its refusals to `errors`."""
-    places = {
-        (resource.kind, resource.name): place
-        for place, resource in enumerate(resources)
-        if place not in errors and resource.kind != BROKER_LOGGER
-    }
-    if not places:
-        return
+    response: Any,
+) -> Any:
+    """Have the controller judge and write `changes`. `response` has the answers of `resources` in their
+    order, with the `errors` found so far; further ones are put in."""
+    unknown = dict(errors)
+    await refuse_unknown_hosts(resources, unknown)
+    for place in unknown.keys() - errors.keys():
+        del changes[resources[place].kind, resources[place].name]
+        _refuse(response.responses[place], unknown[place])
+    if not changes:
+        return response
     try:
         outcome = write()
-        if inspect.isawaitable(outcome):  # a quorum of one answers at once, others later
+        if inspect.isawaitable(outcome):  # its steps, or the disk
             outcome = await outcome
-    except KafkaError as error:  # nothing of it was written
-        outcome = dict.fromkeys(places, error)
-    errors.update({places[resource]: error for resource, error in outcome.items() if error is not None})
+    except KafkaError as error:  # nothing of it was written, or what was is not on the disk
+        outcome = dict.fromkeys(changes, error)
+    if any(outcome.values()):
+        for answer in response.responses:
+            refused = outcome.get((answer.resource_type, answer.resource_name))
+            if refused and answer.error_code == NONE and answer.resource_type != BROKER_LOGGER:
+                _refuse(answer, refused)
+    return response
 
 
-def _responses(
-    make: Callable[..., Any], resources: list[Resource], errors: Mapping[int, KafkaError]
-) -> list[Any]:
-    responses = []
+def _respond(
+    response: Any, make: Callable[..., Any], resources: list[Resource], errors: Mapping[int, KafkaError]
+) -> Steps:
     for place, resource in enumerate(resources):
-        error = errors.get(place)
-        responses.append(
-            make(
-                error_code=error.code if error else NONE,
-                error_message=error.message if error else None,
-                resource_type=resource.kind,
-                resource_name=resource.name,
-            )
+        answer = make(
+            error_code=NONE,
+            error_message=None,
+            resource_type=resource.kind,
+            resource_name=resource.name,
         )
-    return responses
+        if place in errors:
+            _refuse(answer, errors[place])
+        response.responses.append(answer)
+        yield
+
+
+def _refuse(answer: Any, error: KafkaError) -> None:
+    answer.error_code, answer.error_message = error.code, error.message
 
 
 def refusals(
     image: MetadataImage, config: BrokerConfig, resources: list[Resource], *, replacing: bool = False
-) -> dict[int, KafkaError]:
+) -> Generator[None, None, dict[int, KafkaError]]:
     """What is wrong with a request before the controller sees it, by the place of the resource. `replacing`
     is AlterConfigs, whose values take the place of all that are there; it cannot set log levels."""
     errors = {}
     names = [(resource.kind, resource.name) for resource in resources]
     counts = Counter(names)
     for place, resource in enumerate(resources):
+        yield
         try:
             if counts[names[place]] > 1:
                 raise KafkaError(INVALID_REQUEST, "Each resource must appear at most once.")

@@ -1,10 +1,11 @@
 """Configs: changes of topic, broker, group and client-metrics configurations, planned as ConfigRecords.
 
 A resource is changed whole or not at all, and independently of the others in the request. Values are checked
-in the company of those that stay. Kafka: ConfigurationControlManager.
+in the company of those that stay. Planners are generators, a resource a step: one request may name 100,000.
+Kafka: ConfigurationControlManager.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, Final
 
 from kafkad.config.broker import BrokerConfig
@@ -27,15 +28,15 @@ MIN_ISR: Final = "min.insync.replicas"
 Incremental = Mapping[Config, Mapping[str, tuple[int, str | None]]]  # resource -> key -> (operation, value)
 Absolute = Mapping[Config, Mapping[str, str | None]]
 Outcome = dict[Config, KafkaError | None]
+Plan = Generator[None, None, tuple[list[Any], Outcome]]
 
 
-def plan_incremental(
-    image: MetadataImage, config: BrokerConfig, changes: Incremental
-) -> tuple[list[Any], Outcome]:
+def plan_incremental(image: MetadataImage, config: BrokerConfig, changes: Incremental) -> Plan:
     """(records, the trouble with each resource or None)."""
     records: list[Any] = []
     outcome: Outcome = {}
     for resource, operations in changes.items():
+        yield
         before = image.configs.get(resource, {})
         try:
             after = {
@@ -56,11 +57,12 @@ def plan_incremental(
     return records, outcome
 
 
-def plan_absolute(image: MetadataImage, config: BrokerConfig, wanted: Absolute) -> tuple[list[Any], Outcome]:
+def plan_absolute(image: MetadataImage, config: BrokerConfig, wanted: Absolute) -> Plan:
     """As AlterConfigs asks: what is not named goes back to its default."""
     records: list[Any] = []
     outcome: Outcome = {}
     for resource, values in wanted.items():
+        yield
         before = image.configs.get(resource, {})
         changed = {n: v for n, v in values.items() if v != before.get(n) or resource[0] == BROKER}
         changed |= {name: None for name in before if name not in values}

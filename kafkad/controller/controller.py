@@ -1,17 +1,23 @@
-"""The controller: plans become records, records become the image, and those who listen hear of it.
+"""The controller: plans become records, records become the image, and subscribers hear of it.
 
-    request → planner (image, request) → records, answer → raft.append → on_change(delta, image) → the answer
+    request → planner (head, request) → records, answer → raft.append → the answer, not sent yet
+    a flush later: raft commits → on_change(delta, image) → the answer may be sent
 
-Planners (topics, configs, brokers, producer_ids) are pure. This shell is synchronous, since a quorum of one
-commits when its disk has it; who calls it must still be ready for an awaitable, for a quorum of more will
-give one.
+Planners (topics, configs, brokers, producer_ids) are pure. They look at `head`, which has every change that
+is appended, also those that are not committed yet: so a topic is not made twice while the disk is slow. An
+answer that was planned on such a change, even a refusal, waits until that change is committed (Kafka:
+QuorumController).
 
-Rule: when a call returns, its change is on disk and every subscriber has seen it.
-Beware: subscribers run inside the call and must not change metadata themselves.
+Each request is a generator that returns its answer, since a request may be about 100,000 topics: the caller
+runs it in short turns (server/controller_queue), or at once at start and stop (`at_once`).
+
+Rule: requests run one after the other. Nothing is appended between the first and the last step of one.
+Rule: a subscriber changes no metadata itself.
+Rule: an answer is sent when `await_committed` has called back for the `head` after its last step.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from kafkad.controller import brokers, configs, producer_ids, topics
@@ -24,6 +30,7 @@ from kafkad.protocol.errors import KafkaError
 logger = logging.getLogger(__name__)
 
 OnChange = Callable[[Delta, MetadataImage], None]
+Steps = Generator[None, None, Any]
 
 
 class Controller:
@@ -36,34 +43,61 @@ class Controller:
         self._raft = raft
         self._clock = clock
         self._random = random
-        # (records, offset before, image) of each change, after the subscribers: for who replays it elsewhere
-        self.on_commit: Callable[[Sequence[Any], int, MetadataImage], None] | None = None
+        # (encoded records, offset before, image) of each change, after the subscribers: to replay it
+        # elsewhere
+        self.on_commit: Callable[[Sequence[bytes], int, MetadataImage], None] | None = None
         self._subscribers: list[OnChange] = []
         self._publishing = False
+        raft.on_commit = self._publish
 
     @property
     def image(self) -> MetadataImage:
+        """What is committed."""
         image: MetadataImage = self._raft.image
         return image
 
+    @property
+    def head(self) -> MetadataImage:
+        """What is appended: the next change follows it."""
+        image: MetadataImage = self._raft.head
+        return image
+
     def subscribe(self, on_change: OnChange) -> None:
-        """From now on called with every change, in order. What is already in `image` is not told again."""
+        """Call `on_change` with every change that is committed from now on, in order."""
         self._subscribers.append(on_change)
 
     def update_config(self, config: Any) -> None:
         """Defaults for what is created from now on."""
         self.config = config
 
+    def await_committed(self, offset: int, callback: Callable[[KafkaError | None], Any]) -> None:
+        """`callback(None)` when `image` has reached `offset`, or with the KafkaError that prevents it."""
+        self._raft.await_committed(offset, callback)
+
+    def at_once(self, steps: Steps) -> Any:
+        """Do a request now, wait for the disk, and return its answer: at start and stop. Raises KafkaError,
+        OSError."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                self.settle()
+                return end.value
+
+    def settle(self) -> None:
+        """Wait for the disk until everything that is appended is committed. Raises KafkaError, OSError."""
+        self._raft.settle()
+
     # -- brokers -------------------------------------------------------------------------------------------
 
-    def register_broker(self, registration: Registration) -> int:
-        """Register and unfence the broker of this process, and let it lead; its new broker epoch."""
-        epoch = self._raft.next_offset
-        unclean = brokers.UncleanElections(self.image, bool(self.config.unclean_leader_election_enable))
-        records = brokers.plan_registration(self.image, registration, epoch, unclean)
+    def register_broker(self, registration: Registration) -> Steps:
+        """Register and unfence the broker of this process, and let it lead; returns its new broker epoch."""
+        epoch: int = self._raft.next_offset
+        unclean = brokers.UncleanElections(self.head, bool(self.config.unclean_leader_election_enable))
+        records = brokers.plan_registration(self.head, registration, epoch, unclean)
         # Not atomic: a broker with very many partitions may need several batches, and the next start does it
         # again.
-        self._commit(records, atomic=False)
+        yield from self._append(records, atomic=False)
         self.broker_epoch = epoch
         logger.info(
             "broker %d registered in epoch %d, %d partition(s) changed",
@@ -73,46 +107,48 @@ class Controller:
         )
         return epoch
 
-    def fence_broker(self) -> None:
+    def fence_broker(self) -> Steps:
         """At a clean stop: nobody waits for our session to run out."""
-        broker = self.image.brokers.get(self._raft.node_id)
+        broker = self.head.brokers.get(self._raft.node_id)
         if broker is not None and not broker.fenced and broker.epoch == self.broker_epoch:
-            self._commit([brokers.fencing(broker.broker_id, broker.epoch, brokers.FENCE)])
+            yield from self._append([brokers.fencing(broker.broker_id, broker.epoch, brokers.FENCE)])
 
-    def assign_directories(self, placed: dict[tuple[bytes, int], bytes]) -> None:
+    def assign_directories(self, placed: dict[tuple[bytes, int], bytes]) -> Steps:
         """The log directories of replicas, by (topic id, partition index), where the broker chose them
         itself."""
-        self._commit(brokers.plan_directories(self.image, self._raft.node_id, placed), atomic=False)
+        yield from self._append(brokers.plan_directories(self.head, self._raft.node_id, placed), atomic=False)
 
     # -- topics --------------------------------------------------------------------------------------------
 
-    def create_topics(self, request: Any, context: Any = None) -> Any:
+    def create_topics(self, request: Any, context: Any = None) -> Steps:
         """CreateTopicsResponse."""
-        records, response = topics.plan_create(self.image, topics.Cluster(self.config, self._random), request)
-        self._commit_or_refuse(records, response.topics)
+        cluster = topics.Cluster(self.config, self._random)
+        records, response = yield from topics.plan_create(self.head, cluster, request)
+        yield from self._append_or_refuse(records, response.topics)
         return response
 
-    def delete_topics(self, request: Any, context: Any = None) -> Any:
+    def delete_topics(self, request: Any, context: Any = None) -> Steps:
         """DeleteTopicsResponse."""
         version = context.version if context is not None else messages.DeleteTopicsRequest.MAX_VERSION
-        records, response = topics.plan_delete(self.image, self.config, version, request)
-        self._commit_or_refuse(records, response.responses)
+        records, response = yield from topics.plan_delete(self.head, self.config, version, request)
+        yield from self._append_or_refuse(records, response.responses)
         return response
 
-    def create_partitions(self, request: Any, context: Any = None) -> Any:
+    def create_partitions(self, request: Any, context: Any = None) -> Steps:
         """CreatePartitionsResponse."""
-        records, response = topics.plan_grow(self.image, topics.Cluster(self.config, self._random), request)
-        self._commit_or_refuse(records, response.results)
+        cluster = topics.Cluster(self.config, self._random)
+        records, response = yield from topics.plan_grow(self.head, cluster, request)
+        yield from self._append_or_refuse(records, response.results)
         return response
 
-    def auto_create(self, names: Iterable[str]) -> dict[str, KafkaError | None]:
+    def auto_create(self, names: Iterable[str]) -> Steps:
         """Create topics that a client or a coordinator needs, as their kind wants it; the trouble by name, or
-        None."""
-        image = self.image
-        wanted = [topics.auto_created(image, self.config, name) for name in names if name not in image.topics]
+        None: dict[str, KafkaError | None]."""
+        head = self.head
+        wanted = [topics.auto_created(head, self.config, name) for name in names if name not in head.topics]
         if not wanted:
             return {}
-        response = self.create_topics(messages.CreateTopicsRequest(topics=wanted))
+        response = yield from self.create_topics(messages.CreateTopicsRequest(topics=wanted))
         for result in response.topics:
             if result.error_code:  # a Metadata response has no room for the reason
                 logger.warning("topic %s cannot be created: %s", result.name, result.error_message)
@@ -123,53 +159,56 @@ class Controller:
 
     # -- configs -------------------------------------------------------------------------------------------
 
-    def incremental_alter_configs(
-        self, changes: configs.Incremental, validate_only: bool = False
-    ) -> configs.Outcome:
+    def incremental_alter_configs(self, changes: configs.Incremental, validate_only: bool = False) -> Steps:
         """The trouble with each resource, or None: {(type, name): {key: (operation, value)}}."""
-        records, outcome = configs.plan_incremental(self.image, self.config, changes)
+        records, outcome = yield from configs.plan_incremental(self.head, self.config, changes)
         if not validate_only:
-            self._commit(records)
+            yield from self._append(records)
         return outcome
 
-    def alter_configs(self, wanted: configs.Absolute, validate_only: bool = False) -> configs.Outcome:
+    def alter_configs(self, wanted: configs.Absolute, validate_only: bool = False) -> Steps:
         """The trouble with each resource, or None: {(type, name): {key: value}}."""
-        records, outcome = configs.plan_absolute(self.image, self.config, wanted)
+        records, outcome = yield from configs.plan_absolute(self.head, self.config, wanted)
         if not validate_only:
-            self._commit(records)
+            yield from self._append(records)
         return outcome
 
     # -- producer ids --------------------------------------------------------------------------------------
 
-    def allocate_producer_ids(self) -> tuple[int, int]:
+    def allocate_producer_ids(self) -> Steps:
         """(first, count) of a block that nobody else gets. Raises KafkaError."""
-        record, first = producer_ids.plan_block(self.image, self._raft.node_id, self.broker_epoch)
-        self._commit([record])
+        record, first = producer_ids.plan_block(self.head, self._raft.node_id, self.broker_epoch)
+        yield from self._append([record])
         return first, producer_ids.BLOCK_SIZE
 
     # -- committing ----------------------------------------------------------------------------------------
 
-    def _commit(self, records: Sequence[Any], *, atomic: bool = True) -> None:
+    def _append(self, records: Sequence[Any], *, atomic: bool = True) -> Steps:
         """Raises KafkaError(KAFKA_STORAGE_ERROR); then nothing is changed."""
         assert not self._publishing, "a subscriber changes metadata"
-        if not records:
-            return
-        before = self.image.offset
-        delta = self._raft.append(records, atomic=atomic)
+        if records:
+            yield from self._raft.append_steps(records, atomic=atomic)
+
+    def _append_or_refuse(self, records: Sequence[Any], results: Iterable[Any]) -> Steps:
+        """Append; where that fails, it is the answer of every result that would have succeeded."""
+        try:
+            yield from self._append(records)
+        except KafkaError as trouble:
+            refuse(results, trouble)
+
+    def _publish(self, appended: Any) -> None:
         self._publishing = True
         try:
             for on_change in self._subscribers:
-                on_change(delta, self._raft.image)
+                on_change(appended.delta, appended.image)
             if self.on_commit is not None:
-                self.on_commit(records, before, self._raft.image)
+                self.on_commit(appended.values, appended.previous, appended.image)
         finally:
             self._publishing = False
 
-    def _commit_or_refuse(self, records: Sequence[Any], results: Iterable[Any]) -> None:
-        """Commit; where that fails, it is the answer of every result that would have succeeded."""
-        try:
-            self._commit(records)
-        except KafkaError as trouble:
-            for result in results:
-                if result.error_code == errors.NONE:
-                    result.error_code, result.error_message = trouble.code, trouble.message
+
+def refuse(results: Iterable[Any], trouble: KafkaError) -> None:
+    """Let every result that would have succeeded say what failed instead."""
+    for result in results:
+        if result.error_code == errors.NONE:
+            result.error_code, result.error_message = trouble.code, trouble.message

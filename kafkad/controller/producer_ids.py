@@ -1,7 +1,7 @@
 """Producer ids: given out in blocks of 1000 that the metadata log remembers, so that none is given twice.
 
-A block is committed before its first id is used. What is left of one at a stop is never given out: ids are 63
-bits.
+A block is committed before its first id is used (server/producer_ids). What is left of one at a stop is never
+given out: ids are 63 bits.
 """
 
 from typing import Any, Final
@@ -23,20 +23,3 @@ def plan_block(image: MetadataImage, broker_id: int, broker_epoch: int) -> tuple
         broker_id=broker_id, broker_epoch=broker_epoch, next_producer_id=first + BLOCK_SIZE
     )
     return record, first
-
-
-class ProducerIds:
-    """The ids of this broker, one after the other: `generate`."""
-
-    def __init__(self, controller: Any) -> None:
-        self._controller = controller
-        self._next = 0
-        self._end = 0
-
-    def generate(self) -> int:
-        """A producer id that nobody has had. Raises KafkaError where no new block can be had."""
-        if self._next == self._end:
-            first, count = self._controller.allocate_producer_ids()
-            self._next, self._end = first, first + count
-        self._next += 1
-        return self._next - 1

@@ -1,14 +1,15 @@
 """Topics: planned here as records, written by the controller.
 
-Each planner looks at an image and a request and gives the records and the answer; it changes nothing. A
-request for several topics succeeds for some and fails for others; what succeeds goes into one batch.
+Each planner looks at an image and a request and returns the records and the answer; it changes nothing. It is
+a generator, a topic a step or so: one request may name 100,000. A request for several topics succeeds for
+some and fails for others; what succeeds goes into one batch.
 
 Names: 1 to 249 of [a-zA-Z0-9._-], but not "." and "..". Two names that differ only in "." against "_"
 collide, since metrics cannot tell them apart (Kafka: Topic).
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kafkad.config.definition import to_string
@@ -58,10 +59,11 @@ def invalid_name(name: str) -> str | None:
     return f"Topic name is invalid: {reason}"
 
 
+Plan = Generator[None, None, tuple[list[Any], Any]]  # records, response
 Described = dict[frozenset[tuple[str, str]], list[Any]]
 
 
-def plan_create(image: MetadataImage, cluster: Cluster, request: Any) -> tuple[list[Any], Any]:
+def plan_create(image: MetadataImage, cluster: Cluster, request: Any) -> Plan:
     """(records, CreateTopicsResponse). With validate_only there are no records."""
     response = messages.CreateTopicsResponse()
     twice = named_twice(topic.name for topic in request.topics)
@@ -72,6 +74,7 @@ def plan_create(image: MetadataImage, cluster: Cluster, request: Any) -> tuple[l
     if any("." in topic.name or "_" in topic.name for topic in request.topics):
         taken = {_folded(name): name for name in image.topics if "." in name or "_" in name}
     for topic in request.topics:
+        yield
         if topic.name in twice:
             continue
         result = messages.CreateTopicsResponse.Topics(name=topic.name, error_message=None)
@@ -397,7 +400,7 @@ _INTERNAL: Final[dict[str, Callable[[Any], tuple[int, int, dict[str, str]]]]] = 
 # -- deleting, growing -------------------------------------------------------------------------------------
 
 
-def plan_delete(image: MetadataImage, config: Any, version: int, request: Any) -> tuple[list[Any], Any]:
+def plan_delete(image: MetadataImage, config: Any, version: int, request: Any) -> Plan:
     """(records, DeleteTopicsResponse). Topics are named, or from v6 on named or given by id."""
     cls = messages.DeleteTopicsResponse.Responses
     response = messages.DeleteTopicsResponse()
@@ -413,6 +416,7 @@ def plan_delete(image: MetadataImage, config: Any, version: int, request: Any) -
         code = errors.TOPIC_DELETION_DISABLED if version >= 3 else errors.INVALID_REQUEST
         for name, topic_id in named:
             refuse(name, topic_id, code, "Topic deletion is disabled.")
+            yield
         return [], response
 
     double_names = named_twice(name for name, _ in named if name is not None)
@@ -420,9 +424,12 @@ def plan_delete(image: MetadataImage, config: Any, version: int, request: Any) -
     chosen: dict[bytes, Any] = {}
     for name in sorted(double_names):
         refuse(name, bytes(16), errors.INVALID_REQUEST, "Duplicate topic name.")
+        yield
     for topic_id in sorted(double_ids):
         refuse(None, topic_id, errors.INVALID_REQUEST, "Duplicate topic id.")
+        yield
     for name, topic_id in sorted(named, key=lambda pair: pair[0] is not None):  # ids first, as Kafka does
+        yield
         if name in double_names or (name is None and topic_id in double_ids):
             continue
         if name is not None and any(topic_id):
@@ -451,11 +458,15 @@ def plan_delete(image: MetadataImage, config: Any, version: int, request: Any) -
                 )
             else:
                 chosen[topic.topic_id] = topic
-    answers.extend(cls(name=topic.name, topic_id=topic_id) for topic_id, topic in chosen.items())
-    return [messages.RemoveTopicRecord(topic_id=topic_id) for topic_id in chosen], response
+    records = []
+    for topic_id, topic in chosen.items():
+        answers.append(cls(name=topic.name, topic_id=topic_id))
+        records.append(messages.RemoveTopicRecord(topic_id=topic_id))
+        yield
+    return records, response
 
 
-def plan_grow(image: MetadataImage, cluster: Cluster, request: Any) -> tuple[list[Any], Any]:
+def plan_grow(image: MetadataImage, cluster: Cluster, request: Any) -> Plan:
     """(records, CreatePartitionsResponse)."""
     cls = messages.CreatePartitionsResponse.Results
     response = messages.CreatePartitionsResponse()
@@ -466,6 +477,7 @@ def plan_grow(image: MetadataImage, cluster: Cluster, request: Any) -> tuple[lis
             cls(name=name, error_code=errors.INVALID_REQUEST, error_message="Duplicate topic name.")
         )
     for asked in request.topics:
+        yield
         if asked.name in twice:
             continue
         result = cls(name=asked.name)

@@ -59,6 +59,11 @@ class MetadataFiles:
             raise FileNotFoundError(self._path(snapshot))
         return content
 
+    def read_beginning(self, snapshot: SnapshotId) -> bytes:
+        """More than the header takes."""
+        with open(self._path(snapshot), "rb") as file:
+            return file.read(1 << 16)
+
     def write_snapshot(self, snapshot: SnapshotId, pieces: Iterable[bytes | bytearray]) -> int:
         """Its size in bytes. Nothing is left behind where it fails."""
         return _write(self._path(snapshot), pieces, temporary=".part")

@@ -9,7 +9,7 @@ epoch) raises ReplayError. The log was written by a controller that looked at th
 means that log and snapshot do not belong together, and going on would make it worse.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from kafkad.metadata.features import METADATA_VERSION
@@ -278,6 +278,7 @@ class Replay:
             last_known_elr=self._or(record.last_known_elr, old.last_known_elr),
         )
 
+        topic = self._topic_to_change(record.topic_id)
     def _or(self, value: list[Any] | None, old: tuple[Any, ...]) -> Any:
         return old if value is None else self._share(value)
 
@@ -288,7 +289,7 @@ class Replay:
         ):  # also when there are none (before KIP-858)
             return self._share(DIRECTORY_MIGRATING for _ in replicas)
         if len(known) != len(replicas):
-            raise ReplayError(
+            trouble = ReplayError(
                 f"a metadata record names {len(known)} directories for {len(replicas)} replicas"
             )
         return known
@@ -440,25 +441,7 @@ class Loader:
     def feed(self, records: Iterable[Any], *, last_offset: int, epoch: int, timestamp_ms: int) -> None:
         """One batch, whose last record has `last_offset`. Raises ReplayError."""
         for record in records:
-            kind = type(record)
-            if kind is messages.BeginTransactionRecord:
-                if self._waiting is not None:
-                    raise ReplayError("a metadata transaction begins inside another")
-                self._waiting = []
-            elif kind is messages.EndTransactionRecord:
-                if self._waiting is None:
-                    raise ReplayError("a metadata transaction ends that never began")
-                waiting, self._waiting = self._waiting, None
-                for waited in waiting:
-                    self._take(waited)
-            elif kind is messages.AbortTransactionRecord:
-                if self._waiting is None:
-                    raise ReplayError("a metadata transaction is aborted that never began")
-                self._waiting = None
-            elif self._waiting is not None:
-                self._waiting.append(record)
-            else:
-                self._take(record)
+            self._feed_one(record)
         self.skip(last_offset=last_offset, epoch=epoch, timestamp_ms=timestamp_ms)
 
     def skip(self, *, last_offset: int, epoch: int, timestamp_ms: int) -> None:

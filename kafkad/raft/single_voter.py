@@ -2,23 +2,31 @@
 
     open      newest whole snapshot, then the log above it, give the image
     lead      a new epoch: quorum-state first, then LeaderChange as the epoch's first record, fsynced
-    append    records → one batch → fsync → image; what it has returned from is committed: we are the majority
+    append    records → one batch → `head`: the image that the next records follow
+    commit    a flush in another thread, which all appends share that came before it; then `image` follows
+    `head`,
+              batch by batch: we are the majority
     snapshot  after enough new bytes, or an hour; the log below the oldest snapshot kept may then go
 
 The log, the files beside it and the clock are arguments; nothing here does I/O of its own, so a cluster can
 run in one process from one seed.
 
-Rule: records are replayed before they are written. One that cannot follow the image never reaches the log.
-Rule: after a failed flush nothing is appended any more: what is on disk is then unknown until the next start.
+Rule: records are replayed before they are written. One that cannot follow `head` never reaches the log.
+Rule: an append that fails leaves the log as it was. One that succeeded is committed later: a flush that lacks
+a descriptor or room is tried again until it works (log.flusher), and appends wait for it.
+Rule: an fsync that fails is never tried again, since the kernel may have dropped the pages. The directory is
+offline then, nothing is appended any more, and only the next start can tell which of the last appends are on
+the disk.
 
 Beware: `write_snapshot` may run in another thread; it reads an image, which never changes, and writes one
 file.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from kafkad.metadata import features
 from kafkad.metadata.image import MetadataImage
@@ -41,7 +49,7 @@ from kafkad.raft.election_state import ElectionState
 from kafkad.raft.snapshots import (
     BATCH_SIZE_MAX,
     build_snapshot,
-    data_batch,
+    data_batch_steps,
     group_records,
     read_snapshot,
     read_timestamp,
@@ -87,9 +95,11 @@ class Files(Protocol):
     def read_quorum_state(self) -> bytes | None: ...
     def write_quorum_state(self, content: bytes) -> None: ...
     def snapshots(self) -> list[SnapshotId]: ...
+    recovery_point: int  # all below is on the disk
     def read_snapshot(self, snapshot: SnapshotId) -> bytes: ...
     def write_snapshot(self, snapshot: SnapshotId, pieces: Iterable[bytes | bytearray]) -> int: ...
     def delete_snapshot(self, snapshot: SnapshotId) -> None: ...
+    def await_flushed(self, offset: int, callback: Callable[[BaseException | None], None]) -> None: ...
     def set_aside(self, snapshot: SnapshotId) -> str: ...
     def size(self, snapshot: SnapshotId) -> int: ...
     def delete_leftovers(self) -> None: ...
@@ -107,6 +117,7 @@ class SnapshotPolicy:
     @staticmethod
     def of(config: Any) -> "SnapshotPolicy":
         return SnapshotPolicy(
+    def read_beginning(self, snapshot: SnapshotId) -> bytes: ...
             config.metadata_log_max_record_bytes_between_snapshots,
             config.metadata_log_max_snapshot_interval_ms,
             config.metadata_max_retention_bytes,
@@ -115,7 +126,8 @@ class SnapshotPolicy:
 
 
 class SingleVoter:
-    """The one voter of a quorum. `image` is what is committed; it is replaced, never changed."""
+    """The one voter of a quorum. `image` is what is committed, `head` what is appended; both are replaced,
+    never changed. `on_commit` is called with each batch that is committed, in order, when `image` has it."""
 
     def __init__(
         self,
@@ -132,12 +144,19 @@ class SingleVoter:
         min_insync_replicas: int = 1,
     ) -> None:
         """`static_voters`: the ids of controller.quorum.voters. `endpoints`: our controller listeners, as
-        told to others."""
+        advertised. `call_soon` runs commits on the loop; without it they run where the log says that it is
+        flushed."""
         self.node_id = node_id
         self.directory_id = directory_id
         self.epoch = 0
         self.is_leader = False
-        self.image = MetadataImage(cluster_id, node_id)
+        self.image = self.head = MetadataImage(cluster_id, node_id)
+        self.on_commit: Callable[[Appended], None] | None = None
+        self._pending: deque[Appended] = deque()  # oldest first
+        self._pending_bytes = 0
+        self._flushing = False
+        self._waiting: list[tuple[int, Committed]] = []  # for an offset to be committed
+        self._call_soon = call_soon or (lambda function: function())
         self._log = log
         self._files = files
         self._clock = clock
@@ -149,9 +168,10 @@ class SingleVoter:
         self._decoder = Decoder()
         self._kraft_version = 0
         self._voters: tuple[Voter, ...] = ()
+        call_soon: Callable[[Callable[[], Any]], Any] | None = None,
         self._voters_offset = -1  # -1: no voters in the log itself
         self._broken = ""  # why nothing can be appended any more
-        self._last_snapshot: SnapshotId | None = None
+        self.last_snapshot: SnapshotId | None = None
         self._new_bytes = 0  # of the log, since the last snapshot
         self._snapshot_ms = 0  # monotonic: when the last snapshot was made, or we started
 
@@ -186,7 +206,7 @@ class SingleVoter:
                 snapshot[0],
             )
             self._log.truncate_fully_and_start_at(snapshot[0])
-        self._last_snapshot = snapshot
+        self.last_snapshot = snapshot
         last_epoch = self._replay_log(snapshot[0] if snapshot is not None else 0)
         self.image, _ = self._loader.finish()
         self._decoder = Decoder()  # what the old one remembers is not needed any more
@@ -325,7 +345,7 @@ class SingleVoter:
         base_offset = self._log.end_offset
         batch = control_batch(control, base_offset=base_offset, epoch=self.epoch, now_ms=now_ms)
         self.is_leader = True
-        self._write(batch, len(control), now_ms, base_offset)
+        self._write(batch, len(control), now_ms)
         self._loader.skip(last_offset=base_offset + len(control) - 1, epoch=self.epoch, timestamp_ms=now_ms)
         records: list[Any] = []
         if self._loader.in_transaction:
@@ -336,7 +356,9 @@ class SingleVoter:
         if records:
             self.append(records)
         else:
-            self._commit()
+            self._log.flush()
+            self.head, _ = self._loader.finish()
+            self.image = self.head
 
     def _voters_update(self) -> list[Any]:
         """With kraft.version 1: the voter set, where it does not stand in the log yet or says where we once
@@ -366,76 +388,156 @@ class SingleVoter:
 
     @property
     def next_offset(self) -> int:
+            self.settle()
         """The offset that the next record will have."""
         return self._log.end_offset
 
-    def append(self, records: Sequence[Any], *, atomic: bool = True) -> Delta:
-        """Commit these records: they are on disk and in `image` when this returns what they changed.
+    def append(self, records: Sequence[Any], *, atomic: bool = True) -> None:
+        """`append_steps`, all of them now."""
+        for _ in self.append_steps(records, atomic=atomic):
+            pass
+
+    def append_steps(self, records: Sequence[Any], *, atomic: bool = True) -> Generator[None, None, None]:
+        """Append these records, in steps: `head` has them afterwards, and `image` once they are flushed.
 
         Atomic: all in one batch. Else in as many as it takes, each of which may be the last to survive.
-        Raises KafkaError(KAFKA_STORAGE_ERROR), after which nothing can be appended; ReplayError (nothing was
-        written).
+        Nobody else may append before the last step. Raises KafkaError(KAFKA_STORAGE_ERROR), ReplayError; then
+        no further batch was appended.
         """
         assert self.is_leader
+        level = self.head.metadata_version or _level_in(records)
+        values: list[bytes] = []
+        for first in range(0, len(records), STEP):
+            values += [encode_record(record, level) for record in records[first : first + STEP]]
+            yield
+        groups = list(group_records(values))
+        if atomic and len(groups) > 1:
+            raise KafkaError(errors.POLICY_VIOLATION, f"{len(records)} metadata records do not fit one batch")
+        now_ms = self._clock.now_ms()
+        base_offset = self._log.end_offset
+        try:
+            yield from self._loader.feed_steps(
+                records,
+                STEP,
+                last_offset=base_offset + len(values) - 1,
+                epoch=self.epoch,
+                timestamp_ms=now_ms,
+            )
+            batch = yield from data_batch_steps(
+                values, STEP, base_offset=base_offset, epoch=self.epoch, now_ms=now_ms
+            )
+            assert len(batch) <= BATCH_SIZE_MAX + 61  # a batch's header
+            self._write(batch, len(values), now_ms)
+        except BaseException:
+            self._loader.forget()
+            raise
+        previous = self.head.offset
+        self.head, delta = self._loader.finish()
+        assert self.head.offset == self._log.end_offset - 1
+        self._pending.append(Appended(records, values, previous, self.head, delta, len(batch)))
+        self._pending_bytes += len(batch)
+        self._request_flush()
+
+    def _check_writable(self) -> None:
         if self._broken:
             raise KafkaError(
                 errors.KAFKA_STORAGE_ERROR,
                 f"the metadata log could not be flushed ({self._broken}): nothing can be changed until the"
                 " broker is restarted",
             )
-        level = self.image.metadata_version or _level_in(records)
-        groups = list(group_records(encode_record(record, level) for record in records))
-        if atomic and len(groups) > 1:
-            raise KafkaError(errors.POLICY_VIOLATION, f"{len(records)} metadata records do not fit one batch")
-        now_ms = self._clock.now_ms()
-        last_offset = self._log.end_offset + len(records) - 1
-        try:
-            self._loader.feed(records, last_offset=last_offset, epoch=self.epoch, timestamp_ms=now_ms)
-        except ReplayError:
-            self._loader.forget()
-            raise
-        begin = self._log.end_offset
-        for group in groups:
-            batch = data_batch(group, base_offset=self._log.end_offset, epoch=self.epoch, now_ms=now_ms)
-            assert len(batch) <= BATCH_SIZE_MAX + 61  # a batch's header
-            self._write(batch, len(group), now_ms, begin)
-        return self._commit()
+        if self._pending_bytes > UNFLUSHED_BYTES_MAX:
+            raise KafkaError(
+                errors.KAFKA_STORAGE_ERROR,
+                f"{self._pending_bytes} bytes of metadata changes wait for the disk: try again later",
+            )
 
-    def _write(self, batch: bytearray, record_count: int, now_ms: int, begin: int) -> None:
-        """One batch into the log, not flushed yet; `begin`: where the log ended before this commit."""
+    def _write(self, batch: bytearray, record_count: int, now_ms: int) -> None:
+        """One batch into the log, not flushed yet. Where that fails the log is as it was: a full disk, say,
+        on which there may be room again."""
         expected = self._log.end_offset
         try:
             base_offset = self._log.append(batch, now_ms, origin="raft", epoch=self.epoch)
         except (OSError, KafkaError) as trouble:
-            if self._log.end_offset != begin:
-                self._fail(trouble)
-            # A full disk: the log is as it was, and there may be room again.
-            self._loader.forget()
+            assert self._log.end_offset == expected
             raise _not_written(trouble) from trouble
         assert base_offset == expected
         assert self._log.end_offset == expected + record_count
         self._new_bytes += len(batch)
 
-    def _commit(self) -> Delta:
-        try:
-            self._log.flush()
-        except (OSError, KafkaError) as trouble:
-            self._fail(trouble)
-        self.image, delta = self._loader.finish()
-        assert self.image.offset == self._log.end_offset - 1
-        return delta
+    # -- committing ----------------------------------------------------------------------------------------
 
-    def _fail(self, trouble: Exception) -> NoReturn:
+    def await_committed(self, offset: int, callback: Committed) -> None:
+        """`callback(None)` when `image` has reached `offset`, or with the KafkaError that prevents it."""
+        if self.image.offset >= offset:
+            callback(None)
+        elif self._broken:
+            callback(_unknown(self._broken))
+        else:
+            self._waiting.append((offset, callback))
+
+    def settle(self) -> None:
+        """Flush and commit all that is appended, here and now: for start and stop. Raises KafkaError,
+        OSError; after a shortage it may be called again."""
+        if self._pending and not self._broken:
+        first = 0
+        for group in groups:
+            yield from self._append_batch(records[first : first + len(group)], group)
+            first += len(group)
+
+    def _append_batch(self, records: Sequence[Any], values: list[bytes]) -> Iterator[None]:
+        """One batch into the log, replayed, and not flushed yet."""
+        self._check_writable()
+            self._log.flush()
+            self._commit(self._log.end_offset)
+
+    def _request_flush(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._log.await_flushed(
+                self._log.end_offset, lambda trouble: self._call_soon(lambda: self._flushed(trouble))
+            )
+
+    def _flushed(self, trouble: BaseException | None) -> None:
+        self._flushing = False
+        if trouble is not None:
+            self._fail(trouble)
+            return
+        self._commit(self._log.recovery_point)
+        if self._pending:
+            self._request_flush()
+
+    def _commit(self, end_offset: int) -> None:
+        """What was appended below `end_offset` is on the disk."""
+        while self._pending and self._pending[0].image.offset < end_offset:
+            appended = self._pending.popleft()
+            self._pending_bytes -= appended.size
+            self.image = appended.image
+            if self.on_commit is not None:
+                self.on_commit(appended)
+        self._answer(None)
+
+    def _answer(self, trouble: KafkaError | None) -> None:
+        """Tell those whose offset is committed, or all with `trouble`."""
+        ready = [each for each in self._waiting if trouble is not None or each[0] <= self.image.offset]
+        self._waiting = [each for each in self._waiting if trouble is None and each[0] > self.image.offset]
+        for _, callback in ready:
+            callback(trouble)
+
+    def _fail(self, trouble: BaseException) -> None:
+        if not self._pending:
+            return  # the log was closed
         self._broken = str(trouble) or type(trouble).__name__
-        logger.error("the metadata log in %s could not be written: %s", self._log.directory, trouble)
-        raise _not_written(trouble) from trouble
+        logger.error("the metadata log in %s could not be flushed: %s", self._log.directory, self._broken)
+        self._pending.clear()  # `head` stays: whatever was planned on it is not committed
+        self._pending_bytes = 0
+        self._answer(_unknown(self._broken))
 
     # -- snapshots -----------------------------------------------------------------------------------------
 
     def snapshot_due(self) -> MetadataImage | None:
         """The image to make a snapshot of now, or None: ask after appends and from time to time."""
         image = self.image
-        newer = self._last_snapshot is None or image.offset + 1 > self._last_snapshot[0]
+        newer = self.last_snapshot is None or image.offset + 1 > self.last_snapshot[0]
         if self._broken or not newer or self._loader.in_transaction or image.offset < 0:
             return None
         waited_ms = self._clock.monotonic_ms() - self._snapshot_ms
@@ -468,7 +570,7 @@ class SingleVoter:
 
     def end_snapshot(self, snapshot: SnapshotId) -> None:
         """It is there. Delete what it makes superfluous. Raises OSError or KafkaError."""
-        self._last_snapshot = snapshot
+        self.last_snapshot = snapshot
         self.clean()
 
     def clean(self) -> int:
@@ -495,32 +597,20 @@ class SingleVoter:
         if policy.retention_ms < 0:
             return False
         try:
-            timestamp_ms = read_timestamp(self._files.read_snapshot(snapshots[0]))
+            timestamp_ms = read_timestamp(self._files.read_beginning(snapshots[0]))
         except Malformed:
             return False
         return self._clock.now_ms() - timestamp_ms > policy.retention_ms
 
-    def maybe_snapshot(self) -> bool:
-        """All of the above in one go, here and now; was one made?"""
-        image = self.snapshot_due()
-        if image is None:
-            return False
-        snapshot = self.begin_snapshot(image)
-        try:
-            size = self.write_snapshot(image)
-            self.end_snapshot(snapshot)
-        except (OSError, KafkaError) as trouble:
-            logger.error("no metadata snapshot could be made at offset %d: %s", snapshot[0], trouble)
-            return False
-        logger.info("metadata snapshot at offset %d, epoch %d: %d bytes", *snapshot, size)
-        return True
-
     def close(self) -> None:
-        """Flush and close the log. The image stays readable."""
+        """Flush, commit and close the log. The image stays readable."""
         self.is_leader = False
-        if not self._broken:
-            self._log.flush()
-        self._log.close()
+        try:
+            self.settle()
+            if not self._broken:
+                self._log.flush()
+        finally:
+            self._log.close()
 
 
 def _not_written(trouble: Exception) -> KafkaError:
@@ -534,3 +624,11 @@ def _level_in(records: Sequence[Any]) -> int:
         if type(record) is messages.FeatureLevelRecord and record.name == features.METADATA_VERSION:
             return int(record.feature_level)
     raise ReplayError("the first metadata records do not say metadata.version")
+def _unknown(trouble: str) -> KafkaError:
+    return KafkaError(
+        errors.KAFKA_STORAGE_ERROR,
+        f"the metadata log could not be flushed ({trouble}): the change may or may not be there after the"
+        " broker's next start",
+    )
+
+

@@ -12,7 +12,7 @@ A snapshot is used whole or not at all: a missing footer, a wrong CRC or a recor
 corrupt.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from kafkad.metadata.records import decode_record
@@ -103,11 +103,24 @@ def read_timestamp(content: bytes) -> int:
 
 
 def data_batch(values: list[bytes], *, base_offset: int, epoch: int, now_ms: int) -> bytearray:
-    return build_batch(
-        [Record(key=None, value=value, timestamp=now_ms) for value in values],
-        base_offset=base_offset,
-        leader_epoch=epoch,
-    )
+    steps = data_batch_steps(values, len(values), base_offset=base_offset, epoch=epoch, now_ms=now_ms)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            batch: bytearray = end.value
+            return batch
+
+
+def data_batch_steps(
+    values: list[bytes], step: int, *, base_offset: int, epoch: int, now_ms: int
+) -> Generator[None, None, bytearray]:
+    """`data_batch`, so many records a step."""
+    records: list[Record] = []
+    for first in range(0, len(values), step):
+        records += [Record(key=None, value=value, timestamp=now_ms) for value in values[first : first + step]]
+        yield
+    return build_batch(records, base_offset=base_offset, leader_epoch=epoch)
 
 
 def group_records(values: Iterable[bytes], *, count_max: int = 1 << 30) -> Iterator[list[bytes]]:

@@ -14,7 +14,7 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from kafkad.server.turns import Steps, Turns
@@ -114,49 +114,3 @@ def _run_to_end(steps: Steps) -> Any:
 def _close_unless_awaited(result: Any) -> None:
     if inspect.iscoroutine(result):
         result.close()
-
-
-class AnsweringController:
-    """What the handlers see as the controller: its answers wait until the change is applied here. The answer
-    itself where that is so already, else an awaitable of it."""
-
-    def __init__(self, controller: Any, changes: Changes | None = None) -> None:
-        self._controller = controller
-        self._changes = changes
-
-    def create_topics(self, request: Any, context: Any = None) -> Any:
-        return self._settled(self._controller.create_topics, request, context)
-
-    def delete_topics(self, request: Any, context: Any = None) -> Any:
-        return self._settled(self._controller.delete_topics, request, context)
-
-    def create_partitions(self, request: Any, context: Any = None) -> Any:
-        return self._settled(self._controller.create_partitions, request, context)
-
-    def auto_create(self, names: Iterable[str]) -> Any:
-        return self._settled(self._controller.auto_create, names)
-
-    def incremental_alter_configs(self, changes: Any, validate_only: bool = False) -> Any:
-        return self._settled(self._controller.incremental_alter_configs, changes, validate_only)
-
-    def alter_configs(self, wanted: Any, validate_only: bool = False) -> Any:
-        return self._settled(self._controller.alter_configs, wanted, validate_only)
-
-    def allocate_producer_ids(self) -> tuple[int, int]:
-        """Nobody else has to know."""
-        block: tuple[int, int] = self._controller.allocate_producer_ids()
-        return block
-
-    def _settled(self, change: Callable[..., Any], *arguments: Any) -> Any:
-        assert self._changes is not None
-        before = self._controller.image.offset
-        answer = change(*arguments)
-        offset = self._controller.image.offset
-        if offset == before or offset <= self._changes.applied:
-            return answer
-        return self._later(answer, offset)
-
-    async def _later(self, answer: Any, offset: int) -> Any:
-        assert self._changes is not None
-        await self._changes.wait(offset)
-        return answer

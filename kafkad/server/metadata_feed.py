@@ -19,23 +19,25 @@ offset, and one that is missing shows as a gap.
 Beware: an announcement may come before the change that it belongs to; replication.Partitions keeps it."""
 
 import asyncio
+import inspect
 import json
 import logging
 import os
 import select
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.records import decode_record, encode_record
-from kafkad.metadata.replay import Delta
+from kafkad.metadata.replay import Delta, Replay
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
 from kafkad.replication.partitions import NO_ROW
-from kafkad.server.changes import AnsweringController
+from kafkad.server.controller_queue import AnsweringController, Serial
 from kafkad.server.peers import PeerLost, Peers, PeerTrouble
+from kafkad.server.turns import Steps, Turns
 
 logger = logging.getLogger("kafkad")
 
@@ -47,6 +49,8 @@ SETTLE_S = 5.0  # how long a change waits for the other workers
 CREATE_TIMEOUT_S = 15.0
 KEPT_BYTES = 4 << 20  # of changes, for those who connect again
 ANNOUNCED_AT_ONCE = 2000  # partitions in one message
+
+RECORDS_A_STEP = 50  # that are decoded or applied before others may run
 
 FROM_NOTHING = -2  # the whole image; an empty one has offset -1
 # previous offset, offset, epoch, timestamp, kraft version, count of records, bytes of packed topics
@@ -95,35 +99,48 @@ class Change(NamedTuple):
     topics: bytes | memoryview  # packed, of a whole image
 
 
-def encode_change(previous: int, image: MetadataImage, records: Iterable[Any], topics: bytes = b"") -> bytes:
-    """`records` led from the image at `previous` to this one."""
-    level = image.metadata_version
-    encoded = [encode_record(record, level) for record in records]
+def encode_change(previous: int, image: MetadataImage, values: Sequence[bytes], topics: bytes = b"") -> bytes:
+    """`values`, which are encoded records, led from the image at `previous` to this one."""
     header = CHANGE_HEADER.pack(
         previous,
         image.offset,
         image.epoch,
         image.timestamp_ms,
         image.kraft_version,
-        len(encoded),
+        len(values),
         len(topics),
     )
-    return b"".join([header, *(SIZE.pack(len(each)) + each for each in encoded), topics])
+    return b"".join([header, *(SIZE.pack(len(each)) + each for each in values), topics])
 
 
 def encode_image(image: MetadataImage) -> bytes:
-    return encode_change(FROM_NOTHING, image, image.records(topics=False), image.pack_topics())
+    level = image.metadata_version
+    values = [encode_record(record, level) for record in image.records(topics=False)]
+    return encode_change(FROM_NOTHING, image, values, image.pack_topics())
 
 
 def decode_change(content: bytes | memoryview) -> Change:
+    steps = decode_steps(content)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            change: Change = end.value
+            return change
+
+
+def decode_steps(content: bytes | memoryview) -> Generator[None, None, Change]:
+    """`decode_change`, a few records a step."""
     header = CHANGE_HEADER.unpack_from(content)
     previous, offset, epoch, timestamp_ms, kraft_version, count, topics_size = header
     view, position, records = memoryview(content), CHANGE_HEADER.size, []
-    for _ in range(count):
+    for number in range(count):
         (size,) = SIZE.unpack_from(view, position)
         position += SIZE.size
         records.append(decode_record(view[position : position + size]))
         position += size
+        if number % RECORDS_A_STEP == 0:
+            yield
     assert position + topics_size == len(view)
     return Change(previous, offset, epoch, timestamp_ms, kraft_version, records, view[position:])
 
@@ -141,6 +158,16 @@ def apply_change(change: Change, image: MetadataImage) -> tuple[MetadataImage, D
     return image.apply(
         change.records, offset=change.offset, epoch=change.epoch, timestamp_ms=change.timestamp_ms
     )
+
+
+def apply_steps(change: Change, image: MetadataImage) -> Generator[None, None, tuple[MetadataImage, Delta]]:
+    """`apply_change`, a few records a step."""
+    replay = Replay(image)
+    for number, record in enumerate(change.records):
+        replay.apply(record)
+        if number % RECORDS_A_STEP == 0:
+            yield
+    return replay.finish(change.offset, change.epoch, change.timestamp_ms)
 
 
 def difference(old: MetadataImage, new: MetadataImage) -> Delta:
@@ -180,14 +207,16 @@ class Feed:
         loop: asyncio.AbstractEventLoop,
         on_change: Callable[[Delta, MetadataImage], None],
         applied: Callable[[], int] | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """`applied`: the offset up to which `on_change` has done its work; None: it is done when it returns.
-        Call `tell_applied` when that offset has moved."""
+        Call `tell_applied` when that offset has moved. `turns` run what is long."""
         self.peers = peers
         self.metadata = metadata
         self.partitions = partitions
         self._loop = loop
         self._on_change = on_change
+        self._changes = Serial(turns or Turns(loop), loop)  # changes from worker 0, in their order
         self._applied_here = applied if applied is not None else lambda: self.offset
         self._applied: dict[int, int] = {}  # by each worker that is up, as it has told us
         self._completed: dict[int, int] = {}  # worker 0: as told by each that is up
@@ -199,6 +228,7 @@ class Feed:
         self._following = False
         self._followed = asyncio.Event()  # we have had what worker 0 had when we asked
         self._closed = False
+        self.on_fatal: Callable[[BaseException], None] = _raise
         handlers = {
             FOLLOW: self._follow_from,
             IMAGE: lambda _, __: encode_image(self.metadata.image),
@@ -232,10 +262,10 @@ class Feed:
 
     # -- worker 0 ------------------------------------------------------------------------------------------
 
-    def committed(self, records: Sequence[Any], previous: int, image: MetadataImage) -> None:
-        """By worker 0, once the change is on disk and applied here."""
+    def committed(self, values: Sequence[bytes], previous: int, image: MetadataImage) -> None:
+        """By worker 0, once the change is on disk and applied here. `values` are its encoded records."""
         assert self.leads
-        change = encode_change(previous, image, records)
+        change = encode_change(previous, image, values)
         self._kept.append((previous, change))
         self._kept_bytes += len(change)
         while self._kept_bytes > KEPT_BYTES:
@@ -280,14 +310,31 @@ class Feed:
             position += SIZE.size
             self._take(content[position : position + size])
             position += size
+        self._run(self._has_followed())
+
+    def _has_followed(self) -> Steps:
         self._followed.set()
         self.tell_applied()
+        return
+        yield
 
     def _take(self, content: bytes | memoryview) -> None:
-        """A change from worker 0."""
+        """A change from worker 0, after those before it."""
         assert not self.leads
+        self._run(self._take_steps(content))
+
+    def _run(self, steps: Steps) -> None:
+        result = self._changes.run(steps)
+        if inspect.isawaitable(result):
+            asyncio.ensure_future(result).add_done_callback(self._taken)
+
+    def _taken(self, task: "asyncio.Future[Any]") -> None:
+        if not task.cancelled() and (trouble := task.exception()) is not None:
+            self.on_fatal(trouble)
+
+    def _take_steps(self, content: bytes | memoryview) -> Steps:
+        change = yield from decode_steps(content)
         old: MetadataImage = self.metadata.image
-        change = decode_change(content)
         if change.previous == FROM_NOTHING:
             image = image_of(change, MetadataImage(old.cluster_id, old.controller_id))
             delta = difference(old, image)
@@ -297,7 +344,7 @@ class Feed:
             self._ask_to_follow()
             return
         else:
-            image, delta = apply_change(change, old)
+            image, delta = yield from apply_steps(change, old)
         self._on_change(delta, image)
         assert self.metadata.image is image
         self.tell_applied()
@@ -367,6 +414,11 @@ class Feed:
 
     # -- completeness --------------------------------------------------------------------------------------
 
+    def is_complete(self, offset: int) -> bool:
+        """Whether `complete` has nothing to wait for."""
+        complete = self._complete_here()
+        return offset <= (min([complete, *self._completed.values()]) if self.leads else complete)
+
     def _complete_here(self) -> int:
         return min([self._applied_here(), *self._applied.values()])
 
@@ -398,8 +450,8 @@ class Feed:
             return False
         return True
 
-    async def settled(self, answer: Any, offset: int) -> Any:
-        """`answer`, once all workers are complete at `offset`, or have had their time."""
+    async def settled(self, offset: int) -> None:
+        """Until all workers are complete at `offset`, or have had their time."""
         while not await self.complete(offset, SETTLE_S):
             if self._applied_here() < offset:
                 continue  # a long change: this worker is still at it
@@ -411,7 +463,6 @@ class Feed:
                 self._completed,
             )
             break
-        return answer
 
     async def join(self, *, timeout_s: float | None) -> None:
         """Until all other workers are up, we have what worker 0 has, and know what the others have opened;
@@ -427,6 +478,10 @@ class Feed:
         await self.complete(self.offset, SETTLE_S)
 
 
+def _raise(trouble: BaseException) -> None:
+    raise trouble
+
+
 def _announcement(log: Any) -> tuple[Any, ...]:
     return log.topic, log.partition, log.topic_id.hex(), log.native.slot.number, log.directory
 
@@ -438,18 +493,17 @@ def _not_opened(topic: str, index: int, topic_id: bytes) -> tuple[Any, ...]:
 class LeadingController(AnsweringController):
     """The controller of worker 0 when it is not alone: a change is answered when all workers know it."""
 
-    def __init__(self, controller: Any, feed: Feed) -> None:
-        super().__init__(controller)
+    def __init__(self, controller: Any, turns: Turns, loop: asyncio.AbstractEventLoop, feed: Feed) -> None:
+        super().__init__(controller, turns, loop)
         self._feed = feed
         feed.peers.handle(CREATE, self._create)
         feed.peers.handle(PLACED, self._placed)
 
-    def _settled(self, change: Callable[..., Any], *arguments: Any) -> Any:
-        """The answer itself where nothing was changed, else an awaitable of it."""
-        before = self._feed.offset
-        answer = change(*arguments)
-        offset = self._feed.offset
-        return answer if offset == before else self._feed.settled(answer, offset)
+    def _is_applied(self, offset: int) -> bool:
+        return self._feed.is_complete(offset)
+
+    async def _applied(self, offset: int) -> None:
+        await self._feed.settled(offset)
 
     async def _create(self, _: int, payload: bytes) -> bytes:
         created = self.auto_create(json.loads(payload))
@@ -458,11 +512,12 @@ class LeadingController(AnsweringController):
         return json.dumps(told).encode()
 
     def _placed(self, _: int, payload: bytes) -> None:
-        placed = {
-            (bytes.fromhex(topic_id), index): bytes.fromhex(directory)
-            for topic_id, index, directory in json.loads(payload)
-        }
-        self._controller.assign_directories(placed)
+        self.assign_directories(
+            {
+                (bytes.fromhex(topic_id), index): bytes.fromhex(directory)
+                for topic_id, index, directory in json.loads(payload)
+            }
+        )
 
 
 class RemoteController:

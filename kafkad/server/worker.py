@@ -41,7 +41,6 @@ from kafkad.config.definition import HIDDEN
 from kafkad.config.dynamic import changed, with_dynamic
 from kafkad.controller.brokers import Registration, plan_directories
 from kafkad.controller.controller import Controller
-from kafkad.controller.producer_ids import ProducerIds
 from kafkad.coordinator.runtime import GroupCoordinator
 from kafkad.log.directory import Directory
 from kafkad.log.log_dirs import DirectoryTrouble, LogDirs
@@ -55,7 +54,8 @@ from kafkad.replication.ownership import owner_of
 from kafkad.replication.partitions import Partitions
 from kafkad.server import host_limits
 from kafkad.server.background import Background
-from kafkad.server.changes import AnsweringController, Changes
+from kafkad.server.changes import Changes
+from kafkad.server.controller_queue import AnsweringController
 from kafkad.server.dispatch import Dispatcher
 from kafkad.server.event_loop import EventLoop
 from kafkad.server.group_loader import GroupLoader
@@ -72,7 +72,9 @@ from kafkad.server.metadata_feed import (
     encode_image,
     image_of,
 )
+from kafkad.server.metadata_snapshots import MetadataSnapshots
 from kafkad.server.peers import PeerLost, Peers
+from kafkad.server.producer_ids import ProducerIds
 from kafkad.server.scheduler import LoopScheduler
 from kafkad.server.turns import Steps, Turns
 
@@ -246,6 +248,7 @@ class Worker:
             log=log,
             files=MetadataFiles(directory),
             clock=self.clock,
+            call_soon=lambda function: self.loop.call_soon(self._commit, function),
         )
         self.raft.open()
         self.raft.lead()
@@ -256,6 +259,14 @@ class Worker:
             logger.warning("%s", kept)
         if self.place is not None:
             self.place.first_image.publish(encode_image(self.raft.image))
+
+    def _commit(self, commit: Callable[[], Any]) -> None:
+        """The metadata log says that it is flushed."""
+        try:
+            commit()
+        except BaseException as trouble:
+            self.fatal(trouble)
+            raise
 
     def _open_logs(self) -> None:
         image = self.metadata.image
@@ -272,7 +283,9 @@ class Worker:
                 self.loop,
                 self._on_change,
                 lambda: self.changes.applied,
+                self.turns,
             )
+            self.feed.on_fatal = self.fatal
             self.changes.on_applied = self.feed.tell_applied
             self._started("metadata feed", self.feed.close)
 
@@ -298,8 +311,17 @@ class Worker:
         self.partitions.apply(self.raft.image)
         self.changes.applied = self.raft.image.offset
         self.controller.subscribe(self._on_change)
+        self._make_answering()
         self._assign_directories()
+        self.controller.settle()
         self._started("registration", self._leave)
+
+    def _make_answering(self) -> None:
+        """What the handlers of worker 0 are given as the controller."""
+        if self.place is None:
+            self.answering = AnsweringController(self.controller, self.turns, self.loop, self.changes)
+        else:
+            self.answering = LeadingController(self.controller, self.turns, self.loop, self.feed)
 
     def _is_registered(self) -> bool:
         """By the worker 0 that was here before us: the broker has lived on in the other workers."""
@@ -322,7 +344,8 @@ class Worker:
             rack=self.config.broker_rack,
             previous_epoch=previous,
         )
-        self.log_dirs.broker_epoch = self.controller.register_broker(registration)
+        registering = self.controller.register_broker(registration)
+        self.log_dirs.broker_epoch = self.controller.at_once(registering)
 
     def _advertised(self) -> dict[str, Endpoint]:
         """What clients are told, by listener; port 0 becomes the one that was bound."""
@@ -354,11 +377,11 @@ class Worker:
                 for log in self.partitions
             }
             if plan_directories(self.metadata.image, self.config.node_id, placed):
-                self.controller.assign_directories(placed)
+                self._controller_of_clients().assign_directories(placed)
 
     def _leave(self) -> None:
         try:
-            self.controller.fence_broker()
+            self.controller.at_once(self.controller.fence_broker())
         except Exception as trouble:
             logger.warning("the broker could not be fenced in the metadata log: %s", trouble)
 
@@ -390,7 +413,7 @@ class Worker:
             partitions=self.partitions,
             log_dirs=self.log_dirs,
             groups=self.groups,
-            producer_ids=ProducerIds(self.controller),
+            producer_ids=ProducerIds(self._controller_of_clients()),
             api_versions=table.TOLD,
             me=self.me,
             peers=self.peers,
@@ -454,11 +477,7 @@ class Worker:
 
     def _controller_of_clients(self) -> Any:
         """What the handlers are given: with several workers a change is answered when all of them know it."""
-        if self.place is None:
-            return AnsweringController(self.controller, self.changes)
-        if self.me != LEADER:
-            return self.controller
-        return LeadingController(self.controller, self.feed)
+        return self.controller if self.me != LEADER else self.answering
 
     def _log_level_set(self, name: str, level: str | None) -> None:
         assert self.place is not None
@@ -504,7 +523,9 @@ class Worker:
             self._expire_producers,
         )
         if self.me == LEADER:
-            background.add("metadata snapshot", lambda: 10_000, self.raft.maybe_snapshot)
+            snapshots = MetadataSnapshots(self.raft, self.scheduler)
+            background.add("metadata snapshot", lambda: 10_000, snapshots.make_if_due)
+            self._started("metadata snapshots", snapshots.close)
         if self.place is not None:
             beat_ms = int(self.place.heartbeats.beat_s * 1000)
             background.add("heartbeat", lambda: beat_ms, self._beat)
@@ -647,15 +668,24 @@ class Worker:
     def hang_up(self) -> None:
         """The first part of a stop: the clients' connections are closed, and nobody is served any more. When
         all workers have come so far none of them is missed."""
-        self.changes.drain(for_good=True)
+        self._finish_changes()
         names = [what for what, _ in self._undo]
         while CONNECTIONS in names:
             self._undo_last()
             names.pop()
 
+    def _finish_changes(self) -> None:
+        """What was asked for is appended, on the disk and applied before anything is stopped."""
+        if hasattr(self, "answering"):
+            try:
+                self.answering.drain()
+            except (OSError, KafkaError) as trouble:
+                logger.error("the last changes of metadata may not be on the disk: %s", trouble)
+        self.changes.drain(for_good=True)
+
     def _unwind(self, *, clean: bool) -> None:
         if clean:
-            self.changes.drain(for_good=True)
+            self._finish_changes()
         self._clean = clean and not self._failed
         while self._undo:
             self._undo_last()

@@ -11,6 +11,7 @@ import random
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -59,9 +60,13 @@ class Started:
         topic = messages.CreateTopicsRequest.Topics(
             name=name, num_partitions=partitions, replication_factor=1
         )
-        answer = self.worker.controller.create_topics(messages.CreateTopicsRequest(topics=[topic]))
+        request = messages.CreateTopicsRequest(topics=[topic])
+        answer = self.loop.run_until_complete(self._create(request))
         assert answer.topics[0].error_code == 0, answer
         self.settle()
+
+    async def _create(self, request: Any) -> Any:
+        return await self.worker.services.controller.create_topics(request)
 
     def fill(self, name: str, partitions: int, rolls: int) -> None:
         for index in range(partitions):

@@ -56,10 +56,10 @@ class World:
         assert set(complaints) <= ignored
 
     def incremental_alter_configs(self, changes: Any, validate_only: bool) -> Any:
-        return self.write(*plan_incremental(self.metadata.image, self.config, changes), validate_only)
+        return self.write(*finish(plan_incremental(self.metadata.image, self.config, changes)), validate_only)
 
     def alter_configs(self, wanted: Any, validate_only: bool) -> Any:
-        return self.write(*plan_absolute(self.metadata.image, self.config, wanted), validate_only)
+        return self.write(*finish(plan_absolute(self.metadata.image, self.config, wanted)), validate_only)
 
     def write(self, records: list[Any], outcome: Any, validate_only: bool) -> Any:
         if not validate_only:

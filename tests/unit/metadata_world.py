@@ -1,6 +1,7 @@
 """A metadata log in memory, and one broker with its controller on it: what the tests of metadata start and
 stop."""
 
+import inspect
 import random
 
 from kafkad.clock import ManualClock
@@ -13,6 +14,7 @@ from kafkad.metadata.uuids import random_uuid
 from kafkad.protocol import messages
 from kafkad.protocol.records import read_batches
 from kafkad.raft.single_voter import SingleVoter
+from kafkad.server.metadata_snapshots import MetadataSnapshots
 
 DIR = b"d" * 16
 LISTENERS = {"PLAINTEXT": Endpoint("127.0.0.1", 9092, 0)}
@@ -29,6 +31,14 @@ class MemoryLog:
         self.empty_at = 0  # where it goes on when it has no batch
         self.leader_epoch = 0
         self.failing = None
+        self.holding = False  # flushes that were asked for do not end
+        self.awaited = []
+
+    @property
+    def recovery_point(self):
+        for batch in read_batches(self.stored[self.synced - 1] if self.synced else b""):
+            return batch.last_offset + 1
+        return self.empty_at
 
     @property
     def end_offset(self):
@@ -55,6 +65,23 @@ class MemoryLog:
         if self.failing == "flush":
             raise OSError(5, "Input/output error")
         self.synced = len(self.stored)
+
+    def await_flushed(self, offset, callback):
+        self.awaited.append(callback)
+        if not self.holding:
+            self.release()
+
+    def release(self):
+        """Flush, for all that wait."""
+        self.holding = False
+        awaited, self.awaited = self.awaited, []
+        trouble = None
+        try:
+            self.flush()
+        except OSError as e:
+            trouble = e
+        for callback in awaited:
+            callback(trouble)
 
     def batches(self, start, end):
         for raw in list(self.stored):
@@ -91,6 +118,50 @@ class MemoryLog:
         return again
 
 
+class Now:
+    """A scheduler whose threads have done their work when it is given to them."""
+
+    def run_in_thread(self, fn, callback, lane="work"):
+        trouble = None
+        try:
+            fn()
+        except Exception as e:
+            trouble = e
+        callback(trouble)
+
+
+def maybe_snapshot(voter):
+    """Make a snapshot if one is due; was one made?"""
+    before = voter.last_snapshot
+    MetadataSnapshots(voter, Now()).make_if_due()
+    return voter.last_snapshot != before
+
+
+class AtOnce:
+    """A Controller whose requests are done when the call returns. Where the log fails they raise."""
+
+    def __init__(self, controller):
+        object.__setattr__(self, "in_turns", controller)
+
+    def __setattr__(self, name, value):
+        setattr(self.in_turns, name, value)
+
+    def __getattr__(self, name):
+        value = getattr(self.in_turns, name)
+        if not inspect.isgeneratorfunction(value):
+            return value
+
+        def at_once(*arguments, **options):
+            answer = self.in_turns.at_once(value(*arguments, **options))
+            troubles = []
+            self.in_turns.await_committed(self.in_turns.head.offset, troubles.append)
+            if troubles != [None]:
+                raise troubles[0]
+            return answer
+
+        return at_once
+
+
 class Cluster:
     """One broker and its controller on a log in memory, that can be stopped and started again."""
 
@@ -111,7 +182,7 @@ class Cluster:
         )  # fmt: skip
         self.voter.open()
         self.voter.lead()
-        self.controller = Controller(self.voter, self.clock, self.random, self.config)
+        self.controller = AtOnce(Controller(self.voter, self.clock, self.random, self.config))
         self.controller.subscribe(lambda delta, image: self.heard.append((delta, image)))
         self.controller.register_broker(
             Registration(

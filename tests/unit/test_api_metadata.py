@@ -16,10 +16,10 @@ from kafkad.api.metadata_answers import KEPT, MetadataAnswers
 from kafkad.api.producer_ids import init_producer_id
 from kafkad.api.versions import api_versions, unsupported
 from kafkad.controller.brokers import supported_features
-from kafkad.controller.producer_ids import ProducerIds
 from kafkad.metadata import features
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
+from kafkad.server.producer_ids import ProducerIds
 from tests.unit.steps import finish
 
 NONE_ID = bytes(16)

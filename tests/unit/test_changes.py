@@ -1,11 +1,10 @@
 """Changes of metadata: in their order, in turns, and answered when they are applied."""
 
 import asyncio
-import inspect
 
 import pytest
 
-from kafkad.server.changes import AnsweringController, Changes
+from kafkad.server.changes import Changes
 from kafkad.server.turns import Turns
 
 LONG = 1_000  # steps: more than one turn of the World's clock
@@ -105,34 +104,5 @@ def test_a_change_that_cannot_be_applied_ends_the_worker(steps):
             await asyncio.sleep(0)
         assert [str(trouble) for trouble in world.fatal] == ["so"]
         assert world.changes.applied == -1
-
-    asyncio.run(main())
-
-
-class Controller:
-    def __init__(self, world: World, steps: int) -> None:
-        self.world, self.steps = world, steps
-        self.image = type("Image", (), {"offset": 5})()
-        world.changes.applied = 5
-
-    def create_topics(self, request, context):
-        if self.steps:
-            self.image.offset += 1
-            self.world.changes.put(self.image.offset, self.world.work("created", self.steps))
-        return "answer"
-
-
-@pytest.mark.parametrize("steps", [0, 1, LONG])
-def test_an_answer_waits_until_the_change_is_applied(steps):
-    async def main():
-        world = World()
-        controller = AnsweringController(Controller(world, steps), world.changes)
-        answer = controller.create_topics("request")
-        assert inspect.isawaitable(answer) == (steps == LONG)
-        if steps == LONG:
-            assert world.done == []
-            answer = await answer
-        assert answer == "answer"
-        assert world.done == (["created"] if steps else [])
 
     asyncio.run(main())

@@ -6,13 +6,13 @@ import pytest
 from metadata_world import DIR, Cluster, create, new_topic
 
 from kafkad.controller.configs import APPEND, DELETE, SET, SUBTRACT
-from kafkad.controller.producer_ids import ProducerIds
 from kafkad.controller.topics import invalid_name
 from kafkad.metadata.image import BROKER, GROUP, TOPIC
 from kafkad.metadata.placement import UsableBroker, place
 from kafkad.metadata.uuids import random_uuid, uuid_text
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
+from kafkad.server.producer_ids import ProducerIds
 
 
 @pytest.fixture
@@ -130,10 +130,14 @@ def test_validate_only_answers_and_changes_nothing(cluster):
     assert cluster.voter.next_offset == before
 
 
-def test_a_disk_that_fails_is_the_answer_of_each_topic(cluster):
-    cluster.log.failing = "flush"
-    assert create(cluster, new_topic("t"))["t"].error_code == errors.KAFKA_STORAGE_ERROR
-    assert "t" not in cluster.image.topics
+def test_a_full_disk_is_the_answer_of_each_topic_and_changes_nothing(cluster):
+    cluster.log.failing = "append"
+    results = create(cluster, new_topic("t"), new_topic("#"))
+    assert results["t"].error_code == errors.KAFKA_STORAGE_ERROR
+    assert results["#"].error_code == errors.INVALID_TOPIC_EXCEPTION
+    cluster.log.failing = None
+    assert "t" not in cluster.controller.head.topics
+    assert create(cluster, new_topic("t"))["t"].error_code == 0
 
 
 def test_the_offsets_topic_is_made_as_kafka_makes_it_on_one_broker(tmp_path):

@@ -3,6 +3,7 @@ controller on a log in memory at worker 0. Partitions are only noted: who opened
 """
 
 import asyncio
+import inspect
 import json
 import threading
 
@@ -26,6 +27,7 @@ from kafkad.server.metadata_feed import (
     image_of,
 )
 from kafkad.server.peers import Peers, make_sockets
+from kafkad.server.turns import Turns
 from tests.unit.metadata_world import Cluster, create, new_topic
 
 
@@ -118,14 +120,17 @@ class Several:
         leader = self.workers[0]
         cluster.controller.subscribe(leader.on_change)
         cluster.controller.on_commit = leader.feed.committed
-        self.controller = LeadingController(cluster.controller, leader.feed)
+        loop = asyncio.get_running_loop()
+        self.controller = LeadingController(cluster.controller.in_turns, Turns(loop), loop, leader.feed)
 
     async def join(self):
         await asyncio.wait_for(asyncio.gather(*(each.feed.join(timeout_s=5) for each in self.workers)), 10)
 
     async def create(self, name, partitions):
         request = messages.CreateTopicsRequest(topics=[new_topic(name, partitions)])
-        answer = await self.controller.create_topics(request)
+        answer = self.controller.create_topics(request)
+        if inspect.isawaitable(answer):
+            answer = await answer
         assert answer.topics[0].error_code == 0
 
     def close(self):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from log_world import ManualScheduler, topic_config
-from metadata_world import LISTENERS, create, new_topic
+from metadata_world import LISTENERS, AtOnce, create, maybe_snapshot, new_topic
 
 from kafkad.clock import ManualClock
 from kafkad.config.broker import BrokerConfig
@@ -60,7 +60,7 @@ class Node:
     def lead(self, previous_epoch=-1):
         chance = random.Random(1)
         self.voter.lead()
-        self.controller = Controller(self.voter, self.clock, chance, BrokerConfig())
+        self.controller = AtOnce(Controller(self.voter, self.clock, chance, BrokerConfig()))
         registration = Registration(
             1, random_uuid(chance), LISTENERS, (DIRECTORY_ID,), previous_epoch=previous_epoch
         )
@@ -174,7 +174,7 @@ def test_old_segments_and_snapshots_go_after_a_new_snapshot(path):
     policy = SnapshotPolicy(new_bytes_max=1, retention_bytes=10_000)
     node = Node(path, policy, segment_bytes=15_000).lead()
     create(node, new_topic("ours"))
-    assert node.voter.maybe_snapshot()
+    assert maybe_snapshot(node.voter)
     names = node.files()
     assert sum(name.endswith(".checkpoint") for name in names) == 1
     assert LOG not in names

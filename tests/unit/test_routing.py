@@ -22,7 +22,6 @@ from kafkad.api.table import Route
 from kafkad.clock import Clock
 from kafkad.config import loggers
 from kafkad.config.broker import BrokerConfig
-from kafkad.controller.producer_ids import ProducerIds
 from kafkad.coordinator.runtime import GroupCoordinator
 from kafkad.log.log_dirs import LogDirs
 from kafkad.protocol import codec, errors, messages
@@ -33,6 +32,7 @@ from kafkad.server.event_loop import EventLoop
 from kafkad.server.group_loader import GroupLoader
 from kafkad.server.group_storage import OFFSETS_TOPIC, GroupStorage
 from kafkad.server.peers import Peers, PeerTrouble, make_sockets
+from kafkad.server.producer_ids import ProducerIds
 from kafkad.server.refusal import refusal
 from kafkad.server.routing import pack, unpack
 from kafkad.server.scheduler import LoopScheduler

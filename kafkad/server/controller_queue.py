@@ -1,0 +1,255 @@
+"""The controller as the handlers of worker 0 see it: requests one after the other, in turns, answered when
+they are committed and applied.
+
+    request → its place in the queue → its steps, in short turns (server/turns) → the flush, shared with
+    others
+            → every worker that must know has applied it → the answer
+
+A request that is not committed within its time is answered REQUEST_TIMED_OUT: it is appended, so it takes
+effect as soon as the disk takes it, and the client cannot know. (Kafka: timeout_ms of the request. Zero means
+none here.) One that could not be appended has changed nothing, and its answer has the reason.
+
+Beware: a client that asks again after REQUEST_TIMED_OUT may find that its topic exists."""
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from kafkad.controller.controller import refuse
+from kafkad.protocol import errors
+from kafkad.protocol.errors import KafkaError
+from kafkad.server.changes import Changes
+from kafkad.server.turns import Steps, Turns
+
+logger = logging.getLogger("kafkad")
+
+TIMEOUT_S = 30.0  # for requests that name none: Kafka's request.timeout.ms
+RETRY_S = 5.0  # after directories could not be assigned
+
+
+class Job:
+    """Work of the queue; `future` is made when somebody has to wait for it."""
+
+    __slots__ = ("done", "future", "steps", "trouble", "value")
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+        self.done = False
+        self.value: Any = None
+        self.trouble: BaseException | None = None
+        self.future: asyncio.Future[Any] | None = None
+
+    def step(self) -> None:
+        try:
+            next(self.steps)
+        except StopIteration as end:
+            self.done, self.value = True, end.value
+        except BaseException as trouble:
+            self.done, self.trouble = True, trouble
+
+    def tell(self) -> None:
+        if self.future is None or self.future.done():
+            return
+        if self.trouble is not None:
+            self.future.set_exception(self.trouble)
+        else:
+            self.future.set_result(self.value)
+
+
+class Serial:
+    """Pieces of work, one after the other, in turns. Work that is short has its result at once."""
+
+    def __init__(self, turns: Turns, loop: asyncio.AbstractEventLoop) -> None:
+        self._turns = turns
+        self._loop = loop
+        self._jobs: deque[Job] = deque()
+        self._running: asyncio.Future[Any] | None = None
+
+    def run(self, steps: Steps) -> Any | Awaitable[Any]:
+        """Return the result of `steps`, or an awaitable of it. Raises what they raise."""
+        job = Job(steps)
+        self._jobs.append(job)
+        if not self._loop.is_running():
+            self.drain()
+        elif self._running is None:
+            pumping = self._turns.run(self._pump())
+            if inspect.isawaitable(pumping):
+                self._running = asyncio.ensure_future(pumping)
+                self._running.add_done_callback(self._ended)
+        if not job.done:
+            job.future = self._loop.create_future()
+            return job.future
+        if job.trouble is not None:
+            raise job.trouble
+        return job.value
+
+    def drain(self) -> None:
+        """Do everything that is queued, now."""
+        for _ in self._pump():
+            pass
+
+    def _pump(self) -> Steps:
+        while self._jobs:
+            job = self._jobs[0]
+            job.step()
+            if job.done:
+                if self._jobs and self._jobs[0] is job:
+                    self._jobs.popleft()
+                job.tell()
+            yield
+
+    def _ended(self, running: "asyncio.Future[Any]") -> None:
+        self._running = None
+        if not running.cancelled():
+            running.result()
+        if self._jobs:
+            self._running = asyncio.ensure_future(_awaited(self._turns.run(self._pump())))
+            self._running.add_done_callback(self._ended)
+
+
+async def _awaited(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
+
+
+class AnsweringController:
+    """What the handlers see as the controller. Each method gives the answer where nothing has to be waited
+    for, else an awaitable of it."""
+
+    def __init__(
+        self,
+        controller: Any,
+        turns: Turns,
+        loop: asyncio.AbstractEventLoop,
+        changes: Changes | None = None,
+    ) -> None:
+        self._controller = controller
+        self._serial = Serial(turns, loop)
+        self._loop = loop
+        self._changes = changes
+
+    def create_topics(self, request: Any, context: Any = None) -> Any:
+        steps = self._controller.create_topics(request, context)
+        return self._answer(steps, lambda answer: answer.topics, request.timeout_ms)
+
+    def delete_topics(self, request: Any, context: Any = None) -> Any:
+        steps = self._controller.delete_topics(request, context)
+        return self._answer(steps, lambda answer: answer.responses, request.timeout_ms)
+
+    def create_partitions(self, request: Any, context: Any = None) -> Any:
+        steps = self._controller.create_partitions(request, context)
+        return self._answer(steps, lambda answer: answer.results, request.timeout_ms)
+
+    def auto_create(self, names: Iterable[str]) -> Any:
+        """dict[str, KafkaError | None]: the trouble with each topic that was not there."""
+        return self._answer(self._controller.auto_create(names))
+
+    def incremental_alter_configs(self, changes: Any, validate_only: bool = False) -> Any:
+        return self._answer(self._controller.incremental_alter_configs(changes, validate_only))
+
+    def alter_configs(self, wanted: Any, validate_only: bool = False) -> Any:
+        return self._answer(self._controller.alter_configs(wanted, validate_only))
+
+    def allocate_producer_ids(self) -> Any:
+        """(first, count). No other worker has to know. Raises KafkaError."""
+        return self._answer(self._controller.allocate_producer_ids(), applied=False)
+
+    def assign_directories(self, placed: dict[tuple[bytes, int], bytes]) -> None:
+        """Try until it works: nobody waits for it."""
+
+        def again(trouble: BaseException) -> None:
+            logger.warning("log directories could not be assigned, will try again: %s", trouble)
+            self._loop.call_later(RETRY_S, self.assign_directories, placed)
+
+        def ended(task: "asyncio.Future[Any]") -> None:
+            if not task.cancelled() and (trouble := task.exception()) is not None:
+                again(trouble)
+
+        try:
+            result = self._serial.run(self._controller.assign_directories(placed))
+        except KafkaError as trouble:
+            again(trouble)
+            return
+        if inspect.isawaitable(result):
+            asyncio.ensure_future(result).add_done_callback(ended)
+
+    def drain(self) -> None:
+        """Append what is queued, now, and wait for the disk: the first thing that a stop does. Raises
+        KafkaError, OSError."""
+        self._serial.drain()
+        self._controller.settle()
+
+    # -- waiting -------------------------------------------------------------------------------------------
+
+    def _answer(
+        self,
+        steps: Steps,
+        results: Callable[[Any], Iterable[Any]] | None = None,
+        timeout_ms: int = 0,
+        *,
+        applied: bool = True,
+    ) -> Any:
+        """`results` are those parts of the answer that have an error code of their own."""
+        planned = self._serial.run(self._with_offset(steps))
+        if not inspect.isawaitable(planned):
+            answer, offset = planned
+            if self._controller.image.offset >= offset and (not applied or self._is_applied(offset)):
+                return answer
+        timeout_s = timeout_ms / 1000 if timeout_ms > 0 else TIMEOUT_S
+        return self._later(planned, results, timeout_s, applied)
+
+    def _with_offset(self, steps: Steps) -> Steps:
+        answer = yield from steps
+        return answer, self._controller.head.offset
+
+    async def _later(
+        self,
+        planned: Any,
+        results: Callable[[Any], Iterable[Any]] | None,
+        timeout_s: float,
+        applied: bool,
+    ) -> Any:
+        answer, offset = await planned if inspect.isawaitable(planned) else planned
+        try:
+            await self._committed(offset, timeout_s)
+        except KafkaError as trouble:
+            if results is not None:
+                refuse(results(answer), trouble)
+                return answer
+            if isinstance(answer, dict):  # the trouble by name
+                return {name: before or trouble for name, before in answer.items()}
+            raise
+        if applied:
+            await self._applied(offset)
+        return answer
+
+    async def _committed(self, offset: int, timeout_s: float) -> None:
+        """Raises KafkaError."""
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def committed(trouble: KafkaError | None) -> None:
+            if future.done():
+                return
+            if trouble is None:
+                future.set_result(None)
+            else:
+                future.set_exception(trouble)
+
+        self._controller.await_committed(offset, committed)
+        try:
+            await asyncio.wait_for(future, timeout_s)
+        except TimeoutError:
+            raise KafkaError(
+                errors.REQUEST_TIMED_OUT,
+                f"The change is not on the disk after {timeout_s:g} s. It takes effect as soon as it is.",
+            ) from None
+
+    def _is_applied(self, offset: int) -> bool:
+        assert self._changes is not None
+        return offset <= self._changes.applied
+
+    async def _applied(self, offset: int) -> None:
+        assert self._changes is not None
+        await self._changes.wait(offset)

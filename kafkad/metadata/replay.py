@@ -5,8 +5,15 @@ touches it. `Loader` stands above it and knows batches and metadata transactions
 BeginTransaction and EndTransaction takes effect at the end, or not at all.
 
 Rule: a record that cannot follow the image (a change of a partition that is not there, of a broker in another
-epoch) raises ReplayError. The log was written by a controller that looked at the same image; such a record
-means that log and snapshot do not belong together, and going on would make it worse.
+epoch) raises ReplayError. The controller that wrote the log looked at the same image, so such a record comes
+from a faulty controller, or from a log and a snapshot that do not belong together.
+
+A controller appends no such record. A start that finds one in the log leaves it out if it is Superfluous:
+what it asks for is so already, or is about something that is gone, so the image without it hides no
+partition. It does not leave out the others: a partition of a topic that is not known would be a stray
+directory, out of the way of its clients. (Kafka: a broker logs the record and goes on without it; a node that
+is a controller as well ends, and ends again at each start. MetadataBatchLoader,
+SharedServer.metadataLoaderFaultHandler.)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +40,10 @@ NO_LEADER_CHANGE: Final = -2
 
 class ReplayError(Malformed):
     """A metadata record that cannot follow the image it meets."""
+
+
+class Superfluous(ReplayError):
+    """A record that cannot be applied, and without which the image is right."""
 
 
 class Delta:
@@ -68,8 +79,10 @@ class Delta:
 class Replay:
     """The way from one image to the next. `finish` may be called once."""
 
-    def __init__(self, base: MetadataImage) -> None:
+    def __init__(self, base: MetadataImage, left_out: Callable[[ReplayError], None] | None = None) -> None:
+        """`left_out` is called with what is left out of records that are applied without it."""
         self._image = base.copy()
+        self._left_out = left_out
         self._own: set[str] = set()  # parts of the image that are ours to change
         self._own_topics: set[bytes] = set()
         self._own_configs: set[Config] = set()
@@ -162,9 +175,9 @@ class Replay:
     def _broker(self, broker_id: int, epoch: int) -> BrokerRegistration:
         broker = self._image.brokers.get(broker_id)
         if broker is None:
-            raise ReplayError(f"a metadata record changes broker {broker_id}, which is not registered")
+            raise Superfluous(f"a metadata record changes broker {broker_id}, which is not registered")
         if broker.epoch != epoch:
-            raise ReplayError(
+            raise Superfluous(
                 f"a metadata record changes epoch {epoch} of broker {broker_id}; its epoch is {broker.epoch}"
             )
         return broker
@@ -213,7 +226,7 @@ class Replay:
     def _remove_topic(self, record: Any) -> None:
         topic = self._image.topics_by_id.get(record.topic_id)
         if topic is None:
-            raise ReplayError(
+            raise Superfluous(
                 f"a metadata record removes topic id {record.topic_id.hex()}, which is not known"
             )
         del self._part("topics")[topic.name]
@@ -255,12 +268,17 @@ class Replay:
 
     def _partition_change(self, record: Any) -> None:
         """Kafka: PartitionRegistration.merge. A leader named, even the same, raises the leader epoch."""
-        topic = self._topic_to_change(record.topic_id)
-        old = topic.partitions.get(record.partition_id)
-        if old is None:
-            raise ReplayError(
-                f"a metadata record changes {topic.name}-{record.partition_id}, which does not exist"
+        known = self._image.topics_by_id.get(record.topic_id)
+        if known is None:
+            raise Superfluous(
+                f"a metadata record changes topic id {record.topic_id.hex()}, which is not known"
             )
+        old = known.partitions.get(record.partition_id)
+        if old is None:
+            raise Superfluous(
+                f"a metadata record changes {known.name}-{record.partition_id}, which does not exist"
+            )
+        topic = self._topic_to_change(record.topic_id)
         elected = record.leader != NO_LEADER_CHANGE
         replicas = self._or(record.replicas, old.replicas)
         state = record.leader_recovery_state
@@ -278,7 +296,6 @@ class Replay:
             last_known_elr=self._or(record.last_known_elr, old.last_known_elr),
         )
 
-        topic = self._topic_to_change(record.topic_id)
     def _or(self, value: list[Any] | None, old: tuple[Any, ...]) -> Any:
         return old if value is None else self._share(value)
 
@@ -292,6 +309,10 @@ class Replay:
             trouble = ReplayError(
                 f"a metadata record names {len(known)} directories for {len(replicas)} replicas"
             )
+            if self._left_out is None:
+                raise trouble
+            self._left_out(trouble)  # the partition is looked for in all directories
+            return self._share(DIRECTORY_MIGRATING for _ in replicas)
         return known
 
     def _clear_elr(self, record: Any) -> None:
@@ -326,7 +347,7 @@ class Replay:
 
     def _producer_ids(self, record: Any) -> None:
         if record.next_producer_id <= self._image.next_producer_id:
-            raise ReplayError(
+            raise Superfluous(
                 f"a metadata record gives out producer ids from {record.next_producer_id} on;"
                 f" those below {self._image.next_producer_id} are taken"
             )
@@ -427,8 +448,10 @@ class Loader:
     while `in_transaction` tells that no snapshot may be taken here.
     """
 
-    def __init__(self, image: MetadataImage) -> None:
+    def __init__(self, image: MetadataImage, left_out: Callable[[ReplayError], None] | None = None) -> None:
+        """`left_out` is called with each trouble that is Superfluous; None: it is raised."""
         self._base = image
+        self.left_out = left_out
         self._replay: Replay | None = None
         self._waiting: list[Any] | None = None  # records of the open transaction
         self._kept: list[Any] | None = None  # `_waiting` as of the last finish
@@ -444,13 +467,52 @@ class Loader:
             self._feed_one(record)
         self.skip(last_offset=last_offset, epoch=epoch, timestamp_ms=timestamp_ms)
 
+    def feed_steps(
+        self, records: Sequence[Any], step: int, *, last_offset: int, epoch: int, timestamp_ms: int
+    ) -> Iterator[None]:
+        """`feed`, so many records a step."""
+        for first in range(0, len(records), step):
+            for record in records[first : first + step]:
+                self._feed_one(record)
+            yield
+        self.skip(last_offset=last_offset, epoch=epoch, timestamp_ms=timestamp_ms)
+
+    def _feed_one(self, record: Any) -> None:
+        try:
+            self._feed_strictly(record)
+        except Superfluous as trouble:
+            if self.left_out is None:
+                raise
+            self.left_out(trouble)
+
+    def _feed_strictly(self, record: Any) -> None:
+        kind = type(record)
+        if kind is messages.BeginTransactionRecord:
+            if self._waiting is not None:
+                raise ReplayError("a metadata transaction begins inside another")
+            self._waiting = []
+        elif kind is messages.EndTransactionRecord:
+            if self._waiting is None:
+                raise Superfluous("a metadata transaction ends that never began")
+            waiting, self._waiting = self._waiting, None
+            for waited in waiting:
+                self._feed_one(waited)
+        elif kind is messages.AbortTransactionRecord:
+            if self._waiting is None:
+                raise Superfluous("a metadata transaction is aborted that never began")
+            self._waiting = None
+        elif self._waiting is not None:
+            self._waiting.append(record)
+        else:
+            self._take(record)
+
     def skip(self, *, last_offset: int, epoch: int, timestamp_ms: int) -> None:
         """A batch without metadata records: control records of the quorum."""
         self._offset, self._epoch, self._timestamp_ms = last_offset, epoch, timestamp_ms
 
     def _take(self, record: Any) -> None:
         if self._replay is None:
-            self._replay = Replay(self._base)
+            self._replay = Replay(self._base, self.left_out)
         self._replay.apply(record)
 
     def finish(self) -> tuple[MetadataImage, Delta]:

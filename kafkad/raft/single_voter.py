@@ -64,6 +64,25 @@ SnapshotId = tuple[int, int]  # (offset, epoch): it holds what lies below the of
 _NO_LISTENER: Final = {"CONTROLLER": ("localhost", 9093)}
 
 
+STEP: Final = 200  # records that are encoded or replayed before others may run
+UNFLUSHED_BYTES_MAX: Final = 32 << 20  # of appends that wait for a flush; more are refused
+
+LEFT_OUT_LOGGED: Final = 10  # records that are logged one by one
+
+Committed = Callable[[KafkaError | None], Any]
+
+
+class Appended(NamedTuple):
+    """One batch that is in the log and not committed yet; `image` is the one after it."""
+
+    records: Sequence[Any]
+    values: list[bytes]  # the same, encoded
+    previous: int  # offset of the image before
+    image: MetadataImage
+    delta: Delta
+    size: int  # bytes in the log
+
+
 class UnusableMetadata(Exception):
     """The metadata directory cannot be served; the text is one sentence for the operator."""
 
@@ -76,9 +95,11 @@ class MetadataLog(Protocol):
     end_offset: int
     leader_epoch: int
     size: int
+    recovery_point: int  # all below is on the disk
 
     def append(self, batch: bytearray, now_ms: int, *, origin: str = ..., epoch: int | None = ...) -> int: ...
     def flush(self) -> None: ...
+    def await_flushed(self, offset: int, callback: Callable[[BaseException | None], None]) -> None: ...
     def batches(self, start: int, end: int) -> Iterable[bytes]: ...
     def set_leader_epoch(self, epoch: int) -> None: ...
     def delete_records(self, before_offset: int) -> int: ...
@@ -95,11 +116,10 @@ class Files(Protocol):
     def read_quorum_state(self) -> bytes | None: ...
     def write_quorum_state(self, content: bytes) -> None: ...
     def snapshots(self) -> list[SnapshotId]: ...
-    recovery_point: int  # all below is on the disk
     def read_snapshot(self, snapshot: SnapshotId) -> bytes: ...
+    def read_beginning(self, snapshot: SnapshotId) -> bytes: ...
     def write_snapshot(self, snapshot: SnapshotId, pieces: Iterable[bytes | bytearray]) -> int: ...
     def delete_snapshot(self, snapshot: SnapshotId) -> None: ...
-    def await_flushed(self, offset: int, callback: Callable[[BaseException | None], None]) -> None: ...
     def set_aside(self, snapshot: SnapshotId) -> str: ...
     def size(self, snapshot: SnapshotId) -> int: ...
     def delete_leftovers(self) -> None: ...
@@ -117,7 +137,6 @@ class SnapshotPolicy:
     @staticmethod
     def of(config: Any) -> "SnapshotPolicy":
         return SnapshotPolicy(
-    def read_beginning(self, snapshot: SnapshotId) -> bytes: ...
             config.metadata_log_max_record_bytes_between_snapshots,
             config.metadata_log_max_snapshot_interval_ms,
             config.metadata_max_retention_bytes,
@@ -142,6 +161,7 @@ class SingleVoter:
         static_voters: Sequence[int] = (),
         endpoints: dict[str, tuple[str, int]] | None = None,
         min_insync_replicas: int = 1,
+        call_soon: Callable[[Callable[[], Any]], Any] | None = None,
     ) -> None:
         """`static_voters`: the ids of controller.quorum.voters. `endpoints`: our controller listeners, as
         advertised. `call_soon` runs commits on the loop; without it they run where the log says that it is
@@ -168,8 +188,8 @@ class SingleVoter:
         self._decoder = Decoder()
         self._kraft_version = 0
         self._voters: tuple[Voter, ...] = ()
-        call_soon: Callable[[Callable[[], Any]], Any] | None = None,
         self._voters_offset = -1  # -1: no voters in the log itself
+        self._left_out = 0  # records that could not be applied
         self._broken = ""  # why nothing can be appended any more
         self.last_snapshot: SnapshotId | None = None
         self._new_bytes = 0  # of the log, since the last snapshot
@@ -194,6 +214,7 @@ class SingleVoter:
 
     def open(self) -> None:
         """Load what is there; a directory that was never used is formatted first. Raises UnusableMetadata."""
+        self._loader.left_out = self._leave_out
         self._files.delete_leftovers()
         self._snapshot_ms = self._clock.monotonic_ms()
         if self._log.end_offset == 0 and not self._files.snapshots():
@@ -209,6 +230,10 @@ class SingleVoter:
         self.last_snapshot = snapshot
         last_epoch = self._replay_log(snapshot[0] if snapshot is not None else 0)
         self.image, _ = self._loader.finish()
+        self._loader.left_out = None  # what we append follows the image
+        if self._left_out:
+            logger.error("%s: %d metadata records were left out", self._log.directory, self._left_out)
+        self.head = self.image
         self._decoder = Decoder()  # what the old one remembers is not needed any more
         self.image.kraft_version = self._kraft_version  # nobody else has seen this image yet
         trouble = features.unsupported(self.image.features)
@@ -237,7 +262,7 @@ class SingleVoter:
                 continue
             try:
                 content = read_snapshot(self._files.read_snapshot(snapshot), self._decoder.decode)
-                loader = Loader(self.image)
+                loader = Loader(self.image, self._leave_out)
                 loader.feed(
                     content.records,
                     last_offset=snapshot[0] - 1,
@@ -276,7 +301,8 @@ class SingleVoter:
                 except Malformed as trouble:
                     raise UnusableMetadata(
                         f"{self._log.directory}: the metadata log cannot be used from offset"
-                        f" {batch.base_offset} on: {trouble}"
+                        f" {batch.base_offset} on: {trouble}. Without it partitions could be lost: restore"
+                        " the directory"
                     ) from trouble
         return epoch
 
@@ -296,6 +322,11 @@ class SingleVoter:
                 self._kraft_version = message.k_raft_version
             elif type(message) is messages.VotersRecord:
                 self._voters, self._voters_offset = read_voters(message), batch.base_offset
+
+    def _leave_out(self, trouble: ReplayError) -> None:
+        self._left_out += 1
+        if self._left_out <= LEFT_OUT_LOGGED:
+            logger.error("%s: a metadata record is left out: %s", self._log.directory, trouble)
 
     def _election(self) -> ElectionState:
         content = self._files.read_quorum_state()
@@ -355,6 +386,7 @@ class SingleVoter:
             records += self._bootstrap_records()
         if records:
             self.append(records)
+            self.settle()
         else:
             self._log.flush()
             self.head, _ = self._loader.finish()
@@ -388,7 +420,6 @@ class SingleVoter:
 
     @property
     def next_offset(self) -> int:
-            self.settle()
         """The offset that the next record will have."""
         return self._log.end_offset
 
@@ -413,6 +444,14 @@ class SingleVoter:
         groups = list(group_records(values))
         if atomic and len(groups) > 1:
             raise KafkaError(errors.POLICY_VIOLATION, f"{len(records)} metadata records do not fit one batch")
+        first = 0
+        for group in groups:
+            yield from self._append_batch(records[first : first + len(group)], group)
+            first += len(group)
+
+    def _append_batch(self, records: Sequence[Any], values: list[bytes]) -> Iterator[None]:
+        """One batch into the log, replayed, and not flushed yet."""
+        self._check_writable()
         now_ms = self._clock.now_ms()
         base_offset = self._log.end_offset
         try:
@@ -479,14 +518,6 @@ class SingleVoter:
         """Flush and commit all that is appended, here and now: for start and stop. Raises KafkaError,
         OSError; after a shortage it may be called again."""
         if self._pending and not self._broken:
-        first = 0
-        for group in groups:
-            yield from self._append_batch(records[first : first + len(group)], group)
-            first += len(group)
-
-    def _append_batch(self, records: Sequence[Any], values: list[bytes]) -> Iterator[None]:
-        """One batch into the log, replayed, and not flushed yet."""
-        self._check_writable()
             self._log.flush()
             self._commit(self._log.end_offset)
 
@@ -617,13 +648,6 @@ def _not_written(trouble: Exception) -> KafkaError:
     return KafkaError(errors.KAFKA_STORAGE_ERROR, f"the metadata log could not be written: {trouble}")
 
 
-def _level_in(records: Sequence[Any]) -> int:
-    """metadata.version as these records will set it: the first ones in a log are written at the level they
-    bring."""
-    for record in records:
-        if type(record) is messages.FeatureLevelRecord and record.name == features.METADATA_VERSION:
-            return int(record.feature_level)
-    raise ReplayError("the first metadata records do not say metadata.version")
 def _unknown(trouble: str) -> KafkaError:
     return KafkaError(
         errors.KAFKA_STORAGE_ERROR,
@@ -632,3 +656,10 @@ def _unknown(trouble: str) -> KafkaError:
     )
 
 
+def _level_in(records: Sequence[Any]) -> int:
+    """metadata.version as these records will set it: the first ones in a log are written at the level they
+    bring."""
+    for record in records:
+        if type(record) is messages.FeatureLevelRecord and record.name == features.METADATA_VERSION:
+            return int(record.feature_level)
+    raise ReplayError("the first metadata records do not say metadata.version")

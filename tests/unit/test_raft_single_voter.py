@@ -368,13 +368,81 @@ def test_a_metadata_version_above_ours_is_refused(start):
         start(log_of(voter).crash())
 
 
-def test_a_log_that_cannot_follow_its_snapshot_is_refused_with_its_offset(start):
+def written_blindly(voter, *records):
+    """Records that a faulty controller wrote."""
+    feed = voter._loader._feed_one
+    voter._loader._feed_one = lambda record: None
+    voter.append(records)
+    voter._loader._feed_one = feed
+
+
+UNKNOWN = b"x" * 16
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        messages.RemoveTopicRecord(topic_id=UNKNOWN),
+        messages.PartitionChangeRecord(partition_id=0, topic_id=UNKNOWN, leader=1),
+        messages.PartitionChangeRecord(partition_id=9, topic_id=topic("kept")[0].topic_id, leader=1),
+        messages.UnfenceBrokerRecord(id=5, epoch=1),
+        messages.UnregisterBrokerRecord(broker_id=5, broker_epoch=1),
+        messages.BrokerRegistrationChangeRecord(broker_id=5, broker_epoch=1, fenced=1),
+        messages.ProducerIdsRecord(broker_id=1, broker_epoch=1, next_producer_id=1000),
+        messages.EndTransactionRecord(),
+        messages.AbortTransactionRecord(reason=""),
+    ],
+    ids=lambda record: type(record).__name__,
+)
+def test_a_record_that_cannot_be_applied_and_hides_nothing_is_left_out(start, caplog, clock, record):
+    """Issue 15, part 4. It ended this start and all that followed."""
     voter = start()
+    voter.append(topic("kept"))
+    voter.append([messages.ProducerIdsRecord(broker_id=1, broker_epoch=1, next_producer_id=5000)])
+    image = voter.image
+    written_blindly(voter, record, *topic("behind"))
+    again = start(log_of(voter).crash())
+    assert set(again.image.topics) == {"kept", "behind"}
+    assert again.image.topics["kept"] == image.topics["kept"]
+    assert again.image.next_producer_id == 5000
+    assert "a metadata record is left out" in caplog.text
+    assert "1 metadata records were left out" in caplog.text
+    caplog.clear()
+    clock.advance(3_600_000)
+    assert maybe_snapshot(again)
+    assert start(log_of(again).crash()).image.topics == again.image.topics
+    with pytest.raises(ReplayError):  # nobody who leads writes one
+        voter.append([record])
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [topic("lost")[1]],
+        [messages.TopicRecord(name="kept", topic_id=UNKNOWN)],
+        [messages.BeginTransactionRecord(name="a"), messages.BeginTransactionRecord(name="b")],
+    ],
+    ids=["a partition without its topic", "a topic under another id", "a transaction inside another"],
+)
+def test_a_log_that_would_lose_partitions_is_refused_with_its_offset(start, records):
+    voter = start()
+    voter.append(topic("kept"))
     offset = voter.next_offset
-    voter._loader.feed = lambda records, **place: voter._loader.skip(**place)
-    voter.append([messages.RemoveTopicRecord(topic_id=b"x" * 16)])
-    with pytest.raises(UnusableMetadata, match=f"offset {offset}"):
+    written_blindly(voter, *records)
+    with pytest.raises(UnusableMetadata, match=f"offset {offset} on: .* Without it partitions could be lost"):
         start(log_of(voter).crash())
+
+
+def test_a_partition_with_the_wrong_number_of_directories_is_looked_for_in_all(start, caplog):
+    voter = start()
+    name, partition = topic("kept")
+    partition.directories = [DIR, DIR]
+    with pytest.raises(ReplayError):
+        voter.append([name, partition])
+    written_blindly(voter, name, partition)
+    again = start(log_of(voter).crash())
+    assert again.image.topics["kept"].partitions[0].directories == (bytes(16),)
+    assert "2 directories for 1 replicas" in caplog.text
 
 
 def test_a_damaged_quorum_state_is_written_anew(start, tmp_path):
@@ -407,4 +475,3 @@ def test_leftovers_of_a_crash_are_deleted(start, tmp_path):
     (directory / "00000000000000000009-0000000001.checkpoint.deleted").write_bytes(b"x")
     start(log_of(voter).crash())
     assert not list(directory.glob("*.part")) + list(directory.glob("*.deleted"))
-    voter.append(topic("kept"))

@@ -70,23 +70,7 @@ cdef extern from "structmember.h":
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
-    PyObject* PyType_GenericAlloc(PyTypeObject* type, Py_ssize_t count) except NULL
-
-
-cdef enum Kind:
-    BOOL
-    INT8
-    INT16
-    UINT16
-    INT32
-    UINT32
-    INT64
-    FLOAT64
-    UUID
-    STRING
-    BYTES
-    STRUCT
-    ARRAY
+    void PyObject_GC_UnTrack(void* object)
 
 
 # kind by its name in the notation, and the bytes of those that have a fixed size
@@ -111,6 +95,9 @@ cdef int STRING_SIZE_MAX = 0x7FFF
 cdef int64_t[7] LOWEST = [0, -0x80, -0x8000, 0, -0x80000000, 0, INT64_MIN]
 cdef int64_t[7] HIGHEST = [1, 0x7F, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FFFFFFFFFFFFFFF]
 
+cdef enum:
+    UNKNOWN_TAG_VALUES = 16             # each is an entry of a dict, and they are read in one go
+
 cdef tuple NOTHING = ()
 
 
@@ -119,21 +106,6 @@ cdef tuple NOTHING = ()
 
 cdef class Field:
     """One field of a spec, over all versions. A range (low, high) with high < low is empty."""
-
-    cdef readonly str name
-    cdef readonly str type
-    cdef readonly object default         # None for null; [] for an array, a Message class for a struct
-    cdef readonly Spec struct            # of a struct, or of an array's elements
-    cdef readonly tuple versions
-    cdef readonly tuple nullable
-    cdef readonly tuple tagged
-    cdef readonly int tag
-    cdef readonly bint ignorable
-    cdef readonly bint never_compact
-    cdef Kind kind
-    cdef Kind element
-    cdef Py_ssize_t slot
-    cdef object empty_struct             # to compare with
 
     def __init__(
         self, name, type, default, struct, versions, nullable, tagged, tag, ignorable, never_compact
@@ -158,7 +130,7 @@ cdef class Field:
         if self.default is None:
             return None
         if self.kind == ARRAY:
-            return []
+            return untracked_list(0)
         if self.kind == STRUCT:
             return self.struct.cls()
         return self.default
@@ -179,14 +151,6 @@ cdef class Field:
 
 cdef class Spec:
     """A message or struct over all versions, bound to its class by `bind`."""
-
-    cdef readonly str path               # "MetadataResponse.Topics", for people
-    cdef readonly tuple fields
-    cdef readonly tuple versions
-    cdef readonly tuple flexible
-    cdef readonly object cls
-    cdef dict by_name
-    cdef list plans
 
     def __init__(self, path, fields, versions, flexible):
         self.path = path
@@ -214,35 +178,8 @@ cdef class Spec:
         return plan
 
 
-cdef struct Step:
-    Kind kind
-    Kind element
-    bint compact
-    bint nullable
-    bint must_be_default  # the version lacks the field, and it may not be dropped in silence
-    bint has_constant     # an absent or tagged field starts as `constant`, else as a fresh default
-    int32_t tag
-    Py_ssize_t slot
-    PyObject* constant    # borrowed from the field
-    PyObject* field       # borrowed: Field
-    PyObject* plan        # borrowed: Plan of the struct or of the array's elements
-    size_t element_size   # least bytes of an array's element
-
-
 cdef class Plan:
     """How one version of a struct lies on the wire."""
-
-    cdef Spec spec
-    cdef PyTypeObject* cls
-    cdef int version
-    cdef bint flexible
-    cdef Step* steps                    # [:present] in wire order, [present:tagged] by tag,
-    cdef int present                    # [tagged:count] the fields that the version lacks
-    cdef int tagged
-    cdef int count
-    cdef size_t least_size
-    cdef list children
-    cdef frozenset other_tags           # tags of other versions
 
     def __cinit__(self, Spec spec, int version):
         cdef Field field
@@ -268,6 +205,8 @@ cdef class Plan:
         for field in present:
             self.prepare(&self.steps[at], field)
             self.least_size += self.size_at_least(&self.steps[at])
+            if field.kind == ARRAY or (field.kind == STRUCT and (<Plan>self.steps[at].plan).nests):
+                self.nests = True
             at += 1
         for field in tagged:
             self.prepare(&self.steps[at], field)
@@ -291,11 +230,13 @@ cdef class Plan:
         step.field = <PyObject*>field
         step.has_constant = field.default is None or field.kind not in (ARRAY, STRUCT)
         step.constant = <PyObject*>field.default
+        step.element_values = 1
         if field.struct is not None and holds(field.versions, self.version):
             child = field.struct.plan(self.version)
             self.children.append(child)
             step.plan = <PyObject*>child
             step.element_size = child.least_size if child.least_size else 1
+            step.element_values = 2 + child.present
         elif field.kind == ARRAY and field.element <= UUID:
             step.element_size = FIXED_SIZE[<int>field.element]
         else:
@@ -316,19 +257,28 @@ cdef bint holds(tuple versions, int version) except -1:
     return <int>versions[0] <= version <= <int>versions[1]
 
 
+cdef list untracked_list(Py_ssize_t size):
+    cdef list items = PyList_New(size)
+    PyObject_GC_UnTrack(<PyObject*>items)
+    return items
+
+
 # -- the messages' base class -------------------------------------------------------------------------------
 
 
 cdef class Message:
     """Base of all message classes. Fields by keyword, the others get the schema's defaults.
 
-    `unknown_tags`: tagged fields that the schema does not know, {tag: content}, or None."""
+    `unknown_tags`: tagged fields that the schema does not know, {tag: content}, or None.
 
-    cdef public object unknown_tags
+    The garbage collector does not look at messages, nor at the lists that the codec makes: they are trees, which
+    reference counts free. Walking the objects of a wide message would take longer than decoding it. So a message
+    must not refer to anything that refers to the message."""
 
     def __init__(self, **values):
         cdef Spec spec = type(self).SPEC
         cdef Field field
+        PyObject_GC_UnTrack(<PyObject*>self)
         for field in spec.fields:
             if field.name in values:
                 set_slot(self, field.slot, values.pop(field.name))
@@ -370,10 +320,6 @@ def rebuild(cls, values, unknown_tags):
     return message
 
 
-cdef inline PyObject** slot_of(object message, Py_ssize_t slot) noexcept:
-    return <PyObject**>(<char*><PyObject*>message + slot)
-
-
 cdef inline void set_slot(object message, Py_ssize_t slot, object value) noexcept:
     cdef PyObject** place = slot_of(message, slot)
     cdef PyObject* before = place[0]
@@ -390,11 +336,6 @@ cdef object malformed(Plan plan, Step* step, str trouble):
     return Malformed(f"{plan.spec.path} v{plan.version}{name}: {trouble}")
 
 
-cdef struct Reader:
-    Cursor cursor                        # first: a Cursor* of this module points to a Reader
-    int64_t values_left
-
-
 cdef inline int spend(Plan plan, Cursor* c, int64_t values) except -1:
     """Counts values of arrays before they are made, and unknown tags."""
     cdef Reader* reader = <Reader*>c
@@ -404,13 +345,28 @@ cdef inline int spend(Plan plan, Cursor* c, int64_t values) except -1:
     return 0
 
 
-cdef Message read_struct(Plan plan, Cursor* c):
+cdef Message new_message(Plan plan):
+    """One whose slots are empty yet."""
     cdef Message message = <Message>plan.cls.tp_new(<object>plan.cls, <PyObject*>NOTHING, NULL)
+    PyObject_GC_UnTrack(<PyObject*>message)
+    return message
+
+
+cdef Message read_struct(Plan plan, Cursor* c):
+    cdef Message message = new_message(plan)
     cdef Step* step
     cdef int at
     for at in range(plan.present):
         step = &plan.steps[at]
         set_slot(message, step.slot, read_value(plan, step, c))
+    read_rest(plan, message, c)
+    return message
+
+
+cdef int read_rest(Plan plan, Message message, Cursor* c) except -1:
+    """What follows the fields in wire order: the tagged ones, and defaults for those that the version lacks."""
+    cdef Step* step
+    cdef int at
     for at in range(plan.present, plan.count):
         step = &plan.steps[at]
         set_slot(
@@ -420,7 +376,7 @@ cdef Message read_struct(Plan plan, Cursor* c):
         )
     if plan.flexible:
         read_tags(plan, message, c)
-    return message
+    return 0
 
 
 cdef int read_tags(Plan plan, Message message, Cursor* c) except -1:
@@ -449,7 +405,7 @@ cdef int read_tags(Plan plan, Message message, Cursor* c) except -1:
             content = read_raw(c, size)
             if content == NULL:
                 break
-            spend(plan, c, 1)
+            spend(plan, c, UNKNOWN_TAG_VALUES)
             if message.unknown_tags is None:
                 message.unknown_tags = {}
             message.unknown_tags[tag] = PyBytes_FromStringAndSize(<const char*>content, size)
@@ -564,33 +520,46 @@ cdef object read_bytes(Plan plan, Step* step, int64_t size, Cursor* c):
     return PyBytes_FromStringAndSize(<const char*>raw, size)
 
 
-cdef object read_array(Plan plan, Step* step, int64_t count, Cursor* c):
-    cdef list items
-    cdef object item
-    cdef int64_t at, size
+cdef list new_array(Plan plan, Step* step, int64_t count, Cursor* c):
+    """A list of `count` empty places, if so many elements can follow."""
     if <size_t>count > remaining(c) // step.element_size:
         raise malformed(plan, step, f"{count} elements where {remaining(c)} bytes remain")
-    spend(plan, c, count * (2 + (<Plan>step.plan).present if step.element == STRUCT else 1))
-    items = PyList_New(count)
+    spend(plan, c, count * step.element_values)
+    return untracked_list(count)
+
+
+cdef object read_array(Plan plan, Step* step, int64_t count, Cursor* c):
+    cdef list items = new_array(plan, step, count, c)
+    cdef object item
+    cdef int64_t at
     for at in range(count):
-        if step.element == STRUCT:
-            item = read_struct(<Plan>step.plan, c)
-        elif step.element <= UUID:
-            item = read_fixed(plan, step, step.element, c)
-        else:
-            size = read_size(plan, step, step.element, c)
-            if size < 0:
-                raise malformed(plan, step, "a null element")
-            if step.element == STRING:
-                item = read_text(plan, step, size, c)
-            else:
-                item = read_bytes(plan, step, size, c)
+        item = read_element(plan, step, c)
         Py_INCREF(item)
         PyList_SET_ITEM(items, at, item)
     return items
 
 
+cdef object read_element(Plan plan, Step* step, Cursor* c):
+    cdef int64_t size
+    if step.element == STRUCT:
+        return read_struct(<Plan>step.plan, c)
+    if step.element <= UUID:
+        return read_fixed(plan, step, step.element, c)
+    size = read_size(plan, step, step.element, c)
+    if size < 0:
+        raise malformed(plan, step, "a null element")
+    if step.element == STRING:
+        return read_text(plan, step, size, c)
+    return read_bytes(plan, step, size, c)
+
+
 # -- writing ------------------------------------------------------------------------------------------------
+
+
+cdef int check_class(Plan plan, object message) except -1:
+    if not PyObject_TypeCheck(message, plan.cls):
+        raise ValueError(f"a {type(message).__name__} where {plan.spec.path} belongs")
+    return 0
 
 
 cdef int write_struct(Plan plan, object message, WriteBuffer* out) except -1:
@@ -598,25 +567,39 @@ cdef int write_struct(Plan plan, object message, WriteBuffer* out) except -1:
     cdef int at
     cdef PyObject* held
     cdef object value
-    if not PyObject_TypeCheck(message, plan.cls):
-        raise ValueError(f"a {type(message).__name__} where {plan.spec.path} belongs")
+    check_class(plan, message)
     try:
-        for at in range(plan.count):
+        for at in range(plan.present):
             step = &plan.steps[at]
             held = slot_of(message, step.slot)[0]
             if held == NULL:
                 raise ValueError(f"{plan.spec.path}.{(<Field>step.field).name} was deleted")
-            if at < plan.present:
-                value = <object>held  # ours while it is written, whatever its buffer or __index__ may do
-                write_value(plan, step, value, out)
-            elif step.must_be_default and held != step.constant:
+            value = <object>held  # ours while it is written, whatever its buffer or __index__ may do
+            write_value(plan, step, value, out)
+    except (TypeError, OverflowError, BufferError) as error:
+        raise ValueError(f"{plan.spec.path}.{(<Field>step.field).name}: {error}")
+    return write_rest(plan, <Message>message, out)
+
+
+cdef int write_rest(Plan plan, Message message, WriteBuffer* out) except -1:
+    """What follows the fields in wire order: the tagged ones. Those that the version lacks have their defaults."""
+    cdef Step* step = NULL
+    cdef int at
+    cdef PyObject* held
+    try:
+        for at in range(plan.present, plan.count):
+            step = &plan.steps[at]
+            held = slot_of(message, step.slot)[0]
+            if held == NULL:
+                raise ValueError(f"{plan.spec.path}.{(<Field>step.field).name} was deleted")
+            if step.must_be_default and held != step.constant:
                 if not (<Field>step.field).is_default(<object>held):
                     raise ValueError(f"{plan.spec.path} v{plan.version} has no {(<Field>step.field).name}")
     except (TypeError, OverflowError, BufferError) as error:
         raise ValueError(f"{plan.spec.path}.{(<Field>step.field).name}: {error}")
     if plan.flexible:
-        write_tags(plan, <Message>message, out)
-    elif (<Message>message).unknown_tags:
+        write_tags(plan, message, out)
+    elif message.unknown_tags:
         raise ValueError(f"{plan.spec.path} v{plan.version} has no tagged fields")
     return 0
 
@@ -775,40 +758,54 @@ cdef int write_buffer(object value, WriteBuffer* out) except -1:
 
 cdef int write_array(Plan plan, Step* step, object value, WriteBuffer* out) except -1:
     cdef list items = value if type(value) is list else list(value)
+    cdef Writer* writer = <Writer*>out
+    writer.values_left -= PyList_GET_SIZE(items) * step.element_values
+    if writer.values_left < 0:
+        raise TooWide
     write_size(step, ARRAY, PyList_GET_SIZE(items), out)
     for item in items:
-        if step.element == STRUCT:
-            write_struct(<Plan>step.plan, item, out)
-        elif step.element <= UUID:
-            write_fixed(step.element, item, out)
-        elif step.element == STRING:
-            write_text(step, item, out)
-        else:
-            write_bytes(step, item, out)
+        write_element(plan, step, item, out)
     return 0
+
+
+cdef int write_element(Plan plan, Step* step, object item, WriteBuffer* out) except -1:
+    if step.element == STRUCT:
+        return write_struct(<Plan>step.plan, item, out)
+    if step.element <= UUID:
+        return write_fixed(step.element, item, out)
+    if step.element == STRING:
+        return write_text(step, item, out)
+    return write_bytes(step, item, out)
 
 
 # -- the two doors ------------------------------------------------------------------------------------------
 
 
-def encode(Message message, int version, bytes prefix=b""):
-    """The message's bytes, after `prefix`. Raises ValueError for what this version cannot say."""
-    cdef WriteBuffer out
+class TooWide(Exception):
+    """The arrays of a message have more values than were to be written in one go."""
+
+
+def encode(Message message, int version, bytes prefix=b"", int64_t values_max=INT64_MAX):
+    """The message's bytes, after `prefix`. Raises ValueError for what this version cannot say, and TooWide if its arrays
+    have more than `values_max` values, counted as `decode` counts them."""
+    cdef Writer writer
+    cdef WriteBuffer* out = &writer.buffer
     cdef Spec spec = type(message).SPEC
     cdef Plan plan = spec.plan(version)
-    buffer_init(&out)
+    buffer_init(out)
+    writer.values_left = values_max
     try:
-        reserve(&out, 256)
-        write_raw(&out, PyBytes_AS_STRING(prefix), PyBytes_GET_SIZE(prefix))
-        write_struct(plan, message, &out)
+        reserve(out, 256)
+        write_raw(out, PyBytes_AS_STRING(prefix), PyBytes_GET_SIZE(prefix))
+        write_struct(plan, message, out)
         return PyBytes_FromStringAndSize(<const char*>out.data, out.size)
     finally:
-        buffer_free(&out)
+        buffer_free(out)
 
 
 def decode(cls, int version, buffer, Py_ssize_t offset=0, int64_t values_max=INT64_MAX):
     """(message, position of the first byte after it). Raises Malformed, also for more than `values_max` values in
-    arrays, where an object counts for two more than its fields, and unknown tags."""
+    arrays, where an object counts for two more than its fields, and an unknown tag for 16."""
     cdef Py_buffer view
     cdef Reader reader
     cdef Spec spec = cls.SPEC

@@ -3,12 +3,16 @@
 A frame here is what follows the four bytes of its size. Which header a message has follows from its key and
 version: requests 2 when flexible, else 1 (ControlledShutdown v0 alone: 0); responses 1 when flexible, else 0,
 and ApiVersions always 0, since its reader cannot know yet what the broker speaks (KIP-511). Bytes left over
-after a request's body are ignored, as Kafka ignores them."""
+after a request's body are ignored, as Kafka ignores them.
 
-import gc
+A wide message, of many thousand values, is decoded, encoded and freed in steps (`..._in_steps`): generators
+that yield between them."""
+
+from collections.abc import Callable, Generator
 from struct import Struct
 
-from kafkad._native.codec import Message, decode, encode
+from kafkad._native.codec import Message, TooWide, decode, encode
+from kafkad._native.codec_steps import Decoding, Encoding, Remains
 from kafkad._native.malformed import Malformed
 from kafkad.protocol import messages
 from kafkad.protocol.messages import request_class, response_class
@@ -17,10 +21,16 @@ __all__ = [
     "decode",
     "decode_request",
     "decode_request_header",
+    "decode_request_in_steps",
     "decode_response",
+    "decode_response_in_steps",
     "encode",
+    "encode_narrow_response",
     "encode_request",
+    "encode_request_in_steps",
     "encode_response",
+    "encode_response_in_steps",
+    "free_in_steps",
     "request_class",
     "request_header_version",
     "response_class",
@@ -32,7 +42,10 @@ CONTROLLED_SHUTDOWN = 7
 # Elements of arrays, their fields, and two more for each object, in one request: 600,000 for an OffsetCommit
 # of 100,000 partitions, which is decoded in some 50 ms.
 REQUEST_VALUES_MAX = 640_000
-COLLECT_BELOW = 16 * 1024  # bytes of a frame
+HEADER_VALUES_MAX = 1_024  # of unknown tags in a request's header
+WIDE_FRAME = 16 * 1024  # bytes; a request from here on is decoded in steps
+NARROW_VALUES = 8 * 1024  # a response up to here is encoded in one go
+STEP_VALUES = 1_000  # of one step: about 0.1 ms
 KEY_AND_VERSION = Struct(">hh")
 CORRELATION_ID = Struct(">i")
 
@@ -49,6 +62,22 @@ def response_header_version(api_key: int, version: int) -> int:
 
 
 def encode_request(message: Message, version: int, correlation_id: int, client_id: str | None) -> bytes:
+    return encode(message, version, _request_header(message, version, correlation_id, client_id))
+
+
+def encode_request_in_steps(
+    message: Message, version: int, correlation_id: int, client_id: str | None
+) -> Generator[None, None, bytes]:
+    header = _request_header(message, version, correlation_id, client_id)
+    try:
+        return encode(message, version, header, NARROW_VALUES)
+    except TooWide:
+        pieces: list[bytes] = []
+        yield from _encode_in_steps(message, version, header, pieces.append)
+        return b"".join(pieces)
+
+
+def _request_header(message: Message, version: int, correlation_id: int, client_id: str | None) -> bytes:
     key = message.API_KEY
     assert key is not None
     header_version = request_header_version(key, version)
@@ -58,14 +87,49 @@ def encode_request(message: Message, version: int, correlation_id: int, client_i
         correlation_id=correlation_id,
         client_id=client_id if header_version else "",
     )
-    return encode(message, version, encode(header, header_version))
+    return encode(header, header_version)
 
 
 def encode_response(message: Message, version: int, correlation_id: int) -> bytes:
+    return encode(message, version, _response_header(message, version, correlation_id))
+
+
+def encode_narrow_response(message: Message, version: int, correlation_id: int) -> bytes | None:
+    """None if the response is wide: it should be encoded in steps."""
+    try:
+        return encode(message, version, _response_header(message, version, correlation_id), NARROW_VALUES)
+    except TooWide:
+        return None
+
+
+def encode_response_in_steps(
+    message: Message, version: int, correlation_id: int, write: Callable[[bytes], bool | None]
+) -> Generator[None, None, None]:
+    """Give `write` the bytes of `encode_response` in pieces, until it answers False."""
+    return _encode_in_steps(message, version, _response_header(message, version, correlation_id), write)
+
+
+def _encode_in_steps(
+    message: Message, version: int, header: bytes, write: Callable[[bytes], bool | None]
+) -> Generator[None, None, None]:
+    encoding = Encoding(message, version, header)
+    while write(encoding.step(STEP_VALUES)) is not False and not encoding.ended:
+        yield
+
+
+def _response_header(message: Message, version: int, correlation_id: int) -> bytes:
     header = CORRELATION_ID.pack(correlation_id)
     if version >= message.FLEXIBLE_VERSION and message.API_KEY != API_VERSIONS:
         header += b"\0"  # no tagged fields
-    return encode(message, version, header)
+    return header
+
+
+def free_in_steps(held: list[Message]) -> Generator[None, None, None]:
+    """Empty `held`. Messages that nobody else holds are freed piece by piece."""
+    while held:
+        remains = Remains(held.pop())
+        while not remains.step(STEP_VALUES):
+            yield
 
 
 def decode_request_header(frame: bytes, header_version: int | None = None) -> tuple[Message, int]:
@@ -78,26 +142,33 @@ def decode_request_header(frame: bytes, header_version: int | None = None) -> tu
         raise Malformed(f"there is no API {key} version {version}")
     if header_version is None:
         header_version = request_header_version(key, version)
-    return decode(messages.RequestHeader, header_version, frame)
+    return decode(messages.RequestHeader, header_version, frame, 0, HEADER_VALUES_MAX)
 
 
 def decode_request(frame: bytes) -> tuple[Message, Message]:
     """(RequestHeader, message). Raises Malformed, also for a version that Kafka does not have, and for more
     values than REQUEST_VALUES_MAX."""
-    header, start = decode_request_header(frame)
-    key, version = header.request_api_key, header.request_api_version
-    cls = request_class(key)
-    if not cls.MIN_VERSION <= version <= cls.LATEST_VERSION:
-        raise Malformed(f"{cls.NAME} has no version {version}")
-    if len(frame) < COLLECT_BELOW or not gc.isenabled():
-        message, _ = decode(cls, version, frame, start, REQUEST_VALUES_MAX)
-        return header, message
-    gc.disable()  # none of the new objects is garbage; looking through them takes twice as long as decoding
-    try:
-        message, _ = decode(cls, version, frame, start, REQUEST_VALUES_MAX)
-    finally:
-        gc.enable()
+    header, cls, start = _request(frame)
+    message, _ = decode(cls, header.request_api_version, frame, start, REQUEST_VALUES_MAX)
     return header, message
+
+
+def decode_request_in_steps(frame: bytes) -> Generator[None, None, tuple[Message, Message]]:
+    """What `decode_request` returns and raises."""
+    header, cls, start = _request(frame)
+    decoding = Decoding(cls, header.request_api_version, frame, start, REQUEST_VALUES_MAX)
+    while not decoding.step(STEP_VALUES):
+        yield
+    return header, decoding.message
+
+
+def _request(frame: bytes) -> tuple[Message, type[Message], int]:
+    """(RequestHeader, class of the message, where it starts)."""
+    header, start = decode_request_header(frame)
+    cls = request_class(header.request_api_key)
+    if not cls.MIN_VERSION <= header.request_api_version <= cls.LATEST_VERSION:
+        raise Malformed(f"{cls.NAME} has no version {header.request_api_version}")
+    return header, cls, start
 
 
 def decode_response(cls: type[Message], version: int, frame: bytes) -> tuple[int, Message]:
@@ -106,3 +177,15 @@ def decode_response(cls: type[Message], version: int, frame: bytes) -> tuple[int
     header, start = decode(messages.ResponseHeader, response_header_version(cls.API_KEY, version), frame)
     message, _ = decode(cls, version, frame, start)
     return header.correlation_id, message
+
+
+def decode_response_in_steps(
+    cls: type[Message], version: int, frame: bytes
+) -> Generator[None, None, tuple[int, Message]]:
+    """What `decode_response` returns and raises."""
+    assert cls.API_KEY is not None
+    header, start = decode(messages.ResponseHeader, response_header_version(cls.API_KEY, version), frame)
+    decoding = Decoding(cls, version, frame, start)
+    while not decoding.step(STEP_VALUES):
+        yield
+    return header.correlation_id, decoding.message

@@ -2,8 +2,8 @@
 
 A handler is `def handler(services, context, request)` and answers a response message, its frame, a
 SharedAnswer, or an awaitable of one of them. One whose work grows with its request is a generator that yields
-often and returns any of these (server/turns). It reads what it needs off `services` and keeps nothing between
-requests.
+often and returns any of these (server/turns); an awaitable may end in such a generator, too. It reads what it
+needs off `services` and keeps nothing between requests.
 """
 
 from collections.abc import Callable

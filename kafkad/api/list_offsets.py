@@ -24,6 +24,7 @@ EARLIEST_PENDING_UPLOAD = -6
 
 IN_ROWS = frozenset({LATEST, EARLIEST, EARLIEST_LOCAL, LAST_TIERED, EARLIEST_PENDING_UPLOAD})
 
+LOOKED_AT = 64  # partitions of one step
 LEADER_EPOCH_SINCE = 4
 CONSUMER = -1
 DEBUGGING_CONSUMER = -2
@@ -35,8 +36,8 @@ SPECIAL_SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LAST_TIERED: 9, EARLIEST_P
 def list_offsets(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
     """In steps: a look-up by time unpacks what stands in its batch before its record."""
     response = messages.ListOffsetsResponse()
-    duplicates = _named_twice(request)
-    for name, partitions in each_once(request.topics).items():
+    duplicates = yield from _named_twice(request)
+    for name, partitions in (yield from each_once(request.topics)).items():
         answer = messages.ListOffsetsResponse.Topics(name=name)
         response.topics.append(answer)
         for asked in partitions.values():
@@ -56,37 +57,42 @@ def list_offsets(services: Services, context: RequestContext, request: Any) -> G
     return response
 
 
-def each_once(topics: Any) -> dict[str, dict[int, Any]]:
+def each_once(topics: Any) -> Generator[None, None, dict[str, dict[int, Any]]]:
     """Topic -> partition index -> what is asked of it: the last, where a request names a partition twice. A
-    topic without partitions is left out, as in Kafka's answers."""
+    topic without partitions is left out, as in Kafka's answers. In steps."""
     found: dict[str, dict[int, Any]] = {}
     for topic in topics:
-        for asked in topic.partitions:
+        for number, asked in enumerate(topic.partitions):
             found.setdefault(topic.name, {})[asked.partition_index] = asked
+            if number % LOOKED_AT == 0:
+                yield
     return found
 
 
-def in_rows(services: Services, request: Any) -> bool:
-    """Whether this worker can answer all of it: of its own partitions, and by the rows of others'."""
+def in_rows(services: Services, request: Any) -> Generator[None, None, bool]:
+    """In steps: whether this worker can answer all of it, by its own partitions and the rows of others'."""
     partitions = services.partitions
-    return all(
-        asked.timestamp in IN_ROWS
-        and (
-            partitions.find(topic.name, asked.partition_index) is not None
-            or partitions.reader(topic.name, asked.partition_index) is not None
-        )
-        for topic in request.topics
-        for asked in topic.partitions
-    )
+    for topic in request.topics:
+        for number, asked in enumerate(topic.partitions):
+            if asked.timestamp not in IN_ROWS or (
+                partitions.find(topic.name, asked.partition_index) is None
+                and partitions.reader(topic.name, asked.partition_index) is None
+            ):
+                return False
+            if number % LOOKED_AT == 0:
+                yield
+    return True
 
 
-def _named_twice(request: Any) -> set[tuple[str, int]]:
+def _named_twice(request: Any) -> Generator[None, None, set[tuple[str, int]]]:
     seen: set[tuple[str, int]] = set()
     twice: set[tuple[str, int]] = set()
     for topic in request.topics:
-        for partition in topic.partitions:
+        for number, partition in enumerate(topic.partitions):
             key = (topic.name, partition.partition_index)
             (twice if key in seen else seen).add(key)
+            if number % LOOKED_AT == 0:
+                yield
     return twice
 
 

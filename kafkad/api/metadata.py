@@ -11,16 +11,18 @@ Not yet: authorization.
 """
 
 import inspect
-from collections.abc import Awaitable, Iterable
-from typing import Any
+from collections.abc import Awaitable, Generator, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from kafkad.api.context import RequestContext, Services
 from kafkad.api.metadata_answers import Kind, Tell
 from kafkad.controller.topics import invalid_name
+from kafkad.coordinator.runtime import at_once
 from kafkad.metadata.image import INTERNAL_TOPICS, BrokerRegistration, MetadataImage, PartitionState, Topic
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 
+LOOKED_AT = 64  # topics that are looked up in one go
 NO_NODE = -1
 NO_ID = bytes(16)
 
@@ -29,46 +31,76 @@ TOPIC_OPERATIONS = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 
 Troubles = dict[str, KafkaError | None]
+Steps = Generator[None, None, Any]
 
 
 def metadata(services: Services, context: RequestContext, request: Any) -> Any:
-    """The answer: encoded (bytes, SharedAnswer) or as MetadataResponse, a generator of the former if all
-    topics have to be encoded, or an awaitable of the latter if a topic has to be made first."""
-    image = services.metadata.image
+    """The answer: encoded (bytes, SharedAnswer) or as MetadataResponse, a generator of one of them if there
+    are many topics, or an awaitable if a topic has to be made first."""
     asked = request.topics
-    everything = asked is None or (context.version == 0 and not asked)
-    if everything:
+    if asked is None or (context.version == 0 and not asked):
         return _everything(services, context, request)
-    if _misused(context.version, asked):
-        return _refused(services, context, request)
-    found = _found(image, asked)
+    steps = _some(services, context, request)
+    return at_once(steps) if len(asked) <= LOOKED_AT else steps
+
+
+def _some(services: Services, context: RequestContext, request: Any) -> Steps:
+    image = services.metadata.image
+    if context.version < 12 and (yield from _misused(request.topics)):
+        return (yield from _refused(services, context, request))
+    asked = yield from _distinct(request.topics)
+    found = yield from _found(image, asked)
     if found is not None:
         kind, tell = _kind(context, request), _tell(image, context, request)
-        return services.metadata_answers.some(image, kind, tell, found, context.correlation_id)
-    missing = [
-        topic.name
-        for topic in asked
-        if topic.topic_id == NO_ID and topic.name and topic.name not in image.topics
-    ]
-    if not missing or not request.allow_auto_topic_creation or not services.config.auto_create_topics_enable:
-        return _answer(services, context, request, None, {})
-    creatable = [name for name in dict.fromkeys(missing) if invalid_name(name) is None]
+        return (yield from services.metadata_answers.some(image, kind, tell, found, context.correlation_id))
+    creatable = []
+    if request.allow_auto_topic_creation and services.config.auto_create_topics_enable:
+        for name in asked.creatable:
+            if name not in image.topics and invalid_name(name) is None:
+                creatable.append(name)
+            yield
+    if not creatable:
+        return (yield from _answer(services, context, request, asked, {}))
     created = services.controller.auto_create(creatable)
     if inspect.isawaitable(created):
-        return _answer_later(services, context, request, creatable, created)
-    return _answer(services, context, request, None, created)
+        return _answer_later(services, context, request, asked, creatable, created)
+    return (yield from _answer(services, context, request, asked, created))
 
 
-def _found(image: MetadataImage, asked: Iterable[Any]) -> list[Topic] | None:
-    """The topics that are asked for, each once, by id if any has one; None: some are not there."""
-    ids = dict.fromkeys(topic.topic_id for topic in asked if topic.topic_id != NO_ID)
-    if ids:
-        found = [image.topics_by_id.get(topic_id) for topic_id in ids]
-    else:
-        names = dict.fromkeys(topic.name for topic in asked if topic.name is not None)
-        found = [image.topics.get(name) for name in names]
-    there = [topic for topic in found if topic is not None]
-    return there if len(there) == len(found) else None
+class _Asked(NamedTuple):
+    """What a request names, each once."""
+
+    ids: dict[bytes, None]
+    names: dict[str, None]
+    creatable: dict[str, None]  # names of topics that have no id
+
+
+def _distinct(topics: Iterable[Any]) -> Generator[None, None, _Asked]:
+    asked = _Asked({}, {}, {})
+    for number, topic in enumerate(topics):
+        if topic.topic_id != NO_ID:
+            asked.ids[topic.topic_id] = None
+        elif topic.name:
+            asked.creatable[topic.name] = None
+        if topic.name is not None:
+            asked.names[topic.name] = None
+        if number % LOOKED_AT == 0:
+            yield
+    return asked
+
+
+def _found(image: MetadataImage, asked: _Asked) -> Generator[None, None, list[Topic] | None]:
+    """The topics that are asked for, by id if any has one; None: some are not there."""
+    found = []
+    keys: Iterable[Any] = asked.ids or asked.names
+    topics: Mapping[Any, Topic] = image.topics_by_id if asked.ids else image.topics
+    for key in keys:
+        topic = topics.get(key)
+        if topic is None:
+            return None
+        found.append(topic)
+        yield
+    return found
 
 
 def _everything(services: Services, context: RequestContext, request: Any) -> Any:
@@ -99,50 +131,65 @@ def _tell(image: MetadataImage, context: RequestContext, request: Any) -> Tell:
             answer.topic_authorized_operations = TOPIC_OPERATIONS
         return answer
 
-    return Tell(lambda: _response(told, context, request, []), topic)
+    return Tell(lambda: _response(told, context, request), topic)
 
 
 async def _answer_later(
-    services: Services, context: RequestContext, request: Any, names: list[str], created: Awaitable[Troubles]
-) -> Any:
+    services: Services,
+    context: RequestContext,
+    request: Any,
+    asked: _Asked,
+    names: list[str],
+    created: Awaitable[Troubles],
+) -> Steps:
     try:
         troubles = await created
     except KafkaError:  # the controller is gone for a moment: what is there is told all the same
         troubles = dict.fromkeys(names, KafkaError(errors.LEADER_NOT_AVAILABLE))
-    return _answer(services, context, request, None, troubles)
+    return _answer(services, context, request, asked, troubles)
 
 
-def _misused(version: int, asked: Iterable[Any]) -> bool:
+def _misused(asked: Iterable[Any]) -> Generator[None, None, bool]:
     """Ids were put into v10 and v11 too early: they take names only."""
-    return version < 12 and any(topic.name is None or topic.topic_id != NO_ID for topic in asked)
+    for number, topic in enumerate(asked):
+        if topic.name is None or topic.topic_id != NO_ID:
+            return True
+        if number % LOOKED_AT == 0:
+            yield
+    return False
 
 
-def _refused(services: Services, context: RequestContext, request: Any) -> Any:
-    response = _answer(services, context, request, (), {})
+def _refused(services: Services, context: RequestContext, request: Any) -> Steps:
+    response = _response(_Told(services.metadata.image, context), context, request)
     response.error_code = errors.INVALID_REQUEST
-    response.topics = [
-        messages.MetadataResponse.Topics(
-            error_code=errors.INVALID_REQUEST, name=topic.name or "", topic_id=topic.topic_id
+    for topic in request.topics:
+        response.topics.append(
+            messages.MetadataResponse.Topics(
+                error_code=errors.INVALID_REQUEST, name=topic.name or "", topic_id=topic.topic_id
+            )
         )
-        for topic in request.topics
-    ]
+        yield
     return response
 
 
 def _answer(
-    services: Services, context: RequestContext, request: Any, names: Iterable[str] | None, troubles: Troubles
-) -> Any:
-    """`names`: what to tell; None: what the request asks for."""
-    image = services.metadata.image
-    told = _Told(image, context)
-    if names is not None:
-        topics = [told.topic(image.topics[name]) for name in names]
-    else:
-        topics = told.asked(request.topics, troubles)
-    return _response(told, context, request, topics)
+    services: Services, context: RequestContext, request: Any, asked: _Asked, troubles: Troubles
+) -> Steps:
+    told = _Told(services.metadata.image, context)
+    response = _response(told, context, request)
+    with_operations = request.include_topic_authorized_operations and context.version >= 8
+    topics: Iterable[Any] = map(told.identified, asked.ids)
+    if not asked.ids:
+        topics = (told.named(name, troubles) for name in asked.names)
+    for topic in topics:
+        if with_operations and topic.error_code != errors.UNKNOWN_TOPIC_ID:  # a resource is known by its name
+            topic.topic_authorized_operations = TOPIC_OPERATIONS
+        response.topics.append(topic)
+        yield
+    return response
 
 
-def _response(told: "_Told", context: RequestContext, request: Any, topics: list[Any]) -> Any:
+def _response(told: "_Told", context: RequestContext, request: Any) -> Any:
     up = [broker for broker in told.image.brokers.values() if not broker.fenced and told.listens(broker)]
     response = messages.MetadataResponse(
         brokers=[
@@ -156,12 +203,7 @@ def _response(told: "_Told", context: RequestContext, request: Any, topics: list
         ],
         cluster_id=told.image.cluster_id,
         controller_id=up[0].broker_id if up else NO_NODE,
-        topics=topics,
     )
-    if request.include_topic_authorized_operations and context.version >= 8:
-        for topic in topics:
-            if topic.error_code != errors.UNKNOWN_TOPIC_ID:  # a resource is known by its name
-                topic.topic_authorized_operations = TOPIC_OPERATIONS
     if request.include_cluster_authorized_operations and 8 <= context.version <= 10:
         response.cluster_authorized_operations = CLUSTER_OPERATIONS
     return response
@@ -181,28 +223,22 @@ class _Told:
     def listens(self, broker: BrokerRegistration) -> bool:
         return self.listener in broker.listeners
 
-    def asked(self, topics: Iterable[Any], troubles: Troubles) -> list[Any]:
-        """By id if any has one, as Kafka does; each topic once."""
-        topics = list(topics)
-        ids = dict.fromkeys(topic.topic_id for topic in topics if topic.topic_id != NO_ID)
-        cls = messages.MetadataResponse.Topics
-        answers = []
-        if ids:
-            for topic_id in ids:
-                topic = self.image.topics_by_id.get(topic_id)
-                if topic is None:
-                    answers.append(cls(error_code=errors.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id))
-                else:
-                    answers.append(self.topic(topic))
-            return answers
-        for name in dict.fromkeys(topic.name for topic in topics if topic.name is not None):
-            topic = self.image.topics.get(name)
-            if topic is None:
-                code = _absent_code(name, troubles)
-                answers.append(cls(error_code=code, name=name, is_internal=name in INTERNAL_TOPICS))
-            else:
-                answers.append(self.topic(topic))
-        return answers
+    def identified(self, topic_id: bytes) -> Any:
+        topic = self.image.topics_by_id.get(topic_id)
+        if topic is not None:
+            return self.topic(topic)
+        return messages.MetadataResponse.Topics(
+            error_code=errors.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id
+        )
+
+    def named(self, name: str, troubles: Troubles) -> Any:
+        topic = self.image.topics.get(name)
+        if topic is not None:
+            return self.topic(topic)
+        code = _absent_code(name, troubles)
+        return messages.MetadataResponse.Topics(
+            error_code=code, name=name, is_internal=name in INTERNAL_TOPICS
+        )
 
     def topic(self, topic: Topic) -> Any:
         return messages.MetadataResponse.Topics(

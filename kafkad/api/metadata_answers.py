@@ -119,11 +119,14 @@ class MetadataAnswers:
 
     def some(
         self, image: MetadataImage, kind: Kind, tell: Tell, topics: Iterable[Topic], correlation_id: int
-    ) -> bytes:
-        """The frame that tells of `topics`, in their order."""
+    ) -> Generator[None, None, bytes]:
+        """The frame that tells of `topics`, in their order. In steps."""
         parts = self._of(image, kind, tell)
-        body = parts.body([parts.topic(topic, tell) for topic in topics])
-        return correlation_id.to_bytes(4, "big", signed=True) + body
+        told = []
+        for topic in topics:
+            told.append(parts.topic(topic, tell))
+            yield
+        return correlation_id.to_bytes(4, "big", signed=True) + parts.body(told)
 
     def kept(self, image: MetadataImage, kind: Kind, correlation_id: int) -> SharedAnswer | bytes | None:
         """The answer about all topics, if it is there."""

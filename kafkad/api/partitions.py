@@ -21,7 +21,7 @@ def delete_records(services: Services, context: RequestContext, request: Any) ->
     """Moves log starts in memory, then answers when they are written (`LogDirs.keep_log_starts`)."""
     response = messages.DeleteRecordsResponse()
     moved: dict[Any, list[Any]] = {}  # log -> what is answered for it
-    for name, partitions in each_once(request.topics).items():
+    for name, partitions in (yield from each_once(request.topics)).items():
         answer = messages.DeleteRecordsResponse.Topics(name=name)
         response.topics.append(answer)
         for asked in partitions.values():
@@ -92,6 +92,7 @@ def describe_producers(services: Services, context: RequestContext, request: Any
             except KafkaError as trouble:
                 found.error_code = code_of(trouble)
                 found.error_message = trouble.message
+                yield
                 continue
             rows = log.active_producers()
             for producer_id, epoch, sequence, timestamp, coordinator_epoch, start in rows:

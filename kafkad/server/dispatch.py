@@ -8,7 +8,9 @@ becomes an error response of that API.
 
 Rule 3: a handler that waits holds up its own connection only; the reactor keeps the order of the answers.
 
-Rule 4: a handler whose work grows with its request is a generator, and `turns` runs it in short turns.
+Rule 4: a handler whose work grows with its request is a generator, and `turns` runs it in short turns. So are
+the decoding of a wide request, the encoding of a wide answer, and the freeing of both: each takes as long as
+many small requests.
 
 Where the broker has several workers, `routing` is asked first whose a request is.
 """
@@ -16,18 +18,20 @@ Where the broker has several workers, `routing` is asked first whose a request i
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
+from kafkad._native.long_answer import LongAnswer
 from kafkad._native.shared_answer import SharedAnswer
 from kafkad.api.context import RequestContext, Services, code_of
 from kafkad.api.table import Api, Route
 from kafkad.api.versions import unsupported
+from kafkad.coordinator.runtime import at_once
 from kafkad.protocol import codec, errors
 from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.server.refusal import refusal
 from kafkad.server.routing import Router
-from kafkad.server.turns import Turns
+from kafkad.server.turns import Steps, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +48,7 @@ class Dispatcher:
         self.table = table
         self.fatal = fatal
         self.turns = turns
-        self.router = None if services.peers is None else Router(services, table, self._execute)
+        self.router = None if services.peers is None else Router(services, table, self._execute, turns)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __call__(self, connection: Any, request_id: int, frame: bytes) -> None:
@@ -72,32 +76,65 @@ class Dispatcher:
             else:
                 connection.close(f"{api.name} version {version} is not served, only {api.low} to {api.high}")
             return
+        if len(frame) >= codec.WIDE_FRAME:
+            self._begin(connection, self._serve_in_steps(api, connection, request_id, frame))
+            return
         try:
             header, request = codec.decode_request(frame)
         except Malformed as lie:
             connection.close(f"{api.name} v{version} does not parse: {lie}")
             return
-
-        context = RequestContext(
-            api_key=key,
-            version=version,
-            correlation_id=header.correlation_id,
-            client_id=header.client_id,
-            client_host=connection.peer_host,
-            listener=connection.listener,
-            connection=connection,
-        )
+        context = _context(connection, header)
         answer = None
         if self.router is not None and api.route is not Route.LOCAL:
-            answer = self._routed(api, context, request, frame)
+            answer = at_once(self._routed(api, context, request, frame))
         if answer is None:
             answer = self._execute(api, context, request)
         if inspect.isawaitable(answer):
-            task = asyncio.ensure_future(self._finish(context, request_id, answer))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._keep(self._finish(context, request_id, answer))
         else:
             self._respond(context, request_id, answer)
+
+    def _serve_in_steps(self, api: Api, connection: Any, request_id: int, frame: bytes) -> Steps:
+        """What `_dispatch` does with a small request. Returns an awaitable if the answer has to wait."""
+        try:
+            header, request = yield from codec.decode_request_in_steps(frame)
+        except Malformed as lie:
+            version = int.from_bytes(frame[2:4], "big", signed=True)
+            connection.close(f"{api.name} v{version} does not parse: {lie}")
+            return None
+        context = _context(connection, header)
+        answer = None
+        if self.router is not None and api.route is not Route.LOCAL:
+            answer = yield from self._routed(api, context, request, frame)
+        if answer is None:
+            answer = yield from self._executed_in_steps(api, context, request)
+        held = [request]
+        del request
+        if inspect.isawaitable(answer):
+            return self._finish_in_steps(context, request_id, answer, held)
+        yield from self._respond_in_steps(context, request_id, [answer], held)
+        return None
+
+    def _begin(self, connection: Any, steps: Steps) -> None:
+        """Run `steps`, which serve a request of `connection` to its end."""
+        ending = self.turns.run(steps)
+        if inspect.isawaitable(ending):
+            self._keep(self._guarded(connection, ending))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, connection: Any, ending: Awaitable[None]) -> None:
+        try:
+            await ending
+        except MemoryError:
+            connection.close("no memory was left for its request")
+        except Exception as broken:
+            self.fatal(broken)
+            raise
 
     def _execute(self, api: Api, context: RequestContext, request: Any) -> Any:
         """The handler's response or an awaitable of it, all trouble told in it; None: it has no place."""
@@ -110,19 +147,33 @@ class Dispatcher:
             return self._failed(api, context, request, trouble)
         return self._settled(api, context, request, answer) if inspect.isawaitable(answer) else answer
 
+    def _executed_in_steps(self, api: Api, context: RequestContext, request: Any) -> Steps:
+        """What `_execute` answers."""
+        assert api.handler is not None
+        try:
+            answer = api.handler(self.services, context, request)
+            if isinstance(answer, Generator):
+                answer = yield from answer
+        except Exception as trouble:
+            return self._failed(api, context, request, trouble)
+        return self._settled(api, context, request, answer) if inspect.isawaitable(answer) else answer
+
     async def _settled(
         self, api: Api, context: RequestContext, request: Any, answer: Awaitable[Any]
     ) -> Any | None:
         try:
-            return await answer
+            settled = await answer
+            while isinstance(settled, Generator) or inspect.isawaitable(settled):
+                settled = self.turns.run(settled) if isinstance(settled, Generator) else await settled
+            return settled
         except Exception as trouble:
             return self._failed(api, context, request, trouble)
 
-    def _routed(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Any | None:
+    def _routed(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
         """None: the request is ours. Else an awaitable of its response, as a message or its frame."""
         assert self.router is not None
         try:
-            answer = self.router.route(api, context, request, frame)
+            answer = yield from self.router.route(api, context, request, frame)
         except Exception as trouble:
             return self._failed(api, context, request, trouble)
         return None if answer is None else self._settled(api, context, request, answer)
@@ -132,6 +183,14 @@ class Dispatcher:
             self._respond(context, request_id, await answer)
         except MemoryError:
             context.connection.close("no memory was left for the response")
+
+    async def _finish_in_steps(
+        self, context: RequestContext, request_id: int, waiting: Awaitable[Any], held: list[Any]
+    ) -> None:
+        answer = [await waiting]
+        ending = self.turns.run(self._respond_in_steps(context, request_id, answer, held))
+        if inspect.isawaitable(ending):
+            await ending
 
     def _failed(self, api: Api, context: RequestContext, request: Any, trouble: Exception) -> Any | None:
         if isinstance(trouble, AssertionError):
@@ -144,24 +203,56 @@ class Dispatcher:
         return refusal(api.key, context.version, request, code_of(trouble), message)
 
     def _respond(self, context: RequestContext, request_id: int, response: Any | None) -> None:
+        if not self._answered(context, request_id, response):
+            self._begin(context.connection, self._respond_in_steps(context, request_id, [response], []))
+
+    def _answered(self, context: RequestContext, request_id: int, response: Any | None) -> bool:
+        """Answer, unless the response is so wide that it has to be encoded in steps."""
         if response is None:
             context.connection.close("the request failed, and its response has no place to say so")
-            return
+            return True
         if isinstance(response, bytes):  # another worker encoded it, or an earlier request
             context.connection.respond(request_id, response)
-            return
+            return True
         if isinstance(response, SharedAnswer):
             response.respond(context.connection, request_id)
-            return
+            return True
         try:
-            frame = codec.encode_response(response, context.version, context.correlation_id)
+            frame = codec.encode_narrow_response(response, context.version, context.correlation_id)
         except Exception as trouble:
-            logger.error(
-                "a response of API %d v%d does not encode", context.api_key, context.version, exc_info=trouble
-            )
-            context.connection.close("the response could not be encoded")
-            return
+            self._not_encoded(context, trouble)
+            return True
+        if frame is None:
+            return False
         context.connection.respond(request_id, frame)
+        return True
+
+    def _respond_in_steps(
+        self, context: RequestContext, request_id: int, answer: list[Any], held: list[Any]
+    ) -> Steps:
+        """Answer, then free the answer and what is `held`. Both are lists, which are emptied."""
+        (response,) = answer
+        if not self._answered(context, request_id, response):
+            try:
+                written = LongAnswer(context.connection, request_id)
+                yield from codec.encode_response_in_steps(
+                    response, context.version, context.correlation_id, written.write
+                )
+                written.finish()
+            except MemoryError:
+                context.connection.close("no memory was left for the response")
+            except Exception as trouble:
+                self._not_encoded(context, trouble)
+            held.append(response)
+        del response
+        answer.clear()
+        yield from codec.free_in_steps(held)
+
+    def _not_encoded(self, context: RequestContext, trouble: Exception) -> None:
+        logger.error(
+            "a response of API %d v%d does not encode", context.api_key, context.version, exc_info=trouble
+        )
+        context.connection.close("the response could not be encoded")
 
     def _refuse_api_versions(self, connection: Any, request_id: int, frame: bytes, api: Api) -> None:
         """The header of an ApiVersions of unknown version is read as v2; its body is not read at all."""
@@ -173,3 +264,15 @@ class Dispatcher:
         response = unsupported(self.services)
         assert response.error_code == errors.UNSUPPORTED_VERSION
         connection.respond(request_id, codec.encode_response(response, 0, header.correlation_id))
+
+
+def _context(connection: Any, header: Any) -> RequestContext:
+    return RequestContext(
+        api_key=header.request_api_key,
+        version=header.request_api_version,
+        correlation_id=header.correlation_id,
+        client_id=header.client_id,
+        client_host=connection.peer_host,
+        listener=connection.listener,
+        connection=connection,
+    )

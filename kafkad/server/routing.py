@@ -17,6 +17,9 @@ What cannot be had because a worker died is told by a code that makes clients tr
 controller and those who are asked with everybody are waited for a while, since a dead worker is back soon; a
 request that changes something is never sent twice.
 
+To look through a wide request, to split it and to put its answers together takes long, so all of that is
+done in steps (server/turns).
+
 Beware: a worker answers what it is sent and passes nothing on, so that two who disagree about an owner do not
 play ball with a request.
 """
@@ -25,16 +28,18 @@ import asyncio
 import inspect
 import logging
 import struct
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kafkad.api import list_offsets
 from kafkad.api.context import RequestContext, Services
 from kafkad.api.table import Api, Route
+from kafkad.coordinator.runtime import at_once
 from kafkad.metadata.image import BROKER_LOGGER
 from kafkad.protocol import codec, errors, messages
 from kafkad.server.peers import PeerLost, PeerTrouble
 from kafkad.server.refusal import refusal
+from kafkad.server.turns import Steps, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +55,7 @@ LIST_OFFSETS, OFFSET_FETCH, DESCRIBE_GROUPS, LIST_GROUPS, DELETE_RECORDS = 2, 9,
 INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH, DESCRIBE_LOG_DIRS, DELETE_GROUPS = 22, 23, 35, 42
 INCREMENTAL_ALTER_CONFIGS, DESCRIBE_PRODUCERS = 44, 61
 SEVERAL_GROUPS_FROM = 8  # OffsetFetch
+LOOKED_AT = 64  # elements of one step
 
 # What a client is told when the worker that should have answered is gone.
 LOST = {
@@ -105,20 +111,21 @@ class RemoteClient:
 
 
 class Router:
-    """One a worker. `execute(api, context, request)` answers a response, or an awaitable of one, and raises
+    """One a worker. `execute(api, context, request)` returns a response, or an awaitable of one, and raises
     nothing."""
 
-    def __init__(self, services: Services, table: dict[int, Api], execute: Execute) -> None:
+    def __init__(self, services: Services, table: dict[int, Api], execute: Execute, turns: Turns) -> None:
         assert services.peers is not None and services.owner_of is not None
         assert services.group_owner is not None
         self._services = services
         self._table = table
         self._execute = execute
+        self._turns = turns
         self._peers = services.peers
         self._me = services.me
         self._owner_of = services.owner_of
         self._group_owner = services.group_owner
-        self._routes: dict[Route, Callable[..., Awaitable[Any] | None]] = {
+        self._routes: dict[Route, Callable[..., Steps]] = {
             Route.CONTROLLER: self._to_controller,
             Route.GROUP: self._to_group,
             Route.PARTITIONS: self._to_partitions,
@@ -126,79 +133,92 @@ class Router:
         }
         self._peers.handle(FORWARD, self._forwarded)
 
-    def route(
-        self, api: Api, context: RequestContext, request: Any, frame: bytes
-    ) -> Awaitable[Any | bytes | None] | None:
-        """None: all of it is this worker's. Else an awaitable of the response, as a message or as its frame;
-        what is sent is on its way when this returns."""
-        return self._routes[api.route](api, context, request, frame)
+    def route(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
+        """In steps. None: all of it is this worker's. Else an awaitable of the response, as a message or as
+        its frame; what is sent is on its way when this returns."""
+        return (yield from self._routes[api.route](api, context, request, frame))
 
     # -- whose it is ---------------------------------------------------------------------------------------
 
-    def _to_controller(
-        self, api: Api, context: RequestContext, request: Any, frame: bytes
-    ) -> Awaitable[Any] | None:
+    def _to_controller(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
         if api.key == INCREMENTAL_ALTER_CONFIGS:
             everybody = tuple(range(self._peers.count))
-            workers = [
-                everybody if resource.resource_type == BROKER_LOGGER else (CONTROLLER,)
-                for resource in request.resources  # log levels are a process's own
-            ]
-            return self._split_list(api, context, request, frame, request.resources, workers)
+            workers = []
+            for resource in request.resources:
+                # log levels are a process's own
+                workers.append(everybody if resource.resource_type == BROKER_LOGGER else (CONTROLLER,))
+                if len(workers) % LOOKED_AT == 0:
+                    yield
+            return (yield from self._split_list(api, context, request, frame, request.resources, workers))
         return None if self._me == CONTROLLER else self._whole(CONTROLLER, api, context, request, frame)
 
-    def _to_group(
-        self, api: Api, context: RequestContext, request: Any, frame: bytes
-    ) -> Awaitable[Any] | None:
+    def _to_group(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
         if api.key not in LISTED or (api.key == OFFSET_FETCH and context.version < SEVERAL_GROUPS_FROM):
             owner = self._owner_of_group(request.group_id)
             return None if owner == self._me else self._whole(owner, api, context, request, frame)
         elements = getattr(request, LISTED[api.key][0])
         if api.key == DELETE_GROUPS:
             elements = list(dict.fromkeys(elements))  # each is answered once
-        workers = [
-            (self._owner_of_group(element.group_id if api.key == OFFSET_FETCH else element),)
-            for element in elements
-        ]
-        return self._split_list(api, context, request, frame, elements, workers)
+        workers = []
+        for element in elements:
+            group_id = element.group_id if api.key == OFFSET_FETCH else element
+            workers.append((self._owner_of_group(group_id),))
+            if len(workers) % LOOKED_AT == 0:
+                yield
+        return (yield from self._split_list(api, context, request, frame, elements, workers))
 
     def _owner_of_group(self, group_id: str | None) -> int:
         owner = None if group_id is None else self._group_owner(group_id)
         return self._me if owner is None else owner
 
-    def _to_partitions(
-        self, api: Api, context: RequestContext, request: Any, frame: bytes
-    ) -> Awaitable[Any] | None:
-        if api.key == LIST_OFFSETS and list_offsets.in_rows(self._services, request):
+    def _to_partitions(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
+        if api.key == LIST_OFFSETS and (yield from list_offsets.in_rows(self._services, request)):
             return None
         names = BY_PARTITION[api.key]
         owners: list[list[int]] = []
+        shares: dict[int, list[Any]] = {}
         for topic in request.topics:
-            asked = getattr(topic, names.partitions)
-            indexes = asked if names.number is None else [getattr(each, names.number) for each in asked]
-            name = getattr(topic, names.topic)
-            owners.append([self._owner_of(name, index) for index in indexes])
-        workers = list(dict.fromkeys(owner for each in owners for owner in each))
-        if not workers or workers == [self._me]:
+            its_owners, its_shares = yield from self._split_topic(topic, names)
+            owners.append(its_owners)
+            for worker, asked in its_shares.items():
+                shares.setdefault(worker, []).append((topic, asked))
+            yield
+        if not shares or list(shares) == [self._me]:
             return None
-        if len(workers) == 1:
-            return self._whole(workers[0], api, context, request, frame)
+        if len(shares) == 1:
+            return self._whole(next(iter(shares)), api, context, request, frame)
 
-        shares: dict[int, list[Any]] = {worker: [] for worker in workers}
-        for topic, its_owners in zip(request.topics, owners, strict=True):
-            asked = getattr(topic, names.partitions)
-            for worker in dict.fromkeys(its_owners):
-                its = [each for each, owner in zip(asked, its_owners, strict=True) if owner == worker]
-                shares[worker].append(like(topic, **{names.partitions: its}))
-        parts = {worker: like(request, topics=share) for worker, share in shares.items()}
+        parts = {}
+        for worker, share in shares.items():
+            part = parts[worker] = like(request, topics=[])
+            for topic, asked in share:
+                part.topics.append(like(topic, **{names.partitions: asked}))
+                yield
         merge = self._merged_once if names.each_once else self._merged_partitions
-        return merge(request, names, owners, self._ask_all(api, context, parts))
+        return merge(request, names, owners, (yield from self._ask_all(api, context, parts)))
 
-    def _to_everybody(
-        self, api: Api, context: RequestContext, request: Any, frame: bytes
-    ) -> Awaitable[Any] | None:
+    def _split_topic(
+        self, topic: Any, names: Names
+    ) -> Generator[None, None, tuple[list[int], dict[int, list[Any]]]]:
+        """The owner of each partition that is asked for, and by owner what is asked of it."""
+        name = getattr(topic, names.topic)
+        owners: list[int] = []
+        shares: dict[int, list[Any]] = {}
+        for asked in getattr(topic, names.partitions):
+            owner = self._owner_of(name, asked if names.number is None else getattr(asked, names.number))
+            owners.append(owner)
+            share = shares.get(owner)
+            if share is None:
+                shares[owner] = [asked]
+            else:
+                share.append(asked)
+            if len(owners) % LOOKED_AT == 0:
+                yield
+        return owners, shares
+
+    def _to_everybody(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
         parts = dict.fromkeys(range(self._peers.count), request)
-        answers = self._ask_all(api, context, parts, frame)
+        answers = yield from self._ask_all(api, context, parts, frame)
         return self._merged_of_all(MERGE_ALL[api.key], answers)
 
     def _split_list(
@@ -209,19 +229,21 @@ class Router:
         frame: bytes,
         elements: Sequence[Any],
         workers: Sequence[tuple[int, ...]],
-    ) -> Awaitable[Any] | None:
+    ) -> Steps:
         """Each element goes to its `workers`."""
         shares: dict[int, list[Any]] = {}
-        for element, its_workers in zip(elements, workers, strict=True):
+        for count, (element, its_workers) in enumerate(zip(elements, workers, strict=True)):
             for worker in its_workers:
                 shares.setdefault(worker, []).append(element)
+            if count % LOOKED_AT == LOOKED_AT - 1:
+                yield
         if not shares or list(shares) == [self._me]:
             return None
         if len(shares) == 1:
             return self._whole(next(iter(shares)), api, context, request, frame)
         asked, answered = LISTED[api.key]
         parts = {worker: like(request, **{asked: share}) for worker, share in shares.items()}
-        return self._merged_list(answered, workers, self._ask_all(api, context, parts))
+        return self._merged_list(answered, workers, (yield from self._ask_all(api, context, parts)))
 
     # -- asking --------------------------------------------------------------------------------------------
 
@@ -241,7 +263,7 @@ class Router:
 
     def _ask_all(
         self, api: Api, context: RequestContext, parts: dict[int, Any], frame: bytes | None = None
-    ) -> dict[int, Any]:
+    ) -> Generator[None, None, dict[int, Any]]:
         """By worker what will be its response: a message, or an awaitable of one. Ours is answered last, when
         the others have begun. `frame`: of all of them, where they are the same."""
         answers: dict[int, Any] = {}
@@ -249,7 +271,7 @@ class Router:
             if worker != self._me:
                 sent = frame
                 if sent is None:
-                    sent = codec.encode_request(
+                    sent = yield from codec.encode_request_in_steps(
                         request, context.version, context.correlation_id, context.client_id
                     )
                 waiting = self._ask(worker, api, pack(context, sent))
@@ -265,8 +287,14 @@ class Router:
             return self._refusal(api, context, request, trouble)
         if not frame:
             return refusal(api.key, context.version, request, errors.UNKNOWN_SERVER_ERROR)
-        _, response = codec.decode_response(codec.response_class(api.key), context.version, frame)
-        return response
+        cls = codec.response_class(api.key)
+        if len(frame) < codec.WIDE_FRAME:
+            return codec.decode_response(cls, context.version, frame)[1]
+        return (await self._in_turns(codec.decode_response_in_steps(cls, context.version, frame)))[1]
+
+    async def _in_turns(self, steps: Steps) -> Any:
+        result = self._turns.run(steps)
+        return await result if inspect.isawaitable(result) else result
 
     def _ask(self, worker: int, api: Api, payload: bytes) -> Awaitable[bytes]:
         """The answer of another worker; the call is sent before this returns, if it can be."""
@@ -307,8 +335,13 @@ class Router:
     # -- being asked ---------------------------------------------------------------------------------------
 
     def _forwarded(self, sender: int, payload: bytes) -> Any:
+        steps = self._forwarded_in_steps(payload)
+        return at_once(steps) if len(payload) < codec.WIDE_FRAME else self._turns.run(steps)
+
+    def _forwarded_in_steps(self, payload: bytes) -> Steps:
+        """The frame of the answer, or an awaitable of it."""
         client, frame = unpack(payload)
-        header, request = codec.decode_request(frame)
+        header, request = yield from codec.decode_request_in_steps(frame)
         api = self._table[header.request_api_key]
         context = RequestContext(
             api_key=api.key,
@@ -321,7 +354,29 @@ class Router:
             principal=client.principal,
         )
         answer = self._execute(api, context, request)
-        return _encoded_later(context, answer) if inspect.isawaitable(answer) else _encoded(context, answer)
+        held = [request]
+        del request
+        if inspect.isawaitable(answer):
+            return self._encoded_later(context, answer, held)
+        frame = self._encoded(context, [answer])
+        del answer
+        yield from codec.free_in_steps(held)
+        return frame
+
+    async def _encoded_later(
+        self, context: RequestContext, waiting: Awaitable[Any], held: list[Any]
+    ) -> bytes:
+        frame = self._encoded(context, [await waiting])
+        encoded: bytes = await frame if inspect.isawaitable(frame) else frame
+        await self._in_turns(codec.free_in_steps(held))
+        return encoded
+
+    def _encoded(self, context: RequestContext, answer: list[Any]) -> Any:
+        """The answer's frame, or an awaitable of it; nothing for None."""
+        if answer[0] is None:
+            return b""
+        frame = codec.encode_narrow_response(answer[0], context.version, context.correlation_id)
+        return self._turns.run(_encode_wide(context, answer)) if frame is None else frame
 
     # -- putting together ----------------------------------------------------------------------------------
 
@@ -329,58 +384,23 @@ class Router:
         self, request: Any, names: Names, owners: list[list[int]], answers: dict[int, Any]
     ) -> Any:
         responses = await _all(answers)
-        response = type(next(iter(responses.values())))()
-        topics = {worker: iter(each.topics) for worker, each in responses.items()}
-        for topic, its_owners in zip(request.topics, owners, strict=True):
-            its = {worker: next(topics[worker]) for worker in dict.fromkeys(its_owners)}
-            partitions = {worker: iter(each.partitions) for worker, each in its.items()}
-            merged = type(response).Topics(**{names.topic: getattr(topic, names.topic)})
-            merged.partitions = [next(partitions[owner]) for owner in its_owners]
-            response.topics.append(merged)
-        return response
+        return await self._in_turns(_merge_partitions(request, names, owners, responses))
 
     async def _merged_once(
         self, request: Any, names: Names, owners: list[list[int]], answers: dict[int, Any]
     ) -> Any:
-        """As `_merged_partitions`, where workers answer a topic or partition that is named twice once."""
-        assert names.number is not None
-        owner_of: dict[str, dict[int, int]] = {}
-        for topic, its_owners in zip(request.topics, owners, strict=True):
-            for asked, owner in zip(getattr(topic, names.partitions), its_owners, strict=True):
-                its = owner_of.setdefault(getattr(topic, names.topic), {})
-                its[getattr(asked, names.number)] = owner
         responses = await _all(answers)
-        response = type(next(iter(responses.values())))()
-        answered = {
-            (worker, topic.name, each.partition_index): each
-            for worker, answer in responses.items()
-            for topic in answer.topics
-            for each in topic.partitions
-        }
-        for name, its in owner_of.items():
-            merged = type(response).Topics(name=name)
-            merged.partitions = [answered[owner, name, index] for index, owner in its.items()]
-            response.topics.append(merged)
-        return response
+        return await self._in_turns(_merge_once(request, names, owners, responses))
 
     async def _merged_list(
         self, answered: str, workers: Sequence[tuple[int, ...]], answers: dict[int, Any]
     ) -> Any:
-        """Of an element that several answered the first error counts."""
         responses = await _all(answers)
-        response = type(next(iter(responses.values())))()
-        each: dict[int, Iterator[Any]] = {
-            worker: iter(getattr(one, answered)) for worker, one in responses.items()
-        }
-        merged = getattr(response, answered)
-        for its_workers in workers:
-            outcomes = [next(each[worker]) for worker in its_workers]
-            merged.append(next((one for one in outcomes if one.error_code), outcomes[0]))
-        return response
+        return await self._in_turns(_merge_list(answered, workers, responses))
 
-    async def _merged_of_all(self, merge: Callable[[list[Any]], Any], answers: dict[int, Any]) -> Any:
+    async def _merged_of_all(self, merge: Callable[[list[Any]], Steps], answers: dict[int, Any]) -> Any:
         responses = await _all(answers)
-        return merge([responses[worker] for worker in sorted(responses)])
+        return await self._in_turns(merge([responses[worker] for worker in sorted(responses)]))
 
 
 def like(message: Any, **changes: Any) -> Any:
@@ -420,29 +440,97 @@ async def _all(answers: dict[int, Any]) -> dict[int, Any]:
     return answers | dict(zip(waiting, found, strict=True))
 
 
-async def _encoded_later(context: RequestContext, answer: Awaitable[Any]) -> bytes:
-    return _encoded(context, await answer)
+def _encode_wide(context: RequestContext, answer: list[Any]) -> Generator[None, None, bytes]:
+    """The frame of `answer`, which is emptied."""
+    pieces: list[bytes] = []
+    yield from codec.encode_response_in_steps(
+        answer[0], context.version, context.correlation_id, pieces.append
+    )
+    yield from codec.free_in_steps(answer)
+    return b"".join(pieces)
 
 
-def _encoded(context: RequestContext, response: Any | None) -> bytes:
-    if response is None:
-        return b""
-    return codec.encode_response(response, context.version, context.correlation_id)
+def _merge_partitions(
+    request: Any, names: Names, owners: list[list[int]], responses: dict[int, Any]
+) -> Steps:
+    response = type(next(iter(responses.values())))()
+    topics = {worker: iter(each.topics) for worker, each in responses.items()}
+    for topic, its_owners in zip(request.topics, owners, strict=True):
+        its = {worker: next(topics[worker]) for worker in dict.fromkeys(its_owners)}
+        partitions = {worker: iter(each.partitions) for worker, each in its.items()}
+        merged = type(response).Topics(**{names.topic: getattr(topic, names.topic)})
+        response.topics.append(merged)
+        for owner in its_owners:
+            merged.partitions.append(next(partitions[owner]))
+            if len(merged.partitions) % LOOKED_AT == 0:
+                yield
+        yield
+    return response
 
 
-def _merge_groups(responses: Iterable[Any]) -> Any:
+def _merge_once(request: Any, names: Names, owners: list[list[int]], responses: dict[int, Any]) -> Steps:
+    """As `_merge_partitions`, where workers answer a topic or partition that is named twice once."""
+    assert names.number is not None
+    owner_of: dict[str, dict[int, int]] = {}
+    count = 0
+    for topic, its_owners in zip(request.topics, owners, strict=True):
+        its = owner_of.setdefault(getattr(topic, names.topic), {}) if its_owners else {}
+        for asked, owner in zip(getattr(topic, names.partitions), its_owners, strict=True):
+            its[getattr(asked, names.number)] = owner
+            count += 1
+            if count % LOOKED_AT == 0:
+                yield
+        yield
+    answered = {}
+    for worker, answer in responses.items():
+        for topic in answer.topics:
+            for each in topic.partitions:
+                answered[worker, topic.name, each.partition_index] = each
+                count += 1
+                if count % LOOKED_AT == 0:
+                    yield
+            yield
+    response = type(next(iter(responses.values())))()
+    for name, its in owner_of.items():
+        merged = type(response).Topics(name=name)
+        response.topics.append(merged)
+        for index, owner in its.items():
+            merged.partitions.append(answered[owner, name, index])
+            if len(merged.partitions) % LOOKED_AT == 0:
+                yield
+        yield
+    return response
+
+
+def _merge_list(answered: str, workers: Sequence[tuple[int, ...]], responses: dict[int, Any]) -> Steps:
+    """If several workers answered for the same element, the first error wins."""
+    response = type(next(iter(responses.values())))()
+    each: dict[int, Iterator[Any]] = {
+        worker: iter(getattr(one, answered)) for worker, one in responses.items()
+    }
+    merged = getattr(response, answered)
+    for its_workers in workers:
+        outcomes = [next(each[worker]) for worker in its_workers]
+        merged.append(next((one for one in outcomes if one.error_code), outcomes[0]))
+        if len(merged) % LOOKED_AT == 0:
+            yield
+    return response
+
+
+def _merge_groups(responses: Iterable[Any]) -> Steps:
     """A client that is told an error asks again, and gets no half of the groups meanwhile."""
     merged = messages.ListGroupsResponse()
     for response in responses:
         if response.error_code and not merged.error_code:
             merged.error_code = response.error_code
         merged.groups.extend(response.groups)
+        yield
     if merged.error_code:
         merged.groups = []
     return merged
 
 
-def _merge_log_dirs(responses: Iterable[Any]) -> Any:
+def _merge_log_dirs(responses: Iterable[Any]) -> Steps:
     """Each worker tells of every directory, with its own logs in it."""
     merged = messages.DescribeLogDirsResponse()
     directories: dict[str, Any] = {}
@@ -465,6 +553,7 @@ def _merge_log_dirs(responses: Iterable[Any]) -> Any:
                     directory.topics.append(topic)
                 else:
                     known.partitions.extend(topic.partitions)
+                yield
     return merged
 
 

@@ -61,9 +61,11 @@ def ask(cluster, names, version=12, listener="PLAINTEXT", **fields):
         codec.encode(answer, version)  # each answer can be sent
         return answer
     everything = names is None or (version == 0 and not names)
-    slow = metadata_module._answer(
-        services, context, request, cluster.image.topics if everything else None, {}
-    )
+    topics = () if everything else request.topics
+    asked = finish(metadata_module._distinct(topics))
+    if everything:
+        asked.names.update(dict.fromkeys(cluster.image.topics))
+    slow = finish(metadata_module._answer(services, context, request, asked, {}))
     assert body_of(answer) == codec.encode_response(slow, version, 1)[4:]
     assert finish(metadata(services, context, request)) == answer  # once more, by what is kept
     return slow
@@ -161,7 +163,7 @@ def test_a_controller_that_answers_later_is_waited_for(cluster):
 
     services.controller = SimpleNamespace(auto_create=auto_create)
     request = messages.MetadataRequest(topics=[messages.MetadataRequest.Topics(name="fresh")])
-    response = asyncio.run(metadata(services, context_of(3, 12), request))
+    response = finish(asyncio.run(metadata(services, context_of(3, 12), request)))
     assert response.topics[0].error_code == 0
 
 
@@ -175,7 +177,7 @@ def test_a_controller_that_is_gone_is_no_reason_to_hide_what_is_there(cluster):
     services.controller = SimpleNamespace(auto_create=auto_create)
     cls = messages.MetadataRequest
     request = cls(topics=[cls.Topics(name="here"), cls.Topics(name="new")])
-    response = asyncio.run(metadata(services, context_of(3, 12), request))
+    response = finish(asyncio.run(metadata(services, context_of(3, 12), request)))
     assert [(topic.name, topic.error_code) for topic in response.topics] == [
         ("here", errors.NONE),
         ("new", errors.LEADER_NOT_AVAILABLE),

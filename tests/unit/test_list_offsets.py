@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from kafkad.api import list_offsets
+from kafkad.coordinator.runtime import at_once
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.protocol.records import Record, build_batch, end_marker
@@ -56,7 +57,7 @@ def agreed(world, index=0):
         for isolation in (0, 1):
             for version in (since, 11):
                 asked = request(timestamp, index=index, isolation=isolation)
-                assert list_offsets.in_rows(services_of(other), asked)
+                assert at_once(list_offsets.in_rows(services_of(other), asked))
                 assert tell(other, asked, version) == tell(owner, asked, version)
         for epoch in range(5):
             asked = request(timestamp, index=index, epoch=epoch)
@@ -95,14 +96,14 @@ def test_any_worker_tells_starts_and_ends_as_the_owner_does(world, index):
 def test_timestamps_are_the_owners_and_so_is_all_of_such_a_request(world):
     other = services_of(world.other("t", 0))
     for timestamps in ((1_000,), (-3,), (-1, 5), (-7,)):
-        assert not list_offsets.in_rows(other, request(*timestamps))
+        assert not at_once(list_offsets.in_rows(other, request(*timestamps)))
     assert tell(world.other("t", 0), request(1_000))[0][0] == errors.NOT_LEADER_OR_FOLLOWER
 
 
 def test_a_partition_named_twice_is_refused_once_by_whoever_answers(world):
     """HUNTS N7: as in Kafka, one entry in the answer."""
     for worker in world.workers:
-        assert list_offsets.in_rows(services_of(worker), request(-1, -2))
+        assert at_once(list_offsets.in_rows(services_of(worker), request(-1, -2)))
         assert [code for code, *_ in tell(worker, request(-1, -2))] == [errors.INVALID_REQUEST]
 
 
@@ -110,9 +111,9 @@ def test_what_nobody_has_announced_is_asked_of_its_owner(world):
     world.commit(*topic("u", partitions=2))
     for index in range(2):
         asked = request(-1, index=index, name="u")
-        assert list_offsets.in_rows(services_of(world.owner("u", index)), asked)
-        assert not list_offsets.in_rows(services_of(world.other("u", index)), asked)
-    assert not list_offsets.in_rows(services_of(world.workers[0]), request(-1, name="nobody's"))
+        assert at_once(list_offsets.in_rows(services_of(world.owner("u", index)), asked))
+        assert not at_once(list_offsets.in_rows(services_of(world.other("u", index)), asked))
+    assert not at_once(list_offsets.in_rows(services_of(world.workers[0]), request(-1, name="nobody's")))
 
 
 def test_a_partition_that_is_not_led_is_refused_as_its_owner_would(world):

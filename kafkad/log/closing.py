@@ -11,12 +11,11 @@ groups:
 The data directory, which fresh logs have in common, is synced once.
 """
 
-import itertools
-import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkad.log.checkpoints import sync_directory
+from kafkad.log.parallel import run_all
 from kafkad.protocol.errors import KafkaError
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def close_logs(logs: "Sequence[Log]", clean: bool) -> "Iterator[tuple[Log, Kafka
             if work is not None:
                 _sync_shared(log, work, synced)
                 begun.append((log, work))
-        errors = _in_threads([work for _, work in begun])
+        errors = run_all([work for _, work in begun], THREADS, "kafkad-close")
         for (log, work), error in zip(begun, errors, strict=True):
             try:
                 log.end_close(work, error)
@@ -57,29 +56,3 @@ def _sync_shared(log: "Log", work: Any, synced: set[str]) -> None:
             continue  # the work tries it again, and tells what becomes of it
         synced.add(path)
     work.directories = work.directories - synced
-
-
-def _in_threads(works: list[Any]) -> list[Exception | None]:
-    """Run each work; what it raised, or None."""
-    errors: list[Exception | None] = [None] * len(works)
-    numbers = itertools.count()
-
-    def run() -> None:
-        while (number := next(numbers)) < len(works):
-            try:
-                works[number]()
-            except Exception as trouble:
-                errors[number] = trouble
-
-    threads: list[threading.Thread] = []
-    for _ in range(min(THREADS, len(works)) - 1):
-        thread = threading.Thread(target=run, name="kafkad-close")
-        try:
-            thread.start()
-        except RuntimeError:
-            break  # the system has no more threads: those that run do it, and this one
-        threads.append(thread)
-    run()
-    for thread in threads:
-        thread.join()
-    return errors

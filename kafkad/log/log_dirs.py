@@ -27,7 +27,6 @@ import struct
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -63,6 +62,7 @@ from kafkad.log.identity import DirectoryTrouble as DirectoryTrouble
 from kafkad.log.identity import identify
 from kafkad.log.log import Log, Scheduler
 from kafkad.log.log_starts import LogStarts, keep_all
+from kafkad.log.parallel import run_all
 from kafkad.log.removal import Removals
 from kafkad.log.strays import restore, set_aside, stray_path, topic_id_of
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
@@ -286,10 +286,9 @@ class LogDirs:
                 )
         if unclean and len(jobs) > 1:
             # The scans release the GIL, so threads pay; opening clean logs does not.
-            threads = self._recovery_threads(workers)
-            with ThreadPoolExecutor(threads, thread_name_prefix="kafkad-recovery") as pool:
-                for result in [pool.submit(job) for job in jobs]:
-                    result.result()
+            for trouble in run_all(jobs, self._recovery_threads(workers), "kafkad-recovery"):
+                if trouble is not None:
+                    raise trouble
         else:
             for job in jobs:
                 job()

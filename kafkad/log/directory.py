@@ -128,7 +128,8 @@ class Directory:
         self.in_flight: list[Mapping[Key, object]] = []  # what threads are about to write
         self.writing = False  # a thread is writing checkpoints
         self.serial = 0  # of the newest ones that were asked for
-        self._write_lock = threading.Lock()
+        self._write_lock = threading.Lock()  # never held across an fsync, but for the last try
+        self._turn = threading.Lock()  # of the threads that write a checkpoint; no loop takes it
         self._seen: dict[str, tuple[Signature, dict[Key, int]]] = {}
 
     def logs(self) -> "list[Log]":
@@ -163,7 +164,8 @@ class Directory:
 
     def write_log_starts(self, starts: "Mapping[Key, tuple[Log, int]]", sync: bool) -> None:
         """In any thread; raises OSError. A log that was deleted since `starts` was taken is left out, also
-        where another one has its name by now."""
+        where another one has its name by now. Without `sync` power loss may leave the file of before, but
+        never a part of either: it also holds what was kept for other partitions."""
 
         def take() -> dict[Key, int]:
             ours = self.logs_by_key
@@ -171,63 +173,83 @@ class Directory:
 
         def wrote(offsets: dict[Key, int]) -> None:
             self.written[LOG_START_OFFSETS] = offsets
-            self.unsynced.add(LOG_START_OFFSETS)  # the next checkpoint writes it again, with an fsync
+            self.unsynced.add(LOG_START_OFFSETS)  # the next checkpoint writes it again, and syncs its name
 
-        if sync:
-            self._write_synced(LOG_START_OFFSETS, take, wrote)
-            return
-        with self._write_lock, self._alone():
-            offsets = take()
-            self._write(LOG_START_OFFSETS, offsets, sync=False)
-            wrote(offsets)
+        self._write_synced(LOG_START_OFFSETS, take, wrote, sync_name=sync)
 
     def may_name(self, key: Key) -> bool:
-        """Whether a checkpoint of this directory has an entry for `key`, or is about to get one."""
-        return any(key in offsets for offsets in (*self.written.values(), *self.in_flight))
+        """Whether a checkpoint of this directory has an entry for `key`, or is about to get one. Waits for
+        no lock. Raises OSError."""
+        return any(key in offsets for offsets in self.in_flight) or any(
+            key in self._found(name) for name in CHECKPOINTS
+        )
 
-    def forget(self, key: Key) -> None:
-        """What a deleted partition of that name left must not be taken for the new one's. Raises OSError."""
-        with self._write_lock, self._alone():
-            for name in CHECKPOINTS:
-                found = self._found(name)
-                if key in found:
-                    found = {other: offset for other, offset in found.items() if other != key}
-                    write_offsets(os.path.join(self.path, name), found)
+    def forget(self, *keys: Key) -> None:
+        """Drop the entries of partitions that have no directory here any more. In any thread; raises
+        OSError."""
+        for name in CHECKPOINTS:
+            without = partial(self._without, name, keys)
+            with self._write_lock, self._alone():
+                if without() is None:
+                    continue
+            self._write_synced(name, without, partial(self._forgot, name, keys), merge=lambda found: found)
+
+    def _without(self, name: str, keys: tuple[Key, ...]) -> dict[Key, int] | None:
+        found = self._found(name)
+        gone = {
+            key
+            for key in keys
+            if key in found and not os.path.exists(os.path.join(self.path, partition_directory(*key)))
+        }
+        return {key: offset for key, offset in found.items() if key not in gone} if gone else None
+
+    def _forgot(self, name: str, keys: tuple[Key, ...], _written: dict[Key, int]) -> None:
+        before = self.written.get(name)
+        if before is not None and any(key in before for key in keys):
+            self.written[name] = {key: offset for key, offset in before.items() if key not in keys}
 
     def _write_synced(
         self,
         name: str,
         take: Callable[[], dict[Key, int] | None],
         wrote: Callable[[dict[Key, int]], None],
+        *,
+        merge: Callable[[dict[Key, int]], dict[Key, int]] | None = None,
+        sync_name: bool = True,
     ) -> None:
-        """Writes what `take` gives (None: nothing), and calls `wrote` with it; both under the locks.
+        """Write what `take` gives (None: nothing), and call `wrote` with it; both under the locks. `merge`
+        makes the content of the file of it.
 
-        The fsync of the new file comes between two short times under the locks, so no loop waits for it. If
-        another worker has written the checkpoint meanwhile, or a log has come or gone, all is done again."""
+        The fsync of the new file comes between two short times under the locks, so nobody else waits for it.
+        If another worker has written the checkpoint meanwhile, or a log has come or gone, all is done
+        again. One thread of this worker does this at a time: they use the same name for the new file."""
         path = os.path.join(self.path, name)
         beside = f"{path}.{self.writer}.tmp"
-        for _ in range(TRIES):
-            with ExitStack() as held:
+        merge = merge or partial(self._merged, name)
+        with self._turn:
+            for _ in range(TRIES):
+                with ExitStack() as held:
+                    with self._write_lock, self._alone():
+                        offsets, ours, before = take(), dict(self.logs_by_key), self._hold(path, held)
+                        if offsets is None:
+                            return
+                        lines = offsets_text(merge(offsets))
+                    held.callback(_unlink, beside)
+                    write_new(beside, lines, sync=True)
+                    with self._write_lock, self._alone():
+                        if take() == offsets and self.logs_by_key == ours and _identity(path) == before:
+                            os.replace(beside, path)
+                            wrote(offsets)
+                            break
+            else:
                 with self._write_lock, self._alone():
-                    offsets, ours, before = take(), dict(self.logs_by_key), self._hold(path, held)
-                    if offsets is None:
-                        return
-                    lines = offsets_text(self._merged(name, offsets))
-                held.callback(_unlink, beside)
-                write_new(beside, lines, sync=True)
-                with self._write_lock, self._alone():
-                    if take() == offsets and self.logs_by_key == ours and _identity(path) == before:
-                        os.replace(beside, path)
+                    offsets = take()
+                    if offsets is not None:
+                        write_offsets(path, merge(offsets))
                         wrote(offsets)
-                        break
-        else:
-            with self._write_lock, self._alone():
-                offsets = take()
-                if offsets is not None:
-                    self._write(name, offsets, sync=True)
-                    wrote(offsets)
-            return
-        sync_directory(self.path)
+                return
+        if sync_name:
+            sync_directory(self.path)
 
     @staticmethod
     def _hold(path: str, held: ExitStack) -> int | None:
@@ -238,9 +260,6 @@ class Directory:
             return None
         held.callback(os.close, fd)
         return os.fstat(fd).st_ino
-
-    def _write(self, name: str, offsets: dict[Key, int], *, sync: bool) -> None:
-        write_offsets(os.path.join(self.path, name), self._merged(name, offsets), sync=sync)
 
     def _merged(self, name: str, offsets: dict[Key, int]) -> dict[Key, int]:
         if not self.shared:

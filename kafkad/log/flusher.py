@@ -173,17 +173,6 @@ class Flusher:
         self._log.on_failure(error)
         raise KafkaError(KAFKA_STORAGE_ERROR, str(error)) from error
 
-    def sync_directory_now(self) -> None:
-        """Blocks. OSError: the fsync failed. After a shortage it is left to the next flush."""
-        try:
-            _sync_all((self._log.directory,), os.O_RDONLY | os.O_DIRECTORY, os.fsync)
-        except NotOpened as e:
-            if e.errno in FATAL:
-                raise
-            report(self._log.directory, "syncing the directory", e)
-            self.directories.add(self._log.directory)
-            self.request()
-
     def request_if_due(self, now_ms: int) -> None:
         log = self._log
         if log.config.flush_ms >= LONG_MAX:

@@ -27,12 +27,10 @@ from kafkad.log.checkpoints import (
     write_partition_metadata,
 )
 from kafkad.log.filenames import (
-    DELETED,
     INDEX,
     LEADER_EPOCHS,
     LOG,
     PARTITION_METADATA,
-    SEGMENT_SUFFIXES,
     SNAPSHOT,
     TIME_INDEX,
     TXN_INDEX,
@@ -43,8 +41,7 @@ from kafkad.log.flusher import FATAL, LONG_MAX, RETRY_MS, Flusher, Work
 from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.log.next_segment import NextSegment
 from kafkad.log.producer_state import load_snapshot, write_snapshot
-from kafkad.log.removal import unlink_later
-from kafkad.log.retention import SegmentFacts, deletable_count
+from kafkad.log.segment_deletion import delete_due
 from kafkad.log.shortages import report
 from kafkad.log.txn_index import AbortedTxn, append_entries, read_txn_index, write_txn_index
 from kafkad.protocol.errors import (
@@ -142,8 +139,10 @@ class Log:
         "_waiting_watermark",
         "closed",
         "directory",
+        "keep_log_start",
         "leader_epochs",
         "native",
+        "next_start",
         "on_log_start",
         "on_offline",
         "partition",
@@ -267,6 +266,8 @@ class Log:
         self.scheduler = scheduler
         self.producer_expiration_ms = producer_expiration_ms
         self.on_log_start: Callable[[Log], None] | None = None  # notes what DeleteRecords moved
+        self.keep_log_start: Callable[[Log, Callable[[OSError | None], None]], None] | None = None
+        self.next_start = -1  # to which retention is about to move the log start, when that is on the disk
         self.on_offline: Callable[[Log, OSError], None] | None = None
         self.closed = False
         self.scanned_bytes = 0  # by recovery
@@ -316,6 +317,12 @@ class Log:
         return self.native.log_start_offset
 
     @property
+    def start_to_keep(self) -> int:
+        """The log start offset that a checkpoint has to hold; 0 if the first segment's name says it."""
+        start = max(self.log_start_offset, self.next_start)
+        return start if start > self.native.first_base_offset else 0
+
+    @property
     def end_offset(self) -> int:
         return self.native.end_offset
 
@@ -358,7 +365,7 @@ class Log:
         try:
             write_partition_metadata(self.directory, topic_id, sync=False)
         except OSError as e:
-            raise self._refused(e) from e
+            raise self.refuse(e) from e
         self._flusher.paths.add(os.path.join(self.directory, PARTITION_METADATA))
 
     # -- leading ---------------------------------------------------------------------------------------------
@@ -377,7 +384,7 @@ class Log:
             change()
         except OSError as e:
             if e.errno in FATAL:
-                raise self._refused(e) from e
+                raise self.refuse(e) from e
             report(self.directory, "writing the leader epochs", e)
 
     def resign(self, code: int = NOT_LEADER_OR_FOLLOWER) -> None:
@@ -543,7 +550,7 @@ class Log:
             for suffix in (LOG, INDEX, TIME_INDEX):
                 with suppress(OSError):
                     os.unlink(segment_file(self.directory, base, suffix))
-            raise self._refused(e) from e
+            raise self.refuse(e) from e
         # The new segment takes appends now: its name must be on the disk before they are acknowledged.
         self._flusher.directories.add(self.directory)
         self._flusher.paths.update(
@@ -560,7 +567,7 @@ class Log:
             path = write_snapshot(self.directory, base, self.native.producers, sync=False)
         except OSError as e:
             if e.errno in FATAL:
-                raise self._refused(e) from e
+                raise self.refuse(e) from e
             report(self.directory, "writing a producer snapshot", e, level=logging.WARNING)
             return
         self._snapshot_offset = base
@@ -745,7 +752,8 @@ class Log:
         for _, callback in waiting:
             callback(error)
 
-    def _refused(self, error: OSError) -> KafkaError:
+    def refuse(self, error: OSError) -> KafkaError:
+        """What to raise because of `error`, which is logged; a broken disk takes the log offline."""
         if error.errno in FATAL:
             self.on_failure(error)
         else:
@@ -756,7 +764,7 @@ class Log:
         try:
             return call(*arguments)
         except OSError as e:
-            raise self._refused(e) from e
+            raise self.refuse(e) from e
         except ValueError as e:
             raise KafkaError(CORRUPT_MESSAGE, str(e)) from e
 
@@ -782,93 +790,34 @@ class Log:
     def advance_log_start(self, offset: int) -> None:
         """Never back. For followers, and for a metadata log above a snapshot."""
         if offset > self.log_start_offset:
-            self.native.set_log_start(offset)
-            self._refresh_stable()
-            self._change_epochs(lambda: self.leader_epochs.truncate_from_start(offset))
+            self.set_log_start(offset)
+            self.forget_epochs_below(offset)
 
     def apply_retention(self, now_ms: int) -> int:
-        """Deletes the oldest segments that retention or the log start offset lets go; how many. Raises
+        """Delete the oldest segments that retention or the log start offset lets go; how many. Raises
         KafkaError; what is left over goes next time."""
-        native = self.native
-        if self.closed or (native.count == 1 and native.active_size == 0):
-            return 0
-        by_policy = "delete" in self._config.cleanup_policy
-        retention_ms = self._config.retention_ms if by_policy else -1
-        rows = native.segment_rows()
+        return delete_due(self, now_ms)
 
-        def facts() -> Iterator[SegmentFacts]:
-            # Lazy: reading a timestamp may open a file, and the first segment that stays ends the search.
-            for at, ((base, size, created_ms), next_base) in enumerate(
-                zip(rows, self._next_bases(rows), strict=True)
-            ):
-                largest = self._io(native.segment_max_timestamp, at)[0] if retention_ms >= 0 else 0
-                yield SegmentFacts(base, next_base, size, largest if largest >= 0 else created_ms)
+    def set_log_start(self, offset: int) -> None:
+        """Clients see it at once. `leader_epochs` follows."""
+        self.native.set_log_start(offset)
+        self._refresh_stable()
 
-        count = deletable_count(
-            facts(),
-            total_size=sum(size for _, size, _ in rows),
-            segment_count=len(rows),
-            now_ms=now_ms,
-            high_watermark=self.high_watermark,
-            log_start_offset=self.log_start_offset,
-            retention_ms=retention_ms,
-            retention_bytes=self._config.retention_bytes if by_policy else -1,
-        )
-        if count:
-            next_base = self._next_bases(rows)[count - 1]
-            if count == len(rows):
-                try:
-                    self.roll(now_ms)
-                except KafkaError:
-                    if self.closed or count == 1:
-                        raise
-                    count -= 1  # a full disk: the other segments make room for a new one
-                    next_base = self._next_bases(rows)[count - 1]
-            if next_base > self.log_start_offset:
-                native.set_log_start(next_base)
-                self._refresh_stable()
-            self._remove_segments(0, count)
-            self._change_epochs(lambda: self.leader_epochs.truncate_from_start(next_base))
-            self._keep_removals()
-            logger.info("%s-%d: %d segments deleted, log start %d",
-                        self.topic, self.partition, count, self.log_start_offset)  # fmt: skip
-        return count
+    def forget_epochs_below(self, offset: int) -> None:
+        self._change_epochs(lambda: self.leader_epochs.truncate_from_start(offset))
+
+    def largest_timestamp(self, at: int) -> int:
+        """The largest record timestamp of a segment; -1 if it has none. Raises KafkaError."""
+        largest: int = self._io(self.native.segment_max_timestamp, at)[0]
+        return largest
+
+    def sync_later(self, directory: str) -> None:
+        """The next flush syncs the names in a directory."""
+        self._flusher.directories.add(directory)
 
     def _next_bases(self, rows: list[tuple[int, int, int]]) -> list[int]:
         """Where each segment of `rows` (of native.segment_rows) ends."""
         return [*(base for base, _, _ in rows[1:]), self.end_offset]
-
-    def _remove_segments(self, first: int, end: int) -> None:
-        # Renamed at once, unlinked later: a reader in another process may be about to open them.
-        gone = []
-        trouble = None
-        for base in self.native.drop_segments(first, end):
-            for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
-                path = segment_file(self.directory, base, suffix)
-                try:
-                    os.replace(path, path + DELETED)
-                except FileNotFoundError:
-                    continue
-                except OSError as e:
-                    trouble = e
-                    gone.append(path)  # the partition knows it no more: it goes under its old name
-                    continue
-                gone.append(path + DELETED)
-        unlink_later(self.scheduler, self._config.file_delete_delay_ms, gone)
-        if trouble is not None:
-            self._refused(trouble)
-
-    def _keep_removals(self) -> None:
-        # The log start offset, which clients see from now on, is where the first segment begins: with flushes
-        # on it does not go back, not even when the power goes.
-        if self._config.flush_messages == LONG_MAX:
-            self._flusher.directories.add(self.directory)
-            return
-        try:
-            self._flusher.sync_directory_now()
-        except OSError as e:
-            self.on_failure(e)
-            raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
 
     def truncate_to(self, offset: int) -> None:
         """Removes everything from `offset` on (to the start of the batch that holds it). Raises
@@ -1003,7 +952,7 @@ class Log:
             if clean:
                 work = self._work_to_close()
         except OSError as e:
-            raise self._refused(e) from e
+            raise self.refuse(e) from e
         finally:
             if work is None:
                 self.closed = True  # after a shortage, too: the next start recovers the log
@@ -1042,7 +991,7 @@ class Log:
             self._flusher.settle(work, error)
             self.native.close_files()
         except OSError as e:
-            raise self._refused(e) from e
+            raise self.refuse(e) from e
         finally:
             self.closed = True
 
@@ -1057,7 +1006,7 @@ class Log:
             if sync:
                 sync_directory(os.path.dirname(directory))
         except OSError as e:
-            raise self._refused(e) from e
+            raise self.refuse(e) from e
         self.directory = directory
         self.native.set_directory(directory)
 

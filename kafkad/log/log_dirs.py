@@ -41,7 +41,6 @@ from kafkad.log.checkpoints import (
     RECOVERY_POINTS,
     make_directory,
     read_offsets,
-    sync_directory,
     take_clean_shutdown,
     write_clean_shutdown,
     write_partition_metadata,
@@ -64,7 +63,9 @@ from kafkad.log.log import Log, Scheduler
 from kafkad.log.log_starts import LogStarts, keep_all
 from kafkad.log.parallel import run_all
 from kafkad.log.removal import Removals
+from kafkad.log.renames import Renames
 from kafkad.log.strays import restore, set_aside, stray_path, topic_id_of
+from kafkad.log.unloaded import Unloaded
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
 
 logger = logging.getLogger("kafkad.log")
@@ -77,7 +78,7 @@ REMOTE_INDEX_CACHE = "remote-log-index-cache"
 
 
 class DirectoryOccupied(KafkaError):
-    """The old directory of a partition of that name is still there: its owner has yet to move it away."""
+    """A partition of that name is still there, or its offsets are, or it is being loaded. Try again soon."""
 
 
 class LogDirs:
@@ -103,10 +104,10 @@ class LogDirs:
         self.restarted = False
         self._told = Told(len(config.log_dirs) + 1)
         self._directories: list[Directory] = []
-        self._renamed: set[Directory] = set()  # partitions in them were, and that is not synced yet
+        self._renames = Renames(self._go_offline)
         self._starts: dict[int, LogStarts] = {}  # by the number of their directory
         self._logs: dict[Key, tuple[Log, Directory]] = {}
-        self._unloaded: dict[Key, tuple[Callable[[], None], Directory]] = {}  # `create` tries them again
+        self._unloaded: dict[Key, Unloaded] = {}  # `create` tries them again
         self._removals = Removals()
 
     @property
@@ -412,11 +413,11 @@ class LogDirs:
                 known_topics is None or found_id in (None, bytes(16)) or found_id == known_topics[topic]
             )
 
-        def open_log() -> None:
+        def open_log() -> Log | None:
             # Recovery may cut, and goes by the topic's configuration: it is not for strangers.
             if not known or (not clean and not is_known(topic_id_of(path))):
                 set_aside(path, topic, index)
-                return
+                return None
             topic_id = known_topics.get(topic) if known_topics is not None else None
             left = self._row_left(topic_id, index)
             log = Log.open(
@@ -443,41 +444,47 @@ class LogDirs:
                     log.move_directory(stray)
                 except KafkaError as e:
                     logger.error("%s could not be moved to %s: %s", path, stray, e)
-                return
+                return None
             if known_topics is not None and log.topic_id == bytes(16):
                 log.adopt_topic_id(known_topics[topic])
-            self._add(log, directory)
+            return log
 
         def job() -> None:
             try:
-                if not directory.offline:
-                    open_log()
+                log = None if directory.offline else open_log()
+                if log is not None:
+                    self._add(log, directory)
             except (OSError, KafkaError, Malformed) as e:
                 if _is_fatal(e):
                     logger.error("%s cannot be loaded, its directory is offline: %s", path, e)
                     self._go_offline(directory)
                 else:
                     logger.error("%s cannot be loaded yet: %s", path, e)
-                    self._unloaded[key] = open_log, directory
+                    self._unloaded[key] = Unloaded(directory, open_log, e)
 
         return job
 
     def _load_again(self, key: Key) -> Log | None:
-        """Load a log that could not be loaded before; None: it was a stray. Raises KafkaError."""
-        open_log, directory = self._unloaded[key]
+        """A log that could not be loaded at the start; None: it was a stray. Raises KafkaError;
+        DirectoryOccupied while a thread tries."""
+        unloaded = self._unloaded[key]
+        directory = unloaded.directory
         if directory.offline:
             raise KafkaError(KAFKA_STORAGE_ERROR, f"the log directory {directory.path} is offline")
-        try:
-            open_log()
-        except (OSError, KafkaError, Malformed) as e:
-            if _is_fatal(e):
+        if not unloaded.loaded:
+            trouble = unloaded.take_trouble()
+            if trouble is None:
+                unloaded.begin(self.scheduler)
+                raise DirectoryOccupied(KAFKA_STORAGE_ERROR, f"{key[0]}-{key[1]} is being loaded")
+            if _is_fatal(trouble):
                 self._go_offline(directory)
-            raise KafkaError(KAFKA_STORAGE_ERROR, f"{key[0]}-{key[1]} cannot be loaded: {e}") from e
+            raise KafkaError(KAFKA_STORAGE_ERROR, f"{key[0]}-{key[1]} cannot be loaded: {trouble}")
         del self._unloaded[key]
-        if key not in self._logs:
+        if unloaded.log is None:
             return None
+        self._add(unloaded.log, directory)
         self._uncount(directory, -1)
-        return self._logs[key][0]
+        return unloaded.log
 
     def _row_left(self, topic_id: bytes | None, index: int) -> RowSlot | None:
         """The row that the owner before us left when it died, which clients and other workers have seen."""
@@ -508,6 +515,7 @@ class LogDirs:
             raise DirectoryTrouble(f"a partition is there twice: {other}, {log.directory}")
         log.on_offline = self._on_offline
         log.on_log_start = self._log_start_moved
+        log.keep_log_start = self._keep_log_start
         if directory.group_commit is not None:
             log.native.commit_with(directory.group_commit)
         self._logs[key] = (log, directory)
@@ -558,13 +566,10 @@ class LogDirs:
             directory = self._place_in(online)
             path = os.path.join(directory.path, partition_directory(topic, index))
             try:
+                self._check_no_offsets(directory, path, key)
                 if self.shared:
                     assert topic_id is not None
                     self._make_alone(directory, path, key, topic_id)
-                elif directory.may_name(key):
-                    self._write_checkpoints(
-                        directory
-                    )  # a deleted partition of that name left its offsets there
                 log = Log.open(
                     path,
                     topic,
@@ -609,6 +614,15 @@ class LogDirs:
             with self._told.alone():
                 self._told.add(directory.number, PARTITIONS, -count)
 
+    def _check_no_offsets(self, directory: Directory, path: str, key: Key) -> None:
+        """A deleted partition of that name may have left its offsets in the checkpoints, which would be
+        taken for the new one's. Raises DirectoryOccupied while they are there; a thread drops them."""
+        if not os.path.exists(path) and directory.may_name(key):
+            self._renames.forget(self.scheduler, directory, key)
+            raise DirectoryOccupied(
+                KAFKA_STORAGE_ERROR, f"{directory.path} still has offsets of {key[0]}-{key[1]}"
+            )
+
     def _make_alone(self, directory: Directory, path: str, key: Key, topic_id: bytes) -> None:
         """The directory of a new partition, while another worker may still have one of that name (its topic
         was deleted a moment ago, or will be) and write the checkpoints. It gets its name, which excludes any
@@ -617,7 +631,6 @@ class LogDirs:
             if topic_id_of(path) in (None, topic_id):
                 return  # ours, made before its worker died
             raise DirectoryOccupied(KAFKA_STORAGE_ERROR, f"{path} is still there")
-        directory.forget(key)  # its owner before has let go of it: who moves a log away has dropped it
         beside = os.path.join(directory.path, left_directory(*key, uuid.uuid4().hex, DELETE_DIR))
         os.mkdir(beside)
         write_partition_metadata(beside, topic_id, sync=False)
@@ -640,9 +653,7 @@ class LogDirs:
         follows, once for many. Unknown partitions are no error."""
         unloaded = self._unloaded.pop((topic, index), None)
         if unloaded is not None:
-            directory = unloaded[1]
-            path = os.path.join(directory.path, partition_directory(topic, index))
-            self._delete_directory(directory, path, topic, index)
+            unloaded.when_at_rest(lambda: self._delete_unloaded(unloaded, topic, index))
             return
         found = self._logs.pop((topic, index), None)
         if found is None:
@@ -655,7 +666,7 @@ class LogDirs:
         path = os.path.join(directory.path, left_directory(topic, index, uuid.uuid4().hex, DELETE_DIR))
         try:
             log.move_directory(path, sync=False)
-            self._renamed.add(directory)
+            self._renames.add(directory, (topic, index))
         except KafkaError as e:
             logger.error("%s could not be renamed for deletion, will try again: %s", log.directory, e)
             log.native.close_files()
@@ -664,49 +675,35 @@ class LogDirs:
         log.native.close_files()
         self._remove_later(log.config.file_delete_delay_ms, path)
 
+    def _delete_unloaded(self, unloaded: Unloaded, topic: str, index: int) -> None:
+        if unloaded.log is not None:
+            unloaded.log.close(clean=False)
+        directory = unloaded.directory
+        path = os.path.join(directory.path, partition_directory(topic, index))
+        if not directory.offline and os.path.exists(path):
+            self._delete_directory(directory, path, topic, index)
+            self.sync_renames(lambda: None)
+
     def sync_renames(self, done: Callable[[], None] | None = None) -> bool:
         """Sync each directory in which partitions were renamed since the last call: off the loop, and then
         call `done`, or at once if there is no `done`. False: there is nothing to sync. A directory that fails
         goes offline."""
-        renamed, self._renamed = [each for each in self._renamed if not each.offline], set()
-        failed: list[tuple[Directory, OSError]] = []
-
-        def sync() -> None:
-            for directory in renamed:
-                try:
-                    sync_directory(directory.path)
-                except OSError as e:
-                    failed.append((directory, e))
-
-        def synced(error: BaseException | None) -> None:
-            for directory, trouble in failed:
-                logger.error("%s could not be synced after deletions: %s", directory.path, trouble)
-                if trouble.errno in FATAL:
-                    self._go_offline(directory)
-            if error is not None:
-                raise error
-            if done is not None:
-                done()
-
-        if renamed and done is None:
-            sync()
-            synced(None)
-        elif renamed:
-            self.scheduler.run_in_thread(sync, synced)
-        return bool(renamed)
+        if done is None:
+            return self._renames.sync(None, lambda: None)
+        return self._renames.sync(self.scheduler, done)
 
     def _delete_directory(self, directory: Directory, path: str, topic: str, index: int) -> None:
-        # as `delete`, of a log that is not opened any more
+        """Delete a log that is not open, as `delete` does. `sync_renames` follows."""
         gone = os.path.join(directory.path, left_directory(topic, index, uuid.uuid4().hex, DELETE_DIR))
         topic_id = topic_id_of(path)
         try:
             os.rename(path, gone)
-            sync_directory(directory.path)
         except OSError as e:
             logger.error("%s could not be renamed for deletion, will try again: %s", path, e)
             if topic_id is not None:
                 self._delete_directory_later(directory, path, topic_id, topic, index)
             return
+        self._renames.add(directory, (topic, index))
         self._remove_later(self.config.log_segment_delete_delay_ms, gone)
 
     def _remove_later(self, delay_ms: int, path: str) -> None:
@@ -719,6 +716,7 @@ class LogDirs:
             # The name may be another topic's by now.
             if not directory.offline and topic_id_of(path) == topic_id:
                 self._delete_directory(directory, path, topic, index)
+                self.sync_renames(lambda: None)
 
         self.scheduler.call_later(DELETE_AGAIN_MS, again)
 
@@ -775,11 +773,7 @@ class LogDirs:
             return {key: log.recovery_point for key, log in logs}
         if name == HIGH_WATERMARKS:
             return {key: log.high_watermark for key, log in logs}
-        return {
-            key: log.log_start_offset
-            for key, log in logs
-            if log.log_start_offset > log.native.first_base_offset
-        }
+        return {key: start for key, log in logs if (start := log.start_to_keep)}
 
     def _write_checkpoints_later(self, directory: Directory, names: tuple[str, ...]) -> None:
         if directory.offline or directory.writing:
@@ -821,6 +815,11 @@ class LogDirs:
 
     def _log_start_moved(self, log: Log) -> None:
         self._log_starts(self._logs[log.topic, log.partition][1]).move(log)
+
+    def _keep_log_start(self, log: Log, done: Callable[[OSError | None], None]) -> None:
+        keeper = self._log_starts(self._logs[log.topic, log.partition][1])
+        keeper.move(log)
+        keeper.keep(done)
 
     def _log_starts(self, directory: Directory) -> LogStarts:
         known = self._starts.get(directory.number)

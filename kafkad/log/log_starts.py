@@ -1,11 +1,12 @@
-"""The log starts that DeleteRecords moved, in the checkpoint file before anyone is answered.
+"""The log starts that DeleteRecords moved, in the checkpoint file before any client is answered.
 
 DeleteRecords moves log starts in memory, as many as its request names, and then asks once for each directory
 that they are kept. One write, off the loop, covers all moves before it began; moves that come meanwhile share
 the next. So a request costs one write of the file, not one for each partition.
 
 A kill does not bring deleted records back. Power loss may, until the next checkpoint, unless the topic asks
-for flushes (flush.messages): then the file is synced before the answer.
+for flushes (flush.messages): then the name of the new file is synced before the answer, too. Retention of
+such a topic asks here as well, before it moves the log start (`segment_deletion`).
 
 Beware: the write runs in a thread, the rest on the loop. A log may be deleted, and its name used again,
 before the thread writes: `Directory.write_log_starts` compares the logs themselves."""
@@ -24,7 +25,8 @@ Done = Callable[[OSError | None], None]
 
 
 class LogStarts:
-    """The log starts of one directory. `on_error` is told of each failed write, before those who wait."""
+    """The log starts of one directory. `on_error` gets the error of each failed write, before the callers
+    that wait."""
 
     def __init__(self, directory: Directory, scheduler: "Scheduler", on_error: Callable[[OSError], None]):
         self._directory = directory
@@ -60,9 +62,7 @@ class LogStarts:
         sync, self._sync, self._moved, self._under_way = self._sync, False, False, True
         directory.serial += 1  # checkpoints that were taken before and are not written yet are out of date
         starts = {
-            key: (log, log.log_start_offset)
-            for key, log in directory.logs_by_key.items()
-            if log.log_start_offset > log.native.first_base_offset
+            key: (log, start) for key, log in directory.logs_by_key.items() if (start := log.start_to_keep)
         }
         directory.in_flight.append(starts)
 

@@ -2,11 +2,12 @@
 
 import os
 import threading
+import time
 
 import pytest
 
 from kafkad.log import directory as directory_module
-from kafkad.log.checkpoints import HIGH_WATERMARKS, read_offsets
+from kafkad.log.checkpoints import HIGH_WATERMARKS, LOG_START_OFFSETS, read_offsets
 from kafkad.log.directory import Directory
 
 WAIT_S = 20
@@ -65,7 +66,6 @@ def test_what_a_loop_writes_does_not_wait_for_the_fsync_of_a_checkpoint(tmp_path
 
 
 def write_now(one: Directory, offsets) -> None:
-    one.write_log_starts({}, sync=False)
     directory_module.write_offsets(os.path.join(one.path, HIGH_WATERMARKS), offsets)
 
 
@@ -98,7 +98,36 @@ def test_a_checkpoint_that_is_out_of_date_is_not_written(tmp_path, held):
     reached, go_on = held
     thread = write(first, {("a", 0): 7})
     assert reached.wait(WAIT_S)
-    write(first, {("a", 0): 8}).join()
+    newer = write(first, {("a", 0): 8})  # waits for its turn: both would write one temporary file
     go_on.set()
     thread.join()
+    newer.join()
     assert found(tmp_path) == {("a", 0): 8}
+
+
+def test_two_threads_of_a_worker_never_write_one_temporary_file(tmp_path, monkeypatch):
+    """A checkpoint and the log starts of DeleteRecords: one renamed what the other had written half."""
+    first = worker(tmp_path, 0, ("a", 0))
+    first.written[LOG_START_OFFSETS] = {("a", 0): 1}
+    log = first.logs_by_key["a", 0]
+    write_new, at_once, busy = directory_module.write_new, [], threading.Lock()
+
+    def writing(path, data, *, sync):
+        at_once.append(not busy.acquire(blocking=False))
+        write_new(path, data, sync=sync)
+        time.sleep(0.05)
+        if not at_once[-1]:
+            busy.release()
+
+    monkeypatch.setattr(directory_module, "write_new", writing)
+    first.serial += 1
+    threads = [
+        threading.Thread(target=first.write, args=({LOG_START_OFFSETS: {("a", 0): 7}}, first.serial)),
+        threading.Thread(target=first.write_log_starts, args=({("a", 0): (log, 7)}, True)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert at_once and not any(at_once)
+    assert read_offsets(os.path.join(tmp_path, LOG_START_OFFSETS)) == {("a", 0): 7}

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from kafkad._native.fileio import fail_writes
-from kafkad.log import leader_epochs, log, shortages, txn_index
+from kafkad.log import leader_epochs, log, segment_deletion, shortages, txn_index
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 from kafkad.protocol.records import build_batch, end_marker
 from kafkad.server.worker import Worker
@@ -290,7 +290,7 @@ def test_the_trouble_of_one_log_is_not_the_end_of_retention(tmp_path, monkeypatc
         world.log.roll(world.now_ms)
         world.append()
     broken, whole = (world.log for world in worlds)
-    monkeypatch.setattr(log.Log, "_remove_segments", lambda self, *_: full() if self is broken else None)
+    monkeypatch.setattr(segment_deletion, "_remove", lambda log, _: full() if log is broken else None)
     swept: list[bool] = []
     table = SimpleNamespace(release_idle_readers=lambda: swept.append(True))
 

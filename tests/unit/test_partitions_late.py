@@ -30,6 +30,7 @@ def world(tmp_path):
 def pass_time(scheduler, ms: int) -> None:
     for _ in range(0, ms, 100):
         scheduler.run(100)
+        scheduler.work()
 
 
 class Shortage:

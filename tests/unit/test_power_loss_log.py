@@ -85,8 +85,12 @@ def test_with_flushes_on_a_deleted_segment_does_not_come_back(tmp_path, synced, 
     world = three_segments(tmp_path, retention_bytes=100, flush_messages=flush_messages)
     world.scheduler.settle()
     synced.clear()
+    world.log.keep_log_start = lambda log, done: kept.append(log.start_to_keep) or done(None)
+    kept: list[int] = []
+    before = world.log.log_start_offset
     assert world.log.apply_retention(world.now_ms) > 0
-    assert ("t-0" in synced) == (flush_messages == 1)
+    assert world.log.log_start_offset > before and synced == []
+    assert kept == ([world.log.log_start_offset] if flush_messages == 1 else [])
 
 
 @pytest.mark.parametrize("clean", [True, False])

@@ -1,0 +1,58 @@
+"""Logs that a shortage (of descriptors, memory, room) kept from being loaded at the start.
+
+Whoever needs such a log asks for it again and again. Loading may have to check gigabytes, so each try runs in
+a thread, and its result is there at the next request."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kafkad.log.directory import Directory
+
+if TYPE_CHECKING:
+    from kafkad.log.log import Log, Scheduler
+
+
+class Unloaded:
+    """One log that is not loaded yet. `load` returns the log, None for a stray, and may raise."""
+
+    def __init__(self, directory: Directory, load: "Callable[[], Log | None]", trouble: Exception) -> None:
+        self.directory = directory
+        self.loaded = False  # `log` is the result, None for a stray
+        self.log: Log | None = None
+        self.trouble: Exception | None = trouble  # of the last try, until it is taken
+        self._load = load
+        self._under_way = False
+        self._awaited: list[Callable[[], None]] = []
+
+    def begin(self, scheduler: "Scheduler") -> None:
+        """Try in a thread, unless one try is under way."""
+        if self._under_way:
+            return
+        self._under_way = True
+        found: list[Log | None] = []
+
+        def done(error: BaseException | None) -> None:
+            self._under_way = False
+            if error is None:
+                self.loaded, self.log = True, found[0]
+            elif isinstance(error, Exception) and not isinstance(error, AssertionError):
+                self.trouble = error
+            else:
+                raise error
+            awaited, self._awaited = self._awaited, []
+            for call in awaited:
+                call()
+
+        scheduler.run_in_thread(lambda: found.append(self._load()), done)
+
+    def take_trouble(self) -> Exception | None:
+        """What the last try raised; None if it was taken before, or no try has ended."""
+        trouble, self.trouble = self.trouble, None
+        return trouble
+
+    def when_at_rest(self, call: Callable[[], None]) -> None:
+        """Call `call` when no thread is busy with the directory, perhaps at once."""
+        if self._under_way:
+            self._awaited.append(call)
+        else:
+            call()

@@ -36,8 +36,8 @@ SPECIAL_SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LAST_TIERED: 9, EARLIEST_P
 def list_offsets(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
     """In steps: a look-up by time unpacks what stands in its batch before its record."""
     response = messages.ListOffsetsResponse()
-    duplicates = yield from _named_twice(request)
-    for name, partitions in (yield from each_once(request.topics)).items():
+    wanted, duplicates = yield from each_once(request.topics)
+    for name, partitions in wanted.items():
         answer = messages.ListOffsetsResponse.Topics(name=name)
         response.topics.append(answer)
         for asked in partitions.values():
@@ -57,43 +57,43 @@ def list_offsets(services: Services, context: RequestContext, request: Any) -> G
     return response
 
 
-def each_once(topics: Any) -> Generator[None, None, dict[str, dict[int, Any]]]:
-    """Topic -> partition index -> what is asked of it: the last, where a request names a partition twice. A
-    topic without partitions is left out, as in Kafka's answers. In steps."""
+def each_once(
+    topics: Any,
+) -> Generator[None, None, tuple[dict[str, dict[int, Any]], set[tuple[str, int]]]]:
+    """In steps: topic -> partition index -> what is asked of it, and the partitions that are named twice, of
+    which the last counts. A topic without partitions is left out, as in Kafka's answers."""
     found: dict[str, dict[int, Any]] = {}
+    twice: set[tuple[str, int]] = set()
+    count = 0
     for topic in topics:
-        for number, asked in enumerate(topic.partitions):
-            found.setdefault(topic.name, {})[asked.partition_index] = asked
-            if number % LOOKED_AT == 0:
+        if topic.partitions:
+            its = found.setdefault(topic.name, {})
+        for asked in topic.partitions:
+            index = asked.partition_index
+            if index in its:
+                twice.add((topic.name, index))
+            its[index] = asked
+            count += 1
+            if count % LOOKED_AT == 0:
                 yield
-    return found
+    return found, twice
 
 
 def in_rows(services: Services, request: Any) -> Generator[None, None, bool]:
     """In steps: whether this worker can answer all of it, by its own partitions and the rows of others'."""
     partitions = services.partitions
+    count = 0
     for topic in request.topics:
-        for number, asked in enumerate(topic.partitions):
+        for asked in topic.partitions:
             if asked.timestamp not in IN_ROWS or (
                 partitions.find(topic.name, asked.partition_index) is None
                 and partitions.reader(topic.name, asked.partition_index) is None
             ):
                 return False
-            if number % LOOKED_AT == 0:
+            count += 1
+            if count % LOOKED_AT == 0:
                 yield
     return True
-
-
-def _named_twice(request: Any) -> Generator[None, None, set[tuple[str, int]]]:
-    seen: set[tuple[str, int]] = set()
-    twice: set[tuple[str, int]] = set()
-    for topic in request.topics:
-        for number, partition in enumerate(topic.partitions):
-            key = (topic.name, partition.partition_index)
-            (twice if key in seen else seen).add(key)
-            if number % LOOKED_AT == 0:
-                yield
-    return twice
 
 
 def _look_up(

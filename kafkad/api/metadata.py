@@ -11,8 +11,8 @@ Not yet: authorization.
 """
 
 import inspect
-from collections.abc import Awaitable, Generator, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Generator, Iterable
+from typing import Any
 
 from kafkad.api.context import RequestContext, Services
 from kafkad.api.metadata_answers import Kind, Tell
@@ -40,67 +40,72 @@ def metadata(services: Services, context: RequestContext, request: Any) -> Any:
     asked = request.topics
     if asked is None or (context.version == 0 and not asked):
         return _everything(services, context, request)
-    steps = _some(services, context, request)
-    return at_once(steps) if len(asked) <= LOOKED_AT else steps
+    if len(asked) > LOOKED_AT:
+        return _many(services, context, request)
+    named = _Named()
+    named.add(asked)
+    return at_once(_some(services, context, request, named))
 
 
-def _some(services: Services, context: RequestContext, request: Any) -> Steps:
+class _Named:
+    """The topics that a request names, each once."""
+
+    __slots__ = ("creatable", "ids", "nameless", "names")
+
+    def __init__(self) -> None:
+        self.ids: dict[bytes, None] = {}
+        self.names: dict[str, None] = {}
+        self.creatable: dict[str, None] = {}  # names of topics that have no id
+        self.nameless = False
+
+    def add(self, topics: Iterable[Any]) -> None:
+        for topic in topics:
+            name = topic.name
+            if topic.topic_id != NO_ID:
+                self.ids[topic.topic_id] = None
+            elif name:
+                self.creatable[name] = None
+            if name is None:
+                self.nameless = True
+            else:
+                self.names[name] = None
+
+    def found(self, image: MetadataImage) -> list[Topic] | None:
+        """What they are, by id if any has one; None: some are not there."""
+        found = [*map(image.topics_by_id.get, self.ids)] if self.ids else [*map(image.topics.get, self.names)]
+        there = [topic for topic in found if topic is not None]
+        return there if len(there) == len(found) else None
+
+
+def _many(services: Services, context: RequestContext, request: Any) -> Steps:
+    named = _Named()
+    for start in range(0, len(request.topics), LOOKED_AT):
+        named.add(request.topics[start : start + LOOKED_AT])
+        yield
+    return (yield from _some(services, context, request, named))
+
+
+def _some(services: Services, context: RequestContext, request: Any, named: _Named) -> Steps:
     image = services.metadata.image
-    if context.version < 12 and (yield from _misused(request.topics)):
+    if context.version < 12 and (named.nameless or named.ids):
+        # Ids were put into v10 and v11 too early: they take names only.
         return (yield from _refused(services, context, request))
-    asked = yield from _distinct(request.topics)
-    found = yield from _found(image, asked)
+    found = named.found(image)
     if found is not None:
         kind, tell = _kind(context, request), _tell(image, context, request)
         return (yield from services.metadata_answers.some(image, kind, tell, found, context.correlation_id))
     creatable = []
     if request.allow_auto_topic_creation and services.config.auto_create_topics_enable:
-        for name in asked.creatable:
+        for name in named.creatable:
             if name not in image.topics and invalid_name(name) is None:
                 creatable.append(name)
             yield
     if not creatable:
-        return (yield from _answer(services, context, request, asked, {}))
+        return (yield from _answer(services, context, request, named, {}))
     created = services.controller.auto_create(creatable)
     if inspect.isawaitable(created):
-        return _answer_later(services, context, request, asked, creatable, created)
-    return (yield from _answer(services, context, request, asked, created))
-
-
-class _Asked(NamedTuple):
-    """What a request names, each once."""
-
-    ids: dict[bytes, None]
-    names: dict[str, None]
-    creatable: dict[str, None]  # names of topics that have no id
-
-
-def _distinct(topics: Iterable[Any]) -> Generator[None, None, _Asked]:
-    asked = _Asked({}, {}, {})
-    for number, topic in enumerate(topics):
-        if topic.topic_id != NO_ID:
-            asked.ids[topic.topic_id] = None
-        elif topic.name:
-            asked.creatable[topic.name] = None
-        if topic.name is not None:
-            asked.names[topic.name] = None
-        if number % LOOKED_AT == 0:
-            yield
-    return asked
-
-
-def _found(image: MetadataImage, asked: _Asked) -> Generator[None, None, list[Topic] | None]:
-    """The topics that are asked for, by id if any has one; None: some are not there."""
-    found = []
-    keys: Iterable[Any] = asked.ids or asked.names
-    topics: Mapping[Any, Topic] = image.topics_by_id if asked.ids else image.topics
-    for key in keys:
-        topic = topics.get(key)
-        if topic is None:
-            return None
-        found.append(topic)
-        yield
-    return found
+        return _answer_later(services, context, request, named, creatable, created)
+    return (yield from _answer(services, context, request, named, created))
 
 
 def _everything(services: Services, context: RequestContext, request: Any) -> Any:
@@ -138,7 +143,7 @@ async def _answer_later(
     services: Services,
     context: RequestContext,
     request: Any,
-    asked: _Asked,
+    named: _Named,
     names: list[str],
     created: Awaitable[Troubles],
 ) -> Steps:
@@ -146,17 +151,7 @@ async def _answer_later(
         troubles = await created
     except KafkaError:  # the controller is gone for a moment: what is there is told all the same
         troubles = dict.fromkeys(names, KafkaError(errors.LEADER_NOT_AVAILABLE))
-    return _answer(services, context, request, asked, troubles)
-
-
-def _misused(asked: Iterable[Any]) -> Generator[None, None, bool]:
-    """Ids were put into v10 and v11 too early: they take names only."""
-    for number, topic in enumerate(asked):
-        if topic.name is None or topic.topic_id != NO_ID:
-            return True
-        if number % LOOKED_AT == 0:
-            yield
-    return False
+    return _answer(services, context, request, named, troubles)
 
 
 def _refused(services: Services, context: RequestContext, request: Any) -> Steps:
@@ -173,14 +168,14 @@ def _refused(services: Services, context: RequestContext, request: Any) -> Steps
 
 
 def _answer(
-    services: Services, context: RequestContext, request: Any, asked: _Asked, troubles: Troubles
+    services: Services, context: RequestContext, request: Any, named: _Named, troubles: Troubles
 ) -> Steps:
     told = _Told(services.metadata.image, context)
     response = _response(told, context, request)
     with_operations = request.include_topic_authorized_operations and context.version >= 8
-    topics: Iterable[Any] = map(told.identified, asked.ids)
-    if not asked.ids:
-        topics = (told.named(name, troubles) for name in asked.names)
+    topics: Iterable[Any] = map(told.identified, named.ids)
+    if not named.ids:
+        topics = (told.named(name, troubles) for name in named.names)
     for topic in topics:
         if with_operations and topic.error_code != errors.UNKNOWN_TOPIC_ID:  # a resource is known by its name
             topic.topic_authorized_operations = TOPIC_OPERATIONS

@@ -21,7 +21,8 @@ def delete_records(services: Services, context: RequestContext, request: Any) ->
     """Moves log starts in memory, then answers when they are written (`LogDirs.keep_log_starts`)."""
     response = messages.DeleteRecordsResponse()
     moved: dict[Any, list[Any]] = {}  # log -> what is answered for it
-    for name, partitions in (yield from each_once(request.topics)).items():
+    wanted, _ = yield from each_once(request.topics)
+    for name, partitions in wanted.items():
         answer = messages.DeleteRecordsResponse.Topics(name=name)
         response.topics.append(answer)
         for asked in partitions.values():

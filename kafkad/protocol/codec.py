@@ -10,6 +10,7 @@ that yield between them."""
 
 from collections.abc import Callable, Generator
 from struct import Struct
+from typing import NamedTuple
 
 from kafkad._native.codec import Message, TooWide, decode, encode
 from kafkad._native.codec_steps import Decoding, Encoding, Remains
@@ -135,11 +136,7 @@ def free_in_steps(held: list[Message]) -> Generator[None, None, None]:
 def decode_request_header(frame: bytes, header_version: int | None = None) -> tuple[Message, int]:
     """(RequestHeader, where the body starts). Raises Malformed, also for a key that Kafka does not have; the
     version may be one that does not exist. `header_version` if it is not the one that key and version say."""
-    if len(frame) < KEY_AND_VERSION.size:
-        raise Malformed(f"a request of {len(frame)} bytes")
-    key, version = KEY_AND_VERSION.unpack_from(frame)
-    if key not in messages.NAMES or version < 0:
-        raise Malformed(f"there is no API {key} version {version}")
+    key, version = _key_and_version(frame)
     if header_version is None:
         header_version = request_header_version(key, version)
     return decode(messages.RequestHeader, header_version, frame, 0, HEADER_VALUES_MAX)
@@ -148,27 +145,49 @@ def decode_request_header(frame: bytes, header_version: int | None = None) -> tu
 def decode_request(frame: bytes) -> tuple[Message, Message]:
     """(RequestHeader, message). Raises Malformed, also for a version that Kafka does not have, and for more
     values than REQUEST_VALUES_MAX."""
-    header, cls, start = _request(frame)
-    message, _ = decode(cls, header.request_api_version, frame, start, REQUEST_VALUES_MAX)
+    kind = _KINDS.get(frame[:4]) or _kind_of(frame)
+    header, start = decode(messages.RequestHeader, kind.header_version, frame, 0, HEADER_VALUES_MAX)
+    message, _ = decode(kind.cls, kind.version, frame, start, REQUEST_VALUES_MAX)
     return header, message
 
 
 def decode_request_in_steps(frame: bytes) -> Generator[None, None, tuple[Message, Message]]:
     """What `decode_request` returns and raises."""
-    header, cls, start = _request(frame)
-    decoding = Decoding(cls, header.request_api_version, frame, start, REQUEST_VALUES_MAX)
+    kind = _KINDS.get(frame[:4]) or _kind_of(frame)
+    header, start = decode(messages.RequestHeader, kind.header_version, frame, 0, HEADER_VALUES_MAX)
+    decoding = Decoding(kind.cls, kind.version, frame, start, REQUEST_VALUES_MAX)
     while not decoding.step(STEP_VALUES):
         yield
     return header, decoding.message
 
 
-def _request(frame: bytes) -> tuple[Message, type[Message], int]:
-    """(RequestHeader, class of the message, where it starts)."""
-    header, start = decode_request_header(frame)
-    cls = request_class(header.request_api_key)
-    if not cls.MIN_VERSION <= header.request_api_version <= cls.LATEST_VERSION:
-        raise Malformed(f"{cls.NAME} has no version {header.request_api_version}")
-    return header, cls, start
+class _Kind(NamedTuple):
+    """What the first four bytes of a request say."""
+
+    cls: type[Message]
+    version: int
+    header_version: int
+
+
+_KINDS: dict[bytes, _Kind] = {}  # those that have come
+
+
+def _kind_of(frame: bytes) -> _Kind:
+    key, version = _key_and_version(frame)
+    cls = request_class(key)
+    if not cls.MIN_VERSION <= version <= cls.LATEST_VERSION:
+        raise Malformed(f"{cls.NAME} has no version {version}")
+    kind = _KINDS[frame[:4]] = _Kind(cls, version, request_header_version(key, version))
+    return kind
+
+
+def _key_and_version(frame: bytes) -> tuple[int, int]:
+    if len(frame) < KEY_AND_VERSION.size:
+        raise Malformed(f"a request of {len(frame)} bytes")
+    key, version = KEY_AND_VERSION.unpack_from(frame)
+    if key not in messages.NAMES or version < 0:
+        raise Malformed(f"there is no API {key} version {version}")
+    return key, version
 
 
 def decode_response(cls: type[Message], version: int, frame: bytes) -> tuple[int, Message]:

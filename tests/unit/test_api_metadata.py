@@ -61,11 +61,9 @@ def ask(cluster, names, version=12, listener="PLAINTEXT", **fields):
         codec.encode(answer, version)  # each answer can be sent
         return answer
     everything = names is None or (version == 0 and not names)
-    topics = () if everything else request.topics
-    asked = finish(metadata_module._distinct(topics))
-    if everything:
-        asked.names.update(dict.fromkeys(cluster.image.topics))
-    slow = finish(metadata_module._answer(services, context, request, asked, {}))
+    named = metadata_module._Named()
+    named.add([cls.Topics(name=name) for name in cluster.image.topics] if everything else request.topics)
+    slow = finish(metadata_module._answer(services, context, request, named, {}))
     assert body_of(answer) == codec.encode_response(slow, version, 1)[4:]
     assert finish(metadata(services, context, request)) == answer  # once more, by what is kept
     return slow

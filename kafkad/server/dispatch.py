@@ -144,7 +144,7 @@ class Dispatcher:
             if isinstance(answer, Generator):
                 answer = self.turns.run(answer)
         except Exception as trouble:
-            return self._failed(api, context, request, trouble)
+            return self.turns.run(self._failed(api, context, request, trouble))
         return self._settled(api, context, request, answer) if inspect.isawaitable(answer) else answer
 
     def _executed_in_steps(self, api: Api, context: RequestContext, request: Any) -> Steps:
@@ -155,7 +155,7 @@ class Dispatcher:
             if isinstance(answer, Generator):
                 answer = yield from answer
         except Exception as trouble:
-            return self._failed(api, context, request, trouble)
+            return (yield from self._failed(api, context, request, trouble))
         return self._settled(api, context, request, answer) if inspect.isawaitable(answer) else answer
 
     async def _settled(
@@ -167,7 +167,8 @@ class Dispatcher:
                 settled = self.turns.run(settled) if isinstance(settled, Generator) else await settled
             return settled
         except Exception as trouble:
-            return self._failed(api, context, request, trouble)
+            refused = self.turns.run(self._failed(api, context, request, trouble))
+            return await refused if inspect.isawaitable(refused) else refused
 
     def _routed(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
         """None: the request is ours. Else an awaitable of its response, as a message or its frame."""
@@ -175,7 +176,7 @@ class Dispatcher:
         try:
             answer = yield from self.router.route(api, context, request, frame)
         except Exception as trouble:
-            return self._failed(api, context, request, trouble)
+            return (yield from self._failed(api, context, request, trouble))
         return None if answer is None else self._settled(api, context, request, answer)
 
     async def _finish(self, context: RequestContext, request_id: int, answer: Awaitable[Any]) -> None:
@@ -192,7 +193,8 @@ class Dispatcher:
         if inspect.isawaitable(ending):
             await ending
 
-    def _failed(self, api: Api, context: RequestContext, request: Any, trouble: Exception) -> Any | None:
+    def _failed(self, api: Api, context: RequestContext, request: Any, trouble: Exception) -> Steps:
+        """Log it. The response that says so, or None, in steps."""
         if isinstance(trouble, AssertionError):
             self.fatal(trouble)
         if not isinstance(trouble, KafkaError):

@@ -8,6 +8,7 @@ into every `error_code` that the version has.
 from typing import Any
 
 from kafkad.protocol import codec
+from kafkad.server.turns import Steps
 
 # (response struct, its array) -> what the request calls it, where the names differ
 RENAMED = {
@@ -28,13 +29,15 @@ NAMES = ("name", "group_id", "key", "partition_index")
 NO_OFFSETS = ("committed_offset", "low_watermark")
 
 
-def refusal(api_key: int, version: int, request: Any, code: int, message: str | None = None) -> Any | None:
-    """The response that says `code` for all of `request`. Empty, as with Kafka, when the request
+def refusal(api_key: int, version: int, request: Any, code: int, message: str | None = None) -> Steps:
+    """The response that says `code` for all of `request`, in steps. Empty, as with Kafka, when the request
     names nothing, or when this version has no error code (DescribeLogDirs before v3). None where no version
     has one."""
     response = codec.response_class(api_key)()
-    _mirror(response, version, request, code, message)
-    return response if _has_code(response.SPEC) else None
+    if not _has_code(response.SPEC):
+        return None
+    yield from _mirror(response, version, request, code, message)
+    return response
 
 
 def _has_code(spec: Any) -> bool:
@@ -44,7 +47,7 @@ def _has_code(spec: Any) -> bool:
     )
 
 
-def _mirror(target: Any, version: int, source: Any, code: int, message: str | None) -> None:
+def _mirror(target: Any, version: int, source: Any, code: int, message: str | None) -> Steps:
     """Fill one struct of the response from its like in the request."""
     for field in target.SPEC.fields:
         if not field.versions[0] <= version <= field.versions[1]:
@@ -60,8 +63,9 @@ def _mirror(target: Any, version: int, source: Any, code: int, message: str | No
             elements = [element for name in asked for element in getattr(source, name, None) or ()]
             for element in elements:
                 child = field.struct.cls()
-                _mirror(child, version, element, code, message)
+                yield from _mirror(child, version, element, code, message)
                 getattr(target, field.name).append(child)
+                yield
         elif field.name in NAMES and type(source) is type(getattr(target, field.name)):
             setattr(target, field.name, source)
         elif field.struct is None and field.name != "throttle_time_ms" and hasattr(source, field.name):

@@ -259,7 +259,7 @@ class Router:
         try:
             return await waiting or None
         except (PeerLost, PeerTrouble, TimeoutError) as trouble:
-            return self._refusal(api, context, request, trouble)
+            return await self._in_turns(self._refusal(api, context, request, trouble))
 
     def _ask_all(
         self, api: Api, context: RequestContext, parts: dict[int, Any], frame: bytes | None = None
@@ -284,9 +284,10 @@ class Router:
         try:
             frame = await waiting
         except (PeerLost, PeerTrouble, TimeoutError) as trouble:
-            return self._refusal(api, context, request, trouble)
+            return await self._in_turns(self._refusal(api, context, request, trouble))
         if not frame:
-            return refusal(api.key, context.version, request, errors.UNKNOWN_SERVER_ERROR)
+            lost = refusal(api.key, context.version, request, errors.UNKNOWN_SERVER_ERROR)
+            return await self._in_turns(lost)
         cls = codec.response_class(api.key)
         if len(frame) < codec.WIDE_FRAME:
             return codec.decode_response(cls, context.version, frame)[1]
@@ -324,7 +325,7 @@ class Router:
                 raise PeerLost(f"worker {worker} is not there") from None
             call = self._peers.call(worker, FORWARD, payload, timeout_s)
 
-    def _refusal(self, api: Api, context: RequestContext, request: Any, trouble: Exception) -> Any | None:
+    def _refusal(self, api: Api, context: RequestContext, request: Any, trouble: Exception) -> Steps:
         if isinstance(trouble, PeerTrouble):
             code = errors.UNKNOWN_SERVER_ERROR
         else:

@@ -265,7 +265,7 @@ def pages(cluster, names=(), limit=2000, start=None):
         request = cls(
             topics=[cls.Topics(name=name) for name in names], response_partition_limit=limit, cursor=cursor
         )
-        response = describe_topic_partitions(services_of(cluster), context_of(75, 0), request)
+        response = finish(describe_topic_partitions(services_of(cluster), context_of(75, 0), request))
         codec.encode(response, 0)
         found.append(
             [(t.name, t.error_code, [p.partition_index for p in t.partitions]) for t in response.topics]
@@ -328,7 +328,7 @@ def test_eligible_leaders_are_told(cluster):
         )
     )
     request = messages.DescribeTopicPartitionsRequest()
-    response = describe_topic_partitions(services_of(cluster), context_of(75, 0), request)
+    response = finish(describe_topic_partitions(services_of(cluster), context_of(75, 0), request))
     (partition,) = response.topics[0].partitions
     assert (partition.leader_id, partition.eligible_leader_replicas, partition.last_known_elr) == (
         -1,

@@ -40,6 +40,7 @@ from kafkad.server.turns import Turns
 from tests.unit.coordinator_world import protocol, subscription
 from tests.unit.log_world import batch, begin_metadata
 from tests.unit.metadata_world import Cluster, create, new_topic
+from tests.unit.steps import finish
 
 LEVEL = 90  # a kind of this test: what a worker logs
 WAIT_S = 30
@@ -692,7 +693,7 @@ def test_offsets_of_a_dead_workers_group_are_refused_in_every_version(make_world
         if version < 8
         else m.OffsetFetchRequest(groups=[m.OffsetFetchRequest.Groups(group_id="g", topics=None)])
     )
-    response = refusal(9, version, request, errors.NOT_COORDINATOR)
+    response = finish(refusal(9, version, request, errors.NOT_COORDINATOR))
     _, read = codec.decode_response(
         m.OffsetFetchResponse, version, codec.encode_response(response, version, 1)
     )

@@ -5,9 +5,10 @@ array of the request after the other until the broker refuses the size, and keep
 Meanwhile a client of the same worker pings. Its wait has a bound, and so has the memory of the worker, which
 goes back.
 
-The wait is the lesser of two figures: the longest ping, which a busy machine makes longer, and the CPU time
-of the worker's event loop, which counts all slices of a request that is served in slices. A request that
-stops the others has both."""
+A ping's wait is the lesser of two figures: the time until it is answered, which a busy machine makes longer,
+and the CPU time of the worker's event loop in that time, which no other process adds to: what the loop did
+before it came to the ping. The time alone has a bound, too; a request that exceeds it has two more tries,
+since a busy machine will not stop all three."""
 
 import random
 import socket
@@ -23,24 +24,18 @@ from kafkad.testing import Broker
 from tests.wire import Wire, create_topic
 
 SEED = 15
-WAIT_MAX = 0.4  # seconds; the goal is 0.1 on a machine that does nothing else
+WAIT_MAX = 0.1  # seconds, of which the event loop works
+CLOCK_WAIT_MAX = 0.25  # seconds by the clock, at the best of TRIES
+TRIES = 3
 MEMORY_MAX = 700  # MB at any time, and
 MEMORY_LEFT = 60  # more than before, soon after
 WIDTHS = (100_000, 40_000, 15_000, 4_000, 500)
 PATIENCE = 3.0  # a group's rebalance may hold an answer back
 STOPPED = 60.0  # seconds; then the broker is taken for stopped
 
-# Answers of 100,000 topics or resources that are still made in one piece. To be emptied.
-KNOWN = {
-    "AlterConfigs": 4.0,
-    "DeleteTopics": 2.0,
-    "DescribeConfigs": 4.0,
-    "DescribeProducers": 2.0,
-    "IncrementalAlterConfigs": 2.0,
-    "ListOffsets": 2.0,
-    "Metadata": 2.0,
-    "OffsetFetch": 4.0,
-}
+# How long others wait for requests that are still served in one piece: 100,000 keys of one resource. To be
+# emptied.
+KNOWN = {"AlterConfigs": 0.25, "IncrementalAlterConfigs": 0.25}
 
 SERVED = [row for row in table.ROWS if row.handler is not None or row in table.NATIVE]
 
@@ -57,16 +52,17 @@ def broker():
 class Neighbour(threading.Thread):
     """Pings the worker, and knows how long it had to wait since `begin`."""
 
-    def __init__(self, bootstrap):
+    def __init__(self, broker):
         super().__init__(daemon=True)
-        self.wire = Wire(bootstrap, 120)
+        self.broker = broker
+        self.wire = Wire(broker.bootstrap, 120)
         self.ended = False
         self.answered = threading.Condition()
         self.count = 0
         self.begin()
 
     def begin(self):
-        self.worst = 0.0
+        self.worst = self.worst_by_clock = 0.0
 
     def waited(self):
         """The longest wait, when the ping that is under way has been answered, too."""
@@ -78,10 +74,12 @@ class Neighbour(threading.Thread):
     def run(self):
         request = messages.ApiVersionsRequest()
         while not self.ended:
-            begun = time.monotonic()
+            begun, worked = time.monotonic(), loop_seconds(self.broker)
             self.wire.ask(request, 0)
             with self.answered:
-                self.worst = max(self.worst, time.monotonic() - begun)
+                waited = time.monotonic() - begun
+                self.worst_by_clock = max(self.worst_by_clock, waited)
+                self.worst = max(self.worst, min(waited, loop_seconds(self.broker) - worked))
                 self.count += 1
                 self.answered.notify_all()
             time.sleep(0.002)
@@ -89,7 +87,7 @@ class Neighbour(threading.Thread):
 
 @pytest.fixture
 def neighbour(broker):
-    pinging = Neighbour(broker.bootstrap)
+    pinging = Neighbour(broker)
     pinging.start()
     yield pinging
     pinging.ended = True
@@ -110,6 +108,12 @@ def memory_mb(broker, key="Pss_Anon"):
 
 # -- requests as wide as they may be -----------------------------------------------------------------------
 
+# To make 100,000 elements takes the client longer than the broker needs to answer. So BLOCK elements are made
+# and repeated. MARK stands in their names and numbers; each repetition replaces it by another one.
+BLOCK = 500
+MARK = b"@@"
+SIZES = {"bool": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8}
+
 
 def arrays(spec, version, path=()):
     """The paths of all arrays of a message."""
@@ -128,6 +132,9 @@ class Filler:
     def __init__(self, wide, width, chance):
         self.wide, self.width, self.chance = wide, width, chance
         self.number = 0
+        self.place = 0  # in the wide array: every other element is of a topic and a partition that are there
+        self.block = []  # the wide array, and
+        self.kind = ""  # what it is one of
 
     def message(self, cls, version, path=()):
         filled = cls()
@@ -139,26 +146,35 @@ class Filler:
     def value(self, field, version, path):
         if field.type.startswith("[]"):
             count = self.width if path == self.wide else 1
-            return [self.element(field, field.type[2:], version, path) for _ in range(count)]
+            elements = []
+            for place in range(count):
+                if path == self.wide:
+                    self.place = place
+                elements.append(self.element(field, field.type[2:], version, path))
+            if path == self.wide:
+                self.block, self.kind = elements, field.type[2:]
+            return elements
         return self.element(field, field.type, version, path)
 
     def element(self, field, kind, version, path):
         self.number += 1
+        if kind == "{}" and field.nullable[0] <= version <= field.nullable[1]:
+            return None  # a cursor, which would be refused
         if field.struct is not None:
             return self.message(field.struct.cls, version, path)
         if kind == "string":
-            known = self.number % 2 == 0 and field.name in (
+            known = self.place % 2 == 0 and field.name in (
                 "name",
                 "topic",
                 "topic_name",
                 "topics",
                 "topic_names",
             )
-            return "t" if known else f"{field.name[:6]}-{self.number}"
+            return "t" if known else f"{field.name[:6]}-{MARK.decode()}{self.number}"
         if kind in ("bytes", "records"):
             return b"x"
         if kind == "uuid":
-            return self.number.to_bytes(16, "big")
+            return MARK + self.number.to_bytes(14, "big")
         if kind == "bool":
             return field.name in ("validate_only", "include_synonyms")
         if kind == "float64":
@@ -166,24 +182,71 @@ class Filler:
         if field.name == "acks":
             return 1
         if field.name in ("partition_index", "partition_indexes", "index", "partition", "partitions"):
-            return self.number
+            if kind != "int32" or self.place % 2 == 0:
+                return self.place % 8
+            return int.from_bytes(MARK, "big") << 16 | self.number
         return self.chance.choice((0, 1))
 
 
+def wide_frame(request_class, version, path, width, chance):
+    """The frame of a request whose array at `path` has `width` elements."""
+    filler = Filler(path, min(width, BLOCK), chance)
+    message = filler.message(request_class, version)
+    frame = codec.encode_request(message, version, 7, "worst")
+    compact = version >= request_class.FLEXIBLE_VERSION
+    block = b"".join(element_bytes(element, filler.kind, version, compact) for element in filler.block)
+    at = frame.index(block)
+    count = array_size(len(filler.block), compact)
+    assert frame[:at].endswith(count)
+    repeated = (
+        block.replace(MARK, bytes((97 + number // 16, 97 + number % 16))) for number in range(width // BLOCK)
+    )
+    wide = b"".join((array_size(width, compact), *repeated, frame[at + len(block) :]))
+    return frame[: at - len(count)].replace(MARK, b"qq") + wide
+
+
+def element_bytes(element, kind, version, compact):
+    if kind == "string":
+        text = element.encode()
+        return (uvarint(len(text) + 1) if compact else len(text).to_bytes(2, "big")) + text
+    if kind == "bytes":
+        return array_size(len(element), compact) + element
+    if kind == "uuid":
+        return element
+    if kind in SIZES:
+        return int(element).to_bytes(SIZES[kind], "big", signed=True)
+    return codec.encode(element, version)
+
+
+def array_size(count, compact):
+    return uvarint(count + 1) if compact else count.to_bytes(4, "big")
+
+
+def uvarint(value):
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
 def worst_of(broker, neighbour, row, version, chance, widths):
-    """[(seconds that others waited, width, path)] of the widest requests that are served."""
+    """[(seconds that others waited, the same by the clock, width, path, served)] of the widest requests that
+    are served."""
     found = []
     request_class = codec.request_class(row.key)
     for path in arrays(request_class.SPEC, version):
         for width in widths:
-            frame = codec.encode_request(
-                Filler(path, width, chance).message(request_class, version), version, 7, "worst"
-            )
-            before = loop_seconds(broker)
-            neighbour.begin()
-            served = ask(broker, frame)
-            waited = min(neighbour.waited(), loop_seconds(broker) - before)
-            found.append((waited, width, ".".join(path), served))
+            frame = wide_frame(request_class, version, path, width, chance)
+            waits = []
+            for _ in range(TRIES):
+                neighbour.begin()
+                served = ask(broker, frame)
+                waits.append((neighbour.waited(), neighbour.worst_by_clock))
+                if waits[-1][1] < CLOCK_WAIT_MAX:
+                    break
+            found.append((max(waits)[0], waits[-1][1], width, ".".join(path), served))
             if served:
                 break
     return found
@@ -210,12 +273,34 @@ def ask(broker, frame):
 
 def check(broker, neighbour, row, version, widths=WIDTHS):
     chance = random.Random(SEED * 1000 + row.key * 100 + version)
-    for waited, width, path, served in worst_of(broker, neighbour, row, version, chance, widths):
-        print(
-            f"{row.name} v{version} {path} x {width}: {waited * 1000:.0f} ms{'' if served else ', refused'}"
-        )
+    for waited, by_clock, width, path, served in worst_of(broker, neighbour, row, version, chance, widths):
+        times = f"{waited * 1000:.0f} ms, {by_clock * 1000:.0f} ms by the clock"
+        print(f"{row.name} v{version} {path} x {width}: {times}{'' if served else ', refused'}")
         assert waited < KNOWN.get(row.name, WAIT_MAX), f"{row.name} v{version}: {path} of {width}"
+        assert by_clock < KNOWN.get(row.name, CLOCK_WAIT_MAX), f"{row.name} v{version}: {path} of {width}"
     assert memory_mb(broker, "VmHWM") < MEMORY_MAX
+
+
+def test_wide_frames_are_requests_of_so_many_different_elements():
+    """Of this harness: what it repeats parses, in each shape that arrays have."""
+    for name, version, path in (
+        ("Metadata", 1, ("topics",)),
+        ("Metadata", 12, ("topics",)),
+        ("OffsetCommit", 8, ("topics", "partitions")),
+        ("DescribeGroups", 5, ("groups",)),
+        ("DescribeGroups", 4, ("groups",)),
+        ("DescribeProducers", 0, ("topics", "partition_indexes")),
+        ("ListConfigResources", 1, ("resource_types",)),
+    ):
+        cls = messages.message_class(f"{name}Request")
+        chance = random.Random(1)
+        _, read = codec.decode_request(wide_frame(cls, version, path, 4_000, chance))
+        for step in path[:-1]:
+            (read,) = getattr(read, step)
+        elements = getattr(read, path[-1])
+        assert len(elements) == 4_000
+        if name != "ListConfigResources":  # its elements are 0 and 1
+            assert 2_001 <= len({repr(element) for element in elements}) <= 4_000
 
 
 @pytest.mark.soak
@@ -223,7 +308,7 @@ def check(broker, neighbour, row, version, widths=WIDTHS):
 def test_the_widest_requests_do_not_stop_the_others(broker, neighbour, row, rounds):
     """The highest version in the suite; `make soak` tries each version, at each width."""
     if rounds(0, 1) == 0:
-        check(broker, neighbour, row, row.high, WIDTHS[1:])
+        check(broker, neighbour, row, row.high)
         return
     for version in range(row.low, row.high + 1):
         for width in WIDTHS:

@@ -433,7 +433,7 @@ def refusals(
             elif resource.kind not in (TOPIC, GROUP):
                 raise KafkaError(INVALID_REQUEST, f"Unknown resource type {resource.kind}")
         except KafkaError as error:
-            errors[place] = error
+            errors[place] = error.with_traceback(None)  # else it keeps all that the frames hold
     return errors
 
 

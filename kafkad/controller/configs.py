@@ -53,7 +53,7 @@ def plan_incremental(image: MetadataImage, config: BrokerConfig, changes: Increm
             )
             outcome[resource] = None
         except KafkaError as trouble:
-            outcome[resource] = trouble
+            outcome[resource] = trouble.with_traceback(None)  # else it keeps all that the frames hold
     return records, outcome
 
 
@@ -70,7 +70,7 @@ def plan_absolute(image: MetadataImage, config: BrokerConfig, wanted: Absolute) 
             records += _checked(image, config, resource, changed)
             outcome[resource] = None
         except KafkaError as trouble:
-            outcome[resource] = trouble
+            outcome[resource] = trouble.with_traceback(None)  # else it keeps all that the frames hold
     return records, outcome
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kafkad.protocol import codec, messages
+from kafkad.protocol import codec, errors, messages
 from kafkad.testing import Broker
 from tests.wire import Wire, batch, high_watermark, produce
 
@@ -321,3 +321,48 @@ def test_requests_about_all_groups_stop_nobody(broker, others):
     answer, taken, worst = asked(broker, others, messages.DeleteGroupsRequest(groups_names=names), 2)
     assert {result.error_code for result in answer.results} == {0}
     assert worst <= max(0.2, taken / 2), (taken, worst)
+
+
+def wide_changes():
+    """By name: (request, version, the code of each answer). About as much as one request may name."""
+    changes = {}
+    create, topic = messages.CreateTopicsRequest, messages.CreateTopicsRequest.Topics
+    topics = [topic(name=f"wide-{i}", num_partitions=1, replication_factor=1) for i in range(8_000)]
+    changes["CreateTopics"] = create(topics=topics, timeout_ms=60_000, validate_only=True), 7, errors.NONE
+    unknown = [f"unknown-{i}" for i in range(40_000)]
+    delete = messages.DeleteTopicsRequest(topic_names=unknown, timeout_ms=60_000)
+    changes["DeleteTopics"] = delete, 5, errors.UNKNOWN_TOPIC_OR_PARTITION
+    resource = messages.IncrementalAlterConfigsRequest.Resources
+
+    def altered(kind, name, key, value):
+        configs = [resource.Configs(name=key, config_operation=0, value=value)]
+        return resource(resource_type=kind, resource_name=name, configs=configs)
+
+    alter = messages.IncrementalAlterConfigsRequest
+    refused = alter(resources=[altered(2, name, "retention.ms", "5") for name in unknown])
+    changes["IncrementalAlterConfigs, refused"] = refused, 1, errors.UNKNOWN_TOPIC_OR_PARTITION
+    key = "consumer.session.timeout.ms"
+    groups = alter(resources=[altered(32, f"group-{i}", key, "50000") for i in range(20_000)])
+    changes["IncrementalAlterConfigs"] = groups, 1, errors.NONE
+    resource = messages.AlterConfigsRequest.Resources
+    configs = [resource.Configs(name=key, value="51000")]
+    groups = [resource(resource_type=32, resource_name=f"group-{i}", configs=configs) for i in range(20_000)]
+    changes["AlterConfigs"] = messages.AlterConfigsRequest(resources=groups), 2, errors.NONE
+    return changes
+
+
+WIDE_CHANGES = wide_changes()
+
+
+@pytest.mark.parametrize("name", WIDE_CHANGES)
+def test_wide_changes_of_metadata_stop_nobody(broker, others, name):
+    """REVIEW D5(d). Worker 0 planned, encoded and replayed a request in one turn, and every other worker
+    decoded and applied it in one: 0.3 to 2.1 s."""
+    request, version, code = WIDE_CHANGES[name]
+    for _ in range(3):
+        answer, taken, worst = asked(broker, others, request, version)
+        elements = getattr(answer, "topics", None) or answer.responses
+        assert {each.error_code for each in elements} == {code}
+        if nobody_was_stopped(taken, worst):
+            return
+    pytest.fail(f"others waited {worst:.3f} s of {taken:.3f} s")

@@ -241,6 +241,7 @@ class Loader:
     ) -> Loaded:
         directory = self.directory
         self._remove_orphaned_indexes(files)
+        self._remove_empty_segments(files, -1 if trusted is None else trusted.end_segment)
         bases = sorted(files.sizes)
         known: dict[int, SegmentScan] = {}
         end_offset = None
@@ -313,6 +314,20 @@ class Loader:
                 _remove(segment_file(self.directory, base, suffix))
                 del sizes[base]
 
+    def _remove_empty_segments(self, files: Files, active: int) -> None:
+        """Remove segments without a byte between others. A roll that failed may have left one, and the
+        segment before went on beyond its name: an offset there would be looked for in the empty one. The
+        first stays, because the log begins with its name; the last may be the active one."""
+        for base in sorted(files.sizes)[1:-1]:
+            if files.sizes[base] == 0 and base != active:
+                self._remove_empty_segment(files, base)
+
+    def _remove_empty_segment(self, files: Files, base: int) -> None:
+        logger.warning("%s is empty and is removed", segment_file(self.directory, base, LOG))
+        for suffix in SEGMENT_SUFFIXES:
+            _remove(segment_file(self.directory, base, suffix))
+        del files.sizes[base]
+
     @staticmethod
     def _indexes_look_right(files: Files, base: int) -> bool:
         for suffix, entry_size in INDEX_ENTRY_SIZES.items():
@@ -365,6 +380,8 @@ class Loader:
         log_start: int,
     ) -> int:
         first = max((at for at, base in enumerate(bases) if base <= recovery_point), default=0)
+        if first > 0 and files.sizes[bases[first]] == 0:
+            first -= 1  # it may go on beyond the name of the empty one
         self._find_epochs(bases[:first])
         for base in bases[:first]:
             if not self._indexes_look_right(files, base):
@@ -382,6 +399,9 @@ class Loader:
             self._cut(files, scan)
             behind = bases[at + 1 :]
             if behind and not self._follows(scan, behind[0]):
+                if files.sizes[behind[0]] == 0:
+                    self._remove_empty_segment(files, behind[0])  # the last: the others have gone before
+                    break
                 for gone in behind:
                     set_segment_aside(self.directory, gone)
                     del files.sizes[gone]
@@ -483,16 +503,35 @@ class Loader:
         return self.compacted or next_base <= self.cleaned_below or was_compacted(path, scan.base_offset)
 
     def _find_end(self, files: Files, bases: list[int], known: dict[int, SegmentScan]) -> int:
+        base = bases[-1]
+        if files.sizes[base] == 0 and len(bases) > 1:
+            return self._find_end_before_empty(files, bases)
         try:
             return self.native.find_end()
         except ValueError as e:
             logger.warning("%s: %s", self.directory, e)
-        base = bases[-1]
         scan = known[base] = self._scan(base, ProducerTable(), producers_from=0)
         self._cut(files, scan)
         self.native.drop_segments(len(bases) - 1, len(bases))
         self.native.add_segment(base, files.sizes[base], files.created_ms[base], scan.max_timestamp)
         return scan.next_offset
+
+    def _find_end_before_empty(self, files: Files, bases: list[int]) -> int:
+        """As `_find_end`, where the last segment is empty: it begins at the end, or is left over from a roll
+        that failed, and the one before goes on beyond its name."""
+        last = bases[-1]
+        self.native.drop_segments(len(bases) - 1, len(bases))
+        try:
+            end = self.native.find_end()
+        except ValueError as e:
+            logger.warning("%s: %s", self.directory, e)
+            end = last
+        if end > last:
+            self._remove_empty_segment(files, last)
+            bases.pop()
+            return end
+        self.native.add_segment(last, 0, files.created_ms[last])
+        return last
 
     # -- producers -------------------------------------------------------------------------------------------
 

@@ -25,6 +25,13 @@ cdef class LongAnswer:
         if slot is not NULL:
             slot.size = 4
 
+    def reserve(self, size_t size):
+        """Make room for so many bytes, which count as held by the connection until the answer has left."""
+        cdef Slot* slot = self.connection.slot_of(self.request_id)
+        if slot is not NULL:
+            slot_extend(slot, size)
+            slot.size -= <uint32_t>size
+
     def write(self, bytes piece not None):
         """Put `piece` behind the others. False: the connection is closed, and nobody waits for the answer."""
         cdef Slot* slot = self.connection.slot_of(self.request_id)

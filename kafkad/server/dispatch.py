@@ -10,7 +10,8 @@ Rule 3: a handler that waits holds up its own connection only; the reactor keeps
 
 Rule 4: a handler whose work grows with its request is a generator, and `turns` runs it in short turns. So are
 the decoding of a wide request, the encoding of a wide answer, and the freeing of both: each takes as long as
-many small requests.
+many small requests. Wide requests are served a few at a time, since their objects take far more memory than
+their frames; the others wait as frames, which count against the memory of their connections.
 
 Where the broker has several workers, `routing` is asked first whose a request is.
 """
@@ -18,8 +19,9 @@ Where the broker has several workers, `routing` is asked first whose a request i
 import asyncio
 import inspect
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any
+from typing import Any, NamedTuple
 
 from kafkad._native.long_answer import LongAnswer
 from kafkad._native.shared_answer import SharedAnswer
@@ -30,12 +32,24 @@ from kafkad.coordinator.runtime import at_once
 from kafkad.protocol import codec, errors
 from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.server.refusal import refusal
-from kafkad.server.routing import Router
+from kafkad.server.routing import HELD, Router
 from kafkad.server.turns import Steps, Turns
 
 logger = logging.getLogger(__name__)
 
 API_VERSIONS = 18
+# Frames of wide requests that are served at the same time; a larger one is served alone. Their objects and
+# those of the answers take 20 to 100 times as much.
+WIDE_BYTES_MAX = 4 << 20
+
+
+class _Wide(NamedTuple):
+    """A request that is served in steps."""
+
+    api: Api
+    connection: Any
+    request_id: int
+    frame: bytes
 
 
 class Dispatcher:
@@ -50,6 +64,8 @@ class Dispatcher:
         self.turns = turns
         self.router = None if services.peers is None else Router(services, table, self._execute, turns)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._wide_bytes = 0  # of frames that are being served
+        self._wide_waiting: deque[_Wide] = deque()
 
     def __call__(self, connection: Any, request_id: int, frame: bytes) -> None:
         try:
@@ -77,7 +93,7 @@ class Dispatcher:
                 connection.close(f"{api.name} version {version} is not served, only {api.low} to {api.high}")
             return
         if len(frame) >= codec.WIDE_FRAME:
-            self._begin(connection, self._serve_in_steps(api, connection, request_id, frame))
+            self._admit(_Wide(api, connection, request_id, frame))
             return
         try:
             header, request = codec.decode_request(frame)
@@ -95,26 +111,59 @@ class Dispatcher:
         else:
             self._respond(context, request_id, answer)
 
-    def _serve_in_steps(self, api: Api, connection: Any, request_id: int, frame: bytes) -> Steps:
+    def _admit(self, wide: "_Wide") -> None:
+        """Begin to serve a wide request, or keep it until there is room."""
+        if self._wide_waiting or not self._has_room(wide):
+            LongAnswer(wide.connection, wide.request_id).reserve(len(wide.frame))
+            self._wide_waiting.append(wide)
+            return
+        self._wide_bytes += len(wide.frame)
+        self._begin(wide.connection, self._serve_in_steps(wide))
+
+    def _has_room(self, wide: "_Wide") -> bool:
+        return not self._wide_bytes or self._wide_bytes + len(wide.frame) <= WIDE_BYTES_MAX
+
+    def _leave(self, size: int) -> None:
+        """A wide request of `size` bytes has been served."""
+        self._wide_bytes -= size
+        if self._wide_waiting:
+            asyncio.get_running_loop().call_soon(self._admit_waiting)
+
+    def _admit_waiting(self) -> None:
+        while self._wide_waiting and self._has_room(self._wide_waiting[0]):
+            wide = self._wide_waiting.popleft()
+            if not wide.connection.closed:
+                self._wide_bytes += len(wide.frame)
+                self._begin(wide.connection, self._serve_in_steps(wide))
+
+    def _serve_in_steps(self, wide: "_Wide") -> Steps:
         """What `_dispatch` does with a small request. Returns an awaitable if the answer has to wait."""
+        api, connection, request_id, frame = wide
+        size = len(frame)
+        stays = False
         try:
-            header, request = yield from codec.decode_request_in_steps(frame)
-        except Malformed as lie:
-            version = int.from_bytes(frame[2:4], "big", signed=True)
-            connection.close(f"{api.name} v{version} does not parse: {lie}")
+            try:
+                header, request = yield from codec.decode_request_in_steps(frame)
+            except Malformed as lie:
+                version = int.from_bytes(frame[2:4], "big", signed=True)
+                connection.close(f"{api.name} v{version} does not parse: {lie}")
+                return None
+            context = _context(connection, header)
+            answer = None
+            if self.router is not None and api.route is not Route.LOCAL:
+                answer = yield from self._routed(api, context, request, frame)
+                stays = inspect.isawaitable(answer) and api.key not in HELD
+            if answer is None:
+                answer = yield from self._executed_in_steps(api, context, request)
+            held = [request]
+            del request
+            if inspect.isawaitable(answer):
+                return self._finish_in_steps(context, request_id, answer, held, size if stays else 0)
+            yield from self._respond_in_steps(context, request_id, [answer], held)
             return None
-        context = _context(connection, header)
-        answer = None
-        if self.router is not None and api.route is not Route.LOCAL:
-            answer = yield from self._routed(api, context, request, frame)
-        if answer is None:
-            answer = yield from self._executed_in_steps(api, context, request)
-        held = [request]
-        del request
-        if inspect.isawaitable(answer):
-            return self._finish_in_steps(context, request_id, answer, held)
-        yield from self._respond_in_steps(context, request_id, [answer], held)
-        return None
+        finally:
+            if not stays:
+                self._leave(size)
 
     def _begin(self, connection: Any, steps: Steps) -> None:
         """Run `steps`, which serve a request of `connection` to its end."""
@@ -186,12 +235,17 @@ class Dispatcher:
             context.connection.close("no memory was left for the response")
 
     async def _finish_in_steps(
-        self, context: RequestContext, request_id: int, waiting: Awaitable[Any], held: list[Any]
+        self, context: RequestContext, request_id: int, waiting: Awaitable[Any], held: list[Any], size: int
     ) -> None:
-        answer = [await waiting]
-        ending = self.turns.run(self._respond_in_steps(context, request_id, answer, held))
-        if inspect.isawaitable(ending):
-            await ending
+        """Answer later. `size`: of the frame, if other wide requests wait for the end of this one."""
+        try:
+            answer = [await waiting]
+            ending = self.turns.run(self._respond_in_steps(context, request_id, answer, held))
+            if inspect.isawaitable(ending):
+                await ending
+        finally:
+            if size:
+                self._leave(size)
 
     def _failed(self, api: Api, context: RequestContext, request: Any, trouble: Exception) -> Steps:
         """Log it. The response that says so, or None, in steps."""

@@ -10,6 +10,7 @@ and the CPU time of the worker's event loop in that time, which no other process
 before it came to the ping. The time alone has a bound, too; a request that exceeds it has two more tries,
 since a busy machine will not stop all three."""
 
+import contextlib
 import random
 import socket
 import struct
@@ -325,3 +326,30 @@ def test_memory_has_gone_back(broker):
     while memory_mb(broker) > most:
         assert time.monotonic() < deadline, f"{memory_mb(broker):.0f} MB are left, of at most {most:.0f}"
         time.sleep(0.2)
+
+
+# -- several wide requests ---------------------------------------------------------------------------------
+
+
+def test_many_wide_requests_at_a_time_share_their_memory():
+    """Each takes 40 MB while it is served; they are served a few at a time, and the others wait as frames."""
+    frame = wide_frame(messages.MetadataRequest, 13, ("topics",), 100_000, random.Random(SEED))
+    with Broker(workers=1) as broker, contextlib.ExitStack() as opened:
+        clients = [opened.enter_context(Wire(broker.bootstrap, 60)) for _ in range(12)]
+        for client in clients:
+            client.send_frame(frame)
+        assert len({len(client.read_frame()) for client in clients}) == 1
+        assert memory_mb(broker, "VmHWM") < 300
+
+
+def test_a_connection_has_its_answers_in_order_and_one_that_leaves_holds_up_nobody(broker):
+    frame = wide_frame(messages.MetadataRequest, 13, ("topics",), 100_000, random.Random(SEED))
+    ping = codec.encode_request(messages.ApiVersionsRequest(), 0, 8, "small")
+    with Wire(broker.bootstrap, 60) as wire:
+        for _ in range(4):  # so that others wait for their turn
+            with Wire(broker.bootstrap) as leaving:
+                leaving.send_frame(frame)
+        for sent in (ping, frame, ping, frame, ping):
+            wire.send_frame(sent)
+        sizes = [len(wire.read_frame()) for _ in range(5)]
+    assert sizes[0] == sizes[2] == sizes[4] < 1_000 < sizes[1] == sizes[3]

@@ -18,6 +18,8 @@ cdef struct Result:                 # what one partition gives
     Fetched* fetched
     int code
     bint unknown                    # not in the table: an error, but none to answer at once for
+    int32_t diverging_epoch         # where the client's log leaves ours: the epoch and its end; -1 if it does not
+    int64_t diverging_end
     ReadInfo read
     void* copy                      # bytes that Python read, or NULL
     void* aborted                   # bytes: the aborted transactions as the answer has them, or NULL

@@ -1,6 +1,7 @@
 """Fetch (key 1), v4 to v18, from the frame to the answer.
 
-v5 log start offset. v7 sessions (KIP-227). v9 leader epoch (KIP-320). v11 rack. v12 flexible. v13 topic ids. v15 replica
+v5 log start offset. v7 sessions (KIP-227). v9 leader epoch (KIP-320). v11 rack. v12 flexible, last fetched epoch (KIP-595).
+v13 topic ids. v15 replica
 state is tagged. v16 node endpoints, v17 directory id, v18 high watermark: followers' and hints, not used here.
 
 A request becomes a session (an old one, a new one, or one for the time of the request: fetch_session.pyx), whose
@@ -37,6 +38,7 @@ from kafkad._native.partition_table cimport (
     table_listen, topic_by_id, topic_by_name, topic_entry, unwatch, watch_fetch,
 )
 from kafkad._native.timers cimport timer_start, timer_stop
+from kafkad._native.watermarks cimport Row
 from kafkad._native.wire cimport (
     Cursor, KAFKAD_CHECK, get_i32, put_i16, put_i32, put_i64, put_uvarint, read_i8, read_i16, read_i32,
     read_count, read_i64, read_raw, read_uvarint, remaining, skip_tags,
@@ -46,6 +48,7 @@ import logging
 
 cdef enum:                              # error codes, org.apache.kafka.common.protocol.Errors
     UNKNOWN_SERVER_ERROR = -1
+    OFFSET_OUT_OF_RANGE = 1
     UNKNOWN_TOPIC_OR_PARTITION = 3
     NOT_LEADER_OR_FOLLOWER = 6
     KAFKA_STORAGE_ERROR = 56
@@ -58,6 +61,7 @@ cdef enum:
     INITIAL_EPOCH = 0                   # FetchMetadata: ask for a session
     FINAL_EPOCH = -1                    # close it, ask for none
     REPLICA_STATE_TAG = 1
+    DIVERGING_EPOCH_TAG = 0
     REQUEST_SIZE_MAX = 8 * 1024 * 1024
     # Topics and partitions of a request, forgotten ones too, and partitions of a session. A partition costs 0.3 us and 200
     # bytes of memory, up to nine times its bytes in the request: so others wait no longer than some 25 ms for one request.
@@ -106,7 +110,7 @@ cdef void walk_topics(Fetching self, Cursor* body, int16_t version, Session* ses
     cdef int64_t parts
     cdef TopicKey* key
     cdef Fetched* fetched
-    cdef int32_t index, leader_epoch, bytes_max
+    cdef int32_t index, leader_epoch, last_epoch, bytes_max
     cdef int64_t offset
     self.elements += topics
     while topics and not body.failed:
@@ -121,8 +125,7 @@ cdef void walk_topics(Fetching self, Cursor* body, int16_t version, Session* ses
             index = read_i32(body)
             leader_epoch = read_i32(body) if version >= 9 else -1
             offset = read_i64(body)
-            if version >= 12:
-                read_i32(body)                          # last_fetched_epoch: followers'
+            last_epoch = read_i32(body) if version >= 12 else -1
             if version >= 5:
                 read_i64(body)                          # log_start_offset: followers'
             bytes_max = read_i32(body)
@@ -131,6 +134,7 @@ cdef void walk_topics(Fetching self, Cursor* body, int16_t version, Session* ses
             if session is not NULL:
                 fetched = session_add(session, key, index)
                 fetched.leader_epoch = leader_epoch
+                fetched.last_epoch = last_epoch
                 fetched.offset = offset
                 fetched.bytes_max = max(bytes_max, 0)
         if flexible:
@@ -279,6 +283,55 @@ cdef void ask_aborted(Entry* entry, int64_t offset, Result* result, bint flexibl
         result.code = UNKNOWN_SERVER_ERROR
 
 
+cdef void compare_logs(Core* core, Entry* entry, Result* result) noexcept nogil:
+    """Finds where the client's log, whose last batch before the fetch offset has `last_epoch`, leaves ours (KIP-595,
+    Partition.readRecords). `result` is what reading gave: data, or OFFSET_OUT_OF_RANGE, which a client that diverges
+    does not get."""
+    cdef Row* row = (<Partition>entry.partition).row
+    cdef Fetched* fetched = result.fetched
+    cdef int32_t epoch = fetched.last_epoch
+    cdef int64_t end = row.log_end_offset
+    cdef int code = 0
+    if epoch > row.leader_epoch:
+        code = OFFSET_OUT_OF_RANGE
+    elif epoch < row.leader_epoch:
+        with gil:
+            code = ask_epoch_end(core, entry, &epoch, &end)
+    if code == 0 and fetched.offset < row.log_start_offset:
+        code = OFFSET_OUT_OF_RANGE
+    if code == 0 and epoch == fetched.last_epoch and end >= fetched.offset:
+        return
+    if result.code == 0:
+        drop_data(result)
+        result.read.size = 0
+        result.read.available = 0
+        result.read.file = NULL
+    result.code = code
+    if code == 0:
+        result.diverging_epoch = epoch
+        result.diverging_end = end
+
+
+cdef int ask_epoch_end(Core* core, Entry* entry, int32_t* epoch, int64_t* end) noexcept:
+    """The largest known epoch up to `epoch`, and the offset at which it ended."""
+    cdef Partition partition = <Partition>entry.partition
+    try:
+        found, offset = partition.log.end_offset_for_epoch(epoch[0])
+        epoch[0] = found
+        end[0] = offset
+        return OFFSET_OUT_OF_RANGE if found < 0 or offset < 0 else 0
+    except AssertionError:
+        core_fatal(core)
+    except Exception as error:
+        code = getattr(error, "code", None)
+        if isinstance(code, int):
+            return code
+        log.exception("looking up leader epoch %d of %s-%d failed", epoch[0], partition.topic, partition.index)
+    except BaseException:
+        core_fatal(core)
+    return UNKNOWN_SERVER_ERROR
+
+
 cdef void drop_aborted(Result* result) noexcept nogil:
     with gil:
         Py_DECREF(<object><PyObject*>result.aborted)
@@ -352,6 +405,7 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
         result.aborted = NULL
         result.aborted_count = 0
         result.unknown = False
+        result.diverging_epoch = -1
         result.read.size = 0
         result.read.available = 0
         result.read.file = NULL
@@ -366,6 +420,9 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
             result.code = read_warm(self, request, entry, fetched, limit, at_least_one, &result.read)
             if result.code == NEED_PYTHON:
                 read_python(self, entry, fetched, limit, at_least_one, request.isolation, result)
+            if fetched.last_epoch >= 0 and self.cold_job is NULL and (result.code == 0 or result.code == OFFSET_OUT_OF_RANGE):
+                compare_logs(self.core, entry, result)
+                failed[0] = failed[0] or result.diverging_epoch >= 0
             if request.isolation and result.code == 0 and result.read.size and may_have_aborted(entry):
                 find_aborted(entry, fetched, result, request.version >= 12)
                 if result.code:
@@ -417,7 +474,7 @@ cdef void trim_results(Fetching self) noexcept nogil:
 cdef inline bint changed(Result* result) noexcept nogil:
     """Whether an incremental answer tells of this partition; notes what it tells (CachedPartition)."""
     cdef Fetched* fetched = result.fetched
-    cdef bint tell = result.read.size > 0 or result.code != 0
+    cdef bint tell = result.read.size > 0 or result.code != 0 or result.diverging_epoch >= 0
     if fetched.high_watermark != result.read.high_watermark:
         fetched.high_watermark = result.read.high_watermark
         tell = True
@@ -484,8 +541,13 @@ cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* resu
     if version >= 5:
         put_i64(at, result.read.log_start_offset)
         at += 8
-    # Aborted transactions: null when not asked for and when reading failed, none of a partition that is not known.
-    aborted = 0 if result.unknown else -1 if result.code or not isolation else <int32_t>result.aborted_count
+    # Aborted transactions: null when not asked for and when nothing was read, none of a partition that is not known.
+    if result.unknown:
+        aborted = 0
+    elif result.code or result.diverging_epoch >= 0 or not isolation:
+        aborted = -1
+    else:
+        aborted = <int32_t>result.aborted_count
     if flexible:
         at += put_uvarint(at, <uint32_t>(aborted + 1))
     else:
@@ -515,7 +577,15 @@ cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* resu
         drop_copy(result)
     elif result.read.size:
         slot_region(slot, result.read.file, result.read.position, result.read.size)
-    if flexible:
+    if result.diverging_epoch >= 0:
+        at = slot_extend(slot, 16)                      # one tag: 0, of 13 bytes, without tags of its own
+        at[0] = 1
+        at[1] = DIVERGING_EPOCH_TAG
+        at[2] = 13
+        put_i32(at + 3, result.diverging_epoch)
+        put_i64(at + 7, result.diverging_end)
+        at[15] = 0
+    elif flexible:
         slot_extend(slot, 1)[0] = 0
 
 

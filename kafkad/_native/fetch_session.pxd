@@ -10,6 +10,7 @@ cdef struct Fetched:                # one partition of a session
     TopicKey* key                   # retained
     int32_t index
     int32_t leader_epoch            # the client's, -1: do not check
+    int32_t last_epoch              # of the last batch that the client has, -1: do not compare logs
     int32_t bytes_max
     int64_t offset
     int64_t high_watermark          # as last told to the client

@@ -10,7 +10,7 @@ from kafkad.log.filenames import TXN_INDEX, segment_file
 from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.log.log import ISOLATIONS, Below, TimestampOffset, whole_batches
 from kafkad.log.txn_index import AbortedTxn, read_txn_index
-from kafkad.protocol.errors import KafkaError, Malformed
+from kafkad.protocol.errors import NOT_LEADER_OR_FOLLOWER, KafkaError, Malformed
 
 if TYPE_CHECKING:
     from kafkad._native.partition_reader import ReaderPartition
@@ -78,12 +78,26 @@ class ReaderLog:
         """As `Log.earliest`. The owner writes its epochs to a file before it leads in a new one; those that
         the log's start has passed since then do no harm."""
         start = self.native.log_start_offset
+        epochs = self._read_epochs()
+        epoch = epochs.epoch_for(start) if epochs is not None else None
+        return TimestampOffset(-1, start, -1 if epoch is None else epoch)
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """As `Log.end_offset_for_epoch`. Raises KafkaError if the file does not name the epoch in which the
+        owner leads; the client tries again."""
+        epochs = self._read_epochs()
+        if epochs is None or epochs.latest != self.leader_epoch:
+            self._epochs_of = (-1, -1)
+            raise KafkaError(NOT_LEADER_OR_FOLLOWER)
+        return epochs.end_offset_for(epoch, self.native.end_offset)
+
+    def _read_epochs(self) -> LeaderEpochs | None:
+        """The owner's epochs; None if their file cannot be read."""
         moment = (self.native.leader_epoch, self.native.generation)
         if self._epochs_of != moment:
             try:
                 self._epochs = LeaderEpochs.load(self.directory)
             except (OSError, Malformed):
-                return TimestampOffset(-1, start, -1)
+                return None
             self._epochs_of = moment
-        epoch = self._epochs.epoch_for(start)
-        return TimestampOffset(-1, start, -1 if epoch is None else epoch)
+        return self._epochs

@@ -17,6 +17,7 @@ from kafkad._native.partition import Partition
 from kafkad._native.partition_table import PartitionTable
 from kafkad._native.watermarks import WatermarkTable, private_row
 from kafkad.log.reader import ReaderLog
+from kafkad.protocol.errors import KafkaError
 from kafkad.protocol.records import build_batch, end_marker, read_batches
 from tests.power import compiled
 from tests.unit.log_world import TOPIC_ID, LogWorld, batch, topic_config
@@ -484,3 +485,41 @@ def test_a_listing_that_a_roll_and_retention_overtake_has_no_hole(tmp_path):
     assert ran.returncode == 0, ran.stderr
     gone = (OUT_OF_RANGE, 6, False)
     assert ran.stdout.strip() == str([gone, gone, (0, 6, True), (0, 6, True)])
+
+
+def test_a_reader_finds_the_end_of_an_epoch_as_the_owner_does(tmp_path):
+    """What a Fetch with `last_fetched_epoch` asks (KIP-595)."""
+    world = Readable(tmp_path)
+    log, reader = world.log, world.reader
+    for epoch in (2, 5, 6):
+        log.set_leader_epoch(epoch)
+        reader.log.refresh()
+        for asked in range(-1, 9):
+            assert reader.log.end_offset_for_epoch(asked) == log.end_offset_for_epoch(asked), (epoch, asked)
+        log.append_client(bytearray(batch(3)), 0)
+    reader.log.refresh()
+    assert reader.log.end_offset_for_epoch(6) == (6, 9)
+    assert reader.log.end_offset_for_epoch(3) == (2, 3)
+
+
+def test_a_reader_whose_owner_has_not_written_its_epochs_sends_the_client_away(tmp_path):
+    """An old file would name an end at which the client's log does not part from ours."""
+    world = Readable(tmp_path)
+    world.log.set_leader_epoch(2)
+    world.log.append_client(bytearray(batch(3)), 0)
+    old = world.log.leader_epochs.path
+    with open(old) as file:
+        before = file.read()
+    world.log.set_leader_epoch(5)
+    with open(old) as file:
+        after = file.read()
+    with open(old, "w") as file:
+        file.write(before)
+    world.reader.log.refresh()
+    for _ in range(2):
+        with pytest.raises(KafkaError) as refused:
+            world.reader.log.end_offset_for_epoch(2)
+        assert refused.value.code == NOT_LEADER
+    with open(old, "w") as file:
+        file.write(after)
+    assert world.reader.log.end_offset_for_epoch(2) == (2, 3)

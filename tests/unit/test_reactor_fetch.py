@@ -473,3 +473,105 @@ def test_tags_of_unknown_kinds_are_skipped(world):
     request.topics[0].partitions[0].replica_directory_id = bytes(range(16))
     request.topics[0].partitions[0].high_watermark = 12
     assert rows(world.connect().ask(request, 18))[0][4] == len(batch())
+
+
+def fetch_after(offset, last_epoch, *, version=12, current_epoch=-1, **fields):
+    """A Fetch of "t"-0 by a client whose last batch is of `last_epoch`."""
+    request = fetch([(topic_of(version), 0, offset)], **fields)
+    part = request.topics[0].partitions[0]
+    part.last_fetched_epoch = last_epoch
+    part.current_leader_epoch = current_epoch
+    return request
+
+
+def log_of_epochs(world):
+    """Epoch 2 begins at 0, 5 at 3, 6 at 5; the log ends at 6."""
+    log = world.log("t", topic_id=TOPIC_ID)
+    client = world.connect()
+    for epoch, count in ((2, 3), (5, 2), (6, 1)):
+        log.set_leader_epoch(epoch)
+        for _ in range(count):
+            assert client.produce("t", batch()).error_code == 0
+    assert log.leader_epochs.entries == [(2, 0), (5, 3), (6, 5)]
+    assert (log.native.log_start_offset, log.end_offset) == (0, 6)
+    return client
+
+
+OUT, READ = errors.OFFSET_OUT_OF_RANGE, None
+
+
+@pytest.mark.parametrize("version", [12, 13, 18])
+@pytest.mark.parametrize("isolation_level", [0, 1])
+@pytest.mark.parametrize(
+    ("offset", "last_epoch", "expected"),
+    [
+        (0, -1, READ),
+        (4, -9, READ),  # not an epoch
+        (6, 6, READ),
+        (4, 6, READ),
+        (7, 6, (6, 6)),  # beyond the end: not out of range, but where the logs part
+        (5, 5, READ),
+        (6, 5, (5, 5)),
+        (3, 2, READ),
+        (4, 2, (2, 3)),
+        (2, 3, (2, 3)),  # an epoch that never was here: the one before it, wherever the client stands
+        (6, 4, (2, 3)),
+        (0, 1, READ),  # before the first epoch, which begins at 0
+        (1, 1, (1, 0)),
+        (2, 7, OUT),  # an epoch of the future
+        (9, 1000, OUT),
+        (-1, 6, OUT),  # before the log's start, whatever the epoch says
+        (-5, 3, OUT),
+    ],
+)
+def test_the_last_fetched_epoch_finds_where_the_logs_part(
+    world, version, isolation_level, offset, last_epoch, expected
+):
+    """Partition.readRecords, KIP-595. `expected`: data, an error or the diverging (epoch, end offset)."""
+    client = log_of_epochs(world)
+    request = fetch_after(
+        offset, last_epoch, version=version, isolation_level=isolation_level, max_wait_ms=60_000, min_bytes=0
+    )
+    part = client.ask(request, version).responses[0].partitions[0]
+    diverging = (part.diverging_epoch.epoch, part.diverging_epoch.end_offset)
+    if expected is READ:
+        assert (part.error_code, diverging) == (0, (-1, -1))
+        assert bool(part.records) == (offset < 6)
+    elif expected == OUT:
+        assert (part.error_code, diverging, part.high_watermark) == (OUT, (-1, -1), -1)
+    else:
+        assert (part.error_code, diverging) == (0, expected)
+        assert (part.high_watermark, part.log_start_offset, bytes(part.records or b"")) == (6, 0, b"")
+        assert part.aborted_transactions is None
+
+
+def test_a_diverging_epoch_is_answered_at_once(world):
+    client = log_of_epochs(world)
+    request = fetch_after(7, 6, max_wait_ms=60_000, min_bytes=1 << 20)
+    began = time.monotonic()
+    client.ask(request, 12)
+    assert time.monotonic() - began < 30
+
+
+def test_the_leader_epoch_is_checked_before_the_last_fetched_one(world):
+    client = log_of_epochs(world)
+    for current, code in ((5, errors.FENCED_LEADER_EPOCH), (7, errors.UNKNOWN_LEADER_EPOCH), (6, OUT)):
+        request = fetch_after(0, 9, current_epoch=current)
+        assert rows(client.ask(request, 12))[0][2] == code
+
+
+def test_a_session_tells_of_a_divergence_each_time_until_the_client_has_cut_its_log(world):
+    client = log_of_epochs(world)
+    first = client.ask(fetch_after(7, 6, session_epoch=0), 12)
+    assert first.responses[0].partitions[0].diverging_epoch.end_offset == 6
+    fields = {"session_id": first.session_id, "max_wait_ms": 0}
+    again = client.fetch([], session_epoch=1, **fields)
+    assert again.responses[0].partitions[0].diverging_epoch.end_offset == 6
+    cut = client.ask(fetch_after(6, 6, session_epoch=2, session_id=first.session_id), 12)
+    assert cut.responses == []
+
+
+def test_an_old_version_does_not_compare_logs(world):
+    client = log_of_epochs(world)
+    part = client.fetch([("t", 0, 4)], version=11).responses[0].partitions[0]
+    assert part.error_code == 0 and part.records

@@ -1,8 +1,9 @@
 """One data directory, and its checkpoint files.
 
-With one worker each checkpoint is what its logs say. With several, the files belong to all of them: each
-write is read, merged and written under flock of the directory, so that two workers that write at once, or one
-that is killed in the middle, lose no entry:
+The checkpoints are what the open logs say, and what the files said before of partitions that are not open:
+another worker's, and those that could not be loaded. With several workers each write is read, merged and
+written under flock of the directory, so that two workers that write at once, or one that is killed in the
+middle, lose no entry:
 
     an entry of a partition that this worker has open     is what this worker says
     any other                                             stays as it was found
@@ -194,6 +195,26 @@ class Directory:
                     continue
             self._write_synced(name, without, partial(self._forgot, name, keys), merge=lambda found: found)
 
+    def offsets_of(self, key: Key) -> dict[str, int]:
+        """What each checkpoint says of a partition, by the name of the checkpoint. Raises OSError."""
+        with self._write_lock:
+            found = {name: self._found(name).get(key) for name in CHECKPOINTS}
+        return {name: offset for name, offset in found.items() if offset is not None}
+
+    def name_again(self, key: Key, offsets: Mapping[str, int], rename: Callable[[], None]) -> None:
+        """`rename` gives a partition its name back; `offsets` by checkpoint become its entries before that.
+        One step for other workers, of which one drops entries without a directory. Raises OSError."""
+        with self._write_lock, self._alone():
+            for name in CHECKPOINTS:
+                found = self._found(name)
+                if found.get(key) != offsets.get(name):
+                    kept = {other: offset for other, offset in found.items() if other != key}
+                    if name in offsets:
+                        kept[key] = offsets[name]
+                    write_offsets(os.path.join(self.path, name), kept)
+            rename()
+        sync_directory(self.path)
+
     def _without(self, name: str, keys: tuple[Key, ...]) -> dict[Key, int] | None:
         found = self._found(name)
         gone = {
@@ -262,11 +283,9 @@ class Directory:
         return os.fstat(fd).st_ino
 
     def _merged(self, name: str, offsets: dict[Key, int]) -> dict[Key, int]:
-        if not self.shared:
-            return offsets
         ours = self.logs_by_key  # a log that left since `offsets` was taken may be another worker's by now
         merged = {key: offset for key, offset in self._found(name).items() if key not in ours}
-        if self.keeper and merged:
+        if merged and (self.keeper or not self.shared):
             there = set(os.listdir(self.path))
             merged = {key: offset for key, offset in merged.items() if partition_directory(*key) in there}
         merged.update((key, offset) for key, offset in offsets.items() if key in ours)

@@ -23,7 +23,6 @@ from kafkad._native.scan import replay_producers, scan_segment
 from kafkad.log import recovery
 from kafkad.log.checkpoints import (
     partition_metadata_id,
-    sync_directory,
     write_partition_metadata,
 )
 from kafkad.log.filenames import (
@@ -995,16 +994,14 @@ class Log:
         finally:
             self.closed = True
 
-    def move_directory(self, directory: str, *, sync: bool = True) -> None:
-        """Renames the partition's directory, for deletion or as stray; it serves nothing any more. Without
-        `sync` the caller syncs the parent. Raises KafkaError."""
+    def move_directory(self, directory: str) -> None:
+        """Rename the partition's directory, for deletion; it serves nothing any more. The caller syncs the
+        parent. Raises KafkaError."""
         self.resign()
         self._next.close()
         self.closed = True
         try:
             os.rename(self.directory, directory)
-            if sync:
-                sync_directory(os.path.dirname(directory))
         except OSError as e:
             raise self.refuse(e) from e
         self.directory = directory

@@ -64,7 +64,7 @@ from kafkad.log.log_starts import LogStarts, keep_all
 from kafkad.log.parallel import run_all
 from kafkad.log.removal import Removals
 from kafkad.log.renames import Renames
-from kafkad.log.strays import restore, set_aside, stray_path, topic_id_of
+from kafkad.log.strays import restore, set_aside, topic_id_of
 from kafkad.log.unloaded import Unloaded
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
 
@@ -322,7 +322,7 @@ class LogDirs:
                 return False
             return mine is None or mine(topic, topic_id, index)
 
-        return restore([each.path for each in self._online() if each.for_logs], wanted)
+        return restore([each for each in self._online() if each.for_logs], wanted)
 
     def _recovery_threads(self, workers: int) -> int:
         """Our part of num.recovery.threads.per.data.dir. Where that is not given as many as there are cores,
@@ -408,6 +408,8 @@ class LogDirs:
         known = known_topics is None or (topic in known_topics and has(topic, index))
         config = config_for(topic) if known else TopicConfig()
 
+        offsets = {name: checkpoints[name][key] for name in CHECKPOINTS if key in checkpoints[name]}
+
         def is_known(found_id: bytes | None) -> bool:
             return known and (
                 known_topics is None or found_id in (None, bytes(16)) or found_id == known_topics[topic]
@@ -416,7 +418,7 @@ class LogDirs:
         def open_log() -> Log | None:
             # Recovery may cut, and goes by the topic's configuration: it is not for strangers.
             if not known or (not clean and not is_known(topic_id_of(path))):
-                set_aside(path, topic, index)
+                set_aside(path, topic, index, offsets)
                 return None
             topic_id = known_topics.get(topic) if known_topics is not None else None
             left = self._row_left(topic_id, index)
@@ -438,12 +440,9 @@ class LogDirs:
                 producer_expiration_ms=self.config.producer_id_expiration_ms,
             )
             if not is_known(log.topic_id):
-                stray = stray_path(directory.path, topic, index)
-                logger.warning("%s is unknown to the metadata and moved to %s", path, stray)
-                try:
-                    log.move_directory(stray)
-                except KafkaError as e:
-                    logger.error("%s could not be moved to %s: %s", path, stray, e)
+                log.close(clean=False)
+                log.native.close_files()
+                set_aside(path, topic, index, offsets)
                 return None
             if known_topics is not None and log.topic_id == bytes(16):
                 log.adopt_topic_id(known_topics[topic])
@@ -665,7 +664,7 @@ class LogDirs:
             return  # its directory is offline: left as it is
         path = os.path.join(directory.path, left_directory(topic, index, uuid.uuid4().hex, DELETE_DIR))
         try:
-            log.move_directory(path, sync=False)
+            log.move_directory(path)
             self._renames.add(directory, (topic, index))
         except KafkaError as e:
             logger.error("%s could not be renamed for deletion, will try again: %s", log.directory, e)
@@ -858,7 +857,7 @@ class LogDirs:
         for directory in self.directories():
             if directory.offline:
                 continue
-            whole = clean
+            whole = clean and (directory.clean or not self._leaves_unloaded(directory))
             for log, trouble in close_logs(list(directory.logs()), clean):
                 logger.error("%s was not closed cleanly: %s", log.directory, trouble)
                 whole = False
@@ -868,6 +867,15 @@ class LogDirs:
                 self._told.set(directory.number, NOT_CLEAN)
         if not self.shared:
             self.finish(clean)
+
+    def _leaves_unloaded(self, directory: Directory) -> bool:
+        """Whether a log there was never loaded: after an unclean stop nobody has checked it."""
+        keys = [key for key, unloaded in self._unloaded.items() if unloaded.directory is directory]
+        if keys and not directory.clean:
+            logger.error(
+                "%s is not marked as closed cleanly: %s-%d could not be loaded", directory.path, *keys[0]
+            )
+        return bool(keys)
 
     def finish(self, clean: bool = True) -> None:
         """After all logs were closed: the marks where all of it went well, then the locks go."""

@@ -3,18 +3,33 @@
 A stray is renamed to `<topic>-<partition>.<32 hex>-stray` and kept for the operator, as Kafka does it. It may
 belong to a topic that a newer copy of the metadata knows: where the metadata log of yesterday was served for
 a day, the partitions made since became strays. So a stray gets its name back at a start whose metadata has
-its topic id and index, unless the partition is there."""
+its topic id and index, unless the partition is there.
+
+The checkpoint files name a partition by topic and index, which another one may have by then. So a stray takes
+its entries along, in a file of its own, and gets them back with its name: without its log start the records
+that were deleted from it would come back."""
 
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 
-from kafkad.log.checkpoints import read_partition_metadata, sync_directory
+from kafkad.log.checkpoints import (
+    checkpoint_lines,
+    checkpoint_text,
+    read_partition_metadata,
+    sync_directory,
+    write_file,
+)
+from kafkad.log.directory import CHECKPOINTS, Directory
 from kafkad.log.filenames import STRAY_DIR, left_directory, parse_directory, partition_directory
 from kafkad.protocol.errors import Malformed
 
 logger = logging.getLogger("kafkad.log")
+
+KEPT_OFFSETS = "stray-offsets"  # `<name of a checkpoint> <offset>` a line
 
 
 def topic_id_of(path: str) -> bytes | None:
@@ -25,54 +40,77 @@ def topic_id_of(path: str) -> bytes | None:
         return None
 
 
-def stray_path(directory: str, topic: str, index: int) -> str:
-    return os.path.join(directory, left_directory(topic, index, uuid.uuid4().hex, STRAY_DIR))
-
-
-def set_aside(path: str, topic: str, index: int) -> None:
-    """Rename a partition's directory that nobody has open. A failure leaves it where it is."""
+def set_aside(path: str, topic: str, index: int, offsets: Mapping[str, int]) -> None:
+    """Rename a partition's directory that nobody has open. `offsets`: what each checkpoint says of it. A
+    failure leaves it where it is."""
     directory = os.path.dirname(path)
-    stray = stray_path(directory, topic, index)
+    stray = os.path.join(directory, left_directory(topic, index, uuid.uuid4().hex, STRAY_DIR))
     logger.warning("%s is unknown to the metadata and moved to %s", path, stray)
     try:
+        lines = (f"{name} {offset}" for name, offset in sorted(offsets.items()))
+        write_file(os.path.join(path, KEPT_OFFSETS), checkpoint_text(lines))
         os.rename(path, stray)
         sync_directory(directory)
     except OSError as e:
         logger.error("%s is unknown to the metadata and could not be moved to %s: %s", path, stray, e)
 
 
-def restore(directories: Iterable[str], wanted: Callable[[str, int, bytes], bool]) -> set[str]:
+def kept_offsets(path: str) -> dict[str, int]:
+    """What the checkpoints said of a stray when it lost its name. Raises OSError."""
+    try:
+        with open(os.path.join(path, KEPT_OFFSETS), "rb") as file:
+            entries = checkpoint_lines(file.read())
+        return {name: int(offset) for name, offset in entries if name in CHECKPOINTS}
+    except FileNotFoundError:
+        return {}  # JVM Kafka made this stray, or a version that kept none
+    except (Malformed, ValueError) as e:
+        logger.error("%s is damaged, deleted records may come back: %s", os.path.join(path, KEPT_OFFSETS), e)
+        return {}
+
+
+def restore(directories: Iterable[Directory], wanted: Callable[[str, int, bytes], bool]) -> set[str]:
     """Give strays their names back for which `wanted(topic, index, topic id)`; the paths that they have
     now."""
-    paths = list(directories)
-    found: dict[tuple[str, int], list[tuple[str, bytes]]] = {}
-    for directory in paths:
-        for name in os.listdir(directory):
+    places = list(directories)
+    found: dict[tuple[str, int], list[tuple[Directory, str, bytes]]] = {}
+    for directory in places:
+        for name in _names(directory.path):
             parsed = parse_directory(name) if name.endswith(STRAY_DIR) else None
             if parsed is None:
                 continue
-            topic_id = topic_id_of(os.path.join(directory, name))
+            path = os.path.join(directory.path, name)
+            topic_id = topic_id_of(path)
             if topic_id is not None and wanted(parsed[0], parsed[1], topic_id):
-                found.setdefault(parsed[:2], []).append((os.path.join(directory, name), topic_id))
+                found.setdefault(parsed[:2], []).append((directory, path, topic_id))
     restored = set()
     for (topic, index), candidates in found.items():
-        strays, topic_id = [path for path, _ in candidates], candidates[0][1]
         plain = partition_directory(topic, index)
-        there = [path for each in paths if os.path.lexists(path := os.path.join(each, plain))]
-        if any(topic_id_of(path) in (None, topic_id) for path in there):
+        there = [each for each in places if os.path.lexists(os.path.join(each.path, plain))]
+        directory, stray, topic_id = candidates[0]
+        if any(topic_id_of(os.path.join(each.path, plain)) in (None, topic_id) for each in there):
             continue
-        if len(strays) > 1:
-            logger.error("%s-%d could be any of these, so none is used: %s", topic, index, ", ".join(strays))
+        if len(candidates) > 1:
+            paths = ", ".join(path for _, path, _ in candidates)
+            logger.error("%s-%d could be any of these, so none is used: %s", topic, index, paths)
             continue
-        for path in there:
-            set_aside(path, topic, index)
-        path = os.path.join(os.path.dirname(strays[0]), plain)
+        for each in there:
+            set_aside(os.path.join(each.path, plain), topic, index, each.offsets_of((topic, index)))
+        path = os.path.join(directory.path, plain)
         try:
-            os.rename(strays[0], path)
-            sync_directory(os.path.dirname(path))
+            directory.name_again((topic, index), kept_offsets(stray), partial(os.rename, stray, path))
         except OSError as e:
-            logger.error("%s is known to the metadata and could not be moved to %s: %s", strays[0], path, e)
+            logger.error("%s is known to the metadata and could not be moved to %s: %s", stray, path, e)
             continue
-        logger.warning("%s is known to the metadata again and moved back to %s", strays[0], path)
+        with suppress(OSError):
+            os.unlink(os.path.join(path, KEPT_OFFSETS))
+        logger.warning("%s is known to the metadata again and moved back to %s", stray, path)
         restored.add(path)
     return restored
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError as e:
+        logger.error("strays in %s cannot be looked for: %s", path, e)  # loading says what becomes of it
+        return []

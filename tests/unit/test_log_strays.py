@@ -6,8 +6,10 @@ import shutil
 
 import pytest
 
-from kafkad.log import log_dirs, recovery
+from kafkad.log import log_dirs, recovery, strays
+from kafkad.log.checkpoints import CLEAN_SHUTDOWN, LOG_START_OFFSETS, read_offsets
 from kafkad.log.log_dirs import DirectoryTrouble
+from kafkad.log.strays import KEPT_OFFSETS
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 from tests.unit.log_world import batch, topic_config
 from tests.unit.test_log_dirs import DirsWorld
@@ -152,3 +154,163 @@ def test_a_checkpoint_that_a_shortage_keeps_from_being_read_ends_the_start(tmp_p
     monkeypatch.setattr(log_dirs, "read_offsets", limited)
     with pytest.raises(DirectoryTrouble, match="recovery-point-offset-checkpoint cannot be read: "):
         world.open()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_stray_that_comes_back_keeps_its_deleted_records_deleted(tmp_path, clean):
+    """Its log start stood in the checkpoint under its name, which the next write dropped: deleted records
+    came back with the name."""
+    world = DirsWorld(tmp_path)
+    log = world.create("t")
+    log.append_client(batch(9), 1_000)
+    log.delete_records(7)
+    world.dirs.keep_log_starts([log], lambda failed: None)
+    world.scheduler.work()
+    t = world.topics.pop("t")
+    reopen(world, clean=clean)
+    world.create("other").append_client(batch(1), 1_000)
+    world.dirs.checkpoint()  # without the stray
+    world.scheduler.settle()
+    assert ("t", 0) not in read_offsets(os.path.join(world.paths[0], LOG_START_OFFSETS))
+    world.topics["t"] = t
+    for _ in range(2):
+        reopen(world, clean=clean)
+        again = world.dirs.get("t", 0)
+        assert (again.log_start_offset, again.end_offset) == (7, 9)
+        assert KEPT_OFFSETS not in os.listdir(again.directory)
+
+
+def test_a_stray_does_not_take_over_the_offsets_of_the_one_that_had_its_name(tmp_path):
+    """A recovery point beyond what it holds kept it from being checked, a log start beyond its end set all of
+    it aside."""
+    world = DirsWorld(tmp_path)
+    log = world.create("t")
+    log.append_client(batch(5), 1_000)
+    log.delete_records(2)
+    world.dirs.keep_log_starts([log], lambda failed: None)
+    world.scheduler.work()
+    old = world.topics.pop("t")
+    reopen(world)
+    new = world.create("t", topic_id=b"B" * 16)
+    new.append_client(batch(50), 1_000)
+    new.delete_records(40)
+    world.dirs.keep_log_starts([new], lambda failed: None)
+    world.scheduler.work()
+    world.topics["t"] = old
+    reopen(world)
+    again = world.dirs.get("t", 0)
+    assert (again.topic_id, again.log_start_offset, again.end_offset) == (old, 2, 5)
+    assert not [name for name in os.listdir(again.directory) if name.endswith(".lost")]
+    world.topics["t"] = b"B" * 16  # and back once more: each has its own
+    reopen(world)
+    again = world.dirs.get("t", 0)
+    assert (again.topic_id, again.log_start_offset, again.end_offset) == (b"B" * 16, 40, 50)
+
+
+def test_a_stray_comes_back_whole_after_a_kill_between_any_two_steps(tmp_path, monkeypatch):
+    """Its entries are in the checkpoint before its name is, and stay in its own file until both are."""
+    steps, interrupted = 0, True
+    while interrupted:
+        root = tmp_path / str(steps)
+        world = DirsWorld(root)
+        log = world.create("t")
+        log.append_client(batch(9), 1_000)
+        log.delete_records(7)
+        world.dirs.keep_log_starts([log], lambda failed: None)
+        world.scheduler.work()
+        t = world.topics.pop("t")
+        reopen(world)
+        world.create("other").append_client(batch(1), 1_000)
+        world.dirs.checkpoint()
+        world.scheduler.settle()
+        world.topics["t"] = t
+        with monkeypatch.context() as patch:
+            left, rename, replace, unlink = [steps], os.rename, os.replace, os.unlink
+
+            def counted(call, left=left):
+                def step(*arguments):
+                    if left[0] == 0:
+                        raise KeyboardInterrupt
+                    left[0] -= 1
+                    return call(*arguments)
+
+                return step
+
+            for name, call in (("rename", rename), ("replace", replace), ("unlink", unlink)):
+                patch.setattr(os, name, counted(call))
+            try:
+                reopen(world, clean=False)
+                interrupted = False
+            except KeyboardInterrupt:
+                pass
+        world.dirs._unlock()
+        world.dirs = world.open()
+        again = world.dirs.get("t", 0)
+        assert (again.log_start_offset, again.end_offset) == (7, 9), steps
+        world.dirs.close()
+        steps += 1
+    assert steps > 3
+
+
+def test_a_stray_whose_offsets_cannot_be_kept_stays_where_it_is(tmp_path, monkeypatch, caplog):
+    world = DirsWorld(tmp_path)
+    world.create("t").append_client(batch(5), 1_000)
+    world.topics.pop("t")
+
+    def full(path, data, *, sync=True):
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
+    monkeypatch.setattr(strays, "write_file", full)
+    reopen(world)
+    assert os.path.isdir(os.path.join(world.paths[0], "t-0")) and names(world) == []
+    assert "could not be moved" in caplog.text
+
+
+def test_a_log_that_is_not_loaded_keeps_its_checkpoint_entries(tmp_path, monkeypatch):
+    """With one worker each write dropped the entries of all that was not open: a log that a shortage kept
+    from being loaded had its deleted records again at the next start."""
+    world = DirsWorld(tmp_path)
+    for index in range(2):
+        log = world.create("t", index)
+        log.append_client(batch(9), 1_000)
+        log.delete_records(7)
+    world.dirs.keep_log_starts(world.dirs.all(), lambda failed: None)
+    world.scheduler.work()
+    world.dirs.close()
+    list_files = recovery.list_files
+
+    def limited(directory):
+        if directory.endswith("t-1"):
+            raise OSError(errno.EMFILE, "Too many open files", directory)
+        return list_files(directory)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recovery, "list_files", limited)
+        world.dirs = world.open()
+    world.dirs.get("t", 0).append_client(batch(1), 1_000)
+    world.dirs.checkpoint()
+    world.scheduler.settle()
+    world.restart()
+    assert [world.dirs.get("t", index).log_start_offset for index in range(2)] == [7, 7]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_log_that_was_never_checked_is_not_marked_as_clean(tmp_path, monkeypatch, clean):
+    """After a kill one log could not be loaded. The clean stop then marked its directory, and the next start
+    trusted the end that the kill had left. (Where the log was clean before, it still is.)"""
+    world = DirsWorld(tmp_path)
+    for index in range(2):
+        world.create("t", index).append_client(batch(9), 1_000)
+    world.dirs.close(clean)
+    list_files = recovery.list_files
+
+    def limited(directory):
+        if directory.endswith("t-1"):
+            raise OSError(errno.EMFILE, "Too many open files", directory)
+        return list_files(directory)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recovery, "list_files", limited)
+        world.dirs = world.open()
+    world.dirs.close()
+    assert os.path.exists(os.path.join(world.paths[0], CLEAN_SHUTDOWN)) == clean

@@ -27,7 +27,13 @@ from kafkad.server.turns import Steps, Turns
 logger = logging.getLogger("kafkad")
 
 TIMEOUT_S = 30.0  # for requests that name none: Kafka's request.timeout.ms
+IN_PASSING_S = 5.0  # for topics and producer ids of which the client does not know that they are a change
 RETRY_S = 5.0  # after directories could not be assigned
+
+
+def timeout_of(request: Any) -> float:
+    """In seconds."""
+    return request.timeout_ms / 1000 if request.timeout_ms > 0 else TIMEOUT_S
 
 
 class Job:
@@ -132,19 +138,20 @@ class AnsweringController:
 
     def create_topics(self, request: Any, context: Any = None) -> Any:
         steps = self._controller.create_topics(request, context)
-        return self._answer(steps, lambda answer: answer.topics, request.timeout_ms)
+        return self._answer(steps, lambda answer: answer.topics, timeout_of(request))
 
     def delete_topics(self, request: Any, context: Any = None) -> Any:
         steps = self._controller.delete_topics(request, context)
-        return self._answer(steps, lambda answer: answer.responses, request.timeout_ms)
+        return self._answer(steps, lambda answer: answer.responses, timeout_of(request))
 
     def create_partitions(self, request: Any, context: Any = None) -> Any:
         steps = self._controller.create_partitions(request, context)
-        return self._answer(steps, lambda answer: answer.results, request.timeout_ms)
+        return self._answer(steps, lambda answer: answer.results, timeout_of(request))
 
     def auto_create(self, names: Iterable[str]) -> Any:
         """dict[str, KafkaError | None]: the trouble with each topic that was not there."""
-        return self._answer(self._controller.auto_create(names))
+        steps = self._controller.auto_create(names)
+        return self._answer(steps, timeout_s=IN_PASSING_S, late=errors.LEADER_NOT_AVAILABLE)
 
     def incremental_alter_configs(self, changes: Any, validate_only: bool = False) -> Any:
         return self._answer(self._controller.incremental_alter_configs(changes, validate_only))
@@ -154,7 +161,9 @@ class AnsweringController:
 
     def allocate_producer_ids(self) -> Any:
         """(first, count). No other worker has to know. Raises KafkaError."""
-        return self._answer(self._controller.allocate_producer_ids(), applied=False)
+        steps = self._controller.allocate_producer_ids()
+        late = errors.COORDINATOR_LOAD_IN_PROGRESS  # as Kafka's, which clients try again
+        return self._answer(steps, timeout_s=IN_PASSING_S, late=late, applied=False)
 
     def assign_directories(self, placed: dict[tuple[bytes, int], bytes]) -> None:
         """Try until it works: nobody waits for it."""
@@ -187,33 +196,40 @@ class AnsweringController:
         self,
         steps: Steps,
         results: Callable[[Any], Iterable[Any]] | None = None,
-        timeout_ms: int = 0,
+        timeout_s: float = TIMEOUT_S,
         *,
+        late: int = errors.REQUEST_TIMED_OUT,
         applied: bool = True,
     ) -> Any:
-        """`results` are those parts of the answer that have an error code of their own."""
-        planned = self._serial.run(self._with_offset(steps))
+        """`results` are those parts of the answer that have an error code each. `late`: the code after
+        `timeout_s`. `applied`: every worker has to know."""
+        planned = self._serial.run(self._planned(steps))
         if not inspect.isawaitable(planned):
-            answer, offset = planned
-            if self._controller.image.offset >= offset and (not applied or self._is_applied(offset)):
+            answer, offset, appended = planned
+            if self._controller.image.offset >= offset and not (
+                applied and appended and not self._is_applied(offset)
+            ):
                 return answer
-        timeout_s = timeout_ms / 1000 if timeout_ms > 0 else TIMEOUT_S
-        return self._later(planned, results, timeout_s, applied)
+        return self._later(planned, results, timeout_s, late, applied)
 
-    def _with_offset(self, steps: Steps) -> Steps:
+    def _planned(self, steps: Steps) -> Steps:
+        """(answer, offset of what it rests on, whether it has appended that itself)"""
+        before = self._controller.head.offset
         answer = yield from steps
-        return answer, self._controller.head.offset
+        offset = self._controller.head.offset
+        return answer, offset, offset != before
 
     async def _later(
         self,
         planned: Any,
         results: Callable[[Any], Iterable[Any]] | None,
         timeout_s: float,
+        late: int,
         applied: bool,
     ) -> Any:
-        answer, offset = await planned if inspect.isawaitable(planned) else planned
+        answer, offset, appended = await planned if inspect.isawaitable(planned) else planned
         try:
-            await self._committed(offset, timeout_s)
+            await self._committed(offset, timeout_s, late)
         except KafkaError as trouble:
             if results is not None:
                 refuse(results(answer), trouble)
@@ -221,11 +237,11 @@ class AnsweringController:
             if isinstance(answer, dict):  # the trouble by name
                 return {name: before or trouble for name, before in answer.items()}
             raise
-        if applied:
+        if applied and appended:
             await self._applied(offset)
         return answer
 
-    async def _committed(self, offset: int, timeout_s: float) -> None:
+    async def _committed(self, offset: int, timeout_s: float, late: int) -> None:
         """Raises KafkaError."""
         future: asyncio.Future[None] = self._loop.create_future()
 
@@ -242,7 +258,7 @@ class AnsweringController:
             await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
             raise KafkaError(
-                errors.REQUEST_TIMED_OUT,
+                late,
                 f"The change is not on the disk after {timeout_s:g} s. It takes effect as soon as it is.",
             ) from None
 

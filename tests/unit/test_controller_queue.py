@@ -131,6 +131,43 @@ def test_a_flush_that_takes_long_is_a_timeout_and_the_change_comes_later(tmp_pat
     scenario(tmp_path, steps)
 
 
+def test_who_asks_in_passing_is_told_to_try_again(tmp_path, monkeypatch):
+    """A Metadata request that makes topics, and InitProducerId: with the codes that their clients retry."""
+    monkeypatch.setattr("kafkad.server.controller_queue.IN_PASSING_S", 0.02)
+
+    async def steps(world):
+        created = world.controller.auto_create(["t"])
+        ids = ProducerIds(world.controller).generate()
+        assert (await created)["t"].code == errors.LEADER_NOT_AVAILABLE
+        with pytest.raises(KafkaError) as late:
+            await ids
+        assert late.value.code == errors.COORDINATOR_LOAD_IN_PROGRESS
+        world.log.release()
+        await turns()
+        assert world.topics == {"t"}
+
+    scenario(tmp_path, steps)
+
+
+def test_a_refusal_waits_for_no_worker(tmp_path):
+    """It has changed nothing, so there is nothing that a slow worker has to know."""
+
+    async def steps(world):
+        created = world.create("t")
+        await turns()
+        world.applying.clear()
+        world.log.release()
+        await turns()
+        assert not created.done()
+        request = messages.CreateTopicsRequest(topics=[new_topic("t")])
+        refused = world.controller.create_topics(request)
+        assert refused.topics[0].error_code == errors.TOPIC_ALREADY_EXISTS
+        world.applying.set()
+        await created
+
+    scenario(tmp_path, steps)
+
+
 def test_a_disk_that_is_broken_is_the_answer_of_each_topic(tmp_path):
     async def steps(world):
         created = [world.create("t", "#"), world.create("u")]

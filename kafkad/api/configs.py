@@ -46,6 +46,7 @@ from kafkad.config.group import GROUP_KEYS, group_values
 from kafkad.config.listeners import parse_host_limits
 from kafkad.config.served import refuse_changes, warn_ignored
 from kafkad.config.topic import TOPIC_KEYS, topic_values
+from kafkad.controller.configs import KEYS_MAX
 from kafkad.controller.topics import invalid_name
 from kafkad.metadata.features import CORDONED_LOG_DIRS
 from kafkad.metadata.image import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC, MetadataImage
@@ -282,7 +283,10 @@ Steps = Generator[None, None, Any]
 def alter_configs(services: Services, context: RequestContext, request: Any) -> Steps:
     resources = []
     for asked in request.resources:
-        operations = [Operation(config.name, SET, config.value) for config in asked.configs]
+        operations = []
+        for config in asked.configs:
+            operations.append(Operation(config.name, SET, config.value))
+            yield
         resources.append(Resource(asked.resource_type, asked.resource_name, operations))
         yield
     errors = yield from refusals(services.metadata.image, services.config, resources, replacing=True)
@@ -303,9 +307,10 @@ def alter_configs(services: Services, context: RequestContext, request: Any) -> 
 def incremental_alter_configs(services: Services, context: RequestContext, request: Any) -> Steps:
     resources = []
     for asked in request.resources:
-        operations = [
-            Operation(config.name, config.config_operation, config.value) for config in asked.configs
-        ]
+        operations = []
+        for config in asked.configs:
+            operations.append(Operation(config.name, config.config_operation, config.value))
+            yield
         resources.append(Resource(asked.resource_type, asked.resource_name, operations))
         yield
     errors = yield from refusals(services.metadata.image, services.config, resources)
@@ -438,6 +443,11 @@ def refusals(
 
 
 def _check_operations(resource: Resource) -> None:
+    count = len(resource.operations)
+    if count > KEYS_MAX:
+        raise KafkaError(
+            INVALID_REQUEST, f"{count} changes of one resource; at most {KEYS_MAX} are allowed in a request."
+        )
     keys = [operation.key for operation in resource.operations]
     if len(set(keys)) < len(keys):
         raise KafkaError(INVALID_REQUEST, "Error due to duplicate config keys")

@@ -22,6 +22,7 @@ from kafkad.protocol.errors import KafkaError
 # IncrementalAlterConfigs operations
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 
+KEYS_MAX: Final = 2_000  # of one resource: every worker looks through all keys of a broker at each change
 VALUE_SIZE_MAX: Final = 32767  # what a ConfigRecord's readers can take (Kafka: Short.MAX_VALUE)
 MIN_ISR: Final = "min.insync.replicas"
 
@@ -118,6 +119,11 @@ def _checked(
                 f"The configuration value cannot be added because it exceeds the maximum value size of "
                 f"{VALUE_SIZE_MAX} bytes.",
             )
+    if len(after) > KEYS_MAX and len(after) > len(before):
+        raise KafkaError(
+            errors.INVALID_CONFIG,
+            f"{len(after)} configurations of one resource; at most {KEYS_MAX} are allowed.",
+        )
     if image.elr_enabled and kind == BROKER and MIN_ISR in changes:
         if name:
             raise KafkaError(

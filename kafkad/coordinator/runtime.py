@@ -251,9 +251,10 @@ class GroupCoordinator:
         wanted_states = {state.strip().lower() for state in states}
         if types and CLASSIC not in {kind.strip().lower() for kind in types}:
             return response
-        groups = [group for shard in self.shards.values() for group in shard.groups.values()]
-        for start in range(0, len(groups), AT_ONCE):
-            for group in groups[start : start + AT_ONCE]:
+        for shard in list(self.shards.values()):
+            for number, group in enumerate(list(shard.groups.values())):
+                if number % AT_ONCE == 0:
+                    yield
                 if wanted_states and group.state.lower() not in wanted_states:
                     continue
                 response.groups.append(
@@ -264,7 +265,6 @@ class GroupCoordinator:
                         group_type=CLASSIC,
                     )
                 )
-            yield
         return response
 
     def delete_group(self, group_id: str | None, done: Done) -> None:

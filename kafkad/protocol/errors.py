@@ -289,10 +289,16 @@ STREAMS_TOPOLOGY_FENCED: Final = 132
 SHARE_SESSION_LIMIT_REACHED: Final = 133
 
 
+MESSAGE_MAX: Final = 4_000  # characters; a response takes 32,767 bytes
+
+
 class KafkaError(Exception):
-    """A refusal that a client is told: `code` is one of the constants above, `message` is for people."""
+    """A refusal for a client: `code` is one of the constants above, `message` is for people. A message that
+    lists what a request names may be long: it is cut."""
 
     def __init__(self, code: int, message: str | None = None) -> None:
+        if message is not None and len(message) > MESSAGE_MAX:
+            message = f"{message[:MESSAGE_MAX]}..."
         super().__init__(f"{NAMES.get(code, code)}: {message}" if message else NAMES.get(code, str(code)))
         self.code = code
         self.message = message

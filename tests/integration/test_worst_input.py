@@ -34,10 +34,6 @@ WIDTHS = (100_000, 40_000, 15_000, 4_000, 500)
 PATIENCE = 3.0  # a group's rebalance may hold an answer back
 STOPPED = 60.0  # seconds; then the broker is taken for stopped
 
-# How long others wait for requests that are still served in one piece: 100,000 keys of one resource. To be
-# emptied.
-KNOWN = {"AlterConfigs": 0.25, "IncrementalAlterConfigs": 0.25}
-
 SERVED = [row for row in table.ROWS if row.handler is not None or row in table.NATIVE]
 
 
@@ -277,8 +273,8 @@ def check(broker, neighbour, row, version, widths=WIDTHS):
     for waited, by_clock, width, path, served in worst_of(broker, neighbour, row, version, chance, widths):
         times = f"{waited * 1000:.0f} ms, {by_clock * 1000:.0f} ms by the clock"
         print(f"{row.name} v{version} {path} x {width}: {times}{'' if served else ', refused'}")
-        assert waited < KNOWN.get(row.name, WAIT_MAX), f"{row.name} v{version}: {path} of {width}"
-        assert by_clock < KNOWN.get(row.name, CLOCK_WAIT_MAX), f"{row.name} v{version}: {path} of {width}"
+        assert waited < WAIT_MAX, f"{row.name} v{version}: {path} of {width}"
+        assert by_clock < CLOCK_WAIT_MAX, f"{row.name} v{version}: {path} of {width}"
     assert memory_mb(broker, "VmHWM") < MEMORY_MAX
 
 

@@ -244,6 +244,24 @@ def test_a_resource_that_is_named_twice_is_refused_in_both_places(world: World) 
     assert {place: error.code for place, error in found.items()} == {0: INVALID_REQUEST, 2: INVALID_REQUEST}
 
 
+@pytest.mark.parametrize("name", ["", "1"])
+def test_one_resource_has_a_bounded_number_of_configurations(world: World, name: str) -> None:
+    """100,000 keys of a broker were taken; then each change of one cost every worker 2 s."""
+
+    def keys(first: int, count: int) -> list[tuple[str, int, str | None]]:
+        return [(f"listener.name.x{number}.y", SET, "1") for number in range(first, first + count)]
+
+    assert outcome(world, alter(BROKER, name, *keys(0, 2_001)))[0] == INVALID_REQUEST
+    code, message = outcome(world, alter(BROKER, name, *keys(0, 2_000)))
+    if name:
+        assert code == 0
+        assert outcome(world, alter(BROKER, name, *keys(2_000, 1)))[0] == INVALID_CONFIG
+        assert outcome(world, alter(BROKER, name, *keys(1_999, 1)))[0] == 0
+    else:  # the message names all keys, and is cut: it has to fit into a response
+        assert code == INVALID_REQUEST
+        assert message is not None and 4_000 <= len(message) < 4_100
+
+
 def test_topics_that_share_their_entries_are_told_their_own(world: World) -> None:
     world.ask(alter(TOPIC, "b", ("retention.ms", SET, "77")), 1)
     for keys in (None, ["retention.ms"]):

@@ -26,6 +26,7 @@ from kafkad.cli.decode_records import (
 )
 from kafkad.cli.output import CONTEXT, Progress, Refused, as_json_bytes, say
 from kafkad.log import checkpoints
+from kafkad.log.clean_marks import CLEAN_SHUTDOWN
 from kafkad.log.filenames import CLEANED, DELETED, LEADER_EPOCHS, SWAP, offset_of
 from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.log.offset_index import read_offset_index
@@ -55,7 +56,7 @@ OFFSET_CHECKPOINTS = {
     checkpoints.HIGH_WATERMARKS,
     checkpoints.CLEANER_OFFSETS,
 }
-TEXT = {"meta.properties", "partition.metadata", "quorum-state", checkpoints.CLEAN_SHUTDOWN}
+TEXT = {"meta.properties", "partition.metadata", "quorum-state", CLEAN_SHUTDOWN}
 
 Row = dict[str, Any]
 

@@ -1,12 +1,11 @@
-"""Small files that must be whole: checkpoints, partition.metadata, meta.properties, the clean-shutdown mark.
+"""Small files that must be whole: checkpoints, partition.metadata, meta.properties.
 
-All but the mark are written beside, fsynced, renamed over and the directory fsynced, as Kafka does. A
-checkpoint is text: a version line, a count line, then one entry a line. Reading one that is damaged is never
-fatal: it raises Malformed, and the caller goes on without it, with one line in the log."""
+They are written beside, fsynced, renamed over and the directory fsynced, as Kafka does. A checkpoint is text:
+a version line, a count line, then one entry a line. Reading one that is damaged is never fatal: it raises
+Malformed, and the caller goes on without it, with one line in the log."""
 
 import base64
 import binascii
-import json
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -19,7 +18,6 @@ RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_START_OFFSETS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"
-CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 META_PROPERTIES = "meta.properties"
 
 OFFSET_MAX = (1 << 63) - 1
@@ -175,33 +173,3 @@ def partition_metadata_id(data: bytes, directory: str) -> bytes | None:
     if topic_id is None:
         raise Malformed(f"{PARTITION_METADATA} of {directory} is damaged")
     return None if topic_id == bytes(16) else topic_id
-
-
-def write_clean_shutdown(directory: str, broker_epoch: int) -> None:
-    """Kafka's mark (CleanShutdownFileHandler): after it, loading trusts every file."""
-    path = os.path.join(directory, CLEAN_SHUTDOWN)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        os.write(fd, json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":")).encode())
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    sync_directory(directory)
-
-
-def take_clean_shutdown(directory: str) -> tuple[bool, int]:
-    """(whether the mark was there, the broker epoch in it or -1). It is removed at once: a crash while
-    loading is unclean (KAFKA-10471)."""
-    path = os.path.join(directory, CLEAN_SHUTDOWN)
-    try:
-        with open(path, "rb") as file:
-            data = file.read(4096)
-    except FileNotFoundError:
-        return False, -1
-    os.unlink(path)
-    sync_directory(directory)
-    try:
-        epoch = json.loads(data)["brokerEpoch"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        epoch = -1  # before Kafka 3.7 the file was empty
-    return True, epoch if isinstance(epoch, int) else -1

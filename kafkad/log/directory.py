@@ -118,6 +118,7 @@ class Directory:
         self.offline = False
         self.clean = False
         self.broker_epoch = -1  # of the clean shutdown before
+        self.marked_ms = -1  # when that wrote its mark
         self.lock: int | None = None
         self.group_commit: GroupCommit | None = None  # of its logs, where a loop calls `publish`
         self.shared = False  # with other workers

@@ -19,12 +19,12 @@ from typing import Final, NamedTuple
 
 from kafkad.config.properties import read_properties
 from kafkad.log.checkpoints import (
-    CLEAN_SHUTDOWN,
     META_PROPERTIES,
     uuid_bytes,
     uuid_text,
     write_file,
 )
+from kafkad.log.clean_marks import CLEAN_SHUTDOWN
 from kafkad.log.directory import CHECKPOINTS, Directory
 from kafkad.log.filenames import LOG, METADATA_TOPIC, parse_directory, partition_directory
 from kafkad.protocol.errors import Malformed

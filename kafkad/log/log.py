@@ -25,6 +25,7 @@ from kafkad.log.checkpoints import (
     partition_metadata_id,
     write_partition_metadata,
 )
+from kafkad.log.clean_marks import CleanStop
 from kafkad.log.filenames import (
     INDEX,
     LEADER_EPOCHS,
@@ -162,7 +163,7 @@ class Log:
         config: "TopicConfig",
         *,
         now_ms: int,
-        clean: bool,
+        clean: bool | CleanStop,
         scheduler: Scheduler,
         recovery_point: int = 0,
         log_start_offset: int = 0,
@@ -174,11 +175,13 @@ class Log:
         jitter: float = 0.0,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> "Log":
-        """Loads the partition in `directory` (its own, `…/<topic>-<partition>`), or creates it there.
-        `clean`: the last owner closed it. `topic_id` is written where there is none yet; one that differs
-        raises Malformed. `left`: the shared row that an owner left which died a moment ago; what it says is
-        taken for true, others still read by it, and it becomes this log's in the end. OSError when the disk
-        fails."""
+        """Load the partition in `directory` (its own, `…/<topic>-<partition>`), or create it there.
+
+        `clean`: the last owner closed it; a CleanStop is believed unless the files contradict it.
+        `topic_id` is written where there is none yet; one that differs raises Malformed.
+        `left`: the shared row of the previous owner, which has just died. Its values are trusted, other
+        workers go on reading by it, and this log takes it over when loading is done.
+        Raises OSError when the disk fails."""
         trusted = None
         if left is not None:
             clean = False
@@ -210,9 +213,7 @@ class Log:
             write_partition_metadata(directory, topic_id, sync=False)
         if topic_id is not None and (kept_id is None or not files.sizes):
             self._flusher.paths.add(os.path.join(directory, PARTITION_METADATA))
-        if not clean or not files.sizes:
-            # What the last owner created, renamed or removed may not be on the disk yet, nor what we make.
-            self._flusher.directories.update((directory, os.path.dirname(directory)))
+        was_there = bool(files.sizes)
         loader = recovery.Loader(
             directory,
             native,
@@ -232,6 +233,9 @@ class Log:
             log_start_offset=log_start_offset,
             trusted=trusted,
         )
+        if not loaded.clean or not was_there:
+            # What the last owner created, renamed or removed may not be on the disk yet, nor what we make.
+            self._flusher.directories.update((directory, os.path.dirname(directory)))
         self._flusher.paths.update(loader.rebuilt)
         self.scanned_bytes = loaded.scanned_bytes
         self._snapshot_offset = loaded.snapshot_offset

@@ -41,10 +41,9 @@ from kafkad.log.checkpoints import (
     RECOVERY_POINTS,
     make_directory,
     read_offsets,
-    take_clean_shutdown,
-    write_clean_shutdown,
     write_partition_metadata,
 )
+from kafkad.log.clean_marks import CleanStop, take_mark, write_mark
 from kafkad.log.closing import close_logs
 from kafkad.log.directory import CHECKPOINTS, FAILED, NOT_CLEAN, PARTITIONS, Directory, Key, Told
 from kafkad.log.filenames import (
@@ -135,7 +134,7 @@ class LogDirs:
                 self._take(directory)
             self.cluster_id = identify(self._directories, self._metadata_directory(), self.config.node_id)
             for directory in self._online():
-                directory.clean, directory.broker_epoch = take_clean_shutdown(directory.path)
+                self._take_mark(directory)
         except BaseException:
             self._unlock()
             raise
@@ -181,6 +180,16 @@ class LogDirs:
             directory.offline = True
             return
         directory.lock = lock
+
+    def _take_mark(self, directory: Directory) -> None:
+        try:
+            directory.clean, directory.broker_epoch, directory.marked_ms = take_mark(directory.path)
+        except OSError as e:
+            if directory is self._metadata_directory() or e.errno not in FATAL:
+                raise
+            # As long as the mark stays nothing may change there.
+            logger.error("log directory %s is offline, its mark cannot be removed: %s", directory.path, e)
+            directory.offline = True
 
     def _metadata_directory(self) -> Directory:
         path = os.path.abspath(self.config.metadata_log_dir or self.config.log_dirs[0])
@@ -422,17 +431,18 @@ class LogDirs:
                 return None
             topic_id = known_topics.get(topic) if known_topics is not None else None
             left = self._row_left(topic_id, index)
+
             log = Log.open(
                 path,
                 topic,
                 index,
                 config,
                 now_ms=now_ms,
-                clean=clean,
+                clean=clean and CleanStop(directory.marked_ms, offsets.get(RECOVERY_POINTS)),
                 scheduler=self.scheduler,
-                recovery_point=checkpoints[RECOVERY_POINTS].get(key, 0),
-                log_start_offset=checkpoints[LOG_START_OFFSETS].get(key, 0),
-                high_watermark=checkpoints[HIGH_WATERMARKS].get(key, 0),
+                recovery_point=offsets.get(RECOVERY_POINTS, 0),
+                log_start_offset=offsets.get(LOG_START_OFFSETS, 0),
+                high_watermark=offsets.get(HIGH_WATERMARKS, 0),
                 cleaned_below=checkpoints[CLEANER_OFFSETS].get(key, 0),
                 row=self.table.allocate() if left is None else None,
                 left=left,
@@ -885,7 +895,7 @@ class LogDirs:
             if self._told.is_set(directory.number, FAILED) or self._told.is_set(directory.number, NOT_CLEAN):
                 continue
             try:
-                write_clean_shutdown(directory.path, self.broker_epoch)
+                write_mark(directory.path, self.broker_epoch)
             except OSError as e:
                 logger.error("%s was not closed cleanly: %s", directory.path, e)
         self._unlock()

@@ -23,6 +23,7 @@ from kafkad._native.listing import list_partition
 from kafkad._native.partition import Partition
 from kafkad._native.producer_table import ProducerTable
 from kafkad._native.scan import SegmentScan, replay_producers, scan_segment
+from kafkad.log.clean_marks import CleanStop
 from kafkad.log.filenames import (
     CLEANED,
     DELETED,
@@ -69,6 +70,7 @@ class Loaded:
     recovery_point: int
     snapshot_offset: int  # of the newest snapshot file, -1 when there is none
     scanned_bytes: int
+    clean: bool  # the files were as a clean stop leaves them
 
 
 @dataclass(slots=True, frozen=True)
@@ -234,12 +236,15 @@ class Loader:
         self,
         files: Files,
         *,
-        clean: bool,
+        clean: bool | CleanStop,
         recovery_point: int,
         log_start_offset: int,
         trusted: Trusted | None = None,
     ) -> Loaded:
         directory = self.directory
+        stop, clean = (clean, True) if isinstance(clean, CleanStop) else (None, clean)
+        if stop is not None and self._is_doubtful(stop.doubt_about_files(files.created_ms.values())):
+            stop, clean = None, False
         self._remove_orphaned_indexes(files)
         self._remove_empty_segments(files, -1 if trusted is None else trusted.end_segment)
         bases = sorted(files.sizes)
@@ -262,13 +267,17 @@ class Loader:
                 if not self._indexes_look_right(files, base):
                     logger.warning("rebuilding the indexes of %s", segment_file(directory, base, LOG))
                     known[base] = self._scan(base, ProducerTable(), producers_from=0)
-        for base in bases:
-            scan = known.get(base)
-            self.native.add_segment(
-                base, files.sizes[base], files.created_ms[base], scan.max_timestamp if scan else None
-            )
+        self._add_segments(files, bases, known)
         if bases and end_offset is None:
             end_offset = self._find_end(files, bases, known)
+            if stop is not None and self._is_doubtful(stop.doubt_about_end(end_offset)):
+                clean = False
+                self.native.drop_segments(0, self.native.count)
+                if end_offset < recovery_point:
+                    recovery_point = 0  # it was of other files
+                end_offset = self._recover(files, bases, known, recovery_point, log_start_offset)
+                bases = sorted(files.sizes)
+                self._add_segments(files, bases, known)
         if end_offset is None or end_offset < log_start_offset:
             if end_offset is not None:
                 logger.error(
@@ -296,7 +305,20 @@ class Loader:
             recovery_point=end_offset if clean else min(recovery_point, end_offset),
             snapshot_offset=snapshot,
             scanned_bytes=self.scanned_bytes,
+            clean=clean,
         )
+
+    def _is_doubtful(self, doubt: str) -> bool:
+        if doubt:
+            logger.warning("%s: %s; it is checked as after a kill", self.directory, doubt)
+        return bool(doubt)
+
+    def _add_segments(self, files: Files, bases: list[int], known: dict[int, SegmentScan]) -> None:
+        for base in bases:
+            scan = known.get(base)
+            self.native.add_segment(
+                base, files.sizes[base], files.created_ms[base], scan.max_timestamp if scan else None
+            )
 
     def _find_epochs(self, bases: list[int]) -> None:
         # The checkpoint was lost: these segments' batches still carry their epochs. Nothing is cut here.

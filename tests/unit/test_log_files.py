@@ -6,6 +6,7 @@ import os
 import pytest
 
 from kafkad.log import checkpoints
+from kafkad.log.clean_marks import take_mark, write_mark
 from kafkad.log.filenames import left_directory, offset_of, parse_directory, segment_file
 from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.log.txn_index import AbortedTxn, append_entries, encode_entry, read_txn_index
@@ -46,15 +47,15 @@ def test_an_empty_checkpoint_has_no_entries(tmp_path, text):
 
 def test_the_clean_shutdown_mark_is_taken_once(tmp_path):
     directory = str(tmp_path)
-    assert checkpoints.take_clean_shutdown(directory) == (False, -1)
-    checkpoints.write_clean_shutdown(directory, 17)
+    assert take_mark(directory)[:2] == (False, -1)
+    write_mark(directory, 17)
     assert json.loads((tmp_path / ".kafka_cleanshutdown").read_text()) == {"version": 0, "brokerEpoch": 17}
-    assert checkpoints.take_clean_shutdown(directory) == (True, 17)
-    assert checkpoints.take_clean_shutdown(directory) == (False, -1)
+    assert take_mark(directory)[:2] == (True, 17)
+    assert take_mark(directory)[:2] == (False, -1)
     (tmp_path / ".kafka_cleanshutdown").write_bytes(b"")  # before 3.7
-    assert checkpoints.take_clean_shutdown(directory) == (True, -1)
+    assert take_mark(directory)[:2] == (True, -1)
     (tmp_path / ".kafka_cleanshutdown").write_bytes(b"[" * 4096)
-    assert checkpoints.take_clean_shutdown(directory) == (True, -1)
+    assert take_mark(directory)[:2] == (True, -1)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import shutil
 import pytest
 
 from kafkad.log import log_dirs, recovery, strays
-from kafkad.log.checkpoints import CLEAN_SHUTDOWN, LOG_START_OFFSETS, read_offsets
+from kafkad.log.checkpoints import LOG_START_OFFSETS, read_offsets
+from kafkad.log.clean_marks import CLEAN_SHUTDOWN
 from kafkad.log.log_dirs import DirectoryTrouble
 from kafkad.log.strays import KEPT_OFFSETS
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError

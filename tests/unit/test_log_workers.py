@@ -15,13 +15,13 @@ from kafkad._native.watermarks import WatermarkTable
 from kafkad.clock import ManualClock
 from kafkad.config.broker import BrokerConfig
 from kafkad.log.checkpoints import (
-    CLEAN_SHUTDOWN,
     HIGH_WATERMARKS,
     LOG_START_OFFSETS,
     RECOVERY_POINTS,
     read_offsets,
     write_offsets,
 )
+from kafkad.log.clean_marks import CLEAN_SHUTDOWN
 from kafkad.log.directory import Directory
 from kafkad.log.log_dirs import DirectoryOccupied, LogDirs
 from kafkad.protocol.errors import KafkaError

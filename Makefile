@@ -9,6 +9,7 @@
 #   make sanitize  the data plane's tests with AddressSanitizer and UBSan; SANITIZE_ARGS="-k mailbox" narrows them
 #   make demo    336,776 flights through kafkad and Spark into Parquet, with a kill -9 in the middle, proved
 #   make soak    the long versions of the kill, power-loss and fuzz tests
+#   make wheels  a source distribution and a wheel for each Python and machine, in dist/, each tried; WHEELS=3.12-x86_64
 #   make clean   removes what was built (not ./data)
 #
 # A stamp file says that a step is done, so a second call costs nothing.
@@ -31,6 +32,7 @@ PYTEST_ARGS ?=
 PARALLEL ?= 3
 BENCH_ARGS ?=
 SANITIZE_ARGS ?=
+WHEELS ?=
 
 # tests of tests/integration/ that `make test` runs with several workers, too
 CLIENTS  := apis confluent_kafka kafka_python aiokafka client
@@ -38,10 +40,10 @@ CLIENTS  := apis confluent_kafka kafka_python aiokafka client
 SIDE_BY_SIDE = $(if $(filter-out 1,$(PARALLEL)),-n $(PARALLEL) --dist loadfile --no-loadscope-reorder)
 PROMISES := java_tools shutdown log_dirs kill kill_groups power_loss
 
-.PHONY: help run build test check sanitize bench demo soak clean jars java
+.PHONY: help run build test check sanitize bench demo soak wheels clean jars java
 
 help:
-	@sed -n '3,13s/^# *//p' Makefile
+	@sed -n '3,14s/^# *//p' Makefile
 
 # -- the environment
 
@@ -113,6 +115,11 @@ demo: $(VENV)/.stamp-test build/.stamp-native java
 
 soak: $(VENV)/.stamp-test build/.stamp-native java jars
 	@KAFKAD_SOAK=1 $(PY) -m pytest -m soak --timeout=7200 $(PYTEST_ARGS)
+
+wheels: $(VENV)/.stamp-test java
+	@$(PIP) install ziglang wheel $(LOGGED)
+	@$(PY) tools/build_wheels.py --only "$(WHEELS)"
+	@$(PY) tools/try_wheels.py
 
 clean:
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

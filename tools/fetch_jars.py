@@ -1,5 +1,5 @@
 """Fetches the Java archives of the tests and the demo: JVM Kafka 4.3.1 and 3.9.1, and Spark's Kafka
-connector.
+connector; and, for `make wheels`, the CPythons that wheels are built for.
 
 No Maven is needed: PySpark brings Ivy, a dependency resolver in one jar, and this drives it with one Ivy
 file a set. Each set goes to .cache/jars/<set>/ and is stamped when it is complete, so a second call costs
@@ -27,8 +27,14 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
 JARS = CACHE / "jars"
 
-# set -> (transitive, dependencies as organisation, module, revision)
-SETS: dict[str, tuple[bool, tuple[tuple[str, str, str], ...]]] = {
+# CPython with its headers, for other versions and machines than this one: {minor version: revision}
+PYTHONS = {
+    "linux-x86_64": {"3.12": "3.12.1-1.5.10", "3.13": "3.13.5-1.5.12", "3.14": "3.14.3-1.5.13"},
+    "linux-arm64": {"3.11": "3.11.3-1.5.9", "3.12": "3.12.1-1.5.10", "3.14": "3.14.3-1.5.13"},
+}
+
+# set -> (transitive, dependencies as organisation, module, revision, and a classifier where there is one)
+SETS: dict[str, tuple[bool, tuple[tuple[str, ...], ...]]] = {
     "kafka-4.3.1": (
         True,
         (
@@ -57,8 +63,14 @@ SETS: dict[str, tuple[bool, tuple[tuple[str, str, str], ...]]] = {
     # from_avro, beside which the benchmark puts ours; runs on PySpark 4.2 and 4.3
     "spark-avro": (False, (("org.apache.spark", "spark-avro_2.13", "4.1.1"),)),
 }
+for _machine, _revisions in PYTHONS.items():
+    for _minor, _revision in _revisions.items():
+        SETS[f"python-{_minor}-{_machine}"] = (
+            False, (("org.bytedeco", "cpython", _revision, _machine),)
+        )  # fmt: skip
 
-ONLY_WHEN_NAMED = ("spark-avro",)  # nothing in the tests needs it
+# nothing in the tests needs these
+ONLY_WHEN_NAMED = ("spark-avro", *(name for name in SETS if name.startswith("python-")))
 
 # slf4j binds to the first provider that it finds: keep slf4j-simple alone
 OTHER_LOGGERS = ("log4j-slf4j-impl", "log4j-slf4j2-impl", "slf4j-reload4j", "slf4j-log4j12")
@@ -95,15 +107,22 @@ def ivy_jar() -> Path:
 
 def ivy_file(name: str) -> str:
     transitive, dependencies = SETS[name]
-    lines = [
-        f'    <dependency org="{org}" name="{module}" rev="{revision}" conf="default->default"'
-        f' transitive="{str(transitive).lower()}"/>'
-        for org, module, revision in dependencies
-    ]
+    lines, namespace = [], ""
+    for org, module, revision, *classifier in dependencies:
+        lines += [
+            f'    <dependency org="{org}" name="{module}" rev="{revision}" conf="default->default"'
+            f' transitive="{str(transitive).lower()}"{"" if classifier else "/"}>'
+        ]
+        if classifier:
+            namespace = ' xmlns:m="http://ant.apache.org/ivy/maven"'
+            lines += [
+                f'      <artifact name="{module}" type="jar" ext="jar" m:classifier="{classifier[0]}"/>',
+                "    </dependency>",
+            ]
     lines += [f'    <exclude module="{module}"/>' for module in OTHER_LOGGERS]
     return "\n".join(
         [
-            '<ivy-module version="2.0">',
+            f'<ivy-module version="2.0"{namespace}>',
             f'  <info organisation="kafkad" module="{name}"/>',
             '  <configurations><conf name="default"/></configurations>',
             "  <dependencies>",
@@ -158,7 +177,9 @@ def fetch(name: str) -> None:
 
 
 def _has_all(name: str, directory: Path) -> bool:
-    return all((directory / f"{module}-{revision}.jar").is_file() for _, module, revision in SETS[name][1])
+    return all(
+        (directory / f"{'-'.join(parts)}.jar").is_file() for _, *parts in SETS[name][1]
+    )  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:

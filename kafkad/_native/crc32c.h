@@ -82,8 +82,14 @@ static uint32_t crc32c_software(uint32_t crc, const uint8_t *p, size_t n) {
 #define CRC32C_X86 1
 #include <immintrin.h>
 
-#define CRC32C_SSE42 __attribute__((target("sse4.2,pclmul")))
-#define CRC32C_AVX512 __attribute__((target("sse4.2,pclmul,avx512f,avx512vl,avx512dq,vpclmulqdq")))
+/* GCC's sse4.2 has the CRC32 instruction, Clang wants it by name. */
+#ifdef __clang__
+#define CRC32C_FEATURES "sse4.2,crc32,pclmul"
+#else
+#define CRC32C_FEATURES "sse4.2,pclmul"
+#endif
+#define CRC32C_SSE42 __attribute__((target(CRC32C_FEATURES)))
+#define CRC32C_AVX512 __attribute__((target(CRC32C_FEATURES ",avx512f,avx512vl,avx512dq,vpclmulqdq")))
 
 /* Three lanes of 2048 bytes for what is long, of 64 for what is left: a join costs about 10 cycles. */
 #define CRC32C_LONG_LANE 2048

@@ -29,6 +29,8 @@ from kafkad.protocol.errors import KafkaError
 
 logger = logging.getLogger(__name__)
 
+REFUSED_LOGGED = 10  # of the topics that one request wants to be created
+
 OnChange = Callable[[Delta, MetadataImage], None]
 Steps = Generator[None, None, Any]
 
@@ -145,17 +147,27 @@ class Controller:
         """Create topics that a client or a coordinator needs, as their kind wants it; the trouble by name, or
         None: dict[str, KafkaError | None]."""
         head = self.head
-        wanted = [topics.auto_created(head, self.config, name) for name in names if name not in head.topics]
+        wanted = []
+        for name in names:
+            if name not in head.topics:
+                wanted.append(topics.auto_created(head, self.config, name))
+            yield
         if not wanted:
             return {}
         response = yield from self.create_topics(messages.CreateTopicsRequest(topics=wanted))
+        troubles: dict[str, KafkaError | None] = {}
+        refused = 0
         for result in response.topics:
+            troubles[result.name] = None
             if result.error_code:  # a Metadata response has no room for the reason
-                logger.warning("topic %s cannot be created: %s", result.name, result.error_message)
-        return {
-            result.name: KafkaError(result.error_code, result.error_message) if result.error_code else None
-            for result in response.topics
-        }
+                troubles[result.name] = KafkaError(result.error_code, result.error_message)
+                refused += 1
+                if refused <= REFUSED_LOGGED:
+                    logger.warning("topic %s cannot be created: %s", result.name, result.error_message)
+            yield
+        if refused > REFUSED_LOGGED:
+            logger.warning("%d more topics cannot be created", refused - REFUSED_LOGGED)
+        return troubles
 
     # -- configs -------------------------------------------------------------------------------------------
 

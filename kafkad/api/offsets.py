@@ -18,29 +18,33 @@ from kafkad.api.context import RequestContext, Services
 from kafkad.api.groups import response_of
 from kafkad.protocol import errors, messages
 
+Steps = Generator[None, None, Any]
+
+AT_ONCE = 64  # elements of one step
 TOPIC_IDS_FROM = 10
 GROUPS_FROM = 8  # OffsetFetch: several groups
 TOP_LEVEL_ERROR_FROM = 2  # OffsetFetch
 NO_TOPIC_ID = bytes(16)
 
 
-def offset_commit(services: Services, context: RequestContext, request: Any) -> Any:
-    refused = _take_out_unknown(services.metadata.image, context.version >= TOPIC_IDS_FROM, request)
+def offset_commit(services: Services, context: RequestContext, request: Any) -> Steps:
+    refused = yield from _take_out_unknown(
+        services.metadata.image, context.version >= TOPIC_IDS_FROM, request
+    )
     if not request.topics:
-        return messages.OffsetCommitResponse(topics=_merge(refused, []))
+        return messages.OffsetCommitResponse(topics=(yield from _merge(refused, [])))
 
     def start(reply: Callable[[Any], None]) -> None:
         def committed(response: Any) -> None:
-            response.topics = _merge(refused, response.topics)
-            reply(response)
+            reply(_with_refused(response, refused) if refused else response)
 
-        services.groups.commit(request, context.version, committed if refused else reply)
+        services.groups.commit(request, context.version, committed)
 
     return response_of(start)
 
 
-def _take_out_unknown(image: Any, by_id: bool, request: Any) -> list[Any]:
-    """Leaves the topics and partitions that exist, with name and id; answers the others' part of the
+def _take_out_unknown(image: Any, by_id: bool, request: Any) -> Generator[None, None, list[Any]]:
+    """In steps: leave the topics and partitions that exist, with name and id; return the others' part of the
     response."""
     Answer = messages.OffsetCommitResponse.Topics
     refused: list[Any] = []
@@ -61,21 +65,26 @@ def _take_out_unknown(image: Any, by_id: bool, request: Any) -> list[Any]:
             if topic.partitions:
                 known.append(topic)
         if wrong or found is None:
-            refused.append(
-                Answer(
-                    name=topic.name,
-                    topic_id=topic.topic_id,
-                    partitions=[
-                        Answer.Partitions(partition_index=p.partition_index, error_code=code) for p in wrong
-                    ],
+            answer = Answer(name=topic.name, topic_id=topic.topic_id)
+            refused.append(answer)
+            for number, p in enumerate(wrong, 1):
+                answer.partitions.append(
+                    Answer.Partitions(partition_index=p.partition_index, error_code=code)
                 )
-            )
+                if number % AT_ONCE == 0:
+                    yield
+        yield
     request.topics = known
     return refused
 
 
+def _with_refused(response: Any, refused: list[Any]) -> Steps:
+    response.topics = yield from _merge(refused, response.topics)
+    return response
+
+
 def offset_fetch(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
-    groups = request.groups if context.version >= GROUPS_FROM else [_single_group(request)]
+    groups = request.groups if context.version >= GROUPS_FROM else [(yield from _single_group(request))]
     answers: list[Any] = [None] * len(groups)
     missing = len(groups)
     reply: Callable[[Any], None] | None = None
@@ -91,7 +100,7 @@ def offset_fetch(services: Services, context: RequestContext, request: Any) -> G
         yield from _fetch_group(services, context, group, request.require_stable, partial(fetched, position))
         yield
     if not missing:
-        return _fetch_response(context.version, groups, answers)
+        return (yield from _fetch_response(context.version, groups, answers))
 
     def start(when_all_are: Callable[[Any], None]) -> None:
         nonlocal reply
@@ -106,15 +115,18 @@ def _fetch_group(
     image = services.metadata.image
     by_id = context.version >= TOPIC_IDS_FROM
     everything = group.topics is None
-    unknown: list[Any] = []
+    failed: list[Any] = []
     if by_id and not everything:
+        known = []
         for topic in group.topics:
             found = image.topics_by_id.get(topic.topic_id)
             if found is None:
-                unknown.append(topic)
+                failed.append((yield from _failed_topic(topic, errors.UNKNOWN_TOPIC_ID)))
             else:
                 topic.name = found.name
-        group.topics = [topic for topic in group.topics if topic.name]
+                known.append(topic)
+            yield
+        group.topics = known
 
     def fetched(answer: Any) -> None:
         if by_id and everything:
@@ -124,59 +136,61 @@ def _fetch_group(
                 topic.topic_id = NO_TOPIC_ID if found is None else found.topic_id
             answer.topics = [topic for topic in answer.topics if topic.topic_id != NO_TOPIC_ID]
         if not answer.error_code:
-            answer.topics.extend(_failed_topic(topic, errors.UNKNOWN_TOPIC_ID) for topic in unknown)
+            answer.topics.extend(failed)
         done(answer)
 
     yield from services.groups.fetch(group, require_stable, fetched)
 
 
-def _single_group(request: Any) -> Any:
+def _single_group(request: Any) -> Steps:
     """The one group of a request before v8, in the form of the later ones."""
     Group = messages.OffsetFetchRequest.Groups
     topics = None
     if request.topics is not None:
-        topics = [
-            Group.Topics(name=topic.name, partition_indexes=topic.partition_indexes)
-            for topic in request.topics
-        ]
+        topics = []
+        for topic in request.topics:
+            topics.append(Group.Topics(name=topic.name, partition_indexes=topic.partition_indexes))
+            yield
     return Group(group_id=request.group_id, topics=topics)
 
 
-def _fetch_response(version: int, groups: list[Any], answers: list[Any]) -> Any:
+def _fetch_response(version: int, groups: list[Any], answers: list[Any]) -> Steps:
     if version >= GROUPS_FROM:
         return messages.OffsetFetchResponse(groups=answers)
     Topic = messages.OffsetFetchResponse.Topics
     (group,), (answer,) = groups, answers
     topics, code = answer.topics, answer.error_code
     if code and version < TOP_LEVEL_ERROR_FROM:  # there every partition has to say it
-        topics, code = [_failed_topic(topic, code) for topic in group.topics], errors.NONE
-    return messages.OffsetFetchResponse(
-        error_code=code,
-        topics=[
-            Topic(
-                name=topic.name,
-                partitions=[
-                    Topic.Partitions(
-                        partition_index=partition.partition_index,
-                        committed_offset=partition.committed_offset,
-                        committed_leader_epoch=partition.committed_leader_epoch,
-                        metadata=partition.metadata,
-                        error_code=partition.error_code,
-                    )
-                    for partition in topic.partitions
-                ],
+        topics = []
+        for topic in group.topics:
+            topics.append((yield from _failed_topic(topic, code)))
+            yield
+        code = errors.NONE
+    response = messages.OffsetFetchResponse(error_code=code)
+    for topic in topics:
+        told = Topic(name=topic.name)
+        response.topics.append(told)
+        for number, partition in enumerate(topic.partitions, 1):
+            told.partitions.append(
+                Topic.Partitions(
+                    partition_index=partition.partition_index,
+                    committed_offset=partition.committed_offset,
+                    committed_leader_epoch=partition.committed_leader_epoch,
+                    metadata=partition.metadata,
+                    error_code=partition.error_code,
+                )
             )
-            for topic in topics
-        ],
-    )
+            if number % AT_ONCE == 0:
+                yield
+        yield
+    return response
 
 
-def _failed_topic(topic: Any, code: int) -> Any:
+def _failed_topic(topic: Any, code: int) -> Steps:
     Topic = messages.OffsetFetchResponse.Groups.Topics
-    return Topic(
-        name=topic.name,
-        topic_id=topic.topic_id,
-        partitions=[
+    failed = Topic(name=topic.name, topic_id=topic.topic_id)
+    for number, index in enumerate(topic.partition_indexes, 1):
+        failed.partitions.append(
             Topic.Partitions(
                 partition_index=index,
                 committed_offset=-1,
@@ -184,12 +198,13 @@ def _failed_topic(topic: Any, code: int) -> Any:
                 metadata="",
                 error_code=code,
             )
-            for index in topic.partition_indexes
-        ],
-    )
+        )
+        if number % AT_ONCE == 0:
+            yield
+    return failed
 
 
-def offset_delete(services: Services, context: RequestContext, request: Any) -> Any:
+def offset_delete(services: Services, context: RequestContext, request: Any) -> Steps:
     Answer = messages.OffsetDeleteResponse.Topics
     image = services.metadata.image
     refused: list[Any] = []
@@ -202,35 +217,35 @@ def offset_delete(services: Services, context: RequestContext, request: Any) -> 
         if topic.partitions:
             known.append(topic)
         if wrong or found is None:
-            refused.append(
-                Answer(
-                    name=topic.name,
-                    partitions=[
-                        Answer.Partitions(partition_index=index, error_code=errors.UNKNOWN_TOPIC_OR_PARTITION)
-                        for index in wrong
-                    ],
+            answer = Answer(name=topic.name)
+            refused.append(answer)
+            for number, index in enumerate(wrong, 1):
+                answer.partitions.append(
+                    Answer.Partitions(partition_index=index, error_code=errors.UNKNOWN_TOPIC_OR_PARTITION)
                 )
-            )
+                if number % AT_ONCE == 0:
+                    yield
+        yield
     request.topics = known
 
     def start(reply: Callable[[Any], None]) -> None:
         def deleted(response: Any) -> None:
-            if not response.error_code:
-                response.topics = _merge(refused, response.topics)
-            reply(response)
+            reply(response if response.error_code else _with_refused(response, refused))
 
         services.groups.delete_offsets(request, deleted)
 
     return response_of(start)
 
 
-def _merge(refused: list[Any], done: list[Any]) -> list[Any]:
-    """The topics of both halves of a response, each once: it may be in both, or be named twice."""
+def _merge(refused: list[Any], done: list[Any]) -> Generator[None, None, list[Any]]:
+    """In steps: the topics of both halves of a response, each once: it may be in both, or be named twice."""
     merged: dict[tuple[str, bytes], Any] = {}
-    for topic in (*refused, *done):
+    for number, topic in enumerate((*refused, *done), 1):
         key = (topic.name, getattr(topic, "topic_id", NO_TOPIC_ID))
         if key in merged:
             merged[key].partitions.extend(topic.partitions)
         else:
             merged[key] = topic
+        if number % AT_ONCE == 0:
+            yield
     return list(merged.values())

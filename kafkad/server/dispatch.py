@@ -190,7 +190,7 @@ class Dispatcher:
         assert api.handler is not None
         try:
             answer = api.handler(self.services, context, request)
-            if isinstance(answer, Generator):
+            while isinstance(answer, Generator):
                 answer = self.turns.run(answer)
         except Exception as trouble:
             return self.turns.run(self._failed(api, context, request, trouble))
@@ -201,7 +201,7 @@ class Dispatcher:
         assert api.handler is not None
         try:
             answer = api.handler(self.services, context, request)
-            if isinstance(answer, Generator):
+            while isinstance(answer, Generator):
                 answer = yield from answer
         except Exception as trouble:
             return (yield from self._failed(api, context, request, trouble))

@@ -5,10 +5,10 @@ from typing import Any
 
 
 def finish(answer: Any) -> Any:
-    """The result of a handler: of all its steps, if it is a generator."""
+    """The result of a handler: of all its steps, if it is a generator, and of those that these return."""
     while isinstance(answer, Generator):
         try:
             next(answer)
         except StopIteration as end:
-            return end.value
+            answer = end.value
     return answer

@@ -81,10 +81,8 @@ class Broker:
         _, request = codec.decode_request(codec.encode_request(request, version, 7, "client"))
         context = RequestContext(request.API_KEY, version, 7, "client", "127.0.0.1", "PLAINTEXT", None)
         response = HANDLERS[name](self.services, context, request)
-        if inspect.isgenerator(response):
-            response = at_once(response)
-        if inspect.isawaitable(response):
-            response = await response
+        while inspect.isgenerator(response) or inspect.isawaitable(response):
+            response = at_once(response) if inspect.isgenerator(response) else await response
         frame = codec.encode_response(response, version, 7)
         correlation_id, response = codec.decode_response(getattr(messages, f"{name}Response"), version, frame)
         assert correlation_id == 7

@@ -430,6 +430,69 @@ def test_three_workers_answer_as_one(make_world, me):
         assert answer == expected, f"{request.NAME} v{version} {request}"
 
 
+def test_three_workers_answer_wide_requests_as_one(make_world):
+    """Split, forwarded, merged and encoded in steps, each of them."""
+    chance = random.Random(15)
+    known = [(topic, index) for topic, count in TOPICS.items() for index in range(count + 1)]
+    some = [*chance.choices(known, k=2_000), *(("missing", index) for index in range(4_000))]
+    groups = [f"group-{number}" for number in range(3_000)]
+    commit, fetch = m.OffsetCommitRequest, m.OffsetFetchRequest.Groups
+    numbered = [(topic, {"partition_index": index}) for topic, index in some]
+    script = [
+        m.ListOffsetsRequest(
+            replica_id=-1, topics=topics_of(m.ListOffsetsRequest.Topics, numbered, timestamp=1_015)
+        ),
+        m.OffsetForLeaderEpochRequest(
+            topics=topics_of(
+                m.OffsetForLeaderEpochRequest.Topics,
+                [(topic, {"partition": index}) for topic, index in some],
+                name="topic",
+            )
+        ),
+        m.DescribeProducersRequest(
+            topics=topics_of(m.DescribeProducersRequest.Topics, some, field="partition_indexes")
+        ),
+        m.DeleteRecordsRequest(topics=topics_of(m.DeleteRecordsRequest.Topics, numbered, offset=0)),
+        commit(group_id="g1", topics=topics_of(commit.Topics, numbered, committed_offset=5)),
+        m.OffsetFetchRequest(
+            groups=[
+                fetch(group_id=group, topics=[fetch.Topics(name="a", partition_indexes=[0, 1])])
+                for group in groups
+            ]
+        ),
+        m.DescribeGroupsRequest(groups=groups),
+        m.DeleteGroupsRequest(groups_names=groups),
+        m.IncrementalAlterConfigsRequest(
+            validate_only=True,
+            resources=[
+                m.IncrementalAlterConfigsRequest.Resources(
+                    resource_type=chance.choice((2, 8)), resource_name=f"topic-{i}"
+                )
+                for i in range(1_500)
+            ],
+        ),
+    ]
+    versions = {commit.API_KEY: 9, m.OffsetFetchRequest.API_KEY: 9}
+    frames = [
+        codec.encode_request(each, versions.get(each.API_KEY, table.BY_KEY[each.API_KEY].high), 1, "c")
+        for each in script
+    ]
+    assert min(map(len, frames)) > codec.WIDE_FRAME
+
+    def answers(world):
+        async def scenario():
+            client = await world.client()
+            return [await client.ask(each, versions.get(each.API_KEY)) for each in script]
+
+        return world.run(scenario())
+
+    three = make_world(3, 1)
+    together = answers(three)
+    three.close()
+    for request, expected, answer in zip(script, answers(make_world(1)), together, strict=True):
+        assert answer == expected, request.NAME
+
+
 def sizes(response):
     """Without the path and the volume: each worker of these tests has directories of its own."""
     return sorted(
@@ -820,6 +883,7 @@ def test_every_api_has_a_route():
 
 def test_one_worker_alone_answers_before_dispatch_returns(make_world):
     world = make_world(1)
+    world.site.dispatcher.turns = Turns(world.loop, lambda: 0.0)  # a busy machine ends no turn
     answers = []
     connection = SimpleNamespace(
         peer_host="127.0.0.1",

@@ -23,7 +23,7 @@ cdef class Acceptor:
     cdef int64_t in_hand            # accepted or taken from others, not served yet
     cdef uint32_t listener_count    # that were ever added
     cdef bint paused                # a listener is
-    cdef int64_t retry_ms           # monotonic: listeners rest until then for want of descriptors; 0: they do not
+    cdef int64_t retry_ms           # monotonic: accepting failed for lack of descriptors and is tried again then; 0: it did not
     cdef int64_t told_ms            # monotonic: when that was last logged
     cdef dict listeners             # fd -> address of its Listener
     cdef list retired               # of listeners that were removed, freed before the next poll

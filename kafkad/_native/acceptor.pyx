@@ -5,8 +5,8 @@ gives it the new one (handover.pyx); what others give us comes by the hand-over'
 
 **Limits.** At max.connections, of all workers together, a listener rests: it leaves the epoll set, and new connections
 wait in its backlog until one is closed. When no descriptor is left it rests until a connection is closed or RETRY_MS have
-passed, and says so at most once in TELL_MS. A host that has
-max.connections.per.ip is refused, which is said."""
+passed, and logs that at most once in TELL_MS. A connection beyond max.connections.per.ip of its host is closed, and that
+is logged."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
@@ -155,7 +155,7 @@ cdef void resume_listeners(Acceptor self) noexcept:
 
 
 cdef void look_at_rest(Acceptor self) noexcept:
-    if self.paused and (self.hands_over or (self.retry_ms and self.core.monotonic_ms >= self.retry_ms)):
+    if self.paused and (self.core.monotonic_ms >= self.retry_ms if self.retry_ms else self.hands_over):
         resume_listeners(self)
 
 
@@ -381,11 +381,11 @@ cdef class Acceptor:
 
 
 def packed(str host):
-    """An address as 16 bytes, IPv4 mapped into IPv6. A host name is looked up."""
+    """Return a numeric address as 16 bytes, IPv4 mapped into IPv6. ValueError for a host name: a look-up would block."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             address = socket.inet_pton(family, host.split("%")[0])
         except OSError:
             continue
         return address if len(address) == 16 else b"\0" * 10 + b"\xff\xff" + address
-    return packed(socket.gethostbyname(host))
+    raise ValueError(f"{host!r} is not an IPv4 or IPv6 address")

@@ -67,9 +67,8 @@ cdef int parse_header(const uint8_t* data, size_t size, BatchInfo* info) noexcep
 # wrong max_timestamp).
 cdef int validate(uint8_t* data, size_t size, const Rules* rules, int64_t now_ms, BatchInfo* info) noexcept nogil
 
-# After a refusal with a bad record: all bad records of an uncompressed batch, as `bad_record` of the header says the first
-# one. How many, and then for each its index << 1, | 1 where its timestamp is bad (else its key is missing); the caller's to
-# free. NULL if there are none.
+# After a refusal: all bad records of an uncompressed batch, of which `BatchInfo.bad_record` is one. Their count, then for each
+# its index << 1, | 1 if its timestamp is bad (otherwise its key is missing). NULL: none. The caller frees it.
 cdef uint32_t* bad_records(const uint8_t* data, size_t size, const Rules* rules, int64_t now_ms) noexcept nogil
 
 # The CRC in the header is that of the bytes; `info` as parse_header gave it.
@@ -133,7 +132,7 @@ cdef struct Walk:
     int64_t found_timestamp
     int32_t found_delta
     int32_t bad_record
-    uint32_t* bad                 # all of them, as far as BAD_RECORDS_MAX; malloc'ed with the first, the caller's to free
+    uint32_t* bad                 # their count, then all of them up to BAD_RECORDS_MAX; NULL: none. The caller frees it
     int verdict                   # 0 or the error code
     const char* message
 

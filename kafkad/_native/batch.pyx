@@ -19,7 +19,7 @@ never contents.
 Beware: the timestamps of a client are any 64 bits, so sums and differences are made unsigned."""
 
 from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from kafkad._native.crc32c cimport crc32c
@@ -43,6 +43,7 @@ cdef enum:
     MINIMUM_LENGTH = 14           # of the oldest format's smallest record
     UP_TO_MAGIC = 17
     LAST_CODEC = 4
+    BAD_RECORDS_FIRST = 16        # room for so many at first; a power of two
 
 cdef enum Stage:                  # which varint, or byte, a cut record goes on with
     LENGTH = 0
@@ -186,7 +187,8 @@ cdef int validate(uint8_t* data, size_t size, const Rules* rules, int64_t now_ms
     walk_feed(&walk, data + HEADER_SIZE, size - HEADER_SIZE)
     verdict = walk_end(&walk)
     note_walk(&walk, info)
-    free(walk.bad)
+    if walk.bad is not NULL:
+        free(walk.bad)
     if verdict != NONE:
         return verdict
     if not walk.consecutive:
@@ -251,14 +253,19 @@ cdef int walk_refuse(Walk* walk, const char* message) noexcept nogil:
 
 
 cdef void refuse_record(Walk* walk, int code, const char* message) noexcept nogil:
-    # A bad timestamp outranks a missing key, as in Kafka; then come who was first.
-    if walk.bad is NULL:
-        walk.bad = <uint32_t*>malloc((BAD_RECORDS_MAX + 1) * sizeof(uint32_t))
-        if walk.bad is not NULL:
-            walk.bad[0] = 0
-    if walk.bad is not NULL and walk.bad[0] < BAD_RECORDS_MAX:
-        walk.bad[0] += 1
-        walk.bad[walk.bad[0]] = <uint32_t>walk.records << 1 | (code == INVALID_TIMESTAMP)
+    # A bad timestamp outranks a missing key, as in Kafka. Among equals the first bad record decides.
+    cdef uint32_t count = 0 if walk.bad is NULL else walk.bad[0]
+    cdef uint32_t* grown
+    if count < BAD_RECORDS_MAX:
+        if count & (count - 1) == 0 and (count == 0 or count >= BAD_RECORDS_FIRST):
+            # Full, since its room is doubled. Answers hold the list of each partition until they are written.
+            grown = <uint32_t*>realloc(walk.bad, (max(2 * count, <uint32_t>BAD_RECORDS_FIRST) + 1) * sizeof(uint32_t))
+        else:
+            grown = walk.bad
+        if grown is not NULL:
+            walk.bad = grown
+            walk.bad[0] = count + 1
+            walk.bad[count + 1] = <uint32_t>walk.records << 1 | (code == INVALID_TIMESTAMP)
     if walk.verdict == NONE or (code == INVALID_TIMESTAMP and walk.verdict != INVALID_TIMESTAMP):
         walk.verdict = code
         walk.bad_record = walk.records

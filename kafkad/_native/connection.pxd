@@ -165,7 +165,6 @@ cdef struct Stats:
     int64_t cold_bytes              # that helpers have read
     int64_t cold_checks             # questions to the kernel
     int64_t trims                   # of the heap
-    int64_t longest_turn_us         # for which nobody looked at the sockets
     int64_t mail_in                 # messages from other workers, and to them
     int64_t mail_out
     int64_t doorbells               # that were rung for them
@@ -223,7 +222,7 @@ cdef struct Core:
     int64_t freed_bytes             # since the heap was last trimmed, in small pieces or big ones
     int64_t trimmed_ms
     int64_t starved_since_ms        # 0: memory is not short
-    int64_t awake_us                # when this turn of the loop began, 0: it sleeps
+    int64_t awake_us                # monotonic: when this round began
     BufferClass buffers[BUFFER_CLASSES]
     Stats stats
 
@@ -232,7 +231,7 @@ cdef Core* core_new(Arena* arena) noexcept                          # NULL: buff
 cdef void core_free(Core* core) noexcept
 cdef void core_shut(Core* core) noexcept                           # close its fds
 cdef void core_wake(Core* core) noexcept nogil                     # have poll() called soon
-cdef void core_read_clocks(Core* core) noexcept nogil               # a turn of the loop begins
+cdef void core_read_clocks(Core* core) noexcept nogil               # a round begins
 cdef int64_t clock_us() noexcept nogil                              # monotonic
 cdef void copies_forget(Core* core) noexcept nogil                 # at the end of a round
 cdef void core_fatal(Core* core) noexcept                          # a Python exception that nobody may swallow

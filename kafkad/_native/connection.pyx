@@ -127,7 +127,6 @@ cdef Core* core_new(Arena* arena) noexcept:
     cold_init(&core.cold, core.wake_fd)
     scratch_renew(core)
     core_read_clocks(core)
-    core.awake_us = 0
     if core.epoll_fd >= 0 and core.wake_fd >= 0 and core.timer_fd >= 0:
         kafkad_epoll_add(core.epoll_fd, core.wake_fd, &core.wake_kind, 0)
         kafkad_epoll_add(core.epoll_fd, core.timer_fd, &core.timer_kind, 0)

@@ -578,12 +578,6 @@ cdef class Partition:
         self.index_size_max = index_size_max
         self.flush_interval = flush_interval
 
-    @property
-    def rule_values(self) -> tuple:
-        """(max_message_bytes, compression_type, log_append_time, before_max_ms, after_max_ms, compacted)."""
-        return (self.rules.max_message_bytes, self.rules.compression_type, bool(self.rules.log_append_time),
-                self.rules.before_max_ms, self.rules.after_max_ms, bool(self.rules.compacted))
-
     def set_directory(self, str directory) -> None:
         """The directory was renamed; open files stay good."""
         cdef char* copy = strdup(<bytes>os.fsencode(directory))

@@ -469,7 +469,6 @@ cdef int one_round(Reactor reactor, int timeout_ms, int* mails) noexcept nogil:
     cdef Conn* conn
     cdef Conn* last
     core.stats.rounds += 1
-    note_turn(core)
     count = epoll_wait(core.epoll_fd, events, EVENTS, timeout_ms)
     if count < 0:
         reactor.called = True                           # EINTR: a signal, whose handler is Python's
@@ -552,15 +551,6 @@ cdef void settle_unpacked(Reactor reactor) noexcept:
         core_fatal(reactor.core)
 
 
-cdef inline void note_turn(Core* core) noexcept nogil:
-    """For how long nobody has looked at the sockets: rounds, and the event loop's callbacks between them."""
-    cdef int64_t turn_us
-    if core.awake_us:
-        turn_us = clock_us() - core.awake_us
-        if turn_us > core.stats.longest_turn_us:
-            core.stats.longest_turn_us = turn_us
-
-
 cdef void publish_commits(Reactor reactor, PyObject* group) noexcept:
     try:
         (<GroupCommit>group).publish()
@@ -617,7 +607,6 @@ cdef void run_until_called(Reactor reactor, int64_t wait_ms, PyObject* ready, Py
     cdef int64_t before = served                        # and before the last round
     cdef int mails = 0, count = 1
     cdef int timeout_ms
-    note_turn(core)                                     # with the callbacks of the event loop
     core_read_clocks(core)
     if wait_ms > 0:
         deadline = core.monotonic_ms + wait_ms
@@ -877,8 +866,6 @@ cdef class Reactor:
         self.core.polling = True
         with nogil:
             run_rounds(self)
-            note_turn(self.core)
-            self.core.awake_us = 0                      # the loop that called may sleep
             expire_idle(self)
             conn_reap(self.core)
             arm(self)
@@ -975,12 +962,6 @@ cdef class Reactor:
             + self.producing.topic_capacity * sizeof(TopicParts) + self.producing.wait_capacity * sizeof(Wait)
             + self.fetching.result_capacity * sizeof(Result))
         return values
-
-    def take_longest_turn_us(self):
-        """The longest time since the last call for which nobody looked at the sockets."""
-        longest = self.core.stats.longest_turn_us
-        self.core.stats.longest_turn_us = 0
-        return longest
 
     def hold_cold_reads(self, bint held):
         """For tests: what is not in memory is not read until it is let go."""

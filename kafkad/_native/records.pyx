@@ -265,7 +265,7 @@ cdef class Renumbering:
                     self.head[self.head_size] = p[0]
                     self.head_size += 1
                     p += 1
-                    if p[-1] < 0x80:
+                    if (p - 1)[0] < 0x80:
                         failed = self.put_head()
         if failed:
             raise Malformed(f"record {self.records} does not parse")

@@ -484,6 +484,18 @@ def test_an_override_of_the_limit_per_address_wins(make):
     assert world.reactor.stats()["connections"] == 1
 
 
+def test_a_limit_per_host_name_is_refused_instead_of_looked_up(make, monkeypatch):
+    """Before: a look-up on the loop, which may take seconds. `server/host_limits` gives addresses only."""
+    looked_up = []
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: looked_up.append(name) or "127.0.0.1")
+    world = make()
+    with pytest.raises(ValueError, match="'localhost' is not an IPv4 or IPv6 address"):
+        world.reactor.set_limits(connections_max_per_ip_overrides={"localhost": 0})
+    assert looked_up == []
+    world.connect().send_frame(request(1))
+    assert world.reactor.stats()["connections"] == 1
+
+
 def test_idle_connections_go_the_longest_idle_first(make):
     world = make(connections_max_idle_ms=300)
     first, second = world.connect(), world.connect()

@@ -9,7 +9,7 @@ from kafkad._native.produce cimport HeldProduce, Producing
 
 cdef struct Flight:                 # records that are with their owner: its token is generation << 32 | place
     HeldProduce* held               # NULL: free
-    uint32_t* bad                   # records that were refused, as far as they are told, or NULL
+    uint32_t* bad                   # records that were refused, those of which we have heard, or NULL
     uint32_t number                 # of its parts
     uint32_t generation
     uint32_t row
@@ -20,7 +20,7 @@ cdef class Forwarding:
     cdef PartitionTable table
     cdef Mailboxes mailboxes
     cdef Producing producing
-    cdef dict behind                # by connection and partition that a thread unpacks for: mails that came later
+    cdef dict behind                # for each connection and partition that a thread unpacks for: the mails that came later
     cdef Flight* flights
     cdef uint32_t capacity
     cdef int32_t free_place

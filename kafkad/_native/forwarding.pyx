@@ -11,8 +11,8 @@ the mapping: it checks position, topic id, and the batch with its CRC, so a send
 
 **Order.** What one connection sends to one partition takes effect in that order: a ring is first in, first out, and
 our own partitions are appended to at once. Nothing else of that connection runs until all its Produces are answered.
-A batch that is left to a thread (produce.pyx) is copied first; what the same connection sends to the same partition is put
-behind it, what others send is appended at once.
+A batch that is left to a thread (produce.pyx) is copied first. Later batches of the same connection for the same partition
+are queued behind it; those of others are appended at once.
 
 **Death.** When an owner dies, what is in flight to it is answered with NOT_LEADER_OR_FOLLOWER: it may have been appended
 or not, as when any leader dies. Until its successor comes nothing is sent to it. An answer to a former life is
@@ -37,8 +37,8 @@ from kafkad._native.partition_table cimport (
     Entry, PartitionTable, entry_by_row, table_owner_lost, table_remote_advanced,
 )
 from kafkad._native.produce cimport (
-    HeldProduce, OUTCOME_TO_COME, Outcome, Part, Producing, append_part, check_part, drop_text, finish_append, outcome_text,
-    produce_forget, produce_outcome, take_pending,
+    HeldProduce, OUTCOME_TO_COME, Outcome, Part, Producing, append_part, check_part, drop_text, finish_append,
+    note_refusal, outcome_text, produce_forget, produce_outcome, take_pending,
 )
 from kafkad._native.wire cimport KAFKAD_CHECK
 
@@ -126,7 +126,7 @@ cdef void land(Forwarding self, uint32_t place, Outcome* outcome) noexcept nogil
 
 
 cdef inline bint is_in_flight(Forwarding self, int sender, const Mail* mail) noexcept nogil:
-    """Else it is the last words of an owner whose death we know of."""
+    """False for an answer of an owner that has died, after its requests were answered in its place."""
     cdef uint32_t place = <uint32_t>mail.token
     return (place < self.capacity and self.flights[place].held is not NULL and self.flights[place].owner == sender
             and self.flights[place].generation == <uint32_t>(mail.token >> 32))
@@ -192,7 +192,7 @@ cdef void mail_append(Forwarding self, int sender, const Mail* mail) noexcept no
     self.appended += 1
     if entry is not NULL and not entry.remote and (<Partition>entry.partition).unpacking:
         with gil:
-            if queued_behind(self, sender, mail):
+            if queued_behind(self, sender, mail, <Partition>entry.partition):
                 return
     append_now(self, sender, mail)
 
@@ -220,8 +220,8 @@ cdef bint append_now(Forwarding self, int sender, const Mail* mail) noexcept nog
             append_part(self.producing, entry, &part, &outcome)
             if outcome.code == OUTCOME_TO_COME:
                 with gil:
-                    unpack_forwarded(self, sender, mail)
-                return False
+                    if unpack_forwarded(self, sender, mail, &outcome):
+                        return False
         if entry.removed:                               # by Python, while it appended
             entry = NULL
     answer_append(self, sender, mail, entry, &outcome)
@@ -265,66 +265,76 @@ cdef void answer_append(Forwarding self, int sender, const Mail* mail, Entry* en
     mail_post(self.mailboxes, sender, &answer)
 
 
-# A batch that a thread unpacks, and what comes behind it.
+# A batch that a thread unpacks, and the mails behind it.
 
 cdef class ForwardedPart:
-    """What is called on the loop when a thread has done its part of another worker's append."""
+    """Called on the loop when a thread has unpacked another worker's batch."""
 
     cdef Forwarding forwarding
     cdef int sender
     cdef Mail mail
+    cdef Partition partition            # that it was sent to; by now the row may show another one
+    cdef tuple way
 
     def __call__(self, work, error):
         forwarded_unpacked(self.forwarding, self, work, error)
 
 
-cdef inline object way_of(int sender, const Mail* mail):
-    return (sender, mail.from_life, mail.base_offset, mail.row)
+cdef inline tuple way_of(int sender, const Mail* mail, Partition partition):
+    """The batches that keep their order: those of one connection for one partition."""
+    return (sender, mail.from_life, mail.base_offset, partition)
 
 
-cdef bint queued_behind(Forwarding self, int sender, const Mail* mail) noexcept:
-    """Puts it behind a batch of the same connection for the same partition, if there is one."""
-    cdef object behind = self.behind.get(way_of(sender, mail))
+cdef bint queued_behind(Forwarding self, int sender, const Mail* mail, Partition partition) noexcept:
+    """Queue the mail behind a batch of the same connection for the same partition, if there is one."""
+    cdef object behind = self.behind.get(way_of(sender, mail, partition))
     if behind is None:
         return False
     behind.append(PyBytes_FromStringAndSize(<const char*>mail, sizeof(Mail)))
     return True
 
 
-cdef void unpack_forwarded(Forwarding self, int sender, const Mail* mail) noexcept:
-    cdef ForwardedPart part = ForwardedPart.__new__(ForwardedPart)
-    cdef Partition partition
-    work = take_pending(self.producing)
-    partition = work.partition
-    part.forwarding = self
-    part.sender = sender
-    part.mail = mail[0]
-    way = way_of(sender, mail)
-    if way not in self.behind:
-        self.behind[way] = deque()
-        partition.unpacking += 1
+cdef bint unpack_forwarded(Forwarding self, int sender, const Mail* mail, Outcome* outcome) noexcept:
+    """The rest of the append goes to the threads. False: it failed (no memory), and `outcome` has the error."""
+    cdef ForwardedPart part
+    cdef object work = take_pending(self.producing)
+    cdef Partition partition = work.partition
+    cdef bint first = False
+    try:
+        part = ForwardedPart.__new__(ForwardedPart)
+        part.forwarding = self
+        part.sender = sender
+        part.mail = mail[0]
+        part.partition = partition
+        part.way = way_of(sender, mail, partition)
+        if part.way not in self.behind:
+            self.behind[part.way] = deque()
+            first = True
+        self.producing.unpacker.submit((sender, mail.from_life, mail.base_offset), work, part)
+    except BaseException as error:
+        if first:
+            del self.behind[part.way]
+        note_refusal(self.core, partition, outcome, error)
+        return False
+    partition.unpacking += first
     self.core.stats.buffered_bytes += mail.size
-    self.producing.unpacker.submit((sender, mail.from_life, mail.base_offset), work, part)
+    return True
 
 
 cdef void forwarded_unpacked(Forwarding self, ForwardedPart part, object work, object error) noexcept:
-    """On the loop. Without `work` all is closed; without its sender nobody waits for the answer."""
+    """Append and answer, on the loop. `work` is None when the reactor closes. A sender that has died gets no answer."""
     cdef const Mail* mail = &part.mail
-    cdef bint lost = work is None or self.mailboxes.outboxes[part.sender].life != mail.from_life
+    cdef Partition partition = part.partition
     cdef Entry* entry
     cdef Outcome outcome
-    cdef Partition partition
     cdef bytes data
     self.core.stats.buffered_bytes -= mail.size
-    way = way_of(part.sender, mail)
-    if lost:
-        self.behind.pop(way, None)
+    if work is None or self.mailboxes.outboxes[part.sender].life != mail.from_life:
+        del self.behind[part.way]
+        partition.unpacking -= 1
         if work is not None:
-            partition = work.partition
-            partition.unpacking -= 1
             work.close()
         return
-    partition = work.partition
     memset(&outcome, 0, sizeof(Outcome))
     outcome.info.bad_record = -1
     outcome.info.log_start_offset = -1
@@ -338,12 +348,12 @@ cdef void forwarded_unpacked(Forwarding self, ForwardedPart part, object work, o
         if entry.removed:
             entry = NULL
     answer_append(self, part.sender, mail, entry, &outcome)
-    behind = self.behind[way]
+    behind = self.behind[part.way]
     while behind:
         data = behind.popleft()
         if not append_now(self, part.sender, <const Mail*>PyBytes_AS_STRING(data)):
-            return                                      # the rest stays behind this one
-    del self.behind[way]
+            return                                      # the others stay behind this one
+    del self.behind[part.way]
     partition.unpacking -= 1
 
 

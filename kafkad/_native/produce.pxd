@@ -4,8 +4,8 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kafkad._native.connection cimport Conn, Core, Slot, Timer
-from kafkad._native.partition cimport AppendInfo
-from kafkad._native.partition_table cimport Entry, PartitionTable, TopicKey, Watch
+from kafkad._native.partition cimport AppendInfo, Partition
+from kafkad._native.partition_table cimport Entry, PartitionTable, Watch
 from kafkad._native.unpacking cimport Unpacker
 from kafkad._native.wire cimport Cursor
 
@@ -65,7 +65,7 @@ cdef struct HeldProduce:            # a request that waits for other workers' ou
     uint32_t unpacking              # of these, our own partitions', whose batches threads unpack
     Request request                 # its arrays follow this struct
 
-# Sends one partition's records to their owner. 0: `produce_outcome` will be called for it, later; else its error code.
+# Sends one partition's records to their owner. 0: `produce_outcome` is called for it later; otherwise an error code.
 ctypedef int (*ForwardFunction)(void* context, HeldProduce* held, uint32_t number, Entry* entry, const Part* part,
                                 int16_t version, bint admin) noexcept nogil
 
@@ -92,8 +92,8 @@ cdef class Producing:
 cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int32_t correlation_id,
                                const uint8_t* client, int16_t client_size, Cursor* body) noexcept nogil
 
-# The steps of one partition: may it be appended, and do so. The outcome's text is the caller's to drop. OUTCOME_TO_COME:
-# `take_pending` has the rest of it to do, on a copy of the records.
+# The steps of one partition: check whether it may be appended, and append. The caller drops the outcome's text.
+# OUTCOME_TO_COME: `take_pending` returns the work that is left, on a copy of the records.
 cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint admin, bint transactional) noexcept nogil
 cdef void append_part(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil
 cdef void outcome_text(Outcome* outcome, const char* text, size_t size) noexcept nogil
@@ -101,9 +101,11 @@ cdef void drop_text(Outcome* outcome) noexcept nogil
 cdef object take_pending(Producing self)
 # After that work, on the loop: `error` is what it raised, or None.
 cdef void finish_append(Producing self, object work, object error, Outcome* outcome) noexcept
+# Turns an exception into the outcome's error code; a KafkaError's also into its message.
+cdef void note_refusal(Core* core, Partition partition, Outcome* outcome, object error) noexcept
 
-# An owner's word: `outcome` is taken over, its text too. `held` may be gone afterwards.
+# The outcome of a part that was to come. It takes over `outcome` and its text. It may free `held`.
 cdef void produce_outcome(HeldProduce* held, uint32_t number, const Outcome* outcome) noexcept nogil
-# None will come, for this process ends. The frame is not given back: its owner may be writing from it.
+# None will come, since this process ends. The frame is not released: its owner may still read from it.
 cdef void produce_forget(HeldProduce* held) noexcept nogil
 cdef void produce_advanced(Producing self, Entry* entry, uint32_t why) noexcept nogil

@@ -9,14 +9,13 @@ written from the outcomes. It is sent when every high watermark has reached the 
 for a flush that must come first): until then the request waits on the entries (`Watch`), and a timeout only patches error
 codes in the answer.
 
-A partition that another worker owns goes there as a message (`forward`, forwarding.pyx's), its bytes stay where the socket
-put them. Its request is held (`HeldProduce`) until the last outcome has come, and then
-answered in the same way.
+Records for a partition that another worker owns go there as a message (`forward` of forwarding.pyx); the bytes stay where
+the socket put them. The request is held (`HeldProduce`) until the last outcome has come, and is then answered in the same way.
 
-A batch that is compressed, or must be rebuilt, is unpacked here within a budget of bytes, steps and time of this round. Beyond
-it the request is held as well, the rest is done in a thread (unpacking.pyx), and then the batch is appended here, as the
-partition stands then. Until then nothing else of that connection is served, so its batches keep their order; others go on,
-also with the same partition. The owner of a forwarded batch does the same (forwarding.pyx).
+A batch that is compressed, or must be rebuilt, is unpacked on the loop within this round's budget of bytes, steps and time.
+Beyond it the request is held, too: a thread unpacks the rest (unpacking.pyx), and then the loop appends the batch, under the
+partition's state at that time. Until then nothing else of that connection is served, so its batches keep their order. Other
+connections go on, also with the same partition. The owner of a forwarded batch does the same (forwarding.pyx).
 
 Not yet: transactions (a transactional id is refused with INVALID_REQUEST), quotas, authorization."""
 
@@ -179,7 +178,7 @@ cdef void append_python(Producing self, Entry* entry, const Part* part, Outcome*
 
 
 cdef void append_client(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept:
-    """The slow path: all of it, or (OUTCOME_TO_COME) what this round has time for; the rest is `self.pending`'s."""
+    """The slow path. OUTCOME_TO_COME: this round has no time for all of it, and `self.pending` does the rest."""
     cdef Partition partition = <Partition>entry.partition
     cdef int64_t began_ns
     outcome.code = UNKNOWN_SERVER_ERROR
@@ -270,7 +269,7 @@ cdef void finish_append(Producing self, object work, object error, Outcome* outc
 
 
 cdef void outcome_text(Outcome* outcome, const char* text, size_t size) noexcept nogil:
-    """A message that does not outlive the call that told it."""
+    """Copies a message that does not outlive the call that made it."""
     size = min(size, <size_t>MESSAGE_SIZE_MAX)
     outcome.text = <char*>malloc(size + 1)
     KAFKAD_CHECK(outcome.text is not NULL)
@@ -307,7 +306,7 @@ cdef bint hides_log_start(int code) noexcept nogil:
             or code == MESSAGE_TOO_LARGE or code == RECORD_LIST_TOO_LARGE or code == KAFKA_STORAGE_ERROR)
 
 
-# What an owner does with another worker's records: the same, from outside.
+# The owner's part of an append for another worker (forwarding.pyx).
 
 cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint admin, bint transactional) noexcept nogil:
     return may_append(entry, part, version, admin, transactional)
@@ -575,7 +574,8 @@ cdef const char* produce_request(Producing self, Conn* conn, int16_t version, in
                         if held is NULL:
                             held = held_new(self, &request, conn)
                         with gil:
-                            unpack_later(self, conn, held, i, number - 1)
+                            if not unpack_later(self, conn, held, i, number - 1, outcome):
+                                failed = True
                     elif outcome.code:
                         failed = True
                     elif request.acks != 0:
@@ -753,10 +753,10 @@ cdef void produce_forget(HeldProduce* held) noexcept nogil:
 
 
 cdef void held_expired(Core* core, Timer* timer) noexcept nogil:
-    """An owner says nothing. Whether it appends, and when, is not known; the frame is kept for it."""
+    """An owner does not answer. It may append later, or not, so the frame is kept for it."""
     cdef HeldProduce* held = <HeldProduce*>timer
     cdef uint32_t i
-    if held.unpacking:                                  # what is ours to append has no timeout, and its answer waits for it
+    if held.unpacking:                                  # our own appends have no timeout, and the answer waits for them
         timer_start(core, timer, core.monotonic_ms + OWNER_MS_MIN, held_expired)
         return
     core.stats.produce_timeouts += 1
@@ -767,19 +767,20 @@ cdef void held_expired(Core* core, Timer* timer) noexcept nogil:
 
 
 cdef void held_cancelled(Slot* slot) noexcept nogil:
-    """The connection is closed. The frame is kept until its owners have appended, and threads have let go of it."""
+    """The connection is closed. The frame is kept until owners and threads are done with it."""
     cdef HeldProduce* held = <HeldProduce*>slot.waiting
     timer_stop(slot.conn.core, &held.timer)
     held.slot = NULL
     if held.unpacking:
         with gil:
             for job in (<Producing>held.producing).unpacking.pop(<size_t>held, ()):
-                (<Job>job).cancelled = True
+                if job is not None:
+                    (<Job>job).cancelled = True
     drop_texts(held.request.outcomes, held.request.part_count)
 
 
 cdef void held_answer(Producing self, HeldProduce* held) noexcept nogil:
-    """All outcomes are there. An entry may have been removed since its append, and is looked up anew."""
+    """All outcomes have come. Entries are looked up again: some may have been removed since the append."""
     cdef Request* request = &held.request
     cdef Slot* slot = held.slot
     cdef Outcome* outcome
@@ -807,16 +808,15 @@ cdef void held_answer(Producing self, HeldProduce* held) noexcept nogil:
         answer(self, request, slot)
         return
     drop_texts(request.outcomes, request.part_count)
+    slot_drop(slot)                                     # also if the connection is ending already
     if failed:
         conn_end(slot.conn, "a Produce with acks=0 failed")
-    else:
-        slot_drop(slot)
 
 
 # -- waiting for batches to be unpacked ------------------------------------------------------------------------
 
 cdef class UnpackedPart:
-    """What is called on the loop when a thread has done its part of a partition's append."""
+    """Called on the loop when a thread has unpacked a partition's batch."""
 
     cdef Producing producing
     cdef HeldProduce* held
@@ -827,22 +827,35 @@ cdef class UnpackedPart:
         unpacked(self.producing, self.held, self.topic, self.number, work, error)
 
 
-cdef void unpack_later(Producing self, Conn* conn, HeldProduce* held, uint32_t topic, uint32_t number) noexcept:
-    """The rest of an append goes to the threads; `conn` serves nothing more until it is done."""
-    cdef UnpackedPart deliver = UnpackedPart.__new__(UnpackedPart)
-    deliver.producing = self
-    deliver.held = held
-    deliver.topic = topic
-    deliver.number = number
+cdef bint unpack_later(Producing self, Conn* conn, HeldProduce* held, uint32_t topic, uint32_t number,
+                       Outcome* outcome) noexcept:
+    """The rest of an append goes to the threads; `conn` serves nothing more until it is done. False: it failed (no
+    memory), and `outcome` has the error."""
+    cdef UnpackedPart deliver
+    cdef list jobs
+    work = take_pending(self)
+    try:
+        deliver = UnpackedPart.__new__(UnpackedPart)
+        deliver.producing = self
+        deliver.held = held
+        deliver.topic = topic
+        deliver.number = number
+        jobs = self.unpacking.setdefault(<size_t>held, [])
+        jobs.append(None)                               # its place: nothing may fail behind `submit`
+        jobs[len(jobs) - 1] = self.unpacker.submit(conn.id, work, deliver)
+    except BaseException as error:
+        if held.unpacking == 0:
+            self.unpacking.pop(<size_t>held, None)
+        note_refusal(self.core, work.partition, outcome, error)
+        return False
     held.outcomes_left += 1
     held.unpacking += 1
     conn.unpacking += 1
-    job = self.unpacker.submit(conn.id, take_pending(self), deliver)
-    self.unpacking.setdefault(<size_t>held, []).append(job)
+    return True
 
 
 cdef void unpacked(Producing self, HeldProduce* held, uint32_t topic, uint32_t number, object work, object error) noexcept:
-    """Without `work` all is closed."""
+    """Append what a thread has unpacked. `work` is None when the reactor closes."""
     cdef Conn* conn
     cdef Topic* parts_topic
     cdef Entry* entry
@@ -853,6 +866,7 @@ cdef void unpacked(Producing self, HeldProduce* held, uint32_t topic, uint32_t n
     held.unpacking -= 1
     if held.unpacking == 0:
         self.unpacking.pop(<size_t>held, None)
+    KAFKAD_CHECK(work is not None or held.slot is NULL) # connections are closed before the threads end
     if held.slot is NULL:                               # the connection is closed
         if work is not None:
             work.close()

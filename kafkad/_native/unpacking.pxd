@@ -7,14 +7,14 @@ cdef class Job:
     cdef object deliver
     cdef object error
     cdef object lane
-    cdef int64_t held                   # bytes of memory that it was given
+    cdef int64_t held                   # bytes of memory that count as its own
     cdef public bint cancelled
     cdef bint slice(self)
 
 cdef class Unpacker:
     cdef int wake_fd
     cdef int threads_max
-    cdef object condition               # over all that follows but `jobs` and `waiting`, which are the loop's
+    cdef object condition               # protects all below, except `jobs`, `waiting` and `threads`: those are the loop's
     cdef dict lanes                     # lane: its jobs, never empty
     cdef object ring                    # lanes that wait for a thread
     cdef object aside                   # lanes whose first job waits for memory
@@ -23,8 +23,9 @@ cdef class Unpacker:
     cdef int resting
     cdef int64_t held
     cdef bint closed
-    cdef readonly int64_t jobs          # ever
-    cdef readonly int64_t waiting       # not delivered yet
+    cdef readonly int64_t jobs          # ever submitted
+    cdef readonly int64_t waiting       # of these, not delivered yet
+    cdef void _wake(self) noexcept
     cdef bint _turn(self, bint may_rest) except -1
     cdef Job _next(self)
 

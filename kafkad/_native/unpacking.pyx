@@ -1,21 +1,26 @@
-"""Unpacking beside the event loop: compressed batches that are too much for one turn, in a few threads that take turns.
+"""Unpacking beside the event loop: compressed batches that take more than one turn, in a few threads that take turns.
 
-A job is unpacked step by step. The loop itself makes the first steps, as far as its turn allows (`Turn`); what is left goes to
-a lane here, one for each connection, and the loop goes on. A thread takes the lanes in turn, works for SLICE_NS at the first
-job of one, and puts it behind the others: so a client with many bombs delays another one's batches by one slice for each
-connection that unpacks, not by its bombs. Jobs of a lane are done in order, one at a time. What is done waits in a list, and
-an eventfd brings the loop to `settle`, which calls each job's `deliver` there.
+A job is unpacked step by step. The loop makes the first steps, within its budget (`unpack_turn`). The rest goes to a lane,
+one for each connection, and the loop goes on. A thread takes the lanes in turn: it works for SLICE_NS on the first job of a
+lane, then puts the lane behind the others. So a client that sends many bombs delays another client's batch by one slice for
+each connection that unpacks, not by the size of the bombs. The jobs of a lane run in order, one at a time. Finished jobs wait
+in a list, and an eventfd wakes the loop, which calls their `deliver` in `settle`.
 
     loop: first steps ──► lane of the connection ──► thread: slice, slice, … ──► done ──► loop: deliver (the append)
 
-Memory is bounded: a job says what its next step will hold (zstd's window, a block of lz4 or snappy), and waits aside while
-others hold more than MEMORY_MAX together. One that is alone may always go on.
+Memory is bounded. A job announces what its next step will hold (zstd's window, a block of lz4 or snappy), and waits aside
+while the others hold so much that it would exceed MEMORY_MAX. Jobs get memory in the order in which they asked, so a large
+one is not passed over for ever. A job that is alone may always go on.
 
-The libraries and the walk over the records let go of the GIL; what is left of Python is a few µs a step. Steps that give
-few bytes come fast, and a thread that takes the GIL again at once starves the loop: so a thread naps when it has made
-STEPS_PER_NAP steps without having unpacked much.
+A job belongs to one thread at a time: to the loop until `submit`, to a thread during a slice, to the loop again when it is
+delivered. The lock protects the queues. The loop never touches a job in between, except to set `cancelled`.
 
-A thread starts with the first job that finds none at rest. If the system gives none, the loop does the job itself."""
+The libraries and the walk over the records release the GIL; a step holds it for a few µs. Steps that give few bytes come
+fast, and a thread that takes the GIL again at once starves the loop. So a thread naps after STEPS_PER_NAP steps in which it
+has not unpacked much.
+
+A thread starts with the first job that finds none at rest. If the system has no thread left, the loop does a slice of the
+work in each turn."""
 
 from libc.stdint cimport int64_t, uint64_t
 
@@ -42,12 +47,13 @@ cdef enum:
     THREADS_MAX = 2
     SLICE_NS = 5_000_000
     STEPS_PER_NAP = 32
-    NAP_BYTES = 64 << 10                # so many bytes unpacked count as time without the GIL
+    NAP_BYTES = 64 << 10                # unpacking so many bytes counts as time without the GIL
     NAP_US = 50
     MEMORY_MAX = 64 << 20
-    # What the loop unpacks of one batch before it leaves the rest to a thread, and in how many steps.
+    SETTLE_NS = 4_000_000               # of a turn of the loop, for jobs that are done; one is always delivered
+    # The loop leaves a batch to a thread after so many bytes, or so many steps.
     LOOP_BYTES = 256 << 10
-    LOOP_PACKED_BYTES = 16 << 10        # the same of a batch that is packed again, which costs far more
+    LOOP_PACKED_BYTES = 16 << 10        # for a batch that is compressed again, which costs far more
     LOOP_STEPS = 64
 
 cdef int64_t unpack_now_ns() noexcept nogil:
@@ -55,7 +61,7 @@ cdef int64_t unpack_now_ns() noexcept nogil:
 
 
 cdef bint unpack_turn(object work, int64_t ns) except -1:
-    """The loop's part: steps of `work` within its budget and `ns`. Whether it is done."""
+    """Make steps of `work` on the loop, within its budget and `ns`. Return whether it is done."""
     cdef int64_t end_ns = kafkad_now_ns() + ns
     cdef int64_t left = LOOP_PACKED_BYTES if work.rewrites else LOOP_BYTES
     cdef int64_t size
@@ -73,19 +79,19 @@ cdef bint unpack_turn(object work, int64_t ns) except -1:
 
 
 cdef inline int64_t memory_of(object work) except -1:
-    return min(<int64_t>work.memory, <int64_t>MEMORY_MAX)   # what it holds beyond that it only could hold: one goes alone
+    return min(<int64_t>work.memory, <int64_t>MEMORY_MAX)   # a larger one goes alone
 
 
 cdef class Job:
-    """`work` has `step()`, `memory` and `close()` (see protocol.validation.Validation); `deliver(work, error)` is called
-    on the loop, with what a step raised or None. `cancelled`: it is not worked on any more, but delivered."""
+    """`work` has `step()`, `memory` and `close()` (see protocol.validation.Validation). The loop calls `deliver(work, error)`,
+    where `error` is what a step raised, or None. A job that is `cancelled` makes no more steps, but is delivered."""
 
     def __init__(self, object work, object deliver):
         self.work = work
         self.deliver = deliver
 
     cdef bint slice(self):
-        """In a thread: whether it is done."""
+        """Work for SLICE_NS, in a thread. Return whether it is done."""
         cdef int64_t end_ns = kafkad_now_ns() + SLICE_NS
         cdef int64_t size, unpacked = 0
         cdef int64_t held = self.held
@@ -106,14 +112,14 @@ cdef class Job:
                     if kafkad_now_ns() >= end_ns:
                         return False
                 if memory_of(self.work) > held:
-                    return False                        # to be asked for
+                    return False                        # `_next` finds the memory for it
         except BaseException as error:
             self.error = error
         return True
 
 
 cdef class Unpacker:
-    """`Unpacker(wake_fd)`: an eventfd that is written to when something is done."""
+    """Lanes and threads. `wake_fd` is an eventfd, written to when a job is done."""
 
     def __init__(self, int wake_fd, int threads_max=THREADS_MAX):
         self.wake_fd = wake_fd
@@ -126,53 +132,61 @@ cdef class Unpacker:
         self.threads = []
 
     def submit(self, object lane, object work, object deliver) -> Job:
-        """From the loop. `lane` is any key: jobs of one are done in order."""
+        """Queue a job, from the loop. `lane` is any key: the jobs of one lane run in order."""
         cdef Job job = Job(work, deliver)
-        self.jobs += 1
-        self.waiting += 1
         with self.condition:
             jobs = self.lanes.get(lane)
             if jobs is None:
                 self.lanes[lane] = deque((job,))
                 self.ring.append(lane)
-                if self.resting:
-                    self.condition.notify()
-                    return job
             else:
                 jobs.append(job)
+            self.jobs += 1
+            self.waiting += 1
+            if jobs is not None:
+                return job
+            if self.resting:
+                self.condition.notify()
                 return job
         if len(self.threads) < self.threads_max and not self.closed:
-            thread = threading.Thread(target=self._work, name="kafkad-unpack", daemon=True)
             try:
+                thread = threading.Thread(target=self._work, name="kafkad-unpack", daemon=True)
                 thread.start()
-            except RuntimeError:                        # no more threads: others will do it, or the loop
+            except (RuntimeError, MemoryError):         # the system has none left
                 if not self.threads:
-                    self._work_off()
+                    self._wake()                        # `settle` works in its place
                 return job
             self.threads.append(thread)
         return job
 
     def settle(self) -> None:
-        """On the loop: delivers what is done."""
+        """Deliver finished jobs, on the loop. Beyond SETTLE_NS the rest waits for the next turn."""
         cdef Job job
+        cdef int64_t end_ns = kafkad_now_ns() + SETTLE_NS
+        if not self.threads and self.lanes:
+            self._turn(False)
+            if self.lanes:
+                self._wake()
         while self.done:
             job = self.done.popleft()
             self.waiting -= 1
             error, job.error = job.error, None
             job.deliver(job.work, error)
+            if self.done and kafkad_now_ns() >= end_ns:
+                self._wake()
+                return
 
     def _work(self) -> None:
         while self._turn(True):
             pass
 
-    def _work_off(self) -> None:
-        while self._turn(False):
-            pass
+    cdef void _wake(self) noexcept:
+        cdef uint64_t one = 1
+        write(self.wake_fd, &one, 8)
 
     cdef bint _turn(self, bint may_rest) except -1:
-        """One slice; False when there is nothing to do (and the thread may not rest), or all is closed."""
+        """Do one slice. Return False if there is nothing to do (where the caller may not rest), or after `close`."""
         cdef Job job
-        cdef uint64_t one = 1
         cdef bint ended
         with self.condition:
             while not self.closed:
@@ -201,25 +215,26 @@ cdef class Unpacker:
             else:
                 del self.lanes[job.lane]
             if ended and not self.closed:
-                write(self.wake_fd, &one, 8)
+                self._wake()
             if self.resting and len(self.ring) > 1:
                 self.condition.notify()
         return True
 
     cdef Job _next(self):
-        """The first job of the first lane whose memory there is."""
+        """Return the first job of the first lane that can have its memory, or None."""
         cdef Job job
         cdef int64_t more
         while self.ring:
             lane = self.ring.popleft()
             job = self.lanes[lane][0]
             job.lane = lane
-            # What it holds for data that it has done is given back first, so that no two jobs wait for each other.
             more = memory_of(job.work)
             if more > job.held and not job.cancelled:
+                # Its present memory is given back first, so that no two jobs wait for each other: whoever waits holds
+                # nothing, and someone else holds something, and goes on.
                 self.held -= job.held
                 job.held = 0
-                if self.held and self.held + more > MEMORY_MAX:
+                if self.held and (self.aside or self.held + more > MEMORY_MAX):
                     self.aside.append(lane)
                     continue
                 job.held = more
@@ -228,7 +243,7 @@ cdef class Unpacker:
         return None
 
     def close(self) -> None:
-        """Ends the threads. What is not delivered by now is dropped: `deliver(None, None)`."""
+        """End the threads. Jobs that are not delivered yet are dropped: `deliver(None, None)`."""
         cdef Job job
         with self.condition:
             self.closed = True

@@ -1,6 +1,7 @@
 """HUNTS N1: compressed batches are unpacked beside the event loop, beyond a small budget; orders are kept."""
 
 import gzip
+import os
 import struct
 import threading
 import time
@@ -9,6 +10,7 @@ import pytest
 from reactor_world import NOW_MS, World, produce
 from workers_world import Workers
 
+from kafkad._native import unpacking
 from kafkad._native.unpacking import Unpacker
 from kafkad.protocol import compression, errors, messages
 from kafkad.protocol.records import Record, build_batch, read_batches
@@ -276,15 +278,52 @@ def test_a_reactor_closes_with_jobs_in_flight(tmp_path):
     assert not [t for t in threading.enumerate() if t.name == "kafkad-unpack"]
 
 
-def test_without_a_thread_the_loop_does_it(world, monkeypatch):
+def test_without_a_thread_the_loop_does_it_in_slices(world, monkeypatch):
+    """Before: the whole bomb in one round, two rounds in all."""
     log = world.log("t")
 
     def none_left(self):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", none_left)
-    assert world.connect().produce("t", large()).error_code == 0
+    client = world.connect()
+    assert client.produce("t", large()).error_code == 0
     assert log.end_offset == 40
+    client.send_produce("t", BOMB)
+    rounds = world.reactor.stats()["rounds"]  # each looks at all sockets
+    assert codes(client.receive(messages.ProduceResponse, 9)) == [errors.INVALID_RECORD]
+    assert world.reactor.stats()["rounds"] - rounds >= 5
+
+
+def test_without_memory_for_a_job_one_request_fails(world, monkeypatch):
+    """Before: its connection waited for ever."""
+    log = world.log("t")
+    client = world.connect()
+
+    def none_left(*arguments):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unpacking, "deque", none_left)
+        assert client.produce("t", large()).error_code == errors.UNKNOWN_SERVER_ERROR
+        client.send_produce("t", large(), acks=0)
+        client.wait_closed()
+    assert jobs(world) == (0, 0) and world.reactor.stats()["buffered_bytes"] == 0
+    assert world.connect().produce("t", large()).error_code == 0
+    assert jobs(world) == (1, 0) and log.end_offset == 40
+
+
+def test_an_ending_connection_closes_when_its_last_batch_is_refused(world):
+    """Before: 5 s later, when its answers were given up."""
+    world.log("t")
+    client = world.connect()
+    client.send_produce("t", BOMB, acks=0)
+    world.poll_until(lambda: jobs(world)[1] == 1)
+    client.send(b"\xff\xff\xff\xff")  # no size: it is read no more
+    settled(world)
+    began = time.monotonic()
+    client.wait_closed()
+    assert time.monotonic() - began < 2.5
 
 
 # -- record errors -----------------------------------------------------------------------------------------
@@ -428,6 +467,66 @@ def test_what_needs_much_memory_goes_alone(unpacker):
     finish(scheduler)
     assert max(most) == 1
     assert len(notes) == 25
+
+
+def test_a_job_that_needs_much_memory_gets_its_turn(unpacker):
+    """Before: never, while others that need less kept coming."""
+    order = []
+
+    class Needy(Work):
+        def step(self):
+            if self.steps == 3:
+                self.steps, self.memory = 2, self.needs
+                return 0  # it says so one step before
+            return super().step()
+
+    def ended(work, error):
+        order.append(work.name)
+        if work.name != "large" and len(order) < 30:
+            add(f"small{len(order)}", 30)
+
+    def add(name, needs):
+        work = Needy(name, 3, [])
+        work.needs = needs << 20
+        scheduler.submit(name, work, ended)
+
+    scheduler = unpacker(2)
+    for name in ("first", "second", "third"):
+        add(name, 30)
+    add("large", 60)
+    finish(scheduler)
+    assert len(order) > 20
+    assert order.index("large") < 10
+
+
+def test_deliveries_of_a_turn_are_bounded_in_time(unpacker):
+    """Before: all that was done, in one turn."""
+    seen = []
+
+    def slow(work, error):
+        seen.append(work.name)
+        time.sleep(0.003)
+
+    wake = os.eventfd(0, os.EFD_NONBLOCK)
+    scheduler = Unpacker(wake, 1)
+    try:
+        for number in range(20):
+            scheduler.submit(number, Work(number, 0, []), slow)
+        deadline = time.monotonic() + 10
+        os.set_blocking(wake, True)
+        done = 0
+        while done < 20:
+            done += os.eventfd_read(wake)
+            assert time.monotonic() < deadline
+        os.set_blocking(wake, False)
+        scheduler.settle()
+        assert 1 <= len(seen) < 5
+        assert os.eventfd_read(wake) == 1  # the next turn comes
+        finish(scheduler)
+        assert seen == list(range(20))
+    finally:
+        scheduler.close()
+        os.close(wake)
 
 
 def test_a_cancelled_job_is_delivered_and_not_done(unpacker):

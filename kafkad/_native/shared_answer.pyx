@@ -1,8 +1,10 @@
-"""An answer that many connections are sent, held once.
+"""An answer that many connections get, held once.
 
-Its bytes stand in a memfd. A slot refers to them as to a region of a log file, so sendfile hands the same pages to each
+Its bytes are in a memfd. A slot refers to them as to a region of a log file, so sendfile hands the same pages to each
 socket: an answer to a thousand slow clients takes the memory of one. The last reference closes the memfd, be it this
-object's or that of a slot whose client is slow."""
+object's or that of a slot whose client is slow.
+
+Beware: these bytes count against no connection's memory. Who makes many such answers bounds those that are `in_use`."""
 
 from libc.stdint cimport int64_t, uint32_t
 
@@ -13,7 +15,7 @@ from kafkad._native.segments cimport LogFile, log_file_new, log_file_release, lo
 
 
 cdef class SharedAnswer:
-    """`body`: all that follows the correlation id. OSError when there is no descriptor or no memory for it."""
+    """`body` is all that follows the correlation id. Raises OSError without a descriptor or memory for it."""
 
     cdef LogFile* file
     cdef readonly int64_t size
@@ -40,12 +42,17 @@ cdef class SharedAnswer:
     def __len__(self):
         return self.size
 
+    @property
+    def in_use(self):
+        """Whether an answer that refers to it has not left yet."""
+        return self.file.references > 1
+
     def content(self):
-        """The bytes; for tests."""
+        """Return the bytes. For tests."""
         return os.pread(self.file.fd, self.size, 0)
 
     def respond(self, Connection connection not None, uint32_t request_id):
-        """Answer a dispatched request with it."""
+        """Answer a dispatched request with these bytes."""
         cdef Slot* slot = connection.slot_of(request_id)
         if slot is NULL:
             return

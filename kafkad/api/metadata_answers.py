@@ -10,6 +10,9 @@ goes. The answer about all topics is kept whole while the image stands, in memor
 (`SharedAnswer`), so many clients that poll it cost neither work nor memory each.
 
 Memory: parts and whole answers for KEPT combinations of version, listener and flags, the last ones used.
+A shared answer stays until its slowest client has read it, and counts against nobody's memory. Clients that
+change topics, ask and do not read would add one for each image, so beyond SHARED_MAX each connection gets a
+copy, which counts as its own.
 
 `Kind` says what a kind of answer depends on; how messages are made of an image is the caller's (`Tell`)."""
 
@@ -22,6 +25,7 @@ from kafkad.metadata.image import MetadataImage, Topic
 from kafkad.protocol import codec, messages
 
 KEPT = 4
+SHARED_MAX = 16  # more than KEPT, so those of the image at hand never fill it alone
 SHARED_FROM = 32 << 10  # a smaller answer is copied: that is cheaper than a file of its own
 
 CORRELATION_SIZE = 4
@@ -106,6 +110,7 @@ class MetadataAnswers:
 
     def __init__(self) -> None:
         self._parts: OrderedDict[Kind, _Parts] = OrderedDict()
+        self._shared: list[SharedAnswer] = []  # those that may be in use
 
     def _of(self, image: MetadataImage, kind: Kind, tell: Tell) -> _Parts:
         parts = self._parts.get(kind)
@@ -149,15 +154,21 @@ class MetadataAnswers:
                 break
         else:
             body = parts.body(found)
-            if len(body) < SHARED_FROM:
+            if len(body) < SHARED_FROM or not self._may_share():
                 parts.whole = body
             else:
                 try:
                     parts.whole = SharedAnswer(body)
+                    self._shared.append(parts.whole)
                 except OSError:  # no descriptor: nothing is kept, and each client has its copy
                     return correlation_id.to_bytes(4, "big", signed=True) + body
             parts.whole_image = image
         return _answer(parts.whole, correlation_id)
+
+    def _may_share(self) -> bool:
+        current = {id(parts.whole) for parts in self._parts.values()}
+        self._shared = [answer for answer in self._shared if answer.in_use or id(answer) in current]
+        return len(self._shared) < SHARED_MAX
 
 
 def _answer(whole: SharedAnswer | bytes | None, correlation_id: int) -> SharedAnswer | bytes:

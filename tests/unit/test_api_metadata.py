@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 from metadata_world import DIR, Cluster, create, new_topic
+from reactor_world import World
 
 from kafkad._native.shared_answer import SharedAnswer
 from kafkad.api import metadata as metadata_module
 from kafkad.api.cluster import describe_cluster
 from kafkad.api.context import RequestContext
 from kafkad.api.metadata import describe_topic_partitions, metadata
-from kafkad.api.metadata_answers import KEPT, MetadataAnswers
+from kafkad.api.metadata_answers import KEPT, SHARED_MAX, MetadataAnswers
 from kafkad.api.producer_ids import init_producer_id
 from kafkad.api.versions import api_versions, unsupported
 from kafkad.controller.brokers import supported_features
@@ -24,6 +25,7 @@ from tests.unit.steps import finish
 
 NONE_ID = bytes(16)
 UNASKED = -(2**31)
+REQUEST = b"\0\0\0\x0a\0\x03\0\0\0\0\0\0\xff\xff"
 ANSWERS = MetadataAnswers()  # of all requests of all tests: what is kept must not be wrong
 
 
@@ -548,6 +550,43 @@ def test_many_who_ask_at_once_for_what_has_to_be_made_share_the_work(cluster):
                 answers.append(end.value)
     assert len({id(answer) for answer in answers}) == 1 and isinstance(answers[0], SharedAnswer)
     assert metadata(services, context_of(3, 12), messages.MetadataRequest(topics=None)) is answers[0]
+
+
+def test_shared_answers_that_are_not_read_are_bounded(cluster, tmp_path):
+    """Before: a file in memory for each image, as many as there are clients that do not read."""
+    world = World(str(tmp_path / "world"))
+    services = services_of(cluster)
+    services.metadata_answers = answers = MetadataAnswers()
+    create(cluster, *(new_topic(f"topic-{i}") for i in range(1_000)))
+    given = []
+
+    def respond(connection, request_id, frame):
+        connection.pause_writing()  # its transport is full
+        answer = finish(metadata(services, context_of(3, 12), messages.MetadataRequest(topics=None)))
+        given.append(answer)
+        if isinstance(answer, SharedAnswer):
+            answer.respond(connection, request_id)
+        else:
+            connection.respond(request_id, answer)
+
+    world.answer = respond
+    slow = []
+    for number in range(3 * SHARED_MAX):
+        create(cluster, new_topic(f"other-{number}"))
+        slow.append(world.reactor.attach(lambda data: None, "SSL"))
+        slow[-1].feed(REQUEST)
+        world.poll()
+    shared = [answer for answer in given if isinstance(answer, SharedAnswer)]
+    assert len(given) == len(slow) and len(shared) == SHARED_MAX
+    copied = (len(given) - len(shared)) * min(map(len, given))
+    assert copied <= world.reactor.stats()["buffered_bytes"] < 2 * copied
+    for connection in slow:
+        connection.resume_writing()
+    world.poll()
+    create(cluster, new_topic("last"))
+    answer = finish(metadata(services, context_of(3, 12), messages.MetadataRequest(topics=None)))
+    assert isinstance(answer, SharedAnswer) and len(answers._shared) == 1
+    world.close()
 
 
 def test_an_unknown_topic_id_alone_has_no_authorized_operations(cluster):

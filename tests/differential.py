@@ -84,7 +84,8 @@ class Side:
         struct.pack_into(">I", patched, 17, crc32c.crc32c(bytes(patched[21:])))
         return bytes(patched)
 
-    def send(self, request: "Request") -> None:
+    def send(self, request: "Request") -> int:
+        """Its correlation id."""
         wire = self.wire
         wire.correlation += 1
         frame = codec.encode_request(
@@ -96,10 +97,12 @@ class Side:
             wire.send_frame(frame)
         except OSError:
             pass  # closed: the read that follows tells
+        return wire.correlation
 
-    def receive(self, request: "Request") -> Any:
+    def receive(self, request: "Request", sent: int, seconds: float = ANSWER_SECONDS) -> Any:
         """The answer as a Message, CLOSED or SILENT."""
         try:
+            self.wire.socket.settimeout(seconds)
             frame = self.wire.read_frame()
         except TimeoutError:
             self.reconnect()
@@ -112,7 +115,7 @@ class Side:
         if request.key == 18 and frame[4:6] == (35).to_bytes(2, "big"):
             version = 0  # UNSUPPORTED_VERSION is answered in the oldest format
         correlation, response = codec.decode_response(cls, version, frame)
-        assert correlation == self.wire.correlation, (self.name, request)
+        assert correlation == sent, (self.name, str(request))
         return response
 
     def ask(self, message: Any, version: int) -> Any:
@@ -141,6 +144,7 @@ class Request:
     changes: str = ""  # "topics" or "configs": what it changes, and both brokers must have applied
     damage: Callable[[bytes], bytes] | None = None
     answered: bool = True  # False: an acks=0 Produce
+    wrong_batch: bool = False  # a Produce with a batch that says something wrong
 
     @property
     def key(self) -> int:
@@ -224,6 +228,8 @@ def _struct(side: Side, message: Message, version: int, root: str) -> dict[str, 
         if each.name in LEFT_OUT or each.name in TEXTS or not each.versions[0] <= version <= each.versions[1]:
             continue
         values[each.name] = _value(side, each.name, getattr(message, each.name), version, root)
+    if root == "ProduceResponse" and values.get("error_code") and "log_start_offset" in values:
+        values["log_start_offset"] = "not read beside an error"
     return values
 
 
@@ -374,15 +380,24 @@ class Run:
         for side in self.sides:
             side.wire.socket.close()
 
-    def step(self, request: Request) -> tuple[Any, Any]:
-        self.result.requests += 1
-        count = self.result.by_api
-        count[request.api, request.version] = count.get((request.api, request.version), 0) + 1
-        for side in self.sides:
-            side.send(request)
-        if not request.answered:
-            return self._unanswered()
-        answers = [side.receive(request) for side in self.sides]
+    def step(self, *requests: Request) -> None:
+        """Sends them all, then reads their answers. Only the last of several may have no answer, be damaged
+        or change something."""
+        sent = [[side.send(request) for side in self.sides] for request in requests]
+        for request, (ours, theirs) in zip(requests, sent, strict=True):
+            self.result.requests += 1
+            count = self.result.by_api
+            count[request.api, request.version] = count.get((request.api, request.version), 0) + 1
+            if not request.answered:
+                self._unanswered()
+            elif not self._compare(request, ours, theirs):
+                break  # the connections are new
+
+    def _compare(self, request: Request, *sent: int) -> bool:
+        """Whether both brokers answered."""
+        first = self.kafkad.receive(request, sent[0])
+        patience = ANSWER_SECONDS if first != SILENT else 2.0  # it has had as long already
+        answers = [first, self.kafka.receive(request, sent[1], patience)]
         if request.capture is not None and all(isinstance(each, Message) for each in answers):
             for side, answer in zip(self.sides, answers, strict=True):
                 request.capture(side, answer)
@@ -400,7 +415,8 @@ class Run:
         if any(isinstance(each, str) for each in answers):  # whoever kept the connection gets a new one, too
             for side in self.sides:
                 side.reconnect()
-        return answers[0], answers[1]
+            return False
+        return True
 
     def _note(self, request: Request, path: str, ours: Any, theirs: Any) -> None:
         for reason, applies in self.meant.items():
@@ -409,17 +425,18 @@ class Run:
                 return
         self.result.differences.append(Difference(self.result.requests, request, path, ours, theirs))
 
-    def _unanswered(self) -> tuple[None, None]:
+    def _unanswered(self) -> None:
         """acks=0: the next answer on the connection is another request's, or it is closed."""
         probe = Request(messages.ApiVersionsRequest(), 0)
-        for side in self.sides:
-            side.send(probe)
-        kinds = [CLOSED if isinstance(side.receive(probe), str) else "open" for side in self.sides]
+        sent = [side.send(probe) for side in self.sides]
+        kinds = [
+            CLOSED if isinstance(side.receive(probe, number), str) else "open"
+            for side, number in zip(self.sides, sent, strict=True)
+        ]
         if kinds[0] != kinds[1]:
             self._note(Request(messages.ProduceRequest(acks=0), 9), "", *kinds)
             for side in self.sides:
                 side.reconnect()
-        return None, None
 
     def _led(self, topics: dict[str, tuple[bytes, tuple[int, ...]]]) -> bool:
         """A broker may say that it leads a partition before it does."""

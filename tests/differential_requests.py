@@ -67,7 +67,22 @@ class Script:
                 self.mutate(made)
             elif roll < 0.08 and not made.changes and made.answered:
                 made.damage = self.damage()
+            elif roll < 0.11 and not made.changes and made.answered:
+                made.damage = self.tagged(made)
             yield made
+
+    def bursts(self) -> Iterator[list[Request]]:
+        """The requests, some of them several at once on the connection."""
+        made: list[Request] = []
+        wanted = 1
+        for request in self:
+            made.append(request)
+            # a JoinGroup behind another one would not know its member, and wait for it
+            last = request.changes or request.damage or not request.answered or request.key == 11
+            if last or len(made) >= wanted:
+                yield made
+                made = []
+                wanted = self.rng.choice((1, 1, 1, 2, 5))
 
     def prologue(self) -> Iterator[Request]:
         """What all scripts begin with."""
@@ -133,11 +148,26 @@ class Script:
         fields = [
             (owner, each)
             for owner, each in reachable(made.message, made.version)
-            if each.type in EDGES and each.name not in KEPT
+            if each.name not in KEPT and (each.type in EDGES or can_be_null(each, made.version))
         ]
         if fields:
             owner, each = self.rng.choice(fields)
-            setattr(owner, each.name, self.rng.choice(EDGES[each.type]))
+            null = can_be_null(each, made.version)
+            setattr(owner, each.name, None if null else self.rng.choice(EDGES[each.type]))
+
+    def tagged(self, made: Request) -> Callable[[bytes], bytes] | None:
+        """Unknown tagged fields at the end of the request, which brokers pass over; some are malformed."""
+        low, high = type(made.message).SPEC.flexible
+        tags = self.rng.choice((
+            b"\x01\xe9\x07\x03abc",  # tag 1001
+            b"\x02\xe9\x07\x00\xea\x07\x01x",
+            b"\x01\xe9\x07\x09abc",  # longer than the frame
+            b"\x02\xea\x07\x00\xe9\x07\x00",  # not in order
+            b"\x02\xe9\x07\x00\xe9\x07\x00",  # twice
+        ))  # fmt: skip
+        if not low <= made.version <= high:
+            return None
+        return lambda frame: frame[:-1] + tags if frame[-1] == 0 else frame
 
     def damage(self) -> Callable[[bytes], bytes]:
         rng = self.rng
@@ -168,6 +198,7 @@ class Script:
         data = records.build_batch(rows, compression=rng.choice((0, 0, 0, 1, 2, 3, 4)))
         roll = rng.random()
         if roll < 0.12:
+            self.wrong = True
             data = self.wrong_batch(data)
         elif roll < 0.15:
             data = data + records.build_batch(rows)
@@ -206,7 +237,7 @@ class Script:
         rng = self.rng
         version = self.version(0)
         names = self.some(self.writable, 2)
-        self.alone = False
+        self.alone = self.wrong = False
         topics = []
         for name in names:
             parts = []
@@ -225,7 +256,13 @@ class Script:
         message = messages.ProduceRequest(acks=acks, timeout_ms=5000, topic_data=topics)
         if rng.random() < 0.25 and version >= 3:
             return self.idempotent(version)
-        return Request(message, version, capture=self.produced(version, names), answered=acks != 0)
+        return Request(
+            message,
+            version,
+            capture=self.produced(version, names),
+            answered=acks != 0,
+            wrong_batch=self.wrong,
+        )
 
     def idempotent(self, version: int) -> Request:
         """A batch of a producer: mostly the next one, now and then a retry, a gap or another epoch."""
@@ -270,7 +307,7 @@ class Script:
 
     def fetch(self) -> Request:
         rng = self.rng
-        version = self.session_version if self.sessions and rng.random() < 0.4 else self.version(1)
+        version = self.session_version if self.session_open and rng.random() < 0.6 else self.version(1)
         cls = messages.FetchRequest
         topics = []
         for name in self.some(self.topic, 3):
@@ -278,6 +315,7 @@ class Script:
                 cls.Topics.Partitions(
                     partition=index,
                     current_leader_epoch=self.epoch(),
+                    last_fetched_epoch=edges(rng, -1, -1, 0, rare=(1, 9, -2)) if version >= 12 else -1,
                     fetch_offset=self.offset(name, index),
                     partition_max_bytes=edges(rng, 1 << 20, 1000, rare=(0, 1, INT32 - 1)),
                 )
@@ -300,7 +338,7 @@ class Script:
     def session(self, message: Any, version: int) -> Callable[[Side, Any], None] | None:
         """Makes it part of a fetch session, or leaves it without one."""
         rng = self.rng
-        kind = rng.choice(("none", "none", "new", "next", "next", "wrong"))
+        kind = rng.choice(("none", "none", "new", "next", "next", "next", "next", "wrong"))
         if kind == "new":
             message.session_id, message.session_epoch = 0, 0
             self.sessions += 1
@@ -556,7 +594,13 @@ class Script:
         ("segment.bytes", "1"), ("no.such", "1"), ("max.message.bytes", "1000000"), ("min.insync.replicas",
         "1"),
         ("min.insync.replicas", "0"), ("message.timestamp.type", "NoTime"), ("compression.type", "gzip"),
-        ("compression.type", "none"), ("cleanup.policy", "delete"),
+        ("compression.type", "none"), ("cleanup.policy", "delete"), ("cleanup.policy", "compact"),
+        ("cleanup.policy", "compact,delete"), ("cleanup.policy", ""), ("cleanup.policy", None),
+        ("min.insync.replicas", "2"), ("retention.ms", "-1"), ("retention.ms", "-2"), ("retention.ms", ""),
+        ("max.message.bytes", " 2000 "), ("max.message.bytes", "1e3"), ("flush.ms", "0x10"),
+        ("unclean.leader.election.enable", "TRUE"), ("unclean.leader.election.enable", "yes"),
+        ("min.cleanable.dirty.ratio", "0.5"), ("min.cleanable.dirty.ratio", "1.5"),
+        ("leader.replication.throttled.replicas", "0:1"),
     )  # fmt: skip
 
     def resource(self) -> tuple[int, str]:
@@ -590,7 +634,9 @@ class Script:
                 resource_name=name,
                 configs=[
                     cls.Resources.Configs(
-                        name=key, value=value, config_operation=edges(self.rng, 0, 1, rare=(2, 3, 9, -1))
+                        name=key,
+                        value=value,
+                        config_operation=edges(self.rng, 0, 0, 1, 2, 3, rare=(9, -1)),
                     )
                     for key, value in self.configs()
                 ],
@@ -783,6 +829,8 @@ class Script:
         )
 
         def capture(side: Side, response: Any) -> None:
+            if response.error_code == 25 and isinstance(message.member_id, Symbol):
+                side.known.pop(("member", (group, count)), None)  # deleted with its group
             if response.error_code in (0, 79):  # MEMBER_ID_REQUIRED
                 side.learn("member", (group, count), response.member_id)
             if response.error_code == 0:
@@ -834,13 +882,13 @@ class Script:
         )
 
         def capture(side: Side, response: Any) -> None:
-            side.known.pop(("member", (group, count)), None)
-            side.known.pop(("generation", group), None)
+            if response.error_code == 0 and not any(each.error_code for each in response.members):
+                side.known.pop(("member", (group, count)), None)
+                side.known.pop(("generation", group), None)
+                self.members[group] = count + 1
 
-        left = isinstance(member, Symbol) and (version < 3 or message.members[0].group_instance_id is None)
-        if left and count:
-            self.members[group] = count + 1
-        return Request(message, version, capture=capture if left and count else None)
+        left = isinstance(member, Symbol) and count
+        return Request(message, version, capture=capture if left else None)
 
     def describe_groups(self) -> Request:
         message = messages.DescribeGroupsRequest(
@@ -872,7 +920,12 @@ KEPT = {
     "num_partitions", "count",
     "isolation_level", "current_leader_epoch", "acks", "session_id", "session_epoch", "retention_time_ms",
     "max_bytes", "partition_max_bytes", "replica_id", "index",
+    "records",
 }  # fmt: skip
+
+
+def can_be_null(field: Any, version: int) -> bool:
+    return field.nullable is not None and field.nullable[0] <= version <= field.nullable[1]
 
 
 def reachable(message: Message, version: int) -> Iterator[tuple[Message, Any]]:

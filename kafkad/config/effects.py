@@ -209,10 +209,6 @@ _ignored(
     """,
 )
 _ignored(
-    "partitions have one replica, so acks=all is answered when that one has the records",
-    "min.insync.replicas",
-)
-_ignored(
     "replicas are not moved between log directories",
     """
     alter.log.dirs.replication.quota.window.num alter.log.dirs.replication.quota.window.size.seconds

@@ -39,6 +39,7 @@ GZIP_FIRST: Final = 4 << 10
 EMPTY_BLOCKS: Final = 64  # of snappy, in one step
 ZSTD_FRAMES: Final = 64  # in one step, and
 ZSTD_BLOCKS: Final = 1024
+ZSTD_WINDOW_MAX: Final = 128 << 20  # of a frame that is read: libzstd's own limit, and so Kafka's
 ZSTD_WINDOW_KEPT: Final = 8 << 20  # the window of level 19: a spare decompressor keeps its memory
 
 XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
@@ -215,6 +216,10 @@ def _lz4_chunks(data: memoryview, chunk_size: int, needs: _Needs) -> Chunks:
 _zstd_decompressors: list[Any] = []  # spare ones: making one costs twice as much as a small batch
 
 
+def _new_zstd_decompressor() -> Any:
+    return zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MAX)
+
+
 def _zstd_chunks(data: memoryview, chunk_size: int, needs: _Needs) -> Chunks:
     if len(data) == 0:
         raise Malformed("zstd: no frame")
@@ -226,10 +231,13 @@ def _zstd_chunks(data: memoryview, chunk_size: int, needs: _Needs) -> Chunks:
             window = max(window, largest)
             if state or (frames and position < len(data)):
                 yield b""
+        window = min(
+            window, ZSTD_WINDOW_MAX
+        )  # the library refuses a frame that declares more, and allocates nothing
         if window > needs.memory:
             needs.memory = window
             yield b""
-        decompressor = _zstd_decompressors.pop() if _zstd_decompressors else zstandard.ZstdDecompressor()
+        decompressor = _zstd_decompressors.pop() if _zstd_decompressors else _new_zstd_decompressor()
         try:
             reader = decompressor.stream_reader(data[start:position], read_across_frames=True)
             while chunk := reader.read(chunk_size):

@@ -1,6 +1,7 @@
 """A batch that claims to hold gigabytes costs a chunk of memory, little time, and is refused."""
 
 import gzip
+import resource
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import zstandard
 from kafkad._native.batch import AppendRules
 from kafkad.protocol import compression
 from kafkad.protocol.compression import GZIP, LZ4, SNAPPY, ZSTD
-from kafkad.protocol.errors import INVALID_RECORD, MESSAGE_TOO_LARGE
+from kafkad.protocol.errors import INVALID_RECORD, MESSAGE_TOO_LARGE, Malformed
 from kafkad.protocol.validation import InvalidBatch, validate_slow
 from tests.unit.test_batch import NOW, altered, batch, varint, with_records
 
@@ -85,3 +86,34 @@ def test_a_bomb_of_empty_records_is_bounded_too():
     with pytest.raises(InvalidBatch) as refused:
         validate_slow(data, AppendRules(), NOW)
     assert refused.value.code == MESSAGE_TOO_LARGE
+
+
+def windows() -> None:
+    """Runs in a process of its own, which may grow by 200 MiB: prints the windows it reads."""
+    body = b"w" * 100
+
+    def frame(window_log: int) -> bytes:  # that does not say the size of what it holds
+        block = (len(body) << 3 | 1).to_bytes(3, "little") + body
+        return b"\x28\xb5\x2f\xfd\0" + bytes([(window_log - 10) << 3]) + block
+
+    assert compression.decompress(ZSTD, frame(20), 100) == body  # the libraries are loaded
+    with open("/proc/self/statm") as file:
+        size = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + (200 << 20), resource.RLIM_INFINITY))
+    for window_log in range(10, 42):
+        try:
+            assert compression.decompress(ZSTD, frame(window_log), 100) == body
+            print(window_log)
+        except Malformed:
+            pass
+
+
+def test_a_zstd_window_above_128_mib_is_refused_and_not_allocated():
+    """Kafka's limit is the same, libzstd's default: tests/integration/test_differential.py compares them."""
+    run = subprocess.run(
+        [sys.executable, "-c", "from tests.unit.test_batch_bombs import windows; windows()"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [int(word) for word in run.stdout.split()] == list(range(10, 28))

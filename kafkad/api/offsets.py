@@ -10,7 +10,7 @@ OffsetDelete (key 47), v0.   Not of topics that the group is subscribed to (KIP-
 An unknown group has committed nothing: offset -1 for each partition, and no error.
 Not yet: TxnOffsetCommit, consumer groups, authorization."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from functools import partial
 from typing import Any
 
@@ -28,52 +28,60 @@ NO_TOPIC_ID = bytes(16)
 
 
 def offset_commit(services: Services, context: RequestContext, request: Any) -> Steps:
-    refused = yield from _take_out_unknown(
-        services.metadata.image, context.version >= TOPIC_IDS_FROM, request
-    )
+    by_id = context.version >= TOPIC_IDS_FROM
+    refused = yield from _take_out_unknown(services.metadata.image, by_id, request)
     if not request.topics:
         return messages.OffsetCommitResponse(topics=(yield from _merge(refused, [])))
+    arrived: list[Any] = []
+    reply: Callable[[Any], None] | None = None
 
-    def start(reply: Callable[[Any], None]) -> None:
-        def committed(response: Any) -> None:
-            reply(_with_refused(response, refused) if refused else response)
+    def committed(response: Any) -> None:
+        answer = _with_refused(response, refused) if refused else response
+        if reply is None:
+            arrived.append(answer)
+        else:
+            reply(answer)
 
-        services.groups.commit(request, context.version, committed)
+    yield from services.groups.commit_steps(request, context.version, committed)
+    if arrived:
+        return (yield from arrived[0]) if refused else arrived[0]
+
+    def start(when_it_has: Callable[[Any], None]) -> None:
+        nonlocal reply
+        reply = when_it_has
 
     return response_of(start)
 
 
 def _take_out_unknown(image: Any, by_id: bool, request: Any) -> Generator[None, None, list[Any]]:
-    """In steps: leave the topics and partitions that exist, with name and id; return the others' part of the
-    response."""
+    """Leave the topics and partitions that exist, with name and id; return the others' part of the response.
+    In steps."""
     Answer = messages.OffsetCommitResponse.Topics
     refused: list[Any] = []
     known: list[Any] = []
     for topic in request.topics:
-        found = image.topics_by_id.get(topic.topic_id) if by_id else image.topics.get(topic.name)
-        if found is None:
-            wrong, code = (
-                topic.partitions,
-                errors.UNKNOWN_TOPIC_ID if by_id else errors.UNKNOWN_TOPIC_OR_PARTITION,
-            )
-        else:
-            topic.name, topic.topic_id = found.name, found.topic_id
-            wrong = [p for p in topic.partitions if p.partition_index not in found.partitions]
-            code = errors.UNKNOWN_TOPIC_OR_PARTITION
-            if wrong:
-                topic.partitions = [p for p in topic.partitions if p.partition_index in found.partitions]
-            if topic.partitions:
-                known.append(topic)
-        if wrong or found is None:
-            answer = Answer(name=topic.name, topic_id=topic.topic_id)
-            refused.append(answer)
-            for number, p in enumerate(wrong, 1):
-                answer.partitions.append(
-                    Answer.Partitions(partition_index=p.partition_index, error_code=code)
-                )
-                if number % AT_ONCE == 0:
-                    yield
         yield
+        found = image.topics_by_id.get(topic.topic_id) if by_id else image.topics.get(topic.name)
+        indexes: Collection[int] = ()
+        code = errors.UNKNOWN_TOPIC_ID if by_id and found is None else errors.UNKNOWN_TOPIC_OR_PARTITION
+        if found is not None:
+            topic.name, topic.topic_id = found.name, found.topic_id
+            indexes = found.partitions
+        right: list[Any] = []
+        wrong: list[Any] = []
+        for number, partition in enumerate(topic.partitions, 1):
+            index = partition.partition_index
+            if index in indexes:
+                right.append(partition)
+            else:
+                wrong.append(Answer.Partitions(partition_index=index, error_code=code))
+            if number % AT_ONCE == 0:
+                yield
+        if right:
+            topic.partitions = right
+            known.append(topic)
+        if wrong or found is None:
+            refused.append(Answer(name=topic.name, topic_id=topic.topic_id, partitions=wrong))
     request.topics = known
     return refused
 

@@ -279,6 +279,10 @@ class GroupCoordinator:
     # -- offsets
 
     def commit(self, request: Any, version: int, reply: Reply) -> None:
+        """`commit_steps`, all of them now."""
+        at_once(self.commit_steps(request, version, reply))
+
+    def commit_steps(self, request: Any, version: int, reply: Reply) -> Generator[None, None, None]:
         """reply(OffsetCommitResponse). Topics carry their name and, if there is one, their id, in every
         version."""
         try:
@@ -286,7 +290,7 @@ class GroupCoordinator:
         except KafkaError as refused:
             reply(commit_error(request, refused.code))
             return
-        shard.commit(request, version, reply)
+        yield from shard.commit_steps(request, version, reply)
 
     def fetch(self, asked: Any, require_stable: bool, reply: Reply) -> Generator[None, None, None]:
         """asked: an OffsetFetchRequest.Groups with topic names. reply(OffsetFetchResponse.Groups). In steps.

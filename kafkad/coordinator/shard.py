@@ -342,26 +342,13 @@ class Shard:
 
     # -- offsets
 
-    def commit(self, request: Any, version: int, reply: Reply) -> None:
+    def commit_steps(self, request: Any, version: int, reply: Reply) -> Generator[None, None, None]:
+        """The group may change between two steps: whether the member may commit is asked again at the end."""
         group_id = request.group_id
-        generation = request.generation_id_or_member_epoch
-        group = self.groups.get(group_id)
-        if group is None:
-            if generation >= 0:
-                not_found = version >= GROUP_ID_NOT_FOUND_FROM
-                reply(
-                    commit_error(
-                        request, errors.GROUP_ID_NOT_FOUND if not_found else errors.ILLEGAL_GENERATION
-                    )
-                )
-                return
-            group = self.groups[group_id] = ClassicGroup(group_id, self, state_timestamp_ms=self.now_ms())
-        code = group.check_commit(request.member_id, request.group_instance_id, generation)
+        code = self._check_commit(request, version)
         if code:
             reply(commit_error(request, code))
             return
-        group.touch(request.member_id)
-
         now_ms = self.now_ms()
         retention_ms = request.retention_time_ms
         expire_ms = NEVER if retention_ms == -1 else now_ms + retention_ms
@@ -373,7 +360,9 @@ class Shard:
         for topic in request.topics:
             answer = messages.OffsetCommitResponse.Topics(name=topic.name, topic_id=topic.topic_id)
             response.topics.append(answer)
-            for partition in topic.partitions:
+            for number, partition in enumerate(topic.partitions):
+                if number % VISITED_AT_ONCE == 0:
+                    yield
                 index, metadata = partition.partition_index, partition.committed_metadata or ""
                 code = errors.OFFSET_METADATA_TOO_LARGE if len(metadata) > metadata_size_max else errors.NONE
                 answer.partitions.append(
@@ -398,6 +387,15 @@ class Shard:
                     reply(commit_error(request, errors.UNKNOWN_SERVER_ERROR))
                     return
 
+        code = errors.NOT_COORDINATOR if self.closed else self._check_commit(request, version)
+        if code:
+            reply(commit_error(request, code))
+            return
+        group = self.groups.get(group_id)
+        if group is None:
+            group = self.groups[group_id] = ClassicGroup(group_id, self, state_timestamp_ms=self.now_ms())
+        group.touch(request.member_id)
+
         def committed_or_not(code: int) -> None:
             reply(commit_error(request, code) if code else response)
 
@@ -405,6 +403,16 @@ class Shard:
             self.append(entries, changes, committed_or_not)
         else:
             self.after_writes(committed_or_not)
+
+    def _check_commit(self, request: Any, version: int) -> int:
+        """The error code for a commit of this member, or NONE."""
+        generation = request.generation_id_or_member_epoch
+        group = self.groups.get(request.group_id)
+        if group is not None:
+            return group.check_commit(request.member_id, request.group_instance_id, generation)
+        if generation < 0:  # a simple consumer
+            return errors.NONE
+        return errors.GROUP_ID_NOT_FOUND if version >= GROUP_ID_NOT_FOUND_FROM else errors.ILLEGAL_GENERATION
 
     def fetch(self, asked: Any, require_stable: bool) -> Generator[None, None, Any]:
         """Of one group: the topics asked for, or with null topics everything that it has committed. In

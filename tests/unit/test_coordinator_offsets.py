@@ -175,6 +175,43 @@ def test_too_much_metadata_is_refused_for_its_partition_only():
     assert world.shard.offsets.get((GROUP, "t", 0)).metadata == "1234"
 
 
+def wide_commit(count):
+    topics = messages.OffsetCommitRequest.Topics
+    partitions = [topics.Partitions(partition_index=index, committed_offset=5) for index in range(count)]
+    return messages.OffsetCommitRequest(group_id=GROUP, topics=[topics(name="t", partitions=partitions)])
+
+
+def test_a_commit_of_many_partitions_is_done_in_steps():
+    """9,000 partitions were one turn of 50 ms."""
+    world, answers = World(), []
+    steps = world.coordinator.commit_steps(wide_commit(5_000), 9, answers.append)
+    assert sum(1 for _ in steps) >= 50
+    assert {each.error_code for each in answers[0].topics[0].partitions} == {errors.NONE}
+    assert len(world.shard.offsets) == 5_000
+
+
+def test_a_commit_is_refused_if_the_group_has_changed_before_its_last_step():
+    world, answers = World(), []
+    steps = world.coordinator.commit_steps(wide_commit(1_000), 9, answers.append)
+    next(steps)
+    world.join("a")
+    world.join("a")  # with its id: the group is no simple consumer's any more
+    for _ in steps:
+        pass
+    assert {each.error_code for each in answers[0].topics[0].partitions} == {errors.UNKNOWN_MEMBER_ID}
+    assert not len(world.shard.offsets)
+
+
+def test_a_commit_is_refused_if_its_partition_has_moved_before_its_last_step():
+    world, answers = World(), []
+    steps = world.coordinator.commit_steps(wide_commit(1_000), 9, answers.append)
+    next(steps)
+    world.coordinator.unload(world.shard.index)
+    for _ in steps:
+        pass
+    assert {each.error_code for each in answers[0].topics[0].partitions} == {errors.NOT_COORDINATOR}
+
+
 def test_answers_keep_the_order_of_commits_though_one_is_refused_early():
     world = World()
     world.storage.hold()

@@ -379,7 +379,16 @@ class Script:
                         partition_index=index,
                         current_leader_epoch=self.epoch(),
                         timestamp=edges(
-                            rng, -1, -2, -3, 0, now - 500, now - 90_000_000, rare=(-4, -5, -6, now + 10**9)
+                            rng,
+                            -1,
+                            -2,
+                            -3,
+                            0,
+                            now - 90_000_000
+                            if name == STAMPED
+                            else now - 500,  # the brokers' clocks stamp it
+                            now - 90_000_000,
+                            rare=(-4, -5, -6, now + 10**9),
                         ),
                     )
                     for index in self.some(lambda name=name: self.partition(name))

@@ -651,6 +651,7 @@ cdef inline void count_sessions(Fetching self) noexcept nogil:
 cdef int open_session(Fetching self, FetchRequest* request, Cursor* topics) noexcept nogil:
     """FetchManager.newContext: 0 with `request.session` set, or the error of the session."""
     cdef Session* session = NULL
+    cdef Cursor updates = topics[0]
     cdef bint full = request.session_epoch == INITIAL_EPOCH or request.session_epoch == FINAL_EPOCH
     if request.session_id != 0:
         session = cache_find(&self.cache, request.session_id)
@@ -673,16 +674,19 @@ cdef int open_session(Fetching self, FetchRequest* request, Cursor* topics) noex
     session.epoch = next_epoch(session.epoch)
     if session.waiting is not NULL:
         supersede(self, <WaitingFetch*>session.waiting)
-    walk_topics(self, topics, request.version, session, True)
+    walk_topics(self, &updates, request.version, session, True)
     if session.count == 0 or session.count > ELEMENTS_MAX or (
             self.cache.partitions - session.cached_count + session.count > self.cache.partitions_max):
         cache_remove(&self.cache, session)
         count_sessions(self)
         request.context = SESSIONLESS
+        request.session = NULL
         if session.count:
-            request.session = NULL
             session_release(session)
             return FETCH_SESSION_ID_NOT_FOUND
+        session_release(session)                        # empty: what the request names is read
+        request.session = session_new(request.version >= 13, &self.freed)
+        walk_topics(self, topics, request.version, request.session, False)
     else:
         cache_touch(&self.cache, session, self.core.monotonic_ms)
         count_sessions(self)

@@ -379,3 +379,17 @@ def test_any_course_of_sessions_tells_a_client_what_a_full_fetch_would(world, se
             if answer.session_id and one["wanted"]:
                 full = rows(plain.fetch([("t", i, offset) for i, offset in one["wanted"].items()]))
                 assert {row[1]: row[2:4] for row in full} == one["known"]
+
+
+def test_a_session_that_ends_empty_is_answered_what_its_last_request_names(world):
+    """FetchManager.newContext: a partition named and forgotten at once is read, without a session."""
+    world.partition("t")
+    client = world.connect()
+    assert client.produce("t", batch()).error_code == 0
+    first = client.fetch([("t", 0, 0)], session_epoch=0)
+    fields = {"session_id": first.session_id}
+    both = client.fetch([("t", 0, 0)], forgotten=[("t", 0)], session_epoch=1, **fields)
+    assert (both.error_code, both.session_id) == (0, 0)
+    assert rows(both) == [("t", 0, 0, 1, len(batch()))]
+    gone = client.fetch([], session_epoch=2, **fields)
+    assert gone.error_code == errors.FETCH_SESSION_ID_NOT_FOUND

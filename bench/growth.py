@@ -1,135 +1,152 @@
-"""How each cost grows: `python -m bench.growth [--jvm] [N]`, a table for docs/benchmarks.md.
+"""How each cost grows: `python -m bench.growth [--kinds topics,groups] [--no-kafka]`, for docs/benchmarks.md.
 
-Requests about N, 4 N and 16 N topics, to a broker that has as many. Each row tells how long the answer took,
-and the worst wait of other clients meanwhile, which ping every worker from a process of their own.
+Each kind of `bench.growth_kinds` at N, 4 N and 16 N, with kafkad and with JVM Kafka, each on a broker of its
+own that first did the same at N / 4. A row has the time that an action took in the client, and the worst wait
+of other clients meanwhile, which ping every worker from a process of their own. Figures are medians.
 
-Beware: the first answer after a change is measured, not the best of several; of a linear cost each column is
-four times the one before, and less where a fixed part is large."""
+Beware: of a linear cost each column is four times the one before, and less where a fixed part is large."""
 
 import argparse
-import multiprocessing
+import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from kafkad.protocol import codec, messages
-from kafkad.testing import Broker
-from tests.wire import Wire
+import psutil
 
-NAMES = "grown-{:06}"
-SET = 0
-TOPIC, BROKER = 2, 4
+from bench.brokers import Jvm, Kafkad, Process
+from bench.growth_kinds import KINDS, Kind, Target
+from tests.others import Others
+
+FACTORS = (1, 4, 16)
 
 
-def requests(first: int, count: int) -> Iterator[tuple[str, Any, int]]:
-    """(row, request, version) for the topics up to `count`, of which `first` are there."""
-    names = [NAMES.format(i) for i in range(count)]
-    create, offsets = messages.CreateTopicsRequest.Topics, messages.ListOffsetsRequest.Topics
-    records, described = messages.DeleteRecordsRequest.Topics, messages.DescribeConfigsRequest.Resources
-    altered = messages.IncrementalAlterConfigsRequest.Resources
-    new = [create(name=name, num_partitions=1, replication_factor=1) for name in names[first:]]
-    yield "create topics", messages.CreateTopicsRequest(topics=new, timeout_ms=120_000), 7
-    yield "Metadata, first", messages.MetadataRequest(topics=None), 12
-    yield "Metadata, again", messages.MetadataRequest(topics=None), 12
-    some = [messages.MetadataRequest.Topics(name=name) for name in names[:10]]
-    yield "Metadata of ten", messages.MetadataRequest(topics=some), 12
-    resources = [
-        described(resource_type=TOPIC, resource_name=name, configuration_keys=None) for name in names
+class Figure(NamedTuple):
+    seconds: float
+    waited: float  # by the others, at worst
+    held_up: float  # of that, what they did not wait for a core
+    cpu: float  # seconds of the broker's processes; 0 if they ended meanwhile
+
+
+Rows = dict[str, list[Figure]]  # a figure for each size
+
+
+def workers(broker: Process) -> list[int]:
+    """The processes whose main thread is an event loop."""
+    return [each.pid for each in broker.tree()] if isinstance(broker, Kafkad) else []
+
+
+def measure(broker: Process, kind: Kind, sizes: Sequence[int]) -> Rows:
+    """All rows of a kind, from a broker that runs."""
+    rows: Rows = defaultdict(list)
+    target = Target(broker)
+    others: Others | None = None
+    try:
+        for size in sizes:
+            for row, act, alone in kind.steps(target, size):
+                if alone and others is not None:
+                    others.close()
+                    others = None
+                elif not alone and others is None:
+                    others = Others(f"127.0.0.1:{broker.port}", workers(broker))
+                waited = held_up = 0.0
+                if others is not None:
+                    others.worst()
+                before = {} if alone else cpu_seconds(broker)
+                begun = time.monotonic()
+                act()
+                seconds = time.monotonic() - begun
+                if others is not None:
+                    waited, held_up = others.worst()
+                after = cpu_seconds(broker) if broker.alive() else {}
+                cpu = sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
+                rows[row].append(Figure(seconds, waited, held_up, cpu))
+    finally:
+        if others is not None:
+            others.close()
+    return dict(rows)
+
+
+def cpu_seconds(broker: Process) -> dict[int, float]:
+    """By process, of those that run."""
+    return {
+        each.pid: sum(each.cpu_times()[:2]) for each in broker.tree() if each.status() != psutil.STATUS_ZOMBIE
+    }
+
+
+def one_round(make: Callable[[Path, dict[str, str]], Process], kind: Kind, sizes: Sequence[int]) -> Rows:
+    with tempfile.TemporaryDirectory(prefix="kafkad-growth-") as directory:
+        broker = make(Path(directory) / "data", dict(kind.config))
+        broker.start()
+        try:
+            measure(broker, kind, [max(1, sizes[0] // 4)])
+            return measure(broker, kind, sizes)
+        finally:
+            broker.kill()
+
+
+def medians(rounds: list[Rows]) -> Rows:
+    def median(figures: tuple[Figure, ...]) -> Figure:
+        return Figure(*map(statistics.median, zip(*figures, strict=True)))
+
+    return {
+        row: [median(figures) for figures in zip(*(each[row] for each in rounds), strict=True)]
+        for row in rounds[0]
+    }
+
+
+def table(name: str, sizes: Sequence[int], brokers: dict[str, Rows]) -> str:
+    """Milliseconds, the others' worst wait in brackets; kafkad's are bold."""
+    lines = [
+        f"| {name} | | " + " | ".join(f"{size:,}" for size in sizes) + " |",
+        "|---|---|" + "---:|" * len(sizes),
     ]
-    yield "DescribeConfigs", messages.DescribeConfigsRequest(resources=resources), 4
-    change = altered.Configs(name="retention.ms", config_operation=SET, value=str(10**9 + count))
-    changes = [altered(resource_type=TOPIC, resource_name=name, configs=[change]) for name in names]
-    yield "IncrementalAlterConfigs", messages.IncrementalAlterConfigsRequest(resources=changes), 1
-    default = altered.Configs(name="log.retention.ms", config_operation=SET, value=str(10**9 + count))
-    broker = altered(resource_type=BROKER, resource_name="", configs=[default])
-    yield "a broker's default", messages.IncrementalAlterConfigsRequest(resources=[broker]), 1
-    for what, timestamp in (("ListOffsets, ends", -1), ("ListOffsets by time", 5)):
-        asked = [offsets.Partitions(partition_index=0, timestamp=timestamp)]
-        topics = [offsets(name=name, partitions=asked) for name in names]
-        yield what, messages.ListOffsetsRequest(replica_id=-1, topics=topics), 6
-    everything = [records.Partitions(partition_index=0, offset=-1)]
-    topics = [records(name=name, partitions=everything) for name in names]
-    yield "DeleteRecords", messages.DeleteRecordsRequest(topics=topics, timeout_ms=120_000), 2
-    yield "DescribeLogDirs", messages.DescribeLogDirsRequest(topics=None), 4
-
-
-def ping(bootstrap: str, pipe: Connection) -> None:
-    wires = [Wire(bootstrap, 300) for _ in range(4)]
-    worst = 0.0
-    pipe.send("ready")
-    while True:
-        for wire in wires:
-            begun = time.monotonic()
-            wire.ask(messages.ApiVersionsRequest(), 0)
-            worst = max(worst, time.monotonic() - begun)
-        if pipe.poll(0.002):
-            pipe.recv()
-            pipe.send(worst)
-            worst = 0.0
-
-
-def measure(broker: Any, sizes: list[int]) -> dict[str, list[tuple[float, float]]]:
-    """By row and size: seconds until the answer, and of the worst wait of the others."""
-    rows: dict[str, list[tuple[float, float]]] = {}
-    pipe, theirs = multiprocessing.Pipe()
-    context = multiprocessing.get_context("spawn")
-    others = context.Process(target=ping, args=(broker.bootstrap, theirs), daemon=True)
-    others.start()
-    pipe.recv()
-
-    def act(row: str, request: Any, version: int) -> None:
-        pipe.send("reset")
-        pipe.recv()
-        with Wire(broker.bootstrap, 300) as wire:
-            frame = codec.encode_request(request, version, 1, "growth")
-            begun = time.monotonic()
-            wire.send_frame(frame)
-            wire.read_frame()
-            taken = time.monotonic() - begun
-        pipe.send("tell")
-        rows.setdefault(row, []).append((taken, pipe.recv()))
-
-    first = 0
-    for size in sizes:
-        for row, request, version in requests(first, size):
-            act(row, request, version)
-        first = size
-    names = [NAMES.format(i) for i in range(first)]
-    act(f"delete {first:,} topics", messages.DeleteTopicsRequest(topic_names=names, timeout_ms=120_000), 5)
-    others.terminate()
-    others.join()
-    return rows
-
-
-def table(rows: dict[str, list[tuple[float, float]]], sizes: list[int]) -> str:
-    """Milliseconds, the others' worst wait in brackets."""
-    lines = ["| topics | " + " | ".join(f"{size:,}" for size in sizes) + " |", "|---|" + "---:|" * len(sizes)]
-    for row, figures in rows.items():
-        cells = [f"{taken * 1000:,.0f} ({worst * 1000:,.0f})" for taken, worst in figures]
-        cells = [""] * (len(sizes) - len(cells)) + cells
-        lines.append(f"| {row} | " + " | ".join(cells) + " |")
+    for row in next(iter(brokers.values())):
+        for broker, rows in brokers.items():
+            bold = "**" if broker == "kafkad" else ""
+            cells = [f"{bold}{cell(figure)}{bold}" for figure in rows[row]]
+            lines.append(f"| {row if bold else ''} | {broker} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def cell(figure: Figure) -> str:
+    taken = milliseconds(figure.seconds)
+    return f"{taken} ({milliseconds(figure.waited)})" if figure.waited else taken
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:,.{1 if seconds < 0.01 else 0}f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("topics", nargs="?", type=int, default=500, help="N; 4 N and 16 N follow")
-    parser.add_argument("--jvm", action="store_true", help="ask JVM Kafka")
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--scale", type=float, default=1.0, help="times each kind's N")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--no-kafka", action="store_true", help="kafkad alone")
     arguments = parser.parse_args()
-    sizes = [arguments.topics * factor for factor in (1, 4, 16)]
-    with tempfile.TemporaryDirectory() as directory:
-        broker: Any = Broker(workers=arguments.workers, timeout=120, data_dir=Path(directory) / "data")
-        if arguments.jvm:
-            from tests.jvm import JvmKafka
-
-            broker = JvmKafka(Path(directory) / "data")
-        with broker:
-            print(table(measure(broker, sizes), sizes))
-            broker.kill()
+    makers: dict[str, Callable[[Path, dict[str, str]], Process]] = {
+        "kafkad": lambda path, config: Kafkad(path, arguments.workers, config)
+    }
+    if not arguments.no_kafka:
+        makers["Kafka 4.3.1"] = lambda path, config: Jvm(path, overrides=config)
+    for name in arguments.kinds.split(","):
+        kind = KINDS[name]
+        sizes = [max(1, round(kind.first * arguments.scale)) * factor for factor in FACTORS]
+        rounds: dict[str, list[Rows]] = {broker: [] for broker in makers}
+        for number in range(arguments.rounds):
+            for broker, make in makers.items():
+                print(f"{name}: round {number + 1} of {broker}", file=sys.stderr)
+                rounds[broker].append(one_round(make, kind, sizes))
+        print(
+            table(name, sizes, {broker: medians(found) for broker, found in rounds.items()}) + "\n",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

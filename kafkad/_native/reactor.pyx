@@ -364,6 +364,7 @@ cdef bint serve_frame(Reactor reactor, Conn* conn, uint8_t* frame, size_t size, 
     cdef int32_t correlation_id
     cdef const uint8_t* client
     cdef const char* trouble
+    cdef int64_t slow
 
     if conn.phase == PHASE_AUTHENTICATING:
         if conn.pending_count:
@@ -399,7 +400,12 @@ cdef bint serve_frame(Reactor reactor, Conn* conn, uint8_t* frame, size_t size, 
                            "a Fetch's version is not served")
                 return True
             if key == 0:
+                slow = core.stats.python_appends
                 trouble = produce_frame(reactor.producing, conn, version, correlation_id, client, client_size, &header)
+                if core.stats.python_appends != slow:   # a roll makes files
+                    calls[0] -= 1
+                    if clock_us() - core.awake_us > CALLS_US_MAX:
+                        calls[0] = 0
             else:
                 trouble = fetch_frame(reactor.fetching, conn, version, correlation_id, &header)
             if trouble is not NULL:
@@ -437,6 +443,7 @@ cdef void call_python(Reactor reactor, Conn* conn, const uint8_t* frame, size_t 
 cdef int drain_mail(Reactor reactor) noexcept nogil:
     """Serves messages of the other workers; tells how many."""
     cdef int count = 0, sender = -1
+    cdef int64_t slow = reactor.core.stats.python_appends
     cdef const Mail* mail
     note_lost(reactor)
     while count < MAILS_PER_ROUND:
@@ -446,6 +453,10 @@ cdef int drain_mail(Reactor reactor) noexcept nogil:
         forward_mail(reactor.forwarding, sender, mail)
         mail_done(reactor.mailboxes)
         count += 1
+        if reactor.core.stats.python_appends != slow:
+            slow = reactor.core.stats.python_appends
+            if clock_us() - reactor.core.awake_us > CALLS_US_MAX:
+                break                                   # the connections first
     return count
 
 

@@ -650,6 +650,7 @@ class Worker:
     def _expire_producers(self) -> Steps:
         now_ms = self.clock.now_ms()
         for log in self.partitions:
+            log.producer_expiration_ms = self.config.producer_id_expiration_ms  # it is dynamic
             log.remove_expired_producers(now_ms)
             yield
 

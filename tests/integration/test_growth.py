@@ -1,6 +1,5 @@
 """How does each cost grow, and who waits meanwhile?"""
 
-import multiprocessing
 import threading
 import time
 
@@ -8,6 +7,7 @@ import pytest
 
 from kafkad.protocol import codec, errors, messages
 from kafkad.testing import Broker
+from tests.others import Others
 from tests.wire import Wire, batch, high_watermark, produce
 
 TOPICS = 1_500
@@ -58,43 +58,6 @@ def test_the_shared_answer_about_all_topics_arrives_whole(broker, version):
 
 
 # -- who waits meanwhile -----------------------------------------------------------------------------------
-
-
-class Others:
-    """Clients of every worker that ping all the time, in a process of their own."""
-
-    def __init__(self, bootstrap):
-        self.pipe, theirs = multiprocessing.Pipe()
-        context = multiprocessing.get_context("spawn")
-        self.process = context.Process(target=ping, args=(bootstrap, theirs), daemon=True)
-        self.process.start()
-        self.pipe.recv()
-
-    def worst_wait(self):
-        """Seconds, since the last call."""
-        self.pipe.send("tell")
-        return self.pipe.recv()
-
-    def close(self):
-        self.pipe.send("stop")
-        self.process.join()
-
-
-def ping(bootstrap, pipe):
-    wires = [Wire(bootstrap, 120) for _ in range(4)]
-    request = messages.ApiVersionsRequest()
-    worst = 0.0
-    pipe.send("ready")
-    while True:
-        for wire in wires:
-            begun = time.monotonic()
-            wire.ask(request, 0)
-            worst = max(worst, time.monotonic() - begun)
-        if pipe.poll(0.002):
-            if pipe.recv() == "stop":
-                return
-            pipe.send(worst)
-            worst = 0.0
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from reactor_world import NOW_MS, SlowLog, World, batch, fetch, produce
 from kafkad._native import partition as native_partition
 from kafkad.api import table
 from kafkad.log.recovery import create_segment_files
-from kafkad.protocol import codec, messages
+from kafkad.protocol import codec, errors, messages
+from kafkad.protocol.errors import KafkaError
 from kafkad.server.dispatch import Dispatcher
 
 FETCH_VERSIONS = (4, 11, 12, 13, 17)
@@ -194,6 +195,31 @@ def test_slow_calls_of_python_take_turns_with_other_connections(world):
     other.send((struct.pack(">i", len(frame)) + frame) * 2)
     world.poll_until(lambda: len(order) == 18)
     assert order[:4] == [1, 2, 1, 2]
+
+
+def test_slow_appends_take_turns_with_other_connections(world):
+    """HUNTS N2: 50 batches that each rolled a segment were one turn, and stopped the others for 0.2 s."""
+    order = []
+
+    def append(records, now_ms):
+        order.append("rolled")
+        time.sleep(0.01)
+        raise KafkaError(errors.UNKNOWN_SERVER_ERROR)
+
+    def answer(connection, request_id, frame):
+        order.append("called")
+        connection.respond(request_id, frame[4:8], b"!")
+
+    world.answer = answer
+    world.partition("t", log=SlowLog(append))
+    client, other = world.connect(), world.connect()
+    request = codec.encode_request(produce("t", {0: batch(compression=1)}), 9, 7, "client")
+    client.send((struct.pack(">i", len(request)) + request) * 16)
+    frame = b"\0\x12\0\0\0\0\0\7\xff\xff"
+    other.send((struct.pack(">i", len(frame)) + frame) * 2)
+    world.poll_until(lambda: len(order) == 18)
+    assert order[:4].count("called") >= 1
+    assert order[:8].count("called") == 2
 
 
 def test_a_fetch_of_too_many_partitions_closes_and_one_of_very_many_is_served(world):

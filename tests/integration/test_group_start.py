@@ -3,6 +3,8 @@
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kafkad.coordinator import records
@@ -59,6 +61,19 @@ def is_answered(wire: Wire) -> bool:
         return False
 
 
+@contextmanager
+def without_worker_1(broker: Broker) -> Iterator[Wire]:
+    """Worker 1 of two is dead, and is started again at the end; a connection to worker 0."""
+    wires = [Wire(broker.bootstrap) for _ in range(4)]
+    assert all(is_answered(each) for each in wires)  # each has its worker; a new one might wait for worker 1
+    os.kill(broker.pid, signal.SIGSTOP)  # the supervisor, which would start the worker again
+    try:
+        os.kill(broker.worker_pids[1], signal.SIGKILL)
+        yield next(each for each in wires if is_answered(each))
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
+
+
 def test_a_start_serves_before_it_has_loaded_all_commits(tmp_path: Path) -> None:
     """HUNTS S3: a start replayed every commit before anybody was served, 2.5 to 3 s a million."""
     config = {"offsets.topic.num.partitions": 1}
@@ -95,17 +110,38 @@ def test_offsets_of_a_topic_that_went_while_its_coordinator_was_dead(tmp_path: P
         for group in groups:
             commit(wire, group, "again", 5)
             commit(wire, group, "other", 6)
-        os.kill(broker.pid, signal.SIGSTOP)  # the supervisor, which would start the worker again
-        try:
-            wires = [Wire(broker.bootstrap) for _ in range(4)]
-            os.kill(broker.worker_pids[1], signal.SIGKILL)
-            left = next(each for each in wires if is_answered(each))
+        with without_worker_1(broker) as left:
             deleted = left.ask(messages.DeleteTopicsRequest(topic_names=["again"], timeout_ms=5_000), 5)
             assert deleted.responses[0].error_code == errors.NONE
             create_topic(left, "again")
-        finally:
-            os.kill(broker.pid, signal.SIGCONT)
         with Wire(broker.bootstrap) as wire:
             assert {group: ask_until_loaded(wire, group) for group in groups} == {
                 group: {"other": 6} for group in groups
             }
+
+
+def test_groups_of_an_offsets_topic_that_was_made_again_while_a_worker_was_stopped(tmp_path: Path) -> None:
+    """HUNTS W3: their partitions were opened late, and answered NOT_COORDINATOR until a restart."""
+    config = {"offsets.topic.num.partitions": 8}
+    groups = [f"group-{number}" for number in range(24)]
+    with Broker(workers=2, data_dir=tmp_path, config=config) as broker, Wire(broker.bootstrap) as wire:
+        create_topic(wire, "read")
+        make_offsets_topic(wire)
+        for group in groups:
+            commit(wire, group, "read", 5)
+        with without_worker_1(broker) as left:
+            deleted = left.ask(
+                messages.DeleteTopicsRequest(topic_names=["__consumer_offsets"], timeout_ms=5_000), 5
+            )
+            assert deleted.responses[0].error_code == errors.NONE
+            made = messages.CreateTopicsRequest.Topics(
+                name="__consumer_offsets", num_partitions=8, replication_factor=1
+            )
+            answer = left.ask(messages.CreateTopicsRequest(topics=[made], timeout_ms=5_000), 7)
+            assert answer.topics[0].error_code == errors.NONE
+        with Wire(broker.bootstrap) as wire:
+            for number, group in enumerate(groups):
+                assert ask_until_loaded(wire, group) == {}
+                commit(wire, group, "read", number)
+            for number, group in enumerate(groups):
+                assert ask_until_loaded(wire, group) == {"read": number}

@@ -9,50 +9,115 @@ groups:
     on the loop   note what is flushed now (Log.end_close)
 
 The data directory, which fresh logs have in common, is synced once.
-"""
 
-from collections.abc import Iterator, Sequence
+A disk that does not answer must not keep the logs on other disks from being closed: when no fsync of a group
+has ended for STALLED_S, its logs and those that follow in this directory are given up. They are recovered at
+the next start, as after a kill."""
+
+import itertools
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkad.log.checkpoints import sync_directory
-from kafkad.log.parallel import run_all
-from kafkad.protocol.errors import KafkaError
+from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 
 if TYPE_CHECKING:
     from kafkad.log.log import Log
 
 THREADS: Final = 8
 GROUP: Final = 128  # logs whose files are open at the same time
+STALLED_S: Final = 30.0  # a slow disk ends some fsyncs in this time
+
+
+class Stalled(KafkaError):
+    """The disk did not answer: nobody knows what of a log is on it."""
 
 
 def close_logs(logs: "Sequence[Log]", clean: bool) -> "Iterator[tuple[Log, KafkaError]]":
-    """Close all logs. Yields those that were not closed cleanly, each with its reason."""
+    """Close the logs of one data directory. Yields those that were not closed cleanly, with the reason."""
     synced: set[str] = set()
+    stalled: Stalled | None = None
     for at in range(0, len(logs), GROUP):
-        begun: list[tuple[Log, Any]] = []
+        begun: list[tuple[Log, Any, set[str]]] = []
         for log in logs[at : at + GROUP]:
             try:
-                work = log.begin_close(clean)
+                work = log.begin_close(clean and stalled is None)
             except KafkaError as trouble:
                 yield log, trouble
                 continue
-            if work is not None:
-                _sync_shared(log, work, synced)
-                begun.append((log, work))
-        errors = run_all([work for _, work in begun], THREADS, "kafkad-close")
-        for (log, work), error in zip(begun, errors, strict=True):
+            if stalled is not None:
+                yield log, stalled
+            elif work is not None:
+                shared = work.directories - {log.directory}
+                work.directories = work.directories - shared
+                begun.append((log, work, shared))
+        errors, stalled = _sync([work for _, work, _ in begun], [shared for _, _, shared in begun], synced)
+        for (log, work, _), error in zip(begun, errors, strict=True):
             try:
                 log.end_close(work, error)
             except KafkaError as trouble:
                 yield log, trouble
 
 
-def _sync_shared(log: "Log", work: Any, synced: set[str]) -> None:
-    """Sync directories other than the log's own once for all logs."""
-    for path in work.directories - {log.directory} - synced:
+def _sync(
+    works: list[Any], shared: list[set[str]], synced: set[str]
+) -> tuple[list[Exception | None], Stalled | None]:
+    """Run each work, and sync the directories that are `shared` and not `synced` yet, once. Returns what each
+    work raised, or None, and whether the disk did not answer."""
+    paths = sorted(set().union(*shared) - synced)
+    jobs = [*(lambda path=path: sync_directory(path) for path in paths), *works]
+    errors = _in_threads(jobs)
+    stalled = next((error for error in errors if isinstance(error, Stalled)), None)
+    troubles = dict(zip(paths, errors, strict=False))
+    synced.update(path for path, trouble in troubles.items() if trouble is None)
+    results = errors[len(paths) :]
+    for number, work in enumerate(works):
+        left = shared[number] - synced
+        if left:
+            work.directories = work.directories | left  # a flush tries it again, and says what becomes of it
+            results[number] = results[number] or troubles[min(left)]
+    return results, stalled
+
+
+def _in_threads(jobs: Sequence[Callable[[], None]]) -> list[Exception | None]:
+    """Run each job; what it raised, or None. Jobs that a disk holds up have a Stalled."""
+    errors: list[Exception | None] = [None] * len(jobs)
+    ended = [False] * len(jobs)
+    given_up = False
+    numbers = itertools.count()
+    changed = threading.Semaphore(0)
+
+    def run() -> None:
+        while not given_up and (number := next(numbers)) < len(jobs):
+            try:
+                jobs[number]()
+            except Exception as trouble:
+                errors[number] = trouble
+            ended[number] = True
+            changed.release()
+
+    def run_apart() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the main thread's
+        run()
+
+    threads: list[threading.Thread] = []
+    for number in range(min(THREADS, len(jobs))):
+        # Daemons: one that the disk holds up does not keep the process.
+        thread = threading.Thread(target=run_apart, name=f"kafkad-close-{number}", daemon=True)
         try:
-            sync_directory(path)
-        except OSError:
-            continue  # the work tries it again, and tells what becomes of it
-        synced.add(path)
-    work.directories = work.directories - synced
+            thread.start()
+        except RuntimeError:
+            break  # the system has no more threads: those that run do it
+        threads.append(thread)
+    if not threads:
+        run()
+    for _ in jobs:
+        if not changed.acquire(timeout=STALLED_S):
+            given_up = True
+            stalled = Stalled(KAFKA_STORAGE_ERROR, f"no fsync has ended for {STALLED_S:g} s")
+            return [error if done else stalled for error, done in zip(errors, ended, strict=True)]
+    for thread in threads:
+        thread.join()
+    return errors

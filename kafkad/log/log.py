@@ -991,6 +991,8 @@ class Log:
     def end_close(self, work: Work, error: Exception | None) -> None:
         """The last part of `close`: `error` is what the call raised. Raises KafkaError."""
         try:
+            if isinstance(error, KafkaError):  # the call has not ended: what it syncs is left to it
+                raise error
             self._flusher.settle(work, error)
             self.native.close_files()
         except OSError as e:

@@ -863,6 +863,7 @@ class LogDirs:
     def close(self, clean: bool = True) -> None:
         """Clean: every log is flushed and closed, and the checkpoints are written. With one worker `finish`
         follows; of several, each closes its own."""
+        self._removals.stop()
         self.sync_renames()
         for directory in self.directories():
             if directory.offline:

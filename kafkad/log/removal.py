@@ -24,7 +24,11 @@ class Removals:
 
     def __init__(self) -> None:
         self._due: deque[str] = deque()
-        self._under_way = False
+        self._under_way = self._stopped = False
+
+    def stop(self) -> None:
+        """Remove nothing more but the directory at hand: a stop does not wait, the next start goes on."""
+        self._stopped = True
 
     def later(self, scheduler: "Scheduler", delay_ms: int, path: str) -> None:
         def due() -> None:
@@ -34,7 +38,7 @@ class Removals:
         scheduler.call_later(delay_ms, due)
 
     def _begin(self, scheduler: "Scheduler") -> None:
-        if self._under_way or not self._due:
+        if self._under_way or self._stopped or not self._due:
             return
         self._under_way = True
 
@@ -48,7 +52,7 @@ class Removals:
     def _remove_all(self) -> None:
         # In the thread; more may become due meanwhile.
         parents = set()
-        while self._due:
+        while self._due and not self._stopped:
             path = self._due.popleft()
             if _remove(path):
                 parents.add(os.path.dirname(path))

@@ -12,6 +12,7 @@ from kafkad.config.topic import TopicConfig
 from kafkad.log import closing
 from kafkad.log.closing import close_logs
 from kafkad.log.log import Log
+from kafkad.log.removal import Removals
 from tests.unit.log_world import TOPIC_ID, ManualScheduler, batch
 
 COUNT = 20
@@ -126,3 +127,54 @@ def test_an_unclean_close_syncs_nothing(logs, monkeypatch):
     monkeypatch.setattr(os, "fsync", refuse)
     assert list(close_logs(logs, clean=False)) == []
     assert all(log.closed for log in logs)
+
+
+def test_a_disk_that_does_not_answer_is_given_up(logs, tmp_path, monkeypatch):
+    """A stop waited for it without an end, and the logs on other disks were never closed."""
+    monkeypatch.setattr(closing, "STALLED_S", 0.3)
+    fdatasync, answer = os.fdatasync, threading.Event()
+
+    def hanging(fd):
+        if "/t-11/" in os.readlink(f"/proc/self/fd/{fd}"):
+            assert answer.wait(60)
+        fdatasync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", hanging)
+    begun = time.monotonic()
+    try:
+        troubles = dict(close_logs(logs, clean=True))
+        assert time.monotonic() - begun < 20
+        assert logs[11] in troubles and all(log.closed for log in logs)
+        assert all(log in troubles for log in logs[16:])  # of the groups that follow nothing is synced
+        assert not any(log in troubles for log in logs[:8])
+        assert "no fsync has ended for 0.3 s" in str(troubles[logs[11]])
+        assert logs[11].recovery_point < 3
+    finally:
+        answer.set()
+
+
+def test_a_directory_in_common_that_cannot_be_synced_is_the_trouble_of_all(logs, tmp_path, monkeypatch):
+    fsync, failed = os.fsync, []
+
+    def failing(fd):
+        if os.readlink(f"/proc/self/fd/{fd}") == str(tmp_path):
+            failed.append(fd)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    assert {log for log, _ in close_logs(logs, clean=True)} == set(logs)
+    assert failed
+
+
+def test_a_stop_does_not_wait_for_removals(tmp_path):
+    """Of ten thousand deleted partitions each has a directory to remove: the next start does it."""
+    removals, scheduler = Removals(), ManualScheduler()
+    for number in range(3):
+        path = tmp_path / f"t-{number}.{'a' * 32}-delete"
+        path.mkdir()
+        removals.later(scheduler, 0, str(path))
+    scheduler.run()
+    removals.stop()
+    scheduler.work()
+    assert len(list(tmp_path.iterdir())) == 3

@@ -109,7 +109,7 @@ cdef enum:
     TRIM_PAD = 1024 * 1024
     TRIM_PAUSE_MS = 1000                # no more often than this
     SHORTAGE_MS_MAX = 10_000            # then the connection that holds most of the memory goes
-    # A frame for Python is decoded whole, on the loop. What is stored of one is a record of 1 MB at most.
+    # A frame for Python is copied whole, on the loop. What is stored of one is a record of 1 MB at most.
     CALLS_US_MAX = 5000                 # of a round, then a connection's turn ends behind the call at hand
     CALL_SIZE_MAX = 16 * 1024 * 1024
     BIG_CALL = 256 * 1024               # a frame whose objects are worth a trim of the heap

@@ -23,6 +23,8 @@ from kafkad.protocol import errors, messages
 
 # AclOperation codes that a group knows: read, delete, describe, describe configs, alter configs
 GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8, 10, 11))
+AT_ONCE = 64  # elements of one step
+SEVERAL_LEAVE_FROM = 3  # LeaveGroup
 
 
 def response_of(start: Callable[[Callable[[Any], None]], object]) -> Any:
@@ -69,31 +71,43 @@ def heartbeat(services: Services, context: RequestContext, request: Any) -> Any:
     return messages.HeartbeatResponse(error_code=code)
 
 
-def leave_group(services: Services, context: RequestContext, request: Any) -> Any:
-    single = context.version < 3
-    if single:
-        identities = [(request.member_id, None)]
+def leave_group(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
+    identities: list[tuple[str, str | None]] = []
+    if context.version < SEVERAL_LEAVE_FROM:
+        identities.append((request.member_id, None))
     else:
-        identities = [(member.member_id, member.group_instance_id) for member in request.members]
+        for number, member in enumerate(request.members, 1):
+            identities.append((member.member_id, member.group_instance_id))
+            if number % AT_ONCE == 0:
+                yield
 
     def start(reply: Callable[[Any], None]) -> None:
         def left(outcome: tuple[int, list[int]]) -> None:
-            top_code, codes = outcome
-            response = messages.LeaveGroupResponse(error_code=top_code)
-            if single and not top_code:
-                response.error_code = codes[0]
-            elif not top_code:
-                response.members = [
-                    messages.LeaveGroupResponse.Members(
-                        member_id=member_id, group_instance_id=instance_id, error_code=code
-                    )
-                    for (member_id, instance_id), code in zip(identities, codes, strict=True)
-                ]
-            reply(response)
+            reply(_left(context.version, identities, *outcome))
 
         services.groups.leave(request.group_id, identities, left)
 
     return response_of(start)
+
+
+def _left(
+    version: int, identities: list[tuple[str, str | None]], top_code: int, codes: list[int]
+) -> Generator[None, None, Any]:
+    response = messages.LeaveGroupResponse(error_code=top_code)
+    if top_code:
+        return response
+    if version < SEVERAL_LEAVE_FROM:
+        response.error_code = codes[0]
+        return response
+    for (member_id, instance_id), code in zip(identities, codes, strict=True):
+        response.members.append(
+            messages.LeaveGroupResponse.Members(
+                member_id=member_id, group_instance_id=instance_id, error_code=code
+            )
+        )
+        if len(response.members) % AT_ONCE == 0:
+            yield
+    return response
 
 
 def describe_groups(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
@@ -112,11 +126,12 @@ def list_groups(services: Services, context: RequestContext, request: Any) -> An
 
 
 def delete_groups(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
-    group_ids = list(dict.fromkeys(request.groups_names))  # each once
-    response = messages.DeleteGroupsResponse(
-        results=[messages.DeleteGroupsResponse.Results(group_id=group_id) for group_id in group_ids]
-    )
-    missing = len(group_ids)
+    response = messages.DeleteGroupsResponse()
+    for group_id in dict.fromkeys(request.groups_names):  # each once
+        response.results.append(messages.DeleteGroupsResponse.Results(group_id=group_id))
+        if len(response.results) % AT_ONCE == 0:
+            yield
+    missing = len(response.results)
     reply: Callable[[Any], None] | None = None
 
     def deleted(result: Any, code: int) -> None:

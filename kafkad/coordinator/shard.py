@@ -421,13 +421,13 @@ class Shard:
         known = {} if group is None or group.state is State.DEAD else self.offsets.of_group(asked.group_id)
         answer = messages.OffsetFetchResponse.Groups(group_id=asked.group_id)
         if asked.topics is None:
-            wanted = [
+            wanted: Iterable[tuple[str, bytes, list[int]]] = [
                 (name, NO_TOPIC_ID, list(partitions))
                 for name, partitions in known.items()
                 if any(not self._is_of_another_topic(name, each.topic_id) for each in partitions.values())
             ]
         else:
-            wanted = [(topic.name, topic.topic_id, topic.partition_indexes) for topic in asked.topics]
+            wanted = ((topic.name, topic.topic_id, topic.partition_indexes) for topic in asked.topics)
         for name, topic_id, indexes in wanted:
             topic = messages.OffsetFetchResponse.Groups.Topics(name=name, topic_id=topic_id)
             answer.topics.append(topic)

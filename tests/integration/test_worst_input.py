@@ -7,8 +7,8 @@ goes back.
 
 A ping's wait is the lesser of two figures: the time until it is answered, which a busy machine makes longer,
 and the CPU time of the worker's event loop in that time, which no other process adds to: what the loop did
-before it came to the ping. The time alone has a bound, too; a request that exceeds it has two more tries,
-since a busy machine will not stop all three."""
+before it came to the ping. The time alone has a bound, too. A request that exceeds one of them has two more
+tries, since what other processes do to the clock and to the caches will not stop all three."""
 
 import contextlib
 import random
@@ -26,8 +26,8 @@ from tests.wire import Wire, create_topic
 
 SEED = 15
 WAIT_MAX = 0.1  # seconds, of which the event loop works
-CLOCK_WAIT_MAX = 0.25  # seconds by the clock, at the best of TRIES
-TRIES = 3
+CLOCK_WAIT_MAX = 0.25  # seconds by the clock
+TRIES = 3  # of which the best one counts
 MEMORY_MAX = 700  # MB at any time, and
 MEMORY_LEFT = 60  # more than before, soon after
 WIDTHS = (100_000, 40_000, 15_000, 4_000, 500)
@@ -39,7 +39,7 @@ SERVED = [row for row in table.ROWS if row.handler is not None or row in table.N
 
 @pytest.fixture(scope="module")
 def broker():
-    with Broker(workers=1) as running:
+    with Broker(workers=1, config={"auto.create.topics.enable": False}) as running:
         prepare(running)
         yield running
         running.kill()
@@ -254,9 +254,10 @@ def worst_of(broker, neighbour, row, version, chance, widths):
                 neighbour.begin()
                 served = ask(broker, frame)
                 waits.append((neighbour.waited(), neighbour.worst_by_clock))
-                if waits[-1][1] < CLOCK_WAIT_MAX:
+                if waits[-1][0] < WAIT_MAX and waits[-1][1] < CLOCK_WAIT_MAX:
                     break
-            found.append((max(waits)[0], waits[-1][1], width, ".".join(path), served))
+            waited, by_clock = map(min, zip(*waits, strict=True))
+            found.append((waited, by_clock, width, ".".join(path), served))
             if served:
                 break
     return found
@@ -349,6 +350,18 @@ def test_many_wide_requests_at_a_time_share_their_memory():
             client.send_frame(frame)
         assert len({len(client.read_frame()) for client in clients}) == 1
         assert memory_mb(broker, "VmHWM") < 300
+
+
+def test_topics_that_a_wide_request_would_create_do_not_stop_the_others():
+    """Metadata before v4 creates what it names: here 50,000 topics, more than one request may create."""
+    with Broker(workers=1) as broker:
+        prepare(broker)
+        neighbour = Neighbour(broker)
+        neighbour.start()
+        check(broker, neighbour, table.BY_KEY[messages.MetadataRequest.API_KEY], 3, (100_000,))
+        neighbour.ended = True
+        neighbour.join()
+        neighbour.wire.socket.close()
 
 
 def test_a_connection_has_its_answers_in_order_and_one_that_leaves_holds_up_nobody(broker):

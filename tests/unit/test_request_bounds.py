@@ -1,6 +1,7 @@
 """REVIEW D7: how much a request may ask Python to make of it.
 
-A frame for Python is decoded whole, on the loop. So its bytes are bounded, and its values are."""
+A wide frame is decoded in steps, but all of its objects are in memory at the end. So its bytes are bounded,
+and its values are."""
 
 import struct
 

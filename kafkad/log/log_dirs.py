@@ -206,7 +206,7 @@ class LogDirs:
         clean."""
         directory = self._metadata_directory()
         try:
-            return Log.open(
+            log = Log.open(
                 os.path.join(directory.path, partition_directory(topic, 0)),
                 topic,
                 0,
@@ -218,6 +218,9 @@ class LogDirs:
             )
         except (OSError, Malformed, KafkaError) as e:
             raise DirectoryTrouble(f"the metadata log in {directory.path} cannot be opened: {e}") from e
+        if directory.group_commit is not None:
+            log.native.commit_with(directory.group_commit)
+        return log
 
     def _metadata_config(self) -> TopicConfig:
         return TopicConfig.resolve(

@@ -75,8 +75,7 @@ Committed = Callable[[KafkaError | None], Any]
 class Appended(NamedTuple):
     """One batch that is in the log and not committed yet; `image` is the one after it."""
 
-    records: Sequence[Any]
-    values: list[bytes]  # the same, encoded
+    values: list[bytes]  # its records, encoded
     previous: int  # offset of the image before
     image: MetadataImage
     delta: Delta
@@ -473,7 +472,7 @@ class SingleVoter:
         previous = self.head.offset
         self.head, delta = self._loader.finish()
         assert self.head.offset == self._log.end_offset - 1
-        self._pending.append(Appended(records, values, previous, self.head, delta, len(batch)))
+        self._pending.append(Appended(values, previous, self.head, delta, len(batch)))
         self._pending_bytes += len(batch)
         self._request_flush()
 

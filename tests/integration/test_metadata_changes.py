@@ -1,5 +1,6 @@
 """Changes of metadata: an acknowledged one survives a kill, and a shortage costs those of its moment only."""
 
+import os
 import threading
 import time
 from contextlib import suppress
@@ -7,8 +8,10 @@ from contextlib import suppress
 import pytest
 
 from kafkad.protocol import errors, messages
+from kafkad.server.metadata_snapshots import MetadataSnapshots
 from kafkad.testing import Broker
 from tests.clients import wait_until
+from tests.integration.test_missing_files import Started
 from tests.shortages import GROW, NAME, OPEN, WRITE, Shortages
 from tests.wire import Wire
 
@@ -118,3 +121,30 @@ def check(topics, told):
     assert {name for name, code in told.items() if code == 0} <= there, "acknowledged and lost"
     assert not there & {name for name, code in told.items() if code in REFUSED}, "refused and done"
     assert there <= told.keys()
+
+
+def test_no_change_of_metadata_is_synced_by_the_thread_that_serves(tmp_path, monkeypatch):
+    """REVIEW D5(d): each change was synced on the loop of worker 0, and a snapshot, too."""
+    broker = Started(tmp_path / "data")
+    synced = []
+
+    def noting(sync):
+        def note(fd):
+            synced.append((threading.current_thread() is threading.main_thread(), sync.__name__))
+            sync(fd)
+
+        return note
+
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, noting(getattr(os, name)))
+    broker.create("t", 4)
+    snapshots = MetadataSnapshots(broker.worker.raft, broker.worker.scheduler)
+    broker.worker.raft._new_bytes = 1 << 30
+    assert snapshots.make_if_due()
+    snapshots.close()
+    broker.settle()
+    assert list((tmp_path / "data" / "a" / "__cluster_metadata-0").glob("*-0000000001.checkpoint"))
+    assert (False, "fsync") in synced  # the snapshot's
+    assert not [each for each in synced if each[0]]
+    monkeypatch.undo()
+    broker.stop()

@@ -3,17 +3,21 @@
 Each file and directory that a broker owns is missing, empty, cut, of another cluster or of yesterday at one
 start, and back at the next. The first start is refused with an error message, or serves without it; at the
 second all acknowledged records are there. The starts are those of `server.worker.Worker`, in this process, so
-that a case takes a fraction of a second. `make soak` tries all cases, the suite a sample."""
+that a case takes a fraction of a second; some cases start a broker process. `make soak` tries all cases, the
+suite a sample. One directory was written by JVM Kafka, whose log cleaner left gaps and empty batches."""
 
 import asyncio
 import gc
+import itertools
 import random
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from kafkad.config.broker import BrokerConfig
 from kafkad.log.log_dirs import DirectoryTrouble
@@ -21,7 +25,11 @@ from kafkad.protocol import messages
 from kafkad.raft.single_voter import UnusableMetadata
 from kafkad.server.event_loop import EventLoop
 from kafkad.server.worker import Worker
+from kafkad.testing import Broker, BrokerFailed
+from tests.clients import WAIT_S, wait_until
+from tests.jvm import JvmKafka
 from tests.unit.log_world import batch
+from tests.wire import Wire, create_topic, high_watermark
 
 DAMAGES = ("missing", "empty", "cut", "of another cluster", "of yesterday")
 STOPS = ("clean", "killed")
@@ -244,3 +252,177 @@ CERTAIN = [
 @pytest.mark.parametrize(("name", "how", "outcome"), CERTAIN)
 def test_what_is_refused_and_what_is_served(tmp_path, disks, stop, name, how, outcome):
     assert run_case(tmp_path, disks, stop, name, how) == outcome
+
+
+# -- a broker process --------------------------------------------------------------------------------------
+
+
+def process_on(root: Path) -> Broker:
+    """A broker on the directories of `Started`, by a server.properties."""
+    properties = root.with_name(f"{root.name}.properties")
+    properties.write_text(
+        "node.id=1\nprocess.roles=broker,controller\nlisteners=PLAINTEXT://127.0.0.1:0\n"
+        f"log.dirs={root / 'a'},{root / 'b'}\n"
+    )
+    return Broker(properties=properties, listen="127.0.0.1:0", workers=2)
+
+
+def fetched(wire: Wire, topic: str, index: int) -> bytes:
+    """All stored batches of a partition, from the one that has the log start offset on."""
+    asked = messages.ListOffsetsRequest.Topics.Partitions(partition_index=index, timestamp=-2)
+    topics = [messages.ListOffsetsRequest.Topics(name=topic, partitions=[asked])]
+    first = wire.ask(messages.ListOffsetsRequest(replica_id=-1, topics=topics), 6).topics[0].partitions[0]
+    assert first.error_code == 0, first
+    data, start, end = b"", first.offset, high_watermark(wire, topic, index)
+    partition = messages.FetchRequest.Topics.Partitions
+    while start < end:
+        asked = partition(partition=index, fetch_offset=start, partition_max_bytes=1 << 20)
+        request = messages.FetchRequest(
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=1 << 20,
+            topics=[messages.FetchRequest.Topics(topic=topic, partitions=[asked])],
+        )
+        answer = wire.ask(request, 11).responses[0].partitions[0]
+        assert answer.error_code == 0, answer
+        assert answer.records, f"nothing at {start} of {end}"
+        rest = bytes(answer.records)
+        data += rest
+        while rest:  # base offset, length, ..., last offset delta
+            start = int.from_bytes(rest[:8], "big") + int.from_bytes(rest[23:27], "big") + 1
+            rest = rest[12 + int.from_bytes(rest[8:12], "big") :]
+    return data
+
+
+PROCESS_CASES = [
+    ("clean", "a/meta.properties", "cut", "refused"),
+    ("clean", "a/__cluster_metadata-0", "missing", "refused"),
+    ("killed", "b", "missing", "served"),
+    ("killed", "b/new-1", "missing", "served"),
+    ("killed", "a/recovery-point-offset-checkpoint", "empty", "served"),
+]
+
+
+@pytest.mark.parametrize(("stop", "name", "how", "outcome"), PROCESS_CASES)
+def test_a_broker_process_refuses_or_serves_and_is_whole_at_the_next_start(
+    tmp_path, disks, stop, name, how, outcome
+):
+    live = tmp_path / "live"
+    shutil.copytree(disks.root / stop, live)
+    if not (live / name).exists():  # topics are spread over the directories by chance
+        name = name.replace("b/", "a/")
+    assert damage(how, live, name, disks.root)
+    broker = process_on(live)
+    try:
+        with broker, Wire(broker.bootstrap) as wire:
+            assert outcome == "served"
+            assert wire.ask(messages.MetadataRequest(topics=None), 12).topics
+    except BrokerFailed as refused:
+        assert outcome == "refused", refused
+        assert broker.process.returncode == 1
+        (line,) = [line for line in str(refused).splitlines()[1:] if line]
+        assert str(live) in line
+    put_back(live, name, disks.root / stop)
+    with process_on(live) as broker, Wire(broker.bootstrap) as wire:
+        for (topic, index), data in disks.contents.items():
+            assert fetched(wire, topic, index).endswith(data), f"{topic}-{index}"
+
+
+# -- a directory of JVM Kafka, compacted --------------------------------------------------------------------
+
+CLEANED = "compacted"
+
+
+@pytest.fixture(scope="module")
+def compacted(tmp_path_factory):
+    """Logs that JVM Kafka cleaned: offsets with gaps between batches, and batches without records, among them
+    markers of transactions."""
+    root = tmp_path_factory.mktemp("compacted")
+    live = root / "live"
+    config = {
+        "log.dirs": f"{live / 'a'},{live / 'b'}",
+        "log.cleaner.backoff.ms": 100,
+        "log.cleaner.min.cleanable.ratio": 0.001,
+        "log.cleaner.delete.retention.ms": 1,
+        "log.retention.check.interval.ms": 100,
+    }
+    with JvmKafka(live / "a", config=config) as jvm:
+        with Wire(jvm.bootstrap, 60) as wire:
+            create_topic(wire, CLEANED, cleanup_policy="compact", segment_ms="500", delete_retention_ms="1")
+        for number in range(6):  # the last two end the transactions that were left open before, no more
+            some = Producer({"bootstrap.servers": jvm.bootstrap, "transactional.id": f"some-{number % 2}"})
+            some.init_transactions(WAIT_S)  # an abort with an epoch of its own: all that its producer leaves
+            for round_number in range(3 if number < 4 else 0):
+                some.begin_transaction()
+                for key in range(10):
+                    value = b"%d" % round_number if key % 3 else None
+                    some.produce(CLEANED, value, b"%d" % key, partition=0)
+                some.flush(WAIT_S)
+                if round_number < 2:
+                    some.commit_transaction(WAIT_S)
+            time.sleep(0.6)  # a segment's age
+        (log,) = live.glob(f"*/{CLEANED}-0")
+        plain = Producer({"bootstrap.servers": jvm.bootstrap})
+
+        def is_cleaned() -> bool:
+            """Each look writes: the cleaner takes a log that has something new, and empties a marker in two
+            passes."""
+            plain.produce(CLEANED, b"x", b"0", partition=0)
+            assert plain.flush(WAIT_S) == 0
+            time.sleep(0.3)
+            return gaps(log) > 0 and any(is_marker for *_, is_marker in without_records(log))
+
+        wait_until(is_cleaned, 60)
+        jvm.stop()
+    shutil.copytree(live, root / "clean")
+    shutil.copytree(live, root / "killed")
+    for mark in (root / "killed").glob("*/.kafka_cleanshutdown"):
+        mark.unlink()
+    shutil.copytree(live, root / "first")
+    broker = Started(root / "first")
+    contents = broker.contents()
+    broker.stop()
+    assert len(contents[CLEANED, 0]) == sum(path.stat().st_size for path in (log.glob("*.log")))
+    return SimpleNamespace(root=root, contents=contents, log=log.relative_to(live))
+
+
+def headers(log: Path):
+    """(base offset, last offset, count of records, is it a marker) of each batch."""
+    for path in sorted(log.glob("*.log")):
+        data = path.read_bytes()
+        while len(data) > 61 and any(data[:61]):
+            base = int.from_bytes(data[:8], "big")
+            last = base + int.from_bytes(data[23:27], "big")
+            yield base, last, int.from_bytes(data[57:61], "big"), bool(data[22] & 0x20)
+            data = data[12 + int.from_bytes(data[8:12], "big") :]
+
+
+def without_records(log: Path) -> list:
+    return [header for header in headers(log) if header[2] == 0]
+
+
+def gaps(log: Path) -> int:
+    found = list(headers(log))
+    return sum(after[0] != before[1] + 1 for before, after in itertools.pairwise(found))
+
+
+@pytest.mark.java
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_a_compacted_directory_of_kafka_is_whole_at_the_next_start(tmp_path, compacted, rounds):
+    names = [name for name in owned(compacted.root / "clean") if name.startswith(str(compacted.log))]
+    names += [
+        "a/cleaner-offset-checkpoint",
+        "b/cleaner-offset-checkpoint",
+        "a/recovery-point-offset-checkpoint",
+    ]
+    cases = [(stop, name, how) for stop in STOPS for name in names for how in ("missing", "empty", "cut")]
+    cases = [case for case in cases if (compacted.root / case[0] / case[1]).exists()]
+    random.Random(20261123).shuffle(cases)
+    failures = []
+    for case in cases[: rounds(25, len(cases))]:
+        try:
+            run_case(tmp_path, compacted, *case)
+        except Exception as trouble:
+            failures.append(f"{case}: {type(trouble).__name__}: {trouble}"[:600])
+    assert not failures, f"{len(failures)} cases:\n" + "\n".join(failures)

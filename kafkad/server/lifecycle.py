@@ -94,7 +94,10 @@ def serve_alone(config: Any) -> int:
     begun = time.monotonic()
     worker.stop()
     finish(loop)
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # the interpreter's end takes the handlers with it
+    for number in ENDING:
+        # The interpreter's end takes handlers away, and not every thread is gone by then: a mask of this one
+        # would not be enough.
+        signal.signal(number, signal.SIG_IGN)
     loop.close()
     logger.info("stopped cleanly in %d ms", (time.monotonic() - begun) * 1000)
     return 0

@@ -849,6 +849,7 @@ class Log:
                 txns = segment_file(self.directory, base, TXN_INDEX)
                 if os.path.exists(txns):
                     write_txn_index(txns, [txn for txn in read_txn_index(txns) if txn.last_offset < offset])
+                    self._flusher.paths.add(txns)
             self._flusher.directories.add(self.directory)
             self.leader_epochs.truncate_from_end(offset)
             self._reload_producers(offset)

@@ -381,6 +381,7 @@ class Loader:
             path = segment_file(self.directory, base, TXN_INDEX)
             if below is None or read_txn_index(path) != aborted:
                 write_txn_index(path, aborted)
+                self.rebuilt.append(path)
         return scan
 
     def _cut(self, files: Files, scan: SegmentScan) -> None:

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from kafkad.log.checkpoints import make_directory
+from kafkad.protocol.records import build_batch, end_marker
 from tests.unit.log_world import LogWorld, batch, topic_config
 
 
@@ -127,3 +128,29 @@ def test_a_made_directory_is_synced_into_its_parents(tmp_path, synced):
     assert synced == [tmp_path.name, "a"]
     make_directory(str(tmp_path / "a" / "b"))
     assert len(synced) == 2
+
+
+@pytest.mark.parametrize("what", ["recovery", "truncation"])
+def test_an_index_of_aborted_transactions_that_was_written_anew_is_synced(tmp_path, synced, what):
+    """The recovery point moved beyond its segment, and power loss left it empty: aborted records were served
+    to consumers of committed data."""
+    world = LogWorld(tmp_path, topic_config(flush_messages=1))
+    for producer in (5, 6):
+        data = batch(1, producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
+        world.log.append(data, world.now_ms)
+        abort = end_marker(0, 1, timestamp=1_000)
+        world.log.append(
+            build_batch([abort], producer_id=producer, producer_epoch=0, transactional=True, control=True),
+            world.now_ms,
+        )
+    world.scheduler.settle()
+    assert len(world.log.aborted_transactions(0, 4)) == 2
+    synced.clear()
+    if what == "recovery":
+        world.crash()
+    else:
+        world.log.truncate_to(2)
+        world.log.request_flush()
+        world.append()
+    world.scheduler.settle()
+    assert f"{0:020d}.txnindex" in synced

@@ -25,7 +25,7 @@ UNITS = (
     " forwarding forwarding_limits group_commit handover host_counts json_columns list_offsets"
     " log_append_read log_producers log_recovery log_successor mailbox partition partition_places"
     " compression group_loading partition_reader partition_reader_forked partition_table proto_columns"
-    " protocol_codec reactor reactor_hunts reactor_limits unpacking unpacking_stress"
+    " protocol_codec codec_steps reactor reactor_hunts reactor_limits unpacking unpacking_stress"
     " reactor_chaos reactor_fetch reactor_produce record_columns record_encode records value_fuzz"
     " value_options watermarks"
 )

@@ -60,12 +60,12 @@ def prepare(broker):
 
 
 class Neighbour(threading.Thread):
-    """Pings the worker, and knows how long it had to wait since `begin`."""
+    """Pings each worker, and knows how long it had to wait since `begin`."""
 
     def __init__(self, broker):
         super().__init__(daemon=True)
         self.broker = broker
-        self.wire = Wire(broker.bootstrap, 120)
+        self.wires = [Wire(broker.bootstrap, 120) for _ in range(broker.workers)]  # one goes to each worker
         self.ended = False
         self.answered = threading.Condition()
         self.count = 0
@@ -77,22 +77,29 @@ class Neighbour(threading.Thread):
     def waited(self):
         """The longest wait, when the ping that is under way has been answered, too."""
         with self.answered:
-            until = self.count + 2
+            until = self.count + 2 * len(self.wires)
             assert self.answered.wait_for(lambda: self.count >= until, STOPPED), "the broker answers nobody"
         return self.worst
 
     def run(self):
         request = messages.ApiVersionsRequest()
         while not self.ended:
-            begun, worked = time.monotonic(), loop_seconds(self.broker)
-            self.wire.ask(request, 0)
-            with self.answered:
-                waited = time.monotonic() - begun
-                self.worst_by_clock = max(self.worst_by_clock, waited)
-                self.worst = max(self.worst, min(waited, loop_seconds(self.broker) - worked))
-                self.count += 1
-                self.answered.notify_all()
+            for wire in self.wires:
+                begun, worked = time.monotonic(), loop_seconds(self.broker)
+                wire.ask(request, 0)
+                with self.answered:
+                    waited = time.monotonic() - begun
+                    self.worst_by_clock = max(self.worst_by_clock, waited)
+                    self.worst = max(self.worst, min(waited, loop_seconds(self.broker) - worked))
+                    self.count += 1
+                    self.answered.notify_all()
             time.sleep(0.002)
+
+    def end(self):
+        self.ended = True
+        self.join()
+        for wire in self.wires:
+            wire.socket.close()
 
 
 @pytest.fixture
@@ -100,15 +107,20 @@ def neighbour(broker):
     pinging = Neighbour(broker)
     pinging.start()
     yield pinging
-    pinging.ended = True
-    pinging.join()
-    pinging.wire.socket.close()
+    pinging.end()
 
 
 def loop_seconds(broker):
-    """CPU time of the event loop's thread."""
-    with open(f"/proc/{broker.pid}/task/{broker.pid}/schedstat") as file:
-        return int(file.read().split()[0]) / 1e9
+    """CPU time of the threads of the event loops."""
+    pids = [broker.pid]
+    if broker.workers > 1:
+        with open(f"/proc/{broker.pid}/task/{broker.pid}/children") as file:
+            pids = file.read().split()
+    total = 0
+    for pid in pids:
+        with open(f"/proc/{pid}/task/{pid}/schedstat") as file:
+            total += int(file.read().split()[0])
+    return total / 1e9
 
 
 def memory_mb(broker, key="Pss_Anon"):
@@ -352,6 +364,19 @@ def test_many_wide_requests_at_a_time_share_their_memory():
         assert memory_mb(broker, "VmHWM") < 300
 
 
+def test_two_workers_that_share_a_wide_request_do_not_stop_the_others():
+    """What one of them splits, forwards and merges, and the other one answers in part."""
+    with Broker(workers=2, config={"auto.create.topics.enable": False}) as broker:
+        prepare(broker)
+        neighbour = Neighbour(broker)
+        neighbour.start()
+        for row in SERVED:
+            held = row.name in ("JoinGroup", "SyncGroup")  # their group holds them
+            if not held and row.route not in (table.Route.LOCAL, table.Route.CONTROLLER):
+                check(broker, neighbour, row, row.high, WIDTHS[:2])
+        neighbour.end()
+
+
 def test_topics_that_a_wide_request_would_create_do_not_stop_the_others():
     """Metadata before v4 creates what it names: here 50,000 topics, more than one request may create."""
     with Broker(workers=1) as broker:
@@ -359,9 +384,7 @@ def test_topics_that_a_wide_request_would_create_do_not_stop_the_others():
         neighbour = Neighbour(broker)
         neighbour.start()
         check(broker, neighbour, table.BY_KEY[messages.MetadataRequest.API_KEY], 3, (100_000,))
-        neighbour.ended = True
-        neighbour.join()
-        neighbour.wire.socket.close()
+        neighbour.end()
 
 
 def test_a_connection_has_its_answers_in_order_and_one_that_leaves_holds_up_nobody(broker):

@@ -12,7 +12,7 @@ import random
 import re
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,13 @@ class Side:
         self.known: dict[tuple[str, Any], Any] = {}
         self.symbols: dict[Any, str] = {}
         self.wire = self.connect()
+
+    @classmethod
+    def beside(cls, other: "Side") -> "Side":
+        """Another connection to the same broker, which knows the same names."""
+        side = cls(other.name, other.bootstrap)
+        side.known, side.symbols = other.known, other.symbols
+        return side
 
     def connect(self) -> Wire:
         return Wire(self.bootstrap, timeout=ANSWER_SECONDS)
@@ -403,20 +410,23 @@ class Run:
                 request.capture(side, answer)
         if request.changes:
             self.settle()
+        self.note(request, self.sides, answers)
+        if any(isinstance(each, str) for each in answers):  # whoever kept the connection gets a new one, too
+            for side in self.sides:
+                side.reconnect()
+            return False
+        return True
+
+    def note(self, request: Request, sides: Sequence[Side], answers: list[Any]) -> None:
+        """Adds what differs in the answers of two connections to the result."""
         ours, theirs = (
-            comparable(side, answer, request.version)
-            for side, answer in zip(self.sides, answers, strict=True)
+            comparable(side, answer, request.version) for side, answer in zip(sides, answers, strict=True)
         )
         if request.key == 18 and isinstance(ours, dict) and isinstance(theirs, dict):
             served = {row["api_key"] for row in ours["api_keys"]}  # what we serve, we serve as Kafka does
             theirs["api_keys"] = [row for row in theirs["api_keys"] if row["api_key"] in served]
         for path, a, b in differences(ours, theirs):
             self._note(request, path, a, b)
-        if any(isinstance(each, str) for each in answers):  # whoever kept the connection gets a new one, too
-            for side in self.sides:
-                side.reconnect()
-            return False
-        return True
 
     def _note(self, request: Request, path: str, ours: Any, theirs: Any) -> None:
         for reason, applies in self.meant.items():

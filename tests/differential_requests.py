@@ -38,7 +38,7 @@ WEIGHTS = {
     "list_groups": 2, "api_versions": 2, "sasl_handshake": 1, "create_topics": 3, "delete_topics": 2,
     "delete_records": 4,
     "init_producer_id": 3, "offset_for_leader_epoch": 4, "describe_configs": 3, "alter_configs": 1,
-    "incremental_alter_configs": 2, "describe_log_dirs": 2, "create_partitions": 2, "delete_groups": 1,
+    "incremental_alter_configs": 5, "describe_log_dirs": 2, "create_partitions": 2, "delete_groups": 1,
     "offset_delete": 2,
     "describe_cluster": 2, "describe_producers": 3, "list_config_resources": 1,
     "describe_topic_partitions": 3,
@@ -70,6 +70,8 @@ class Script:
             elif roll < 0.11 and not made.changes and made.answered:
                 made.damage = self.tagged(made)
             yield made
+            if made.key in (33, 44) and made.message.resources:
+                yield self.described(made.message.resources)
 
     def bursts(self) -> Iterator[list[Request]]:
         """The requests, some of them several at once on the connection."""
@@ -660,8 +662,22 @@ class Script:
             changes="configs",
         )
 
+    def described(self, resources: list[Any]) -> Request:
+        """What a change of configurations has left."""
+        cls = messages.DescribeConfigsRequest
+        asked = [
+            cls.Resources(resource_type=each.resource_type, resource_name=each.resource_name)
+            for each in resources
+            if each.resource_type == TOPIC
+        ]
+        for each in asked:
+            each.configuration_keys = None
+        return Request(cls(resources=asked, include_synonyms=True), self.version(32))
+
     def configs(self) -> list[tuple[str, str | None]]:
-        return self.rng.sample(self.CONFIGS, self.rng.choice((0, 1, 1, 2)))
+        lists = [row for row in self.CONFIGS if row[0] == "cleanup.policy"]
+        rows = lists if self.rng.random() < 0.3 else self.CONFIGS
+        return self.rng.sample(rows, self.rng.choice((0, 1, 1, 2)))
 
     def describe_configs(self) -> Request:
         cls = messages.DescribeConfigsRequest

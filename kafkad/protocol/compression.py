@@ -231,9 +231,7 @@ def _zstd_chunks(data: memoryview, chunk_size: int, needs: _Needs) -> Chunks:
             window = max(window, largest)
             if state or (frames and position < len(data)):
                 yield b""
-        window = min(
-            window, ZSTD_WINDOW_MAX
-        )  # the library refuses a frame that declares more, and allocates nothing
+        window = min(window, ZSTD_WINDOW_MAX)  # the library refuses more, and allocates nothing for it
         if window > needs.memory:
             needs.memory = window
             yield b""

@@ -60,9 +60,7 @@ class Validation:
             raise InvalidBatch(INVALID_RECORD, "Only record batches of magic 2 may be produced")
         if verdict:
             raise InvalidBatch(verdict, header.message, header.bad_record)
-        self.memory = (
-            0  # bytes that it holds from the next step on, beyond a chunk and what it makes of the batch
-        )
+        self.memory = 0  # bytes held from the next step on, without a chunk and the batch that is made
         self.ahead = 0  # bytes that the next step unpacks at once, where that is more than a chunk
         self.rules = rules
         self.header = header

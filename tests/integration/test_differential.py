@@ -21,6 +21,7 @@ from kafkad.protocol.compression import ZSTD
 from kafkad.protocol.records import Record, build_batch
 from kafkad.testing import Broker
 from tests.differential import Comparison, Request, Run, Symbol
+from tests.differential_groups import Group
 from tests.differential_requests import BROKER, INT32, TOPIC, Script
 from tests.jvm import TEST_CONFIG, JvmKafka
 from tests.wire import produce_request
@@ -162,6 +163,23 @@ def test_the_same_requests_get_the_same_answers(
     }
     shown = "\n".join(str(each) for each in sorted(kinds.values(), key=lambda each: each.number)[:20])
     assert not result.differences, f"seed {seed}: {len(result.differences)} fields differ\n{shown}"
+
+
+@pytest.mark.soak
+def test_several_members_of_a_group_get_the_same_answers(
+    brokers: tuple[str, str], rounds: Callable[[int, int], int]
+) -> None:
+    seed = int(os.environ.get("KAFKAD_SEED") or rounds(5, random.randrange(1 << 16)))
+    with Run(*brokers, MEANT) as run:
+        group = Group(run, seed)
+        try:
+            for _ in range(rounds(15, 300)):
+                group.round()
+        finally:
+            group.close()
+        shown = "\n".join(str(each) for each in run.result.differences[:20])
+        assert not run.result.differences, f"seed {seed}\n{shown}"
+        assert group.answers > 100
 
 
 # -- promises that a random run would reach seldom, beside the JVM ------------------------------------------

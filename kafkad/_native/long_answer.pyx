@@ -1,14 +1,16 @@
 """An answer that is written in pieces, because it takes longer to make than others should wait.
 
-Its bytes stand in the slot of its request, as those of any answer, and count against the connection's memory."""
+Its bytes stand in the slot of its request, as those of any answer, and count against the connection's memory. A request
+of a few megabytes can ask for gigabytes (what it names 100,000 times is described 100,000 times); an answer above SIZE_MAX
+closes its connection, and so does one that the memory of all connections together has no room for."""
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy
 
 from kafkad._native.connection cimport Connection, Slot, conn_close, slot_extend, slot_finish
 
 cdef enum:
-    SIZE_MAX = 1 << 30                  # clients can ask for that much, and get none of it
+    SIZE_MAX = 256 * 1024 * 1024        # docs/operations.md names it
 
 
 cdef class LongAnswer:
@@ -39,7 +41,11 @@ cdef class LongAnswer:
         if slot is NULL:
             return False
         if slot.size + size >= <size_t>SIZE_MAX:
-            conn_close(self.connection.conn, "an answer of more than 1 GiB")
+            conn_close(self.connection.conn, "an answer of more than 256 MiB")
+            return False
+        if slot.size + size > slot.capacity and (
+                slot.conn.core.stats.buffered_bytes + slot.capacity + <int64_t>size > slot.conn.core.buffered_bytes_max):
+            conn_close(self.connection.conn, "there is no room for its answer beside those that others have not read")
             return False
         memcpy(slot_extend(slot, size), <const char*>piece, size)
         return True

@@ -1075,5 +1075,6 @@ cdef void expire_idle(Reactor reactor) noexcept nogil:
         relieve_shortage(reactor)
     elif core.stats.pooled_bytes and core.stats.buffered_bytes == 0 and (
             core.newest is NULL or core.monotonic_ms - core.newest.active_ms >= TRIM_AFTER_MS):
+        core.freed_bytes += core.stats.pooled_bytes     # the heap is trimmed, too, when that is much
         buffers_trim(core)
 

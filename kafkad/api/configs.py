@@ -102,7 +102,8 @@ class Resource(NamedTuple):
 
 
 def describe_configs(services: Services, context: RequestContext, request: Any) -> Any:
-    """Topics that have the same values of their own, as most have none, share their entries."""
+    """Topics that have the same values of their own, as most have none, share their entries; so does a
+    resource that is named again and again."""
     image, config = services.metadata.image, services.config
     shared: dict[Any, list[Any]] = {}
     results = []
@@ -110,11 +111,11 @@ def describe_configs(services: Services, context: RequestContext, request: Any) 
         entries: list[Any] = []
         code, message = NONE, None
         kind, name, only = asked.resource_type, asked.resource_name, asked.configuration_keys
-        alike: Any = None
+        keys = None if only is None else tuple(only)
+        alike: Any = (kind, name, keys)
         if kind == TOPIC and name in image.topics:
-            own = image.configs.get((kind, name), {})
-            alike = (frozenset(own.items()), None if only is None else tuple(only))
-        if alike is not None and alike in shared:
+            alike = (kind, frozenset(image.configs.get((kind, name), {}).items()), keys)
+        if alike in shared:
             entries = shared[alike]
         else:
             try:
@@ -127,7 +128,7 @@ def describe_configs(services: Services, context: RequestContext, request: Any) 
             if not request.include_documentation:
                 for entry in entries:
                     entry.documentation = None
-            if alike is not None:
+            if not code:
                 shared[alike] = entries
         results.append(
             messages.DescribeConfigsResponse.Results(

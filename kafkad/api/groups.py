@@ -112,10 +112,13 @@ def _left(
 
 def describe_groups(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
     response = messages.DescribeGroupsResponse()
+    known: dict[str, Any] = {}  # a group that is named again and again is described once
     for group_id in request.groups:
-        described = services.groups.describe(group_id, context.version)
-        if request.include_authorized_operations and not described.error_code:
-            described.authorized_operations = GROUP_OPERATIONS
+        described = known.get(group_id)
+        if described is None:
+            described = known[group_id] = services.groups.describe(group_id, context.version)
+            if request.include_authorized_operations and not described.error_code:
+                described.authorized_operations = GROUP_OPERATIONS
         response.groups.append(described)
         yield
     return response

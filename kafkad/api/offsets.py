@@ -95,16 +95,26 @@ def offset_fetch(services: Services, context: RequestContext, request: Any) -> G
     groups = request.groups if context.version >= GROUPS_FROM else [(yield from _single_group(request))]
     answers: list[Any] = [None] * len(groups)
     missing = len(groups)
+    alike: dict[
+        str, list[int]
+    ] = {}  # positions that ask for all offsets of the same group, which are read once
+    for position, group in enumerate(groups):
+        if group.topics is None:
+            alike.setdefault(group.group_id, []).append(position)
     reply: Callable[[Any], None] | None = None
 
     def fetched(position: int, answer: Any) -> None:
         nonlocal missing
-        answers[position] = answer
-        missing -= 1
+        group = groups[position]
+        for same in alike[group.group_id] if group.topics is None else (position,):
+            answers[same] = answer
+            missing -= 1
         if not missing and reply is not None:
             reply(_fetch_response(context.version, groups, answers))
 
     for position, group in enumerate(groups):
+        if group.topics is None and alike[group.group_id][0] != position:
+            continue
         yield from _fetch_group(services, context, group, request.require_stable, partial(fetched, position))
         yield
     if not missing:

@@ -8,8 +8,10 @@ Source of error codes: Kafka 4.3's GroupCoordinatorService and CoordinatorOperat
 
 import codecs
 import logging
+import struct
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
+from operator import mul
 from typing import Any, Protocol
 
 from kafkad.coordinator.deadline import Handle
@@ -56,14 +58,27 @@ class Storage(Protocol):
         """
 
 
-@lru_cache(maxsize=8192)
+HASHED_AT_ONCE = 64  # characters: a group's name may have 32,767, and a loop over each takes 6 ms
+POWERS = [31**i & 0xFFFFFFFF for i in reversed(range(HASHED_AT_ONCE))]
+REMEMBERED = 256  # characters; 8,192 names of the longest kind would be 512 MB
+
+
 def java_hash(text: str) -> int:
     """Java's String.hashCode: over UTF-16 code units, as a signed 32-bit number."""
+    return _remembered(text) if len(text) <= REMEMBERED else _java_hash(text)
+
+
+def _java_hash(text: str) -> int:
     data, _ = codecs.utf_16_be_encode(text, "surrogatepass")  # text.encode would import a module
     value = 0
-    for position in range(0, len(data), 2):
-        value = (31 * value + (data[position] << 8 | data[position + 1])) & 0xFFFFFFFF
+    for start in range(0, len(data), 2 * HASHED_AT_ONCE):
+        part = data[start : start + 2 * HASHED_AT_ONCE]
+        units = struct.unpack(f">{len(part) // 2}H", part)
+        value = (value * 31 ** len(units) + sum(map(mul, units, POWERS[-len(units) :]))) & 0xFFFFFFFF
     return value - (1 << 32) if value >> 31 else value
+
+
+_remembered = lru_cache(maxsize=8192)(_java_hash)
 
 
 def partition_of(name: str, count: int) -> int:

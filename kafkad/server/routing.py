@@ -56,6 +56,8 @@ INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH, DESCRIBE_LOG_DIRS, DELETE_GROUPS = 22
 INCREMENTAL_ALTER_CONFIGS, DESCRIBE_PRODUCERS = 44, 61
 SEVERAL_GROUPS_FROM = 8  # OffsetFetch
 LOOKED_AT = 64  # elements of one step
+LONG_NAME = 512  # characters: to find the owner of such a group is a step of its own
+ANSWER_MAX = 128 << 20  # bytes of one from another worker, both of which hold it
 
 # What a client is told when the worker that should have answered is gone.
 LOST = {
@@ -157,15 +159,18 @@ class Router:
             owner = self._owner_of_group(request.group_id)
             return None if owner == self._me else self._whole(owner, api, context, request, frame)
         elements = getattr(request, LISTED[api.key][0])
+        places = None
         if api.key == DELETE_GROUPS:
             elements = list(dict.fromkeys(elements))  # each is answered once
+        else:
+            elements, places = yield from _each_once(api, elements)
         workers = []
         for element in elements:
             group_id = element.group_id if api.key == OFFSET_FETCH else element
             workers.append((self._owner_of_group(group_id),))
-            if len(workers) % LOOKED_AT == 0:
+            if len(workers) % LOOKED_AT == 0 or len(group_id or "") > LONG_NAME:
                 yield
-        return (yield from self._split_list(api, context, request, frame, elements, workers))
+        return (yield from self._split_list(api, context, request, frame, elements, workers, places))
 
     def _owner_of_group(self, group_id: str | None) -> int:
         owner = None if group_id is None else self._group_owner(group_id)
@@ -229,8 +234,10 @@ class Router:
         frame: bytes,
         elements: Sequence[Any],
         workers: Sequence[tuple[int, ...]],
+        places: list[int] | None = None,
     ) -> Steps:
-        """Each element goes to its `workers`."""
+        """Each element goes to its `workers`. `places`: the number of the element for each place of the
+        answer, if they differ."""
         shares: dict[int, list[Any]] = {}
         for count, (element, its_workers) in enumerate(zip(elements, workers, strict=True)):
             for worker in its_workers:
@@ -243,7 +250,8 @@ class Router:
             return self._whole(next(iter(shares)), api, context, request, frame)
         asked, answered = LISTED[api.key]
         parts = {worker: like(request, **{asked: share}) for worker, share in shares.items()}
-        return self._merged_list(answered, workers, (yield from self._ask_all(api, context, parts)))
+        answers = yield from self._ask_all(api, context, parts)
+        return self._merged_list(answered, workers, answers, places)
 
     # -- asking --------------------------------------------------------------------------------------------
 
@@ -394,10 +402,18 @@ class Router:
         return await self._in_turns(_merge_once(request, names, owners, responses))
 
     async def _merged_list(
-        self, answered: str, workers: Sequence[tuple[int, ...]], answers: dict[int, Any]
+        self,
+        answered: str,
+        workers: Sequence[tuple[int, ...]],
+        answers: dict[int, Any],
+        places: list[int] | None,
     ) -> Any:
         responses = await _all(answers)
-        return await self._in_turns(_merge_list(answered, workers, responses))
+        merged = await self._in_turns(_merge_list(answered, workers, responses))
+        if places is not None:
+            each = getattr(merged, answered)
+            setattr(merged, answered, [each[place] for place in places])
+        return merged
 
     async def _merged_of_all(self, merge: Callable[[list[Any]], Steps], answers: dict[int, Any]) -> Any:
         responses = await _all(answers)
@@ -441,14 +457,45 @@ async def _all(answers: dict[int, Any]) -> dict[int, Any]:
     return answers | dict(zip(waiting, found, strict=True))
 
 
+def _each_once(api: Api, elements: Sequence[Any]) -> Generator[None, None, tuple[list[Any], list[int]]]:
+    """(elements without those that ask for the same again, for each element the number of the one like
+    it). A group that is named 100,000 times would otherwise be sent from worker to worker 100,000 times."""
+    first: dict[Any, int] = {}
+    once: list[Any] = []
+    places: list[int] = []
+    for element in elements:
+        key = element
+        if api.key == OFFSET_FETCH:
+            key = element.group_id if element.topics is None else len(places)
+        place = first.setdefault(key, len(once))
+        if place == len(once):
+            once.append(element)
+        places.append(place)
+        if len(places) % LOOKED_AT == 0:
+            yield
+    return once, places
+
+
 def _encode_wide(context: RequestContext, answer: list[Any]) -> Generator[None, None, bytes]:
-    """The frame of `answer`, which is emptied."""
-    pieces: list[bytes] = []
-    yield from codec.encode_response_in_steps(
-        answer[0], context.version, context.correlation_id, pieces.append
-    )
+    """The frame of `answer`, which is emptied; nothing if it is above ANSWER_MAX."""
+    # One piece of memory: the system has it back at once, as it would not have many small ones.
+    frame = bytearray()
+
+    def write(piece: bytes) -> bool:
+        frame.extend(piece)
+        return len(frame) <= ANSWER_MAX
+
+    yield from codec.encode_response_in_steps(answer[0], context.version, context.correlation_id, write)
     yield from codec.free_in_steps(answer)
-    return b"".join(pieces)
+    if len(frame) <= ANSWER_MAX:
+        return bytes(frame)
+    logger.error(
+        "an answer of API %d v%d for another worker is above %d MiB",
+        context.api_key,
+        context.version,
+        ANSWER_MAX >> 20,
+    )
+    return b""
 
 
 def _merge_partitions(

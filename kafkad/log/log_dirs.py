@@ -11,19 +11,14 @@ are. A partition that the metadata does not know is a stray: renamed, kept for t
 
 Several workers share the directories. The supervisor opens them (`open`) and marks them in the end
 (`finish`); a worker that was forked says so (`enter`), loads the logs that it owns, and closes those.
-Worker 0 sees to what belongs to nobody.
-
-Beware: F_OFD_SETLK, not flock (Java's POSIX lock would not see it) and not a POSIX lock (it would go with any
-other descriptor of the file that this process closes)."""
+Worker 0 sees to what belongs to nobody."""
 
 import errno
-import fcntl
 import gc
 import logging
 import os
 import random
 import shutil
-import struct
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -46,6 +41,7 @@ from kafkad.log.checkpoints import (
 from kafkad.log.clean_marks import CleanStop, take_mark, write_mark
 from kafkad.log.closing import close_logs
 from kafkad.log.directory import CHECKPOINTS, FAILED, NOT_CLEAN, PARTITIONS, Directory, Key, Told
+from kafkad.log.directory_lock import InUse, lock_directory
 from kafkad.log.filenames import (
     DELETE_DIR,
     FUTURE_DIR,
@@ -69,8 +65,6 @@ from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
 
 logger = logging.getLogger("kafkad.log")
 
-LOCK = ".lock"
-FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 METADATA_BATCH_MAX = 8 << 20  # KafkaRaftClient.MAX_BATCH_SIZE_BYTES
 DELETE_AGAIN_MS = 1_000  # after a directory could not be renamed
 REMOTE_INDEX_CACHE = "remote-log-index-cache"
@@ -163,23 +157,12 @@ class LogDirs:
         try:
             make_directory(directory.path)
             os.listdir(directory.path)
-            lock = os.open(os.path.join(directory.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            directory.lock = lock_directory(directory.path)
+        except InUse:
+            raise DirectoryTrouble(f"data directory {directory.path} is in use by another broker") from None
         except OSError as e:
             logger.error("log directory %s cannot be used and is offline: %s", directory.path, e)
             directory.offline = True
-            return
-        try:
-            fcntl.fcntl(lock, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        except OSError as e:
-            os.close(lock)
-            if e.errno in (errno.EAGAIN, errno.EACCES):
-                raise DirectoryTrouble(
-                    f"data directory {directory.path} is in use by another broker"
-                ) from None
-            logger.error("log directory %s cannot be locked and is offline: %s", directory.path, e)
-            directory.offline = True
-            return
-        directory.lock = lock
 
     def _take_mark(self, directory: Directory) -> None:
         try:

@@ -117,8 +117,6 @@ def test_no_loop_syncs_or_removes_much_while_it_serves(tmp_path, workers):
         notes.write_text("")
         load.run()
         seen = notes.read_text().splitlines()
-    # The quorum syncs as it commits (raft.single_voter); here it is about the logs of topics.
-    seen = [line for line in seen if "/__cluster_metadata-0" not in line]
     by_threads = [line for line in seen if line.startswith("thread")]
     for what in ("fsync", "fdatasync", "unlink"):
         assert any(line.startswith(f"thread {what}") for line in by_threads), what

@@ -218,7 +218,7 @@ class Script:
             (16, ">b", (0, 1, 3, -1)),  # magic
             (21, ">h", (0x10, 0x20, 0x30, 0x40, 5, 7, 0x80)),  # attributes
             (23, ">i", (0, 5, -1, INT32 - 1)),  # last offset delta
-            (27, ">q", (0, INT64 - 1)),  # base timestamp
+            (27, ">q", (200_000_000, INT64 - 1)),  # base timestamp: all records lie behind 1970
             (35, ">q", (-1, 0, INT64 - 1)),  # max timestamp
             (43, ">q", (0, 5, INT64 - 1)),  # producer id
             (51, ">h", (0, -2, 5)),  # producer epoch

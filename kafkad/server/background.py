@@ -58,7 +58,7 @@ class Background:
                 result = self._turns.run(result)
             if isinstance(result, Awaitable):
                 running = asyncio.ensure_future(result)
-                running.add_done_callback(lambda running: self._ended(task, running.exception()))
+                running.add_done_callback(lambda running: self._settled(task, running))
                 return
         except Exception as trouble:
             self._ended(task, trouble)
@@ -66,6 +66,10 @@ class Background:
                 raise
         else:
             self._ended(task, None)
+
+    def _settled(self, task: Task, running: "asyncio.Future[Any]") -> None:
+        if not running.cancelled():  # else the loop ends, and nothing runs again
+            self._ended(task, running.exception())
 
     def _ended(self, task: Task, trouble: BaseException | None) -> None:
         if isinstance(trouble, AssertionError):

@@ -201,8 +201,6 @@ class LogDirs:
             )
         except (OSError, Malformed, KafkaError) as e:
             raise DirectoryTrouble(f"the metadata log in {directory.path} cannot be opened: {e}") from e
-        if directory.group_commit is not None:
-            log.native.commit_with(directory.group_commit)
         return log
 
     def _metadata_config(self) -> TopicConfig:

@@ -70,6 +70,7 @@ cdef extern from * nogil:
     #include <malloc.h>
     #include <sched.h>
     #include <sys/epoll.h>
+    #include <sys/socket.h>
     #include <sys/uio.h>
     #include <unistd.h>
     """
@@ -82,11 +83,12 @@ cdef extern from * nogil:
     struct iovec:
         void* iov_base
         size_t iov_len
-    int EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLHUP, EPOLLERR, EPOLL_CTL_ADD
+    int EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLHUP, EPOLLERR, EPOLL_CTL_ADD, MSG_PEEK
     int sched_yield()
     int malloc_trim(size_t pad)
     int epoll_wait(int epoll_fd, epoll_event* events, int count, int timeout_ms)
     ssize_t readv(int fd, iovec* parts, int count)
+    ssize_t recv(int fd, void* data, size_t size, int flags)
     ssize_t read(int fd, void* data, size_t size)
 
 cdef enum:
@@ -179,7 +181,7 @@ cdef void flush_late(Core* core) noexcept nogil:
 
 cdef bint may_read(Conn* conn) noexcept nogil:
     """There may be bytes in the socket, and frames in them would be served."""
-    return (conn.readable and not conn.closed and not conn.blocked and not conn.starved
+    return (conn.readable and not conn.closed and not conn.blocked and (not conn.starved or conn.input is NULL)
             and conn.pending_count == conn.pending_produces and conn.slot_count < SLOTS_MAX
             and conn.answer_bytes <= UNSENT_MAX and conn.ending is NULL and not has_frame(conn))
 
@@ -239,6 +241,7 @@ cdef void read_once(Reactor reactor, Conn* conn, int* frames, int* calls) noexce
     cdef int count = 0
     cdef uint32_t held = conn.input_end - conn.input_start
     cdef uint32_t room = 0
+    cdef size_t first = 0
     cdef uint64_t whole = 0, wanted
     cdef size_t asked, served
     cdef uint8_t* scratch = core.scratch + core.scratch_at
@@ -259,11 +262,16 @@ cdef void read_once(Reactor reactor, Conn* conn, int* frames, int* calls) noexce
         parts[0].iov_base = conn.input + conn.input_end
         parts[0].iov_len = room
         count = 1
-    elif core.stats.buffered_bytes > core.buffered_bytes_max and not may_buffer(conn, 0):
-        return
+    elif core.stats.buffered_bytes > core.buffered_bytes_max:
+        first = first_frame(conn, scratch, SCRATCH_SIZE - core.scratch_at)
+        if first == 0:
+            return
     if not held or (held >= 4 and held + room == whole and core.stats.buffered_bytes <= core.buffered_bytes_max):
         parts[count].iov_base = scratch
-        parts[count].iov_len = FIRST_BYTES if conn.last_size >= BIG_FRAME else SCRATCH_SIZE - core.scratch_at
+        if first:
+            parts[count].iov_len = first
+        else:
+            parts[count].iov_len = FIRST_BYTES if conn.last_size >= BIG_FRAME else SCRATCH_SIZE - core.scratch_at
         count += 1
     asked = parts[0].iov_len + (parts[1].iov_len if count == 2 else 0)
     n = readv(conn.fd, parts, count)
@@ -304,6 +312,22 @@ cdef void read_once(Reactor reactor, Conn* conn, int* frames, int* calls) noexce
         keep(conn, scratch + served, <uint32_t>(<size_t>n - served))
     if buffer_is_shared(core.scratch):                  # a request outlives this turn
         scratch_keep(core, <size_t>(scratch - core.scratch) + <size_t>n)
+
+
+cdef size_t first_frame(Conn* conn, uint8_t* scratch, size_t size) noexcept nogil:
+    """How many bytes to read while memory is short: the first frame, if it has come whole, so that nothing is kept of it.
+    Else 0, and the connection waits for more bytes or for memory."""
+    cdef ssize_t n = recv(conn.fd, scratch, size, MSG_PEEK)
+    cdef int32_t frame_size
+    if n <= 0:
+        return 1                                        # the read gets the same, and acts on it
+    if n >= 4:
+        frame_size = get_i32(scratch)
+        if frame_size < 0 or <size_t>frame_size + 4 <= <size_t>n:
+            return 4 if frame_size < 0 else <size_t>frame_size + 4
+    conn.readable = False
+    may_buffer(conn, 0)
+    return 0
 
 
 cdef inline uint64_t believed_size(Conn* conn) noexcept nogil:
@@ -350,6 +374,7 @@ cdef void feed_starved(Core* core) noexcept nogil:
     while conn is not NULL:
         following = conn.starved_next
         conn.starved = False
+        conn.readable = True                            # `first_frame` may have left bytes there
         conn_run(conn)
         conn = following
 

@@ -1,5 +1,6 @@
 """The reactor: frames, order, back-pressure, limits, and what bad bytes do."""
 
+import contextlib
 import os
 import random
 import resource
@@ -426,7 +427,7 @@ def test_buffered_bytes_are_bounded_and_the_stalled_go_first(make):
     assert world.reactor.stats()["buffered_bytes"] <= 2_000_000
     honest = world.connect()
     deadline = time.monotonic() + 10
-    blob = request(5, body=bytes(200_000))
+    blob = request(5, body=bytes(400_000))  # more than is served without memory of its own
     pending = memoryview(struct.pack(">i", len(blob)) + blob)
     while pending:
         assert time.monotonic() < deadline
@@ -437,6 +438,59 @@ def test_buffered_bytes_are_bounded_and_the_stalled_go_first(make):
         world.reactor.poll()
     assert honest.receive_frame() == answer_to(5)
     assert any("holds memory" in line for line in world.lines)
+
+
+def test_small_requests_are_served_while_memory_is_short(make):
+    """Half a request each of a few clients used to stop the others for up to 10 s."""
+    world = make(buffered_bytes_max=1_000_000, stall_ms=60_000)
+    for _ in range(6):
+        client = world.connect()
+        client.socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            client.socket.send(struct.pack(">i", 10_000_000) + bytes(400_000))
+        world.poll()
+    assert world.reactor.stats()["buffered_bytes"] > 1_000_000
+    others = [world.connect() for _ in range(3)]
+    for number in range(50):
+        for other in others:
+            other.send_frame(request(number, body=bytes(number * 100)))
+        for other in others:
+            assert other.receive_frame() == answer_to(number)
+    several, halves = world.connect(), world.connect()
+    several.send(b"".join(struct.pack(">i", len(request(9))) + request(9) for _ in range(20)))
+    for _ in range(20):
+        assert several.receive_frame() == answer_to(9)
+    blob = struct.pack(">i", len(request(8))) + request(8)
+    for part in (blob[:2], blob[2:7], blob[7:], blob + blob[:5], blob[5:]):  # frames in pieces
+        halves.send(part)
+        world.poll()
+    for _ in range(3):
+        assert halves.receive_frame() == answer_to(8)
+    halves.send(struct.pack(">i", -5))
+    halves.wait_closed()
+    assert world.reactor.stats()["buffered_bytes"] < 3_000_000
+    assert not any("holds memory" in line for line in world.lines)
+
+
+def test_memory_that_comes_back_wakes_what_was_left_in_the_socket(make):
+    world = make(buffered_bytes_max=1_000_000, stall_ms=60_000)
+    holders = []
+    for _ in range(6):
+        client = world.connect()
+        client.socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            client.socket.send(struct.pack(">i", 10_000_000) + bytes(400_000))
+        world.poll()
+        holders.append(client)
+    large = world.connect()
+    blob = request(3, body=bytes(400_000))  # more than is looked at while memory is short
+    large.send(struct.pack(">i", len(blob)) + blob)
+    world.poll()
+    for holder in holders:
+        holder.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        holder.socket.close()  # a reset
+    world.poll()
+    assert large.receive_frame() == answer_to(3)
 
 
 def test_a_claimed_size_costs_nothing_until_its_bytes_come(world):

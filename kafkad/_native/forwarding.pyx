@@ -32,13 +32,14 @@ from kafkad._native.connection cimport core_wake
 from kafkad._native.mailbox cimport (
     ARENA_SIZE, MAIL_ADVANCED, MAIL_APPEND, MAIL_APPENDED, MAIL_BAD_RECORDS, TEXT_MAX, Mail, Mailboxes, arena_of, in_arena, mail_post,
 )
+from kafkad._native.outcomes cimport note_refusal, outcome_text
 from kafkad._native.partition cimport Partition
 from kafkad._native.partition_table cimport (
     Entry, PartitionTable, entry_by_row, table_owner_lost, table_remote_advanced,
 )
 from kafkad._native.produce cimport (
     HeldProduce, OUTCOME_TO_COME, Outcome, Part, Producing, append_part, check_part, drop_text, finish_append,
-    note_refusal, outcome_text, produce_forget, produce_outcome, take_pending,
+    produce_forget, produce_outcome, take_pending,
 )
 from kafkad._native.wire cimport KAFKAD_CHECK
 

@@ -4,13 +4,14 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kafkad._native.connection cimport Conn, Core, Slot, Timer
-from kafkad._native.partition cimport AppendInfo, Partition
+from kafkad._native.partition cimport AppendInfo
 from kafkad._native.partition_table cimport Entry, PartitionTable, Watch
 from kafkad._native.unpacking cimport Unpacker
 from kafkad._native.wire cimport Cursor
 
 cdef enum:
     OUTCOME_TO_COME = 1 << 20       # in place of an error code
+    MESSAGE_SIZE_MAX = 2000         # of an error's text in an answer
 
 cdef struct Part:                   # one partition of a request
     int32_t index
@@ -61,6 +62,7 @@ cdef struct HeldProduce:            # a request that waits for other workers' ou
     uint8_t* frame                  # the buffer it stands in, retained: owners append from it, and topics' names are there
     int64_t size                    # of itself and of the messages about it, which count as buffered
     uint64_t conn_id
+    uint8_t* topic_ids              # of its topics, 16 bytes each: a name may be another topic's when it is answered
     uint32_t outcomes_left
     uint32_t unpacking              # of these, our own partitions', whose batches threads unpack
     Request request                 # its arrays follow this struct
@@ -96,13 +98,10 @@ cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int3
 # OUTCOME_TO_COME: `take_pending` returns the work that is left, on a copy of the records.
 cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint admin, bint transactional) noexcept nogil
 cdef void append_part(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil
-cdef void outcome_text(Outcome* outcome, const char* text, size_t size) noexcept nogil
 cdef void drop_text(Outcome* outcome) noexcept nogil
 cdef object take_pending(Producing self)
 # After that work, on the loop: `error` is what it raised, or None.
 cdef void finish_append(Producing self, object work, object error, Outcome* outcome) noexcept
-# Turns an exception into the outcome's error code; a KafkaError's also into its message.
-cdef void note_refusal(Core* core, Partition partition, Outcome* outcome, object error) noexcept
 
 # The outcome of a part that was to come. It takes over `outcome` and its text. It may free `held`.
 cdef void produce_outcome(HeldProduce* held, uint32_t number, const Outcome* outcome) noexcept nogil

@@ -19,7 +19,6 @@ connections go on, also with the same partition. The owner of a forwarded batch 
 
 Not yet: transactions (a transactional id is refused with INVALID_REQUEST), quotas, authorization."""
 
-from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -31,12 +30,13 @@ cdef extern from "string.h" nogil:
     size_t strnlen(const char* text, size_t size)
 
 from kafkad._native.batch cimport (
-    BAD_RECORDS_MAX, COMPRESSION_MASK, HEADER_SIZE, NEED_PYTHON, TRANSACTIONAL, bad_records,
+    COMPRESSION_MASK, HEADER_SIZE, NEED_PYTHON, TRANSACTIONAL, bad_records,
 )
 from kafkad._native.buffers cimport buffer_release, buffer_retain
 from kafkad._native.connection cimport (
     Conn, Core, Slot, Timer, conn_end, conn_run, slot_drop, slot_extend, slot_finish, slot_open, slot_pend,
 )
+from kafkad._native.outcomes cimport free_text, note_refusal, note_result
 from kafkad._native.partition cimport PARTITION_GONE, Partition
 from kafkad._native.partition_table cimport (
     Entry, PartitionTable, Topic, Watch, table_listen, topic_by_id, topic_by_name, topic_entry, unwatch,
@@ -49,8 +49,6 @@ from kafkad._native.wire cimport (
     Cursor, KAFKAD_CHECK, get_i16, put_i16, put_i32, put_i64, put_uvarint, read_count, read_i16, read_i32, read_raw,
     read_uvarint, skip_tags,
 )
-
-import logging
 
 cdef enum:                              # error codes, org.apache.kafka.common.protocol.Errors
     UNKNOWN_SERVER_ERROR = -1
@@ -75,14 +73,11 @@ cdef enum:
     ZSTD = 4
     MAGIC_AT = 16
     ATTRIBUTES_AT = 21
-    MESSAGE_SIZE_MAX = 2000             # of an error's text in an answer
     RECORD_ERRORS_MAX = 20_000          # that one answer names; of what is beyond, each partition names its first
     # An owner has so long however short the request's timeout is: that one is for replication, and an append of our own
     # is not bound by it either.
     OWNER_MS_MIN = 1000
     PART_SENT = 256 + 32                # a mailbox.Mail and a forwarding.Flight
-
-log = logging.getLogger("kafkad.produce")
 
 # -- parsing -----------------------------------------------------------------------------------------------
 
@@ -207,42 +202,6 @@ cdef void append_client(Producing self, Entry* entry, const Part* part, Outcome*
         note_refusal(self.core, partition, outcome, error)
 
 
-cdef int note_result(Outcome* outcome, object result) except -1:
-    outcome.info.base_offset = result.base_offset
-    outcome.info.end_offset = result.end_offset
-    outcome.info.append_time_ms = result.append_time_ms
-    outcome.info.log_start_offset = result.log_start_offset
-    outcome.code = 0
-    return 0
-
-
-cdef void note_refusal(Core* core, Partition partition, Outcome* outcome, object error) noexcept:
-    """A refusal becomes its error code, a failure (also of memory) UNKNOWN_SERVER_ERROR and a log line; an assertion ends
-    the worker."""
-    cdef bytes text
-    cdef Py_ssize_t i
-    outcome.code = UNKNOWN_SERVER_ERROR
-    if isinstance(error, (AssertionError, BufferError)) or not isinstance(error, Exception):
-        (<object>core.reactor).fatal(error)
-        return
-    code = getattr(error, "code", None)                 # a KafkaError, which lives above this layer
-    if not isinstance(code, int):
-        log.error("appending to %s-%d failed", partition.topic, partition.index, exc_info=error)
-        return
-    outcome.code = code
-    outcome.info.bad_record = getattr(error, "bad_record", -1)
-    named = getattr(error, "bad_records", ())
-    if 0 < len(named) <= BAD_RECORDS_MAX:
-        outcome.bad = <uint32_t*>malloc((len(named) + 1) * sizeof(uint32_t))
-        if outcome.bad is not NULL:
-            outcome.bad[0] = <uint32_t>len(named)
-            for i in range(len(named)):
-                outcome.bad[i + 1] = named[i]
-    if error.message:
-        text = error.message.encode("utf-8", "replace")
-        outcome_text(outcome, PyBytes_AS_STRING(text), len(text))
-
-
 cdef object take_pending(Producing self):
     work = self.pending
     self.pending = None
@@ -266,25 +225,6 @@ cdef void finish_append(Producing self, object work, object error, Outcome* outc
     work.close()
     if outcome.code and hides_log_start(outcome.code):
         outcome.info.log_start_offset = -1
-
-
-cdef void outcome_text(Outcome* outcome, const char* text, size_t size) noexcept nogil:
-    """Copies a message that does not outlive the call that made it."""
-    size = min(size, <size_t>MESSAGE_SIZE_MAX)
-    outcome.text = <char*>malloc(size + 1)
-    KAFKAD_CHECK(outcome.text is not NULL)
-    memcpy(outcome.text, text, size)
-    outcome.text[size] = 0
-    outcome.info.message = outcome.text
-
-
-cdef inline void free_text(Outcome* outcome) noexcept nogil:
-    if outcome.text is not NULL:
-        free(outcome.text)
-        outcome.text = NULL
-    if outcome.bad is not NULL:
-        free(outcome.bad)
-        outcome.bad = NULL
 
 
 cdef inline void append_own(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
@@ -690,7 +630,8 @@ cdef HeldProduce* held_new(Producing self, const Request* request, const Conn* c
     cdef size_t topics = request.topic_count * sizeof(TopicParts)
     cdef size_t parts = request.part_count * sizeof(Part)
     cdef size_t outcomes = request.part_count * sizeof(Outcome)
-    cdef HeldProduce* held = <HeldProduce*>malloc(sizeof(HeldProduce) + topics + parts + outcomes)
+    cdef size_t ids = request.topic_count * 16
+    cdef HeldProduce* held = <HeldProduce*>malloc(sizeof(HeldProduce) + topics + parts + outcomes + ids)
     cdef uint8_t* at = <uint8_t*>(held + 1)
     KAFKAD_CHECK(held is not NULL and self.core.serving is not NULL)
     held.timer.place = -1
@@ -701,11 +642,12 @@ cdef HeldProduce* held_new(Producing self, const Request* request, const Conn* c
     held.conn_id = conn.id
     held.outcomes_left = 0
     held.unpacking = 0
-    held.size = <int64_t>(sizeof(HeldProduce) + topics + parts + outcomes + request.part_count * PART_SENT)
+    held.size = <int64_t>(sizeof(HeldProduce) + topics + parts + outcomes + ids + request.part_count * PART_SENT)
     self.core.stats.buffered_bytes += held.size
     held.request.topics = <TopicParts*>at
     held.request.parts = <Part*>(at + topics)
     held.request.outcomes = <Outcome*>(at + topics + parts)
+    held.topic_ids = at + topics + parts + outcomes
     return held
 
 
@@ -719,6 +661,7 @@ cdef void held_free(HeldProduce* held) noexcept nogil:
 cdef void held_pend(HeldProduce* held, const Request* request, Slot* slot) noexcept nogil:
     cdef Core* core = slot.conn.core
     cdef Request* kept = &held.request
+    cdef uint32_t number = 0, i, j
     memcpy(kept.topics, request.topics, request.topic_count * sizeof(TopicParts))
     memcpy(kept.parts, request.parts, request.part_count * sizeof(Part))
     memcpy(kept.outcomes, request.outcomes, request.part_count * sizeof(Outcome))
@@ -727,6 +670,13 @@ cdef void held_pend(HeldProduce* held, const Request* request, Slot* slot) noexc
     kept.deadline_ms = request.deadline_ms
     kept.topic_count = request.topic_count
     kept.part_count = request.part_count
+    memset(held.topic_ids, 0, request.topic_count * 16)
+    for i in range(request.topic_count):
+        for j in range(number, number + kept.topics[i].count):
+            if kept.outcomes[j].entry is not NULL:
+                memcpy(&held.topic_ids[16 * i], kept.outcomes[j].entry.key.id, 16)
+                break
+        number += kept.topics[i].count
     held.slot = slot
     timer_start(core, &held.timer, max(kept.deadline_ms, core.monotonic_ms + OWNER_MS_MIN), held_expired)
     slot_pend(slot, held, held_cancelled, True)
@@ -800,6 +750,8 @@ cdef void held_answer(Producing self, HeldProduce* held) noexcept nogil:
             elif outcome.waits and request.acks != 0:
                 if topic is NULL:
                     topic = find_topic(self, &request.topics[i])
+                    if topic is not NULL and memcmp(topic.key.id, &held.topic_ids[16 * i], 16) != 0:
+                        topic = NULL                    # deleted, and made again with other offsets
                 outcome.entry = topic_entry(topic, request.parts[number].index)
                 outcome.waits = outcome.entry is NULL or (
                     (<Partition>outcome.entry.partition).row.high_watermark < outcome.info.end_offset)

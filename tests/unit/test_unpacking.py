@@ -238,6 +238,23 @@ def test_a_topic_that_is_deleted_meanwhile(world):
     assert codes(answer) == [errors.UNKNOWN_TOPIC_OR_PARTITION]
 
 
+def test_a_topic_that_is_deleted_and_made_again_meanwhile(world):
+    """Its append was to the old one. Before: the answer waited for the new one to reach that offset."""
+    log = world.log("t", 0, topic_id=b"1" * 16)
+    world.log("t", 1, topic_id=b"1" * 16)
+    client = world.connect()
+    client.send_request(produce("t", {0: large(), 1: BOMB}), 9)
+    world.poll_until(lambda: log.end_offset == 40)
+    assert jobs(world)[1] == 1
+    for index in (0, 1):
+        world.table.remove("t", index)
+    world.directory += "/again"
+    again = world.log("t", 0, topic_id=b"2" * 16)
+    answer = client.receive(messages.ProduceResponse, 9)
+    assert codes(answer) == [errors.UNKNOWN_TOPIC_OR_PARTITION] * 2
+    assert again.end_offset == 0
+
+
 def test_a_partition_that_is_led_no_longer(world):
     log = world.log("t")
     client = world.connect()

@@ -24,7 +24,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check --quiet
 LOGGED := > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log >&2; exit 1; }
-NATIVE := $(wildcard kafkad/_native/*.pyx kafkad/_native/*.pxd kafkad/_native/*.h)
+NATIVE := $(wildcard kafkad/_native/*/*.pyx kafkad/_native/*/*.pxd kafkad/_native/*/*.h)
 
 DATA_DIR ?= ./data
 LISTEN   ?= 127.0.0.1:9092
@@ -123,6 +123,6 @@ wheels: $(VENV)/.stamp-test java
 
 clean:
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
-	@rm -f kafkad/_native/*.so $(patsubst %.pyx,%.c,$(wildcard kafkad/_native/*.pyx))
+	@rm -f kafkad/_native/*/*.so $(patsubst %.pyx,%.c,$(wildcard kafkad/_native/*/*.pyx))
 	@find kafkad tests bench tools -name __pycache__ -prune -exec rm -rf {} +
 	@echo "removed what was built; $(VENV), .cache and ./data are still there"

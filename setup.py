@@ -1,4 +1,4 @@
-"""Builds kafkad: every kafkad/_native/*.pyx is one extension; compiler directives stand here, once.
+"""Builds kafkad: every kafkad/_native/*/*.pyx is one extension; compiler directives stand here, once.
 
 Environment:
   KAFKAD_ONLY=codec,batch   build just these extensions (while working on them)
@@ -34,14 +34,14 @@ if os.environ.get("KAFKAD_SANITIZE") == "1":
 
 extensions = [
     Extension(
-        f"kafkad._native.{path.stem}",
+        f"kafkad._native.{path.parent.name}.{path.stem}",
         [str(path.relative_to(HERE))],
-        include_dirs=[str(NATIVE.relative_to(HERE))],
+        include_dirs=[str(path.relative_to(HERE)) for path in sorted(NATIVE.iterdir()) if path.is_dir()],
         define_macros=[("_GNU_SOURCE", "1")],
         extra_compile_args=COMPILE,
         extra_link_args=LINK,
     )
-    for path in sorted(NATIVE.glob("*.pyx"))
+    for path in sorted(NATIVE.glob("*/*.pyx"))
     if not ONLY or path.stem in ONLY
 ]
 

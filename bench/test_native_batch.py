@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from kafkad._native import crc32c
-from kafkad._native.batch import AppendRules, BatchHeader, RecordWalk
+from kafkad._native.wire import crc32c
+from kafkad._native.wire.batch import AppendRules, BatchHeader, RecordWalk
 from kafkad.protocol.records import Record, build_batch, read_batches
 from kafkad.protocol.validation import validate_slow
 from kafkad.spark.record_columns import RecordColumns

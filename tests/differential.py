@@ -18,7 +18,7 @@ from typing import Any
 
 import crc32c
 
-from kafkad._native.codec import Message
+from kafkad._native.wire.codec import Message
 from kafkad.protocol import codec, compression, messages, records
 from tests.wire import Wire
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import crc32c
 
-from kafkad._native.codec import Message
+from kafkad._native.wire.codec import Message
 from kafkad.api.table import ROWS
 from kafkad.protocol import messages, records
 from tests.differential import Request, Side, Symbol, edges

@@ -21,6 +21,10 @@ import architecture_map  # noqa: E402
 # From the ground up. What stands on one line may import what stands above it, and itself.
 LAYERS = [
     "_native",
+    "_native.wire",
+    "_native.shared",
+    "_native.log",
+    "_native.serving _native.values",
     "protocol",
     "clock metrics quota",
     "config",
@@ -48,7 +52,13 @@ LAYERS = [
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
 
 # narrower than its place: the client library is used without a broker
-ONLY = {"client": {"client", "protocol", "_native"}}
+ONLY = {
+    "client": {"client", "protocol", "_native.wire"},
+    "_native.values": {"_native.values", "_native.wire"},
+}
+
+# what the broker does without
+APART = {"_native.values": {"_native.values", "spark", "ingest", "demo"}}
 
 # Time, chance, network and disk come in as arguments, so that a seed replays everything.
 PURE = {"protocol", "metadata", "raft", "coordinator", "controller", "replication"}
@@ -73,8 +83,11 @@ def name_of(path: Path) -> str:
 
 
 def layer_of(path: Path) -> str | None:
-    """`log` for kafkad/log/segment.py, `clock` for kafkad/clock.py, None for kafkad/__init__.py."""
+    """`log` for kafkad/log/segment.py, `_native.wire` for kafkad/_native/wire/batch.pyx, `clock` for
+    kafkad/clock.py, None for kafkad/__init__.py."""
     parts = path.relative_to(PACKAGE).parts
+    if len(parts) > 2 and parts[0] == "_native":
+        return f"_native.{parts[1]}"
     if len(parts) > 1:
         return parts[0]
     return None if path.stem == "__init__" else path.stem
@@ -107,6 +120,8 @@ def target_of(module: str) -> str | None:
     parts = module.split(".")
     if parts[0] != "kafkad" or len(parts) == 1 or parts[1] == "__version__":
         return None
+    if parts[1] == "_native" and len(parts) > 2 and f"_native.{parts[2]}" in LEVEL:
+        return f"_native.{parts[2]}"
     return parts[1]
 
 
@@ -131,6 +146,8 @@ def test_imports_go_down_only():
                 wrong.append(f"{name_of(path)}:{line} imports {module}: {layer} is not above {target}")
             elif layer in ONLY and target not in ONLY[layer]:
                 wrong.append(f"{name_of(path)}:{line} imports {module}, and {layer} takes only {ONLY[layer]}")
+            elif target in APART and layer not in APART[target]:
+                wrong.append(f"{name_of(path)}:{line} imports {module}, which only {APART[target]} may")
     assert not wrong, "\n" + "\n".join(wrong)
 
 
@@ -157,8 +174,13 @@ def test_only_the_edges_wait():
 
 
 def test_no_code_is_deeper_than_one_folder():
-    deep = [name_of(path) for path in SOURCES if len(path.relative_to(PACKAGE).parts) > 2]
-    assert not deep
+    """kafkad/<folder>/<file>; the natives have one floor more, kafkad/_native/<room>/<file>."""
+    for path in SOURCES:
+        parts = path.relative_to(PACKAGE).parts
+        if parts[0] == "_native":
+            assert len(parts) == 3 or parts[1:] == ("__init__.py",), name_of(path)
+        else:
+            assert len(parts) <= 2, name_of(path)
 
 
 def test_every_file_opens_with_its_idea():
@@ -225,8 +247,8 @@ def test_the_map_in_architecture_md_is_the_tree():
         ("from kafkad.log import segment", ["kafkad.log.segment"]),
         ("import kafkad.api.table as t, os", ["kafkad.api.table", "os"]),
         (
-            "from .wire cimport Cursor, varint",
-            ["kafkad._native.wire.Cursor", "kafkad._native.wire.varint"],
+            "from .primitives cimport Cursor, varint",
+            ["kafkad._native.wire.primitives.Cursor", "kafkad._native.wire.primitives.varint"],
         ),
         ("cimport cython", ["cython"]),
         ("    from kafkad.net cimport listener", ["kafkad.net.listener"]),
@@ -234,7 +256,7 @@ def test_the_map_in_architecture_md_is_the_tree():
 )
 def test_the_reader_of_cython_imports(text, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
-    path = tmp_path / "_native" / "x.pyx"
-    path.parent.mkdir()
+    path = tmp_path / "_native" / "wire" / "x.pyx"
+    path.parent.mkdir(parents=True)
     path.write_text(text + "\n")
     assert [module for _, module in imports_of(path)] == expected

@@ -101,7 +101,7 @@ def run(command: list[str], **options) -> None:
 def translate() -> list[Path]:
     """The C file of each extension, made anew where its sources are newer."""
     run([sys.executable, "setup.py", "--quiet", "--help"])  # setup.py translates before it does anything else
-    return sorted(path.with_suffix(".c").relative_to(ROOT) for path in (ROOT / NATIVE).glob("*.pyx"))
+    return sorted(path.with_suffix(".c").relative_to(ROOT) for path in (ROOT / NATIVE).glob("*/*.pyx"))
 
 
 def compile_all(target: Target, sources: list[Path], into: Path) -> None:
@@ -112,13 +112,15 @@ def compile_all(target: Target, sources: list[Path], into: Path) -> None:
         "ZIG_LOCAL_CACHE_DIR": str(CACHE / "zig"),
     }
 
+    rooms = [f"-I{folder}" for folder in sorted({source.parent for source in sources})]
+
     def compile_one(source: Path) -> None:
         run(
             [
                 sys.executable, "-m", "ziglang", "cc", "-target", f"{target.machine}-linux-gnu.{GLIBC}",
                 *FLAGS,
-                f"-I{include}", f"-I{NATIVE}", "-shared", "-s", str(source), "-o",
-                str(into / (source.stem + target.suffix)), "-lpthread", "-lm",
+                f"-I{include}", *rooms, "-shared", "-s", str(source), "-o",
+                str(into / source.parent.name / (source.stem + target.suffix)), "-lpthread", "-lm",
             ],
             env=environment,
         )  # fmt: skip

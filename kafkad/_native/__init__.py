@@ -1,4 +1,4 @@
-"""The loops in Cython, and what they share. See ARCHITECTURE.md."""
+"""The loops in Cython, in five rooms: wire < shared < log < serving, and wire < values."""
 
 import os
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -9,7 +9,7 @@ class NotBuilt(ImportError):
 
 
 _here = os.path.dirname(os.path.abspath(__file__))
-if not any(os.path.exists(os.path.join(_here, "codec" + suffix)) for suffix in EXTENSION_SUFFIXES):
+if not any(os.path.exists(os.path.join(_here, "wire", "codec" + suffix)) for suffix in EXTENSION_SUFFIXES):
     raise NotBuilt(
         f"the native modules are not built in {_here}: run `pip install .`, or `pip install -e .` to work on"
         " the source; to use an installed kafkad, run Python from another directory"

@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple
 
-from kafkad._native.shared_answer import SharedAnswer
+from kafkad._native.serving.shared_answer import SharedAnswer
 from kafkad.metadata.image import MetadataImage, Topic
 from kafkad.protocol import codec, messages
 

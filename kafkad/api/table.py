@@ -4,7 +4,7 @@ ApiVersions tells exactly this table. Versions run from the lowest that Kafka 4.
 stable one; a row is here only when all of its versions work. The one exception is Kafka's own: Produce is
 told from v0, since librdkafka otherwise turns compression off (KAFKA-18659), and v0-2 are closed on.
 
-`native` rows are parsed and answered by `_native.reactor`; they have no function here.
+`native` rows are parsed and answered by `_native.serving.reactor`; they have no function here.
 
 `route` says whose state an answer needs, where a broker has several workers (server/routing.py). LOCAL: every
 worker has it. CONTROLLER: worker 0 writes the metadata. GROUP: who owns the group's partition of

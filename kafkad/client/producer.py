@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kafkad._native.record_encode import Encoded, murmur2
+from kafkad._native.wire.record_encode import Encoded, murmur2
 from kafkad.client.cluster import RETRY_PAUSE_S, Cluster, passes
 from kafkad.client.connection import Connection, Unreachable
 from kafkad.protocol import errors, messages, records

@@ -1,6 +1,6 @@
 """Reading a partition of `__consumer_offsets` back: the bytes of its batches become groups and offsets.
 
-    feed(bytes) ...            in any thread; keeps the last record of each key (_native/latest_records)
+    feed(bytes) ...            in any thread; keeps the last record of each key (_native/wire/latest_records)
     shard.load_steps()         on the loop, in slices: those records become the shard's offsets and groups
 
 Offsets that were committed in a transaction (in a log that JVM Kafka wrote) wait for the transaction's
@@ -8,7 +8,7 @@ marker; of a transactional and a plain record the later one wins. Transactions w
 
 from typing import Any
 
-from kafkad._native.latest_records import LatestRecords
+from kafkad._native.wire.latest_records import LatestRecords
 from kafkad.coordinator import records
 from kafkad.coordinator.records import OffsetRecord
 from kafkad.protocol import compression as codecs

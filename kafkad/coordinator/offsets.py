@@ -11,7 +11,7 @@ log wins."""
 from collections.abc import Iterator
 from functools import partial
 
-from kafkad._native.latest_records import LatestRecords
+from kafkad._native.wire.latest_records import LatestRecords
 from kafkad.coordinator.records import NEVER, CommittedOffset
 
 Key = tuple[str, str, int]  # group id, topic, partition

@@ -26,7 +26,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kafkad._native.group_commit import GroupCommit
+from kafkad._native.log.group_commit import GroupCommit
 from kafkad.log.checkpoints import (
     HIGH_WATERMARKS,
     LOG_START_OFFSETS,

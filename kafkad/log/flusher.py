@@ -2,7 +2,7 @@
 
 With flush.messages = M an append that would leave M messages unflushed is written, but HW, and with it the
 ack and visibility, stays behind until an fdatasync that began after it; all appends that come meanwhile share
-the next one. The plain case, one fdatasync of the active segment, is `_native/group_commit`'s, which the
+the next one. The plain case, one fdatasync of the active segment, is `_native/log/group_commit`'s, which the
 native append asks by itself. Here is the rest, in a thread of the scheduler: several segments after a roll,
 small files and directory entries, and logs without a group commit.
 
@@ -27,14 +27,14 @@ from kafkad.log.shortages import report
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 
 if TYPE_CHECKING:
-    from kafkad._native.segments import FileRef
+    from kafkad._native.log.segments import FileRef
     from kafkad.log.log import Log
 
 LONG_MAX: Final = (1 << 63) - 1
 RETRY_MS: Final = 100  # after a shortage; twice as long after each further one, up to
 RETRY_MS_MAX: Final = 5_000
 BLOCKING_TRIES_S: Final = (0.005, 0.01, 0.02, 0.04)  # between the tries of a flush that the loop waits for
-# What makes a disk broken rather than full or busy: as in _native/fileio.is_fatal.
+# What makes a disk broken rather than full or busy: as in _native/log/fileio.is_fatal.
 FATAL: Final = frozenset(
     (
         errno.EIO,

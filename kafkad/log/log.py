@@ -16,10 +16,10 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
-from kafkad._native.batch import AppendRules
-from kafkad._native.partition import WANTS_PRODUCERS, WANTS_ROLL, Partition
-from kafkad._native.producer_table import ProducerTable
-from kafkad._native.scan import replay_producers, scan_segment
+from kafkad._native.log.partition import WANTS_PRODUCERS, WANTS_ROLL, Partition
+from kafkad._native.log.producer_table import ProducerTable
+from kafkad._native.log.segment_recovery import replay_producers, scan_segment
+from kafkad._native.wire.batch import AppendRules
 from kafkad.log import recovery
 from kafkad.log.checkpoints import (
     partition_metadata_id,
@@ -58,7 +58,7 @@ from kafkad.protocol.records import seek_max_timestamp, seek_timestamp
 from kafkad.protocol.validation import InvalidBatch, Validation
 
 if TYPE_CHECKING:
-    from kafkad._native.watermarks import RowSlot
+    from kafkad._native.shared.watermarks import RowSlot
     from kafkad.config.topic import TopicConfig
 
 logger = logging.getLogger("kafkad.log")

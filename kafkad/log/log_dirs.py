@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from kafkad._native.partition import Partition
-from kafkad._native.producer_table import ProducerTable
-from kafkad._native.watermarks import RowSlot, WatermarkTable
+from kafkad._native.log.partition import Partition
+from kafkad._native.log.producer_table import ProducerTable
+from kafkad._native.shared.watermarks import RowSlot, WatermarkTable
 from kafkad.config.topic import TopicConfig
 from kafkad.log.checkpoints import (
     CLEANER_OFFSETS,

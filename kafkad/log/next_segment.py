@@ -3,9 +3,9 @@
 A roll creates three files, stretches two of them and maps them; on a disk that is busy with fsyncs each of
 these may wait for the file system's journal, and with it the loop and all its clients. So a log that is
 written fast, whose active segment got from a half to three quarters in less than a minute, has them made in
-a thread (`_native/next_segment`, O_TMPFILE), and the roll gives them their names. Whatever fails here only
-means that the roll makes its files itself: where O_TMPFILE is not known, where the disk is full, where the
-roll came first. Files that come too late for one roll are there for the next.
+a thread (`_native/log/next_segment`, O_TMPFILE), and the roll gives them their names. Whatever fails here
+only means that the roll makes its files itself: where O_TMPFILE is not known, where the disk is full, where
+the roll came first. Files that come too late for one roll are there for the next.
 
 Three descriptors and two mappings are what it costs; a log that has not rolled for two sweeps gives them
 back.
@@ -15,7 +15,7 @@ Beware: the thread makes the files, all else here is the loop's."""
 import logging
 from typing import TYPE_CHECKING, Final
 
-from kafkad._native.next_segment import NextSegment as Files
+from kafkad._native.log.next_segment import NextSegment as Files
 
 if TYPE_CHECKING:
     from kafkad.log.log import Log

@@ -1,5 +1,5 @@
 """`<base offset>.index`, for people and tools: where batches stand. The broker's own look-ups are
-`_native/index`.
+`_native/log/index`.
 
 8 bytes an entry: relative offset i32, position i32. An entry says that the batch which ends with the offset
 begins at the position. A file that was not closed ends in zeros (it is stretched to segment.index.bytes while

@@ -14,8 +14,8 @@ import os
 import struct
 from contextlib import suppress
 
-from kafkad._native.crc32c import checksum
-from kafkad._native.producer_table import ProducerTable
+from kafkad._native.log.producer_table import ProducerTable
+from kafkad._native.wire.crc32c import checksum
 from kafkad.log.checkpoints import sync_directory, write_new
 from kafkad.log.filenames import SNAPSHOT, segment_file
 from kafkad.protocol.errors import Malformed

@@ -1,8 +1,8 @@
 """What a worker reads of a log that another worker owns: the rare reads, which leave the native path.
 
-The native reader (`_native/partition_reader`) has the owner's directory and a copy of its row. Here is what
-Fetch asks Python for, and what ListOffsets asks of the row. Nothing is written, and nothing is kept but what
-the row says is still so: the owner may have rolled or deleted since."""
+The native reader (`_native/log/partition_reader`) has the owner's directory and a copy of its row. Here is
+what Fetch asks Python for, and what ListOffsets asks of the row. Nothing is written, and nothing is kept but
+what the row says is still so: the owner may have rolled or deleted since."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from kafkad.log.txn_index import AbortedTxn, read_txn_index
 from kafkad.protocol.errors import NOT_LEADER_OR_FOLLOWER, KafkaError, Malformed
 
 if TYPE_CHECKING:
-    from kafkad._native.partition_reader import ReaderPartition
+    from kafkad._native.log.partition_reader import ReaderPartition
 
 
 class ReaderLog:

@@ -19,10 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from kafkad._native.listing import list_partition
-from kafkad._native.partition import Partition
-from kafkad._native.producer_table import ProducerTable
-from kafkad._native.scan import SegmentScan, replay_producers, scan_segment
+from kafkad._native.log.directory_listing import list_partition
+from kafkad._native.log.partition import Partition
+from kafkad._native.log.producer_table import ProducerTable
+from kafkad._native.log.segment_recovery import SegmentScan, replay_producers, scan_segment
 from kafkad.log.clean_marks import CleanStop
 from kafkad.log.filenames import (
     CLEANED,

@@ -1,5 +1,5 @@
 """`<base offset>.timeindex`, for people and tools: which offset is how old. The broker's own look-ups are
-`_native/index`.
+`_native/log/index`.
 
 12 bytes an entry: timestamp i64, relative offset i32. An entry says that no record up to the offset is
 younger than the timestamp. A file that was not closed ends in zeros (it is stretched to segment.index.bytes

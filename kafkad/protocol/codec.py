@@ -12,9 +12,9 @@ from collections.abc import Callable, Generator
 from struct import Struct
 from typing import NamedTuple
 
-from kafkad._native.codec import Message, TooWide, decode, encode
-from kafkad._native.codec_steps import Decoding, Encoding, Remains
-from kafkad._native.malformed import Malformed
+from kafkad._native.wire.codec import Message, TooWide, decode, encode
+from kafkad._native.wire.codec_steps import Decoding, Encoding, Remains
+from kafkad._native.wire.malformed import Malformed
 from kafkad.protocol import messages
 from kafkad.protocol.messages import request_class, response_class
 

@@ -23,7 +23,7 @@ import cramjam
 import lz4.frame
 import zstandard
 
-from kafkad._native.zstd_frames import zstd_walk
+from kafkad._native.wire.zstd_frames import zstd_walk
 from kafkad.protocol.errors import Malformed
 
 NONE: Final = 0

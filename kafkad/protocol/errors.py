@@ -7,7 +7,7 @@ Codes and names: org.apache.kafka.common.protocol.Errors.
 
 from typing import Final
 
-from kafkad._native.malformed import Malformed as Malformed
+from kafkad._native.wire.malformed import Malformed as Malformed
 
 # code, name, a client may try again
 TABLE: Final = (

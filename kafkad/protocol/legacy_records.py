@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import lz4.frame
 
-from kafkad._native.records import Record
+from kafkad._native.wire.records import Record
 from kafkad.protocol import compression as codecs
 from kafkad.protocol.errors import Malformed
 

@@ -18,7 +18,7 @@ for, a tenth of a millisecond each; a broker asks for all that it serves at its 
 from pathlib import Path
 from typing import Any
 
-from kafkad._native.codec import Message, Spec
+from kafkad._native.wire.codec import Message, Spec
 from kafkad.protocol.schema import NEVER_FLEXIBLE, NONE, Schema, camel_case, parse
 
 SCHEMAS = Path(__file__).parent / "schemas"

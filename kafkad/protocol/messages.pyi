@@ -1,7 +1,7 @@
 from pathlib import Path
 from typing import Any
 
-from kafkad._native.codec import Message, Spec
+from kafkad._native.wire.codec import Message, Spec
 from kafkad.protocol.schema import Schema
 
 API_FILES: dict[int, Path]

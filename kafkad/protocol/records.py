@@ -2,8 +2,8 @@
 
 `build_batch` makes one batch of `Record`s, `read_batches` cuts a buffer into `Batch`es, whose header fields
 are attributes and whose `records()` decompresses and decodes. `find_timestamp` and `find_max_timestamp`
-look for one record without decoding any. The produce and fetch path uses none of this: see `_native/batch`
-and `validation`.
+look for one record without decoding any. The produce and fetch path uses none of this: see
+`_native/wire/batch` and `validation`.
 
 Beware: record timestamps of a LogAppendTime batch are its max_timestamp, whatever their deltas say."""
 
@@ -11,10 +11,10 @@ import struct
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Final
 
-from kafkad._native import records as native
-from kafkad._native.batch import BatchHeader, RecordWalk
-from kafkad._native.records import Record as Record
-from kafkad._native.records import write_header as write_header
+from kafkad._native.wire import records as native
+from kafkad._native.wire.batch import BatchHeader, RecordWalk
+from kafkad._native.wire.records import Record as Record
+from kafkad._native.wire.records import write_header as write_header
 from kafkad.protocol import compression as codecs
 from kafkad.protocol.errors import Malformed
 

@@ -25,7 +25,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from kafkad._native.codec import Field, Spec
+from kafkad._native.wire.codec import Field, Spec
 
 Range = tuple[int, int]
 NONE: Range = (0, -1)

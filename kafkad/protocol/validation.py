@@ -1,4 +1,4 @@
-"""The slow half of a client's append: what `_native/batch.validate` answered NEED_PYTHON to.
+"""The slow half of a client's append: what `_native/wire/batch.validate` answered NEED_PYTHON to.
 
 Compressed batches are decompressed chunk by chunk and walked natively as the chunks come, so memory stays
 at a chunk whatever the batch claims to hold, and the GIL is free meanwhile. A batch that passes is stored
@@ -6,10 +6,10 @@ as it came, unless the topic asks for another codec or the inner offset deltas a
 chunk by chunk as well.
 
 A `Validation` goes in steps of bounded work, so that an event loop does the small ones itself and leaves the
-others to threads (`_native/unpacking`). It holds what the log was when it began; what may change meanwhile
-(the leader epoch, producers, the time of a LogAppendTime) is the append's.
+others to threads (`_native/serving/unpacking`). It holds what the log was when it began; what may change
+meanwhile (the leader epoch, producers, the time of a LogAppendTime) is the append's.
 
-The rules themselves stand in `_native/batch.pyx`; here is only the order in which they are asked.
+The rules themselves stand in `_native/wire/batch.pyx`; here is only the order in which they are asked.
 
 DECOMPRESSED_FACTOR bounds the work that one batch can cause. Kafka has no such bound. 64 times
 max.message.bytes, and 64 MiB at least, is far above what real data reach; a larger batch is
@@ -18,8 +18,8 @@ MESSAGE_TOO_LARGE, which makes producers split it."""
 from collections.abc import Generator, Sequence
 from typing import Any, Final
 
-from kafkad._native import records as native
-from kafkad._native.batch import AppendRules, BatchHeader, RecordWalk
+from kafkad._native.wire import records as native
+from kafkad._native.wire.batch import AppendRules, BatchHeader, RecordWalk
 from kafkad.protocol import compression as codecs
 from kafkad.protocol.errors import CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE, KafkaError, Malformed
 

@@ -4,7 +4,7 @@ The rule needs no table: every worker computes the same answer from what all of 
 restarts, and with another number of workers no data moves: a log belongs to the broker, only its writer is a
 worker. The partitions of one topic go round the workers; where it begins differs from topic to topic."""
 
-from kafkad._native.crc32c import checksum
+from kafkad._native.wire.crc32c import checksum
 
 
 def owner_of(topic_id: bytes, index: int, workers: int) -> int:

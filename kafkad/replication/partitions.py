@@ -23,7 +23,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from kafkad._native.partition import Partition
+from kafkad._native.log.partition import Partition
 from kafkad.config.topic import TopicConfig, unusable
 from kafkad.log.log_dirs import DirectoryOccupied
 from kafkad.log.reader import ReaderLog
@@ -63,7 +63,7 @@ class Partitions:
         self.config = config  # config.BrokerConfig
         self._configs: dict[frozenset[tuple[str, str]], TopicConfig] = {}  # by their own values
         self.log_dirs = log_dirs
-        self.table = table  # _native.partition_table.PartitionTable
+        self.table = table  # _native.serving.partition_table.PartitionTable
         self._logs: dict[tuple[str, int], Any] = {}
         self._absent: set[tuple[str, int]] = set()  # their directory is not there; stand-ins are in the table
         self._image: Any = None

@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, NamedTuple
 
-from kafkad._native.long_answer import LongAnswer
-from kafkad._native.shared_answer import SharedAnswer
+from kafkad._native.serving.long_answer import LongAnswer
+from kafkad._native.serving.shared_answer import SharedAnswer
 from kafkad.api.context import RequestContext, Services, code_of
 from kafkad.api.table import Api, Route
 from kafkad.api.versions import unsupported

@@ -17,7 +17,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kafkad._native.reactor import Reactor
+    from kafkad._native.serving.reactor import Reactor
 
 
 class ReactorSelector(selectors.EpollSelector):

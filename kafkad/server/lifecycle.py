@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kafkad._native import timeslice
+from kafkad._native.shared import timeslice
 from kafkad.config.definition import ConfigError
 from kafkad.log.log_dirs import DirectoryTrouble
 from kafkad.net.listener import ListenError

@@ -6,7 +6,7 @@ another one imports inside a function, since the two need each other, is importe
 (tests/integration/test_lives_on.py watches a broker for imports and for files that are opened.)
 """
 
-import kafkad._native.partition_reader  # noqa: F401  (Partition.reader imports it)
+import kafkad._native.log.partition_reader  # noqa: F401  (Partition.reader imports it)
 from kafkad.api import table
 from kafkad.protocol import messages
 

@@ -51,10 +51,10 @@ from functools import partial
 from socket import socket
 from typing import Any, NoReturn
 
-from kafkad._native.handover import Handover
-from kafkad._native.host_counts import HostCounts
-from kafkad._native.mailbox import Mailboxes
-from kafkad._native.watermarks import WatermarkTable
+from kafkad._native.shared.connection_handover import Handover
+from kafkad._native.shared.host_counts import HostCounts
+from kafkad._native.shared.mailbox import Mailboxes
+from kafkad._native.shared.watermarks import WatermarkTable
 from kafkad.clock import Clock
 from kafkad.config import loggers
 from kafkad.config.listeners import Endpoint

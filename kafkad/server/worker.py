@@ -29,10 +29,10 @@ from collections.abc import Callable
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
-from kafkad._native.group_commit import GroupCommit
-from kafkad._native.partition import set_on_fatal
-from kafkad._native.partition_table import PartitionTable
-from kafkad._native.reactor import Reactor
+from kafkad._native.log.group_commit import GroupCommit
+from kafkad._native.log.partition import set_on_fatal
+from kafkad._native.serving.partition_table import PartitionTable
+from kafkad._native.serving.reactor import Reactor
 from kafkad.api import table
 from kafkad.api.context import Services
 from kafkad.clock import Clock

@@ -5,7 +5,8 @@ and null that type, of int and long BIGINT, of float and double DOUBLE, any othe
 member1, ...> without its null; date DATE, timestamp-millis and -micros TIMESTAMP, local-timestamp-...
 TIMESTAMP_NTZ, decimal DECIMAL, other logical types what they are made of.
 
-A plan is what kafkad/_native/avro_columns.pyx runs: a tree of dicts in the order of the *writer's* bytes,
+A plan is what kafkad/_native/values/avro_columns.pyx runs: a tree of dicts in the order of the *writer's*
+bytes,
 
     {"op": "record", "children": [...], "missing": [(plan, bytes), ...]}    missing: the reader's defaults
     {"op": "long", "name": "at", "place": 3, "scale": 1000}    place: of the reader's field; none: read, drop

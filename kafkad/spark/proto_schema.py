@@ -6,7 +6,7 @@ bits (with the option upcast.unsigned.ints BIGINT and DECIMAL(20, 0)), google.pr
 TIMESTAMP, map MAP, repeated ARRAY, other messages STRUCT. A field that is not in the message has its
 proto2 default, else null (with emit.default.values the zero of its type, if it cannot tell absence).
 
-A plan is what kafkad/_native/proto_columns.pyx runs: for the message and for each field
+A plan is what kafkad/_native/values/proto_columns.pyx runs: for the message and for each field
 
     {"op": "int32", "number": 3, "name": "n", "place": 0, "repeated": False, "required": False, "oneof": 0,
      "default": b"...", "symbols": {0: "A"}, "open": True, "type": "E", "children": [...]}"""

@@ -29,7 +29,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from kafkad._native.record_columns import span
+from kafkad._native.values.record_columns import span
 from kafkad.client.cluster import passes
 from kafkad.client.connection import Connection, Unreachable
 from kafkad.client.fetch import FetchAnswer, read_answer, send_fetch

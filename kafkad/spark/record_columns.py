@@ -1,11 +1,11 @@
 """RecordColumns with all that Kafka's formats need: the codecs, and message sets of magic 0 and 1.
 
-The decoder itself is native (`_native/record_columns`, where its rules stand); that layer knows neither the
-libraries of the codecs nor the old formats, so they are put in here."""
+The decoder itself is native (`_native/values/record_columns`, where its rules stand); that layer knows
+neither the libraries of the codecs nor the old formats, so they are put in here."""
 
 from typing import Any
 
-from kafkad._native import record_columns as native
+from kafkad._native.values import record_columns as native
 from kafkad.protocol import compression
 from kafkad.protocol.errors import Malformed
 from kafkad.protocol.legacy_records import LegacyEntry

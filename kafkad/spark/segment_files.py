@@ -27,8 +27,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kafkad._native.producer_table import ProducerTable
-from kafkad._native.scan import replay_producers
+from kafkad._native.log.producer_table import ProducerTable
+from kafkad._native.log.segment_recovery import replay_producers
 from kafkad.log.checkpoints import (
     HIGH_WATERMARKS,
     LOG_START_OFFSETS,

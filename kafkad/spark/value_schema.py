@@ -248,7 +248,7 @@ class DdlParser:
 
 
 def native_field(field: pa.Field) -> tuple[Any, ...]:
-    """The field as kafkad._native.arrow_build wants it: (name, format, nullable[, children])."""
+    """The field as kafkad._native.values.arrow_build wants it: (name, format, nullable[, children])."""
     kind = field.type
     if pa.types.is_struct(kind):
         return (field.name, "+s", field.nullable, [native_field(child) for child in kind])

@@ -48,11 +48,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafkad._native.avro_columns import AvroColumns
-from kafkad._native.csv_columns import CsvColumns
-from kafkad._native.json_columns import JsonColumns
-from kafkad._native.proto_columns import ProtoColumns
-from kafkad._native.text_patterns import Pattern
+from kafkad._native.values.avro_columns import AvroColumns
+from kafkad._native.values.csv_columns import CsvColumns
+from kafkad._native.values.json_columns import JsonColumns
+from kafkad._native.values.proto_columns import ProtoColumns
+from kafkad._native.values.text_patterns import Pattern
 from kafkad.spark.avro_schema import parse_avro, plan, record_schema, with_references
 from kafkad.spark.proto_schema import ProtoPlanner, message_descriptor
 from kafkad.spark.schema_registry import Registered, SchemaRegistry, UnknownSchema, registry
@@ -117,7 +117,7 @@ def value_decoder(format: str, schema: str, options: Mapping[str, str] | None = 
     not mind case:
       columns    names to decode, by commas; the rest is only checked to be well-formed. Default: all
       timeZone   the session's, for timestamps that name none. Default: UTC
-      timestampFormat, timestampNTZFormat, dateFormat    json and csv: patterns (_native/text_patterns.pyx)
+      timestampFormat, timestampNTZFormat, dateFormat    json and csv: patterns (_native/values/text_patterns)
       sep (or delimiter), quote, escape, nullValue    csv; defaults: , " \\ and nothing
       nanValue, positiveInf, negativeInf    csv; defaults: NaN, Inf, -Inf
       schema.registry.url, schema.registry.basic.auth.user.info (user:password),

@@ -7,7 +7,7 @@
     partition  int
 
 Columns of any other name are left where they are, as Spark's own sink leaves them. A task encodes its record
-batches natively (`_native/record_encode`) and compresses them while the ones before are on their way;
+batches natively (`_native/wire/record_encode`) and compresses them while the ones before are on their way;
 `kafkad.client.producer` sends them with acks=all under a producer id of the task's own, so what it retries (a
 broker that was killed and came back) is not doubled.
 
@@ -31,7 +31,7 @@ from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructType
 
-from kafkad._native.record_encode import NoSuchPartition, RecordEncoder
+from kafkad._native.wire.record_encode import NoSuchPartition, RecordEncoder
 from kafkad.client.cluster import Cluster
 from kafkad.client.connection import Unreachable
 from kafkad.client.producer import EncodedBatch, Producer

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from kafkad._native.batch import AppendRules, BatchHeader, RecordWalk
-from kafkad._native.crc32c import checksum
+from kafkad._native.wire.batch import AppendRules, BatchHeader, RecordWalk
+from kafkad._native.wire.crc32c import checksum
 from kafkad.protocol import compression
 from kafkad.protocol.errors import CORRUPT_MESSAGE, INVALID_RECORD, Malformed
 from kafkad.protocol.records import Record, build_batch, find_max_timestamp, find_timestamp, read_batches

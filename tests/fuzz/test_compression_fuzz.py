@@ -10,7 +10,7 @@ import time
 import pytest
 import zstandard
 
-from kafkad._native.records import Renumbering
+from kafkad._native.wire.records import Renumbering
 from kafkad.protocol import compression
 from kafkad.protocol.compression import GZIP, LZ4, SNAPPY, ZSTD
 from kafkad.protocol.errors import Malformed

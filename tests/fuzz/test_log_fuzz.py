@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from kafkad._native.producer_table import ProducerTable
-from kafkad._native.scan import replay_producers, scan_segment
+from kafkad._native.log.producer_table import ProducerTable
+from kafkad._native.log.segment_recovery import replay_producers, scan_segment
 from kafkad.log.txn_index import read_txn_index
 from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.protocol.records import Batch, build_batch, end_marker

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kafkad._native.batch import AppendRules, BatchHeader, RecordWalk
+from kafkad._native.wire.batch import AppendRules, BatchHeader, RecordWalk
 from kafkad.protocol.errors import INVALID_RECORD, Malformed
 from kafkad.protocol.records import Batch
 from kafkad.spark.record_columns import RecordColumns

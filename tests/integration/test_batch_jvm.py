@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kafkad._native.batch import AppendRules
+from kafkad._native.wire.batch import AppendRules
 from kafkad.protocol import compression
 from kafkad.protocol.records import Record, build_batch, read_batches
 from kafkad.protocol.validation import validate_slow

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kafkad._native.codec import Field, Message
+from kafkad._native.wire.codec import Field, Message
 from kafkad.protocol import codec, messages
 from tests.jvm import NEWEST, ZOOKEEPER_LINE
 from tests.reference.kafka_messages import JvmMessages, Refused

@@ -22,7 +22,7 @@ import zlib
 
 import pytest
 
-from kafkad._native.crc32c import checksum
+from kafkad._native.wire.crc32c import checksum
 from kafkad.api import table
 from kafkad.protocol import codec, messages
 from kafkad.protocol.records import Record, build_batch

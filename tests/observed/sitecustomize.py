@@ -25,7 +25,7 @@ def observe() -> None:
 def answer(listening: socket.socket) -> None:
     import gc
 
-    from kafkad._native.reactor import Reactor
+    from kafkad._native.serving.reactor import Reactor
 
     reactor = None
     while True:

@@ -1,4 +1,4 @@
-"""A partition's directory, listed with Python's own calls: the slow twin of `_native/listing`."""
+"""A partition's directory, listed by Python's own calls: slow twin of `_native/log/directory_listing`."""
 
 import os
 import stat

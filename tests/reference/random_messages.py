@@ -7,7 +7,7 @@ import random
 import struct
 from typing import Any
 
-from kafkad._native.codec import Field, Message, Spec
+from kafkad._native.wire.codec import Field, Message, Spec
 
 EDGES = {
     "int8": (-128, 127),

@@ -1,4 +1,4 @@
-"""The slow twin of `_native/batch`: the same rules in plain Python, straight from Kafka's description.
+"""The slow twin of `_native/wire/batch`: the same rules in plain Python, straight from Kafka's description.
 
 `validate` takes the `records` field of a partition and answers the error code that a client gets, 0 for a
 batch that is appended. It decompresses whole and reads record by record."""

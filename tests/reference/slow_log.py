@@ -1,4 +1,4 @@
-"""A log as a list: the slow twin of `_native/partition`, with Kafka's rules for rolling, indexes and reads.
+"""A log as a list: slow twin of `_native/log/partition`, with Kafka's rules for rolling, indexes and reads.
 
 It takes batches in the order in which they were appended and says what must stand in which file."""
 

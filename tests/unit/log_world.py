@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kafkad._native.crc32c import checksum
+from kafkad._native.wire.crc32c import checksum
 from kafkad.config.topic import TopicConfig
 from kafkad.log.log import Log
 from kafkad.protocol.records import Record, build_batch

@@ -9,9 +9,9 @@ import socket
 import struct
 import time
 
-from kafkad._native.partition import Partition
-from kafkad._native.partition_table import PartitionTable
-from kafkad._native.reactor import Reactor
+from kafkad._native.log.partition import Partition
+from kafkad._native.serving.partition_table import PartitionTable
+from kafkad._native.serving.reactor import Reactor
 from kafkad.log.log import Log
 from kafkad.log.txn_index import AbortedTxn
 from kafkad.protocol import codec, messages, records

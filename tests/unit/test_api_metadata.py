@@ -8,7 +8,7 @@ import pytest
 from metadata_world import DIR, Cluster, create, new_topic
 from reactor_world import World
 
-from kafkad._native.shared_answer import SharedAnswer
+from kafkad._native.serving.shared_answer import SharedAnswer
 from kafkad.api import metadata as metadata_module
 from kafkad.api.cluster import describe_cluster
 from kafkad.api.context import RequestContext

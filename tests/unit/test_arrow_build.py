@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkad._native.arrow_build import Columns
+from kafkad._native.values.arrow_build import Columns
 
 RECORDS = [
     ("key", "z", True),

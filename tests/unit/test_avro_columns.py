@@ -252,7 +252,7 @@ def test_elements_without_bytes_are_counted_over_a_whole_value():
 
 def resolve(writer, reader, *values: bytes) -> list:
     """Values of the one field `a`, written as the one type and read as the other."""
-    from kafkad._native.avro_columns import AvroColumns
+    from kafkad._native.values.avro_columns import AvroColumns
     from kafkad.spark.avro_schema import plan
     from kafkad.spark.value_schema import native_field
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kafkad._native.batch import AppendRules, BatchHeader, RecordWalk
-from kafkad._native.crc32c import checksum
+from kafkad._native.wire.batch import AppendRules, BatchHeader, RecordWalk
+from kafkad._native.wire.crc32c import checksum
 from kafkad.protocol import compression
 from kafkad.protocol.errors import (
     CORRUPT_MESSAGE,

@@ -10,7 +10,7 @@ import lz4.frame
 import pytest
 import zstandard
 
-from kafkad._native.batch import AppendRules
+from kafkad._native.wire.batch import AppendRules
 from kafkad.protocol import compression
 from kafkad.protocol.compression import GZIP, LZ4, SNAPPY, ZSTD
 from kafkad.protocol.errors import INVALID_RECORD, MESSAGE_TOO_LARGE, Malformed

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Producer
 
-from kafkad._native.batch import AppendRules
+from kafkad._native.wire.batch import AppendRules
 from kafkad.protocol import codec, compression, messages
 from kafkad.protocol.records import Batch, read_batches
 from kafkad.protocol.validation import validate_slow

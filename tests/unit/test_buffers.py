@@ -7,7 +7,7 @@ import struct
 import pytest
 from reactor_world import World
 
-from kafkad._native.mailbox import Mailboxes
+from kafkad._native.shared.mailbox import Mailboxes
 
 PAGE = 4096
 HALF = 1 << 33

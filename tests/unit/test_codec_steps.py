@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from kafkad._native.codec import TooWide
-from kafkad._native.codec_steps import Decoding, Encoding, Remains
+from kafkad._native.wire.codec import TooWide
+from kafkad._native.wire.codec_steps import Decoding, Encoding, Remains
 from kafkad.api import table
 from kafkad.protocol import codec, messages
 from kafkad.protocol.errors import Malformed

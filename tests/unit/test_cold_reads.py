@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from reactor_world import Closed, World, batch, fetch, rows
 
-from kafkad._native.cold_reads import resident
+from kafkad._native.log.cold_reads import resident
 from kafkad.protocol import messages
 from tests.unit.log_world import TOPIC_ID
 from tests.unit.test_partition_reader import Readable

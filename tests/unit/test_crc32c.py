@@ -5,7 +5,7 @@ import random
 import crc32c as oracle
 import pytest
 
-from kafkad._native import crc32c
+from kafkad._native.wire import crc32c
 
 NOISE = random.Random(32).randbytes(1 << 17)
 

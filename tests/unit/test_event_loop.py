@@ -12,7 +12,7 @@ import time
 import pytest
 from reactor_world import World, batch, produce
 
-from kafkad._native.group_commit import GroupCommit
+from kafkad._native.log.group_commit import GroupCommit
 from kafkad.protocol import codec
 from kafkad.server.event_loop import EventLoop
 

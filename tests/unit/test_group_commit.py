@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from kafkad._native.group_commit import GroupCommit, fail_syncs, hold_syncs
+from kafkad._native.log.group_commit import GroupCommit, fail_syncs, hold_syncs
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 from tests.unit.log_world import LogWorld, topic_config
 

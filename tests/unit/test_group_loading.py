@@ -13,7 +13,7 @@ from coordinator_world import GROUP, World, play
 from log_world import LogWorld, topic_config
 from log_world import ManualScheduler as ThreadScheduler
 
-from kafkad._native.latest_records import LatestRecords
+from kafkad._native.wire.latest_records import LatestRecords
 from kafkad.clock import Clock, ManualClock
 from kafkad.config.broker import BrokerConfig
 from kafkad.coordinator import records

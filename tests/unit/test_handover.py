@@ -12,8 +12,8 @@ import pytest
 from reactor_world import Closed
 from workers_world import Workers, WorkersClient
 
-from kafkad._native.handover import Handover
-from kafkad._native.host_counts import HostCounts
+from kafkad._native.shared.connection_handover import Handover
+from kafkad._native.shared.host_counts import HostCounts
 
 PEER = socket.inet_pton(socket.AF_INET6, "2001:db8::7")
 

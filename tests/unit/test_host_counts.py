@@ -3,7 +3,7 @@
 import os
 import random
 
-from kafkad._native.host_counts import PROBES, SLOTS, HostCounts
+from kafkad._native.shared.host_counts import PROBES, SLOTS, HostCounts
 
 
 def host(number):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kafkad._native.text_values import time_zone
+from kafkad._native.values.text_values import time_zone
 from kafkad.spark.values import Decoded, value_decoder
 
 

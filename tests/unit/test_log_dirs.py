@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from kafkad._native.fileio import fail_writes
+from kafkad._native.log.fileio import fail_writes
 from kafkad.clock import ManualClock
 from kafkad.config.broker import BrokerConfig
 from kafkad.log import directory as directory_module

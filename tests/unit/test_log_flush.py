@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from kafkad._native.fileio import fail_writes
+from kafkad._native.log.fileio import fail_writes
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 from tests.unit.log_world import LogWorld, batch, topic_config
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from kafkad._native.listing import list_partition
+from kafkad._native.log.directory_listing import list_partition
 from tests.reference import listing as reference
 
 SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot", "", ".txt", ".log.tmp")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kafkad._native.producer_table import ProducerTable
+from kafkad._native.log.producer_table import ProducerTable
 from kafkad.log.filenames import SNAPSHOT
 from kafkad.log.log import AppendResult
 from kafkad.log.producer_state import decode_snapshot, encode_snapshot, load_snapshot

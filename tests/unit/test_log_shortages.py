@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafkad._native.fileio import fail_writes
+from kafkad._native.log.fileio import fail_writes
 from kafkad.log import leader_epochs, log, segment_deletion, shortages, txn_index
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 from kafkad.protocol.records import build_batch, end_marker

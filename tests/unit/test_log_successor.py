@@ -13,8 +13,8 @@ from itertools import pairwise
 
 import pytest
 
-from kafkad._native.partition import Partition
-from kafkad._native.watermarks import WatermarkTable
+from kafkad._native.log.partition import Partition
+from kafkad._native.shared.watermarks import WatermarkTable
 from kafkad.log.filenames import INDEX, LOG, SNAPSHOT, TIME_INDEX, segment_file
 from kafkad.log.log import Log
 from kafkad.protocol.records import Record, build_batch, end_marker, read_batches

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from kafkad._native.watermarks import WatermarkTable
+from kafkad._native.shared.watermarks import WatermarkTable
 from kafkad.clock import ManualClock
 from kafkad.config.broker import BrokerConfig
 from kafkad.log.checkpoints import (

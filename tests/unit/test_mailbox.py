@@ -13,7 +13,7 @@ import traceback
 
 import pytest
 
-from kafkad._native.mailbox import Mailboxes, is_gone
+from kafkad._native.shared.mailbox import Mailboxes, is_gone
 
 APPEND, APPENDED, ADVANCED = 1, 2, 3
 RING = 256  # entries

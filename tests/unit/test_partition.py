@@ -5,8 +5,8 @@ import mmap
 import os
 import struct
 
-from kafkad._native.partition import Partition
-from kafkad._native.watermarks import WatermarkTable, private_row
+from kafkad._native.log.partition import Partition
+from kafkad._native.shared.watermarks import WatermarkTable, private_row
 from tests.unit.log_world import TOPIC_ID, LogWorld
 
 ROW = struct.Struct(

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from kafkad._native.partition import Partition
-from kafkad._native.watermarks import WatermarkTable
+from kafkad._native.log.partition import Partition
+from kafkad._native.shared.watermarks import WatermarkTable
 from kafkad.log.log import Log, whole_batches
 from kafkad.log.reader import ReaderLog
 from kafkad.protocol.records import build_batch, end_marker, read_batches

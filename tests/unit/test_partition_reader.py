@@ -13,9 +13,9 @@ import sys
 
 import pytest
 
-from kafkad._native.partition import Partition
-from kafkad._native.partition_table import PartitionTable
-from kafkad._native.watermarks import WatermarkTable, private_row
+from kafkad._native.log.partition import Partition
+from kafkad._native.serving.partition_table import PartitionTable
+from kafkad._native.shared.watermarks import WatermarkTable, private_row
 from kafkad.log.reader import ReaderLog
 from kafkad.protocol.errors import KafkaError
 from kafkad.protocol.records import build_batch, end_marker, read_batches

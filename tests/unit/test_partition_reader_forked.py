@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from kafkad._native.mailbox import Mailboxes
-from kafkad._native.partition import Partition
-from kafkad._native.watermarks import WatermarkTable
+from kafkad._native.log.partition import Partition
+from kafkad._native.shared.mailbox import Mailboxes
+from kafkad._native.shared.watermarks import WatermarkTable
 from kafkad.log.log import whole_batches
 from kafkad.log.reader import ReaderLog
 from kafkad.protocol import messages

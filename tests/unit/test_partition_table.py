@@ -2,9 +2,9 @@
 
 import gc
 
-from kafkad._native.partition import Partition
-from kafkad._native.partition_table import PartitionTable
-from kafkad._native.watermarks import WatermarkTable
+from kafkad._native.log.partition import Partition
+from kafkad._native.serving.partition_table import PartitionTable
+from kafkad._native.shared.watermarks import WatermarkTable
 from tests.unit.log_world import TOPIC_ID, batch
 from tests.unit.test_partitions import topic
 from tests.unit.test_partitions_workers import World

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from kafkad._native.partition_table import PartitionTable
+from kafkad._native.serving.partition_table import PartitionTable
 from kafkad.config.broker import BrokerConfig
 from kafkad.log import leader_epochs
 from kafkad.log.log import Log

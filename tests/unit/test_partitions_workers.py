@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from kafkad._native.partition_table import PartitionTable
-from kafkad._native.watermarks import WatermarkTable
+from kafkad._native.serving.partition_table import PartitionTable
+from kafkad._native.shared.watermarks import WatermarkTable
 from kafkad.clock import ManualClock
 from kafkad.config.broker import BrokerConfig
 from kafkad.log.checkpoints import write_partition_metadata

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kafkad._native.codec import Message
+from kafkad._native.wire.codec import Message
 from kafkad.protocol import codec, messages
 from kafkad.protocol.errors import Malformed
 from kafkad.protocol.schema import parse

@@ -17,7 +17,7 @@ from kio.schema.index import schema_name_map
 from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
 
-from kafkad._native.codec import Message
+from kafkad._native.wire.codec import Message
 from kafkad.protocol import codec, messages
 from kafkad.protocol.schema import camel_case
 from tests.reference.random_messages import random_message

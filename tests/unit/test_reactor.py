@@ -14,8 +14,8 @@ import psutil
 import pytest
 from reactor_world import Closed, World, batch, fetch, produce
 
-from kafkad._native.mailbox import Mailboxes
-from kafkad._native.reactor import Reactor
+from kafkad._native.serving.reactor import Reactor
+from kafkad._native.shared.mailbox import Mailboxes
 from kafkad.protocol import messages
 
 

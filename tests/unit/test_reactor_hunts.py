@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from reactor_world import NOW_MS, SlowLog, World, batch, fetch, produce
 
-from kafkad._native import partition as native_partition
+from kafkad._native.log import partition as native_partition
 from kafkad.api import table
 from kafkad.log.recovery import create_segment_files
 from kafkad.protocol import codec, errors, messages

@@ -7,7 +7,7 @@ import struct
 import pytest
 from reactor_world import NOW_MS, Closed, World, batch, fetch
 
-from kafkad._native.partition import Partition
+from kafkad._native.log.partition import Partition
 from kafkad.protocol import messages
 
 INT_MAX = (1 << 31) - 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kafkad._native.record_columns import span
+from kafkad._native.values.record_columns import span
 from kafkad.client.consumer import Aborted, read_entries
 from kafkad.protocol import compression
 from kafkad.protocol.errors import Malformed

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkad._native.record_encode import NoSuchPartition, RecordEncoder, murmur2
+from kafkad._native.wire.record_encode import NoSuchPartition, RecordEncoder, murmur2
 from kafkad.client.producer import EncodedBatch
 from kafkad.protocol.records import Batch
 

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafkad._native.partition_table import PartitionTable
-from kafkad._native.reactor import Reactor
+from kafkad._native.serving.partition_table import PartitionTable
+from kafkad._native.serving.reactor import Reactor
 from kafkad.api import table
 from kafkad.api.context import RequestContext, Services
 from kafkad.api.table import Route

@@ -402,7 +402,7 @@ def test_read_committed_leaves_out_what_was_aborted_and_what_is_open(directory):
 
 
 def test_the_last_stable_offset_follows_from_the_last_snapshot(directory, monkeypatch):
-    from kafkad._native.producer_table import ProducerTable
+    from kafkad._native.log.producer_table import ProducerTable
     from kafkad.log.producer_state import write_snapshot
 
     transactions(directory)

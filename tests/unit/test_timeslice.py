@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from kafkad._native import timeslice
+from kafkad._native.shared import timeslice
 from kafkad.testing import Broker
 
 

@@ -10,8 +10,8 @@ import pytest
 from reactor_world import NOW_MS, World, produce
 from workers_world import Workers
 
-from kafkad._native import unpacking
-from kafkad._native.unpacking import Unpacker
+from kafkad._native.serving import unpacking
+from kafkad._native.serving.unpacking import Unpacker
 from kafkad.protocol import compression, errors, messages
 from kafkad.protocol.records import Record, build_batch, read_batches
 from tests.unit.test_batch import altered

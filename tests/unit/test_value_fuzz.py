@@ -255,7 +255,7 @@ def test_many_bent_values(decoders, name, rounds):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_ends_before_its_columns_are_too_large(decoders, monkeypatch, name):
     decoder, good = decoders[name]
-    monkeypatch.setattr("kafkad._native.value_columns.COLUMNS_BYTES_MAX", 30_000)
+    monkeypatch.setattr("kafkad._native.values.value_columns.COLUMNS_BYTES_MAX", 30_000)
     limited = makers()[name][0]
     values = pa.array([None if n % 7 == 3 else good[:-1] if n % 11 == 5 else good for n in range(2000)])
     whole = decoder.decode(values)
@@ -276,7 +276,7 @@ def test_a_batch_ends_before_its_columns_are_too_large(decoders, monkeypatch, na
 
 def test_a_value_that_alone_would_be_too_large_is_bad(monkeypatch):
     """Two bytes of JSON can be a null in each of many columns."""
-    monkeypatch.setattr("kafkad._native.value_columns.COLUMNS_BYTES_MAX", 8 << 20)
+    monkeypatch.setattr("kafkad._native.values.value_columns.COLUMNS_BYTES_MAX", 8 << 20)
     wide = ", ".join(f"c{n}: BIGINT" for n in range(500))
     decoder = value_decoder("json", f"id INT, a ARRAY<STRUCT<{wide}>>")
     values = [b'{"id": %d, "a": [%s]}' % (n, b"{}," * (20_000 if n == 3 else 200) + b"{}") for n in range(9)]
@@ -291,7 +291,7 @@ def test_a_value_that_alone_would_be_too_large_is_bad(monkeypatch):
 
 
 def test_the_size_of_the_last_batch_is_no_reason_to_refuse_the_next(monkeypatch):
-    monkeypatch.setattr("kafkad._native.value_columns.COLUMNS_BYTES_MAX", 100_000)
+    monkeypatch.setattr("kafkad._native.values.value_columns.COLUMNS_BYTES_MAX", 100_000)
     decoder = value_decoder("json", "t STRING, u STRING")
     large = b'{"t": "%s"}' % (b"x" * 95_000)
     made = {large: "x" * 95_000, b'{"t": "y"}': "y"}  # of the others nothing

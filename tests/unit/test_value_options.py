@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkad._native.text_patterns import Pattern
+from kafkad._native.values.text_patterns import Pattern
 from kafkad.spark.options import read_options
 from kafkad.spark.value_options import DECODER_OPTIONS, FIXED, OPTIONS
 from kafkad.spark.values import value_decoder

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from kafkad._native.partition import Partition
-from kafkad._native.watermarks import WatermarkTable
+from kafkad._native.log.partition import Partition
+from kafkad._native.shared.watermarks import WatermarkTable
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
 from tests.unit.forked import Forked

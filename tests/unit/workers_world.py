@@ -17,9 +17,9 @@ import time
 
 from reactor_world import NOW_MS, Client, Closed, SlowLog, World, open_log
 
-from kafkad._native.mailbox import Mailboxes
-from kafkad._native.partition import Partition
-from kafkad._native.watermarks import WatermarkTable
+from kafkad._native.log.partition import Partition
+from kafkad._native.shared.mailbox import Mailboxes
+from kafkad._native.shared.watermarks import WatermarkTable
 
 
 class Worker(World):

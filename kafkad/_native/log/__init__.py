@@ -1,0 +1,1 @@
+"""A partition on disk: segments, indexes, producers; append, read, recover, sync."""

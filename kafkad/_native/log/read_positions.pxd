@@ -1,0 +1,88 @@
+"""Places in a log that are known without an index: where consumers that read on will begin.
+
+A consumer asks for the offset after the last batch that it got. Who finds a batch by its header learns where the next one
+stands, and keeps it here: a fact about one segment's bytes, which stays true until they are cut or replaced. Then the
+owner of the places forgets all of them.
+
+    (segment, offset) -> position      the first batch of the segment that ends at or after `offset` begins at `position`
+                         size, last    of that batch, where its header was read; size 0: it was not
+
+Sixteen, the latest: as many consumers may read a partition side by side, and those behind find what the first left.
+"""
+
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport malloc
+from libc.string cimport memset
+
+from kafkad._native.log.fileio cimport read_at
+from kafkad._native.wire.primitives cimport get_i32, get_i64
+
+cdef enum:
+    PLACES = 16                     # a power of two
+    PLACE_HEADER = 27               # bytes of a batch up to its last offset delta
+    PLACE_BATCH_MIN = 61            # a batch v2 without records
+
+cdef struct Places:
+    int64_t offsets[PLACES]
+    int64_t segments[PLACES]        # base offsets
+    int64_t positions[PLACES]
+    int64_t sizes[PLACES]
+    int64_t lasts[PLACES]
+    uint32_t end                    # places ever noted
+
+
+cdef inline int place_of(const Places* places, int64_t segment, int64_t offset) noexcept nogil:
+    """Its number, -1 when nothing is known."""
+    cdef int i
+    if places != NULL:
+        for i in range(PLACES):
+            if places.offsets[i] == offset and places.segments[i] == segment:
+                return i
+    return -1
+
+
+cdef inline Places* place_note(Places* places, int64_t segment, int64_t offset, int64_t position, int64_t size,
+                               int64_t last) noexcept nogil:
+    """Made when there is something to note; without memory nothing is."""
+    cdef int at
+    if places == NULL:
+        places = <Places*>malloc(sizeof(Places))
+        if places == NULL:
+            return NULL
+        memset(places, 0xFF, sizeof(Places))
+        places.end = 0
+    at = place_of(places, segment, offset)
+    if at < 0:
+        at = places.end & (PLACES - 1)
+        places.end += 1
+    elif size == 0:
+        return places
+    places.offsets[at] = offset
+    places.segments[at] = segment
+    places.positions[at] = position
+    places.sizes[at] = size
+    places.lasts[at] = last
+    return places
+
+
+cdef inline void places_forget(Places* places) noexcept nogil:
+    if places != NULL:
+        memset(places.offsets, 0xFF, sizeof(places.offsets))
+
+
+cdef struct BatchAt:
+    int64_t base_offset
+    int64_t last_offset
+    int64_t size
+
+
+cdef inline bint batch_at(int fd, int64_t segment, int64_t at, int64_t limit, BatchAt* batch) noexcept nogil:
+    """Whether what stands at position `at` may be a batch v2 of this segment, whole below `limit`. False says nothing:
+    who is told it walks from what is certain."""
+    cdef uint8_t header[PLACE_HEADER]
+    if limit - at < PLACE_BATCH_MIN or read_at(fd, header, PLACE_HEADER, at) != PLACE_HEADER or header[16] != 2:
+        return False
+    batch.base_offset = get_i64(header)
+    batch.last_offset = batch.base_offset + get_i32(header + 23)
+    batch.size = <int64_t>get_i32(header + 8) + 12
+    return segment <= batch.base_offset <= batch.last_offset and PLACE_BATCH_MIN <= batch.size <= limit - at

@@ -1,0 +1,1 @@
+"""Sockets and requests: the event loop, connections, Produce and Fetch."""

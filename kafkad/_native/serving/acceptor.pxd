@@ -1,0 +1,65 @@
+"""Who is let in, and who serves them. See acceptor.pyx."""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
+
+from kafkad._native.serving.connection cimport Conn, Core
+from kafkad._native.shared.connection_handover cimport Handed, Handover
+
+cdef struct Listener:
+    int kind                        # KIND_LISTENER, what epoll points to
+    int fd
+    int phase
+    uint32_t index                  # in the order of `add`: its number for other workers
+    bint paused                     # max.connections is reached, or no descriptor is left: the backlog waits
+    PyObject* name                  # str
+
+cdef class Acceptor:
+    cdef Core* core                 # the reactor's
+    cdef object log
+    cdef Handover handover          # None: new connections stay here
+    cdef bint hands_over
+    cdef int handover_kind          # what epoll points to: KIND_HANDOVER
+    cdef int64_t in_hand            # accepted or taken from others, not served yet
+    cdef uint32_t listener_count    # that were ever added
+    cdef bint paused                # a listener is
+    cdef int64_t retry_ms           # monotonic: accepting failed for lack of descriptors and is tried again then; 0: it did not
+    cdef int64_t told_ms            # monotonic: when that was last logged
+    cdef dict listeners             # fd -> address of its Listener
+    cdef list retired               # of listeners that were removed, freed before the next poll
+    cdef dict names                 # every listener name, kept alive
+    cdef dict per_host              # 16 bytes of an address -> connections of it
+    cdef object hosts               # the same with other workers (host_counts), or None
+    cdef dict per_host_overrides
+    cdef int per_host_max
+    cdef int64_t connections_max
+    cdef int send_buffer_size, receive_buffer_size
+
+    cdef object add(self, int fd, str name, int phase)
+    cdef object remove(self, int fd)
+    cdef Listener* listener_of(self, uint32_t index) noexcept
+    cdef object join_hand_over(self)
+    cdef void free_retired(self) noexcept
+    cdef object limit(self, connections_max, per_host_max, per_host_overrides)
+
+    # A connection that is served from now on; NULL: its host has too many, or epoll takes no more, and it is closed.
+    cdef Conn* adopt(self, int fd, str listener, int phase) except? NULL
+    cdef Conn* attach(self, writer, str listener, peer, int phase) except? NULL
+    cdef Conn* admit(self, int fd, uint8_t* peer, uint16_t port, PyObject* listener, int phase) except? NULL
+    cdef object left(self, bytes host)
+
+    cdef bint count_host(self, bytes host, bint limited) except -1
+    cdef object uncount_host(self, bytes host)
+    cdef void welcome(self, Listener* listener, int fd, uint8_t* peer, uint16_t port) noexcept
+    cdef void welcome_handed(self, int fd, const Handed* handed) noexcept
+    cdef void accept_failed(self, Listener* listener, int number) noexcept
+    cdef void say(self, str text) noexcept
+    cdef object close(self)
+
+# A listener is readable, or other workers have given us connections.
+cdef void accept_some(Acceptor self, Listener* listener) noexcept nogil
+cdef void take_some(Acceptor self) noexcept nogil
+# Listeners that rest and may have room again go on: looked at between turns.
+cdef void look_at_rest(Acceptor self) noexcept
+# Listeners that rest go on, if there is room again.
+cdef void resume_listeners(Acceptor self) noexcept

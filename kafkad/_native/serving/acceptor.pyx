@@ -1,0 +1,391 @@
+"""The acceptor: connections come in by listeners, from other workers, or by hand, and become Conns here, or are refused.
+
+A listener is read to its end, a bounded number a round. With several workers, who has more connections than another
+gives it the new one (connection_handover.pyx); what others give us comes by the hand-over's own descriptor.
+
+**Limits.** At max.connections, of all workers together, a listener rests: it leaves the epoll set, and new connections
+wait in its backlog until one is closed. When no descriptor is left it rests until a connection is closed or RETRY_MS have
+passed, and logs that at most once in TELL_MS. A connection beyond max.connections.per.ip of its host is closed, and that
+is logged."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset
+
+from kafkad._native.serving.connection cimport KIND_HANDOVER, KIND_LISTENER, Conn, conn_new, core_fatal
+from kafkad._native.shared.connection_handover cimport (
+    LOST, NOTHING, Handed, Handover, handover_give, handover_lock, handover_look, handover_publish, handover_take,
+    handover_unlock)
+from kafkad._native.wire.primitives cimport KAFKAD_CHECK
+
+from kafkad._native.serving.connection import host_of
+
+import errno as errors
+import os
+import socket
+
+cdef extern from "sockets.h" nogil:
+    int kafkad_accept(int listener, uint8_t* peer, uint16_t* port)
+    void kafkad_no_delay(int fd)
+    void kafkad_congestion_control(int fd, const uint8_t* peer)
+    void kafkad_buffers(int fd, int send_size, int receive_size)
+    int kafkad_epoll_listen(int epoll_fd, int fd, void* pointer, int operation)
+
+cdef extern from * nogil:
+    """
+    #include <sys/epoll.h>
+    #include <unistd.h>
+    """
+    int EPOLL_CTL_ADD, EPOLL_CTL_DEL
+    int close(int fd)
+
+cdef enum:
+    ACCEPTS_PER_ROUND = 64
+    RETRY_MS = 100
+    TELL_MS = 10_000
+    NO_LIMIT = 2147483647           # of connections from one host: what Kafka has for none
+
+
+# -- a round -----------------------------------------------------------------------------------------------
+
+cdef void accept_some(Acceptor self, Listener* listener) noexcept nogil:
+    cdef uint8_t peer[16]
+    cdef uint16_t port = 0
+    cdef int fd
+    cdef bint given
+    cdef int failed = 0
+    for _ in range(ACCEPTS_PER_ROUND):
+        if listener.fd < 0:
+            return
+        if self.hands_over:
+            handover_lock(self.handover)
+        if connection_count(self) >= self.connections_max:
+            if self.hands_over:
+                handover_unlock(self.handover)
+            if not listener.paused:
+                rest(self, listener)
+                with gil:
+                    self.say("max.connections is reached: new connections wait in the backlog")
+            return
+        fd = kafkad_accept(listener.fd, peer, &port)
+        failed = errno if fd < 0 else 0
+        if self.hands_over:
+            given = fd >= 0 and hand_over(self, listener, fd, peer, port)
+            handover_unlock(self.handover)
+            if given:
+                continue
+        if fd < 0:
+            if failed == EINTR:
+                continue
+            if failed != EAGAIN:
+                with gil:
+                    self.accept_failed(listener, failed)
+            return
+        with gil:
+            self.welcome(listener, fd, peer, port)
+
+
+cdef bint hand_over(Acceptor self, Listener* listener, int fd, const uint8_t* peer, uint16_t port) noexcept nogil:
+    """Whether another worker serves it; else it is in our hands. Under the lock, after a look at the loads."""
+    cdef Handed handed
+    memset(&handed, 0, sizeof(Handed))
+    handed.listener = listener.index
+    handed.phase = <uint16_t>listener.phase
+    handed.peer_port = port
+    memcpy(handed.peer, peer, 16)
+    if handover_give(self.handover, fd, &handed):
+        return True
+    self.in_hand += 1
+    publish_load(self)
+    return False
+
+
+cdef void take_some(Acceptor self) noexcept nogil:
+    """Connections that other workers have accepted."""
+    cdef Handed handed[ACCEPTS_PER_ROUND]
+    cdef int fds[ACCEPTS_PER_ROUND]
+    cdef int count = 0, i
+    handover_lock(self.handover)
+    while count < ACCEPTS_PER_ROUND:
+        fds[count] = handover_take(self.handover, &handed[count])
+        if fds[count] == NOTHING:
+            break
+        count += 1
+    self.in_hand += count
+    publish_load(self)
+    handover_unlock(self.handover)
+    with gil:
+        for i in range(count):
+            self.welcome_handed(fds[i], &handed[i])
+
+
+cdef int64_t connection_count(Acceptor self) noexcept nogil:
+    """Of all workers."""
+    if self.hands_over:
+        return handover_look(self.handover)
+    return self.core.stats.connections
+
+
+cdef inline void publish_load(Acceptor self) noexcept nogil:
+    if self.hands_over:
+        handover_publish(self.handover, self.core.stats.connections + self.in_hand)
+
+
+cdef void rest(Acceptor self, Listener* listener) noexcept nogil:
+    listener.paused = True
+    self.paused = True
+    kafkad_epoll_listen(self.core.epoll_fd, listener.fd, listener, EPOLL_CTL_DEL)
+
+
+cdef void resume_listeners(Acceptor self) noexcept:
+    cdef Listener* listener
+    if not self.paused or connection_count(self) >= self.connections_max:
+        return
+    self.paused = False
+    self.retry_ms = 0
+    for address in self.listeners.values():
+        listener = <Listener*><size_t>address
+        if listener.paused:
+            listener.paused = False
+            kafkad_epoll_listen(self.core.epoll_fd, listener.fd, listener, EPOLL_CTL_ADD)
+
+
+cdef void look_at_rest(Acceptor self) noexcept:
+    if self.paused and (self.core.monotonic_ms >= self.retry_ms if self.retry_ms else self.hands_over):
+        resume_listeners(self)
+
+
+cdef class Acceptor:
+    """A reactor's, which sets `core` before anything else."""
+
+    def __cinit__(self, log, Handover handover, hosts, connections_max, per_host_max, per_host_overrides,
+                  int send_buffer_size, int receive_buffer_size):
+        self.log = log
+        self.handover = handover
+        self.hands_over = handover is not None
+        self.handover_kind = KIND_HANDOVER
+        self.hosts = hosts
+        self.listeners = {}
+        self.retired = []
+        self.names = {}
+        self.per_host = {}
+        self.per_host_overrides = {}
+        self.limit(connections_max, per_host_max, per_host_overrides)
+        self.send_buffer_size = send_buffer_size
+        self.receive_buffer_size = receive_buffer_size
+
+    cdef object limit(self, connections_max, per_host_max, per_host_overrides):
+        """Those that are not None."""
+        if connections_max is not None:
+            self.connections_max = connections_max
+        if per_host_max is not None:
+            self.per_host_max = per_host_max
+        if per_host_overrides is not None:
+            self.per_host_overrides = {packed(host): limit for host, limit in per_host_overrides.items()}
+
+    # -- listeners
+
+    cdef object add(self, int fd, str name, int phase):
+        cdef Listener* listener
+        if fd in self.listeners:
+            raise ValueError("this listener is there already")
+        os.set_blocking(fd, False)
+        name = self.names.setdefault(name, name)
+        listener = <Listener*>calloc(1, sizeof(Listener))
+        KAFKAD_CHECK(listener is not NULL)
+        listener.kind = KIND_LISTENER
+        listener.fd = fd
+        listener.phase = phase
+        listener.index = self.listener_count
+        listener.name = <PyObject*>name
+        if kafkad_epoll_listen(self.core.epoll_fd, fd, listener, EPOLL_CTL_ADD) != 0:
+            free(listener)
+            raise OSError(errno, os.strerror(errno))
+        self.listeners[fd] = <size_t>listener
+        self.listener_count += 1
+        if self.hands_over and self.listener_count == 1:
+            self.join_hand_over()
+
+    cdef object join_hand_over(self):
+        """From now on others may give us connections; those for a dead predecessor wait already."""
+        if kafkad_epoll_listen(
+                self.core.epoll_fd, self.handover.fileno(), &self.handover_kind, EPOLL_CTL_ADD) != 0:
+            raise OSError(errno, os.strerror(errno))
+        self.handover.open()
+
+    cdef object remove(self, int fd):
+        """Accept no more; the fd stays the caller's."""
+        cdef Listener* listener = <Listener*><size_t>self.listeners.pop(fd)
+        if not listener.paused:
+            kafkad_epoll_listen(self.core.epoll_fd, fd, listener, EPOLL_CTL_DEL)
+        listener.fd = -1
+        self.retired.append(<size_t>listener)           # events of this turn may still point to it
+
+    cdef Listener* listener_of(self, uint32_t index) noexcept:
+        cdef Listener* listener
+        for address in self.listeners.values():
+            listener = <Listener*><size_t>address
+            if listener.index == index:
+                return listener
+        return NULL
+
+    cdef void free_retired(self) noexcept:
+        for address in self.retired:
+            free(<void*><size_t>address)
+        self.retired.clear()
+
+    cdef object close(self):
+        for fd in list(self.listeners):
+            self.remove(fd)
+        if self.hands_over:
+            self.handover.leave()
+
+    # -- connections
+
+    cdef void welcome(self, Listener* listener, int fd, uint8_t* peer, uint16_t port) noexcept:
+        self.in_hand -= self.hands_over                 # told when it is served, or is not
+        try:
+            self.admit(fd, peer, port, listener.name, listener.phase)
+        except BaseException:
+            core_fatal(self.core)
+        publish_load(self)
+
+    cdef void welcome_handed(self, int fd, const Handed* handed) noexcept:
+        cdef Listener* listener = self.listener_of(handed.listener)
+        self.in_hand -= 1
+        try:
+            if fd == LOST:
+                self.say("a connection that another worker had accepted was lost: no descriptor was left for it")
+            elif listener is NULL:
+                close(fd)
+            else:
+                self.admit(fd, <uint8_t*>handed.peer, handed.peer_port, listener.name, handed.phase)
+        except BaseException:
+            core_fatal(self.core)
+        publish_load(self)
+
+    cdef void accept_failed(self, Listener* listener, int number) noexcept:
+        """EMFILE and its like: the listener rests."""
+        cdef int64_t now_ms = self.core.monotonic_ms
+        if number not in (errors.EMFILE, errors.ENFILE, errors.ENOBUFS, errors.ENOMEM):
+            self.say(f"accepting a connection failed: {os.strerror(number)}")
+            return
+        rest(self, listener)
+        self.retry_ms = now_ms + RETRY_MS
+        if self.told_ms == 0 or now_ms - self.told_ms >= TELL_MS:
+            self.told_ms = now_ms
+            self.say(f"accepting a connection failed: {os.strerror(number)}; new connections wait in the backlog")
+
+    cdef Conn* adopt(self, int fd, str listener, int phase) except? NULL:
+        """A connected socket that something else accepted; its fd is the connection's from now on."""
+        cdef uint8_t peer[16]
+        cdef uint16_t port = 0
+        cdef bytes host
+        memset(peer, 0, 16)
+        os.set_blocking(fd, False)
+        there = socket.socket(fileno=fd)
+        try:
+            if there.family in (socket.AF_INET, socket.AF_INET6):
+                address = there.getpeername()
+                host = packed(address[0])
+                memcpy(peer, PyBytes_AS_STRING(host), 16)
+                port = address[1]
+        finally:
+            there.detach()
+        listener = self.names.setdefault(listener, listener)
+        return self.admit(fd, peer, port, <PyObject*>listener, phase)
+
+    cdef Conn* attach(self, writer, str listener, peer, int phase) except? NULL:
+        """One without a socket: `writer` takes its answers."""
+        cdef uint8_t address[16]
+        cdef bytes host
+        cdef Conn* conn
+        memset(address, 0, 16)
+        if peer[0]:
+            host = packed(peer[0])
+            memcpy(address, PyBytes_AS_STRING(host), 16)
+        listener = self.names.setdefault(listener, listener)
+        conn = self.admit(-1, address, peer[1], <PyObject*>listener, phase)
+        if conn is not NULL:
+            Py_INCREF(writer)
+            conn.writer = <PyObject*>writer
+        return conn
+
+    cdef Conn* admit(self, int fd, uint8_t* peer, uint16_t port, PyObject* listener, int phase) except? NULL:
+        cdef Conn* conn
+        host = PyBytes_FromStringAndSize(<char*>peer, 16)
+        if not self.count_host(host, port or fd < 0):
+            self.core.stats.refused += 1
+            limit = self.per_host_overrides.get(host, self.per_host_max)
+            self.say(f"refused a connection from {host_of(host)}: max.connections.per.ip is {limit}")
+            if fd >= 0:
+                close(fd)
+            return NULL
+        if fd >= 0:
+            kafkad_no_delay(fd)
+            kafkad_congestion_control(fd, peer)
+            kafkad_buffers(fd, self.send_buffer_size, self.receive_buffer_size)
+        conn = conn_new(self.core, fd, listener, phase)
+        if conn is NULL:
+            close(fd)
+            self.uncount_host(host)
+            self.say("epoll takes no more connections")
+            return NULL
+        memcpy(conn.peer, peer, 16)
+        conn.peer_port = port
+        publish_load(self)
+        return conn
+
+    cdef object left(self, bytes host):
+        """A connection of it has ended."""
+        self.uncount_host(host)
+        publish_load(self)
+
+    cdef bint count_host(self, bytes host, bint limited) except -1:
+        """One more connection of it, if its limit lets it in; under the lock, so that of two workers one finds the
+        last place."""
+        limit = self.per_host_overrides.get(host, self.per_host_max)
+        held = self.per_host.get(host, 0)
+        cdef bint shared = self.hosts is not None and limit < NO_LIMIT
+        if shared and self.hands_over:
+            handover_lock(self.handover)
+        try:
+            if limited and held + (self.hosts.elsewhere(host) if shared else 0) >= limit:
+                return False
+            self.per_host[host] = held + 1
+            if self.hosts is not None:
+                self.hosts.set(host, held + 1)
+            return True
+        finally:
+            if shared and self.hands_over:
+                handover_unlock(self.handover)
+
+    cdef object uncount_host(self, bytes host):
+        held = self.per_host.get(host, 0) - 1
+        if held > 0:
+            self.per_host[host] = held
+        else:
+            self.per_host.pop(host, None)
+        if self.hosts is not None:
+            self.hosts.set(host, max(held, 0))
+
+    cdef void say(self, str text) noexcept:
+        try:
+            self.log.warning("%s", text)
+        except BaseException:
+            core_fatal(self.core)
+
+
+def packed(str host):
+    """Return a numeric address as 16 bytes, IPv4 mapped into IPv6. ValueError for a host name: a look-up would block."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            address = socket.inet_pton(family, host.split("%")[0])
+        except OSError:
+            continue
+        return address if len(address) == 16 else b"\0" * 10 + b"\xff\xff" + address
+    raise ValueError(f"{host!r} is not an IPv4 or IPv6 address")

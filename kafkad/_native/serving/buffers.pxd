@@ -1,0 +1,39 @@
+"""Memory of frames, counted references. See buffers.pyx."""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from kafkad._native.serving.connection cimport Conn, Core
+
+cdef struct Buffer:                 # stands before a buffer's data
+    uint32_t references
+    uint32_t is_private             # malloc, though the core has an arena
+    uint64_t capacity
+
+# Memory of at least `size` bytes, one reference. `buffered_bytes` counts it until the last one is released.
+cdef uint8_t* buffer_take(Core* core, size_t size, size_t* capacity) noexcept nogil
+cdef void buffer_free(Core* core, uint8_t* data) noexcept nogil    # the last reference's
+
+cdef inline Buffer* buffer_of(uint8_t* data) noexcept nogil:
+    return <Buffer*>data - 1
+
+cdef inline void buffer_retain(uint8_t* data) noexcept nogil:
+    buffer_of(data).references += 1
+
+cdef inline void buffer_release(Core* core, uint8_t* data) noexcept nogil:
+    buffer_of(data).references -= 1
+    if buffer_of(data).references == 0:
+        buffer_free(core, data)
+    elif data is core.scratch and core.scratch_at and buffer_of(data).references == 1:
+        core.scratch_at = 0
+        core.stats.buffered_bytes -= <int64_t>buffer_of(data).capacity
+
+cdef inline bint buffer_is_shared(uint8_t* data) noexcept nogil:
+    return buffer_of(data).references > 1
+
+cdef uint8_t* input_reserve(Conn* conn, uint32_t size) noexcept nogil
+cdef void input_release(Conn* conn) noexcept nogil
+cdef void scratch_renew(Core* core) noexcept nogil                 # another takes its place
+cdef void scratch_keep(Core* core, size_t size) noexcept nogil     # requests keep its first `size` bytes
+cdef void scratch_free(Core* core) noexcept nogil
+cdef void buffers_trim(Core* core) noexcept nogil                  # give pooled memory back

@@ -1,0 +1,153 @@
+"""Memory of frames: a pool of buffers in sizes 64, 80, 96, 112, 128, 160, … so at most a fifth is unused.
+
+A connection holds one only while it keeps unserved bytes; the area that sockets are read into is one as
+well. A request that outlives its turn keeps its bytes where they stand: it takes a reference to the buffer,
+whose memory is then neither moved nor used again until that is released. With several workers buffers lie in
+this worker's arena, where the others can read them; with one they come from malloc.
+
+`buffered_bytes` counts what connections and requests hold, and `pooled_bytes` what is free for the next one,
+which is bounded, and given back when nothing happens for a while.
+
+Beware: only the worker that took a buffer counts its references; the others just read what messages name."""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memmove
+
+from kafkad._native.shared.arena cimport arena_give, arena_take
+from kafkad._native.serving.connection cimport BUFFER_CLASSES, SCRATCH_SIZE, Conn, Core
+from kafkad._native.wire.primitives cimport KAFKAD_CHECK
+
+cdef enum:
+    SMALLEST_BUFFER = 64
+
+
+cdef inline int buffer_class(size_t size, size_t* rounded) noexcept nogil:
+    cdef int power = 6
+    cdef int quarter
+    if size < SMALLEST_BUFFER:
+        size = SMALLEST_BUFFER
+    while (<size_t>2 << power) <= size:
+        power += 1
+    quarter = <int>((size - (<size_t>1 << power) + ((<size_t>1 << power) >> 2) - 1) >> (power - 2))
+    if quarter == 4:
+        quarter = 0
+        power += 1
+    rounded[0] = (<size_t>1 << power) + <size_t>quarter * ((<size_t>1 << power) >> 2)
+    return (power - 6) * 4 + quarter
+
+
+cdef uint8_t* buffer_take(Core* core, size_t size, size_t* capacity) noexcept nogil:
+    cdef int place = buffer_class(size, capacity)
+    cdef uint8_t* data
+    cdef Buffer* buffer = NULL
+    core.stats.buffered_bytes += <int64_t>capacity[0]
+    if place < BUFFER_CLASSES and core.buffers[place].free is not NULL:
+        data = <uint8_t*>core.buffers[place].free
+        core.buffers[place].free = (<void**>data)[0]
+        core.stats.pooled_bytes -= <int64_t>capacity[0]
+        buffer_of(data).references = 1
+        return data
+    if core.arena is not NULL:
+        buffer = <Buffer*>arena_take(core.arena, sizeof(Buffer) + capacity[0])
+        if buffer is not NULL:
+            buffer.is_private = False
+    if buffer is NULL:
+        buffer = <Buffer*>malloc(sizeof(Buffer) + capacity[0])
+        KAFKAD_CHECK(buffer is not NULL)
+        buffer.is_private = True
+    buffer.references = 1
+    buffer.capacity = capacity[0]
+    return <uint8_t*>(buffer + 1)
+
+
+cdef inline void memory_free(Core* core, uint8_t* data) noexcept nogil:
+    cdef Buffer* buffer = buffer_of(data)
+    if buffer.is_private:
+        free(buffer)
+    else:
+        arena_give(core.arena, <uint8_t*>buffer, sizeof(Buffer) + buffer.capacity)
+
+
+cdef void buffer_free(Core* core, uint8_t* data) noexcept nogil:
+    cdef size_t capacity = buffer_of(data).capacity
+    cdef size_t rounded
+    cdef int place = buffer_class(capacity, &rounded)
+    core.stats.buffered_bytes -= <int64_t>capacity
+    if place < BUFFER_CLASSES and core.stats.pooled_bytes + <int64_t>capacity <= core.pooled_bytes_max and (
+            core.arena is NULL or not buffer_of(data).is_private):
+        (<void**>data)[0] = core.buffers[place].free
+        core.buffers[place].free = data
+        core.stats.pooled_bytes += <int64_t>capacity
+    else:
+        memory_free(core, data)
+
+
+cdef void buffers_trim(Core* core) noexcept nogil:
+    cdef void* data
+    for place in range(BUFFER_CLASSES):
+        while core.buffers[place].free is not NULL:
+            data = core.buffers[place].free
+            core.buffers[place].free = (<void**>data)[0]
+            memory_free(core, <uint8_t*>data)
+    core.stats.pooled_bytes = 0
+
+
+cdef uint8_t* input_reserve(Conn* conn, uint32_t size) noexcept nogil:
+    """Room for `size` bytes of input in all, from the first unserved one on, which moves to the front."""
+    cdef uint32_t held = conn.input_end - conn.input_start
+    cdef uint8_t* grown
+    cdef size_t capacity
+    if conn.input is NULL or size > conn.input_capacity or (
+            size > conn.input_capacity - conn.input_start and buffer_is_shared(conn.input)):
+        grown = buffer_take(conn.core, size, &capacity)
+        if conn.input is not NULL:
+            memcpy(grown, conn.input + conn.input_start, held)
+            buffer_release(conn.core, conn.input)
+        conn.input = grown
+        conn.input_capacity = <uint32_t>capacity
+    elif size > conn.input_capacity - conn.input_start:
+        memmove(conn.input, conn.input + conn.input_start, held)
+    else:
+        return conn.input
+    conn.input_start = 0
+    conn.input_end = held
+    return conn.input
+
+
+cdef void input_release(Conn* conn) noexcept nogil:
+    if conn.input is not NULL:
+        buffer_release(conn.core, conn.input)
+        conn.input = NULL
+    conn.input_start = 0
+    conn.input_end = 0
+    conn.input_capacity = 0
+
+
+# The scratch area itself counts as held by nobody. As soon as requests keep it, it is counted, and the next reads go
+# behind what they keep, as long as there is room for a good deal.
+
+cdef void scratch_renew(Core* core) noexcept nogil:
+    cdef size_t capacity = 0
+    scratch_free(core)
+    core.scratch = buffer_take(core, SCRATCH_SIZE, &capacity)
+    core.stats.buffered_bytes -= <int64_t>capacity
+
+
+cdef void scratch_keep(Core* core, size_t size) noexcept nogil:
+    if core.scratch_at == 0:
+        core.stats.buffered_bytes += <int64_t>buffer_of(core.scratch).capacity
+    core.scratch_at = <uint32_t>(size + 63) & ~<uint32_t>63
+    if core.scratch_at > SCRATCH_SIZE // 2:
+        scratch_renew(core)
+
+
+cdef void scratch_free(Core* core) noexcept nogil:
+    cdef uint8_t* scratch = core.scratch
+    if scratch is NULL:
+        return
+    if core.scratch_at == 0:
+        core.stats.buffered_bytes += <int64_t>buffer_of(scratch).capacity
+    core.scratch = NULL
+    core.scratch_at = 0
+    buffer_release(core, scratch)

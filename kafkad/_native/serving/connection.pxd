@@ -1,0 +1,271 @@
+"""What the modules of the data plane share: the reactor's core, a connection, a slot, a timer.
+
+    Core ──┬── Conn (a socket) ── Slot → Slot → Slot      answers in request order, ready or not
+           ├── run list           connections with work to do in this turn
+           ├── timers             a heap of deadlines: waiting Produces and Fetches
+           └── buffer pool        memory of partial frames; an idle connection holds none
+
+Everything here belongs to one event loop's thread; nothing is locked. `Conn` and `Slot` are plain C; the Python
+object `Connection` is made when the first frame of a connection goes to Python and outlives the socket.
+"""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from kafkad._native.shared.arena cimport Arena
+from kafkad._native.log.cold_reads cimport ColdJob, ColdReads
+from kafkad._native.log.partition cimport LogFile
+
+cdef enum:
+    SCRATCH_SIZE = 256 * 1024       # one read; whole frames are served where they stand
+    SLOT_INLINE = 256               # the answer to a Produce of one or two partitions
+    SLOTS_MAX = 256                 # unanswered requests of one connection before it is read no further
+    FRAMES_PER_TURN = 256           # served for one connection before the others have their turn
+    CALLS_PER_TURN = 16             # the same for frames that go to Python
+    ELEMENTS_PER_FRAME = 16         # so many partitions of a request count as one more frame of the turn
+    UNSENT_MAX = 1024 * 1024        # bytes of answers that a connection has not taken before it is served no further
+    BUFFER_CLASSES = 72
+    COPIES_KEPT = 16
+    API_KEYS = 128
+
+cdef enum Kind:                     # first field of all that epoll points to
+    KIND_CONNECTION = 1
+    KIND_LISTENER = 2
+    KIND_WAKE = 3
+    KIND_TIMER = 4
+    KIND_MAIL = 5
+    KIND_HANDOVER = 6
+    KIND_LOOP = 7
+    KIND_COMMIT = 8
+
+cdef enum Phase:
+    PHASE_HANDSHAKE = 0             # only Python sees frames
+    PHASE_AUTHENTICATING = 1        # raw tokens: frames without a header
+    PHASE_READY = 2
+
+cdef enum Blocked:                  # bits
+    BLOCKED_SOCKET = 1              # it takes no more
+    BLOCKED_DISK = 2                # what is to be sent is not in memory yet
+
+ctypedef void (*TimerFunction)(Core* core, Timer* timer) noexcept nogil
+ctypedef void (*CancelFunction)(Slot* slot) noexcept nogil
+
+cdef struct Timer:                  # first member of what waits
+    int64_t deadline_ms             # monotonic
+    Py_ssize_t place                # in the heap; -1: not there
+    TimerFunction expired
+
+cdef struct Region:                 # bytes of a log file, sent after `at` bytes of the slot's own
+    uint32_t at
+    LogFile* file                   # retained
+    int64_t position
+    int64_t size
+
+cdef struct Slot:                   # one request's answer
+    Slot* next
+    Conn* conn
+    uint32_t request_id
+    int32_t correlation_id
+    int16_t api_key
+    int16_t api_version
+    bint ready
+    bint silent                     # there is no answer to send (acks=0, no_response)
+    bint overtakable                # a Produce: later Produces may run before this one is answered
+    void* waiting                   # the operation that will finish it, undone by `cancel`
+    CancelFunction cancel
+    uint8_t* data                   # 4-byte size, header, body; `inline_data` or malloc
+    uint32_t size
+    uint32_t capacity
+    uint32_t sent
+    Region* regions                 # `inline_region` or malloc
+    uint32_t region_count
+    uint32_t region_capacity
+    uint32_t region_sent            # regions that have gone
+    Region inline_region
+    uint8_t inline_data[SLOT_INLINE]
+
+cdef struct Ending:                 # a connection that sent bytes that lie: answered, then closed
+    Timer timer                     # first
+    Conn* conn
+    char reason[256]
+
+cdef struct Conn:
+    int kind
+    int fd                          # -1: fed by Python (TLS)
+    Core* core
+    PyObject* handle                # Connection, or NULL while Python has not seen it
+    PyObject* writer                # fed connections: called with the bytes to send
+    PyObject* listener              # its name, a str of the reactor's
+    uint64_t id
+    uint32_t next_request_id
+    int phase
+    bint readable                   # the last read did not empty the socket
+    bint hung_up                    # the peer sends no more
+    int blocked                     # nothing can be sent for now: Blocked
+    bint corked
+    bint queued                     # in the run list
+    bint starved                    # waits for buffer memory
+    bint late                       # its answers wait for those of other workers behind them (see Core.late_first)
+    bint busy                       # being served: closing frees it later
+    bint closed
+    Slot* first                     # answers in request order
+    Slot* last
+    uint32_t slot_count
+    uint32_t pending_count          # of them not ready
+    uint32_t pending_produces       # of these, Produces
+    uint32_t unpacking              # batches of it that threads unpack: behind them nothing runs
+    int64_t answer_bytes            # memory of its slots beyond what stands in them; counts as buffered
+    Ending* ending                  # it is read no more, and closed when its answers have left
+    uint8_t* input                  # unserved bytes in a buffer; NULL when there are none
+    uint32_t input_start
+    uint32_t input_end
+    uint32_t input_capacity
+    uint32_t proven_size            # of the largest frame that it really sent
+    uint32_t last_size              # of the last one
+    int64_t active_ms               # monotonic
+    ColdJob* cold_job               # bytes that are to be sent next are read meanwhile
+    LogFile* cold_file              # the last such, for comparison only: sent up to `cold_end` without a question
+    int64_t cold_end
+    Conn* older                     # by last activity
+    Conn* newer
+    Conn* run_next
+    Conn* starved_next
+    Conn* late_next
+    uint8_t peer[16]                # IPv6, or IPv4 mapped into it
+    uint16_t peer_port
+
+cdef struct Stats:
+    int64_t connections
+    int64_t accepted
+    int64_t refused                 # over max.connections.per.ip
+    int64_t closed
+    int64_t expired_idle
+    int64_t bad_frames
+    int64_t bytes_in
+    int64_t bytes_out
+    int64_t buffered_bytes          # held for partial and waiting frames, waiting Fetches, and answers
+    int64_t pooled_bytes            # free, kept for the next one
+    int64_t polls
+    int64_t rounds
+    int64_t reads
+    int64_t writes                  # sendmsg calls
+    int64_t sendfiles
+    int64_t copies                  # small regions that were read to be sent with their header
+    int64_t dispatched              # frames that Python saw
+    int64_t python_appends          # appends that needed Python
+    int64_t python_reads
+    int64_t produce_waits
+    int64_t produce_timeouts
+    int64_t fetch_waits
+    int64_t fetch_timeouts
+    int64_t sessions
+    int64_t session_partitions
+    int64_t session_evictions
+    int64_t cold_reads              # of what was not in memory
+    int64_t cold_bytes              # that helpers have read
+    int64_t cold_checks             # questions to the kernel
+    int64_t trims                   # of the heap
+    int64_t mail_in                 # messages from other workers, and to them
+    int64_t mail_out
+    int64_t doorbells               # that were rung for them
+    int64_t requests[API_KEYS]
+
+cdef struct Copy:                   # a small region as it stands in `copies`: waiters of one batch share it
+    LogFile* file                   # retained
+    int64_t position
+    int64_t size
+    uint32_t at
+
+cdef struct BufferClass:            # a free list of buffers of one size
+    void* free
+
+cdef struct Core:
+    int epoll_fd
+    int wake_fd
+    int timer_fd
+    int wake_kind                   # what epoll points to: KIND_WAKE
+    int timer_kind                  # KIND_TIMER
+    bint polling
+    bint woken
+    bint waits                      # the loop sleeps in `wait`, which looks at `woken` first: no need to write
+    int64_t now_ms                  # wall clock, read once a round
+    int64_t monotonic_ms
+    int64_t timer_armed_ms          # 0: disarmed
+    PyObject* reactor
+    PyObject* fetching              # Fetching, for what only has the core
+    Arena* arena                    # where buffers come from, so that other workers can read them; NULL: malloc
+    uint8_t* scratch                # a buffer; another one takes its place when a request keeps it
+    uint32_t scratch_at             # the part before it is kept by requests, and then it counts as buffered
+    uint8_t* serving                # the buffer that holds the frame at hand: buffer_retain keeps its bytes
+    uint8_t* copies                 # small regions are read here and sent with their header
+    uint32_t copies_end             # what stands there until the end of the round
+    Copy copied[COPIES_KEPT]
+    uint32_t copied_count
+    Timer** heap
+    Py_ssize_t heap_size
+    Py_ssize_t heap_capacity
+    Conn* run_first
+    Conn* run_last
+    Conn* starved_first
+    Conn* late_first                # have answers to send, before this worker sleeps
+    int64_t starved_level           # buffered bytes when the last of them was refused more
+    Conn* dead                      # closed in this turn, freed at its end
+    Conn* oldest
+    Conn* newest
+    Slot* free_slots
+    uint32_t free_slot_count
+    ColdReads cold
+    int64_t buffered_bytes_max
+    int64_t pooled_bytes_max
+    int32_t request_bytes_max
+    int64_t elements                # partitions that the frame at hand has answered
+    int64_t freed_bytes             # since the heap was last trimmed, in small pieces or big ones
+    int64_t trimmed_ms
+    int64_t starved_since_ms        # 0: memory is not short
+    int64_t awake_us                # monotonic: when this round began
+    BufferClass buffers[BUFFER_CLASSES]
+    Stats stats
+
+# -- core
+cdef Core* core_new(Arena* arena) noexcept                          # NULL: buffers come from malloc
+cdef void core_free(Core* core) noexcept
+cdef void core_shut(Core* core) noexcept                           # close its fds
+cdef void core_wake(Core* core) noexcept nogil                     # have poll() called soon
+cdef void core_read_clocks(Core* core) noexcept nogil               # a round begins
+cdef int64_t clock_us() noexcept nogil                              # monotonic
+cdef void copies_forget(Core* core) noexcept nogil                 # at the end of a round
+cdef void core_fatal(Core* core) noexcept                          # a Python exception that nobody may swallow
+
+# -- slots. `slot_open` starts an answer and writes its header; `slot_finish` hands it to the socket.
+cdef Slot* slot_open(Conn* conn, int16_t api_key, int16_t api_version, int32_t correlation_id) noexcept nogil
+cdef uint8_t* slot_extend(Slot* slot, size_t size) noexcept nogil  # `size` more bytes to fill in
+cdef void slot_region(Slot* slot, LogFile* file, int64_t position, int64_t size) noexcept nogil  # takes the reference
+cdef void slot_pend(Slot* slot, void* waiting, CancelFunction cancel, bint overtakable) noexcept nogil
+cdef void slot_finish(Slot* slot) noexcept nogil
+cdef void slot_drop(Slot* slot) noexcept nogil                     # finish without an answer
+
+# -- connections
+cdef Conn* conn_new(Core* core, int fd, PyObject* listener, int phase) noexcept
+cdef void conn_run(Conn* conn) noexcept nogil                      # put it in the run list
+cdef void conn_touch(Conn* conn) noexcept nogil                    # it was active now
+cdef void conn_flush(Conn* conn) noexcept nogil                    # send what is ready; may close
+cdef void conn_close(Conn* conn, const char* reason) noexcept nogil
+cdef void conn_reap(Core* core) noexcept nogil                     # free what was closed
+cdef void conn_end(Conn* conn, const char* reason) noexcept nogil      # close it when its answers have left
+cdef bint conn_may_serve(Conn* conn, int16_t api_key) noexcept nogil
+
+cdef Connection conn_handle(Conn* conn)
+
+cdef class Connection:
+    cdef Conn* conn                 # NULL once closed
+    cdef object __weakref__
+    cdef readonly uint64_t id
+    cdef readonly str listener
+    cdef readonly str peer_host
+    cdef readonly int peer_port
+    cdef public object client_software_name
+    cdef public object client_software_version
+    cdef public object principal
+    cdef public object state        # the server's own
+    cdef Slot* slot_of(self, uint32_t request_id) except? NULL
+    cdef int answered(self) except -1

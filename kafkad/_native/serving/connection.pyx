@@ -1,0 +1,941 @@
+"""Connections of the data plane: answers in order, and sending them.
+
+**Answers.** Every request opens a `Slot` at the end of its connection's list; the answer is written into the slot,
+now or later, and leaves when all before it have left. A slot's answer is its own bytes with file regions between
+them: bytes go by sendmsg, many slots at once, regions by sendfile; MSG_MORE joins a header to its region, TCP_CORK a
+region to what follows. Small regions are read and sent with their header, which is cheaper; who waited for the same
+batch is sent the same copy. A region that is not in memory is not touched: its connection is parked, neither sent to nor
+read, until a helper has read it (cold_reads.pyx).
+
+**Input.** A read goes to a scratch area that all connections share, and whole frames are served there. Of a
+connection whose frames are big, only their first bytes go there. Only what is left over (a partial frame, frames
+behind one that waits) is kept, in a buffer from the pool, which grows with the bytes that have come and not with the
+size that was claimed. The sum of these buffers is bounded: beyond it nothing more is read, and who holds a buffer
+without sending is closed first (reactor.pyx).
+
+**Epoll** is edge-triggered for both directions and set once: `readable` and `blocked` remember what was told, so muting a
+connection costs no system call.
+
+Beware: `conn_close` frees at the end of the turn, so a frame that closes its own connection can still return. All of
+it belongs to the event loop's thread."""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memset, strncpy
+
+from kafkad._native.shared.arena cimport Arena
+from kafkad._native.serving.buffers cimport buffers_trim, input_release, input_reserve, scratch_free, scratch_renew
+from kafkad._native.log.cold_reads cimport READ_MAX, ColdJob, cold_ask, cold_close, cold_init, cold_warm
+from kafkad._native.log.partition cimport LogFile, log_file_release
+from kafkad._native.log.segments cimport log_file_hot, log_file_retain
+from kafkad._native.serving.timers cimport timer_start, timer_stop
+from kafkad._native.wire.primitives cimport KAFKAD_CHECK, put_i32
+
+import socket
+
+cdef extern from * nogil:
+    """
+    #include <errno.h>
+    #include <netinet/in.h>
+    #include <netinet/tcp.h>
+    #include <stdint.h>
+    #include <stdlib.h>
+    #include <sys/epoll.h>
+    #include <sys/eventfd.h>
+    #include <sys/sendfile.h>
+    #include <sys/socket.h>
+    #include <sys/timerfd.h>
+    #include <sys/uio.h>
+    #include <time.h>
+    #include <unistd.h>
+
+    static inline int64_t kafkad_clock_us(clockid_t clock) {
+        struct timespec t;
+        clock_gettime(clock, &t);
+        return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+    }
+    static inline int kafkad_epoll_add(int epoll_fd, int fd, void* pointer, int edge_triggered) {
+        struct epoll_event event = {0};
+        event.events = edge_triggered ? (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET) : EPOLLIN;
+        event.data.ptr = pointer;
+        return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event);
+    }
+    static inline void kafkad_epoll_remove(int epoll_fd, int fd) {
+        struct epoll_event event = {0};
+        epoll_ctl(epoll_fd, EPOLL_CTL_DEL, fd, &event);
+    }
+    static inline ssize_t kafkad_send(int fd, struct iovec* parts, int count, int more) {
+        struct msghdr message = {0};
+        message.msg_iov = parts;
+        message.msg_iovlen = count;
+        return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
+    }
+    static inline void kafkad_cork(int fd, int on) {
+        setsockopt(fd, IPPROTO_TCP, TCP_CORK, &on, sizeof(on));
+    }
+    """
+    cdef struct iovec:
+        void* iov_base
+        size_t iov_len
+    int CLOCK_REALTIME, CLOCK_MONOTONIC, EPOLL_CLOEXEC, EFD_CLOEXEC, EFD_NONBLOCK, TFD_CLOEXEC, TFD_NONBLOCK
+    int64_t kafkad_clock_us(int clock)
+    int kafkad_epoll_add(int epoll_fd, int fd, void* pointer, int edge_triggered)
+    void kafkad_epoll_remove(int epoll_fd, int fd)
+    ssize_t kafkad_send(int fd, iovec* parts, int count, int more)
+    void kafkad_cork(int fd, int on)
+    int epoll_create1(int flags)
+    int eventfd(unsigned int value, int flags)
+    int timerfd_create(int clock, int flags)
+    ssize_t sendfile(int out, int into, int64_t* position, size_t size)
+    ssize_t pread(int fd, void* data, size_t size, int64_t position)
+    ssize_t write(int fd, const void* data, size_t size)
+    int close(int fd)
+
+cdef enum:
+    IOVECS = 64
+    COPIES_SIZE = 128 * 1024
+    # A region up to this size is read and sent with its header (2 system calls, one copy) instead of sendfile
+    # between cork and uncork (5 system calls, none).
+    COPY_MAX = 16 * 1024
+    # Of answers, in one connection's turn: a Produce of another one does not wait for more.
+    BYTES_PER_TURN = 256 * 1024
+    FREE_SLOTS_MAX = 4096
+    BIG_ANSWER = 64 * 1024              # the heap may be trimmed after it
+    END_MS = 5000
+    POOLED_BYTES_MAX = 32 * 1024 * 1024
+
+
+# -- core --------------------------------------------------------------------------------------------------
+
+cdef Core* core_new(Arena* arena) noexcept:
+    cdef Core* core = <Core*>calloc(1, sizeof(Core))
+    KAFKAD_CHECK(core is not NULL)
+    core.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
+    core.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+    core.timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)
+    core.wake_kind = KIND_WAKE
+    core.timer_kind = KIND_TIMER
+    core.copies = <uint8_t*>malloc(COPIES_SIZE)
+    KAFKAD_CHECK(core.copies is not NULL)
+    core.pooled_bytes_max = POOLED_BYTES_MAX
+    core.arena = arena
+    cold_init(&core.cold, core.wake_fd)
+    scratch_renew(core)
+    core_read_clocks(core)
+    if core.epoll_fd >= 0 and core.wake_fd >= 0 and core.timer_fd >= 0:
+        kafkad_epoll_add(core.epoll_fd, core.wake_fd, &core.wake_kind, 0)
+        kafkad_epoll_add(core.epoll_fd, core.timer_fd, &core.timer_kind, 0)
+    return core
+
+
+cdef void core_free(Core* core) noexcept:
+    cdef Slot* slot
+    conn_reap(core)
+    copies_forget(core)
+    scratch_free(core)
+    buffers_trim(core)
+    while core.free_slots is not NULL:
+        slot = core.free_slots
+        core.free_slots = slot.next
+        free(slot)
+    core_shut(core)
+    free(core.heap)
+    free(core.copies)
+    free(core)
+
+
+cdef void core_shut(Core* core) noexcept:
+    cold_close(&core.cold)
+    for fd in (core.wake_fd, core.timer_fd, core.epoll_fd):
+        if fd >= 0:
+            close(fd)
+    core.wake_fd = -1
+    core.timer_fd = -1
+    core.epoll_fd = -1
+
+
+cdef void core_read_clocks(Core* core) noexcept nogil:
+    core.now_ms = kafkad_clock_us(CLOCK_REALTIME) // 1000
+    core.awake_us = clock_us()
+    core.monotonic_ms = core.awake_us // 1000
+    core.cold.now_ms = core.now_ms
+    core.cold.monotonic_ms = core.monotonic_ms
+
+
+cdef int64_t clock_us() noexcept nogil:
+    return kafkad_clock_us(CLOCK_MONOTONIC)
+
+
+cdef void core_wake(Core* core) noexcept nogil:
+    cdef uint64_t one = 1
+    if not core.woken:
+        core.woken = True
+        if not core.waits:
+            write(core.wake_fd, &one, 8)
+
+
+cdef void core_fatal(Core* core) noexcept:
+    """Call in an except block: the exception goes to the server's `on_fatal`, which ends the worker."""
+    import sys
+    (<object>core.reactor).fatal(sys.exc_info()[1])
+
+
+# -- slots -------------------------------------------------------------------------------------------------
+
+cdef Slot* slot_open(Conn* conn, int16_t api_key, int16_t api_version, int32_t correlation_id) noexcept nogil:
+    cdef Core* core = conn.core
+    cdef Slot* slot = core.free_slots
+    if slot is not NULL:
+        core.free_slots = slot.next
+        core.free_slot_count -= 1
+    else:
+        slot = <Slot*>malloc(sizeof(Slot))
+        KAFKAD_CHECK(slot is not NULL)
+    memset(slot, 0, sizeof(Slot) - SLOT_INLINE)
+    slot.conn = conn
+    slot.request_id = conn.next_request_id
+    conn.next_request_id += 1
+    slot.api_key = api_key
+    slot.api_version = api_version
+    slot.correlation_id = correlation_id
+    slot.data = slot.inline_data
+    slot.capacity = SLOT_INLINE
+    slot.regions = &slot.inline_region
+    slot.region_capacity = 1
+    if conn.last is NULL:
+        conn.first = slot
+    else:
+        conn.last.next = slot
+    conn.last = slot
+    conn.slot_count += 1
+    conn.pending_count += 1
+    put_i32(slot.data + 4, correlation_id)
+    slot.size = 8
+    return slot
+
+
+cdef inline void hold(Conn* conn, int64_t size) noexcept nogil:
+    conn.answer_bytes += size
+    conn.core.stats.buffered_bytes += size
+
+
+cdef uint8_t* slot_extend(Slot* slot, size_t size) noexcept nogil:
+    cdef uint8_t* grown
+    cdef size_t capacity
+    if slot.size + size > slot.capacity:
+        capacity = max(<size_t>slot.capacity * 2, slot.size + size)
+        KAFKAD_CHECK(capacity < <size_t>1 << 31)
+        if slot.data is slot.inline_data:
+            grown = <uint8_t*>malloc(capacity)
+            if grown is not NULL:
+                memcpy(grown, slot.data, slot.size)
+        else:
+            grown = <uint8_t*>realloc(slot.data, capacity)
+        KAFKAD_CHECK(grown is not NULL)
+        hold(slot.conn, <int64_t>capacity - (0 if slot.data is slot.inline_data else <int64_t>slot.capacity))
+        slot.data = grown
+        slot.capacity = <uint32_t>capacity
+    slot.size += <uint32_t>size
+    return slot.data + slot.size - size
+
+
+cdef void slot_region(Slot* slot, LogFile* file, int64_t position, int64_t size) noexcept nogil:
+    cdef Region* regions
+    cdef Region* region
+    if slot.region_count == slot.region_capacity:
+        regions = <Region*>malloc(slot.region_capacity * 4 * sizeof(Region))
+        KAFKAD_CHECK(regions is not NULL)
+        memcpy(regions, slot.regions, slot.region_count * sizeof(Region))
+        hold(slot.conn, <int64_t>(slot.region_capacity * 4 * sizeof(Region)))
+        if slot.regions is not &slot.inline_region:
+            hold(slot.conn, -<int64_t>(slot.region_capacity * sizeof(Region)))
+            free(slot.regions)
+        slot.regions = regions
+        slot.region_capacity *= 4
+    region = &slot.regions[slot.region_count]
+    slot.region_count += 1
+    region.at = slot.size
+    region.file = file
+    region.position = position
+    region.size = size
+
+
+cdef void slot_pend(Slot* slot, void* waiting, CancelFunction cancel, bint overtakable) noexcept nogil:
+    slot.waiting = waiting
+    slot.cancel = cancel
+    if overtakable:
+        slot.overtakable = True
+        slot.conn.pending_produces += 1
+
+
+cdef void slot_settle(Slot* slot) noexcept nogil:
+    cdef Conn* conn = slot.conn
+    KAFKAD_CHECK(not slot.ready)
+    slot.ready = True
+    slot.waiting = NULL
+    slot.cancel = NULL
+    conn.pending_count -= 1
+    if slot.overtakable:
+        conn.pending_produces -= 1
+    if conn.first is slot or conn.pending_count == 0:
+        conn_run(conn)
+
+
+cdef void slot_finish(Slot* slot) noexcept nogil:
+    cdef int64_t total = slot.size - 4
+    for i in range(slot.region_count):
+        total += slot.regions[i].size
+    KAFKAD_CHECK(total < <int64_t>1 << 31)
+    put_i32(slot.data, <int32_t>total)
+    slot_settle(slot)
+
+
+cdef void slot_drop(Slot* slot) noexcept nogil:
+    slot.silent = True
+    slot.size = 0
+    slot_settle(slot)
+
+
+cdef void slot_free(Slot* slot) noexcept nogil:
+    """Takes the first slot of its connection away."""
+    cdef Conn* conn = slot.conn
+    cdef Core* core = conn.core
+    KAFKAD_CHECK(conn.first is slot)
+    conn.first = slot.next
+    if slot.next is NULL:
+        conn.last = NULL
+    conn.slot_count -= 1
+    for i in range(slot.region_sent, slot.region_count):
+        log_file_release(slot.regions[i].file)
+    if slot.regions is not &slot.inline_region:
+        hold(conn, -<int64_t>(slot.region_capacity * sizeof(Region)))
+        free(slot.regions)
+    if slot.data is not slot.inline_data:
+        hold(conn, -<int64_t>slot.capacity)
+        if slot.capacity >= BIG_ANSWER:
+            core.freed_bytes += slot.capacity
+        free(slot.data)
+    if core.free_slot_count < FREE_SLOTS_MAX:
+        slot.next = core.free_slots
+        core.free_slots = slot
+        core.free_slot_count += 1
+    else:
+        free(slot)
+
+
+# -- connections -------------------------------------------------------------------------------------------
+
+cdef Conn* conn_new(Core* core, int fd, PyObject* listener, int phase) noexcept:
+    """A connection over `fd` (or fed, -1), watched from now on; NULL when epoll refuses it."""
+    cdef Conn* conn = <Conn*>calloc(1, sizeof(Conn))
+    KAFKAD_CHECK(conn is not NULL)
+    conn.kind = KIND_CONNECTION
+    conn.fd = fd
+    conn.core = core
+    conn.phase = phase
+    core.stats.accepted += 1
+    conn.id = <uint64_t>core.stats.accepted
+    if fd >= 0 and kafkad_epoll_add(core.epoll_fd, fd, conn, 1) != 0:
+        free(conn)
+        return NULL
+    Py_INCREF(<object>listener)
+    conn.listener = listener
+    core.stats.connections += 1
+    conn.active_ms = core.monotonic_ms
+    conn.older = core.newest
+    if core.newest is not NULL:
+        core.newest.newer = conn
+    else:
+        core.oldest = conn
+    core.newest = conn
+    return conn
+
+
+cdef inline void conn_unlink(Conn* conn) noexcept nogil:
+    if conn.older is not NULL:
+        conn.older.newer = conn.newer
+    else:
+        conn.core.oldest = conn.newer
+    if conn.newer is not NULL:
+        conn.newer.older = conn.older
+    else:
+        conn.core.newest = conn.older
+    conn.older = NULL
+    conn.newer = NULL
+
+
+cdef void conn_touch(Conn* conn) noexcept nogil:
+    cdef Core* core = conn.core
+    conn.active_ms = core.monotonic_ms
+    if core.newest is conn:
+        return
+    conn_unlink(conn)
+    conn.older = core.newest
+    core.newest.newer = conn
+    core.newest = conn
+
+
+cdef void conn_run(Conn* conn) noexcept nogil:
+    cdef Core* core = conn.core
+    if conn.queued or conn.busy or conn.closed:
+        return
+    conn.queued = True
+    conn.run_next = NULL
+    if core.run_last is NULL:
+        core.run_first = conn
+    else:
+        core.run_last.run_next = conn
+    core.run_last = conn
+    if not core.polling:
+        core_wake(core)
+
+
+cdef bint conn_may_serve(Conn* conn, int16_t api_key) noexcept nogil:
+    """The channel's mute: behind pending Produces only a Produce may run, behind anything else pending nothing."""
+    return conn.pending_count == 0 or (
+        api_key == 0 and conn.pending_count == conn.pending_produces and conn.slot_count < SLOTS_MAX
+        and conn.unpacking == 0 and conn.answer_bytes <= UNSENT_MAX)
+
+
+cdef void conn_close(Conn* conn, const char* reason) noexcept nogil:
+    """Now for the peer and all that waits; the memory goes at the end of the turn. No reason: the peer left."""
+    cdef Core* core = conn.core
+    cdef Slot* slot
+    if conn.closed:
+        return
+    conn.closed = True
+    if conn.fd >= 0:
+        kafkad_epoll_remove(core.epoll_fd, conn.fd)
+        close(conn.fd)
+    if conn.cold_job is not NULL:
+        conn.cold_job.waiter = NULL
+        conn.cold_job = NULL
+    if conn.ending is not NULL:
+        timer_stop(core, &conn.ending.timer)
+    conn_unlink(conn)
+    slot = conn.first
+    while slot is not NULL:
+        if slot.cancel is not NULL:
+            slot.cancel(slot)
+        slot = slot.next
+    while conn.first is not NULL:
+        slot_free(conn.first)
+    core.stats.connections -= 1
+    core.stats.closed += 1
+    with gil:
+        conn_closed(conn, reason)
+    free(conn.ending)
+    conn.ending = NULL
+    conn.older = core.dead              # it may still be linked in the run list, until conn_reap
+    core.dead = conn
+    if not core.polling:
+        core_wake(core)
+
+
+cdef void conn_end(Conn* conn, const char* reason) noexcept nogil:
+    """As Kafka does when bytes do not parse: what was asked before them is answered, then it is closed. The request at
+    hand has no answer; those that wait have END_MS."""
+    cdef Core* core = conn.core
+    cdef Slot* slot = conn.first
+    cdef Slot* following
+    cdef bint answers = False
+    if conn.closed or conn.ending is not NULL:
+        return
+    while slot is not NULL:
+        following = slot.next
+        if not slot.ready and slot.cancel is NULL:
+            slot_drop(slot)
+        answers = answers or not slot.silent
+        slot = following
+    if not answers:
+        conn_close(conn, reason)
+        return
+    conn.ending = <Ending*>calloc(1, sizeof(Ending))
+    KAFKAD_CHECK(conn.ending is not NULL)
+    conn.ending.conn = conn
+    strncpy(conn.ending.reason, reason, sizeof(conn.ending.reason) - 1)
+    timer_start(core, &conn.ending.timer, core.monotonic_ms + END_MS, conn_end_expired)
+    conn_run(conn)
+
+
+cdef void conn_end_expired(Core* core, Timer* timer) noexcept nogil:
+    conn_close((<Ending*>timer).conn, (<Ending*>timer).reason)
+
+
+cdef void conn_closed(Conn* conn, const char* reason) noexcept:
+    cdef Connection handle = None
+    try:
+        if conn.handle is not NULL:
+            handle = <Connection>conn.handle
+            handle.conn = NULL
+            Py_DECREF(handle)
+            conn.handle = NULL
+        if conn.writer is not NULL:
+            writer = <object>conn.writer
+            conn.writer = NULL
+            Py_DECREF(writer)
+            writer(None)
+        (<object>conn.core.reactor).closed(
+            PyBytes_FromStringAndSize(<char*>conn.peer, 16), conn.peer_port, <object>conn.listener, handle,
+            None if reason is NULL else reason.decode("utf-8", "replace"))
+        Py_DECREF(<object>conn.listener)
+        conn.listener = NULL
+    except BaseException:
+        core_fatal(conn.core)
+
+
+cdef void conn_reap(Core* core) noexcept nogil:
+    cdef Conn* conn = core.dead
+    cdef Conn* following
+    cdef Conn** link
+    if conn is NULL:
+        return
+    link = &core.starved_first
+    while link[0] is not NULL:
+        if link[0].closed:
+            link[0] = link[0].starved_next
+        else:
+            link = &link[0].starved_next
+    link = &core.late_first
+    while link[0] is not NULL:
+        if link[0].closed:
+            link[0] = link[0].late_next
+        else:
+            link = &link[0].late_next
+    link = &core.run_first
+    core.run_last = NULL
+    while link[0] is not NULL:
+        if link[0].closed:
+            link[0] = link[0].run_next
+        else:
+            core.run_last = link[0]
+            link = &link[0].run_next
+    core.dead = NULL
+    while conn is not NULL:
+        following = conn.older
+        input_release(conn)
+        free(conn)
+        conn = following
+
+
+# -- sending -----------------------------------------------------------------------------------------------
+
+cdef inline int64_t region_ready(Conn* conn, Region* region) noexcept nogil:
+    """How many bytes of the region may be sent at once; 0: the next one is not in memory."""
+    if log_file_hot(region.file, region.position, conn.core.now_ms):
+        return region.size
+    if conn.cold_file is region.file and region.position < conn.cold_end:
+        return min(region.size, conn.cold_end - region.position)
+    return cold_warm(&conn.core.cold, region.file, region.position, region.size)
+
+
+cdef bint conn_park(Conn* conn, Region* region) noexcept nogil:
+    """Until a helper has read the region, or the beginning of a long one. False: there is no helper."""
+    conn.cold_job = cold_ask(&conn.core.cold, region.file, region.position,
+                             min(region.size, <int64_t>READ_MAX), conn, conn_unpark)
+    if conn.cold_job is NULL:
+        conn.cold_file = region.file
+        conn.cold_end = region.position + region.size
+        return False
+    conn.blocked |= BLOCKED_DISK
+    return True
+
+
+cdef void conn_unpark(void* waiter, ColdJob* job) noexcept nogil:
+    cdef Conn* conn = <Conn*>waiter
+    conn.cold_job = NULL
+    conn.cold_file = job.file               # also where the disk failed: then sending finds it out
+    conn.cold_end = job.position + job.size
+    conn.blocked &= ~BLOCKED_DISK
+    conn_run(conn)
+
+
+cdef void copies_forget(Core* core) noexcept nogil:
+    cdef uint32_t i
+    for i in range(core.copied_count):
+        log_file_release(core.copied[i].file)
+    core.copied_count = 0
+    core.copies_end = 0
+
+
+cdef int64_t copy_of(Core* core, const Region* region, bint fresh) noexcept nogil:
+    """Where in `copies` the bytes of a region stand; read now if they do not. -1: no room (`fresh`: what is there is not
+    needed any more), -2: the file does not have them."""
+    cdef uint32_t i
+    cdef Copy* copy
+    for i in range(core.copied_count):
+        copy = &core.copied[i]
+        if copy.position == region.position and copy.size == region.size and copy.file is region.file:
+            return copy.at
+    if core.copied_count == COPIES_KEPT or core.copies_end + region.size > COPIES_SIZE:
+        if not fresh:
+            return -1
+        copies_forget(core)
+    if pread(region.file.fd, core.copies + core.copies_end, <size_t>region.size, region.position) != region.size:
+        return -2
+    core.stats.copies += 1
+    copy = &core.copied[core.copied_count]
+    log_file_retain(region.file)                # so that no other file takes its address
+    copy.file = region.file
+    copy.position = region.position
+    copy.size = region.size
+    copy.at = core.copies_end
+    core.copied_count += 1
+    core.copies_end += <uint32_t>region.size
+    return copy.at
+
+
+cdef void conn_flush(Conn* conn) noexcept nogil:
+    cdef Core* core = conn.core
+    cdef iovec parts[IOVECS]
+    cdef int count
+    cdef size_t gathered
+    cdef bint copied
+    cdef int64_t copy
+    cdef Slot* slot
+    cdef Region* region
+    cdef Region* pending                 # the region to send by sendfile after the gathered bytes
+    cdef Region* cold                    # or the one to wait for
+    cdef uint32_t sent, upto, index
+    cdef ssize_t n
+    cdef int64_t position, ready
+    cdef int64_t left = BYTES_PER_TURN
+    cdef bint more
+
+    if conn.closed or conn.blocked:
+        return
+    if conn.fd < 0:
+        with gil:
+            flush_writer(conn)
+        return
+    while conn.first is not NULL and conn.first.ready:
+        if left <= 0:
+            conn_run(conn)                   # the rest when the others had their turn; `serve` does it itself
+            return
+        # gather bytes of ready slots up to the first big region
+        count = 0
+        gathered = 0
+        copied = False
+        pending = NULL
+        cold = NULL
+        more = False
+        slot = conn.first
+        while slot is not NULL and slot.ready and pending is NULL and cold is NULL and count < IOVECS - 1:
+            sent = slot.sent
+            index = slot.region_sent
+            while count < IOVECS - 1:
+                region = &slot.regions[index] if index < slot.region_count else NULL
+                upto = region.at if region is not NULL else slot.size
+                if upto > sent:
+                    parts[count].iov_base = slot.data + sent
+                    parts[count].iov_len = upto - sent
+                    gathered += upto - sent
+                    sent = upto
+                    count += 1
+                if region is NULL:
+                    break
+                if region.size <= COPY_MAX and region_ready(conn, region) < region.size:
+                    cold = region
+                    break
+                copy = copy_of(core, region, not copied) if region.size <= COPY_MAX else -1
+                if copy == -1:
+                    pending = region
+                    more = upto < slot.size or index + 1 < slot.region_count or (
+                        slot.next is not NULL and slot.next.ready)
+                    break
+                if copy == -2:
+                    conn_close(conn, "a log file is shorter than the answer that was promised from it")
+                    return
+                parts[count].iov_base = core.copies + copy
+                parts[count].iov_len = <size_t>region.size
+                gathered += <size_t>region.size
+                copied = True
+                count += 1
+                index += 1
+            else:
+                break                    # no room for more parts
+            slot = slot.next
+
+        if more and not conn.corked:
+            conn.corked = True
+            kafkad_cork(conn.fd, 1)
+        if gathered:
+            n = kafkad_send(conn.fd, parts, count, pending is not NULL)
+            core.stats.writes += 1
+            if n < 0:
+                if errno == EINTR:
+                    continue
+                if errno == EAGAIN:
+                    conn.blocked |= BLOCKED_SOCKET
+                    break
+                conn_close(conn, NULL)
+                return
+            core.stats.bytes_out += n
+            conn_touch(conn)             # an answer that is being read is activity
+            sent_bytes(conn, <size_t>n)
+            left -= n
+            if <size_t>n < gathered:
+                continue                 # to be told EAGAIN, which arms the edge
+        elif pending is NULL and cold is NULL:
+            sent_bytes(conn, 0)          # only silent slots
+        if cold is not NULL and conn_park(conn, cold):
+            break
+        if pending is not NULL:
+            slot = conn.first
+            while pending.size and left > 0:
+                ready = region_ready(conn, pending)
+                if ready == 0:
+                    if conn_park(conn, pending):
+                        break
+                    continue
+                position = pending.position
+                n = sendfile(conn.fd, pending.file.fd, &position, <size_t>min(ready, left))
+                core.stats.sendfiles += 1
+                if n > 0:
+                    core.stats.bytes_out += n
+                    conn_touch(conn)
+                    pending.position += n
+                    pending.size -= n
+                    left -= n
+                elif n == 0:
+                    conn_close(conn, "a log file is shorter than the answer that was promised from it")
+                    return
+                elif errno == EAGAIN:
+                    conn.blocked |= BLOCKED_SOCKET
+                    break
+                elif errno != EINTR:
+                    conn_close(conn, NULL)
+                    return
+            if conn.blocked:
+                break
+            sent_bytes(conn, 0)
+    if not core.polling:
+        copies_forget(core)
+    if conn.corked:                          # also when blocked: under cork a window below the MSS stays unused
+        conn.corked = False
+        kafkad_cork(conn.fd, 0)
+
+
+cdef void sent_bytes(Conn* conn, size_t n) noexcept nogil:
+    """Moves on over `n` bytes that were sent, and over regions and slots that have nothing left."""
+    cdef Slot* slot
+    cdef Region* region
+    cdef size_t step
+    while conn.first is not NULL and conn.first.ready:
+        slot = conn.first
+        region = &slot.regions[slot.region_sent] if slot.region_sent < slot.region_count else NULL
+        step = (region.at if region is not NULL else slot.size) - slot.sent
+        if step:
+            if n == 0:
+                return
+            if step > n:
+                step = n
+            slot.sent += <uint32_t>step
+            n -= step
+            continue
+        if region is NULL:
+            slot_free(slot)
+            continue
+        if region.size:
+            if n == 0:
+                return
+            step = min(<size_t>region.size, n)
+            region.position += <int64_t>step
+            region.size -= <int64_t>step
+            n -= step
+            if region.size:
+                return
+        log_file_release(region.file)
+        slot.region_sent += 1
+
+
+cdef void flush_writer(Conn* conn) noexcept:
+    """A fed connection: the ready answers as one bytes object for its writer."""
+    cdef Slot* slot
+    cdef Region* region
+    cdef uint32_t sent
+    cdef bytes piece
+    pieces = []
+    try:
+        while conn.first is not NULL and conn.first.ready:
+            slot = conn.first
+            sent = 0
+            for index in range(slot.region_count):
+                region = &slot.regions[index]
+                pieces.append(PyBytes_FromStringAndSize(<char*>slot.data + sent, region.at - sent))
+                sent = region.at
+                piece = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>region.size)
+                if pread(region.file.fd, PyBytes_AS_STRING(piece), <size_t>region.size, region.position) != region.size:
+                    conn_close(conn, "a log file is shorter than the answer that was promised from it")
+                    return
+                pieces.append(piece)
+            pieces.append(PyBytes_FromStringAndSize(<char*>slot.data + sent, slot.size - sent))
+            slot_free(slot)
+        answer = b"".join(pieces)
+        if answer and conn.writer is not NULL:
+            conn.core.stats.bytes_out += len(answer)
+            (<object>conn.writer)(answer)
+    except BaseException:
+        core_fatal(conn.core)
+
+
+# -- the Python side ---------------------------------------------------------------------------------------
+
+cdef Connection conn_handle(Conn* conn):
+    cdef Connection handle
+    if conn.handle is not NULL:
+        return <Connection>conn.handle
+    handle = Connection.__new__(Connection)
+    handle.conn = conn
+    handle.id = conn.id
+    handle.listener = <str>(<object>conn.listener)
+    handle.peer_host = host_of(PyBytes_FromStringAndSize(<char*>conn.peer, 16))
+    handle.peer_port = conn.peer_port
+    Py_INCREF(handle)
+    conn.handle = <PyObject*>handle
+    return handle
+
+
+def host_of(bytes address not None):
+    """The text of 16 address bytes, IPv4 in dots."""
+    if address.startswith(b"\0" * 10 + b"\xff\xff"):
+        return socket.inet_ntop(socket.AF_INET, address[12:])
+    return socket.inet_ntop(socket.AF_INET6, address)
+
+
+cdef class Connection:
+    """A client connection as Python's handlers see it. Stays valid after the socket is closed: answers to a closed
+    connection go nowhere."""
+
+    @property
+    def closed(self):
+        return self.conn is NULL
+
+    @property
+    def phase(self):
+        return PHASE_READY if self.conn is NULL else self.conn.phase
+
+    @phase.setter
+    def phase(self, int phase):
+        if phase not in (PHASE_HANDSHAKE, PHASE_AUTHENTICATING, PHASE_READY):
+            raise ValueError("a phase is 0, 1 or 2")
+        if self.conn is not NULL:
+            self.conn.phase = phase
+
+    @property
+    def local_host(self):
+        return self.local_address()[0]
+
+    @property
+    def local_port(self):
+        return self.local_address()[1]
+
+    def local_address(self):
+        if self.conn is NULL or self.conn.fd < 0:
+            return "", 0
+        here = socket.socket(fileno=self.conn.fd)
+        try:
+            return here.getsockname()[:2] if here.family in (socket.AF_INET, socket.AF_INET6) else ("", 0)
+        finally:
+            here.detach()
+
+    cdef Slot* slot_of(self, uint32_t request_id) except? NULL:
+        """NULL when the connection is closed; ValueError when the request has been answered."""
+        cdef Slot* slot
+        if self.conn is NULL:
+            return NULL
+        slot = self.conn.first
+        while slot is not NULL and slot.request_id != request_id:
+            slot = slot.next
+        if self.conn.ending is not NULL:
+            return NULL
+        if slot is NULL or slot.ready or slot.cancel is not NULL:
+            raise ValueError(f"request {request_id} of connection {self.id} waits for no answer")
+        return slot
+
+    cdef int answered(self) except -1:
+        cdef Conn* conn = self.conn
+        if not conn.core.polling:            # an answer that comes later leaves at once
+            with nogil:
+                conn_flush(conn)
+
+    def respond(self, uint32_t request_id, *pieces):
+        """Answer a dispatched request with header and body (bytes-like); the size is put before them here."""
+        cdef Slot* slot = self.slot_of(request_id)
+        cdef Py_buffer view
+        if slot is NULL:
+            return
+        slot.size = 4
+        for piece in pieces:
+            PyObject_GetBuffer(piece, &view, PyBUF_SIMPLE)
+            if slot.size + <size_t>view.len >= <size_t>1 << 30:     # clients can ask for that much, and get none of it
+                PyBuffer_Release(&view)
+                conn_close(self.conn, "an answer of more than 1 GiB")
+                return
+            memcpy(slot_extend(slot, <size_t>view.len), view.buf, <size_t>view.len)
+            PyBuffer_Release(&view)
+        slot_finish(slot)
+        self.answered()
+
+    def no_response(self, uint32_t request_id):
+        """The request is dealt with and has no answer."""
+        cdef Slot* slot = self.slot_of(request_id)
+        if slot is not NULL:
+            slot_drop(slot)
+            self.answered()
+
+    def close(self, reason=None):
+        """Close the connection, when there is a reason after the answers to its earlier requests; one line of the log
+        says why."""
+        cdef bytes text
+        if self.conn is not NULL:
+            if reason is None:
+                conn_close(self.conn, NULL)
+            else:
+                text = str(reason).encode("utf-8", "replace")
+                conn_end(self.conn, text)
+
+    def feed(self, data):
+        """Bytes of a connection that has no socket of its own (TLS). Answers how many are kept unserved: stop
+        feeding above some bound, and go on when `buffered` has fallen."""
+        cdef Py_buffer view
+        cdef Conn* conn = self.conn
+        cdef uint64_t held
+        if conn is NULL:
+            return 0
+        if conn.fd >= 0:
+            raise ValueError("this connection reads its own socket")
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        held = conn.input_end - conn.input_start
+        if view.len and held + <uint64_t>view.len < <uint64_t>1 << 31:
+            input_reserve(conn, <uint32_t>(held + view.len))
+            memcpy(conn.input + conn.input_end, view.buf, <size_t>view.len)
+            conn.input_end += <uint32_t>view.len
+            conn.core.stats.bytes_in += view.len
+            conn_touch(conn)
+            conn_run(conn)
+        PyBuffer_Release(&view)
+        return conn.input_end - conn.input_start
+
+    @property
+    def buffered(self):
+        """Input bytes that wait to be served."""
+        return 0 if self.conn is NULL else self.conn.input_end - self.conn.input_start
+
+    def pause_writing(self):
+        """A fed connection's transport is full: serve nothing more until `resume_writing`."""
+        if self.conn is not NULL and self.conn.fd < 0:
+            self.conn.blocked |= BLOCKED_SOCKET
+
+    def resume_writing(self):
+        if self.conn is not NULL and self.conn.fd < 0:
+            self.conn.blocked &= ~BLOCKED_SOCKET
+            conn_run(self.conn)
+
+    def __repr__(self):
+        return f"<Connection {self.id} {self.listener} {self.peer_host}:{self.peer_port}>"

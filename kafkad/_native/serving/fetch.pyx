@@ -1,0 +1,924 @@
+"""Fetch (key 1), v4 to v18, from the frame to the answer.
+
+v5 log start offset. v7 sessions (KIP-227). v9 leader epoch (KIP-320). v11 rack. v12 flexible, last fetched epoch (KIP-595).
+v13 topic ids. v15 replica
+state is tagged. v16 node endpoints, v17 directory id, v18 high watermark: followers' and hints, not used here.
+
+A request becomes a session (an old one, a new one, or one for the time of the request: fetch_session.pyx), whose
+partitions are read in order until the bytes are used up; the first that has data gives at least one batch (KIP-74). When
+that is too little and the client will wait, the request waits on the entries of its partitions; each advance of one
+counts its bytes again, and the request is read anew and answered at min_bytes, an error, or the deadline (DelayedFetch).
+The answer is header bytes and regions of log files.
+
+A request of a session that another still waits on answers that other one first: its epoch is over.
+
+Not yet: followers (NOT_LEADER_OR_FOLLOWER, as from a leader that does not know the replica), preferred read replicas, leader
+hints, quotas, authorization."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memset
+
+from kafkad._native.wire.batch cimport NEED_PYTHON
+from kafkad._native.serving.connection cimport (
+    Conn, Core, Slot, Timer, core_fatal, slot_extend, slot_finish, slot_open, slot_pend, slot_region,
+)
+from kafkad._native.serving.fetch_session cimport (
+    Fetched, Session, cache_add, cache_find, cache_free, cache_init, cache_remove, cache_touch,
+    next_epoch, session_add, session_find, session_forget, session_move_last, session_new, session_release,
+)
+from kafkad._native.log.cold_reads cimport ColdJob, cold_ask
+from kafkad._native.log.batch_search cimport COLD, Lookup
+from kafkad._native.log.partition cimport OLDER_SEGMENT, PARTITION_GONE, Partition, ReadInfo, log_file_release
+from kafkad._native.serving.partition_table cimport (
+    ABORTS_NONE, ABORTS_SOME, ABORTS_UNKNOWN, Entry, PartitionTable, Topic, TopicKey, Watch, key_new, key_release, key_retain,
+    table_listen, topic_by_id, topic_by_name, topic_entry, unwatch, watch_fetch,
+)
+from kafkad._native.serving.timers cimport timer_start, timer_stop
+from kafkad._native.shared.watermarks cimport Row
+from kafkad._native.wire.primitives cimport (
+    Cursor, KAFKAD_CHECK, get_i32, put_i16, put_i32, put_i64, put_uvarint, read_i8, read_i16, read_i32,
+    read_count, read_i64, read_raw, read_uvarint, remaining, skip_tags,
+)
+
+import logging
+
+cdef enum:                              # error codes, org.apache.kafka.common.protocol.Errors
+    UNKNOWN_SERVER_ERROR = -1
+    OFFSET_OUT_OF_RANGE = 1
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    NOT_LEADER_OR_FOLLOWER = 6
+    KAFKA_STORAGE_ERROR = 56
+    FETCH_SESSION_ID_NOT_FOUND = 70
+    INVALID_FETCH_SESSION_EPOCH = 71
+    UNKNOWN_TOPIC_ID = 100
+    FETCH_SESSION_TOPIC_ID_ERROR = 106
+
+cdef enum:
+    INITIAL_EPOCH = 0                   # FetchMetadata: ask for a session
+    FINAL_EPOCH = -1                    # close it, ask for none
+    REPLICA_STATE_TAG = 1
+    DIVERGING_EPOCH_TAG = 0
+    REQUEST_SIZE_MAX = 8 * 1024 * 1024
+    # Topics and partitions of a request, forgotten ones too, and partitions of a session. A partition costs 0.3 us and 200
+    # bytes of memory, up to nine times its bytes in the request: so others wait no longer than some 25 ms for one request.
+    ELEMENTS_MAX = 64 * 1024
+    PARTITION_SIZE_MAX = 48             # of a partition's answer without what varies
+    COLD_ROUNDS_MAX = 16                # then a request waits for the disk on the loop: it does not get ahead otherwise
+    RESULTS_KEPT = 16384                # scratch for so many partitions is kept
+    ANSWER_BYTES_MAX = 1 << 30          # of records: with what stands around them it must be a frame
+
+log = logging.getLogger("kafkad.fetch")
+
+cdef const char* MALFORMED = "a Fetch does not parse"
+cdef const char* TOO_MANY = "a Fetch names more than 65536 topics and partitions"
+
+
+# -- parsing -----------------------------------------------------------------------------------------------
+
+cdef TopicKey* read_topic(Fetching self, Cursor* body, int16_t version, bint wanted) noexcept nogil:
+    """A topic's name or id; its key (a new reference) when `wanted`."""
+    cdef int32_t size
+    cdef const uint8_t* data
+    cdef Topic* topic
+    if version >= 13:
+        data = read_raw(body, 16)
+        if not wanted:
+            return NULL
+        topic = topic_by_id(&self.table.table, data)
+        return key_retain(topic.key) if topic is not NULL else key_new(&self.table.table, NULL, 0, data)
+    size = <int32_t>read_uvarint(body) - 1 if version >= 12 else read_i16(body)
+    if size < 0:
+        body.failed = True
+        return NULL
+    data = read_raw(body, <size_t>size)
+    if not wanted:
+        return NULL
+    topic = topic_by_name(&self.table.table, <char*>data, <size_t>size)
+    return key_retain(topic.key) if topic is not NULL else key_new(&self.table.table, <char*>data, <size_t>size, NULL)
+
+
+cdef void walk_topics(Fetching self, Cursor* body, int16_t version, Session* session, bint forget) noexcept nogil:
+    """Parses topics and forgotten topics, and updates `session` unless it is NULL. A full request forgets nothing."""
+    cdef bint flexible = version >= 12
+    cdef size_t smallest = 33 if version >= 12 else 28 if version >= 9 else 24 if version >= 5 else 16
+    cdef size_t topic_smallest = 18 if version >= 13 else 3 if version >= 12 else 6
+    cdef int64_t topics = read_count(body, flexible, topic_smallest)
+    cdef int64_t parts
+    cdef TopicKey* key
+    cdef Fetched* fetched
+    cdef int32_t index, leader_epoch, last_epoch, bytes_max
+    cdef int64_t offset
+    self.elements += topics
+    while topics and not body.failed:
+        topics -= 1
+        key = read_topic(self, body, version, session is not NULL)
+        parts = read_count(body, flexible, smallest)
+        self.elements += parts
+        if self.elements > ELEMENTS_MAX:
+            body.failed = True
+        while parts and not body.failed:
+            parts -= 1
+            index = read_i32(body)
+            leader_epoch = read_i32(body) if version >= 9 else -1
+            offset = read_i64(body)
+            last_epoch = read_i32(body) if version >= 12 else -1
+            if version >= 5:
+                read_i64(body)                          # log_start_offset: followers'
+            bytes_max = read_i32(body)
+            if flexible:
+                skip_tags(body)
+            if session is not NULL:
+                fetched = session_add(session, key, index)
+                fetched.leader_epoch = leader_epoch
+                fetched.last_epoch = last_epoch
+                fetched.offset = offset
+                fetched.bytes_max = max(bytes_max, 0)
+        if flexible:
+            skip_tags(body)
+        if key is not NULL:
+            key_release(key)
+    if version < 7 or not forget:
+        return
+    topics = read_count(body, flexible, topic_smallest)
+    self.elements += topics
+    while topics and not body.failed:
+        topics -= 1
+        key = read_topic(self, body, version, session is not NULL)
+        parts = read_count(body, flexible, 4)
+        self.elements += parts
+        if self.elements > ELEMENTS_MAX:
+            body.failed = True
+        while parts and not body.failed:
+            parts -= 1
+            index = read_i32(body)
+            if session is not NULL:
+                fetched = session_find(session, key, index)
+                if fetched is not NULL:
+                    session_forget(session, fetched)
+        if flexible:
+            skip_tags(body)
+        if key is not NULL:
+            key_release(key)
+
+
+cdef bint parse(Fetching self, Cursor* body, FetchRequest* request, Cursor* topics) noexcept nogil:
+    """All of the body; `topics` is left where they begin."""
+    cdef int16_t version = request.version
+    cdef uint32_t tags, tag, size
+    cdef const uint8_t* data
+    cdef int64_t rack
+    if version >= 12:
+        skip_tags(body)                                 # of the header
+    request.replica_id = read_i32(body) if version <= 14 else -1
+    request.wait_ms_max = read_i32(body)
+    request.bytes_min = read_i32(body)
+    request.bytes_max = read_i32(body)
+    request.isolation = read_i8(body)
+    request.session_id = read_i32(body) if version >= 7 else 0
+    request.session_epoch = read_i32(body) if version >= 7 else FINAL_EPOCH
+    topics[0] = body[0]
+    self.elements = 0
+    walk_topics(self, body, version, NULL, True)
+    if version >= 11:
+        rack = <int64_t>read_uvarint(body) - 1 if version >= 12 else read_i16(body)
+        if rack < 0:
+            return False
+        read_raw(body, <size_t>rack)
+    if version >= 12:
+        tags = read_uvarint(body)
+        while tags and not body.failed:
+            tags -= 1
+            tag = read_uvarint(body)
+            size = read_uvarint(body)
+            data = read_raw(body, size)
+            if version >= 15 and tag == REPLICA_STATE_TAG and data is not NULL and size >= 4:
+                request.replica_id = get_i32(data)
+    return not body.failed                              # bytes behind the body are ignored, as Kafka ignores them
+
+
+# -- reading -----------------------------------------------------------------------------------------------
+
+cdef Entry* entry_of(Fetching self, Fetched* fetched) noexcept nogil:
+    cdef Topic* topic
+    if fetched.generation != self.table.table.generation:
+        if fetched.session.uses_ids:
+            topic = topic_by_id(&self.table.table, fetched.key.id)
+        else:
+            topic = topic_by_name(&self.table.table, fetched.key.name, fetched.key.name_size)
+        fetched.entry = topic_entry(topic, fetched.index)
+        fetched.generation = self.table.table.generation
+        if topic is not NULL and topic.key is not fetched.key:
+            key_release(fetched.key)                    # known by now, or made anew
+            fetched.key = key_retain(topic.key)
+    return fetched.entry
+
+
+cdef int unknown_code(Fetching self, Fetched* fetched) noexcept nogil:
+    if fetched.session.uses_ids and topic_by_id(&self.table.table, fetched.key.id) is NULL:
+        return UNKNOWN_TOPIC_ID
+    return UNKNOWN_TOPIC_OR_PARTITION
+
+
+cdef void read_python(Fetching self, Entry* entry, Fetched* fetched, int64_t bytes_max, bint at_least_one,
+                      int isolation, Result* result) noexcept nogil:
+    self.core.stats.python_reads += 1
+    with gil:
+        read_slow(self.core, entry, fetched.offset, bytes_max, at_least_one, isolation, result)
+
+
+cdef void read_slow(Core* core, Entry* entry, int64_t offset, int64_t bytes_max, bint at_least_one, int isolation,
+                    Result* result) noexcept:
+    cdef Partition partition = <Partition>entry.partition
+    cdef bytes data
+    result.code = UNKNOWN_SERVER_ERROR
+    try:
+        data = partition.log.read(offset, bytes_max, below="stable" if isolation else "high_watermark")
+        if len(data) <= bytes_max or at_least_one:
+            Py_INCREF(data)
+            result.copy = <void*><PyObject*>data
+            result.read.size = len(data)
+            result.read.available = len(data)
+        result.code = 0
+    except AssertionError:
+        core_fatal(core)
+    except Exception as error:
+        code = getattr(error, "code", None)             # a KafkaError (which lives above this layer), or our fault
+        if isinstance(code, int):
+            result.code = code
+        else:
+            log.exception("reading %s-%d at %d failed", partition.topic, partition.index, offset)
+    except BaseException:
+        core_fatal(core)
+
+
+cdef void find_aborted(Entry* entry, Fetched* fetched, Result* result, bint flexible) noexcept nogil:
+    with gil:
+        ask_aborted(entry, fetched.offset, result, flexible)
+
+
+cdef void ask_aborted(Entry* entry, int64_t offset, Result* result, bint flexible) noexcept:
+    """The aborted transactions from `offset` to LSO: more than the data may reach, which readers pass over. A log
+    that has none is asked once, until `note_aborted`."""
+    cdef Partition partition = <Partition>entry.partition
+    cdef bytes data
+    try:
+        end = result.read.last_stable_offset
+        if entry.aborts == ABORTS_UNKNOWN:
+            entry.aborts = ABORTS_SOME if partition.log.aborted_transactions(0, end) else ABORTS_NONE
+        if entry.aborts == ABORTS_SOME:
+            found = partition.log.aborted_transactions(offset, end)
+            data = b"".join([
+                txn.producer_id.to_bytes(8, "big", signed=True) + txn.first_offset.to_bytes(8, "big")
+                + (b"\0" if flexible else b"") for txn in found])
+            if found:
+                Py_INCREF(data)
+                result.aborted = <void*><PyObject*>data
+                result.aborted_count = len(found)
+    except Exception:
+        log.exception("the aborted transactions of %s-%d cannot be told", partition.topic, partition.index)
+        result.code = UNKNOWN_SERVER_ERROR
+
+
+cdef void compare_logs(Core* core, Entry* entry, Result* result) noexcept nogil:
+    """Finds where the client's log, whose last batch before the fetch offset has `last_epoch`, leaves ours (KIP-595,
+    Partition.readRecords). `result` is what reading gave: data, or OFFSET_OUT_OF_RANGE, which a client that diverges
+    does not get."""
+    cdef Row* row = (<Partition>entry.partition).row
+    cdef Fetched* fetched = result.fetched
+    cdef int32_t epoch = fetched.last_epoch
+    cdef int64_t end = row.log_end_offset
+    cdef int code = 0
+    if epoch > row.leader_epoch:
+        code = OFFSET_OUT_OF_RANGE
+    elif epoch < row.leader_epoch:
+        with gil:
+            code = ask_epoch_end(core, entry, &epoch, &end)
+    if code == 0 and fetched.offset < row.log_start_offset:
+        code = OFFSET_OUT_OF_RANGE
+    if code == 0 and epoch == fetched.last_epoch and end >= fetched.offset:
+        return
+    if result.code == 0:
+        drop_data(result)
+        result.read.size = 0
+        result.read.available = 0
+        result.read.file = NULL
+    result.code = code
+    if code == 0:
+        result.diverging_epoch = epoch
+        result.diverging_end = end
+
+
+cdef int ask_epoch_end(Core* core, Entry* entry, int32_t* epoch, int64_t* end) noexcept:
+    """The largest known epoch up to `epoch`, and the offset at which it ended."""
+    cdef Partition partition = <Partition>entry.partition
+    try:
+        found, offset = partition.log.end_offset_for_epoch(epoch[0])
+        epoch[0] = found
+        end[0] = offset
+        return OFFSET_OUT_OF_RANGE if found < 0 or offset < 0 else 0
+    except AssertionError:
+        core_fatal(core)
+    except Exception as error:
+        code = getattr(error, "code", None)
+        if isinstance(code, int):
+            return code
+        log.exception("looking up leader epoch %d of %s-%d failed", epoch[0], partition.topic, partition.index)
+    except BaseException:
+        core_fatal(core)
+    return UNKNOWN_SERVER_ERROR
+
+
+cdef void drop_aborted(Result* result) noexcept nogil:
+    with gil:
+        Py_DECREF(<object><PyObject*>result.aborted)
+    result.aborted = NULL
+
+
+cdef void drop_copy(Result* result) noexcept nogil:
+    with gil:
+        Py_DECREF(<object><PyObject*>result.copy)
+    result.copy = NULL
+
+
+cdef inline bint may_have_aborted(Entry* entry) noexcept nogil:
+    cdef uint32_t transactions
+    if entry.remote:                                    # its owner is told by `note_aborted`, others by the row
+        transactions = (<Partition>entry.partition).row.transactions
+        if entry.transactions != transactions:
+            entry.transactions = transactions
+            entry.aborts = ABORTS_UNKNOWN
+    return entry.aborts != ABORTS_NONE
+
+
+cdef int read_warm(Fetching self, const FetchRequest* request, Entry* entry, Fetched* fetched, int64_t limit,
+                   bint at_least_one, ReadInfo* read) noexcept nogil:
+    """Partition.read that does not wait for the disk. Where it would, the answer is nothing for now, and `cold_job` is the
+    last of the reads that it takes to know more."""
+    cdef Lookup* lookup = &(<Partition>entry.partition).lookup
+    cdef ColdJob* job = NULL
+    cdef int code
+    lookup.cold = &self.core.cold if request.cold_rounds < COLD_ROUNDS_MAX else NULL
+    code = (<Partition>entry.partition).read(
+        fetched.offset, limit, at_least_one, request.isolation, fetched.leader_epoch, read)
+    lookup.cold = NULL
+    if code != COLD:
+        return code
+    job = cold_ask(&self.core.cold, lookup.missing, lookup.missing_position, lookup.missing_size, NULL, NULL)
+    log_file_release(lookup.missing)
+    if job is NULL:
+        return (<Partition>entry.partition).read(
+            fetched.offset, limit, at_least_one, request.isolation, fetched.leader_epoch, read)
+    self.cold_job = job
+    return 0
+
+
+cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read, bint* failed,
+                       uint32_t* known) noexcept nogil:
+    """Reads every partition of the session in order into `results`; answers how many there are."""
+    cdef Session* session = request.session
+    cdef Fetched* fetched
+    cdef Result* result
+    cdef Entry* entry
+    cdef uint32_t count = 0
+    cdef int64_t left = min(min(request.bytes_max, self.max_bytes), ANSWER_BYTES_MAX)
+    cdef int64_t limit
+    cdef bint at_least_one = True
+    bytes_read[0] = 0
+    failed[0] = False
+    known[0] = 0
+    self.cold_job = NULL
+    if session.count > self.result_capacity:
+        self.result_capacity = max(<uint32_t>64, session.count + session.count // 4)
+        self.results = <Result*>realloc(self.results, self.result_capacity * sizeof(Result))
+        KAFKAD_CHECK(self.results is not NULL)
+    left = max(left, 0)
+    fetched = session.first
+    while fetched is not NULL:
+        result = &self.results[count]
+        count += 1
+        result.fetched = fetched
+        result.copy = NULL
+        result.aborted = NULL
+        result.aborted_count = 0
+        result.unknown = False
+        result.diverging_epoch = -1
+        result.read.size = 0
+        result.read.available = 0
+        result.read.file = NULL
+        entry = entry_of(self, fetched)
+        if entry is NULL:
+            result.code = unknown_code(self, fetched)
+            result.unknown = True
+        elif request.replica_id >= 0:
+            result.code = NOT_LEADER_OR_FOLLOWER
+        else:
+            limit = min(left, <int64_t>fetched.bytes_max)
+            result.code = read_warm(self, request, entry, fetched, limit, at_least_one, &result.read)
+            if result.code == NEED_PYTHON:
+                read_python(self, entry, fetched, limit, at_least_one, request.isolation, result)
+            if fetched.last_epoch >= 0 and self.cold_job is NULL and (result.code == 0 or result.code == OFFSET_OUT_OF_RANGE):
+                compare_logs(self.core, entry, result)
+                failed[0] = failed[0] or result.diverging_epoch >= 0
+            if request.isolation and result.code == 0 and result.read.size and may_have_aborted(entry):
+                find_aborted(entry, fetched, result, request.version >= 12)
+                if result.code:
+                    drop_data(result)
+        if not result.unknown:
+            known[0] += 1
+        if result.code:
+            failed[0] = failed[0] or not result.unknown
+            result.read.high_watermark = -1
+            result.read.last_stable_offset = -1
+            result.read.log_start_offset = -1
+            result.read.size = 0
+            result.read.available = 0
+            if result.code == KAFKA_STORAGE_ERROR and request.version <= 5:
+                result.code = NOT_LEADER_OR_FOLLOWER    # older clients do not know the other
+        elif result.read.size:
+            at_least_one = False
+            bytes_read[0] += result.read.available
+            left = max(left - result.read.size, 0)
+        fetched = fetched.next
+    return count
+
+
+cdef void drop_data(Result* result) noexcept nogil:
+    if result.copy is not NULL:
+        drop_copy(result)
+    elif result.read.size:
+        log_file_release(result.read.file)
+    if result.aborted is not NULL:
+        drop_aborted(result)
+
+
+cdef void drop_results(Fetching self, uint32_t count) noexcept nogil:
+    cdef uint32_t i
+    for i in range(count):
+        drop_data(&self.results[i])
+    trim_results(self)
+
+
+cdef void trim_results(Fetching self) noexcept nogil:
+    if self.result_capacity > RESULTS_KEPT:
+        free(self.results)
+        self.results = NULL
+        self.result_capacity = 0
+
+
+# -- the answer --------------------------------------------------------------------------------------------
+
+cdef inline bint changed(Result* result) noexcept nogil:
+    """Whether an incremental answer tells of this partition; notes what it tells (CachedPartition)."""
+    cdef Fetched* fetched = result.fetched
+    cdef bint tell = result.read.size > 0 or result.code != 0 or result.diverging_epoch >= 0
+    if fetched.high_watermark != result.read.high_watermark:
+        fetched.high_watermark = result.read.high_watermark
+        tell = True
+    if fetched.log_start_offset != result.read.log_start_offset:
+        fetched.log_start_offset = result.read.log_start_offset
+        tell = True
+    if result.code:
+        fetched.high_watermark = -1                     # told again when the error is over
+    return tell
+
+
+cdef void put_count(Slot* slot, bint flexible, uint32_t count) noexcept nogil:
+    cdef uint8_t* at
+    if flexible:
+        at = slot_extend(slot, 5)
+        slot.size -= <uint32_t>(5 - put_uvarint(at, count + 1))
+    else:
+        put_i32(slot_extend(slot, 4), <int32_t>count)
+
+
+cdef void put_head(Slot* slot, int16_t version, int16_t code, int32_t session_id, uint32_t topics) noexcept nogil:
+    cdef uint8_t* at
+    if version >= 12:
+        slot_extend(slot, 1)[0] = 0                     # tags of the header
+    put_i32(slot_extend(slot, 4), 0)                    # throttle_time_ms
+    if version >= 7:
+        at = slot_extend(slot, 6)
+        put_i16(at, code)
+        put_i32(at + 2, session_id)
+    put_count(slot, version >= 12, topics)
+
+
+cdef void answer_error(Slot* slot, int16_t code, int32_t session_id) noexcept nogil:
+    put_head(slot, slot.api_version, code, session_id, 0)
+    if slot.api_version >= 12:
+        slot_extend(slot, 1)[0] = 0
+    slot_finish(slot)
+
+
+cdef void put_topic(Slot* slot, int16_t version, TopicKey* key) noexcept nogil:
+    cdef uint8_t* at
+    if version >= 13:
+        memcpy(slot_extend(slot, 16), key.id, 16)
+        return
+    if version >= 12:
+        at = slot_extend(slot, 5)
+        slot.size -= <uint32_t>(5 - put_uvarint(at, key.name_size + 1))
+    else:
+        put_i16(slot_extend(slot, 2), <int16_t>key.name_size)
+    memcpy(slot_extend(slot, key.name_size), key.name, key.name_size)
+
+
+cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* result) noexcept nogil:
+    cdef bint flexible = version >= 12
+    cdef uint8_t* start = slot_extend(slot, PARTITION_SIZE_MAX)
+    cdef uint8_t* at = start
+    cdef size_t size
+    cdef int32_t aborted
+    put_i32(at, result.fetched.index)
+    put_i16(at + 4, <int16_t>result.code)
+    put_i64(at + 6, result.read.high_watermark)
+    put_i64(at + 14, result.read.last_stable_offset)
+    at += 22
+    if version >= 5:
+        put_i64(at, result.read.log_start_offset)
+        at += 8
+    # Aborted transactions: null when not asked for and when nothing was read, none of a partition that is not known.
+    if result.unknown:
+        aborted = 0
+    elif result.code or result.diverging_epoch >= 0 or not isolation:
+        aborted = -1
+    else:
+        aborted = <int32_t>result.aborted_count
+    if flexible:
+        at += put_uvarint(at, <uint32_t>(aborted + 1))
+    else:
+        put_i32(at, aborted)
+        at += 4
+    if result.aborted is not NULL:
+        slot.size -= <uint32_t>(PARTITION_SIZE_MAX - (at - start))
+        with gil:
+            size = <size_t>PyBytes_GET_SIZE(<object><PyObject*>result.aborted)
+            memcpy(slot_extend(slot, size), PyBytes_AS_STRING(<object><PyObject*>result.aborted), size)
+        drop_aborted(result)
+        start = slot_extend(slot, PARTITION_SIZE_MAX)
+        at = start
+    if version >= 11:
+        put_i32(at, -1)                                 # preferred_read_replica
+        at += 4
+    if flexible:
+        at += put_uvarint(at, <uint32_t>result.read.size + 1)
+    else:
+        put_i32(at, <int32_t>result.read.size)
+        at += 4
+    slot.size -= <uint32_t>(PARTITION_SIZE_MAX - (at - start))
+    if result.copy is not NULL:
+        with gil:
+            memcpy(slot_extend(slot, <size_t>result.read.size), PyBytes_AS_STRING(<object><PyObject*>result.copy),
+                   <size_t>result.read.size)
+        drop_copy(result)
+    elif result.read.size:
+        slot_region(slot, result.read.file, result.read.position, result.read.size)
+    if result.diverging_epoch >= 0:
+        at = slot_extend(slot, 16)                      # one tag: 0, of 13 bytes, without tags of its own
+        at[0] = 1
+        at[1] = DIVERGING_EPOCH_TAG
+        at[2] = 13
+        put_i32(at + 3, result.diverging_epoch)
+        put_i64(at + 7, result.diverging_end)
+        at[15] = 0
+    elif flexible:
+        slot_extend(slot, 1)[0] = 0
+
+
+cdef void answer(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
+    """Writes and finishes the answer from `results`."""
+    cdef Session* session = request.session
+    cdef int16_t version = request.version
+    cdef bint flexible = version >= 12
+    cdef uint32_t kept = 0, topics = 0, i, j
+    cdef Result* result
+    cdef TopicKey* key = NULL
+    if request.context == INCREMENTAL:
+        if session.epoch != next_epoch(request.session_epoch):
+            drop_results(self, count)
+            answer_error(slot, INVALID_FETCH_SESSION_EPOCH, session.id)
+            return
+        for i in range(count):
+            result = &self.results[i]
+            if changed(result):
+                if result.read.size:
+                    session_move_last(session, result.fetched)
+                if kept != i:
+                    self.results[kept] = result[0]
+                kept += 1
+        count = kept
+    elif request.context == FULL:
+        for i in range(count):
+            changed(&self.results[i])
+        cache_add(&self.cache, session, self.core.monotonic_ms)
+        count_sessions(self)
+    for i in range(count):                              # neighbours of one topic share its element
+        if i == 0 or self.results[i].fetched.key is not key:
+            key = self.results[i].fetched.key
+            topics += 1
+    put_head(slot, version, 0, session.id if request.context != SESSIONLESS else 0, topics)
+    i = 0
+    while i < count:
+        key = self.results[i].fetched.key
+        j = i
+        while j < count and self.results[j].fetched.key is key:
+            j += 1
+        put_topic(slot, version, key)
+        put_count(slot, flexible, j - i)
+        while i < j:
+            put_partition(slot, version, request.isolation, &self.results[i])
+            i += 1
+        if flexible:
+            slot_extend(slot, 1)[0] = 0
+    if flexible:
+        slot_extend(slot, 1)[0] = 0
+    trim_results(self)
+    slot_finish(slot)
+
+
+cdef inline void count_sessions(Fetching self) noexcept nogil:
+    self.core.stats.sessions = self.cache.count
+    self.core.stats.session_partitions = self.cache.partitions
+    self.core.stats.session_evictions = self.cache.evictions
+
+
+# -- one request -------------------------------------------------------------------------------------------
+
+cdef int open_session(Fetching self, FetchRequest* request, Cursor* topics) noexcept nogil:
+    """FetchManager.newContext: 0 with `request.session` set, or the error of the session."""
+    cdef Session* session = NULL
+    cdef Cursor updates = topics[0]
+    cdef bint full = request.session_epoch == INITIAL_EPOCH or request.session_epoch == FINAL_EPOCH
+    if request.session_id != 0:
+        session = cache_find(&self.cache, request.session_id)
+    if full:
+        if session is not NULL:
+            cache_remove(&self.cache, session)
+            count_sessions(self)
+        request.context = SESSIONLESS if request.session_epoch == FINAL_EPOCH else FULL
+        request.session = session_new(request.version >= 13, &self.freed)
+        walk_topics(self, topics, request.version, request.session, False)
+        return 0
+    if session is NULL:
+        return FETCH_SESSION_ID_NOT_FOUND
+    if session.epoch != request.session_epoch:
+        return INVALID_FETCH_SESSION_EPOCH
+    if session.uses_ids != (request.version >= 13):
+        return FETCH_SESSION_TOPIC_ID_ERROR
+    session.references += 1
+    request.session = session
+    session.epoch = next_epoch(session.epoch)
+    if session.waiting is not NULL:
+        supersede(self, <WaitingFetch*>session.waiting)
+    walk_topics(self, &updates, request.version, session, True)
+    if session.count == 0 or session.count > ELEMENTS_MAX or (
+            self.cache.partitions - session.cached_count + session.count > self.cache.partitions_max):
+        cache_remove(&self.cache, session)
+        count_sessions(self)
+        request.context = SESSIONLESS
+        request.session = NULL
+        if session.count:
+            session_release(session)
+            return FETCH_SESSION_ID_NOT_FOUND
+        session_release(session)                        # empty: what the request names is read
+        request.session = session_new(request.version >= 13, &self.freed)
+        walk_topics(self, topics, request.version, request.session, False)
+    else:
+        cache_touch(&self.cache, session, self.core.monotonic_ms)
+        count_sessions(self)
+        request.context = INCREMENTAL
+    return 0
+
+
+cdef const char* fetch_frame(Fetching self, Conn* conn, int16_t version, int32_t correlation_id,
+                             Cursor* body) noexcept nogil:
+    cdef FetchRequest request
+    cdef Cursor topics
+    cdef Slot* slot
+    cdef uint32_t count, known
+    cdef int64_t bytes_read
+    cdef bint failed
+    cdef int code
+    if remaining(body) > REQUEST_SIZE_MAX:
+        return "a Fetch is above 8 MiB"
+    memset(&request, 0, sizeof(FetchRequest))
+    request.version = version
+    if not parse(self, body, &request, &topics):
+        return TOO_MANY if self.elements > ELEMENTS_MAX else MALFORMED
+    self.core.elements += self.elements
+    self.elements = 0
+    slot = slot_open(conn, 1, version, correlation_id)
+    if request.isolation != 0 and request.isolation != 1:
+        answer_error(slot, UNKNOWN_SERVER_ERROR, 0)     # as Kafka: IsolationLevel.forId fails after parsing
+        return NULL
+    request.bytes_max = min(request.bytes_max, self.max_bytes)
+    request.bytes_min = min(request.bytes_min, request.bytes_max)
+    code = open_session(self, &request, &topics)
+    if code:
+        answer_error(slot, <int16_t>code, 0)
+        return NULL
+    self.core.elements += request.session.count
+    count = read_all(self, &request, &bytes_read, &failed, &known)
+    if conn.closed:                                     # by Python, in between
+        drop_results(self, count)
+        session_release(request.session)
+        return NULL
+    if failed or bytes_read >= request.bytes_min and (bytes_read or self.cold_job is NULL) or (
+            self.cold_job is NULL and (request.wait_ms_max <= 0 or known == 0 or not may_wait(self, &request))):
+        answer(self, &request, slot, count)
+        session_release(request.session)
+    else:
+        wait_for_data(self, slot, &request, count, bytes_read)
+    return NULL
+
+
+cdef inline bint may_wait(Fetching self, const FetchRequest* request) noexcept nogil:
+    """Requests that wait may hold half of the memory for frames; beyond it they are answered early, which is allowed."""
+    return request.session.cached or (
+        self.core.stats.buffered_bytes + request.session.bytes <= self.core.buffered_bytes_max // 2)
+
+
+# -- waiting -----------------------------------------------------------------------------------------------
+
+cdef void wait_for_data(Fetching self, Slot* slot, FetchRequest* request, uint32_t count,
+                        int64_t bytes_read) noexcept nogil:
+    cdef WaitingFetch* fetch = <WaitingFetch*>malloc(sizeof(WaitingFetch))
+    cdef Fetched* fetched
+    cdef Entry* entry
+    cdef uint32_t i
+    KAFKAD_CHECK(fetch is not NULL)
+    memset(fetch, 0, sizeof(WaitingFetch))
+    fetch.request = request[0]
+    fetch.slot = slot
+    fetch.available = bytes_read
+    if not request.session.cached:
+        fetch.held = request.session.bytes
+        self.core.stats.buffered_bytes += fetch.held
+    for i in range(count):
+        self.results[i].fetched.available = self.results[i].read.available
+    drop_results(self, count)
+    fetched = request.session.first
+    while fetched is not NULL:
+        entry = entry_of(self, fetched)
+        if entry is not NULL:
+            watch_fetch(entry, &fetched.watch)
+            if entry.remote:
+                table_listen(entry)
+        fetched = fetched.next
+    request.session.waiting = fetch
+    self.core.stats.fetch_waits += 1
+    fetch.job = self.cold_job
+    if fetch.job is not NULL:                           # which ends, whatever the client's patience
+        fetch.job.waiter = fetch
+        fetch.job.done = fetch_warm
+        fetch.request.cold_rounds += 1
+        fetch.timer.place = -1
+    else:
+        timer_start(self.core, &fetch.timer, self.core.monotonic_ms + request.wait_ms_max, fetch_expired)
+    slot_pend(slot, fetch, fetch_cancelled, False)
+
+
+cdef void stop_waiting(Core* core, WaitingFetch* fetch) noexcept nogil:
+    cdef Fetched* fetched = fetch.request.session.first
+    timer_stop(core, &fetch.timer)
+    core.stats.buffered_bytes -= fetch.held
+    fetch.held = 0
+    if fetch.job is not NULL:
+        fetch.job.waiter = NULL
+        fetch.job = NULL
+    while fetched is not NULL:
+        unwatch(&fetched.watch, False)
+        fetched = fetched.next
+    fetch.request.session.waiting = NULL
+
+
+cdef void complete(Fetching self, WaitingFetch* fetch) noexcept nogil:
+    """Answers with what there is by now."""
+    cdef int64_t bytes_read
+    cdef bint failed
+    cdef uint32_t known, count
+    cdef Conn* conn = fetch.slot.conn
+    stop_waiting(self.core, fetch)
+    fetch.slot.cancel = fetch_abandoned                 # while Python may run
+    count = read_all(self, &fetch.request, &bytes_read, &failed, &known)
+    if fetch.slot is NULL:
+        drop_results(self, count)
+    elif self.cold_job is not NULL and bytes_read == 0 and not failed:
+        wait_for_data(self, fetch.slot, &fetch.request, count, bytes_read)
+        free(fetch)
+        return
+    else:
+        answer(self, &fetch.request, fetch.slot, count)
+    session_release(fetch.request.session)
+    free(fetch)
+
+
+cdef void fetch_abandoned(Slot* slot) noexcept nogil:
+    """The connection is closed while its answer is being made."""
+    (<WaitingFetch*>slot.waiting).slot = NULL
+
+
+cdef void supersede(Fetching self, WaitingFetch* fetch) noexcept nogil:
+    """Its session goes on without it: what it would answer at its end, now."""
+    drop_due(self, fetch)
+    stop_waiting(self.core, fetch)
+    answer_error(fetch.slot, INVALID_FETCH_SESSION_EPOCH, fetch.request.session.id)
+    session_release(fetch.request.session)
+    free(fetch)
+
+
+cdef void drop_due(Fetching self, WaitingFetch* fetch) noexcept nogil:
+    cdef WaitingFetch** link = &self.due
+    if fetch.due:
+        while link[0] is not fetch:
+            link = &link[0].due_next
+        link[0] = fetch.due_next
+        fetch.due = False
+
+
+cdef void fetch_warm(void* waiter, ColdJob* job) noexcept nogil:
+    cdef WaitingFetch* fetch = <WaitingFetch*>waiter
+    fetch.job = NULL
+    drop_due(<Fetching>fetch.slot.conn.core.fetching, fetch)
+    complete(<Fetching>fetch.slot.conn.core.fetching, fetch)
+
+
+cdef void fetch_expired(Core* core, Timer* timer) noexcept nogil:
+    core.stats.fetch_timeouts += 1
+    complete(<Fetching>core.fetching, <WaitingFetch*>timer)
+
+
+cdef void fetch_cancelled(Slot* slot) noexcept nogil:
+    cdef WaitingFetch* fetch = <WaitingFetch*>slot.waiting
+    drop_due(<Fetching>slot.conn.core.fetching, fetch)
+    stop_waiting(slot.conn.core, fetch)
+    session_release(fetch.request.session)
+    free(fetch)
+
+
+cdef void fetch_advanced(Fetching self, Entry* entry, uint32_t why) noexcept nogil:
+    cdef Watch* watch = entry.fetches
+    cdef Fetched* fetched
+    cdef WaitingFetch* fetch
+    cdef ReadInfo read
+    cdef int code
+    cdef bint some_wait = False
+    while watch is not NULL:
+        fetched = <Fetched*>watch
+        fetch = <WaitingFetch*>fetched.session.waiting
+        watch = watch.next
+        if fetch.due:
+            continue
+        if fetch.job is not NULL and not (why & PARTITION_GONE):
+            some_wait = True                            # for the disk, which answers by itself
+            continue
+        if not (why & PARTITION_GONE):
+            read.size = 0
+            self.cold_job = NULL
+            code = read_warm(self, &fetch.request, entry, fetched, fetched.bytes_max, True, &read)
+            if code == 0 and self.cold_job is NULL:
+                if read.size:
+                    log_file_release(read.file)
+                if read.available < OLDER_SEGMENT:
+                    read.available = min(read.available, <int64_t>fetched.bytes_max)
+                fetch.available += read.available - fetched.available
+                fetched.available = read.available
+                if fetch.available < fetch.request.bytes_min:
+                    some_wait = True
+                    continue
+        fetch.due = True
+        fetch.due_next = self.due
+        self.due = fetch
+    if some_wait and entry.remote and not entry.removed:
+        table_listen(entry)
+
+
+cdef void fetch_settle(Fetching self) noexcept nogil:
+    cdef WaitingFetch* fetch
+    while self.due is not NULL:
+        fetch = self.due
+        self.due = fetch.due_next
+        fetch.due = False
+        complete(self, fetch)
+
+
+cdef class Fetching:
+    def __cinit__(self, PartitionTable table not None, int32_t max_bytes, uint32_t slots, int64_t eviction_ms,
+                  int64_t partitions_max):
+        self.table = table
+        self.max_bytes = max_bytes
+        cache_init(&self.cache, &table.table, slots, eviction_ms, partitions_max)
+
+    def __dealloc__(self):
+        cache_free(&self.cache)
+        free(self.results)
+
+    cdef void forget(self) noexcept:
+        """Every session, at the end."""
+        while self.cache.oldest is not NULL:
+            cache_remove(&self.cache, self.cache.oldest)
+        count_sessions(self)

@@ -1,0 +1,110 @@
+"""Produce (key 0) in C. See produce.pyx."""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from kafkad._native.serving.connection cimport Conn, Core, Slot, Timer
+from kafkad._native.log.partition cimport AppendInfo
+from kafkad._native.serving.partition_table cimport Entry, PartitionTable, Watch
+from kafkad._native.serving.unpacking cimport Unpacker
+from kafkad._native.wire.primitives cimport Cursor
+
+cdef enum:
+    OUTCOME_TO_COME = 1 << 20       # in place of an error code
+    MESSAGE_SIZE_MAX = 2000         # of an error's text in an answer
+
+cdef struct Part:                   # one partition of a request
+    int32_t index
+    int32_t size                    # of records, -1: null
+    uint8_t* records
+
+cdef struct TopicParts:             # one topic of a request: `count` parts from `first`
+    const uint8_t* name             # or its id
+    int32_t name_size               # -1: `name` is an id of 16 bytes
+    uint32_t first
+    uint32_t count
+
+cdef struct Outcome:                # of one partition's append
+    int code
+    bint waits                      # for the high watermark to reach `info.end_offset`
+    Entry* entry
+    char* text                      # owns `info.message`, or NULL
+    uint32_t* bad                   # the records that were refused (batch.bad_records), or NULL
+    AppendInfo info
+
+cdef struct Request:
+    int16_t version
+    int16_t acks
+    int64_t deadline_ms             # monotonic
+    uint32_t topic_count
+    uint32_t part_count
+    TopicParts* topics
+    Part* parts
+    Outcome* outcomes               # one a part
+
+cdef struct Wait:                   # one partition whose high watermark has not reached `end_offset`
+    Watch watch                     # first
+    WaitingProduce* produce
+    int64_t end_offset
+    uint32_t code_at                # where in the answer its error code stands
+
+cdef struct WaitingProduce:
+    Timer timer                     # first
+    Slot* slot
+    uint32_t waits_left
+    uint32_t wait_count
+    Wait waits[1]
+
+cdef struct HeldProduce:            # a request that waits for other workers' outcomes, or for batches to be unpacked
+    Timer timer                     # first
+    PyObject* producing
+    Slot* slot                      # NULL: answered, or its connection is closed
+    uint8_t* frame                  # the buffer it stands in, retained: owners append from it, and topics' names are there
+    int64_t size                    # of itself and of the messages about it, which count as buffered
+    uint64_t conn_id
+    uint8_t* topic_ids              # of its topics, 16 bytes each: a name may be another topic's when it is answered
+    uint32_t outcomes_left
+    uint32_t unpacking              # of these, our own partitions', whose batches threads unpack
+    Request request                 # its arrays follow this struct
+
+# Sends one partition's records to their owner. 0: `produce_outcome` is called for it later; otherwise an error code.
+ctypedef int (*ForwardFunction)(void* context, HeldProduce* held, uint32_t number, Entry* entry, const Part* part,
+                                int16_t version, bint admin) noexcept nogil
+
+cdef class Producing:
+    cdef Core* core
+    cdef ForwardFunction forward    # of several workers
+    cdef void* forward_context
+    cdef PartitionTable table
+    cdef Part* parts                # scratch of the request at hand
+    cdef Outcome* outcomes          # as many
+    cdef uint32_t part_capacity
+    cdef TopicParts* topics
+    cdef uint32_t topic_capacity
+    cdef Unpacker unpacker
+    cdef dict unpacking             # address of a HeldProduce: its jobs
+    cdef int64_t unpack_ns          # so long this round may go on unpacking
+    cdef object pending             # the append that the last one left to a thread
+    cdef bint from_peer             # the append at hand is of another worker's records
+    cdef Wait* waits                # what the request at hand will wait for
+    cdef uint32_t wait_capacity
+    cdef uint64_t number            # of the last request that named several partitions
+
+# NULL, or why the connection must be closed. `body` stands behind the client id.
+cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int32_t correlation_id,
+                               const uint8_t* client, int16_t client_size, Cursor* body) noexcept nogil
+
+# The steps of one partition: check whether it may be appended, and append. The caller drops the outcome's text.
+# OUTCOME_TO_COME: `take_pending` returns the work that is left, on a copy of the records.
+cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint admin, bint transactional) noexcept nogil
+cdef void append_part(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil
+cdef void drop_text(Outcome* outcome) noexcept nogil
+cdef object take_pending(Producing self)
+# After that work, on the loop: `error` is what it raised, or None.
+cdef void finish_append(Producing self, object work, object error, Outcome* outcome) noexcept
+
+# The outcome of a part that was to come. It takes over `outcome` and its text. It may free `held`.
+cdef void produce_outcome(HeldProduce* held, uint32_t number, const Outcome* outcome) noexcept nogil
+# None will come, since this process ends. The frame is not released: its owner may still read from it.
+cdef void produce_forget(HeldProduce* held) noexcept nogil
+cdef void produce_advanced(Producing self, Entry* entry, uint32_t why) noexcept nogil

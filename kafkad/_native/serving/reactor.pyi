@@ -1,0 +1,85 @@
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from kafkad._native.log.group_commit import GroupCommit
+from kafkad._native.serving.connection import Connection
+from kafkad._native.serving.partition_table import PartitionTable
+from kafkad._native.shared.connection_handover import Handover
+from kafkad._native.shared.host_counts import HostCounts
+from kafkad._native.shared.mailbox import Mailboxes
+
+class Reactor:
+    """Sockets, frames and turns. Watch `fileno()` for reading and call `poll()` when it is ready; deadlines
+    and wake-ups are in the same epoll set, so no timer is needed. One per event loop, for its thread only."""
+
+    def __init__(
+        self,
+        partitions: PartitionTable,
+        dispatch: Callable[[Connection, int, bytes], None],
+        *,
+        on_fatal: Callable[[BaseException], Any]
+        | None = None,  # without it a broken callback aborts the process
+        log: Any = None,  # a logger; kafkad.net by default
+        socket_request_max_bytes: int = 104857600,
+        buffered_bytes_max: int = 536870912,  # of partial and waiting frames, over all connections
+        connections_max: int = 2147483647,
+        connections_max_per_ip: int = 2147483647,
+        connections_max_per_ip_overrides: dict[str, int] | None = None,
+        connections_max_idle_ms: int = 600000,  # negative: never
+        stall_ms: int = 10000,  # short of buffers, who holds one and sent nothing for so long is closed
+        send_buffer_bytes: int = 102400,  # -1: the system's
+        receive_buffer_bytes: int = 102400,
+        fetch_max_bytes: int = 57671680,
+        fetch_session_slots: int = 1000,
+        fetch_session_eviction_ms: int = 120000,
+        fetch_session_partitions_max: int = 1000000,
+        mailboxes: Mailboxes | None = None,  # entered by this process
+        hosts: HostCounts | None = None,  # entered as well: connections of each host with other workers
+        handover: Handover | None = None,  # entered, too: new connections are spread over the workers
+    ) -> None: ...
+    def fileno(self) -> int: ...
+    def poll(self) -> None: ...
+    def join_loop(self, fd: int) -> None:
+        """An event loop that sleeps in `wait` says with `fd` that it has something to do."""
+    def wait(self, timeout: float | None, ready: deque[Any], scheduled: list[Any]) -> bool:
+        """Serves and sleeps until the loop is called: True when its descriptor is readable, False when
+        `ready` has something, `scheduled` has more, a signal came, or `timeout` seconds are over."""
+    def join_commits(self, group: GroupCommit) -> None:
+        """What `group` has synced is published by the reactor, until it is closed."""
+    def serve_native(self, key: int, low: int, high: int) -> None:
+        """Serve Produce (0) or Fetch (1) in these versions; others of that key close the connection."""
+    def add_listener(self, fd: int, name: str, *, phase: int = 2) -> None: ...
+    def remove_listener(self, fd: int) -> None: ...
+    def adopt(self, fd: int, listener: str, *, phase: int = 2) -> Connection | None:
+        """Serve a connected socket, which is the reactor's from now on. None when a limit refused it."""
+    def attach(
+        self,
+        writer: Callable[[bytes | None], Any],
+        listener: str,
+        *,
+        peer: tuple[str, int] = ("", 0),
+        phase: int = 2,
+    ) -> Connection | None:
+        """Bytes come by `Connection.feed`, answers go to `writer`; `writer(None)` says that it is closed."""
+    def set_limits(
+        self,
+        *,
+        connections_max: int | None = None,
+        connections_max_per_ip: int | None = None,
+        connections_max_per_ip_overrides: dict[str, int] | None = None,
+        connections_max_idle_ms: int | None = None,
+        fetch_max_bytes: int | None = None,
+    ) -> None: ...
+    def peer_lost(self, peer: int) -> None:
+        """A worker has died: what is in flight to it fails. Told late, or twice, it does nothing."""
+    def hold_cold_reads(self, held: bool) -> None:
+        """For tests: what is not in memory is not read until it is let go."""
+    def stats(self) -> dict[str, Any]: ...
+    def connections(self) -> list[tuple[int, str, str, int, int, int, int]]: ...
+    def next_deadline_ms(self) -> int | None: ...
+    def tick(self) -> None: ...
+    def now_ms(self) -> int: ...
+    def close(self) -> None: ...
+
+def packed(host: str) -> bytes: ...

@@ -1,0 +1,1 @@
+"""Memory that the processes of one broker share, and messages between them."""

@@ -1,0 +1,316 @@
+"""Hand-over: which worker serves a new connection.
+
+The workers listen on one port, and the kernel spreads connections over them by a hash, which leaves two connections
+on one worker half of the time. So who accepts one and has more than another gives it to the one that has least, before
+its first byte is read: as a descriptor (SCM_RIGHTS) through the receiver's socket, whose ends all workers have.
+
+    Board: lock | Post × N: load, open
+
+**Loads.** A worker tells what it serves and what it has in its hands, and only it writes that. What is on its way to it
+is asked of the kernel, as the bytes that its socket holds. So nobody who dies at any instruction leaves a wrong count
+behind: its own is buried with it, what it sent is there, and what it did not send is closed with its descriptors.
+
+**Exactness.** To look, choose and send is one step under a lock, to receive and to tell another. While connections
+only come, no two workers differ by more than one, however many come at once; and max.connections and
+max.connections.per.ip, looked at under the same lock, hold for all workers together. The lock is a robust mutex: one
+that dies with it frees it. For one that is stopped with it the others wait PATIENCE_MS once, and go on without.
+
+**Death.** The supervisor keeps the sockets. What was on its way to a dead worker waits for its successor, as does the
+backlog of its listener. Nobody gives to one that is not open: it has not begun, it stops, or it has died or hangs and
+the supervisor knows. A socket that cannot be sent (too much is on its way) stays with whoever accepted it.
+
+Beware: only what was never in an epoll set may be sent, since it would go on firing in the sender's."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.errno cimport EINTR, errno
+from libc.stdint cimport int64_t, uint16_t, uint32_t
+from libc.string cimport memcpy, memset
+
+from kafkad._native.shared.mailbox cimport WORKERS_MAX
+from kafkad._native.wire.primitives cimport KAFKAD_CHECK
+
+import os
+import socket
+
+cdef extern from * nogil:
+    """
+    #include <errno.h>
+    #include <pthread.h>
+    #include <string.h>
+    #include <sys/ioctl.h>
+    #include <sys/mman.h>
+    #include <sys/socket.h>
+    #include <time.h>
+    #include <unistd.h>
+
+    static inline int kafkad_mutex_new(void* place) {
+        pthread_mutexattr_t how;
+        int failed = pthread_mutexattr_init(&how)
+            || pthread_mutexattr_setpshared(&how, PTHREAD_PROCESS_SHARED)
+            || pthread_mutexattr_setrobust(&how, PTHREAD_MUTEX_ROBUST)
+            || pthread_mutex_init((pthread_mutex_t*)place, &how);
+        pthread_mutexattr_destroy(&how);
+        return failed ? -1 : 0;
+    }
+    static inline int kafkad_mutex_take(void* place, int patience_ms) {
+        pthread_mutex_t* mutex = (pthread_mutex_t*)place;
+        int code = pthread_mutex_trylock(mutex);
+        if (code == EBUSY && patience_ms > 0) {
+            struct timespec until;
+            clock_gettime(CLOCK_REALTIME, &until);
+            until.tv_nsec += patience_ms * 1000000L;
+            until.tv_sec += until.tv_nsec / 1000000000;
+            until.tv_nsec %= 1000000000;
+            code = pthread_mutex_timedlock(mutex, &until);
+        }
+        if (code == EOWNERDEAD)                     /* nothing that it guards can be half done */
+            code = pthread_mutex_consistent(mutex);
+        return code == 0;
+    }
+    static inline void kafkad_mutex_give(void* place) { pthread_mutex_unlock((pthread_mutex_t*)place); }
+
+    static inline ssize_t kafkad_send_fd(int to, int fd, const void* data, size_t size) {
+        union { struct cmsghdr header; char space[CMSG_SPACE(sizeof(int))]; } control;
+        struct iovec part = {(void*)data, size};
+        struct msghdr message = {0};
+        memset(&control, 0, sizeof(control));
+        message.msg_iov = &part;
+        message.msg_iovlen = 1;
+        message.msg_control = &control;
+        message.msg_controllen = sizeof(control);
+        control.header.cmsg_level = SOL_SOCKET;
+        control.header.cmsg_type = SCM_RIGHTS;
+        control.header.cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(&control.header), &fd, sizeof(int));
+        return sendmsg(to, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
+    /* what recvmsg answers; *fd is -1 when no descriptor came with it */
+    static inline ssize_t kafkad_receive_fd(int from, int* fd, void* data, size_t size) {
+        union { struct cmsghdr header; char space[CMSG_SPACE(sizeof(int))]; } control;
+        struct iovec part = {data, size};
+        struct msghdr message = {0};
+        ssize_t n;
+        message.msg_iov = &part;
+        message.msg_iovlen = 1;
+        message.msg_control = &control;
+        message.msg_controllen = sizeof(control);
+        *fd = -1;
+        n = recvmsg(from, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        if (n > 0 && CMSG_FIRSTHDR(&message) && control.header.cmsg_type == SCM_RIGHTS
+                && control.header.cmsg_len == CMSG_LEN(sizeof(int)))
+            memcpy(fd, CMSG_DATA(&control.header), sizeof(int));
+        return n;
+    }
+    static inline int64_t kafkad_unread(int fd) {
+        int size = 0;
+        return ioctl(fd, FIONREAD, &size) == 0 ? size : 0;
+    }
+    #define post_load(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
+    #define post_store(p, value) __atomic_store_n(p, value, __ATOMIC_RELEASE)
+    """
+    int kafkad_mutex_new(void* place)
+    bint kafkad_mutex_take(void* place, int patience_ms)
+    void kafkad_mutex_give(void* place)
+    size_t mutex_size "sizeof(pthread_mutex_t)"
+    ssize_t kafkad_send_fd(int to, int fd, const void* data, size_t size)
+    ssize_t kafkad_receive_fd(int source, int* fd, void* data, size_t size)
+    int64_t kafkad_unread(int fd)
+    int64_t load_of "post_load"(int64_t* p)
+    void store_load "post_store"(int64_t* p, int64_t value)
+    uint32_t is_open "post_load"(uint32_t* p)
+    void store_open "post_store"(uint32_t* p, uint32_t value)
+    void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
+    int munmap(void* address, size_t length)
+    void* MAP_FAILED
+    enum: PROT_READ, PROT_WRITE, MAP_SHARED, MAP_ANONYMOUS
+    int close(int fd)
+
+cdef enum:
+    PATIENCE_MS = 500               # who holds the lock may have to wait for a processor; more means that it was stopped
+    QUEUE_BYTES = 1 << 20           # asked for: room for as many messages as the system allows
+
+if sizeof(Handed) != 32 or sizeof(Post) != 64 or sizeof(Board) != 64 or mutex_size > sizeof(Board):
+    raise ImportError("the layout of what workers share of connections has changed")
+
+
+cdef bint handover_lock(Handover self) noexcept nogil:
+    KAFKAD_CHECK(not self.locked)
+    self.locked = kafkad_mutex_take(&self.board.lock, 0 if self.impatient else PATIENCE_MS)
+    self.impatient = not self.locked
+    return self.locked
+
+
+cdef void handover_unlock(Handover self) noexcept nogil:
+    if self.locked:
+        self.locked = False
+        kafkad_mutex_give(&self.board.lock)
+
+
+cdef void handover_publish(Handover self, int64_t load) noexcept nogil:
+    store_load(&self.posts[self.me].load, load)
+
+
+cdef int64_t handover_look(Handover self) noexcept nogil:
+    cdef int64_t total = 0
+    cdef int worker
+    for worker in range(self.count):
+        self.seen[worker] = (
+            load_of(&self.posts[worker].load) + kafkad_unread(self.receivers[worker]) // <int64_t>sizeof(Handed))
+        total += self.seen[worker]
+    return total
+
+
+cdef bint handover_give(Handover self, int fd, const Handed* handed) noexcept nogil:
+    cdef int best = self.me
+    cdef int i, worker
+    for i in range(1, self.count):                  # of those that have least the next after me
+        worker = (self.me + i) % self.count
+        if self.seen[worker] < self.seen[best] and is_open(&self.posts[worker].open):
+            best = worker
+    if best == self.me:
+        return False
+    while kafkad_send_fd(self.senders[best], fd, handed, sizeof(Handed)) < 0:
+        if errno != EINTR:
+            return False
+    close(fd)
+    self.given += 1
+    return True
+
+
+cdef int handover_take(Handover self, Handed* handed) noexcept nogil:
+    cdef int fd = -1
+    cdef ssize_t n = kafkad_receive_fd(self.receivers[self.me], &fd, handed, sizeof(Handed))
+    while n < 0 and errno == EINTR:
+        n = kafkad_receive_fd(self.receivers[self.me], &fd, handed, sizeof(Handed))
+    if n <= 0:
+        return NOTHING
+    KAFKAD_CHECK(n == sizeof(Handed))
+    if fd < 0:                                      # given no more until the next heartbeat: else they all come here
+        store_open(&self.posts[self.me].open, 0)
+        return LOST
+    self.taken += 1
+    return fd
+
+
+cdef class Handover:
+    """See kafkad/_native/shared/connection_handover.pyi."""
+
+    def __cinit__(self, int count):
+        cdef void* map
+        cdef int worker
+        self.me = -1
+        for worker in range(WORKERS_MAX):
+            self.senders[worker] = self.receivers[worker] = -1
+        if not 1 <= count <= WORKERS_MAX:
+            raise ValueError(f"there may be 1 to {WORKERS_MAX} workers")
+        self.count = count
+        map = mmap(NULL, self.size(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)
+        if map == MAP_FAILED:
+            raise MemoryError("no memory for the workers' counts of connections")
+        self.board = <Board*>map
+        self.posts = <Post*>(self.board + 1)
+        if kafkad_mutex_new(&self.board.lock) != 0:
+            raise OSError("no lock for the workers' counts of connections")
+        for worker in range(count):
+            sender, receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, QUEUE_BYTES)
+            receiver.setblocking(False)
+            self.senders[worker] = sender.detach()
+            self.receivers[worker] = receiver.detach()
+
+    def __dealloc__(self):
+        cdef int worker
+        for worker in range(WORKERS_MAX):
+            for fd in (self.senders[worker], self.receivers[worker]):
+                if fd >= 0:
+                    os.close(fd)
+        if self.board is not NULL:
+            munmap(self.board, self.size())
+
+    cdef size_t size(self) noexcept:
+        return sizeof(Board) + self.count * sizeof(Post)
+
+    def enter(self, int me):
+        if not 0 <= me < self.count:
+            raise ValueError("there is no such worker")
+        self.me = me
+        self.locked = self.impatient = self.serving = False
+        self.given = self.taken = 0
+        store_open(&self.posts[me].open, 0)
+        handover_publish(self, 0)
+
+    def fileno(self):
+        return self.receivers[self.me]
+
+    def open(self):
+        self.serving = True
+        store_open(&self.posts[self.me].open, 1)
+
+    def open_again(self):
+        if self.serving:
+            self.open()
+
+    def shut(self, int worker):
+        if not 0 <= worker < self.count:
+            raise ValueError("there is no such worker")
+        store_open(&self.posts[worker].open, 0)
+
+    def bury(self, int worker):
+        self.shut(worker)
+        store_load(&self.posts[worker].load, 0)
+
+    def leave(self):
+        cdef Handed handed
+        cdef int count = 0, fd
+        handover_lock(self)                         # whoever sends to us now has sent
+        self.serving = False
+        self.shut(self.me)
+        handover_unlock(self)
+        fd = handover_take(self, &handed)
+        while fd != NOTHING:
+            if fd >= 0:
+                close(fd)
+            count += 1
+            fd = handover_take(self, &handed)
+        return count
+
+    def loads(self):
+        handover_look(self)
+        return [self.seen[worker] for worker in range(self.count)]
+
+    # -- a worker without a reactor: tests
+
+    def lock(self):
+        return handover_lock(self)
+
+    def unlock(self):
+        handover_unlock(self)
+
+    def publish(self, int64_t load):
+        handover_publish(self, load)
+
+    def give(self, int fd, uint32_t listener, int phase=2, bytes peer=bytes(16), int port=0):
+        """All of it under the lock, as the reactor does. What is kept counts as ours."""
+        cdef Handed handed
+        cdef bint given
+        if len(peer) != 16 or self.me < 0:
+            raise ValueError("an address is 16 bytes, and a worker enters first")
+        memset(&handed, 0, sizeof(handed))
+        handed.listener = listener
+        handed.phase = <uint16_t>phase
+        handed.peer_port = <uint16_t>port
+        memcpy(handed.peer, PyBytes_AS_STRING(peer), 16)
+        handover_lock(self)
+        handover_look(self)
+        given = handover_give(self, fd, &handed)
+        if not given:
+            handover_publish(self, load_of(&self.posts[self.me].load) + 1)
+        handover_unlock(self)
+        return given
+
+    def take(self):
+        cdef Handed handed
+        cdef int fd = handover_take(self, &handed)
+        if fd == NOTHING:
+            return None
+        return fd, handed.listener, handed.phase, PyBytes_FromStringAndSize(<char*>handed.peer, 16), handed.peer_port

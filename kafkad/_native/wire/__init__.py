@@ -1,0 +1,1 @@
+"""Bytes and their meaning: primitive types, messages, batches and records, checksums."""

@@ -1,0 +1,636 @@
+"""Record batches where they stand: the header, the walk over the records, and what Kafka checks of a client
+append.
+
+The rules are those of Kafka's ProduceRequest.validateRecords, UnifiedLog.analyzeAndValidateRecords and
+LogValidator, in their order, so that a batch with two faults gets Kafka's answer for the first. Four
+differences, all on purpose:
+
+- Bytes behind the one batch are refused (INVALID_RECORD); Kafka cuts off a partial second batch in silence.
+- An uncompressed batch with wrong inner offset deltas is rebuilt like a compressed one; Kafka stores it as
+  it is.
+- A client batch marked LogAppendTime is always refused (INVALID_TIMESTAMP); Kafka resets the mark when the
+  topic has CreateTime and the timestamp happens to be in range.
+- An unknown compression type is UNSUPPORTED_COMPRESSION_TYPE; Kafka fails with UNKNOWN_SERVER_ERROR.
+
+One walk serves all: `walk_feed` takes the records in pieces. While a record lies in the piece as a whole it
+is read at once (`record.h`); one that a border cuts goes byte by byte through a state machine that keeps sizes only,
+never contents.
+
+Beware: the timestamps of a client are any 64 bits, so sums and differences are made unsigned."""
+
+from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memset
+
+from kafkad._native.wire.crc32c cimport crc32c
+from kafkad._native.wire.primitives cimport get_i16, get_i32, get_i64, get_u32, put_i16, put_i32, put_i64
+
+cdef enum:                        # kafkad.protocol.errors
+    NONE = 0
+    CORRUPT_MESSAGE = 2
+    MESSAGE_TOO_LARGE = 10
+    INVALID_TIMESTAMP = 32
+    INVALID_REQUEST = 42
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    INVALID_RECORD = 87
+
+cdef enum:
+    LEADER_EPOCH_AT = 12
+    MAGIC_AT = 16
+    CRC_AT = 17
+    ATTRIBUTES_AT = 21            # the CRC covers what stands from here on
+    MAX_TIMESTAMP_AT = 35
+    MINIMUM_LENGTH = 14           # of the oldest format's smallest record
+    UP_TO_MAGIC = 17
+    LAST_CODEC = 4
+    BAD_RECORDS_FIRST = 16        # room for so many at first; a power of two
+
+cdef enum Stage:                  # which varint, or byte, a cut record goes on with
+    LENGTH = 0
+    ATTRIBUTES
+    TIMESTAMP
+    OFFSET
+    KEY
+    VALUE
+    HEADERS
+    HEADER_KEY
+    HEADER_VALUE
+    DONE
+
+
+# -- header ------------------------------------------------------------------------------------------------
+
+cdef void read_header(const uint8_t* data, BatchInfo* info) noexcept nogil:
+    info.base_offset = get_i64(data)
+    info.size = <int32_t>(<uint32_t>get_i32(data + 8) + LENGTH_OVERHEAD)
+    info.leader_epoch = get_i32(data + LEADER_EPOCH_AT)
+    info.crc = get_u32(data + CRC_AT)
+    info.attributes = get_i16(data + ATTRIBUTES_AT)
+    info.last_offset_delta = get_i32(data + 23)
+    info.base_timestamp = get_i64(data + 27)
+    info.max_timestamp = get_i64(data + MAX_TIMESTAMP_AT)
+    info.producer_id = get_i64(data + 43)
+    info.producer_epoch = get_i16(data + 51)
+    info.base_sequence = get_i32(data + 53)
+    info.records_count = get_i32(data + 57)
+    info.walked_max_timestamp = -1
+    info.walked_max_offset = -1
+    info.bad_record = -1
+    info.message = NULL
+
+
+cdef int parse_header(const uint8_t* data, size_t size, BatchInfo* info) noexcept nogil:
+    cdef int32_t length
+    if size < HEADER_SIZE or data[MAGIC_AT] != 2:
+        return -1
+    length = get_i32(data + 8)
+    if length < HEADER_SIZE - LENGTH_OVERHEAD or <size_t>length > size - LENGTH_OVERHEAD:
+        return -1
+    read_header(data, info)
+    return 0
+
+
+cdef bint crc_matches(const uint8_t* data, const BatchInfo* info) noexcept nogil:
+    return crc32c(data + ATTRIBUTES_AT, <size_t>info.size - ATTRIBUTES_AT) == info.crc
+
+
+cdef inline int refuse(BatchInfo* info, int code, const char* message) noexcept nogil:
+    info.message = message
+    return code
+
+
+# The outline: exactly one batch of magic 2 that may be this large. Afterwards `info` holds the header.
+cdef int check_outline(const uint8_t* data, size_t size, const Rules* rules, BatchInfo* info) noexcept nogil:
+    cdef int32_t length
+    memset(info, 0, sizeof(BatchInfo))
+    info.walked_max_timestamp = -1
+    info.walked_max_offset = -1
+    info.bad_record = -1
+    if size >= LENGTH_OVERHEAD and get_i32(data + 8) < MINIMUM_LENGTH:
+        return refuse(info, CORRUPT_MESSAGE, "The record batch's length is less than the smallest possible")
+    if size < UP_TO_MAGIC:
+        return refuse(info, INVALID_RECORD, "There must be one record batch per partition, but there is none")
+    length = get_i32(data + 8)
+    if data[MAGIC_AT] > 2:
+        return refuse(info, CORRUPT_MESSAGE, "The record batch has an unknown magic")
+    if data[MAGIC_AT] < 2:
+        return NEED_PYTHON
+    if <size_t>length > size - LENGTH_OVERHEAD:
+        return refuse(info, INVALID_RECORD, "The record batch is longer than the bytes that came")
+    if <size_t>length < size - LENGTH_OVERHEAD:
+        return refuse(info, INVALID_RECORD, "There must be exactly one record batch per partition")
+    if get_i64(data) != 0:
+        return refuse(info, INVALID_RECORD, "The base offset of a produced record batch must be 0")
+    if length > rules.max_message_bytes - LENGTH_OVERHEAD:
+        return refuse(info, MESSAGE_TOO_LARGE, "The record batch is larger than max.message.bytes")
+    if length < HEADER_SIZE - LENGTH_OVERHEAD:
+        return refuse(info, CORRUPT_MESSAGE, "The record batch is smaller than its header")
+    read_header(data, info)
+    return NONE
+
+
+# What the header says, after the CRC has shown that it says what the producer meant.
+cdef int check_fields(const uint8_t* data, const Rules* rules, BatchInfo* info) noexcept nogil:
+    if not crc_matches(data, info):
+        return refuse(info, CORRUPT_MESSAGE, "The record batch's CRC does not match its bytes")
+    if info.attributes & COMPRESSION_MASK > LAST_CODEC:
+        return refuse(info, UNSUPPORTED_COMPRESSION_TYPE, "The record batch has an unknown compression type")
+    if info.last_offset_delta < 0:
+        return refuse(info, INVALID_RECORD, "The record batch has an invalid offset range")
+    if info.records_count <= 0:
+        return refuse(info, INVALID_RECORD, "The record batch has an invalid count of records")
+    if info.last_offset_delta != info.records_count - 1:
+        return refuse(info, INVALID_RECORD, "The record batch's offset range and count of records differ")
+    if info.attributes & CONTROL:
+        return refuse(info, INVALID_RECORD, "Clients are not allowed to write control records")
+    if info.producer_id >= 0 and info.base_sequence < 0:
+        return refuse(info, INVALID_RECORD, "A record batch with a producer id has an invalid sequence number")
+    if info.attributes & TRANSACTIONAL and not rules.transactions:
+        return refuse(info, INVALID_REQUEST, "Transactions are not supported")
+    if info.attributes & TIMESTAMP_LOG_APPEND:
+        info.bad_record = 0
+        return refuse(info, INVALID_TIMESTAMP, "Producers must not set the timestamp type to LogAppendTime")
+    return NONE
+
+
+# Makes timestamp type and max_timestamp what the topic and the records say, and the CRC with them.
+cdef void settle_timestamps(uint8_t* data, const Rules* rules, int64_t now_ms, BatchInfo* info) noexcept nogil:
+    cdef int16_t attributes = info.attributes
+    if rules.log_append_time:
+        attributes = attributes | TIMESTAMP_LOG_APPEND
+        info.walked_max_timestamp = now_ms
+        info.walked_max_offset = info.base_offset
+    if info.attributes == attributes and info.max_timestamp == info.walked_max_timestamp:
+        return
+    info.attributes = attributes
+    info.max_timestamp = info.walked_max_timestamp
+    put_i16(data + ATTRIBUTES_AT, info.attributes)
+    put_i64(data + MAX_TIMESTAMP_AT, info.max_timestamp)
+    info.crc = crc32c(data + ATTRIBUTES_AT, <size_t>info.size - ATTRIBUTES_AT)
+    put_i32(data + CRC_AT, <int32_t>info.crc)
+
+
+cdef int validate(uint8_t* data, size_t size, const Rules* rules, int64_t now_ms, BatchInfo* info) noexcept nogil:
+    cdef Walk walk
+    cdef int codec
+    cdef int verdict = check_outline(data, size, rules, info)
+    if verdict != NONE:
+        return verdict
+    codec = info.attributes & COMPRESSION_MASK
+    if codec != 0 or rules.compression_type > 0:
+        return NEED_PYTHON
+    verdict = check_fields(data, rules, info)
+    if verdict != NONE:
+        return verdict
+    walk_begin(&walk, info)
+    walk_rules(&walk, rules, now_ms)
+    walk_feed(&walk, data + HEADER_SIZE, size - HEADER_SIZE)
+    verdict = walk_end(&walk)
+    note_walk(&walk, info)
+    if walk.bad is not NULL:
+        free(walk.bad)
+    if verdict != NONE:
+        return verdict
+    if not walk.consecutive:
+        return NEED_PYTHON
+    settle_timestamps(data, rules, now_ms, info)
+    return NONE
+
+
+cdef uint32_t* bad_records(const uint8_t* data, size_t size, const Rules* rules, int64_t now_ms) noexcept nogil:
+    cdef Walk walk
+    cdef BatchInfo info
+    if parse_header(data, size, &info) != 0 or info.attributes & COMPRESSION_MASK:
+        return NULL
+    walk_begin(&walk, &info)
+    walk_rules(&walk, rules, now_ms)
+    walk_feed(&walk, data + HEADER_SIZE, size - HEADER_SIZE)
+    return walk.bad
+
+
+cdef void note_walk(const Walk* walk, BatchInfo* info) noexcept nogil:
+    info.walked_max_timestamp = walk.max_timestamp
+    info.walked_max_offset = info.base_offset + walk.max_timestamp_delta
+    info.bad_record = walk.bad_record
+    info.message = walk.message
+
+
+# -- the walk ----------------------------------------------------------------------------------------------
+
+cdef void walk_begin(Walk* walk, const BatchInfo* info) noexcept nogil:
+    memset(walk, 0, sizeof(Walk))
+    walk.records_count = info.records_count
+    if info.attributes & TIMESTAMP_LOG_APPEND:
+        walk.base_timestamp = info.max_timestamp
+    else:
+        walk.base_timestamp = info.base_timestamp
+        walk.delta_mask = -1
+    walk.earliest_timestamp = INT64_MIN
+    walk.latest_timestamp = INT64_MAX
+    walk.target_timestamp = INT64_MAX
+    walk.target_delta = INT64_MAX
+    walk.consecutive = True
+    walk.max_timestamp = -1
+    walk.bad_record = -1
+
+
+cdef void walk_rules(Walk* walk, const Rules* rules, int64_t now_ms) noexcept nogil:
+    walk.compacted = rules.compacted
+    if rules.log_append_time:
+        return
+    if rules.before_max_ms < INT64_MAX:
+        walk.earliest_timestamp = now_ms - rules.before_max_ms
+    if rules.after_max_ms < INT64_MAX - now_ms:
+        walk.latest_timestamp = now_ms + rules.after_max_ms
+
+
+cdef int walk_refuse(Walk* walk, const char* message) noexcept nogil:
+    walk.verdict = INVALID_RECORD
+    walk.bad_record = -1
+    walk.message = message
+    walk.stage = DONE
+    return INVALID_RECORD
+
+
+cdef void refuse_record(Walk* walk, int code, const char* message) noexcept nogil:
+    # A bad timestamp outranks a missing key, as in Kafka. Among equals the first bad record decides.
+    cdef uint32_t count = 0 if walk.bad is NULL else walk.bad[0]
+    cdef uint32_t* grown
+    if count < BAD_RECORDS_MAX:
+        if count & (count - 1) == 0 and (count == 0 or count >= BAD_RECORDS_FIRST):
+            # Full, since its room is doubled. Answers hold the list of each partition until they are written.
+            grown = <uint32_t*>realloc(walk.bad, (max(2 * count, <uint32_t>BAD_RECORDS_FIRST) + 1) * sizeof(uint32_t))
+        else:
+            grown = walk.bad
+        if grown is not NULL:
+            walk.bad = grown
+            walk.bad[0] = count + 1
+            walk.bad[count + 1] = <uint32_t>walk.records << 1 | (code == INVALID_TIMESTAMP)
+    if walk.verdict == NONE or (code == INVALID_TIMESTAMP and walk.verdict != INVALID_TIMESTAMP):
+        walk.verdict = code
+        walk.bad_record = walk.records
+        walk.message = message
+
+
+# What is asked of one record beside its shape; `walk_whole` waves through those that cannot be concerned.
+cdef void judge_record(Walk* walk, int64_t timestamp, int32_t offset_delta, int32_t key_size) noexcept nogil:
+    if timestamp >= walk.target_timestamp and offset_delta >= walk.target_delta and not walk.found:
+        walk.found = True
+        walk.found_timestamp = timestamp
+        walk.found_delta = offset_delta
+    if walk.compacted and key_size < 0:
+        refuse_record(walk, INVALID_RECORD, "Compacted topic cannot accept message without key")
+    elif (timestamp < walk.earliest_timestamp or timestamp > walk.latest_timestamp) and timestamp != -1:
+        refuse_record(walk, INVALID_TIMESTAMP, "Timestamp is out of the range that the topic allows")
+
+
+cdef void take_record(Walk* walk, const RecordView* view) noexcept nogil:
+    cdef int64_t timestamp = <int64_t>(
+        <uint64_t>walk.base_timestamp + <uint64_t>(view.timestamp_delta & walk.delta_mask)
+    )
+    if view.offset_delta != walk.records:
+        walk.consecutive = False
+    if timestamp > walk.max_timestamp:
+        walk.max_timestamp = timestamp
+        walk.max_timestamp_delta = view.offset_delta
+    judge_record(walk, timestamp, view.offset_delta, view.key_size)
+    walk.records += 1
+
+
+# Goes on with a record that is not in memory as a whole. Answers where it ended, `end` if it did not, NULL if it is
+# malformed.
+cdef const uint8_t* walk_cut(Walk* walk, const uint8_t* p, const uint8_t* end) noexcept nogil:
+    cdef int64_t n
+    cdef uint32_t byte
+    cdef uint32_t raw
+    cdef int32_t value
+    while True:
+        if walk.skip > 0:
+            n = walk.skip if walk.skip < end - p else end - p
+            p += n
+            walk.skip -= n
+            walk.left -= n
+            if walk.skip > 0:
+                return end
+        if walk.stage == DONE:
+            if walk.left != 0:
+                return NULL
+            walk.stage = LENGTH
+            take_record(walk, &walk.cut)
+            return p
+        if p == end:
+            return end
+        byte = p[0]
+        p += 1
+        if walk.stage != LENGTH:
+            if walk.left == 0:
+                return NULL
+            walk.left -= 1
+        if walk.stage == ATTRIBUTES:
+            walk.stage = TIMESTAMP
+            continue
+        walk.varint |= <uint64_t>(byte & 0x7F) << walk.shift
+        walk.shift += 7
+        if byte >= 0x80:
+            if walk.shift >= (70 if walk.stage == TIMESTAMP else 35):
+                return NULL
+            continue
+        raw = <uint32_t>walk.varint
+        value = <int32_t>((raw >> 1) ^ (0 - (raw & 1)))
+        if walk.stage == LENGTH:
+            if value < 0:
+                return NULL
+            walk.left = value
+            walk.stage = ATTRIBUTES
+        elif walk.stage == TIMESTAMP:
+            walk.cut.timestamp_delta = <int64_t>((walk.varint >> 1) ^ (0 - (walk.varint & 1)))
+            walk.stage = OFFSET
+        elif walk.stage == OFFSET:
+            walk.cut.offset_delta = value
+            walk.stage = KEY
+        elif walk.stage == KEY:
+            walk.cut.key_size = value
+            walk.skip = value if value > 0 else 0
+            walk.stage = VALUE
+        elif walk.stage == VALUE:
+            walk.skip = value if value > 0 else 0
+            walk.stage = HEADERS
+        elif walk.stage == HEADERS:
+            if value < 0 or value > walk.left:
+                return NULL
+            walk.headers_left = value
+            walk.stage = HEADER_KEY if value > 0 else DONE
+        elif walk.stage == HEADER_KEY:
+            if value < 0:
+                return NULL
+            walk.skip = value
+            walk.stage = HEADER_VALUE
+        else:
+            walk.skip = value if value > 0 else 0
+            walk.headers_left -= 1
+            walk.stage = HEADER_KEY if walk.headers_left > 0 else DONE
+        if walk.skip > walk.left:
+            return NULL
+        walk.varint = 0
+        walk.shift = 0
+
+
+# The records that lie in the piece as a whole. Answers where the first one starts that does not; NULL if one is
+# malformed. What the loop asks and finds stands in locals, so that it lives in registers.
+cdef const uint8_t* walk_whole(Walk* walk, const uint8_t* p, const uint8_t* end) noexcept nogil:
+    cdef int32_t records = walk.records
+    cdef int32_t records_count = walk.records_count
+    cdef uint64_t base_timestamp = <uint64_t>walk.base_timestamp
+    cdef int64_t delta_mask = walk.delta_mask
+    cdef int64_t earliest = walk.earliest_timestamp
+    cdef int64_t latest = walk.latest_timestamp if walk.latest_timestamp < walk.target_timestamp \
+        else walk.target_timestamp - 1
+    cdef int32_t least_key_size = 0 if walk.compacted else INT32_MIN
+    cdef int64_t max_timestamp = walk.max_timestamp
+    cdef int32_t max_timestamp_delta = walk.max_timestamp_delta
+    cdef int32_t misplaced = 0
+    cdef int64_t timestamp
+    cdef const uint8_t* next
+    cdef RecordView view
+    cdef int outcome = RECORD_COMPLETE
+    while records < records_count:
+        outcome = record_read(p, end, &view, &next)
+        if outcome != RECORD_COMPLETE:
+            break
+        timestamp = <int64_t>(base_timestamp + <uint64_t>(view.timestamp_delta & delta_mask))
+        misplaced |= view.offset_delta ^ records
+        if timestamp > max_timestamp:
+            max_timestamp = timestamp
+            max_timestamp_delta = view.offset_delta
+        if (timestamp < earliest) | (timestamp > latest) | (view.key_size < least_key_size):
+            walk.records = records
+            judge_record(walk, timestamp, view.offset_delta, view.key_size)
+        records += 1
+        p = next
+    walk.records = records
+    walk.max_timestamp = max_timestamp
+    walk.max_timestamp_delta = max_timestamp_delta
+    walk.consecutive = walk.consecutive and misplaced == 0
+    if outcome == RECORD_MALFORMED:
+        return NULL
+    return p
+
+
+cdef int walk_feed(Walk* walk, const uint8_t* data, size_t size) noexcept nogil:
+    cdef const uint8_t* p = data
+    cdef const uint8_t* end = data + size
+    if walk.verdict != NONE and walk.bad_record < 0:
+        return walk.verdict                       # it did not parse: nothing more to learn
+    while p < end:
+        if walk.stage == LENGTH and walk.shift == 0:
+            p = walk_whole(walk, p, end)
+            if p != NULL and walk.records == walk.records_count:
+                if p < end:
+                    return walk_refuse(walk, "The record batch has more bytes than its records")
+                break
+        if p != NULL:
+            p = walk_cut(walk, p, end)
+        if p == NULL:
+            return walk_refuse(walk, "A record's length and its fields do not agree")
+    return NONE
+
+
+cdef int walk_end(Walk* walk) noexcept nogil:
+    if walk.records != walk.records_count and not (walk.verdict != NONE and walk.bad_record < 0):
+        return walk_refuse(walk, "The record batch ends before its last record")
+    return walk.verdict
+
+
+# -- for Python --------------------------------------------------------------------------------------------
+
+cdef class BatchHeader:
+    """The header fields of one batch, and what a walk or a refusal added. `BatchHeader(buffer, position=0)`."""
+
+    def __init__(self, const uint8_t[::1] buffer not None, Py_ssize_t position=0):
+        cdef Py_ssize_t size = buffer.shape[0]
+        if position < 0 or position >= size or parse_header(&buffer[position], size - position, &self.info) != 0:
+            raise ValueError(f"no whole record batch of magic 2 at position {position}")
+
+    @property
+    def base_offset(self): return self.info.base_offset
+    @property
+    def size(self): return self.info.size
+    @property
+    def leader_epoch(self): return self.info.leader_epoch
+    @property
+    def attributes(self): return self.info.attributes
+    @property
+    def compression(self): return self.info.attributes & COMPRESSION_MASK
+    @property
+    def is_transactional(self): return bool(self.info.attributes & TRANSACTIONAL)
+    @property
+    def is_control(self): return bool(self.info.attributes & CONTROL)
+    @property
+    def timestamp_type(self): return 1 if self.info.attributes & TIMESTAMP_LOG_APPEND else 0
+    @property
+    def last_offset_delta(self): return self.info.last_offset_delta
+    @property
+    def last_offset(self): return self.info.base_offset + self.info.last_offset_delta
+    @property
+    def base_timestamp(self): return self.info.base_timestamp
+    @property
+    def max_timestamp(self): return self.info.max_timestamp
+    @property
+    def producer_id(self): return self.info.producer_id
+    @property
+    def producer_epoch(self): return self.info.producer_epoch
+    @property
+    def base_sequence(self): return self.info.base_sequence
+    @property
+    def records_count(self): return self.info.records_count
+    @property
+    def crc(self): return self.info.crc
+    @property
+    def walked_max_timestamp(self): return self.info.walked_max_timestamp
+    @property
+    def walked_max_offset(self): return self.info.walked_max_offset
+    @property
+    def bad_record(self): return self.info.bad_record
+    @property
+    def message(self): return None if self.info.message == NULL else self.info.message.decode()
+
+    def crc_matches(self, const uint8_t[::1] buffer not None, Py_ssize_t position=0):
+        """The CRC of the batch's bytes, which stand at `position`, is the header's."""
+        if position < 0 or self.info.size > buffer.shape[0] - position:
+            raise ValueError("the batch is not at this position")
+        cdef bint matches
+        with nogil:
+            matches = crc_matches(&buffer[position], &self.info)
+        return matches
+
+    def seal(self, uint8_t[::1] buffer not None):
+        """Length and CRC of the batch that fills `buffer` put right, after its records were exchanged;
+        then these are its header fields. What a walk found stays."""
+        cdef BatchInfo walked = self.info
+        cdef size_t size = buffer.shape[0]
+        if size < HEADER_SIZE or size > INT32_MAX:
+            raise ValueError("the batch is too short or too long")
+        put_i32(&buffer[8], <int32_t>(size - LENGTH_OVERHEAD))
+        put_i32(&buffer[CRC_AT], <int32_t>crc32c(&buffer[ATTRIBUTES_AT], size - ATTRIBUTES_AT))
+        read_header(&buffer[0], &self.info)
+        self.info.walked_max_timestamp = walked.walked_max_timestamp
+        self.info.walked_max_offset = walked.walked_max_offset
+
+
+cdef class AppendRules:
+    """What a partition's configuration asks of client appends; the defaults are Kafka's."""
+
+    def __init__(
+        self, *, int32_t max_message_bytes=1048588, int compression_type=-1, bint log_append_time=False,
+        int64_t before_max_ms=INT64_MAX, int64_t after_max_ms=3600000, bint compacted=False, bint transactions=False,
+    ):
+        self.rules.max_message_bytes = max_message_bytes
+        self.rules.compression_type = compression_type
+        self.rules.log_append_time = log_append_time
+        self.rules.before_max_ms = before_max_ms
+        self.rules.after_max_ms = after_max_ms
+        self.rules.compacted = compacted
+        self.rules.transactions = transactions
+
+    @property
+    def max_message_bytes(self): return self.rules.max_message_bytes
+    @property
+    def compression_type(self): return self.rules.compression_type
+    @property
+    def log_append_time(self): return self.rules.log_append_time
+
+    def validate(self, uint8_t[::1] buffer not None, int64_t now_ms):
+        """`validate` of batch.pxd: (verdict, BatchHeader). The header is zeros as far as it was not reached."""
+        cdef BatchHeader header = BatchHeader.__new__(BatchHeader)
+        cdef size_t size = buffer.shape[0]
+        cdef uint8_t nothing = 0
+        cdef uint8_t* data = &buffer[0] if size else &nothing
+        cdef int verdict
+        with nogil:
+            verdict = validate(data, size, &self.rules, now_ms, &header.info)
+        return verdict, header
+
+    def check_header(self, const uint8_t[::1] buffer not None):
+        """All that `validate` checks before the walk, also of compressed batches: (verdict, BatchHeader)."""
+        cdef BatchHeader header = BatchHeader.__new__(BatchHeader)
+        cdef size_t size = buffer.shape[0]
+        cdef uint8_t nothing = 0
+        cdef const uint8_t* data = &buffer[0] if size else &nothing
+        cdef int verdict
+        with nogil:
+            verdict = check_outline(data, size, &self.rules, &header.info)
+            if verdict == NONE:
+                verdict = check_fields(data, &self.rules, &header.info)
+        return verdict, header
+
+    def settle(self, uint8_t[::1] buffer not None, BatchHeader header not None, int64_t now_ms):
+        """Timestamp type, max_timestamp and CRC put right in place, after a walk that found nothing wrong."""
+        if header.info.size != buffer.shape[0] or header.info.size < HEADER_SIZE:
+            raise ValueError("the buffer must hold exactly the batch")
+        settle_timestamps(&buffer[0], &self.rules, now_ms, &header.info)
+
+
+cdef class RecordWalk:
+    """A walk over the records of a batch, fed with their uncompressed bytes in chunks cut anywhere.
+
+    With `rules` the records are checked as a client's append; with `target` the first record is sought whose
+    timestamp is at or after it and whose offset is at least `from_offset`."""
+
+    cdef Walk walk
+    cdef BatchHeader header
+
+    def __dealloc__(self):
+        free(self.walk.bad)
+
+    def __init__(self, BatchHeader header not None, AppendRules rules=None, int64_t now_ms=0, target=None,
+                 int64_t from_offset=INT64_MIN):
+        self.header = header
+        walk_begin(&self.walk, &header.info)
+        if rules is not None:
+            walk_rules(&self.walk, &rules.rules, now_ms)
+        if target is not None:
+            self.walk.target_timestamp = target if target > INT64_MIN else INT64_MIN + 1
+            self.walk.target_delta = from_offset - header.info.base_offset if from_offset > 0 else INT64_MIN
+
+    def feed(self, const uint8_t[::1] chunk not None):
+        """0, or INVALID_RECORD as soon as the records do not parse. The GIL is not held."""
+        cdef size_t size = chunk.shape[0]
+        cdef int verdict = self.walk.verdict if self.walk.bad_record < 0 else NONE
+        if size:
+            with nogil:
+                verdict = walk_feed(&self.walk, &chunk[0], size)
+        return verdict
+
+    def end(self):
+        """0 or the error code; notes what was found in the header."""
+        cdef int verdict = walk_end(&self.walk)
+        note_walk(&self.walk, &self.header.info)
+        return verdict
+
+    @property
+    def bad_records(self):
+        """Those that were refused, the first BAD_RECORDS_MAX: index << 1, | 1 where the timestamp is bad."""
+        cdef uint32_t i
+        return [] if self.walk.bad is NULL else [self.walk.bad[i + 1] for i in range(self.walk.bad[0])]
+
+    @property
+    def records(self): return self.walk.records
+    @property
+    def consecutive(self): return bool(self.walk.consecutive)
+
+    @property
+    def message(self): return None if self.walk.message == NULL else self.walk.message.decode()
+
+    @property
+    def found(self):
+        """(timestamp, offset) of what was sought, or None."""
+        if not self.walk.found:
+            return None
+        return self.walk.found_timestamp, self.header.info.base_offset + self.walk.found_delta
+
+    @property
+    def largest(self):
+        """(timestamp, offset) of the first record with the largest timestamp; None if no record has one."""
+        if self.walk.max_timestamp == -1:
+            return None
+        return self.walk.max_timestamp, self.header.info.base_offset + self.walk.max_timestamp_delta

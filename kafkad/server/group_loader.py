@@ -5,8 +5,8 @@
     the loop           makes groups and offsets of those records in slices, then serves them
 
 One partition is read at a time, READ_AT_ONCE bytes a job, so that other jobs of the pool need not wait long.
-Small partitions, as nearly all are, are loaded at once. A file that cannot be opened or read is tried again
-until it can; unloading the partition cancels its load.
+Small partitions, as nearly all are, are loaded at once. A partition whose files cannot be opened or read is
+tried again, ever less often, and the others are loaded meanwhile. Unloading a partition cancels its load.
 
 Beware: what is appended after `load` is not read, so nobody may append to a partition that is loading."""
 
@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 CHUNK = 1 << 20
 READ_AT_ONCE = 32 << 20
 AT_ONCE = 1 << 20  # bytes in all that are loaded in one turn of the loop: about 15 ms
-RETRY_MS = 1_000
+RETRY_MS = 1_000  # after the first failure; twice as long after each further one
+RETRY_MS_MAX = 30_000
 
 
 class SegmentFiles:
@@ -41,6 +42,7 @@ class SegmentFiles:
         self._at = 0  # number of the segment
         self._position = 0
         self.size = sum(size for _, size in self._segments)
+        self.failures = 0  # since something was read
 
     @property
     def ended(self) -> bool:
@@ -113,9 +115,24 @@ class GroupLoader:
         if files.size <= self._room:
             self._load_at_once(shard, files)
             return
+        self._queue_up(shard, files)
+
+    def _queue_up(self, shard: Shard, files: SegmentFiles) -> None:
         self._queue.append((shard, files))
         if len(self._queue) == 1:
             self._scheduler.call_later(0, self._read)
+
+    def _put_aside(self, shard: Shard, files: SegmentFiles, trouble: BaseException) -> None:
+        """Queue it again later; what is queued behind it is loaded first."""
+        if shard.closed:
+            return
+        delay_ms = min(RETRY_MS << min(files.failures, 10), RETRY_MS_MAX)
+        files.failures += 1
+        logger.error(
+            "%s-%d cannot be read yet: %s; the next try is in %d s",
+            OFFSETS_TOPIC, shard.index, trouble, delay_ms // 1000,
+        )  # fmt: skip
+        self._scheduler.call_later(delay_ms, lambda: self._queue_up(shard, files))
 
     def _load_at_once(self, shard: Shard, files: SegmentFiles) -> None:
         if self._room == AT_ONCE:
@@ -126,10 +143,7 @@ class GroupLoader:
         except Malformed as lie:
             self._groups.refuse_load(shard, lie)
         except OSError as trouble:
-            logger.error("%s-%d cannot be read yet: %s", OFFSETS_TOPIC, shard.index, trouble)
-            self._queue.append((shard, files))
-            if len(self._queue) == 1:
-                self._scheduler.call_later(RETRY_MS, self._read)
+            self._put_aside(shard, files, trouble)
         else:
             self._groups.end_load(shard)
 
@@ -156,22 +170,23 @@ class GroupLoader:
         elif isinstance(trouble, FileNotFoundError) and not shard.closed and files.skip_deleted():
             self._read()
         elif isinstance(trouble, (OSError, MemoryError)):
-            if not shard.closed:
-                logger.error("%s-%d cannot be read yet: %s", OFFSETS_TOPIC, shard.index, trouble)
-            self._scheduler.call_later(RETRY_MS, self._read)
+            self._put_aside(shard, files, trouble)
+            self._go_on(loaded=False)
         elif trouble is not None:
             raise trouble
         elif files.ended:
             self._groups.end_load(shard, self._go_on)
         else:
+            files.failures = 0
             self._read()
 
-    def _go_on(self) -> None:
-        """The first partition in the queue is done with."""
+    def _go_on(self, *, loaded: bool = True) -> None:
+        """The first partition in the queue is done with, or put aside."""
         self._queue.popleft()
         if self._gc_held:
             self._gc_held = False
-            gc.freeze()
+            if loaded:
+                gc.freeze()
             gc.enable()
         if self._queue:
             self._scheduler.call_later(0, self._read)

@@ -2,6 +2,7 @@
 a large partition loads; offsets of topics that are gone are dropped."""
 
 import errno
+import gc
 import itertools
 import os
 import random
@@ -320,6 +321,34 @@ def test_files_that_cannot_be_opened_are_tried_again(tmp_path, monkeypatch, capl
     loading.scheduler.run(group_loader.RETRY_MS)
     loading.scheduler.settle()
     assert loading.fetched("group-1", 1) == 19_501
+
+
+def test_a_partition_that_cannot_be_read_holds_up_no_other(tmp_path, monkeypatch, caplog):
+    loading = Loading(tmp_path / "0", many(20_000, 500))
+    loading.logs[1] = Loading(tmp_path / "1", many(20_000, 500, start=1_000_000)).logs[0]
+    opened = group_loader.os.open
+
+    def broken(path, *args):
+        if str(path).startswith(str(tmp_path / "0")):
+            raise OSError(errno.EIO, "Input/output error")
+        return opened(path, *args)
+
+    monkeypatch.setattr(group_loader.os, "open", broken)
+    loading.loader.load(0)
+    loading.loader.load(1)
+    loading.scheduler.settle()
+    assert loading.groups.shards[0].loading and not loading.groups.shards[1].loading
+    assert gc.isenabled()
+    for _ in range(4):
+        loading.scheduler.run(group_loader.RETRY_MS_MAX)
+        loading.scheduler.settle()
+        assert loading.groups.shards[0].loading and gc.isenabled()
+    delays = [int(line.rsplit(" ", 2)[1]) for line in caplog.messages if "cannot be read yet" in line]
+    assert delays == [1, 2, 4, 8, 16]
+    monkeypatch.setattr(group_loader.os, "open", opened)
+    loading.scheduler.run(group_loader.RETRY_MS_MAX)
+    loading.scheduler.settle()
+    assert not loading.groups.shards[0].loading
 
 
 def test_segments_that_are_deleted_meanwhile_are_passed_over(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ class World:
 
 def test_a_stop_cuts_a_task_short_and_ends_nothing_else():
     """A task that waits, or has turns left, is cancelled when the loop ends. That was taken for an error of
-    our own: the stop ended with exit code 70 and without the clean-shutdown mark."""
+    our own: the stop ended with exit code 70, and with several workers without the clean-shutdown mark."""
     begun = asyncio.Event()
 
     def endless() -> Iterator[None]:

@@ -25,6 +25,7 @@ from typing import Any
 
 TURN_S = 0.005  # of work between two rounds of the reactor
 QUANTUM_S = 0.001  # of one piece of work before the next one has its share
+MUCH = 4  # turns of work, after which the heap is worth a trim
 
 Steps = Generator[Any, None, Any]
 
@@ -38,6 +39,8 @@ class Turns:
         self._queue: deque[tuple[Steps, asyncio.Future[Any]]] = deque()
         self._spent_s = 0.0  # since the last turn of the queue, by work that began at once
         self._scheduled = False
+        self._turns = 0  # since the queue was empty
+        self.on_idle: Callable[[], object] | None = None  # much work was done, and its objects are freed
 
     def __len__(self) -> int:
         """How much work waits for its next turn."""
@@ -89,8 +92,13 @@ class Turns:
                 now = self._now()
             else:
                 self._queue.append((steps, future))
+        self._turns += 1
         if self._queue:
             self._schedule()
+        else:
+            if self._turns >= MUCH and self.on_idle is not None:
+                self.on_idle()
+            self._turns = 0
 
 
 def _settle(future: "asyncio.Future[Any]", value: Any, trouble: BaseException | None) -> None:

@@ -446,6 +446,7 @@ class Worker:
             hosts=self.place.hosts if self.place is not None else None,
             handover=self.place.handover if self.place is not None else None,
         )
+        self.turns.on_idle = self.reactor.trim_soon
         self.host_limits = HostLimits(
             self.scheduler,
             lambda limits: self.reactor.set_limits(connections_max_per_ip_overrides=limits),

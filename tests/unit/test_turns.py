@@ -131,3 +131,20 @@ def test_work_that_nobody_waits_for_any_more():
         assert await world.turns.run(world.work("b", 500)) == "b"
 
     asyncio.run(main())
+
+
+def test_the_heap_is_trimmed_once_behind_much_work():
+    async def main():
+        world = World()
+        trims = []
+        world.turns.on_idle = lambda: trims.append(len(world.turns))
+        assert world.turns.run(world.work("small", 10)) == "small"
+        await world.turns.run(world.work("two turns", 80))
+        await asyncio.sleep(0)
+        assert trims == []
+        both = [world.turns.run(world.work(name, 1000)) for name in ("a", "b")]
+        assert await asyncio.gather(*both) == ["a", "b"]
+        await asyncio.sleep(0)
+        assert trims == [0]
+
+    asyncio.run(main())

@@ -973,6 +973,10 @@ cdef class Reactor:
         if fetch_max_bytes is not None:
             self.fetching.max_bytes = fetch_max_bytes
 
+    def trim_soon(self):
+        """Give free memory of the heap back to the system at the next occasion, at most once in TRIM_PAUSE_MS."""
+        self.core.freed_bytes += TRIM_BYTES
+
     def stats(self):
         """Counters since the start and gauges, by name; `requests` by API key."""
         cdef dict values

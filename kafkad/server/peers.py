@@ -13,6 +13,9 @@ requests are 1 to 199.
 Rules:
  - Frames of one pair arrive in the order in which `call` and `tell` were called, and are handled in that
    order; an answer that is awaited may come later than those of calls behind it.
+ - A kind may be registered as `bulk`: its order does not matter. Its large calls and answers travel one
+   after the other in parts of PART_BYTES, and other frames go between the parts. So a small call does not
+   wait until megabytes have passed through the socket.
  - A call whose worker dies fails with PeerLost, whatever came of it over there. It is never sent twice.
  - A handler's KafkaError is raised at the caller as such; other trouble as PeerTrouble, and logged here. What
    is too large for a frame, either way, is such trouble: clients make it.
@@ -49,7 +52,7 @@ CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 HELLO_BODY = struct.Struct("<6sBI")  # magic, PAIR or VISIT, index
 FAILED_BODY = struct.Struct("<?h")  # is a KafkaError, its code; then the text
 
-HELLO, ANSWER, FAILED = 200, 201, 202
+HELLO, ANSWER, FAILED, PART = 200, 201, 202, 203
 MAGIC = b"kafkad"
 PAIR, VISIT = 0, 1  # a pair's one connection, or one for a single blocking call
 
@@ -59,6 +62,8 @@ PAYLOAD_MAX = FRAME_MAX - AFTER_SIZE
 QUEUED_MAX = 1 << 30  # a peer that reads nothing while this much waits for it is hung up on
 READ_BYTES = 256 << 10
 READS_A_TURN = 8  # then others have their turn
+PART_BYTES = 64 << 10  # of a large frame whose order does not matter
+PARTS_A_TURN = 32
 RETRY_S = 0.05
 SCARCE = (errno.ENOBUFS, errno.ENOMEM)  # the kernel is short of memory for now: no sign of a death
 ACCEPT_AGAIN_S = 0.5  # when there was no descriptor left
@@ -116,6 +121,7 @@ class Peers:
         self._addresses = addresses
         self._loop = loop
         self._handlers: dict[int, Handler] = {}
+        self._bulk: set[int] = set()  # kinds whose order does not matter
         self._on_up: list[Callable[[int], Any]] = []
         self._on_down: list[Callable[[int], Any]] = []
         self._links: dict[int, _Link] = {}  # those that are up
@@ -132,10 +138,13 @@ class Peers:
 
     # -- what is called ------------------------------------------------------------------------------------
 
-    def handle(self, kind: int, function: Handler) -> None:
-        """`function(sender, payload)` answers bytes (None: empty), or an awaitable of them."""
+    def handle(self, kind: int, function: Handler, *, bulk: bool = False) -> None:
+        """`function(sender, payload)` returns bytes (None: empty), or an awaitable of them. `bulk`: other
+        frames may overtake large calls of this kind and their answers."""
         assert 0 < kind < HELLO and kind not in self._handlers
         self._handlers[kind] = function
+        if bulk:
+            self._bulk.add(kind)
 
     def on_up(self, function: Callable[[int], Any]) -> None:
         self._on_up.append(function)
@@ -161,7 +170,7 @@ class Peers:
         call = self._calls[self._last_id] = _Call(link, future)
         if timeout_s is not None:
             call.timeout = self._loop.call_later(timeout_s, self._timed_out, self._last_id, k, kind)
-        link.send(kind, self._last_id, payload)
+        link.send(kind, self._last_id, payload, bulk=kind in self._bulk)
         return future
 
     def tell(self, k: int, kind: int, payload: bytes = b"") -> bool:
@@ -322,6 +331,8 @@ class Peers:
             self._hello(link, payload)
         elif kind == ANSWER:
             self._finish(call_id, payload)
+        elif kind == PART:
+            link.take_part(payload)
         elif kind == FAILED:
             self._finish(call_id, _failure(payload))
         else:
@@ -354,7 +365,8 @@ class Peers:
 
     def _answer(self, link: "_Link", kind: int, call_id: int, payload: bytes) -> None:
         if call_id and len(payload) <= PAYLOAD_MAX:
-            link.send(ANSWER, call_id, payload)
+            in_pair = link.k is not None and self._links.get(link.k) is link  # a visit reads one whole frame
+            link.send(ANSWER, call_id, payload, bulk=in_pair and kind in self._bulk)
         elif call_id:
             self._failed(link, kind, call_id, PeerTrouble(f"{len(payload)} bytes are too many for an answer"))
 
@@ -412,32 +424,39 @@ class _Link:
         self._socket = connected
         self._loop = peers._loop
         self._in = bytearray()
+        self._parts_in = bytearray()  # of large frames, as parts bring them
         self._out: deque[memoryview] = deque()
-        self._queued = 0
+        self._bulk_out: deque[memoryview] = deque()  # large frames: a part is sent when `_out` is empty
+        self._queued = 0  # bytes in both
+        self._writing = False  # the loop calls `_write_on` when there is room
         self._broken = False
         self._loop.add_reader(connected.fileno(), self.readable)
 
-    def send(self, kind: int, call_id: int, payload: bytes) -> None:
+    def send(self, kind: int, call_id: int, payload: bytes, *, bulk: bool = False) -> None:
         if self._broken:
             return
         size = AFTER_SIZE + len(payload)
         assert size <= FRAME_MAX
         frame = memoryview(HEADER.pack(size, kind, call_id) + payload)
-        if self._out:
-            self._queue(frame)
-            return
-        sent = self._write(frame)
-        if sent < len(frame) and not self._broken:
-            self._queue(frame[sent:])
-            self._loop.add_writer(self._socket.fileno(), self._writable)
-
-    def _queue(self, rest: memoryview) -> None:
-        self._out.append(rest)
-        self._queued += len(rest)
+        (self._bulk_out if bulk and len(frame) > PART_BYTES else self._out).append(frame)
+        self._queued += len(frame)
+        if not self._writing:
+            self._write_on()
         if self._queued > QUEUED_MAX:
             logger.error("worker %s reads nothing, %d bytes wait for it", self.k, self._queued)
             self._break()
             self._loop.call_soon(self.peers._lost, self)
+
+    def _next_part(self) -> memoryview:
+        """The next part of the first large frame, as a frame of its own."""
+        frame = self._bulk_out[0]
+        part, rest = frame[:PART_BYTES], frame[PART_BYTES:]
+        if rest:
+            self._bulk_out[0] = rest
+        else:
+            self._bulk_out.popleft()
+        self._queued += HEADER.size
+        return memoryview(HEADER.pack(AFTER_SIZE + len(part), PART, 0) + part)
 
     def _write(self, data: memoryview) -> int:
         try:
@@ -449,8 +468,12 @@ class _Link:
                 self._break()
             return 0
 
-    def _writable(self) -> None:
-        while self._out:
+    def _write_on(self) -> None:
+        parts = 0
+        while self._out or (self._bulk_out and parts < PARTS_A_TURN):
+            if not self._out:
+                self._out.append(self._next_part())
+                parts += 1
             data = self._out[0]
             sent = self._write(data)
             if self._broken:
@@ -458,15 +481,21 @@ class _Link:
             self._queued -= sent
             if sent < len(data):
                 self._out[0] = data[sent:]
-                return
+                break
             self._out.popleft()
-        self._loop.remove_writer(self._socket.fileno())
+        unfinished = bool(self._out or self._bulk_out)
+        if unfinished and not self._writing:
+            self._loop.add_writer(self._socket.fileno(), self._write_on)
+        elif self._writing and not unfinished:
+            self._loop.remove_writer(self._socket.fileno())
+        self._writing = unfinished
 
     def _break(self) -> None:
         if not self._broken:
             self._broken = True
             self._loop.remove_writer(self._socket.fileno())
             self._out.clear()
+            self._bulk_out.clear()
             self._queued = 0
 
     def readable(self) -> None:
@@ -482,7 +511,7 @@ class _Link:
                 return
             self._in += data
             try:
-                self._take_frames()
+                self._take_frames(self._in)
             except _Hangup as why:
                 logger.error("hung up on worker %s: %s", self.k, why)
                 self.peers._lost(self)
@@ -490,22 +519,29 @@ class _Link:
             if self not in self.peers._all or len(data) < READ_BYTES:
                 return
 
-    def _take_frames(self) -> None:
-        position, end = 0, len(self._in)
+    def take_part(self, part: bytes) -> None:
+        """The parts together are frames again. Raises _Hangup."""
+        self._parts_in += part
+        self._take_frames(self._parts_in)
+
+    def _take_frames(self, data: bytearray) -> None:
+        position, end = 0, len(data)
         try:
             while end - position >= HEADER.size:
-                size, kind, call_id = HEADER.unpack_from(self._in, position)
+                size, kind, call_id = HEADER.unpack_from(data, position)
                 if not AFTER_SIZE <= size <= FRAME_MAX or (not self.greeted and kind != HELLO):
                     raise _Hangup("what it sent is no frame")
+                if kind == PART and data is self._parts_in:
+                    raise _Hangup("a part within a part")
                 if end - position < SIZE.size + size:
                     return
-                payload = bytes(memoryview(self._in)[position + HEADER.size : position + SIZE.size + size])
+                payload = bytes(memoryview(data)[position + HEADER.size : position + SIZE.size + size])
                 position += SIZE.size + size
                 self.peers._frame(self, kind, call_id, payload)
                 if self not in self.peers._all:
                     return
         finally:
-            del self._in[:position]
+            del data[:position]
 
     def close(self) -> None:
         self._break()

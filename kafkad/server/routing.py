@@ -133,7 +133,7 @@ class Router:
             Route.PARTITIONS: self._to_partitions,
             Route.EVERY: self._to_everybody,
         }
-        self._peers.handle(FORWARD, self._forwarded)
+        self._peers.handle(FORWARD, self._forwarded, bulk=True)
 
     def route(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
         """In steps. None: all of it is this worker's. Else an awaitable of the response, as a message or as

@@ -34,12 +34,9 @@ from tests.worst_frames import Shape, frame, shapes, some_shapes
 SEED = 16
 WAIT_MAX = 0.1  # seconds
 TRIES = 2  # what a request causes it causes each time; what the machine causes it does not
-# Two defects, to be emptied. With two workers, 400 group names of 32 KB make others wait 0.3 to 0.4 s: it
-# seems that a small request waits behind a large one on the stream between the workers, while both hash
-# names. And one Produce is appended in one turn: 80 MB take 50 ms, and were seen to take 200 ms on a busy
-# machine.
+# A defect, to be emptied: one Produce is appended in one turn. 80 MB take 50 ms, and were seen to take
+# 200 ms on a busy machine.
 KNOWN = {
-    "groups_of_the_longest_names": 0.6,
     "produce_megabytes_for_many_partitions": 0.4,
     "produce_megabytes_in_one_batch": 0.4,
 }

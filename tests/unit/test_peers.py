@@ -22,7 +22,7 @@ from kafkad.server import peers as peers_module
 from kafkad.server.event_loop import EventLoop
 from kafkad.server.peers import PeerLost, Peers, PeerTrouble, make_sockets
 
-ECHO, LATER, NEVER, REFUSE, BREAK, NOTE, NOTES, WHO, BACK, DOUBLE, DOUBLE_LATER = range(1, 12)
+ECHO, LATER, NEVER, REFUSE, BREAK, NOTE, NOTES, WHO, BACK, DOUBLE, DOUBLE_LATER, BULK = range(1, 13)
 DOUBLED = bytes(100)  # room for the sentence of a failure
 WAIT_S = 20
 
@@ -59,6 +59,7 @@ def serve_forever(me, sockets, addresses, new_loop):
     peers.handle(BACK, back)
     peers.handle(DOUBLE, lambda sender, payload: payload * 2)
     peers.handle(DOUBLE_LATER, lambda sender, payload: later(payload * 2))
+    peers.handle(BULK, lambda sender, payload: payload, bulk=True)
     loop.run_forever()
 
 
@@ -167,6 +168,54 @@ def test_messages_and_calls_keep_their_order(make_world):
                 calls.append((len(expected), peers.call(0, NOTES)))
         for count, call in calls:
             assert await call == b",".join(expected[:count])
+
+    world.run(scenario())
+
+
+def test_small_calls_overtake_large_ones_whose_order_does_not_matter(make_world):
+    world = make_world(2, 0)
+    peers = world.open()
+    peers.handle(BULK, lambda sender, payload: payload, bulk=True)
+    order = []
+
+    async def scenario():
+        await peers.wait_up(1)
+        large = [os.urandom(20 << 20), os.urandom(100_000), os.urandom(3 << 20)]
+        calls = [peers.call(1, BULK, each) for each in large]
+        calls += [peers.call(1, kind, b"small %d" % kind) for kind in (ECHO, BULK)]
+        for number, call in enumerate(calls):
+            call.add_done_callback(lambda _, number=number: order.append(number))
+        answers = await asyncio.gather(*calls)
+        assert answers == [*large, b"small %d" % ECHO, b"small %d" % BULK]
+        link = peers._links[1]
+        assert link._queued == 0 and not link._parts_in and not link._writing
+
+    world.run(scenario())
+    assert order == [3, 4, 0, 1, 2]
+
+
+def test_a_large_answer_to_a_visit_comes_whole(make_world):
+    world = make_world(2, 1)
+    peers = world.open()
+    big = os.urandom(1 << 20)
+    assert peers.call_blocking(0, BULK, big, 10) == big
+
+
+def test_a_worker_that_dies_within_a_large_call_is_noticed_and_replaced(make_world):
+    world = make_world(2, 0)
+    peers = world.open()
+    peers.handle(BULK, lambda sender, payload: payload, bulk=True)
+
+    async def scenario():
+        await peers.wait_up(1)
+        world.kill(1, signal.SIGSTOP)
+        call = peers.call(1, BULK, bytes(5 << 20))
+        world.kill(1)
+        with pytest.raises(PeerLost):
+            await call
+        world.fork(1)
+        await peers.wait_up(1)
+        assert await peers.call(1, BULK, b"x" * 200_000) == b"x" * 200_000
 
     world.run(scenario())
 

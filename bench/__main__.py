@@ -31,7 +31,19 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from bench import durable, fetch, killed, mixed, produce, recovery, report, scale, spark, spark_report
+from bench import (
+    durable,
+    fetch,
+    killed,
+    mixed,
+    produce,
+    recovery,
+    report,
+    scale,
+    spark,
+    spark_report,
+    transactions,
+)
 from bench.bounds import OURS, Results, check
 from bench.memory import filesystem, huge_tmpfs, tmpfs, unmount
 from bench.running import Bench, Options
@@ -44,6 +56,7 @@ GROUPS: dict[str, Callable[[Bench], None]] = {
     "fetch": fetch.run,
     **{name: partial(mixed.run_group, group=name) for name in mixed.GROUPS},
     "clients": mixed.clients,
+    "transactions": transactions.run_group,
     "connections": scale.connections,
     "memory": recovery.memory,
     "workers": scale.workers,

@@ -50,6 +50,10 @@ class Verdict(NamedTuple):
 LEAST, MOST = True, False
 RECOVERY = "unclean recovery"
 KILLED = "partitions of a killed worker"
+TRANSACTIONAL = "64 KB batches of librdkafka, transactional"
+IDEMPOTENT = "64 KB batches of librdkafka, idempotent"
+ONE_OLD, ONE_NEW = "1 record a transaction, librdkafka (TV1)", "1 record a transaction, frames (TV2)"
+MANY = "10 records a transaction, 50 producers (TV2)"
 CONNECTIONS_ALONE = "50 busy connections alone"
 CONNECTIONS_MANY = "50 busy of 10,000 connections"
 
@@ -81,6 +85,14 @@ BOUNDS = (
     Bound("memory under load",                 "PSS MB",         MOST,  1 / 6),
     Bound("5,000 partitions",                  "restart s",      MOST,  1 / 8),
     Bound("5,000 partitions",                  "PSS MB",         MOST,  1 / 5),
+    Bound(TRANSACTIONAL,                       "MB/s",           LEAST, 0.97, IDEMPOTENT),
+    Bound(TRANSACTIONAL,                       "CPU s/GB",       MOST,  1.03, IDEMPOTENT),
+    Bound(ONE_OLD,                             "transactions/s", LEAST, 3),
+    Bound(ONE_OLD,                             "commit p50 ms",  MOST,  1 / 3),
+    Bound(ONE_NEW,                             "transactions/s", LEAST, 3),
+    Bound(ONE_NEW,                             "commit p50 ms",  MOST,  1 / 3),
+    Bound(MANY,                                "transactions/s", LEAST, 2),
+    Bound(MANY,                                "CPU us/transaction", MOST, 1 / 2),
     Bound(RECOVERY,                            "GB/s",           LEAST, 2, ABSOLUTE),
     Bound(KILLED,                              "last ack ms",    MOST,  1000, ABSOLUTE),
     Bound(KILLED,                              "last fetch ms",  MOST,  1000, ABSOLUTE),

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from struct import pack
 from typing import Any, NamedTuple
 
 from bench.brokers import Process
@@ -30,6 +31,7 @@ ENDS, STARTS, LARGEST_TIMESTAMP = -1, -2, -3  # timestamps of ListOffsets
 PATIENCE_S = 300.0
 WAVE = 50  # requests of a pipeline that are sent before the first answer is read
 LATER = (3, 5, 6, 14, 15, 16)  # UNKNOWN_TOPIC_OR_PARTITION, no leader yet, no coordinator yet
+MEMBER_ID_REQUIRED = 79
 HOUR_MS = 3_600_000
 
 
@@ -355,6 +357,13 @@ def groups(target: Target, count: int) -> Iterator[Step]:
     target.delete([kept])
 
 
+def subscription(state: int) -> bytes:
+    """A consumer's, of the topic "t" (ConsumerProtocolSubscription, version 0). Kafka looks into it, and does
+    not answer a JoinGroup whose metadata it cannot read."""
+    data = state.to_bytes(4, "big") * 20
+    return pack(">hih1si", 0, 1, 1, b"t", len(data)) + data
+
+
 class Members:
     """The members of one group, each with a connection; they do what all members do at once."""
 
@@ -363,13 +372,20 @@ class Members:
         self.wires = [target.wire() for _ in range(count)]
         find = messages.FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
         target.each([find], 4, lambda it: it.coordinators[0].error_code)
-        made = [self.send_and_read(self.join(""), 5, wire) for wire in self.wires]
-        while any(answer.error_code in LATER for answer in made):
-            made = [self.send_and_read(self.join(""), 5, wire) for wire in self.wires]
-        self.ids = [answer.member_id for answer in made]
-        assert len(set(self.ids)) == count, made[0]
+        self.ids = [self.member_id(wire) for wire in self.wires]
+        assert len(set(self.ids)) == count, self.ids
         self.generation = -1
         self.leader = 0
+
+    def member_id(self, wire: Wire) -> str:
+        """One, and no more: a rebalance waits for each that was given out, until its session times out."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (answer := self.send_and_read(self.join(""), 5, wire)).error_code in LATER:
+            assert time.monotonic() < deadline, answer
+            time.sleep(0.01)
+        assert answer.error_code == MEMBER_ID_REQUIRED, answer
+        member: str = answer.member_id
+        return member
 
     def join(self, member: str, state: int = 0) -> Any:
         struct = messages.JoinGroupRequest.Protocols
@@ -379,7 +395,7 @@ class Members:
             rebalance_timeout_ms=300_000,
             member_id=member,
             protocol_type="consumer",
-            protocols=[struct(name="range", metadata=state.to_bytes(4, "big") * 25)],
+            protocols=[struct(name="range", metadata=subscription(state))],
         )
 
     def send_and_read(self, request: Any, version: int, wire: Wire) -> Any:

@@ -41,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+    if os.environ.get("CI") == "true":
+        config.pluginmanager.import_plugin("tests.no_skips")
     # kafka-python reads its schemas in a way that is going out of fashion
     for module in (r"kafka\.protocol", r"importlib\.resources"):
         config.addinivalue_line("filterwarnings", f"ignore::DeprecationWarning:{module}")

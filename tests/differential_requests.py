@@ -6,7 +6,9 @@ names that do not exist, offsets and epochs out of range, fields at the edge of 
 damaged header, frames that are cut.
 
 Nothing here may depend on time, and no request may make another one wait: a group has one member at a time,
-a Fetch waits 20 ms at most, and topics keep their records."""
+a Fetch waits 20 ms at most, and topics keep their records.
+
+Over 900 lines: a generator of requests for each API."""
 
 import random
 import struct
@@ -19,29 +21,33 @@ import crc32c
 from kafkad._native.wire.codec import Message
 from kafkad.api.table import ROWS
 from kafkad.protocol import messages, records
-from tests.differential import Request, Side, Symbol, edges
+from tests.differential import KAFKA_4_FROM, Request, Side, Symbol, edges
 
 INT16, INT32, INT64 = 1 << 15, 1 << 31, 1 << 63
 TOPICS = [f"t{number}" for number in range(5)]
 STAMPED = "stamped"  # LogAppendTime
+MARKED = ("t0", "t1")  # the brokers write markers, with the time of their own clocks
 UNPACKED = "unpacked"  # compression.type=uncompressed
 COMPACTED = "compacted"
 SMALL = "small"  # max.message.bytes=2000
 GROUPS = ["g0", "g1", "g2"]
 PRODUCERS = 3
 TOPIC, BROKER = 2, 4
-SERVED = {row.key: (row.low, row.high) for row in ROWS}
+SERVED = {row.key: (max(row.low, KAFKA_4_FROM.get(row.key, 0)), row.high) for row in ROWS}
 WEIGHTS = {
     "produce": 22, "fetch": 14, "list_offsets": 8, "metadata": 4, "offset_commit": 6, "offset_fetch": 6,
     "find_coordinator": 2, "join_group": 6, "sync_group": 4, "heartbeat": 4, "leave_group": 2,
     "describe_groups": 3,
-    "list_groups": 2, "api_versions": 2, "sasl_handshake": 1, "create_topics": 3, "delete_topics": 2,
+    "list_groups": 2,
+    "api_versions": 2, "sasl_handshake": 1, "sasl_authenticate": 1, "scram_described": 1,
+    "scram_altered": 1,
+    "create_topics": 3, "delete_topics": 2,
     "delete_records": 4,
     "init_producer_id": 3, "offset_for_leader_epoch": 4, "describe_configs": 3, "alter_configs": 1,
     "incremental_alter_configs": 5, "describe_log_dirs": 2, "create_partitions": 2, "delete_groups": 1,
     "offset_delete": 2,
     "describe_cluster": 2, "describe_producers": 3, "list_config_resources": 1,
-    "describe_topic_partitions": 3,
+    "describe_topic_partitions": 3, "write_txn_markers": 2,
 }  # fmt: skip
 
 
@@ -150,7 +156,9 @@ class Script:
         fields = [
             (owner, each)
             for owner, each in reachable(made.message, made.version)
-            if each.name not in KEPT and (each.type in EDGES or can_be_null(each, made.version))
+            if each.name not in KEPT
+            and not (made.key == 27 and each.name in ("producer_id", "producer_epoch"))
+            and (each.type in EDGES or can_be_null(each, made.version))
         ]
         if fields:
             owner, each = self.rng.choice(fields)
@@ -384,11 +392,9 @@ class Script:
                             rng,
                             -1,
                             -2,
-                            -3,
+                            -1 if name in MARKED else -3,  # the brokers' clocks stamp the newest
                             0,
-                            now - 90_000_000
-                            if name == STAMPED
-                            else now - 500,  # the brokers' clocks stamp it
+                            now - 90_000_000 if name in (STAMPED, *MARKED) else now - 500,
                             now - 90_000_000,
                             rare=(-4, -5, -6, now + 10**9),
                         ),
@@ -504,6 +510,36 @@ class Script:
         return Request(
             messages.SaslHandshakeRequest(mechanism=self.rng.choice(("PLAIN", "", "X"))), self.version(17)
         )
+
+    def sasl_authenticate(self) -> Request:
+        token = self.rng.choice((b"", b"\0a\0b"))
+        return Request(messages.SaslAuthenticateRequest(auth_bytes=token), self.version(36))
+
+    def scram_described(self) -> Request:
+        user = messages.DescribeUserScramCredentialsRequest.Users(
+            name=self.rng.choice(("u", "v", "", "nobody"))
+        )
+        return Request(
+            messages.DescribeUserScramCredentialsRequest(users=[user] * edges(self.rng, 1, rare=(2, 3))), 0
+        )
+
+    def scram_altered(self) -> Request:
+        """Of one user: a HashMap gives the order of several."""
+        rng, cls = self.rng, messages.AlterUserScramCredentialsRequest
+        name = edges(rng, "u", "v", rare=("", "é", "x" * 300))
+        mechanism = edges(rng, 1, 2, rare=(0, 3, -1))
+        gone = [cls.Deletions(name=name, mechanism=mechanism) for _ in range(edges(rng, 0, 1, rare=(2,)))]
+        new = [
+            cls.Upsertions(
+                name=name,
+                mechanism=mechanism,
+                iterations=edges(rng, 4096, 16384, rare=(0, 4095, 16385, -1)),
+                salt=edges(rng, b"salt", rare=(b"",)),
+                salted_password=edges(rng, b"p" * 32, rare=(b"p", b"p" * 64)),
+            )
+            for _ in range(edges(rng, 1, 0, rare=(2,)))
+        ]
+        return Request(cls(deletions=gone, upsertions=new), 0, changes="configs")
 
     def find_coordinator(self) -> Request:
         message = messages.FindCoordinatorRequest(
@@ -736,6 +772,33 @@ class Script:
             self.version(22),
             capture=lambda side, response: side.learn("producer", chosen, response.producer_id),
         )
+
+    def write_txn_markers(self) -> Request:
+        """Of producers that write no transactions, most of them the script's own: what
+        `kafka-transactions.sh abort` may send. Ids and epochs below 0: docs/differences.md."""
+        rng = self.rng
+        cls = messages.WriteTxnMarkersRequest.Markers
+        markers = []
+        numbers = self.some(lambda: rng.randrange(PRODUCERS))
+        for number in numbers[: rng.choice((1, 1, 1, 2))]:
+            topics = [
+                cls.Topics(name=name, partition_indexes=self.some(lambda name=name: self.partition(name), 2))
+                for name in self.some(lambda: edges(rng, *MARKED, rare=("missing", "", "é")), 2)
+            ]
+            for topic in topics:
+                for index in topic.partition_indexes:  # their next sequence is any
+                    self.sequences.pop((number, topic.name, index), None)
+            markers.append(
+                cls(
+                    producer_id=edges(rng, Symbol("producer", number, 1), rare=(1 << 40, INT64 - 1)),
+                    producer_epoch=edges(rng, 0, 0, 1, rare=(5, 32767)),
+                    transaction_result=rng.random() < 0.5,
+                    coordinator_epoch=edges(rng, 0, 0, 1, rare=(5, -1, INT32 - 1)),
+                    transaction_version=rng.choice((0, 1, 2)),
+                    topics=topics,
+                )
+            )
+        return Request(messages.WriteTxnMarkersRequest(markers=markers), self.version(27))
 
     def describe_producers(self) -> Request:
         cls = messages.DescribeProducersRequest.Topics

@@ -230,15 +230,34 @@ def test_no_drawer_is_called_utils():
     assert not [path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name in DRAWERS]
 
 
-def test_the_map_in_architecture_md_is_the_tree():
+def test_the_map_is_the_tree():
     document = architecture_map.DOCUMENT
     block = architecture_map.FENCE.search(document.read_text())
-    assert block, "ARCHITECTURE.md has no block that opens with ```map"
+    assert block, "docs/MAP.md has no block that opens with ```map"
     listed, there = set(architecture_map.parse(block[1])), set(architecture_map.tree())
     assert listed == there, (
         f"gone: {sorted(listed - there)}; not on the map: {sorted(there - listed)};"
         " python tools/architecture_map.py --write brings it up to date"
     )
+
+
+def missing_places(text: str) -> list[str]:
+    """Paths in backticks, relative to kafkad/ or to the repository, that name neither a folder nor a file."""
+    named = set(re.findall(r"`((?:\w+/)+[\w.]*)`", text))
+    return sorted(
+        name
+        for name in named
+        if not any(
+            (base / name).exists() or any((base / name).parent.glob(f"{(base / name).name}.*"))
+            for base in (PACKAGE, ROOT)
+        )
+    )
+
+
+def test_architecture_md_names_places_that_exist():
+    assert missing_places("`log/log` `_native/wire` `tests/power.py` `log/gone`") == ["log/gone"]
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    assert "`_native/serving/reactor`" in text and not missing_places(text)
 
 
 @pytest.mark.parametrize(
@@ -260,3 +279,59 @@ def test_the_reader_of_cython_imports(text, expected, tmp_path, monkeypatch):
     path.parent.mkdir(parents=True)
     path.write_text(text + "\n")
     assert [module for _, module in imports_of(path)] == expected
+
+
+def named_by(path: Path, modules: set[str]) -> set[str]:
+    """The modules of kafkad that a file names in any import: at its top, in a function, for types only."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for name in node.names:
+                full = f"{node.module}.{name.name}"
+                found.add(full if full in modules else node.module)
+        elif isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+    return found & modules
+
+
+def test_no_two_modules_of_a_folder_need_each_other():
+    """Not even by way of others, or for types: each can be read, tested and moved without its users."""
+    paths = {".".join(path.with_suffix("").relative_to(ROOT).parts): path for path in PACKAGE.rglob("*.py")}
+    paths = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    needs = {name: named_by(path, set(paths)) - {name} for name, path in paths.items()}
+    inside = {name: {it for it in needs[name] if paths[it].parent == paths[name].parent} for name in needs}
+    while free := {name for name, wanted in inside.items() if not wanted}:
+        inside = {name: wanted - free for name, wanted in inside.items() if name not in free}
+    assert not inside, "these are in a circle, or need one that is"
+
+
+LINES_MAX = 900
+
+
+def test_a_file_is_short_or_says_why():
+    """Above 900 lines its docstring has a sentence that begins with "Over 900 lines:"."""
+    files = [
+        path
+        for folder in ("kafkad", "tests", "bench", "tools")
+        for pattern in ("*.py", "*.pyx", "*.pxd", "*.h")
+        for path in (ROOT / folder).rglob(pattern)
+    ]
+    long = {path: path.read_text() for path in files if path.read_text().count("\n") > LINES_MAX}
+    assert not [str(path) for path, text in long.items() if "Over 900 lines:" not in text.split('"""')[1]]
+    assert all(
+        "Over 900 lines:" not in path.read_text() for path in set(files) - set(long) - {Path(__file__)}
+    )
+
+
+def test_the_natives_have_one_table_of_error_codes():
+    table = dict(
+        re.findall(r"^    ([A-Z_]+) = (-?\d+)$", (PACKAGE / "_native/wire/errors.pxd").read_text(), re.M)
+    )
+    codes = dict(
+        re.findall(r"^([A-Z_]+): Final = (-?\d+)", (PACKAGE / "protocol/errors.py").read_text(), re.M)
+    )
+    assert len(table) > 20 and table.items() <= codes.items()
+    for path in (PACKAGE / "_native").rglob("*.p[yx][xd]"):
+        if path.name != "errors.pxd":
+            own = re.findall(r"^    ([A-Z_]+) = (-?\d+)", path.read_text(), re.M)
+            assert not table.items() & set(own) - {("NONE", "0")}, path

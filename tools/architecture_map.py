@@ -1,11 +1,10 @@
-"""The map of the source for ARCHITECTURE.md: every folder and file with the first sentence of what it says
-of itself.
+"""The map of the source, docs/MAP.md: every folder and file with the first sentence of its docstring.
 
     python tools/architecture_map.py            prints the map
-    python tools/architecture_map.py --write    puts it in ARCHITECTURE.md, between ```map and ```
+    python tools/architecture_map.py --write    writes it into docs/MAP.md, between ```map and ```
 
-tests/test_source.py compares the paths of the map with the tree, so a new file that is not on the map fails
-there; the sentences are only refreshed when this runs.
+tests/test_source.py compares the paths in the map with the tree, so a new file that is not on the map fails
+there. The sentences are updated only when this tool runs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "ARCHITECTURE.md"
+DOCUMENT = ROOT / "docs" / "MAP.md"
 FENCE = re.compile(r"^```map\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 TREES = ("kafkad", "pyspark_kafkad", "bench", "tools")
@@ -110,7 +109,7 @@ def main(arguments: list[str]) -> int:
         return 0
     text = DOCUMENT.read_text()
     if not FENCE.search(text):
-        print("ARCHITECTURE.md has no block that opens with ```map.", file=sys.stderr)
+        print(f"{DOCUMENT.relative_to(ROOT)} has no block that opens with ```map.", file=sys.stderr)
         return 1
     DOCUMENT.write_text(FENCE.sub(lambda _: f"```map\n{render()}```", text, count=1))
     return 0

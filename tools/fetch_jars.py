@@ -1,5 +1,5 @@
-"""Fetches the Java archives of the tests and the demo: JVM Kafka 4.3.1 and 3.9.1, and Spark's Kafka
-connector; and, for `make wheels`, the CPythons that wheels are built for.
+"""Fetches the Java archives of the tests and the demo: JVM Kafka 4.3.1 and 3.9.1, Kafka's clients of before
+0.11, Kafka Streams, Spark's Kafka connector; and, for `make wheels`, the CPythons that wheels are built for.
 
 No Maven is needed: PySpark brings Ivy, a dependency resolver in one jar, and this drives it with one Ivy
 file a set. Each set goes to .cache/jars/<set>/ and is stamped when it is complete, so a second call costs
@@ -48,6 +48,36 @@ SETS: dict[str, tuple[bool, tuple[tuple[str, ...], ...]]] = {
         (
             ("org.apache.kafka", "kafka_2.13", "3.9.1"),
             ("org.apache.kafka", "kafka-tools", "3.9.1"),
+            ("org.slf4j", "slf4j-simple", "1.7.36"),
+        ),
+    ),
+    # clients of before Kafka 0.11, and the tools around them
+    "kafka-0.8.2.2": (
+        True,
+        (
+            ("org.apache.kafka", "kafka_2.11", "0.8.2.2"),
+            ("org.slf4j", "slf4j-simple", "1.7.36"),
+        ),
+    ),
+    "kafka-0.9.0.1": (
+        True,
+        (
+            ("org.apache.kafka", "kafka_2.11", "0.9.0.1"),
+            ("org.slf4j", "slf4j-simple", "1.7.36"),
+        ),
+    ),
+    "kafka-0.10.2.2": (
+        True,
+        (
+            ("org.apache.kafka", "kafka_2.11", "0.10.2.2"),
+            ("org.slf4j", "slf4j-simple", "1.7.36"),
+        ),
+    ),
+    # WordCountDemo, a Kafka Streams application, and what it stores its counts in
+    "streams-4.3.1": (
+        True,
+        (
+            ("org.apache.kafka", "kafka-streams-examples", "4.3.1"),
             ("org.slf4j", "slf4j-simple", "1.7.36"),
         ),
     ),

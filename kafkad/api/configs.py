@@ -1,10 +1,10 @@
 """Configuration as resources: topics, brokers, groups, client metrics subscriptions and log levels.
 
-DescribeConfigs (key 32), v1-4.   v1 synonyms and sources (KIP-226). v3 types and documentation (KIP-569).
-v4 flexible. AlterConfigs (key 33), v0-2.   v2 flexible. It replaces all that a resource has: what it does
-not name is deleted. IncrementalAlterConfigs (key 44), v0-1.   v1 flexible. Sets, deletes, and edits lists
-(KIP-339). ListConfigResources (key 74), v0-1.   v0 knows client metrics only (KIP-714), v1 every type
-(KIP-1142).
+DescribeConfigs (key 32), v0-4.   v0 tells defaults from others. v1 synonyms and sources (KIP-226). v3 types
+and documentation (KIP-569). v4 flexible. AlterConfigs (key 33), v0-2.   v2 flexible. It replaces all that a
+resource has: what it does not name is deleted. IncrementalAlterConfigs (key 44), v0-1.   v1 flexible. Sets,
+deletes, and edits lists (KIP-339). ListConfigResources (key 74), v0-1.   v0 knows client metrics only
+(KIP-714), v1 every type (KIP-1142).
 
 Resources are judged one by one and each has its own error. What only this broker can judge is refused here
 (`refusals`), the rest by the controller, which writes: Kafka's broker and controller share the work so.
@@ -128,6 +128,9 @@ def describe_configs(services: Services, context: RequestContext, request: Any) 
             if not request.include_documentation:
                 for entry in entries:
                     entry.documentation = None
+            if context.version == 0:
+                for entry in entries:
+                    entry.is_default = entry.config_source == DEFAULT_CONFIG
             if not code:
                 shared[alike] = entries
         results.append(
@@ -373,7 +376,7 @@ async def _written(
     response: Any,
 ) -> Any:
     """Have the controller judge and write `changes`. `response` has the answers of `resources` in their
-    order, with the `errors` found so far; further ones are put in."""
+    order, with the `errors` found so far; further ones are put in. Returns it, or steps that do."""
     unknown = dict(errors)
     await refuse_unknown_hosts(resources, unknown)
     for place in unknown.keys() - errors.keys():
@@ -387,11 +390,16 @@ async def _written(
             outcome = await outcome
     except KafkaError as error:  # nothing of it was written, or what was is not on the disk
         outcome = dict.fromkeys(changes, error)
-    if any(outcome.values()):
-        for answer in response.responses:
-            refused = outcome.get((answer.resource_type, answer.resource_name))
-            if refused and answer.error_code == NONE and answer.resource_type != BROKER_LOGGER:
-                _refuse(answer, refused)
+    return _refused_of(response, outcome) if any(outcome.values()) else response
+
+
+def _refused_of(response: Any, outcome: Mapping[Any, KafkaError | None]) -> Steps:
+    """The response with what the controller refused."""
+    for answer in response.responses:
+        refused = outcome.get((answer.resource_type, answer.resource_name))
+        if refused and answer.error_code == NONE and answer.resource_type != BROKER_LOGGER:
+            _refuse(answer, refused)
+        yield
     return response
 
 
@@ -422,6 +430,7 @@ def refusals(
     is AlterConfigs, whose values take the place of all that are there; it cannot set log levels."""
     errors = {}
     names = [(resource.kind, resource.name) for resource in resources]
+    yield
     counts = Counter(names)
     for place, resource in enumerate(resources):
         yield

@@ -13,6 +13,8 @@ from typing import Any
 from kafkad.api.metadata_answers import MetadataAnswers
 from kafkad.protocol import errors
 
+ANONYMOUS = "User:ANONYMOUS"  # who did not have to say who it is
+
 
 @dataclass(slots=True, frozen=True)
 class RequestContext:
@@ -25,7 +27,7 @@ class RequestContext:
     client_host: str
     listener: str
     connection: Any
-    principal: str = "User:ANONYMOUS"
+    principal: str = ANONYMOUS
 
 
 @dataclass(slots=True)
@@ -41,6 +43,8 @@ class Services:
     log_dirs: Any  # log.LogDirs
     groups: Any = None  # coordinator.GroupCoordinator
     producer_ids: Any = None
+    transactions: Any = None  # coordinator.TransactionCoordinator; None: transactions are refused
+    transaction_gate: Any = None  # coordinator.admission.Gate
     api_versions: tuple[tuple[int, int, int], ...] = ()  # (key, lowest, highest) as ApiVersions tells them
     advertised: dict[str, tuple[str, int]] = field(default_factory=dict)  # listener name -> host, port
     metadata_answers: MetadataAnswers = field(default_factory=MetadataAnswers)
@@ -49,6 +53,7 @@ class Services:
     peers: Any = None  # server.Peers: the other workers; None: there are none
     owner_of: Callable[[str, int], int] | None = None  # topic, partition -> worker; of an unknown one: me
     group_owner: Callable[[str], int | None] | None = None  # group id -> worker; None: nobody yet
+    transaction_owner: Callable[[str], int] | None = None  # transactional id -> worker; nobody's: me
     log_level_set: Callable[[str, str | None], None] | None = None  # told of each logger that was set here
 
 

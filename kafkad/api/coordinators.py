@@ -1,10 +1,11 @@
 """FindCoordinator (key 10), v0-6.   v1 key type and message. v3 flexible. v4 several keys.
 v5 transaction errors. v6 share groups (KIP-932).
 
-A group's coordinator is the leader of its partition of `__consumer_offsets`. The topic is made when the first
-client asks; if that does not succeed the client is told COORDINATOR_NOT_AVAILABLE and asks again. A
-transactional id is answered with this broker, which then refuses the transaction with a reason of its own.
-Not yet: transactions, share groups (INVALID_REQUEST), authorization."""
+A group's coordinator is the leader of its partition of `__consumer_offsets`, that of a transactional id the
+leader of its partition of `__transaction_state`. The topic is made when the first client asks; if that does
+not succeed the client is told COORDINATOR_NOT_AVAILABLE and asks again. While the broker has no coordinator
+of transactions it names itself for a transactional id, and then refuses the transaction with a reason.
+Not yet: share groups (INVALID_REQUEST), authorization."""
 
 import inspect
 import logging
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 GROUP, TRANSACTION, SHARE = 0, 1, 2
 OFFSETS_TOPIC = "__consumer_offsets"
+TRANSACTION_TOPIC = "__transaction_state"
 SEVERAL_KEYS_FROM = 4
 
 MESSAGES = {
@@ -41,28 +43,36 @@ class Coordinator(NamedTuple):
 def find_coordinator(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
     """FindCoordinatorResponse, or an awaitable of one if the topic has to be made first."""
     asked = request.coordinator_keys if context.version >= SEVERAL_KEYS_FROM else [request.key]
-    if asked and request.key_type == GROUP and OFFSETS_TOPIC not in services.metadata.image.topics:
-        created = services.controller.auto_create([OFFSETS_TOPIC])
+    topic = _topic_of(services, request.key_type)
+    if asked and topic is not None and topic not in services.metadata.image.topics:
+        created = services.controller.auto_create([topic])
         if inspect.isawaitable(created):
-            return _answer_later(services, context, request, created)
+            return _answer_later(services, context, request, topic, created)
         _log_troubles(created)
     return (yield from _answer(services, context, request))
 
 
+def _topic_of(services: Services, key_type: int) -> str | None:
+    """Whose leaders coordinate what has keys of this type."""
+    if key_type == TRANSACTION and services.transactions is not None:
+        return TRANSACTION_TOPIC
+    return OFFSETS_TOPIC if key_type == GROUP else None
+
+
 async def _answer_later(
-    services: Services, context: RequestContext, request: Any, created: Awaitable[Troubles]
+    services: Services, context: RequestContext, request: Any, topic: str, created: Awaitable[Troubles]
 ) -> Any:
     try:
         _log_troubles(await created)
     except KafkaError as trouble:
-        _log_troubles({OFFSETS_TOPIC: trouble})
+        _log_troubles({topic: trouble})
     return at_once(_answer(services, context, request))
 
 
 def _log_troubles(created: Troubles) -> None:
-    for trouble in created.values():
+    for topic, trouble in created.items():
         if trouble is not None:
-            logger.error("%s could not be created: %s", OFFSETS_TOPIC, trouble)
+            logger.error("%s could not be created: %s", topic, trouble)
 
 
 def _answer(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
@@ -94,14 +104,16 @@ def _answer(services: Services, context: RequestContext, request: Any) -> Genera
 
 
 def _find(services: Services, context: RequestContext, key_type: int, key: str) -> Coordinator:
-    if key_type == TRANSACTION:
-        return _broker(services, context, services.config.node_id)
-    if key_type != GROUP:
+    name = _topic_of(services, key_type)
+    if name is None:
+        if key_type == TRANSACTION:
+            return _broker(services, context, services.config.node_id)
         return Coordinator(errors.INVALID_REQUEST)
-    topic = services.metadata.image.topics.get(OFFSETS_TOPIC)
+    topic = services.metadata.image.topics.get(name)
     if topic is None:
         return Coordinator(errors.COORDINATOR_NOT_AVAILABLE)
-    partition = topic.partitions.get(services.groups.partition_for(key))
+    coordinator = services.transactions if key_type == TRANSACTION else services.groups
+    partition = topic.partitions.get(coordinator.partition_for(key))
     return _broker(services, context, -1 if partition is None else partition.leader)
 
 

@@ -1,11 +1,12 @@
-"""ListOffsets (key 2), v1-11.   v2 isolation level. v4 leader epochs. v6 flexible. v7 max timestamp
-(KIP-734). v8 earliest local (KIP-405). v9 last tiered (KIP-1005). v10 timeout. v11 earliest pending upload
-(KIP-1023).
+"""ListOffsets (key 2), v0-11.   v0 several offsets (`_offsets_before`). v1 one offset. v2 isolation
+level. v4 leader epochs. v6 flexible. v7 max timestamp (KIP-734). v8 earliest local (KIP-405). v9 last tiered
+(KIP-1005). v10 timeout. v11 earliest pending upload (KIP-1023).
 
 Latest is the high watermark, or the last stable offset under read_committed; both stand in memory, and so
 does the log start: Spark asks thousands of times a second. With several workers they stand in the shared
-row, and any worker answers (`in_rows`); timestamps are the owner's. A timestamp is looked up through the time
-index and is exact inside its batch. Nothing is tiered yet: earliest local is earliest, last tiered is -1.
+row, and any worker answers (`in_rows`); timestamps are the owner's, and so is all of v0. A timestamp is
+looked up through the time index and is exact inside its batch. Nothing is tiered yet: earliest local is
+earliest, last tiered is -1.
 """
 
 from collections.abc import Generator
@@ -110,6 +111,10 @@ def _look_up(
         else:
             log.refresh()
     check_leader_epoch(log, asked.current_leader_epoch)
+    if context.version == 0:
+        now_ms = services.clock.now_ms()
+        found.old_style_offsets = yield from _offsets_before(log, asked, request.replica_id, now_ms)
+        return
     isolation = request.isolation_level if request.replica_id == CONSUMER else 0
 
     if timestamp == LATEST:
@@ -122,6 +127,34 @@ def _look_up(
         _fill(found, (yield from log.seek_max_timestamp()))
     else:
         _fill(found, (yield from log.seek_timestamp(timestamp, isolation)))
+
+
+def _offsets_before(log: Any, asked: Any, replica_id: int, now_ms: int) -> Generator[None, None, list[int]]:
+    """Where segments begin, newest first, from the last one that was not written to after the timestamp
+    (UnifiedLog.legacyFetchOffsetsBefore): before 0.10.1 clients had no other way to find an offset by time.
+    The end of the log counts as the beginning of one more segment, written to now."""
+    if asked.max_num_offsets < 0:
+        raise KafkaError(errors.UNKNOWN_SERVER_ERROR)  # as Kafka, which fails
+    segments = log.segments
+    begins = [max(base, log.log_start_offset) for base, _ in segments]
+    if segments[-1][1] > 0:
+        begins.append(log.end_offset)
+    last = len(begins) - 1
+    if asked.timestamp == EARLIEST:
+        last = 0
+    elif asked.timestamp != LATEST:
+        while (
+            last >= 0
+            and (now_ms if last == len(segments) else log.written_ms(segments[last][0])) > asked.timestamp
+        ):
+            last -= 1
+            if last % LOOKED_AT == 0:
+                yield
+    offsets = begins[max(0, last + 1 - asked.max_num_offsets) : last + 1][::-1]
+    visible = log.high_watermark
+    if replica_id == CONSUMER and offsets and offsets[0] > visible:
+        offsets = [visible, *(offset for offset in offsets if offset <= visible)]
+    return offsets
 
 
 def _fill(found: Any, hit: tuple[int, int, int] | None) -> None:

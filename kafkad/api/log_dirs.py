@@ -1,4 +1,4 @@
-"""DescribeLogDirs (key 35), v1-5.   v2 flexible. v3 top-level error. v4 volume sizes (KIP-827). v5 cordoned
+"""DescribeLogDirs (key 35), v0-5.   v2 flexible. v3 top-level error. v4 volume sizes (KIP-827). v5 cordoned
 (KIP-1066).
 """
 

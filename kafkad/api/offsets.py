@@ -1,22 +1,30 @@
 """Committed offsets.
 
-OffsetCommit (key 8), v2-10.   v2-4 retention time. v3 throttle. v6 leader epoch. v7 static members.
-  v8 flexible. v9 group not found. v10 topic ids. Topics and partitions have to exist.
-OffsetFetch (key 9), v1-10.   v1 errors per partition only. v2 null topics mean all. v3 throttle. v5 leader
-  epoch. v6 flexible. v7 require stable. v8 several groups. v9 member epoch (of consumer groups; ignored).
-  v10 topic ids.
+OffsetCommit (key 8), v0-10.   v0 without a member. v1 commit timestamp. v2-4 retention time. v3 throttle.
+  v6 leader epoch. v7 static members. v8 flexible. v9 group not found. v10 topic ids. Topics and partitions
+  have to exist.
+OffsetFetch (key 9), v0-10.   v0 an error where nothing is committed. v1 errors per partition only. v2 null
+  topics mean all. v3 throttle. v5 leader epoch. v6 flexible. v7 require stable. v8 several groups. v9 member
+  epoch (of consumer groups; ignored). v10 topic ids.
 OffsetDelete (key 47), v0.   Not of topics that the group is subscribed to (KIP-496).
 
 An unknown group has committed nothing: offset -1 for each partition, and no error.
+v0 is that of Kafka 0.8.1, which kept offsets in ZooKeeper. Here it commits like a consumer without a group,
+and reads what later versions committed. Such a client looks for no coordinator, so its commit creates
+`__consumer_offsets`.
 Not yet: TxnOffsetCommit, consumer groups, authorization."""
 
-from collections.abc import Callable, Collection, Generator
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Generator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services
+from kafkad.api.coordinators import OFFSETS_TOPIC
 from kafkad.api.groups import response_of
 from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import KafkaError
 
 Steps = Generator[None, None, Any]
 
@@ -25,9 +33,26 @@ TOPIC_IDS_FROM = 10
 GROUPS_FROM = 8  # OffsetFetch: several groups
 TOP_LEVEL_ERROR_FROM = 2  # OffsetFetch
 NO_TOPIC_ID = bytes(16)
+NO_OFFSET = -1
 
 
 def offset_commit(services: Services, context: RequestContext, request: Any) -> Steps:
+    if context.version == 0 and OFFSETS_TOPIC not in services.metadata.image.topics:
+        created = services.controller.auto_create([OFFSETS_TOPIC])
+        if inspect.isawaitable(created):
+            return _committed_later(services, context, request, created)
+    return (yield from _commit(services, context, request))
+
+
+async def _committed_later(
+    services: Services, context: RequestContext, request: Any, created: Awaitable[Any]
+) -> Any:
+    with suppress(KafkaError):  # the commit then finds no coordinator
+        await created
+    return _commit(services, context, request)
+
+
+def _commit(services: Services, context: RequestContext, request: Any) -> Steps:
     by_id = context.version >= TOPIC_IDS_FROM
     refused = yield from _take_out_unknown(services.metadata.image, by_id, request)
     if not request.topics:
@@ -189,6 +214,8 @@ def _fetch_response(version: int, groups: list[Any], answers: list[Any]) -> Step
         told = Topic(name=topic.name)
         response.topics.append(told)
         for number, partition in enumerate(topic.partitions, 1):
+            if version == 0 and not partition.error_code and partition.committed_offset == NO_OFFSET:
+                partition.error_code = errors.UNKNOWN_TOPIC_OR_PARTITION
             told.partitions.append(
                 Topic.Partitions(
                     partition_index=partition.partition_index,

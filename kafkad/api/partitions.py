@@ -1,6 +1,6 @@
 """What is asked of partitions beside Produce, Fetch and ListOffsets.
 
-DeleteRecords (key 21), v0-2.   OffsetForLeaderEpoch (key 23), v2-4.   DescribeProducers (key 61), v0.
+DeleteRecords (key 21), v0-2.   OffsetForLeaderEpoch (key 23), v0-4.   DescribeProducers (key 61), v0.
 """
 
 import asyncio

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kafkad.cli.output import CONTEXT, connected, print_json, server_options, show
+from kafkad.cli.output import CONTEXT, connected, counted, print_json, server_options, show
 from kafkad.protocol import messages
 from kafkad.protocol.errors import NAMES, KafkaError
 
@@ -43,7 +43,8 @@ def metadata(bootstrap: str, as_json: bool) -> None:
                 }
             )
             return
-        print(f"Cluster {told.cluster_id}: {len(told.topics)} topics, {partitions} partitions")
+        sizes = f"{counted(len(told.topics), 'topic')}, {counted(partitions, 'partition')}"
+        print(f"Cluster {told.cluster_id}: {sizes}")
         rows = [(b.node_id, b.host, b.port, b.rack, b.node_id == told.controller_id) for b in told.brokers]
         show(("Broker", "Host", "Port", "Rack", "Controller"), rows, False)
 

@@ -17,11 +17,12 @@ from kafkad.cli.output import (
     Progress,
     Refused,
     as_json_bytes,
-    check_security,
     connected,
+    is_about_security,
     parse_pairs,
     say,
     server_options,
+    take_security,
 )
 from kafkad.client.cluster import Cluster
 from kafkad.client.consumer import READ_COMMITTED, READ_UNCOMMITTED, Consumer, Received
@@ -250,8 +251,8 @@ def say_reset(partition: int, position: int, anew: int) -> None:
 def consumer_settings(settings: tuple[str, ...]) -> dict[str, str]:
     option = "--command-property"
     given = parse_pairs(settings, option, split=False)
-    check_security(given, option)
-    ignored = given.keys() - CONSUMER
+    take_security(given, option)
+    ignored = {key for key in given.keys() - CONSUMER if not is_about_security(key)}
     if ignored:
         say(f"kafkad: without effect here: {', '.join(sorted(ignored))}.")
     for key, allowed in (

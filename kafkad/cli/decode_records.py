@@ -29,9 +29,22 @@ WITH_VERSION_BEFORE = "EndTxnMarker"  # the others carry their version as their 
 UUIDS = 16
 
 
-def as_data(message: Any) -> dict[str, Any]:
-    """A message as JSON data, with Kafka's names of the fields; ids and bytes in base64."""
-    return {camel_case(name): plain(getattr(message, name)) for name in type(message).__slots__}
+def as_data(message: Any, version: int | None = None) -> dict[str, Any]:
+    """A message as JSON data, with Kafka's names of the fields; ids and bytes in base64. `version`: without
+    the fields that it does not have, and the tagged ones with their default, as Kafka prints it."""
+    return {
+        camel_case(field.name): plain(getattr(message, field.name), version)
+        for field in type(message).SPEC.fields
+        if version is None or is_told(field, getattr(message, field.name), version)
+    }
+
+
+def is_told(field: Any, value: Any, version: int) -> bool:
+    lowest, highest = field.versions
+    tagged_from, tagged_to = field.tagged
+    return lowest <= version <= highest and not (
+        tagged_from <= version <= tagged_to and value == field.default
+    )
 
 
 def camel_case(name: str) -> str:
@@ -39,15 +52,19 @@ def camel_case(name: str) -> str:
     return first + "".join(part.capitalize() for part in rest)
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, version: int | None = None) -> Any:
     if isinstance(value, list):
-        return [plain(element) for element in value]
+        return [plain(element, version) for element in value]
     if isinstance(value, bytes | bytearray | memoryview):
         data = bytes(value)
         if len(data) == UUIDS:
             return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
         return base64.b64encode(data).decode()
-    return as_data(value) if hasattr(type(value), "__slots__") and hasattr(type(value), "SPEC") else value
+    return (
+        as_data(value, version)
+        if hasattr(type(value), "__slots__") and hasattr(type(value), "SPEC")
+        else value
+    )
 
 
 def decode_control(record: Record) -> tuple[str, dict[str, Any]]:
@@ -60,8 +77,9 @@ def decode_control(record: Record) -> tuple[str, dict[str, Any]]:
     version = int.from_bytes(value[:2], "big")
     cls = messages.message_class(name)
     start = 2 if name == WITH_VERSION_BEFORE else 0
-    message, _ = codec.decode(cls, min(version, cls.MAX_VERSION), value, start)
-    return word, as_data(message)
+    version = min(version, cls.MAX_VERSION)
+    message, _ = codec.decode(cls, version, value, start)
+    return word, as_data(message, version)
 
 
 def metadata_decoder(record: Record) -> tuple[Any, Any]:
@@ -96,7 +114,7 @@ def coordinator_decoder(family: str) -> Decoder:
             return {"type": str(kind), "error": "unknown record type"}, None
         try:
             key, _ = codec.decode(classes[kind, "Key"], 0, key_bytes, 2)
-            told = {"type": str(kind), "data": as_data(key)}
+            told = {"type": str(kind), "data": as_data(key, 0)}
             if record.value is None:
                 return told, "<DELETE>"
             version = int.from_bytes(record.value[:2], "big")
@@ -106,7 +124,7 @@ def coordinator_decoder(family: str) -> Decoder:
             value, _ = codec.decode(cls, version, record.value, 2)
         except Malformed as lie:
             return {"type": str(kind), "error": str(lie)}, None
-        data = as_data(value)
+        data = as_data(value, version)
         if data.get("protocolType") == "consumer":
             for member in data["members"]:
                 for field, name in (("subscription", "Subscription"), ("assignment", "Assignment")):
@@ -120,8 +138,10 @@ def consumer_protocol(text: str, name: str) -> Any:
     """A member's subscription or assignment, which are opaque to brokers but not to people."""
     try:
         data = base64.b64decode(text)
-        message, _ = codec.decode(messages.message_class(name), 0, data, 2)
-        return as_data(message)
+        cls = messages.message_class(name)
+        version = min(int.from_bytes(data[:2], "big", signed=True), cls.MAX_VERSION)
+        message, _ = codec.decode(cls, max(version, 0), data, 2)
+        return as_data(message, max(version, 0))
     except (Malformed, ValueError):
         return text
 

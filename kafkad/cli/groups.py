@@ -9,7 +9,17 @@ from typing import Any
 
 import click
 
-from kafkad.cli.output import CONTEXT, Refused, connected, one_action, print_json, say, server_options, show
+from kafkad.cli.output import (
+    CONTEXT,
+    Refused,
+    connected,
+    counted,
+    one_action,
+    print_json,
+    say,
+    server_options,
+    show,
+)
 from kafkad.client.cluster import Cluster
 from kafkad.client.group import assigned
 from kafkad.client.offsets import (
@@ -296,7 +306,7 @@ def forget(cluster: Cluster, group: str, texts: tuple[str, ...], as_json: bool) 
     if as_json:
         print_json([{"group": group, "topic": t, "partition": p} for t, p in chosen])
     else:
-        say(f"Group {group} forgot its offsets of {len(chosen)} partitions.")
+        say(f"Group {group} forgot its offsets of {counted(len(chosen), 'partition')}.")
 
 
 def parse_time(moment: str | None, duration: str | None) -> int | None:

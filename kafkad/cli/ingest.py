@@ -94,7 +94,7 @@ def run(pipeline: str, overrides: tuple[str, ...]) -> None:
     kafkad ingest run flights.toml --set source.max_rows=100000 --set 'spark.master=local[4]'
     kafkad ingest run flights.toml | cat        # no terminal: a line of JSON a batch, then the summary
     """
-    from kafkad.ingest.run import run as run_it
+    from kafkad.ingest.start import run as run_it
 
     ended = refusing(lambda: run_it(read(pipeline, overrides)))
     if ended.why == "SIGINT":
@@ -182,6 +182,7 @@ def status(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
     show(["Topic", "Partition", "Committed", "End", "Lag"], found.partitions, False)
     print()
     facts = [
+        ["pipeline", found.pipeline],
         ["running", found.running],
         ["lag", "-" if found.lag is None else f"{found.lag:,}"],
         ["batches", f"{found.totals.get('batches', 0):,}"],
@@ -198,7 +199,7 @@ def status(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
     ]
     if found.unfinished is not None:
         facts.append(["unfinished batch", found.unfinished])
-    show(["Pipeline", found.pipeline], facts, False)
+    show(["Status", ""], facts, False)
     for trouble in found.troubles:
         say(f"kafkad: {trouble}")
 

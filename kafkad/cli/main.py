@@ -25,6 +25,7 @@ COMMANDS = {
     "topics": ("kafkad.cli.topics", "Create, list, describe, alter and delete topics."),
     "configs": ("kafkad.cli.configs", "Describe and alter configuration of topics, brokers, groups."),
     "groups": ("kafkad.cli.groups", "List, describe, delete and reset consumer groups."),
+    "transactions": ("kafkad.cli.transactions", "List, describe and end transactions; find those that hang."),
     "offsets": ("kafkad.cli.offsets", "Show where partitions begin and end; delete records."),
     "produce": ("kafkad.cli.produce", "Write records from standard input or a file to a topic."),
     "consume": ("kafkad.cli.consume", "Print the records of a topic."),
@@ -144,6 +145,7 @@ def told(trouble: Exception) -> tuple[str, int]:
     """What to say of an exception, and the exit code."""
     from kafkad.cli.output import Refused
     from kafkad.client.connection import Unreachable
+    from kafkad.client.security import AuthenticationFailed
     from kafkad.protocol.errors import KafkaError, Malformed
 
     match trouble:
@@ -151,6 +153,8 @@ def told(trouble: Exception) -> tuple[str, int]:
             return str(trouble), 1
         case Unreachable():
             return f"{trouble}; kafkad serve starts a broker, --bootstrap-server names another", 1
+        case AuthenticationFailed():
+            return f"{trouble}; --command-config names a file with the user and the password", 1
         case KafkaError():
             from kafkad.cli.output import explained
 

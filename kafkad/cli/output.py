@@ -18,6 +18,7 @@ from kafkad.client.cluster import Cluster, parse_address
 from kafkad.protocol import errors
 from kafkad.protocol.errors import NAMES, KafkaError
 
+SECURITY = "kafkad.security"  # in a command's context: a client.security.Security, or None
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -30,6 +31,7 @@ HINTS = {
     errors.LEADER_NOT_AVAILABLE: "the partition has no leader for now; try again",
     errors.COORDINATOR_NOT_AVAILABLE: "the group's coordinator is not there yet; try again",
     errors.GROUP_ID_NOT_FOUND: "there is no such group; kafkad groups --list shows what there is",
+    errors.TRANSACTIONAL_ID_NOT_FOUND: "there is no such id; kafkad transactions list shows what there is",
     errors.NON_EMPTY_GROUP: "the group has members; stop its consumers first",
     errors.UNKNOWN_MEMBER_ID: "the group has members; stop its consumers first",
     errors.GROUP_SUBSCRIBED_TO_TOPIC: "the group reads the topic; stop its consumers first",
@@ -71,7 +73,7 @@ def server_options(function: F) -> F:
             metavar="FILE",
             expose_value=False,
             callback=check_client_file,
-            help="A client's properties; what kafkad cannot do (TLS, SASL) is refused.",
+            help="A client's properties: how to log in (security.protocol, sasl.*, ssl.*).",
         ),
         click.option(
             "--bootstrap-server",
@@ -99,16 +101,23 @@ def check_client_file(_ctx: click.Context, _param: click.Parameter, path: str | 
         raise click.BadParameter(f"{path}: {trouble.strerror}", param_hint="--command-config")
     except ValueError as wrong:
         raise click.BadParameter(f"{path}: {wrong}", param_hint="--command-config")
-    check_security(given, "--command-config")
+    take_security(given, "--command-config")
 
 
-def check_security(given: dict[str, str], option: str) -> None:
-    protocol = given.get("security.protocol", "PLAINTEXT")
-    if protocol.upper() != "PLAINTEXT":
-        raise click.BadParameter(
-            f"security.protocol={protocol}: kafkad's own commands speak PLAINTEXT only, yet",
-            param_hint=option,
-        )
+def take_security(given: dict[str, str], option: str) -> None:
+    """How this command logs in, out of a client's properties. A later call wins, if it says something."""
+    if not any(is_about_security(key) for key in given):
+        return
+    from kafkad.client.security import Security
+
+    try:
+        click.get_current_context().meta[SECURITY] = Security.of(given)
+    except ValueError as wrong:
+        raise click.BadParameter(str(wrong), param_hint=option)
+
+
+def is_about_security(key: str) -> bool:
+    return key == "security.protocol" or key.startswith(("sasl.", "ssl."))
 
 
 def one_action(**actions: str) -> Callable[[F], F]:
@@ -134,7 +143,7 @@ def one_action(**actions: str) -> Callable[[F], F]:
 @contextmanager
 def connected(bootstrap: str) -> Iterator[Cluster]:
     """A cluster for the length of a command; a broker answers, or Unreachable is raised at once."""
-    with Cluster(bootstrap) as cluster:
+    with Cluster(bootstrap, security=click.get_current_context().meta.get(SECURITY)) as cluster:
         cluster.any()
         yield cluster
 
@@ -146,6 +155,11 @@ def explained(trouble: KafkaError) -> str:
     if hint and len((trouble.message or "").split()) <= 2:  # a broker that explains itself needs no hint
         parts.append(hint)
     return ": ".join(part for part in parts if part)
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 record`, `2,000 records`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def say(text: str) -> None:

@@ -15,12 +15,14 @@ from kafkad.cli.output import (
     CONTEXT,
     Progress,
     Refused,
-    check_security,
     connected,
+    counted,
+    is_about_security,
     parse_pairs,
     print_json,
     say,
     server_options,
+    take_security,
 )
 from kafkad.client.producer import Producer
 
@@ -131,12 +133,12 @@ def command(
                 raise
     except Exception:
         if written:
-            say(f"{written:,} records were written to {topic} before it failed.")
+            say(f"{counted(written, 'record')} reached {topic} before it failed.")
         raise
     if as_json:
         print_json([{"topic": topic, "records": written}])
     elif path or not sys.stdin.isatty():
-        say(f"{written:,} records written to {topic}.")
+        say(f"{counted(written, 'record')} written to {topic}.")
 
 
 def send_all(
@@ -251,8 +253,8 @@ def producer_settings(
     """What Producer takes. An option wins over the property of the same meaning."""
     option = "--command-property"
     given = parse_pairs(settings, option, split=False)
-    check_security(given, option)
-    ignored = given.keys() - PRODUCER
+    take_security(given, option)
+    ignored = {key for key in given.keys() - PRODUCER if not is_about_security(key)}
     if ignored:
         say(f"kafkad: without effect here: {', '.join(sorted(ignored))}.")
     acks = acks or given.get("acks", "all")

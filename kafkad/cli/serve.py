@@ -60,7 +60,8 @@ def command(
 
     PROPERTIES is Kafka's own server.properties; its keys and their meaning are Kafka's. Without it the
     broker listens on 127.0.0.1:9092 and keeps its data in ./data. An existing Kafka data directory (KRaft)
-    opens as it is.
+    opens as it is. A file that asks for what is not there (ACLs, quotas, several brokers) ends the
+    start with a message that names the key.
 
     \b
       kafkad serve
@@ -69,6 +70,9 @@ def command(
     """
     from kafkad.config.broker import BrokerConfig, ConfigError
     from kafkad.config.served import check_served, ignored
+    from kafkad.security.listeners import sasl_listeners
+    from kafkad.security.tls import tls_contexts
+    from kafkad.server.authentication import read_bytes
     from kafkad.server.cores import usable_cores
     from kafkad.server.stderr import StderrHandler, open_standard_streams
 
@@ -92,6 +96,8 @@ def command(
             overrides |= listen_on(listen, properties, overrides)
         config = BrokerConfig.load(properties, overrides)
         check_served(config)
+        sasl_listeners(config)
+        tls_contexts(config, read_bytes)
     except OSError as trouble:
         end(f"{trouble.filename}: {trouble.strerror}", 2)
     except (ConfigError, ValueError) as wrong:

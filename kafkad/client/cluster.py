@@ -19,7 +19,7 @@ T = TypeVar("T")
 DEFAULT_PORT = 9092
 RETRY_PAUSE_S = 0.1
 CREATION_SECONDS = 5.0  # how long an auto-created topic may take to appear
-GROUP_KEY = 0
+GROUP_KEY, TRANSACTION_KEY = 0, 1  # what FindCoordinator is asked for
 
 
 class Cluster:
@@ -45,7 +45,7 @@ class Cluster:
         self._first: Connection | None = None
         self._leaders: dict[tuple[str, int], int] = {}
         self._partitions: dict[str, list[int]] = {}
-        self._coordinators: dict[str, int] = {}
+        self._coordinators: dict[tuple[int, str], int] = {}
 
     def __enter__(self) -> "Cluster":
         return self
@@ -166,28 +166,29 @@ class Cluster:
             found.setdefault(id(connection), (connection, []))[1].append(partition)
         return list(found.values())
 
-    def coordinator_of(self, group: str) -> int:
-        """The id of the broker that coordinates the group."""
-        node = self._coordinators.get(group)
+    def coordinator_of(self, name: str, kind: int = GROUP_KEY) -> int:
+        """The id of the broker that coordinates a group, or a transactional id (`kind` TRANSACTION_KEY)."""
+        node = self._coordinators.get((kind, name))
         if node is None:
             connection = self.any()
             version = connection.version_for(messages.FindCoordinatorRequest)
             if version >= 4:
-                request = messages.FindCoordinatorRequest(key_type=GROUP_KEY, coordinator_keys=[group])
+                request = messages.FindCoordinatorRequest(key_type=kind, coordinator_keys=[name])
             else:
-                request = messages.FindCoordinatorRequest(key=group, key_type=GROUP_KEY)
+                request = messages.FindCoordinatorRequest(key=name, key_type=kind)
             response = connection.ask(request, version)
             found = response.coordinators[0] if version >= 4 else response
             if found.error_code:
-                raise KafkaError(found.error_code, found.error_message or f"group {group!r}")
+                what = "group" if kind == GROUP_KEY else "transactional id"
+                raise KafkaError(found.error_code, found.error_message or f"{what} {name!r}")
             node = found.node_id
             self._brokers[node] = (found.host, found.port)
-            self._coordinators[group] = node
+            self._coordinators[kind, name] = node
         return node
 
-    def coordinator(self, group: str) -> Connection:
-        """A connection to the group's coordinator."""
-        return self.broker(self.coordinator_of(group))
+    def coordinator(self, name: str, kind: int = GROUP_KEY) -> Connection:
+        """A connection to the coordinator of a group or of a transactional id."""
+        return self.broker(self.coordinator_of(name, kind))
 
     def retry(self, attempt: Callable[[], T], seconds: float | None = None) -> T:
         """`attempt()` again and again while its trouble is one that passes."""

@@ -37,6 +37,7 @@ class Connection:
         self.client_id = client_id
         self.timeout = timeout
         self.closed = False
+        self.features: dict[str, int] = {}  # that the cluster has finalized, and their levels
         self._correlation = 0
         self._waiting: deque[tuple[int, type, int]] = deque()
         try:
@@ -177,6 +178,7 @@ class Connection:
             response = self.ask(request, 0)
         if response.error_code:
             raise errors.KafkaError(response.error_code)
+        self.features = {row.name: row.max_version_level for row in response.finalized_features}
         return {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
 
     def _read_frame(self) -> bytes:

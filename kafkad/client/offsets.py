@@ -13,6 +13,7 @@ MAX_TIMESTAMP = -3
 
 COMMIT_VERSION_MAX = 9  # topics by name; ids begin with 10
 FETCH_VERSION_MAX = 9
+STABLE_FROM = 7  # OffsetFetch
 
 TopicPartition = tuple[str, int]
 
@@ -50,9 +51,14 @@ def by_topic(partitions: list[TopicPartition]) -> dict[str, list[int]]:
 
 
 def committed_offsets(
-    cluster: Cluster, group: str, partitions: list[TopicPartition] | None = None
+    cluster: Cluster,
+    group: str,
+    partitions: list[TopicPartition] | None = None,
+    *,
+    stable: bool = False,
 ) -> dict[TopicPartition, int]:
-    """A group's committed offsets, of these partitions or of all."""
+    """A group's committed offsets, of these partitions or of all. stable: wait for transactions that may yet
+    change them (KIP-447; where the broker knows it)."""
 
     def look() -> dict[TopicPartition, int]:
         connection = cluster.coordinator(group)
@@ -62,11 +68,12 @@ def committed_offsets(
         asked = None
         if partitions is not None:
             asked = [struct(name=t, partition_indexes=p) for t, p in by_topic(partitions).items()]
+        is_stable = stable and version >= STABLE_FROM
         if version >= 8:
             named = request.Groups(group_id=group, topics=asked)
-            found = connection.ask(request(groups=[named]), version).groups[0]
+            found = connection.ask(request(groups=[named], require_stable=is_stable), version).groups[0]
         else:
-            found = connection.ask(request(group_id=group, topics=asked), version)
+            found = connection.ask(request(group_id=group, topics=asked, require_stable=is_stable), version)
         if found.error_code:
             raise KafkaError(found.error_code, f"group {group!r}")
         committed = {}

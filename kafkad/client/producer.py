@@ -18,7 +18,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from kafkad._native.wire.record_encode import Encoded, murmur2
 from kafkad.client.cluster import RETRY_PAUSE_S, Cluster, passes
@@ -44,7 +44,13 @@ class Batch:
         self.data: bytes | bytearray | None = None  # made when its turn comes, and kept for retries
 
     def encode(
-        self, compression: int, producer_id: int, producer_epoch: int, sequence: int, level: int | None = None
+        self,
+        compression: int,
+        producer_id: int,
+        producer_epoch: int,
+        sequence: int,
+        level: int | None = None,
+        transactional: bool = False,
     ) -> bytes | bytearray:
         """As it travels; `sequence` is that of the first record."""
         return records.build_batch(
@@ -54,6 +60,7 @@ class Batch:
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             base_sequence=sequence,
+            transactional=transactional,
         )
 
     def halves(self) -> "tuple[Batch, Batch]":
@@ -78,7 +85,13 @@ class EncodedBatch(Batch):
             self.compressed = records.compressed_records(self.encoded.data, compression, level)
 
     def encode(
-        self, compression: int, producer_id: int, producer_epoch: int, sequence: int, level: int | None = None
+        self,
+        compression: int,
+        producer_id: int,
+        producer_epoch: int,
+        sequence: int,
+        level: int | None = None,
+        transactional: bool = False,
     ) -> bytearray:
         self.compress(compression, level)
         buffer = self.encoded.data if self.compressed is None else self.compressed
@@ -86,7 +99,7 @@ class EncodedBatch(Batch):
             buffer,
             base_offset=0,
             leader_epoch=-1,
-            attributes=compression,
+            attributes=compression | (records.TRANSACTIONAL if transactional else 0),
             last_offset_delta=self.count - 1,
             base_timestamp=self.encoded.base_timestamp,
             max_timestamp=self.encoded.max_timestamp,
@@ -104,6 +117,21 @@ class EncodedBatch(Batch):
         for record in self.records:
             record.offset = -1
         return super().halves()
+
+
+class OpenTransaction(Protocol):
+    """What a producer needs of `transactions.Transactions`."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    sequences: dict[tuple[str, int], int]  # by topic and partition: the next one
+    failed: bool
+
+    @property
+    def produce_version_max(self) -> int: ...
+
+    def begin(self, partitions: Iterable[tuple[str, int]]) -> None: ...
 
 
 class Producer:
@@ -127,7 +155,11 @@ class Producer:
         delivery_seconds: float = 60.0,
         on_delivery: Callable[[int, int, int], None] | None = None,
         compression_level: int | None = None,
+        transactions: "OpenTransaction | None" = None,
     ) -> None:
+        """transactions: whose open transaction all of this is part of (`Transactions.producer`)."""
+        if transactions is not None and not (idempotent and acks == -1):
+            raise ValueError("a transactional producer is idempotent, with acks=-1")
         self.cluster = cluster
         self.topic = topic
         self.acks = acks
@@ -138,6 +170,7 @@ class Producer:
         self.request_bytes = request_bytes
         self.delivery_seconds = delivery_seconds
         self.on_delivery = on_delivery
+        self.transactions = transactions
         self.partitions = cluster.partitions(topic, create=True)
         self._pending: dict[int, list[Record]] = {}
         self._pending_bytes: dict[int, int] = {}
@@ -146,11 +179,15 @@ class Producer:
         self._sticky = random.randrange(len(self.partitions))
         self._begin()
 
+    def drop(self) -> None:
+        """Forget what is buffered."""
+        self._pending, self._pending_bytes, self._bytes = {}, {}, 0
+
     def _begin(self) -> None:
         """A producer id of our own, and sequence numbers from 0."""
         self._sequences: dict[int, int] = {}
         self._producer_id, self._producer_epoch = -1, -1
-        if self.idempotent:
+        if self.idempotent and self.transactions is None:
             self._producer_id, self._producer_epoch = self.cluster.retry(self._init_producer_id)
 
     def send(
@@ -202,14 +239,23 @@ class Producer:
 
     def _acknowledge(self, queues: dict[int, deque[Batch]]) -> None:
         self._queues = queues
-        if self.idempotent and self._producer_id < 0 and self._queues:
+        its = self.transactions
+        if its is not None and queues:
+            its.begin((self.topic, partition) for partition in queues)
+            self._producer_id, self._producer_epoch = its.producer_id, its.producer_epoch
+            self._sequences = {p: its.sequences.get((self.topic, p), 0) for p in queues}
+        elif self.idempotent and self._producer_id < 0 and self._queues:
             self._begin()
         try:
             self._deliver()
         except BaseException:
             self._queues = {}
             self._producer_id = -1  # what became of the batches is not known
+            if its is not None:
+                its.failed = True
             raise
+        if its is not None:
+            its.sequences.update(((self.topic, p), due) for p, due in self._sequences.items())
 
     def _deliver(self) -> None:
         deadline = time.monotonic() + self.delivery_seconds
@@ -246,7 +292,11 @@ class Producer:
             timeout_ms=ACKNOWLEDGE_MS,
             topic_data=[struct(name=self.topic, partition_data=data)],
         )
-        version = connection.version_for(messages.ProduceRequest, VERSION_MAX)
+        version_max = VERSION_MAX
+        if self.transactions is not None:
+            request.transactional_id = self.transactions.transactional_id
+            version_max = min(VERSION_MAX, self.transactions.produce_version_max)
+        version = connection.version_for(messages.ProduceRequest, version_max)
         connection.send(request, version, answered=self.acks != 0)
         if self.acks == 0:
             for partition in partitions:
@@ -288,7 +338,12 @@ class Producer:
         if batch.data is None:
             sequence = self._sequences.get(partition, 0) if self._producer_id >= 0 else -1
             batch.data = batch.encode(
-                self.compression, self._producer_id, self._producer_epoch, sequence, self.compression_level
+                self.compression,
+                self._producer_id,
+                self._producer_epoch,
+                sequence,
+                self.compression_level,
+                self.transactions is not None,
             )
         return batch.data
 

@@ -838,7 +838,7 @@ RETIRED_KEYS: Final = {
     "group.share.max.groups": "share groups are not counted",
     "inter.broker.protocol.version": "the feature metadata.version decides",
     "leader.imbalance.per.broker.percentage": "every imbalance is corrected",
-    "log.message.downconversion.enable": "the versions of Fetch that are served decide",
+    "log.message.downconversion.enable": "batches are converted for every old client",
     "log.message.format.version": "records are stored in format v2",
     "log.message.timestamp.difference.max.ms":
         "log.message.timestamp.before.max.ms and log.message.timestamp.after.max.ms took its place",

@@ -10,7 +10,7 @@ Lists of defaults are shared; `Key.default_value()` gives a fresh one.
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from kafkad.config.effects import ACTED, OF
 
@@ -58,6 +58,18 @@ _COMMA = re.compile(r"\s*,\s*")
 
 class ConfigError(ValueError):
     """A value that cannot be: one sentence that names the key, the value and what is allowed."""
+
+
+class Defaults(Protocol):
+    """What the configuration of a topic or a group takes from the broker's. (`BrokerConfig` is one.)"""
+
+    @property
+    def topic_defaults(self) -> "dict[str, Value]": ...
+    @property
+    def group_defaults(self) -> "dict[str, Value]": ...
+
+    def value(self, name: str) -> Any:
+        """Of a key: what was given, or its default."""
 
 
 class Valid:

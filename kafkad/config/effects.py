@@ -33,6 +33,29 @@ class Treatment(NamedTuple):
 
 
 ACTED: Final = Treatment(Effect.ACTED)
+# Acted on for one listener: listener.name.<listener>.<key>. They are read at the start
+# (security/listeners, security/tls).
+PER_LISTENER: Final = frozenset(
+    (
+        "connections.max.reauth.ms",
+        "sasl.enabled.mechanisms",
+        "sasl.jaas.config",
+        "ssl.cipher.suites",
+        "ssl.client.auth",
+        "ssl.enabled.protocols",
+        "ssl.key.password",
+        "ssl.keystore.certificate.chain",
+        "ssl.keystore.key",
+        "ssl.keystore.location",
+        "ssl.keystore.password",
+        "ssl.keystore.type",
+        "ssl.protocol",
+        "ssl.truststore.certificates",
+        "ssl.truststore.location",
+        "ssl.truststore.password",
+        "ssl.truststore.type",
+    )
+)
 OF: Final[dict[str, Treatment]] = {}  # by key
 
 
@@ -83,32 +106,37 @@ _refused(
     ),
 )
 _refused(
-    "TLS and SASL are not supported yet",
-    "use PLAINTEXT",
-    "security.inter.broker.protocol",
-    allowed=("PLAINTEXT",),
+    "names of certificates are not rewritten yet, and another name is another principal",
+    "use DEFAULT",
+    "ssl.principal.mapping.rules",
+    allowed=("DEFAULT",),
 )
 _ignored(
-    "TLS is not supported yet, and a listener that asks for it is refused",
-    """
-    ssl.allow.dn.changes ssl.allow.san.changes ssl.cipher.suites ssl.client.auth ssl.enabled.protocols
-    ssl.endpoint.identification.algorithm ssl.key.password ssl.keymanager.algorithm
-    ssl.keystore.certificate.chain ssl.keystore.key ssl.keystore.location ssl.keystore.password
-    ssl.keystore.type ssl.principal.mapping.rules ssl.protocol ssl.provider
-    ssl.secure.random.implementation ssl.trustmanager.algorithm ssl.truststore.certificates
-    ssl.truststore.location ssl.truststore.password ssl.truststore.type
-    """,
+    "OpenSSL does the work of Java's providers",
+    "ssl.keymanager.algorithm ssl.provider ssl.secure.random.implementation ssl.trustmanager.algorithm",
 )
 _ignored(
-    "SASL is not supported yet, and a listener that asks for it is refused",
+    "stores are read at the start, and a certificate changes with a restart",
+    "ssl.allow.dn.changes ssl.allow.san.changes",
+)
+_ignored("a broker that is alone connects to nobody", "ssl.endpoint.identification.algorithm")
+_ignored(
+    "it is read for one mechanism of one listener: listener.name.<listener>.<mechanism>.sasl.jaas.config",
+    "sasl.jaas.config",
+)
+_ignored(
+    "there is one broker, which is its own controller",
+    "sasl.mechanism.controller.protocol sasl.mechanism.inter.broker.protocol",
+)
+_ignored(
+    "GSSAPI and OAUTHBEARER are not supported yet, and a listener that enables them is refused",
     """
-    connection.failed.authentication.delay.ms connections.max.reauth.ms sasl.enabled.mechanisms
-    sasl.jaas.config sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin
+    sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin
     sasl.kerberos.principal.to.local.rules sasl.kerberos.service.name sasl.kerberos.ticket.renew.jitter
     sasl.kerberos.ticket.renew.window.factor sasl.login.connect.timeout.ms sasl.login.read.timeout.ms
     sasl.login.refresh.buffer.seconds sasl.login.refresh.min.period.seconds
     sasl.login.refresh.window.factor sasl.login.refresh.window.jitter sasl.login.retry.backoff.max.ms
-    sasl.login.retry.backoff.ms sasl.mechanism.controller.protocol sasl.mechanism.inter.broker.protocol
+    sasl.login.retry.backoff.ms
     sasl.oauthbearer.assertion.algorithm sasl.oauthbearer.assertion.claim.aud
     sasl.oauthbearer.assertion.claim.exp.seconds sasl.oauthbearer.assertion.claim.iss
     sasl.oauthbearer.assertion.claim.jti.include sasl.oauthbearer.assertion.claim.nbf.seconds
@@ -120,7 +148,7 @@ _ignored(
     sasl.oauthbearer.jwks.endpoint.refresh.ms sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms
     sasl.oauthbearer.jwks.endpoint.retry.backoff.ms sasl.oauthbearer.jwks.endpoint.url
     sasl.oauthbearer.scope sasl.oauthbearer.scope.claim.name sasl.oauthbearer.sub.claim.name
-    sasl.oauthbearer.token.endpoint.url sasl.server.max.receive.size
+    sasl.oauthbearer.token.endpoint.url
     """,
 )
 _ignored(
@@ -204,7 +232,7 @@ _ignored(
     replica.fetch.backoff.ms replica.fetch.max.bytes replica.fetch.min.bytes
     replica.fetch.response.max.bytes replica.fetch.wait.max.ms replica.lag.time.max.ms
     replica.socket.receive.buffer.bytes replica.socket.timeout.ms replication.quota.window.num
-    replication.quota.window.size.seconds request.timeout.ms socket.connection.setup.timeout.max.ms
+    replication.quota.window.size.seconds socket.connection.setup.timeout.max.ms
     socket.connection.setup.timeout.ms unclean.leader.election.interval.ms
     """,
 )
@@ -224,15 +252,12 @@ _refused(
     "group.coordinator.rebalance.protocols",
     allowed=("classic",),
 )
-_refused("transactions are not supported yet", "use false", "transaction.two.phase.commit.enable")
+_refused(
+    "two-phase commit (KIP-939) is not supported yet", "use false", "transaction.two.phase.commit.enable"
+)
 _ignored(
-    "transactions are not supported yet, and a transactional id is refused",
-    """
-    add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms
-    transaction.abort.timed.out.transaction.cleanup.interval.ms transaction.max.timeout.ms
-    transaction.partition.verification.enable transaction.remove.expired.transaction.cleanup.interval.ms
-    transaction.state.log.load.buffer.size transactional.id.expiration.ms
-    """,
+    "a request that meets an unfinished transaction waits until it has finished, without tries",
+    "add.partitions.to.txn.retry.backoff.ms",
 )
 _ignored(
     "the consumer group protocol (KIP-848) is not supported yet",
@@ -311,16 +336,7 @@ _ignored(
     remote.log.storage.manager.impl.prefix
     """,
 )
-_ignored(
-    "there is no log cleaner yet: compacted topics keep all their records",
-    """
-    delete.retention.ms log.cleaner.backoff.ms log.cleaner.dedupe.buffer.size
-    log.cleaner.delete.retention.ms log.cleaner.enable log.cleaner.io.buffer.load.factor
-    log.cleaner.io.buffer.size log.cleaner.io.max.bytes.per.second log.cleaner.max.compaction.lag.ms
-    log.cleaner.min.cleanable.ratio log.cleaner.min.compaction.lag.ms log.cleaner.threads
-    max.compaction.lag.ms min.cleanable.dirty.ratio min.compaction.lag.ms
-    """,
-)
+_ignored("the log cleaner copies in pieces of 1 MiB", "log.cleaner.io.buffer.size")
 _ignored(
     "batches that the broker compresses itself get their codec's default level",
     "compression.gzip.level compression.lz4.level compression.zstd.level",
@@ -341,6 +357,7 @@ _ignored(
     fetch.purgatory.purge.interval.requests group.coordinator.append.linger.ms
     group.coordinator.background.threads group.coordinator.cached.buffer.max.bytes
     group.coordinator.threads num.io.threads num.network.threads offsets.load.buffer.size
+    transaction.state.log.load.buffer.size
     producer.purgatory.purge.interval.requests
     """,
 )

@@ -5,7 +5,7 @@ consumer group's session timeout lies between `group.consumer.min.session.timeou
 groups have none."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kafkad.config.definition import (
     ANY,
@@ -16,6 +16,7 @@ from kafkad.config.definition import (
     SECOND,
     STRING,
     ConfigError,
+    Defaults,
     Key,
     Valid,
     Value,
@@ -25,9 +26,6 @@ from kafkad.config.definition import (
     one_of,
 )
 from kafkad.protocol.errors import INVALID_CONFIG, KafkaError
-
-if TYPE_CHECKING:
-    from kafkad.config.broker import BrokerConfig
 
 OFFSET_RESET: Final = matching(
     r"(?i:latest|earliest|by_duration:P(?!$)([0-9]+D)?(T(?=[0-9])([0-9]+H)?([0-9]+M)?([0-9.]+S)?)?)",
@@ -100,7 +98,7 @@ BOUNDS: Final = {
 }
 
 
-def group_values(broker: "BrokerConfig", overrides: Mapping[str, str]) -> dict[str, Any]:
+def group_values(broker: Defaults, overrides: Mapping[str, str]) -> dict[str, Any]:
     """Every group key with its value for a group, its own as they stand in the metadata log."""
     values = dict(broker.group_defaults)
     for name, text in overrides.items():
@@ -109,7 +107,7 @@ def group_values(broker: "BrokerConfig", overrides: Mapping[str, str]) -> dict[s
     return values
 
 
-def validate_group_configs(overrides: Mapping[str, str], broker: "BrokerConfig") -> None:
+def validate_group_configs(overrides: Mapping[str, str], broker: Defaults) -> None:
     """Refuses values that a group cannot have: KafkaError(INVALID_CONFIG). Rules: GroupConfig.validate."""
     for name in overrides:
         if name not in GROUP_KEYS:

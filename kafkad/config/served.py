@@ -14,11 +14,12 @@ from typing import Final
 from kafkad.config.broker import BrokerConfig, base_key
 from kafkad.config.broker_keys import BROKER_KEYS, BROKER_QUOTA_KEYS, RETIRED_KEYS
 from kafkad.config.definition import HIDDEN, ConfigError, Key
-from kafkad.config.effects import ACTED, OF, Effect, Treatment
+from kafkad.config.effects import ACTED, OF, PER_LISTENER, Effect, Treatment
 from kafkad.protocol.errors import INVALID_CONFIG, KafkaError
 
 logger = logging.getLogger("kafkad")
 
+CONTROLLER_PROTOCOLS: Final = ("PLAINTEXT", "SASL_PLAINTEXT")
 NOT_FOR_ONE_LISTENER: Final = "kafkad applies it to all listeners alike"
 PREFIXES: Final = {  # of keys that a plug-in would read, by a key that stands for them
     "metrics.context.": "metric.reporters",
@@ -34,6 +35,8 @@ def treatment(name: str) -> Treatment:
             return OF[like]
     base = base_key(name)
     known = OF.get(base, ACTED)
+    if base != name and base in PER_LISTENER:
+        return ACTED
     if base != name and base in BROKER_KEYS and known.effect is Effect.ACTED:
         return Treatment(Effect.REFUSED, NOT_FOR_ONE_LISTENER, instead=f"set {base}")
     return known
@@ -61,8 +64,12 @@ def check_served(config: BrokerConfig) -> None:
 
 def refuse_changes(changes: Mapping[str, str | None], keys: Mapping[str, Key] | None = None) -> None:
     """Raises KafkaError(INVALID_CONFIG) for a refused value among changes of a broker, or of what has
-    `keys`."""
+    `keys`; and for any change of a key that a listener reads at the start (DynamicListenerConfig: existing
+    listeners keep theirs)."""
     for name, text in changes.items():
+        if keys is None and base_key(name) != name and base_key(name) in PER_LISTENER:
+            reason = "it cannot be updated dynamically for an existing listener; restart the broker"
+            raise KafkaError(INVALID_CONFIG, f"Invalid configuration {name}: {reason}")
         if text is not None and (sentence := refusal(name, text, keys)):
             raise KafkaError(INVALID_CONFIG, sentence)
 
@@ -111,11 +118,11 @@ def _shown(name: str, text: str, keys: Mapping[str, Key] | None) -> str:
 
 
 def _protocol_refusals(config: BrokerConfig) -> Iterator[str]:
-    """Of each listener that is not PLAINTEXT, by its name or by the listener.security.protocol.map."""
-    for endpoint in config.endpoints:
-        if endpoint.protocol == "PLAINTEXT":
+    """Of each controller's listener with TLS, by its name or by the listener.security.protocol.map."""
+    for endpoint in config.controller_endpoints:
+        if endpoint.protocol in CONTROLLER_PROTOCOLS:
             continue
-        wrong = f"{endpoint.protocol} is not supported yet; use PLAINTEXT"
+        wrong = f"{endpoint.protocol} is not supported for controllers yet; use PLAINTEXT"
         if endpoint.listener != endpoint.protocol:
             wrong = (
                 f"listener.security.protocol.map makes {endpoint.listener} {endpoint.protocol}, and {wrong}"

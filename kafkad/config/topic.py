@@ -32,6 +32,7 @@ from kafkad.config.definition import (
     MINUTE,
     STRING,
     ConfigError,
+    Defaults,
     Key,
     Valid,
     Value,
@@ -41,9 +42,6 @@ from kafkad.config.definition import (
     matching,
 )
 from kafkad.protocol.errors import INVALID_CONFIG, KafkaError
-
-if TYPE_CHECKING:
-    from kafkad.config.broker import BrokerConfig
 
 THROTTLED_REPLICAS: Final = matching(
     r"([0-9]+:[0-9]+)?|\*",
@@ -165,7 +163,7 @@ class TopicConfig:
             setattr(self, attribute, value)
 
     @classmethod
-    def resolve(cls, broker: "BrokerConfig", overrides: Mapping[str, str]) -> "TopicConfig":
+    def resolve(cls, broker: Defaults, overrides: Mapping[str, str]) -> "TopicConfig":
         """The configuration of a topic with these values of its own, as they stand in the metadata log:
         what is no longer known or valid there is passed over."""
         values = topic_values(broker, overrides)
@@ -198,12 +196,12 @@ class TopicConfig:
 _KAFKA: Final = TopicConfig()  # nothing but defaults
 
 
-def defaults_from(broker: "BrokerConfig", keys: Mapping[str, Key]) -> dict[str, Value]:
+def defaults_from(broker: Defaults, keys: Mapping[str, Key]) -> dict[str, Value]:
     """The values, by key, of a topic or group that has none of its own."""
     return {key.name: _inherited(broker, key) for key in keys.values()}
 
 
-def _inherited(broker: "BrokerConfig", key: Key) -> Value:
+def _inherited(broker: Defaults, key: Key) -> Value:
     for name in key.synonyms:
         value = broker.value(name)
         if value is not None:
@@ -222,7 +220,7 @@ def unusable(overrides: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def topic_values(broker: "BrokerConfig", overrides: Mapping[str, str]) -> dict[str, Value]:
+def topic_values(broker: Defaults, overrides: Mapping[str, str]) -> dict[str, Value]:
     """Every topic key with its value as configured."""
     values = dict(broker.topic_defaults)
     for name, text in overrides.items():
@@ -233,7 +231,7 @@ def topic_values(broker: "BrokerConfig", overrides: Mapping[str, str]) -> dict[s
 
 def validate_topic_configs(
     overrides: Mapping[str, str],
-    broker: "BrokerConfig | None" = None,
+    broker: Defaults | None = None,
     before: Mapping[str, str] | None = None,
 ) -> None:
     """Refuses values that a topic cannot have: KafkaError(INVALID_CONFIG). `overrides` are all that the
@@ -246,7 +244,9 @@ def validate_topic_configs(
         values.update({name: TOPIC_KEYS[name].parse(text) for name, text in overrides.items()})
     except ConfigError as error:
         raise KafkaError(INVALID_CONFIG, str(error))
-    if reason := conflict(values, tiered=broker is not None and broker.remote_log_storage_system_enable):
+    if reason := conflict(
+        values, tiered=broker is not None and bool(broker.value("remote.log.storage.system.enable"))
+    ):
         raise KafkaError(INVALID_CONFIG, reason)
     was_tiered = before is not None and before.get("remote.storage.enable", "").strip().lower() == "true"
     keeps_tier = values["remote.storage.enable"] or values["remote.log.delete.on.disable"]

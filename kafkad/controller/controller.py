@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
-from kafkad.controller import brokers, configs, producer_ids, topics
+from kafkad.controller import brokers, configs, producer_ids, scram, topics
 from kafkad.controller.brokers import NO_EPOCH, Registration
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.replay import Delta
@@ -184,6 +184,14 @@ class Controller:
         if not validate_only:
             yield from self._append(records)
         return outcome
+
+    # -- users ---------------------------------------------------------------------------------------------
+
+    def alter_user_scram_credentials(self, request: Any) -> Steps:
+        """AlterUserScramCredentialsResponse."""
+        records, response = yield from scram.plan_alter(self.head, request)
+        yield from self._append_or_refuse(records, response.results)
+        return response
 
     # -- producer ids --------------------------------------------------------------------------------------
 

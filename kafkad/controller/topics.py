@@ -30,6 +30,7 @@ from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 
 METADATA_TOPIC: Final = "__cluster_metadata"
+TRANSACTION_TOPIC: Final = "__transaction_state"
 PARTITIONS_MAX: Final = 10_000  # new ones in one request; Kafka: MAX_PARTITIONS_PER_BATCH
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -392,7 +393,7 @@ def _share_group_state(config: Any) -> tuple[int, int, dict[str, str]]:
 
 _INTERNAL: Final[dict[str, Callable[[Any], tuple[int, int, dict[str, str]]]]] = {
     "__consumer_offsets": _consumer_offsets,
-    "__transaction_state": _transaction_state,
+    TRANSACTION_TOPIC: _transaction_state,
     "__share_group_state": _share_group_state,
 }
 
@@ -419,8 +420,11 @@ def plan_delete(image: MetadataImage, config: Any, version: int, request: Any) -
             yield
         return [], response
 
+    yield
     double_names = named_twice(name for name, _ in named if name is not None)
+    yield
     double_ids = named_twice(topic_id for name, topic_id in named if name is None and any(topic_id))
+    yield
     chosen: dict[bytes, Any] = {}
     for name in sorted(double_names):
         refuse(name, bytes(16), errors.INVALID_REQUEST, "Duplicate topic name.")
@@ -501,6 +505,11 @@ def _grow(image: MetadataImage, cluster: Cluster, asked: Any, added_max: int) ->
             errors.INVALID_PARTITIONS,
             f"The topic {asked.name} currently has {count} partition(s);"
             f" {asked.count} would not be an increase.",
+        )
+    if asked.name == TRANSACTION_TOPIC:
+        raise KafkaError(
+            errors.INVALID_PARTITIONS,
+            f"{asked.name} cannot grow: its number of partitions says where each transactional id is kept.",
         )
     added = asked.count - count
     if added > added_max:

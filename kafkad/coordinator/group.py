@@ -169,9 +169,11 @@ class ClassicGroup:
                 return errors.FENCED_INSTANCE_ID
         return errors.NONE if member_id in self.members else errors.UNKNOWN_MEMBER_ID
 
-    def check_commit(self, member_id: str, instance_id: str | None, generation: int) -> int:
+    def check_commit(
+        self, member_id: str, instance_id: str | None, generation: int, *, transactional: bool = False
+    ) -> int:
         """May this member commit offsets? Generation -1 without a member is a simple consumer: only while
-        Empty."""
+        Empty, or in a transaction (whose older clients name no member)."""
         if self.state is State.DEAD:
             return errors.COORDINATOR_NOT_AVAILABLE
         if generation < 0 and self.state is State.EMPTY:
@@ -182,9 +184,9 @@ class ClassicGroup:
                 return code
             if generation != self.generation:
                 return errors.ILLEGAL_GENERATION
-        elif self.state is not State.EMPTY:
+        elif self.state is not State.EMPTY and not transactional:
             return errors.UNKNOWN_MEMBER_ID
-        if self.state is State.COMPLETING_REBALANCE:
+        if self.state is State.COMPLETING_REBALANCE and not transactional:
             return errors.REBALANCE_IN_PROGRESS
         return errors.NONE
 
@@ -705,15 +707,16 @@ class ClassicGroup:
         )
 
     def _select_protocol(self) -> str:
-        """Each member votes for its favourite among those that all support; of equals the first named
-        wins."""
+        """Let each member vote for its favourite among those that all support. `first_in_java` breaks a
+        tie."""
         size = len(self.members)
         candidates = {name for name, count in self._support.items() if count == size}
         votes: dict[str, int] = {}
         for member in self.members.values():
             choice = member.vote(candidates)
             votes[choice] = votes.get(choice, 0) + 1
-        return max(votes, key=votes.__getitem__)
+        most = max(votes.values())
+        return first_in_java([name for name, count in votes.items() if count == most], len(votes))
 
     def _count_support(self, member: Member, step: int) -> None:
         self._metadata_bytes += step * member.metadata_bytes()
@@ -825,3 +828,20 @@ def join_error(code: int, member_id: str) -> Any:
         leader=NO_LEADER,
         member_id=member_id,
     )
+
+
+def first_in_java(names: list[str], size: int) -> str:
+    """Return the name that a Java HashMap of `size` names has first: so Kafka breaks a tie of votes
+    (ClassicGroup.selectProtocol)."""
+    buckets = 16
+    while size > buckets * 3 // 4:
+        buckets *= 2
+
+    def bucket(name: str) -> int:
+        units = name.encode("utf-16-be", "surrogatepass")
+        hashed = 0
+        for high, low in zip(units[::2], units[1::2], strict=True):
+            hashed = (hashed * 31 + (high << 8 | low)) & 0xFFFFFFFF
+        return (hashed ^ hashed >> 16) & (buckets - 1)
+
+    return min(names, key=bucket)

@@ -4,9 +4,8 @@ on its way.
 An offset is put here when its record is durable, so a fetch never tells what a crash could take back. What
 is still on its way is known to the partition (runtime.py), which asks about it where it deletes.
 
-Offsets that were committed in a transaction (in a log that JVM Kafka wrote) wait under their producer id
-until the transaction's marker; of a transactional and a plain commit the one whose record came last in the
-log wins."""
+Offsets that were committed in a transaction wait under their producer id until the transaction's marker; of
+a transactional and a plain commit the one whose record came last in the log wins."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -23,9 +22,8 @@ class Offsets:
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
         self._topics: dict[str, set[str]] = {}  # topic -> groups that have an offset in it
-        self._open: dict[
-            int, dict[Key, CommittedOffset]
-        ] = {}  # producer id -> its open transaction's commits
+        self._open: dict[int, dict[Key, CommittedOffset]] = {}  # producer id -> its transaction's commits
+        self._unstable: dict[str, dict[Key, set[int]]] = {}  # group -> key -> producer ids in `_open`
 
     # -- plain commits
 
@@ -57,12 +55,13 @@ class Offsets:
                 del self._topics[topic]
             if not topics:
                 del self._groups[group_id]
-        for commits in self._open.values():
-            commits.pop(key, None)
+        for producer_id in self._unstable.get(group_id, {}).get(key, ()):
+            del self._open[producer_id][key]
+        self._forget_unstable(key)
 
     def group_ids(self) -> set[str]:
         """Groups that have an offset, or an open transaction's."""
-        return {*self._groups, *(key[0] for commits in self._open.values() for key in commits)}
+        return {*self._groups, *self._unstable}
 
     def of_group(self, group_id: str) -> dict[str, dict[int, CommittedOffset]]:
         return self._groups.get(group_id, {})
@@ -72,10 +71,9 @@ class Offsets:
         for topic, partitions in self.of_group(group_id).items():
             for partition in partitions:
                 yield group_id, topic, partition
-        for commits in self._open.values():
-            for key in commits:
-                if key[0] == group_id and self.get(key) is None:
-                    yield key
+        for key in self._unstable.get(group_id, ()):
+            if self.get(key) is None:
+                yield key
 
     def topics(self) -> list[str]:
         """Topics in which a group has an offset."""
@@ -96,12 +94,18 @@ class Offsets:
 
     def put_in_transaction(self, producer_id: int, key: Key, committed: CommittedOffset) -> None:
         self._open.setdefault(producer_id, {})[key] = committed
+        self._unstable.setdefault(key[0], {}).setdefault(key, set()).add(producer_id)
 
     def end_transaction(self, producer_id: int, *, commit: bool) -> None:
         for key, committed in self._open.pop(producer_id, {}).items():
+            self._forget_unstable(key, producer_id)
             current = self.get(key)
             if commit and (current is None or committed.record_offset > current.record_offset):
                 self.put(key, committed)
+
+    @property
+    def any_open(self) -> bool:
+        return bool(self._open)
 
     def open_commits(self) -> Iterator[tuple[Key, CommittedOffset]]:
         """Commits of open transactions."""
@@ -109,10 +113,23 @@ class Offsets:
             yield from commits.items()
 
     def is_unstable(self, key: Key) -> bool:
-        return any(key in commits for commits in self._open.values())
+        return key in self._unstable.get(key[0], ())
 
     def has_transactions(self, group_id: str) -> bool:
-        return any(key[0] == group_id for commits in self._open.values() for key in commits)
+        return group_id in self._unstable
+
+    def _forget_unstable(self, key: Key, producer_id: int | None = None) -> None:
+        """Of one producer, or of all."""
+        keys = self._unstable.get(key[0], {})
+        producers = keys.get(key)
+        if producers is None:
+            return
+        if producer_id is not None:
+            producers.discard(producer_id)
+        if producer_id is None or not producers:
+            del keys[key]
+            if not keys:
+                del self._unstable[key[0]]
 
 
 def is_expired(committed: CommittedOffset, base_ms: int | None, now_ms: int, retention_ms: int) -> bool:

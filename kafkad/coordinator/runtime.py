@@ -12,11 +12,13 @@ import struct
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import mul
-from typing import Any, Protocol
+from typing import Any
 
-from kafkad.coordinator.deadline import Handle
+from kafkad.coordinator import transactional_commits
+from kafkad.coordinator.admission import Gate
 from kafkad.coordinator.group import State, join_error
 from kafkad.coordinator.member import Reply
+from kafkad.coordinator.ports import Clock, Scheduler, Storage
 from kafkad.coordinator.shard import Done, Shard, commit_error
 from kafkad.coordinator.slices import Slices
 from kafkad.protocol import errors, messages
@@ -27,35 +29,6 @@ logger = logging.getLogger(__name__)
 CLASSIC = "classic"
 AT_ONCE = 50  # groups that are listed between two looks at the clock
 DESCRIBE_NOT_FOUND_FROM = 6  # DescribeGroups: before, an unknown group is Dead and no error
-
-
-class Clock(Protocol):
-    def now_ms(self) -> int: ...
-
-    def monotonic_ms(self) -> int: ...
-
-
-class Scheduler(Protocol):
-    def call_later(self, delay_ms: float, function: Callable[[], Any]) -> Handle: ...
-
-
-class Storage(Protocol):
-    """`__consumer_offsets`, as the coordinator sees it."""
-
-    def partition_count(self) -> int: ...
-
-    def topic_id(self, topic: str) -> bytes | None:
-        """Of a topic that exists (zeros: not known); None if it does not, on the word of an image that has
-        everything that was committed when the coordinator began."""
-
-    def batch_size_max(self, partition: int) -> int:
-        """In bytes; `append` refuses a larger batch with MESSAGE_TOO_LARGE."""
-
-    def append(self, partition: int, batch: bytearray, callback: Done) -> None:
-        """Appends one batch to a partition. `callback(error code)` once, when it is as durable as acks=all
-        makes it, or has failed or timed out; in the order of the appends of that partition, and possibly
-        before this returns.
-        """
 
 
 HASHED_AT_ONCE = 64  # characters: a group's name may have 32,767, and a loop over each takes 6 ms
@@ -177,6 +150,29 @@ class GroupCoordinator:
         for partition in list(self.shards):
             self.unload(partition)
         self._slices.close()
+
+    def complete_transaction(
+        self,
+        partition: int,
+        producer_id: int,
+        epoch: int,
+        coordinator_epoch: int,
+        *,
+        commit: bool,
+        version: int,
+        done: Done,
+    ) -> None:
+        """A transaction that committed offsets in this partition has ended. `done(error code)` when its
+        marker is durable."""
+        shard = self.shards.get(partition)
+        if shard is None or self._closed:
+            done(errors.NOT_COORDINATOR)
+        elif shard.loading:
+            done(errors.COORDINATOR_LOAD_IN_PROGRESS)
+        else:
+            shard.complete_transaction(
+                producer_id, epoch, coordinator_epoch, commit=commit, version=version, done=done
+            )
 
     def _shard(self, group_id: str | None, *, named: bool = False) -> Shard:
         """`named`: the empty group id, which old simple consumers used, is refused."""
@@ -303,9 +299,22 @@ class GroupCoordinator:
         try:
             shard = self._shard(request.group_id)
         except KafkaError as refused:
-            reply(commit_error(request, refused.code))
+            reply((yield from commit_error(request, refused.code)))
             return
         yield from shard.commit_steps(request, version, reply)
+
+    def commit_in_transaction(
+        self, request: Any, version: int, gate: Gate, reply: Reply, *, verifies: bool = True
+    ) -> Generator[None, None, None]:
+        """reply(TxnOffsetCommitResponse). In steps; see transactional_commits."""
+        try:
+            shard = self._shard(request.group_id, named=True)
+        except KafkaError as refused:
+            reply(transactional_commits.refusal(request, refused.code))
+            return
+        yield from transactional_commits.commit_steps(
+            self, shard, request, version, gate, reply, verifies=verifies
+        )
 
     def fetch(self, asked: Any, require_stable: bool, reply: Reply) -> Generator[None, None, None]:
         """asked: an OffsetFetchRequest.Groups with topic names. reply(OffsetFetchResponse.Groups). In steps.

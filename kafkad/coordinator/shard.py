@@ -32,7 +32,7 @@ from kafkad.protocol.errors import Malformed
 from kafkad.protocol.records import Record, build_batch
 
 if TYPE_CHECKING:
-    from kafkad.coordinator.runtime import GroupCoordinator
+    from kafkad.coordinator.ports import Coordinator
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ Done = Callable[[int], object]
 
 INVALID_OFFSET = -1
 NO_EPOCH = -1
+NO_TIMESTAMP = -1
 GROUP_ID_NOT_FOUND_FROM = (
     9  # OffsetCommit: what older clients expect for an unknown group is ILLEGAL_GENERATION
 )
@@ -62,13 +63,25 @@ APPEND_ERRORS: dict[int, int] = {
 }
 
 
+NO_TRANSACTION = (0, 0)  # Admission.PLAIN, and no guard
+
+
 class Write:
     """A batch on its way: what it changes in the offsets, and who waits for it."""
 
-    __slots__ = ("changes", "code", "waiting")
+    __slots__ = ("base_offset", "changes", "code", "ended", "producer_id", "waiting")
 
-    def __init__(self, changes: Sequence[tuple[Key, CommittedOffset | None]], done: Done | None) -> None:
-        self.changes = changes
+    def __init__(
+        self,
+        changes: Sequence[tuple[Key, CommittedOffset | None]],
+        done: Done | None,
+        ended: tuple[int, bool] | None = None,
+        producer_id: int | None = None,
+    ) -> None:
+        self.changes = changes  # of its records, in their order
+        self.producer_id = producer_id  # of a commit in a transaction
+        self.ended = ended  # of a marker: whose transaction, and whether it was committed
+        self.base_offset = -1
         self.waiting: list[Done] = [] if done is None else [done]
         self.code: int | None = None  # None: on its way
 
@@ -76,7 +89,7 @@ class Write:
 class Shard:
     """The groups and offsets of one partition of `__consumer_offsets`. It is the `Host` of its groups."""
 
-    def __init__(self, coordinator: "GroupCoordinator", index: int) -> None:
+    def __init__(self, coordinator: "Coordinator", index: int) -> None:
         self.index = index
         self.groups: dict[str, ClassicGroup] = {}
         self.offsets = Offsets()
@@ -106,6 +119,9 @@ class Shard:
     def new_uuid(self) -> str:
         return self._coordinator.new_uuid()
 
+    def batch_bytes_max(self) -> int:
+        return self._coordinator.storage.batch_size_max(self.index)
+
     def metadata_bytes_max(self) -> int:
         return METADATA_RECORDS_MAX * self._coordinator.storage.batch_size_max(self.index)
 
@@ -120,30 +136,72 @@ class Shard:
         entries: Iterable[Entry],
         changes: Sequence[tuple[Key, CommittedOffset | None]] = (),
         done: Done | None = None,
+        *,
+        producer: tuple[int, int] | None = None,
+        admitted: tuple[int, int] = NO_TRANSACTION,
     ) -> None:
         """One batch. When it is durable `changes` are applied and `done(NONE)` called; else `done(error
-        code)`."""
+        code)`. producer: id and epoch, if the changes wait for the end of its transaction; it was admitted
+        with that admission and guard."""
         timestamp_ms = self.now_ms()
-        batch = build_batch([Record(key=key, value=value, timestamp=timestamp_ms) for key, value in entries])
-        write = Write(changes, done)
+        listed = [Record(key=key, value=value, timestamp=timestamp_ms) for key, value in entries]
+        if producer is None:
+            batch, producer_id = build_batch(listed), None
+        else:
+            producer_id, epoch = producer
+            batch = build_batch(listed, producer_id=producer_id, producer_epoch=epoch, transactional=True)
+        write = Write(changes, done, producer_id=producer_id)
         self.writes.append(write)
-        self._coordinator.storage.append(self.index, batch, lambda code: self._appended(write, code))
+        self._coordinator.storage.append(
+            self.index, batch, lambda code, base_offset: self._appended(write, code, base_offset), admitted
+        )
 
-    def _appended(self, write: Write, code: int) -> None:
+    def complete_transaction(
+        self, producer_id: int, epoch: int, coordinator_epoch: int, *, commit: bool, version: int, done: Done
+    ) -> None:
+        """Writes the marker behind all that is on its way. When it is durable the transaction's offsets
+        count, or are forgotten, and `done(NONE)` is called; else `done(error code)`, and nothing has
+        changed."""
+        write = Write((), done, (producer_id, commit))
+        self.writes.append(write)
+        self._coordinator.storage.append_marker(
+            self.index,
+            (producer_id, epoch, coordinator_epoch),
+            commit=commit,
+            version=version,
+            callback=lambda code, offset: self._appended(write, code, offset),
+        )
+
+    def _appended(self, write: Write, code: int, base_offset: int) -> None:
         """A refusal may overtake what went before; its answer may not."""
         assert write.code is None, "a write has one outcome"
         write.code = code
+        write.base_offset = base_offset
         while self.writes and self.writes[0].code is not None:
             first = self.writes.popleft()
             outcome = APPEND_ERRORS.get(first.code or 0, first.code or 0)
             if outcome == errors.NONE:
-                for key, committed in first.changes:
-                    if committed is None:
-                        self.offsets.remove(key)
-                    else:
-                        self.offsets.put(key, committed)
+                self._apply(first)
             for done in first.waiting:
                 done(outcome)
+
+    def _apply(self, write: Write) -> None:
+        ordered = (
+            self.offsets.any_open
+        )  # then the end of a transaction asks which commit came last in the log
+        for number, (key, committed) in enumerate(write.changes):
+            if committed is None:
+                self.offsets.remove(key)
+            elif write.producer_id is not None:
+                committed = committed._replace(record_offset=write.base_offset + number)
+                self.offsets.put_in_transaction(write.producer_id, key, committed)
+            elif ordered:
+                self.offsets.put(key, committed._replace(record_offset=write.base_offset + number))
+            else:
+                self.offsets.put(key, committed)
+        if write.ended is not None:
+            producer_id, commit = write.ended
+            self.offsets.end_transaction(producer_id, commit=commit)
 
     def after_writes(self, done: Done) -> None:
         """`done(error code)` when all that is on its way has arrived; now, if nothing is."""
@@ -347,7 +405,7 @@ class Shard:
         group_id = request.group_id
         code = self._check_commit(request, version)
         if code:
-            reply(commit_error(request, code))
+            reply((yield from commit_error(request, code)))
             return
         now_ms = self.now_ms()
         retention_ms = request.retention_time_ms
@@ -374,7 +432,7 @@ class Shard:
                     partition.committed_offset,
                     partition.committed_leader_epoch,
                     metadata,
-                    now_ms,
+                    now_ms if partition.commit_timestamp == NO_TIMESTAMP else partition.commit_timestamp,
                     expire_ms,
                     topic.topic_id,
                 )
@@ -384,12 +442,12 @@ class Shard:
                 room -= len(key) + len(value)
                 if room < 0:
                     logger.error("group %s: a commit does not fit into max.message.bytes", group_id)
-                    reply(commit_error(request, errors.UNKNOWN_SERVER_ERROR))
+                    reply((yield from commit_error(request, errors.UNKNOWN_SERVER_ERROR)))
                     return
 
         code = errors.NOT_COORDINATOR if self.closed else self._check_commit(request, version)
         if code:
-            reply(commit_error(request, code))
+            reply((yield from commit_error(request, code)))
             return
         group = self.groups.get(group_id)
         if group is None:
@@ -397,7 +455,11 @@ class Shard:
         group.touch(request.member_id)
 
         def committed_or_not(code: int) -> None:
-            reply(commit_error(request, code) if code else response)
+            if code:
+                for topic in response.topics:
+                    for partition in topic.partitions:
+                        partition.error_code = code
+            reply(response)
 
         if entries:
             self.append(entries, changes, committed_or_not)
@@ -600,19 +662,18 @@ def _same_topic(committed: bytes, asked: bytes) -> bool:
     return committed == asked or NO_TOPIC_ID in (committed, asked)
 
 
-def commit_error(request: Any, code: int) -> Any:
-    return messages.OffsetCommitResponse(
-        topics=[
-            messages.OffsetCommitResponse.Topics(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partitions=[
-                    messages.OffsetCommitResponse.Topics.Partitions(
-                        partition_index=partition.partition_index, error_code=code
-                    )
-                    for partition in topic.partitions
-                ],
+def commit_error(request: Any, code: int) -> Generator[None, None, Any]:
+    """The response with the same code for every partition, in steps."""
+    response = messages.OffsetCommitResponse()
+    for topic in request.topics:
+        answer = messages.OffsetCommitResponse.Topics(name=topic.name, topic_id=topic.topic_id)
+        response.topics.append(answer)
+        for number, partition in enumerate(topic.partitions):
+            if number % VISITED_AT_ONCE == 0:
+                yield
+            answer.partitions.append(
+                messages.OffsetCommitResponse.Topics.Partitions(
+                    partition_index=partition.partition_index, error_code=code
+                )
             )
-            for topic in request.topics
-        ]
-    )
+    return response

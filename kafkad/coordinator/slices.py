@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kafkad.coordinator.deadline import Handle
-    from kafkad.coordinator.runtime import Clock, Scheduler
+    from kafkad.coordinator.ports import Clock, Scheduler
 
 TURN_MS = 2  # a clock of whole milliseconds: 1 to 2 ms, and the step that passes it
 

@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def main(arguments: list[str]) -> int:
-    from kafkad.ingest import run as running
+    from kafkad.ingest import start
     from kafkad.ingest.pipeline_file import PipelineError, load
     from kafkad.ingest.refusals import REFUSALS
 
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
         print(HERE / "__main__.py")
         return 0
     try:
-        ended = running.run(load(arguments[0], os.environ, overrides))
+        ended = start.run(load(arguments[0], os.environ, overrides))
     except PipelineError as wrong:
         print("\n".join(f"kafkad: {mistake}." for mistake in wrong.mistakes), file=sys.stderr)
         return 2

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from kafkad.ingest.parquet_table import ParquetTable, open_dlq
 from kafkad.ingest.table import (
     FileEntry,
     OffsetRange,
@@ -132,6 +133,9 @@ class DeltaTable(Table):
 
     def state_id(self) -> object:
         return self.delta.version()
+
+    def _open_dlq(self) -> ParquetTable:
+        return open_dlq(self.dlq_root)
 
     def files(self) -> list[FileEntry]:
         import pyarrow as pa

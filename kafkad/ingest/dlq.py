@@ -15,7 +15,7 @@ new reason. Its batches are numbered by themselves, under the application REPLAY
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,45 +23,13 @@ import pyarrow as pa
 from pyarrow import compute, parquet
 
 from kafkad.ingest import landing
-from kafkad.ingest.parquet_table import ParquetTable
-from kafkad.ingest.table import REPLAY, FileEntry, Table, TaskReport, gone, step
+from kafkad.ingest.table import REPLAY, FileEntry, Letters, Table, TaskReport, gone, step
 
 if TYPE_CHECKING:
     from kafkad.client.producer import Producer
 
-SCHEMA = pa.schema(
-    [
-        ("_topic", pa.string()),
-        ("_partition", pa.int32()),
-        ("_offset", pa.int64()),
-        ("_timestamp", pa.timestamp("us", "UTC")),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        (
-            "headers",
-            pa.list_(
-                pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-            ),
-        ),
-        ("error", pa.string()),
-    ]
-)
 BATCH_ROWS = 8192
 HEADER = "kafkad."  # + topic, partition, offset, timestamp, reason: as badRecords = dlq:<topic> of the source
-
-
-@dataclass(frozen=True)
-class DlqSink:
-    """What a DLQ has for a [sink]."""
-
-    path: str
-    type: str = "parquet"
-    table: str | None = None
-    catalog: dict[str, str] = field(default_factory=dict)
-    partition_by: tuple[str, ...] = ()
-    target_file_bytes: int = 128 << 20
-    schema_evolution: str = "add"
-    compression: str = "zstd"
 
 
 @dataclass(frozen=True)
@@ -74,12 +42,7 @@ class Replayed:
     reasons: tuple[tuple[str, int], ...] = ()  # of those that are still bad; the most frequent first
 
 
-def open_dlq(root: Path) -> ParquetTable:
-    """The DLQ in this folder; made if it is not there."""
-    return ParquetTable.open(DlqSink(str(root)), SCHEMA)
-
-
-def records(dlq: ParquetTable) -> Iterator[pa.RecordBatch]:
+def records(dlq: Letters) -> Iterator[pa.RecordBatch]:
     """All that is in it, by SCHEMA."""
     for file in dlq.files():
         yield from rows_of(dlq.root / file.path)
@@ -95,7 +58,7 @@ def rows_of(place: Path) -> Iterator[pa.RecordBatch]:
         yield from data.iter_batches(BATCH_ROWS)
 
 
-def reasons(dlq: ParquetTable, most: int = 10) -> list[tuple[str, int]]:
+def reasons(dlq: Letters, most: int = 10) -> list[tuple[str, int]]:
     """(error, count) of what is in it, the most frequent first."""
     counts: dict[str, int] = {}
     for batch in records(dlq):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from kafkad.ingest.parquet_table import ParquetTable, open_dlq
 from kafkad.ingest.table import (
     FileEntry,
     OffsetRange,
@@ -156,6 +157,9 @@ class IcebergTable(Table):
             step("prepared")
         step("version")
         self.note_ends(reports)
+
+    def _open_dlq(self) -> ParquetTable:
+        return open_dlq(self.dlq_root)
 
     def files(self) -> list[FileEntry]:
         self.iceberg.refresh()

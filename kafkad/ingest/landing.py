@@ -540,7 +540,7 @@ class Landing:
     def put_aside(self, batch: pa.RecordBatch, bad: Sequence[int], reasons: Sequence[str]) -> None:
         import pyarrow as pa
 
-        from kafkad.ingest.dlq import SCHEMA
+        from kafkad.ingest.dead_letters import SCHEMA
 
         if self.dlq is None:
             self.dlq_name = self.staging.new_name()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def table_of(pipeline: Pipeline) -> Table:
     """The table, which must be there."""
-    from kafkad.ingest.table import open_table
+    from kafkad.ingest.tables import open_table
 
     return open_table(pipeline.sink, None, pipeline.dlq.path)
 
@@ -69,7 +69,7 @@ def replay(pipeline: Pipeline) -> Replayed:
     are added where [sink] schema_evolution says so. Raises Busy beside a run.
     """
     from kafkad.ingest import dlq
-    from kafkad.ingest.table import open_table
+    from kafkad.ingest.tables import open_table
 
     if pipeline.dedup.keys:
         raise Refused(

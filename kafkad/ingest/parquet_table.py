@@ -272,6 +272,9 @@ class ParquetTable(Table):
         self._read_log()
         return self.state.applications.get(application, -1)
 
+    def _open_dlq(self) -> ParquetTable:
+        return open_dlq(self.dlq_root)
+
     def files(self) -> list[FileEntry]:
         self._read_log()
         return list(self.state.files.values())
@@ -461,3 +464,10 @@ def decode_schema(text: str) -> pa.Schema:
     import pyarrow as pa
 
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+
+
+def open_dlq(root: Path) -> ParquetTable:
+    """The dead letter queue in this folder; made if it is not there."""
+    from kafkad.ingest.dead_letters import SCHEMA, DlqSink
+
+    return ParquetTable.open(DlqSink(str(root)), SCHEMA)

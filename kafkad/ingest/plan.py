@@ -153,7 +153,9 @@ def topics_of(backlog: Backlog) -> str:
     if not partitions:
         raise ValueError(f"no topic matches {backlog.source.pattern}")
     topics = sorted({topic for topic, _ in partitions})
-    return f"{', '.join(topics[:5])}{', …' if len(topics) > 5 else ''}: {len(partitions)} partitions"
+    count = len(partitions)
+    named = f"{', '.join(topics[:5])}{', …' if len(topics) > 5 else ''}"
+    return f"{named}: {count} partition{'' if count == 1 else 's'}"
 
 
 def position_of(pipeline: Pipeline, backlog: Backlog) -> str:
@@ -162,7 +164,8 @@ def position_of(pipeline: Pipeline, backlog: Backlog) -> str:
     position = backlog.first() if checkpoint.is_new else checkpoint.position()
     backlog.start_of(position)
     whence = "[source] start" if checkpoint.is_new else "the checkpoint"
-    return f"{backlog.lag(position):,} records to read, from {whence}"
+    lag = backlog.lag(position)
+    return f"{lag:,} {'record' if lag == 1 else 'records'} to read, from {whence}"
 
 
 def sql_of(pipeline: Pipeline) -> str:

@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from kafkad.ingest import session as sessions
 from kafkad.ingest import tasks
@@ -104,29 +104,6 @@ def checkpoint_path(pipeline: Pipeline) -> Path:
 
 def place_of(pipeline: Pipeline) -> str:
     return pipeline.sink.path or pipeline.sink.table or ""
-
-
-def run(pipeline: Pipeline, out: TextIO | None = None) -> Ended:
-    """Runs to the end, or until told to stop. Raises Refused, DataLoss, Busy, and what Spark raises."""
-    sessions.require("pyspark", "pyarrow", "pandas", extra="ingest")
-    if pipeline.sink.type == "delta":
-        sessions.require("deltalake", extra="ingest")
-    if pipeline.sink.type == "iceberg":
-        sessions.require("pyiceberg", extra="ingest")
-    with Checkpoint(checkpoint_path(pipeline), pipeline.name) as checkpoint, Stop() as stop:
-        one = kind_of_run(pipeline)(pipeline, checkpoint, Progress(pipeline.name, out), stop)
-        try:
-            return one.to_end()
-        finally:
-            one.close()
-
-
-def kind_of_run(pipeline: Pipeline) -> type[Run]:
-    if not pipeline.dedup.keys:
-        return Run
-    from kafkad.ingest.deduplicate import StreamRun
-
-    return StreamRun
 
 
 class Run:
@@ -249,7 +226,8 @@ class Run:
                     " checkpoint of its own"
                 )
         if lost:
-            self.say(f"{lost:,} records were gone before they could be read")
+            records = "record was" if lost == 1 else "records were"
+            self.say(f"{lost:,} {records} gone before the run came to it")
         self.checkpoint.note_topic_ids(self.backlog.reader_ids)
         self.backlog.known_ids = self.backlog.reader_ids
         return self.checkpoint.plan(start, end)
@@ -365,7 +343,8 @@ class Run:
     # --- the table
 
     def open_table(self) -> Table:
-        from kafkad.ingest.table import TableError, open_table
+        from kafkad.ingest.table import TableError
+        from kafkad.ingest.tables import open_table
 
         try:
             schema = result_schema(self.pipeline, lambda: self.spark)

@@ -70,7 +70,7 @@ def status(pipeline: Pipeline) -> Status:
 
 
 def look_at_table(pipeline: Pipeline, found: Status) -> None:
-    from kafkad.ingest.table import open_table
+    from kafkad.ingest.tables import open_table
 
     if pipeline.sink.path is not None and not os.path.isdir(pipeline.sink.path):
         return

@@ -48,10 +48,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kafkad.ingest.file_offsets import file_offsets
+
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from kafkad.ingest.parquet_table import ParquetTable
 
 TopicPartition = tuple[str, int]
 Runs = list[tuple[int, int]]  # (start, end), end not held; sorted, apart
@@ -209,6 +209,23 @@ class Committed:
     again: bool = False
 
 
+class Letters(Protocol):
+    """A table of bad records, beside the table of a pipeline. (`parquet_table.ParquetTable` is one.)"""
+
+    root: Path
+
+    def files(self) -> list[FileEntry]: ...
+
+    def settled_files(self) -> tuple[list[FileEntry], list[FileEntry]]: ...
+
+    def settle(self, application: str | None) -> list[str]: ...
+
+    def last_batch(self, application: str) -> int: ...
+
+    def exchange(self, application: str, batch: int, entries: list[FileEntry], removed: list[str]) -> Any:
+        """Take `entries` in, and the files `removed` away, as one batch."""
+
+
 class Table(ABC):
     """One table. See the top of this file for the order of calls. Raises TableError."""
 
@@ -225,7 +242,7 @@ class Table(ABC):
         self.sink = sink
         self.partition_by = tuple(sink.partition_by)
         self.dlq_root = Path(dlq_path) if dlq_path else root / DLQ
-        self._dlq: ParquetTable | None = None
+        self._dlq: Letters | None = None
         self._ends: dict[TopicPartition, int] | None = None  # of next_offsets, while the table is `_ends_of`
         self._ends_of: object = None
 
@@ -343,13 +360,15 @@ class Table(ABC):
         return told
 
     @property
-    def dlq(self) -> ParquetTable:
+    def dlq(self) -> Letters:
         """The table of bad records; made when it is first asked for."""
         if self._dlq is None:
-            from kafkad.ingest.dlq import open_dlq
-
-            self._dlq = open_dlq(self.dlq_root)
+            self._dlq = self._open_dlq()
         return self._dlq
+
+    @abstractmethod
+    def _open_dlq(self) -> Letters:
+        """The table in `dlq_root`; made if it is not there."""
 
     @property
     def own(self) -> Path:
@@ -384,8 +403,6 @@ class Table(ABC):
     def read_offsets(self, file: FileEntry) -> list[OffsetRange]:
         """From the file itself, where the table's log does not tell (a compaction mixed partitions)."""
         from pyarrow import compute
-
-        from kafkad.ingest.verify import file_offsets
 
         found = []
         for topic, partition, offsets in file_offsets(self.root / file.path, dict(file.partition)):
@@ -496,27 +513,6 @@ class Table(ABC):
 def gone(place: Path) -> TableError:
     """For what a run has staged, or found in the DLQ and was about to read."""
     return TableError(f"{place} is gone: another run of the same pipeline is at work, or somebody deleted it")
-
-
-def open_table(sink: Sink, schema: pa.Schema | None = None, dlq_path: str | None = None) -> Table:
-    """The table of a sink, its bad records in `dlq_path` (default: `_dlq` inside of it). With `schema` (of
-    the rows, partition columns and _topic, _partition, _offset, _timestamp among them) it is made if it is
-    not there, and gets the columns that it lacks where sink.schema_evolution says "add"; without, it must be
-    there.
-    """
-    if sink.type == "parquet":
-        from kafkad.ingest.parquet_table import ParquetTable
-
-        return ParquetTable.open(sink, schema, dlq_path)
-    if sink.type == "delta":
-        from kafkad.ingest.delta_table import DeltaTable
-
-        return DeltaTable.open(sink, schema, dlq_path)
-    if sink.type == "iceberg":
-        from kafkad.ingest.iceberg_table import IcebergTable
-
-        return IcebergTable.open(sink, schema, dlq_path)
-    raise TableError(f"there is no sink of the type {sink.type!r}: parquet, delta or iceberg")
 
 
 def added_columns(there: pa.Schema, coming: pa.Schema, evolution: str) -> list[pa.Field]:

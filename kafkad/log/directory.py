@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from kafkad._native.log.group_commit import GroupCommit
 from kafkad.log.checkpoints import (
+    CLEANER_OFFSETS,
     HIGH_WATERMARKS,
     LOG_START_OFFSETS,
     RECOVERY_POINTS,
@@ -43,7 +44,7 @@ from kafkad.protocol.errors import Malformed
 if TYPE_CHECKING:
     from kafkad.log.log import Log
 
-CHECKPOINTS = (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS)
+CHECKPOINTS = (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS, CLEANER_OFFSETS)
 
 Key = tuple[str, int]
 Signature = tuple[int, int, int]
@@ -107,6 +108,25 @@ class Told:
         return _WORD.size * (1 + 3 * directory + what)
 
 
+class Seen:
+    """What a checkpoint file had when it was read. `fd` holds the file open while it is young, or is -1."""
+
+    __slots__ = ("fd", "found", "signature")
+
+    def __init__(self, signature: Signature, found: dict[Key, int], fd: int) -> None:
+        self.signature = signature
+        self.found = found
+        self.fd = fd
+
+    def let_go(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __del__(self) -> None:
+        self.let_go()
+
+
 class Directory:
     """One data directory, as one worker sees it."""
 
@@ -132,7 +152,7 @@ class Directory:
         self.serial = 0  # of the newest ones that were asked for
         self._write_lock = threading.Lock()  # never held across an fsync, but for the last try
         self._turn = threading.Lock()  # of the threads that write a checkpoint; no loop takes it
-        self._seen: dict[str, tuple[Signature, dict[Key, int]]] = {}
+        self._seen: dict[str, Seen] = {}
 
     def logs(self) -> "list[Log]":
         return list(self.logs_by_key.values())
@@ -159,6 +179,30 @@ class Directory:
 
         for name, offsets in checkpoints.items():
             self._write_synced(name, partial(still_due, name, offsets), partial(wrote, name))
+
+    def work_to_write(self, name: str, key: Key) -> Callable[[], int]:
+        """A call for any thread that writes what the logs say now, unless newer checkpoints were asked for
+        meanwhile. It returns what the file says of `key` then, and raises OSError."""
+        offsets = self.offsets_now(name)
+        self.serial += 1
+        serial = self.serial
+
+        def write() -> int:
+            self.write({name: offsets}, serial)
+            return self.written.get(name, {}).get(key, -1)
+
+        return write
+
+    def offsets_now(self, name: str) -> dict[Key, int]:
+        """What the open logs say, for one checkpoint."""
+        logs = self.logs_by_key.items()
+        if name == RECOVERY_POINTS:
+            return {key: log.recovery_point for key, log in logs}
+        if name == HIGH_WATERMARKS:
+            return {key: log.high_watermark for key, log in logs}
+        if name == CLEANER_OFFSETS:
+            return {key: log.cleaned_below for key, log in logs if log.cleaned_below}
+        return {key: start for key, log in logs if (start := log.start_to_keep)}
 
     def is_due(self, name: str, offsets: dict[Key, int]) -> bool:
         """Whether a checkpoint with `offsets` would tell more than the file on the disk does."""
@@ -293,24 +337,30 @@ class Directory:
         return merged
 
     def _found(self, name: str) -> dict[Key, int]:
-        # A file is replaced, never changed: it is read again only where another stands under its name. That
-        # may have the number of one that has gone, so what is new is not remembered.
+        # A file is replaced, never changed, so it is read again only when another one has its name. The other
+        # one may have the inode number of a file that has gone, in the same tick. A file that we hold open
+        # keeps its number, so a young one is held.
         path = os.path.join(self.path, name)
         try:
             status = os.stat(path)
         except FileNotFoundError:
             return {}
-        signature = (status.st_ino, status.st_mtime_ns, status.st_size)
+        signature = _signature(status)
+        is_young = time.time_ns() - status.st_mtime_ns <= RACY_NS
         seen = self._seen.get(name)
-        if seen is None or seen[0] != signature:
-            try:
-                found = read_offsets(path)
-            except Malformed:
-                found = {}  # told when it was loaded; nobody's entries can be read out of it
-            if time.time_ns() - status.st_mtime_ns > RACY_NS:
-                self._seen[name] = (signature, found)
-            return found
-        return seen[1]
+        if seen is not None and seen.signature == signature:
+            if not is_young:
+                seen.let_go()
+            return seen.found
+        fd = -1
+        if is_young:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        held = Seen(signature, {}, fd)
+        with suppress(Malformed):  # logged when it was loaded; its entries cannot be read
+            held.found = read_offsets(path)
+        if fd < 0 or _signature(os.fstat(fd)) == signature == _signature(os.stat(path)):
+            self._seen[name] = held
+        return held.found
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -323,6 +373,10 @@ class Directory:
             yield
         finally:
             os.close(fd)  # and the lock with it
+
+
+def _signature(status: os.stat_result) -> Signature:
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _identity(path: str) -> int | None:

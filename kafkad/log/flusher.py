@@ -23,12 +23,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
+from kafkad.log.owner import Owner
 from kafkad.log.shortages import report
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 
 if TYPE_CHECKING:
     from kafkad._native.log.segments import FileRef
-    from kafkad.log.log import Log
 
 LONG_MAX: Final = (1 << 63) - 1
 RETRY_MS: Final = 100  # after a shortage; twice as long after each further one, up to
@@ -67,7 +67,7 @@ class Flusher:
         "last_ms",
     )
 
-    def __init__(self, log: "Log", now_ms: int) -> None:
+    def __init__(self, log: Owner, now_ms: int) -> None:
         self._log = log
         self._under_way = self._again = False
         self._waiting: list[tuple[int, Callback]] = []
@@ -227,7 +227,6 @@ class Flusher:
         try:
             if epochs.unwritten:
                 epochs.write()
-            self._log.write_aborts()
             end, generation, files = native.files_to_flush()
         except OSError as e:
             raise NotOpened(*e.args) from e
@@ -289,3 +288,9 @@ def _sync_all(paths: Iterable[str], flags: int, sync: Callable[[int], None]) -> 
 
 def _is_shortage(error: OSError) -> bool:
     return isinstance(error, NotOpened) and error.errno not in FATAL
+
+
+def is_fatal(error: Exception) -> bool:
+    """Whether a directory has failed, as opposed to one log or a shortage."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in FATAL

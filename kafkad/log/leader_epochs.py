@@ -117,11 +117,15 @@ class LeaderEpochs:
             self._become(self._entries[:kept])
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Epochs that ended before `start_offset` go; the one that holds it begins there."""
+        """Drop the epochs that ended before `start_offset`; the one that holds it begins there.
+
+        The next flush writes the file: one DeleteRecords moves thousands of log starts, and a start does the
+        same to what it finds in an older file."""
         at = self._at(start_offset)
         if at == 0 or (at == 1 and self._entries[0][1] == start_offset):
             return
-        self._become(((self._entries[at - 1][0], start_offset), *self._entries[at:]))
+        self._entries = ((self._entries[at - 1][0], start_offset), *self._entries[at:])
+        self.unwritten = self.unsynced = True
 
     def epoch_for(self, offset: int) -> int | None:
         at = self._at(offset)

@@ -5,27 +5,40 @@ truncation, DeleteRecords (and in `flusher`: what is on the disk). The word for 
 `append_client`, which does what is missing and goes below again, so that each rule stands once.
 
 Beware: one thread owns a log, the worker's loop. Only what `Scheduler.run_in_thread` is given runs elsewhere;
-it gets file references and paths, never the log."""
+it gets file references and paths, never the log.
+
+Over 900 lines: one class, whose rare work shares its state."""
 
 import errno
 import logging
 import os
 import struct
-from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from kafkad._native.log.partition import WANTS_PRODUCERS, WANTS_ROLL, Partition
+from kafkad._native.log.next_segment import NextSegment as Files
+from kafkad._native.log.partition import (
+    IN_PLACE,
+    NOT_IN_PLACE,
+    NOT_WRITTEN,
+    WANTS_PRODUCERS,
+    WANTS_ROLL,
+    Partition,
+)
 from kafkad._native.log.producer_table import ProducerTable
 from kafkad._native.log.segment_recovery import replay_producers, scan_segment
+from kafkad._native.shared.watermarks import leave_odd
 from kafkad._native.wire.batch import AppendRules
 from kafkad.log import recovery
+from kafkad.log.admission import NEED_TRANSACTION, Admission, NeedTransaction
 from kafkad.log.checkpoints import (
     partition_metadata_id,
     write_partition_metadata,
 )
 from kafkad.log.clean_marks import CleanStop
+from kafkad.log.down_conversion import DownConversion
 from kafkad.log.filenames import (
     INDEX,
     LEADER_EPOCHS,
@@ -37,16 +50,17 @@ from kafkad.log.filenames import (
     offset_of,
     segment_file,
 )
-from kafkad.log.flusher import FATAL, LONG_MAX, RETRY_MS, Flusher, Work
+from kafkad.log.flusher import FATAL, LONG_MAX, Flusher, Work
 from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.log.next_segment import NextSegment
+from kafkad.log.pending_append import AppendResult, PendingAppend, PendingSet, Target, append_rules
 from kafkad.log.producer_state import load_snapshot, write_snapshot
+from kafkad.log.scheduler import Scheduler
 from kafkad.log.segment_deletion import delete_due
 from kafkad.log.shortages import report
-from kafkad.log.txn_index import AbortedTxn, append_entries, read_txn_index, write_txn_index
+from kafkad.log.txn_index import AbortedTxn, read_txn_index, write_txn_index
 from kafkad.protocol.errors import (
     CORRUPT_MESSAGE,
-    INVALID_RECORD,
     KAFKA_STORAGE_ERROR,
     NOT_LEADER_OR_FOLLOWER,
     OFFSET_OUT_OF_RANGE,
@@ -54,8 +68,9 @@ from kafkad.protocol.errors import (
     KafkaError,
     Malformed,
 )
+from kafkad.protocol.message_sets import is_message_set
 from kafkad.protocol.records import seek_max_timestamp, seek_timestamp
-from kafkad.protocol.validation import InvalidBatch, Validation
+from kafkad.protocol.validation import InvalidBatch
 
 if TYPE_CHECKING:
     from kafkad._native.shared.watermarks import RowSlot
@@ -64,7 +79,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("kafkad.log")
 
 NEED_PYTHON: Final = -1000
-HEADER_SIZE: Final = 61
 READ_SIZE: Final = 1 << 20
 RECALL_SIZE: Final = 64 << 20  # of the log's end that five batches of a busy producer lie in
 PRODUCER_EXPIRATION_MS: Final = 86_400_000  # producer.id.expiration.ms
@@ -72,38 +86,7 @@ PRODUCER_EXPIRATION_MS: Final = 86_400_000  # producer.id.expiration.ms
 Below = Literal["high_watermark", "end", "stable"]
 ISOLATIONS: Final[dict[str, int]] = {"high_watermark": 0, "stable": 1, "end": 2}
 ORIGINS: Final[dict[str, int]] = {"coordinator": 1, "raft": 2, "replica": 3}
-CODECS: Final[dict[str, int]] = {
-    "producer": -1, "uncompressed": 0, "none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4,
-}  # fmt: skip
 _SIZE = struct.Struct(">i")
-
-
-class Handle(Protocol):
-    def cancel(self) -> None: ...
-
-
-class Scheduler(Protocol):
-    """Time and threads, as an argument. The server's is asyncio's loop; a test's stands still until it is
-    moved."""
-
-    def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Handle:
-        """Calls `fn` on the owner's loop, not before the present call is over, also with a delay of 0."""
-
-    def run_in_thread(
-        self,
-        fn: Callable[[], None],
-        callback: Callable[[BaseException | None], None],
-        lane: Literal["flush", "work", "delete"] = "work",
-    ) -> None:
-        """Runs `fn` beside the loop, then `callback` on the loop, with what `fn` raised or None. No lane
-        waits for another."""
-
-
-class AppendResult(NamedTuple):
-    base_offset: int
-    end_offset: int  # acknowledge when HW has reached it
-    append_time_ms: int  # -1 unless message.timestamp.type=LogAppendTime
-    log_start_offset: int
 
 
 class TimestampOffset(NamedTuple):
@@ -128,15 +111,18 @@ def finish(search: Search) -> TimestampOffset | None:
 class Log:
     """Opened by `Log.open`; then `set_leader_epoch` opens it to clients."""
 
+    down_conversion = DownConversion
+
     __slots__ = (
-        "_aborts",
         "_config",
         "_flusher",
+        "_half_done",
         "_jitter",
         "_next",
         "_snapshot_offset",
-        "_truncation_failed",
         "_waiting_watermark",
+        "being_cleaned",
+        "cleaned_below",
         "closed",
         "directory",
         "keep_log_start",
@@ -150,6 +136,7 @@ class Log:
         "scanned_bytes",
         "scheduler",
         "topic",
+        "uncleanable",
     )
 
     # -- opening ---------------------------------------------------------------------------------------------
@@ -192,6 +179,8 @@ class Log:
                 high_watermark = max(high_watermark, values.high_watermark)
                 position = values.end_position if values.whole else -1
                 trusted = recovery.Trusted(values.log_end_offset, values.end_segment, position)
+            if recovery.has_swaps(directory):
+                leave_odd(left)  # other workers read here: they wait until the names are right
         try:
             files = recovery.list_files(directory)
         except FileNotFoundError:
@@ -238,6 +227,7 @@ class Log:
             self._flusher.directories.update((directory, os.path.dirname(directory)))
         self._flusher.paths.update(loader.rebuilt)
         self.scanned_bytes = loaded.scanned_bytes
+        self.cleaned_below = cleaned_below
         self._snapshot_offset = loaded.snapshot_offset
         native.set_log_start(loaded.log_start_offset)
         native.set_flushed(loaded.recovery_point)
@@ -273,11 +263,12 @@ class Log:
         self.next_start = -1  # to which retention is about to move the log start, when that is on the disk
         self.on_offline: Callable[[Log, OSError], None] | None = None
         self.closed = False
+        self.being_cleaned = self.uncleanable = False
+        self.cleaned_below = 0  # the cleaner's checkpoint
         self.scanned_bytes = 0  # by recovery
         self.leader_epochs = epochs
         self._snapshot_offset = -1
-        self._aborts: list[tuple[str, AbortedTxn]] = []  # in the log, and not in their index yet
-        self._truncation_failed = False
+        self._half_done = ""  # what left files and memory different
         self._jitter = jitter
         self._waiting_watermark: list[tuple[int, Callable[[BaseException | None], None]]] = []
         self._flusher = Flusher(self, now_ms)
@@ -286,11 +277,14 @@ class Log:
 
     def _configure(self, config: "TopicConfig") -> None:
         self._config = config
-        jitter_ms = int(self._jitter * min(config.segment_jitter_ms, config.segment_ms))
+        age_max_ms = config.segment_ms
+        if "compact" in config.cleanup_policy:  # else its records could not be cleaned in time
+            age_max_ms = min(age_max_ms, config.max_compaction_lag_ms)
+        jitter_ms = int(self._jitter * min(config.segment_jitter_ms, age_max_ms))
         self.native.configure(
-            **_rules(config),
+            **append_rules(config),
             segment_bytes=config.segment_bytes,
-            segment_age_max_ms=config.segment_ms - jitter_ms,
+            segment_age_max_ms=age_max_ms - jitter_ms,
             index_interval_bytes=config.index_interval_bytes,
             index_size_max=config.segment_index_bytes,
             flush_interval=config.flush_messages,
@@ -356,6 +350,11 @@ class Log:
         """(base offset, size) of each, oldest first."""
         return [(base, size) for base, size, _ in self.native.segment_rows()]
 
+    def written_ms(self, base: int) -> int:
+        """When the segment that begins at `base` was last written to. Raises KafkaError."""
+        status: os.stat_result = self._io(os.stat, segment_file(self.directory, base, LOG))
+        return status.st_mtime_ns // 1_000_000
+
     def active_producers(self) -> list[tuple[int, int, int, int, int, int]]:
         """(producer id, epoch, last sequence, last timestamp, coordinator epoch, start of the open
         transaction or -1)."""
@@ -404,10 +403,16 @@ class Log:
 
     # -- appending -------------------------------------------------------------------------------------------
 
-    def append_client(self, records: memoryview | bytearray | bytes, now_ms: int) -> AppendResult:
+    def append_client(
+        self,
+        records: memoryview | bytearray | bytes,
+        now_ms: int,
+        admission: Admission = Admission.PLAIN,
+        guard: int = 0,
+    ) -> AppendResult:
         """One client batch, by the slow path: whatever the native append could not do by itself. Raises
-        KafkaError (InvalidBatch where one record is to blame)."""
-        begun = self.begin_append(records, now_ms)
+        KafkaError (InvalidBatch where one record is to blame), and NeedTransaction where `guard` is 0."""
+        begun = self.begin_append(records, now_ms, admission, guard)
         if isinstance(begun, AppendResult):
             return begun
         while begun.step() >= 0:
@@ -415,38 +420,113 @@ class Log:
         return begun.finish(now_ms)
 
     def begin_append(
-        self, records: memoryview | bytearray | bytes, now_ms: int
+        self,
+        records: memoryview | bytearray | bytes,
+        now_ms: int,
+        admission: Admission = Admission.PLAIN,
+        guard: int = 0,
     ) -> "AppendResult | PendingAppend":
         """`append_client`, unless the batch must be unpacked or rebuilt: then that work, still to be done.
         Raises as `append_client`."""
         batch: Any = records
         if memoryview(records).readonly:
             batch = bytearray(records)
-        result = self._append_checked(batch, now_ms, False)
+        kind = PendingSet if is_message_set(batch) else PendingAppend
+        result = None
+        if kind is PendingAppend:
+            result = self._append_checked(batch, now_ms, False, admission, guard)
         if result is None:
-            return PendingAppend(self, batch, now_ms)
+            rules = AppendRules(transactions=True, **append_rules(self.config))  # `admission` judges them
+            target = self._target(admission, guard)
+            return kind(target, batch, rules, now_ms, self._compression_level())
+        return result
+
+    def ask_guard(
+        self, admission: Admission, producer_id: int, epoch: int, base_sequence: int, now_ms: int
+    ) -> int:
+        """For a batch of our own in a transaction: the guard to ask the coordinator with and to append with,
+        0 where the transaction is open here. Raises KafkaError."""
+        code = self.native.ask_guard(admission, producer_id, epoch, base_sequence, now_ms)
+        if code == NEED_TRANSACTION:
+            return self.native.guard
+        if code:
+            raise KafkaError(code)
+        return 0
+
+    def _target(self, admission: Admission, guard: int) -> Target:
+        config = self.config
+        return Target(
+            self.native,
+            partial(self._append_pending, admission, guard),
+            self.directory,
+            config.segment_bytes,
+            config.segment_index_bytes,
+        )
+
+    def _append_pending(
+        self,
+        admission: Admission,
+        guard: int,
+        batch: bytearray | memoryview,
+        now_ms: int,
+        files: Files | None,
+    ) -> AppendResult:
+        result = self._append_checked(batch, now_ms, True, admission, guard, files)
+        assert result is not None
         return result
 
     def _append_checked(
-        self, batch: bytearray | memoryview, now_ms: int, checked: bool
+        self,
+        batch: bytearray | memoryview,
+        now_ms: int,
+        checked: bool,
+        admission: Admission,
+        guard: int,
+        files: Files | None = None,
     ) -> AppendResult | None:
-        """None: it must be unpacked or rebuilt before. `checked`: it was."""
+        """None: it must be unpacked or rebuilt before. `checked`: it was. `files` begin with it."""
+        written = NOT_WRITTEN if files is None else NOT_IN_PLACE
         while True:
             code, base, end, time_ms, start, bad_record, message = self.native.try_append(
-                batch, now_ms, checked
+                batch, now_ms, checked, written, admission, guard
             )
             if code == 0:
                 return AppendResult(base, end, time_ms, start)
+            if written == IN_PLACE:
+                self._io(self.native.cut_active)
+                written = NOT_WRITTEN
+            if code == NEED_TRANSACTION:
+                raise NeedTransaction(self.native.guard)
             if code != NEED_PYTHON:
                 raise InvalidBatch(code, message, bad_record)
             if self.native.wants == WANTS_ROLL:
-                self.roll(now_ms)
+                if written == NOT_IN_PLACE:
+                    assert files is not None
+                    written = IN_PLACE if self._put_in_place(files, batch, now_ms) else NOT_WRITTEN
+                else:
+                    self.roll(now_ms)
                 continue
             if self.native.wants == WANTS_PRODUCERS:
                 self._recall_producers()
                 continue
             assert not checked
             return None
+
+    def _put_in_place(self, files: Files, batch: bytearray | memoryview, now_ms: int) -> bool:
+        """Make `files`, which begin with `batch`, the active segment's. False: they cannot be, and nothing of
+        the batch is in the active segment. Raises KafkaError."""
+        try:
+            files.stamp(batch, self.end_offset, self.native.leader_epoch)
+        except OSError:
+            return False
+        if self.native.active_size > 0:
+            return self.roll(now_ms, files=files)
+        if not files.replace_log(self.directory, self.native.active_base_offset):
+            return False
+        self.native.take_log(files)
+        self._flusher.directories.add(self.directory)
+        self.request_flush()
+        return True
 
     def _recall_producers(self) -> None:
         """Completes producers that came out of a snapshot, which holds their last batch only, from the log: a
@@ -473,10 +553,12 @@ class Log:
         *,
         origin: Literal["coordinator", "raft", "replica"] = "coordinator",
         epoch: int | None = None,
+        admission: Admission = Admission.PLAIN,
+        guard: int = 0,
     ) -> int:
         """One batch of the broker's own making or a leader's, which needs no look inside; offsets and `epoch`
-        (default: the leader epoch) are stamped in unless `origin` is "replica". Its base offset. Raises
-        KafkaError."""
+        (default: the leader epoch) are stamped in unless `origin` is "replica". `admission`: of a group's
+        commit in a transaction, with what `ask_guard` said. Its base offset. Raises KafkaError."""
         if self.closed:
             raise KafkaError(KAFKA_STORAGE_ERROR if self.native.failure else NOT_LEADER_OR_FOLLOWER)
         if origin == "coordinator" and not self.native.open:
@@ -488,7 +570,9 @@ class Log:
         elif epoch is None:
             epoch = self.native.leader_epoch
         while True:
-            code, base, message = self.native.append_trusted(batch, now_ms, ORIGINS[origin], epoch)
+            code, base, message = self.native.append_trusted(
+                batch, now_ms, ORIGINS[origin], epoch, admission, guard
+            )
             if code == NEED_PYTHON:
                 self.roll(now_ms, int.from_bytes(batch[:8], "big") if origin == "replica" else None)
                 continue
@@ -498,53 +582,42 @@ class Log:
         if epoch >= 0 and epoch != self.leader_epochs.latest:
             latest = epoch
             self._change_epochs(lambda: self.leader_epochs.assign(latest, base))
-        completed = self.native.take_completed()
-        if completed is not None:
-            self._complete_transaction(*completed)
         return base
 
-    def _complete_transaction(self, producer_id: int, first: int, last: int, aborted: bool) -> None:
-        # The marker is in the log, so this must not fail. LSO stays until the index has the entry.
-        if aborted:
-            unstable = self.native.producers.first_unstable()
-            path = segment_file(self.directory, self.native.active_base_offset, TXN_INDEX)
-            entry = AbortedTxn(producer_id, first, last, unstable if unstable >= 0 else last + 1)
-            self._aborts.append((path, entry))
-            self._try_write_aborts()
-        self._refresh_stable()
+    def append_marker(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        *,
+        commit: bool,
+        version: int,
+        now_ms: int,
+    ) -> int:
+        """Ends a producer's transaction, as the coordinator of `coordinator_epoch` asks under
+        transaction.version `version`. The marker's offset. Raises KafkaError; then nothing has changed."""
+        while True:
+            code, offset, message = self.native.append_marker(
+                producer_id, producer_epoch, coordinator_epoch, commit, version, now_ms
+            )
+            if code == 0:
+                return offset
+            if code != NEED_PYTHON:
+                raise KafkaError(code, message)
+            self.roll(now_ms)
 
-    def _refresh_stable(self) -> None:
-        if not self._aborts:
-            self.native.refresh_stable()
-
-    def write_aborts(self) -> None:
-        """Aborted transactions that a shortage kept out of their index. Raises OSError."""
-        while self._aborts:
-            path, entry = self._aborts[0]
-            append_entries(path, [entry])
-            del self._aborts[0]
-            self._flusher.paths.add(path)
-            self._refresh_stable()
-
-    def _try_write_aborts(self) -> None:
-        if self.closed:
-            return
-        try:
-            self.write_aborts()
-        except OSError as e:
-            if e.errno in FATAL:
-                self.on_failure(e)
-                return
-            report(self.directory, "writing the index of aborted transactions", e)
-            self.scheduler.call_later(RETRY_MS, self._try_write_aborts)
-
-    def roll(self, now_ms: int, base_offset: int | None = None) -> None:
-        """Begins a new active segment at LEO, or at `base_offset` behind it. Raises KafkaError."""
+    def roll(self, now_ms: int, base_offset: int | None = None, files: Files | None = None) -> bool:
+        """Begins a new active segment at LEO, or at `base_offset` behind it; of `files`, unless the answer is
+        False. Raises KafkaError."""
         base = self.end_offset if base_offset is None else base_offset
         old = self.native.active_base_offset
         assert base > old  # an empty segment is never rolled
         try:
-            ready = self._next.take(base)
+            ready = (
+                self._next.take(base)
+                if files is None
+                else (files if files.link(self.directory, base) else None)
+            )
             if ready is None:
                 recovery.create_segment_files(self.directory, base)
             self.native.roll(base, now_ms, ready)
@@ -556,13 +629,19 @@ class Log:
             raise self.refuse(e) from e
         # The new segment takes appends now: its name must be on the disk before they are acknowledged.
         self._flusher.directories.add(self.directory)
-        self._flusher.paths.update(
-            (segment_file(self.directory, old, INDEX), segment_file(self.directory, old, TIME_INDEX))
-        )
+        self._flusher.paths.update(self._index_files(old))
         self._next.watch(now_ms)
         self._snapshot_at_roll(base)
         logger.debug("%s-%d rolled at %d", self.topic, self.partition, base)
         self.request_flush()
+        return ready is not None
+
+    def _index_files(self, base: int) -> list[str]:
+        """Which a start after a crash reads as they are, when the segment is not the active one any more."""
+        paths = [segment_file(self.directory, base, suffix) for suffix in (INDEX, TIME_INDEX)]
+        if self.native.aborted_end > base:
+            paths.append(segment_file(self.directory, base, TXN_INDEX))
+        return paths
 
     def _snapshot_at_roll(self, base: int) -> None:
         """It only spares a later start some reading, so a full disk may do without."""
@@ -605,15 +684,7 @@ class Log:
 
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTxn]:
         """Those that overlap [start, end), for a consumer of committed data."""
-        found = []
-        bases = [base for base, _, _ in self.native.segment_rows()]
-        for base in bases[max(bisect_right(bases, start) - 1, 0) :]:
-            for txn in read_txn_index(segment_file(self.directory, base, TXN_INDEX)):
-                if txn.last_offset >= start and txn.first_offset < end:
-                    found.append(txn)
-                if txn.last_stable_offset >= end:
-                    return found
-        return found
+        return [AbortedTxn(*txn) for txn in self._io(self.native.aborted_transactions, start, end)]
 
     # -- offsets ---------------------------------------------------------------------------------------------
 
@@ -638,7 +709,7 @@ class Log:
         """`offset_for_timestamp` in steps of bounded work; the log may change between them."""
         native = self.native
         bound = self.latest(isolation).offset
-        first, at, position = native.first_base_offset, 0, -1
+        known, at, position = (native.first_base_offset, native.generation), 0, -1
         while at < native.count:
             if self._io(native.segment_max_timestamp, at)[0] < timestamp:
                 at += 1
@@ -658,8 +729,9 @@ class Log:
             yield
             if self.closed:
                 raise KafkaError(NOT_LEADER_OR_FOLLOWER)
-            if native.first_base_offset != first:  # segments were deleted: the others' numbers changed
-                first, at, position = native.first_base_offset, 0, -1
+            moment = native.first_base_offset, native.generation
+            if moment != known:  # segments were deleted or cleaned: the others' numbers changed
+                known, at, position = moment, 0, -1
         return None
 
     def offset_for_max_timestamp(self) -> TimestampOffset | None:
@@ -804,7 +876,6 @@ class Log:
     def set_log_start(self, offset: int) -> None:
         """Clients see it at once. `leader_epochs` follows."""
         self.native.set_log_start(offset)
-        self._refresh_stable()
 
     def forget_epochs_below(self, offset: int) -> None:
         self._change_epochs(lambda: self.leader_epochs.truncate_from_start(offset))
@@ -828,6 +899,7 @@ class Log:
         native = self.native
         if offset >= self.end_offset:
             return
+        self.cleaned_below = min(self.cleaned_below, offset)
         rows = native.segment_rows()
         whole = offset <= rows[0][0]
         base, position = (offset, 0) if whole else self._io(native.position_of, offset)
@@ -853,11 +925,11 @@ class Log:
             self._flusher.directories.add(self.directory)
             self.leader_epochs.truncate_from_end(offset)
             self._reload_producers(offset)
+            native.refresh_stable()
         except OSError as e:
-            raise self._half_truncated(e) from e
+            raise self.half_done("its truncation", e) from e
         except ValueError as e:
-            raise self._half_truncated(e, CORRUPT_MESSAGE) from e
-        self._refresh_stable()
+            raise self.half_done("its truncation", e, CORRUPT_MESSAGE) from e
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Nothing is kept; the log goes on, empty, at `offset`: a snapshot has what was before. Raises
@@ -866,20 +938,23 @@ class Log:
             self._truncate_fully(offset)
             self.leader_epochs.truncate_from_end(0)
             self._reload_producers(offset)
+            self.native.refresh_stable()
         except OSError as e:
-            raise self._half_truncated(e) from e
+            raise self.half_done("its truncation", e) from e
         self.native.set_log_start(offset)
         self.native.advance_high_watermark(offset)
-        self._refresh_stable()
 
-    def _half_truncated(self, error: OSError | ValueError, code: int = KAFKA_STORAGE_ERROR) -> KafkaError:
+    def half_done(
+        self, what: str, error: OSError | ValueError, code: int = KAFKA_STORAGE_ERROR
+    ) -> KafkaError:
         """Files and memory may differ now. The next start finds out; until then the log serves nothing."""
         if isinstance(error, OSError) and error.errno in FATAL:
             self.on_failure(error)
         elif not self.closed:
-            logger.error("%s serves nothing until the next start, its truncation failed: %s",
-                         self.directory, error)  # fmt: skip
-            self.closed = self._truncation_failed = True
+            logger.error("%s serves nothing until the next start, %s failed: %s",
+                         self.directory, what, error)  # fmt: skip
+            self.closed = True
+            self._half_done = f"{what} failed"
             self._next.close()
             self.native.close_to_clients(KAFKA_STORAGE_ERROR, getattr(error, "errno", None) or errno.EIO)
             self._fail_waiters(KafkaError(code, str(error)))
@@ -921,6 +996,7 @@ class Log:
                 )
 
     def remove_expired_producers(self, now_ms: int) -> int:
+        self.native.expire_guards(now_ms - self.producer_expiration_ms)
         return self.native.producers.remove_expired(now_ms, self.producer_expiration_ms)
 
     # -- closing ---------------------------------------------------------------------------------------------
@@ -946,8 +1022,8 @@ class Log:
         """The first part of `close`: returns a call that syncs files and may run in any thread; `end_close`
         goes on when it has ended. None: there is nothing to sync, the log is closed. Raises KafkaError."""
         if self.closed:
-            if clean and self._truncation_failed:
-                raise KafkaError(KAFKA_STORAGE_ERROR, "its truncation failed")
+            if clean and self._half_done:
+                raise KafkaError(KAFKA_STORAGE_ERROR, self._half_done)
             return None
         self.resign()
         self._next.close()
@@ -970,7 +1046,6 @@ class Log:
             or self._flusher.paths
             or self._flusher.directories
             or self.leader_epochs.unsynced
-            or self._aborts
         )
         active = self.native.active_base_offset
         self.native.close_files()
@@ -981,9 +1056,7 @@ class Log:
             self._flusher.paths.add(segment_file(self.directory, end, SNAPSHOT))
             self._snapshot_offset = end
         self._flusher.directories.add(self.directory)
-        self._flusher.paths.update(
-            segment_file(self.directory, active, suffix) for suffix in (INDEX, TIME_INDEX)
-        )
+        self._flusher.paths.update(self._index_files(active))
         work = self._flusher.take_work()
         if work is None:
             self.native.close_files()
@@ -1013,42 +1086,6 @@ class Log:
             raise self.refuse(e) from e
         self.directory = directory
         self.native.set_directory(directory)
-
-
-class PendingAppend(Validation):
-    """A client batch on its way through its validation: `step` until -1, in any thread, then `finish` on the
-    loop."""
-
-    __slots__ = ("_log",)
-
-    def __init__(self, log: Log, batch: bytearray | memoryview, now_ms: int) -> None:
-        super().__init__(batch, AppendRules(**_rules(log.config)), now_ms, log._compression_level())
-        self._log = log
-
-    @property
-    def partition(self) -> Partition:
-        return self._log.native
-
-    def finish(self, now_ms: int) -> AppendResult:
-        """Appends it, if the log still takes it. Raises KafkaError."""
-        batch = self.settle(now_ms)
-        if len(batch) < HEADER_SIZE:
-            raise InvalidBatch(INVALID_RECORD, "not a record batch")
-        result = self._log._append_checked(batch, now_ms, True)
-        assert result is not None
-        return result
-
-
-def _rules(config: "TopicConfig") -> dict[str, Any]:
-    # of an append, as the native side calls them
-    return {
-        "max_message_bytes": config.max_message_bytes,
-        "compression_type": CODECS[config.compression_type],
-        "log_append_time": config.message_timestamp_type == "LogAppendTime",
-        "before_max_ms": config.message_timestamp_before_max_ms,
-        "after_max_ms": config.message_timestamp_after_max_ms,
-        "compacted": "compact" in config.cleanup_policy,
-    }
 
 
 def whole_batches(data: bytes) -> bytes:

@@ -39,6 +39,7 @@ from kafkad.log.checkpoints import (
     write_partition_metadata,
 )
 from kafkad.log.clean_marks import CleanStop, take_mark, write_mark
+from kafkad.log.cleaning_permits import Permits
 from kafkad.log.closing import close_logs
 from kafkad.log.directory import CHECKPOINTS, FAILED, NOT_CLEAN, PARTITIONS, Directory, Key, Told
 from kafkad.log.directory_lock import InUse, lock_directory
@@ -51,14 +52,15 @@ from kafkad.log.filenames import (
     parse_directory,
     partition_directory,
 )
-from kafkad.log.flusher import FATAL
+from kafkad.log.flusher import FATAL, is_fatal
 from kafkad.log.identity import DirectoryTrouble as DirectoryTrouble
 from kafkad.log.identity import identify
-from kafkad.log.log import Log, Scheduler
+from kafkad.log.log import Log
 from kafkad.log.log_starts import LogStarts, keep_all
 from kafkad.log.parallel import run_all
 from kafkad.log.removal import Removals
 from kafkad.log.renames import Renames
+from kafkad.log.scheduler import Scheduler
 from kafkad.log.strays import restore, set_aside, topic_id_of
 from kafkad.log.unloaded import Unloaded
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
@@ -102,6 +104,7 @@ class LogDirs:
         self._logs: dict[Key, tuple[Log, Directory]] = {}
         self._unloaded: dict[Key, Unloaded] = {}  # `create` tries them again
         self._removals = Removals()
+        self.cleaner_permits = Permits()
 
     @property
     def broker_epoch(self) -> int:
@@ -246,7 +249,6 @@ class LogDirs:
                 continue
             checkpoints = {name: self._read_checkpoint(directory, name) for name in CHECKPOINTS}
             directory.written = {name: dict(offsets) for name, offsets in checkpoints.items()}
-            checkpoints[CLEANER_OFFSETS] = self._read_checkpoint(directory, CLEANER_OFFSETS)
             unclean = unclean or (not directory.clean and bool(names))
             for name in names:
                 parsed = parse_directory(name)
@@ -427,7 +429,7 @@ class LogDirs:
                 recovery_point=offsets.get(RECOVERY_POINTS, 0),
                 log_start_offset=offsets.get(LOG_START_OFFSETS, 0),
                 high_watermark=offsets.get(HIGH_WATERMARKS, 0),
-                cleaned_below=checkpoints[CLEANER_OFFSETS].get(key, 0),
+                cleaned_below=offsets.get(CLEANER_OFFSETS, 0),
                 row=self.table.allocate() if left is None else None,
                 left=left,
                 jitter=random.random(),
@@ -448,7 +450,7 @@ class LogDirs:
                 if log is not None:
                     self._add(log, directory)
             except (OSError, KafkaError, Malformed) as e:
-                if _is_fatal(e):
+                if is_fatal(e):
                     logger.error("%s cannot be loaded, its directory is offline: %s", path, e)
                     self._go_offline(directory)
                 else:
@@ -469,7 +471,7 @@ class LogDirs:
             if trouble is None:
                 unloaded.begin(self.scheduler)
                 raise DirectoryOccupied(KAFKA_STORAGE_ERROR, f"{key[0]}-{key[1]} is being loaded")
-            if _is_fatal(trouble):
+            if is_fatal(trouble):
                 self._go_offline(directory)
             raise KafkaError(KAFKA_STORAGE_ERROR, f"{key[0]}-{key[1]} cannot be loaded: {trouble}")
         del self._unloaded[key]
@@ -546,16 +548,28 @@ class LogDirs:
 
     # -- creating and deleting -----------------------------------------------------------------------------
 
-    def create(self, topic: str, index: int, topic_id: bytes | None, config: TopicConfig) -> Log:
-        """A new, empty log where the fewest are. Raises KafkaError; DirectoryOccupied: try again soon."""
+    def create(
+        self,
+        topic: str,
+        index: int,
+        topic_id: bytes | None,
+        config: TopicConfig,
+        assigned: bytes | None = None,
+    ) -> Log:
+        """A new, empty log. With `assigned`, the id of a directory, it is made there and nowhere else: the
+        partition had its log there, which may come back. Otherwise it is made where the fewest are. Raises
+        KafkaError; DirectoryOccupied: try again soon."""
         assert (topic, index) not in self._logs, "the partition exists"
         key = topic, index
         if key in self._unloaded and (loaded := self._load_again(key)) is not None:
             return loaded
         while True:
             online = [directory for directory in self.directories() if not directory.offline]
+            if assigned is not None:
+                online = [directory for directory in online if directory.id == assigned]
             if not online:
-                raise KafkaError(KAFKA_STORAGE_ERROR, "all log directories are offline")
+                which = "all log directories are" if assigned is None else "its log directory is"
+                raise KafkaError(KAFKA_STORAGE_ERROR, f"{which} offline")
             directory = self._place_in(online)
             path = os.path.join(directory.path, partition_directory(topic, index))
             try:
@@ -760,20 +774,12 @@ class LogDirs:
         for directory in self.directories():
             self._write_checkpoints_later(directory, (HIGH_WATERMARKS,))
 
-    def _offsets(self, directory: Directory, name: str) -> dict[Key, int]:
-        logs = directory.logs_by_key.items()
-        if name == RECOVERY_POINTS:
-            return {key: log.recovery_point for key, log in logs}
-        if name == HIGH_WATERMARKS:
-            return {key: log.high_watermark for key, log in logs}
-        return {key: start for key, log in logs if (start := log.start_to_keep)}
-
     def _write_checkpoints_later(self, directory: Directory, names: tuple[str, ...]) -> None:
         if directory.offline or directory.writing:
             return
         changed = {}
         for name in names:
-            offsets = self._offsets(directory, name)
+            offsets = directory.offsets_now(name)
             if directory.is_due(name, offsets):
                 changed[name] = offsets
         if not changed:
@@ -794,13 +800,19 @@ class LogDirs:
 
         self.scheduler.run_in_thread(lambda: directory.write(changed, serial), done)
 
+    def checkpoint_work(self, log: Log, name: str) -> Callable[[], int]:
+        """A call for another thread, which writes one checkpoint of the log's directory as it is now. It
+        returns what the file says of the log then, and raises OSError."""
+        key = log.topic, log.partition
+        return self._logs[key][1].work_to_write(name, key)
+
     def _write_checkpoints(self, directory: Directory) -> bool:
         """At once: before what they say would be wrong, and at the end. Whether they stand."""
         if directory.offline:
             return False
         directory.serial += 1
         try:
-            directory.write({name: self._offsets(directory, name) for name in CHECKPOINTS}, directory.serial)
+            directory.write({name: directory.offsets_now(name) for name in CHECKPOINTS}, directory.serial)
         except OSError as e:
             self._checkpoint_failed(directory, e)
             return False
@@ -884,9 +896,3 @@ class LogDirs:
             except OSError as e:
                 logger.error("%s was not closed cleanly: %s", directory.path, e)
         self._unlock()
-
-
-def _is_fatal(error: Exception) -> bool:
-    """Whether a directory has failed, as opposed to one log or a shortage."""
-    cause = error if isinstance(error, OSError) else error.__cause__
-    return isinstance(cause, OSError) and cause.errno in FATAL

@@ -19,7 +19,8 @@ from kafkad.log.directory import Directory
 from kafkad.log.flusher import LONG_MAX
 
 if TYPE_CHECKING:
-    from kafkad.log.log import Log, Scheduler
+    from kafkad.log.log import Log
+    from kafkad.log.scheduler import Scheduler
 
 Done = Callable[[OSError | None], None]
 

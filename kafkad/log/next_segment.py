@@ -13,12 +13,10 @@ back.
 Beware: the thread makes the files, all else here is the loop's."""
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kafkad._native.log.next_segment import NextSegment as Files
-
-if TYPE_CHECKING:
-    from kafkad.log.log import Log
+from kafkad.log.owner import Owner
 
 logger = logging.getLogger("kafkad.log")
 
@@ -30,7 +28,7 @@ SEGMENT_BYTES_MIN: Final = 1 << 20  # Kafka's least; below, there is no time to 
 class NextSegment:
     __slots__ = ("_files", "_log", "_refused", "_seen", "_since_ms", "_under_way")
 
-    def __init__(self, log: "Log") -> None:
+    def __init__(self, log: Owner) -> None:
         self._log = log
         self._files: Files | None = None
         self._since_ms = -1  # when the active segment was half full, or new

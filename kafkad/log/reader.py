@@ -6,10 +6,10 @@ what the row says is still so: the owner may have rolled or deleted since."""
 
 from typing import TYPE_CHECKING
 
-from kafkad.log.filenames import TXN_INDEX, segment_file
+from kafkad.log.down_conversion import DownConversion
 from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.log.log import ISOLATIONS, Below, TimestampOffset, whole_batches
-from kafkad.log.txn_index import AbortedTxn, read_txn_index
+from kafkad.log.txn_index import AbortedTxn
 from kafkad.protocol.errors import NOT_LEADER_OR_FOLLOWER, KafkaError, Malformed
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 class ReaderLog:
     """The `log` of a reader partition; made for it, it puts itself there."""
+
+    down_conversion = DownConversion
 
     __slots__ = ("_epochs", "_epochs_of", "directory", "native", "partition", "topic")
 
@@ -45,17 +47,7 @@ class ReaderLog:
         """Those that overlap [start, end), `end` being at most LSO as the last read told it: their entries
         stand since before LSO passed them. Raises KafkaError."""
         self.refresh()
-        found = []
-        bases = [row[0] for row in self.native.segment_rows()]
-        for base, following in zip(bases, [*bases[1:], self.native.end_offset], strict=True):
-            if following <= start:
-                continue
-            for txn in read_txn_index(segment_file(self.directory, base, TXN_INDEX)):
-                if txn.last_offset >= start and txn.first_offset < end:
-                    found.append(txn)
-                if txn.last_stable_offset >= end:
-                    return found
-        return found
+        return [AbortedTxn(*txn) for txn in self.native.aborted_transactions(start, end)]
 
     # -- what stands in the row ------------------------------------------------------------------------------
 

@@ -85,6 +85,14 @@ class Trusted:
     end_position: int  # in it; -1 where the owner died between two words
 
 
+def has_swaps(directory: str) -> bool:
+    """Whether an exchange of segments was announced and not finished."""
+    try:
+        return any(name.endswith(SWAP) for name in os.listdir(directory))
+    except FileNotFoundError:
+        return False
+
+
 def list_files(directory: str) -> Files:
     """Names and sizes, after interrupted deletions and swaps are finished."""
     files = _list(directory)

@@ -9,12 +9,9 @@ import logging
 import os
 import shutil
 from collections import deque
-from typing import TYPE_CHECKING
 
 from kafkad.log.checkpoints import sync_directory
-
-if TYPE_CHECKING:
-    from kafkad.log.log import Scheduler
+from kafkad.log.scheduler import Scheduler
 
 logger = logging.getLogger("kafkad.log")
 
@@ -30,14 +27,14 @@ class Removals:
         """Remove nothing more but the directory at hand: a stop does not wait, the next start goes on."""
         self._stopped = True
 
-    def later(self, scheduler: "Scheduler", delay_ms: int, path: str) -> None:
+    def later(self, scheduler: Scheduler, delay_ms: int, path: str) -> None:
         def due() -> None:
             self._due.append(path)
             self._begin(scheduler)
 
         scheduler.call_later(delay_ms, due)
 
-    def _begin(self, scheduler: "Scheduler") -> None:
+    def _begin(self, scheduler: Scheduler) -> None:
         if self._under_way or self._stopped or not self._due:
             return
         self._under_way = True
@@ -78,7 +75,7 @@ def _remove(path: str) -> bool:
     return True
 
 
-def unlink_later(scheduler: "Scheduler", delay_ms: int, paths: list[str]) -> None:
+def unlink_later(scheduler: Scheduler, delay_ms: int, paths: list[str]) -> None:
     """Removes files. Off the loop: giving back a gigabyte takes the file system a tenth of a second."""
 
     def unlink_all() -> None:

@@ -13,7 +13,7 @@ from kafkad.log.directory import Directory, Key
 from kafkad.log.flusher import FATAL
 
 if TYPE_CHECKING:
-    from kafkad.log.log import Scheduler
+    from kafkad.log.scheduler import Scheduler
 
 logger = logging.getLogger("kafkad.log")
 

@@ -8,7 +8,7 @@ Segments go from the oldest on, never past the high watermark. The active one go
 it, once a new one has been rolled; an empty active one stays. Only log start applies without `delete` in
 cleanup.policy."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -20,7 +20,15 @@ class SegmentFacts:
     largest_timestamp: int  # of its records, else the file's modification time
 
 
-def deletable_count(
+def deletable_count(segments: Iterable[SegmentFacts], **limits: int) -> int:
+    """Return how many of the oldest segments go; `limits` are those of `deletable_counts`."""
+    count = 0
+    for count in deletable_counts(segments, **limits):  # noqa: B007
+        pass
+    return count
+
+
+def deletable_counts(
     segments: Iterable[SegmentFacts],
     *,
     total_size: int,
@@ -30,11 +38,10 @@ def deletable_count(
     log_start_offset: int,
     retention_ms: int,
     retention_bytes: int,
-) -> int:
-    """Return how many of the oldest segments go. Negative limits mean none.
+) -> Iterator[int]:
+    """Yield 1, 2 and so on, for as many of the oldest segments as go. Negative limits mean none.
 
     `segments` is read up to the first segment that stays, and no further."""
-    count = 0
     excess = total_size - retention_bytes
     for at, segment in enumerate(segments):
         is_last = at == segment_count - 1
@@ -46,5 +53,4 @@ def deletable_count(
         if not (below_start or too_large or too_old):
             break
         excess -= segment.size
-        count += 1
-    return count
+        yield at + 1

@@ -1,42 +1,69 @@
 """Deletion of a log's oldest segments: by retention, and below the log start that DeleteRecords moved.
 
-The segments leave the log and their files are renamed on the loop; the files are unlinked later, in a thread.
+The segments leave the log and their files are renamed on the loop, a few segments in each step; the files are
+unlinked later, in a thread.
 
 A topic that asks for flushes (flush.messages) also asks that the log start never goes back, not even when the
 power goes. So its new log start is in the checkpoint file, synced, before any client sees it and before any
 file is renamed. A thread writes it (`log_starts`); the deletion goes on when it is there.
 
-Beware: between the two steps the log may be closed, deleted or truncated."""
+Beware: between two steps the log may be closed, deleted or truncated."""
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterator
+from itertools import pairwise
 
 from kafkad.log.filenames import DELETED, SEGMENT_SUFFIXES, SNAPSHOT, segment_file
 from kafkad.log.flusher import LONG_MAX
+from kafkad.log.owner import Owner
 from kafkad.log.removal import unlink_later
-from kafkad.log.retention import SegmentFacts, deletable_count
+from kafkad.log.retention import SegmentFacts, deletable_counts
 from kafkad.log.shortages import report
 from kafkad.protocol.errors import KafkaError
-
-if TYPE_CHECKING:
-    from kafkad.log.log import Log
 
 logger = logging.getLogger("kafkad.log")
 
 Row = tuple[int, int, int]  # of Partition.segment_rows: base offset, size, modification time
 Kept = Callable[[OSError | None], None]
+Steps = Generator[None, None, int]
+
+SEGMENTS_AT_A_TIME = 8  # of which each has up to five files to rename
 
 
-def delete_due(log: "Log", now_ms: int) -> int:
-    """Delete the oldest segments that may go. Returns how many; with flushes they may go a moment later.
-    Raises KafkaError; what is left over goes next time."""
+def delete_due(log: Owner, now_ms: int) -> int:
+    """Delete the oldest segments that may go, all of them now. Returns how many; with flushes they may go a
+    moment later. Raises KafkaError; what is left over goes next time."""
+    steps = delete_in_steps(log, now_ms)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            count: int = end.value
+            return count
+
+
+def delete_in_steps(log: Owner, now_ms: int) -> Steps:
+    """As `delete_due`, with a bounded number of files in each step.
+
+    Between two steps clients append and the log may roll, be truncated, closed or deleted."""
     native = log.native
-    if log.closed or log.next_start >= 0 or (native.count == 1 and native.active_size == 0):
+    if log.closed or log.being_cleaned or log.next_start >= 0:
+        return 0
+    if native.count == 1 and native.active_size == 0:
         return 0
     rows = native.segment_rows()
-    count = _due(log, rows, now_ms)
+    generation = native.generation
+    count = 0
+    for count in _due(log, rows, now_ms):
+        if count == len(rows):
+            break  # the active segment: a client may append to it in another step
+        yield
+        if _has_changed(log, rows, generation):
+            return 0
+    if count == 0:
+        return 0
+    start = _next_bases(log, rows)[count - 1]
     if count == len(rows):
         try:
             log.roll(now_ms)
@@ -44,32 +71,43 @@ def delete_due(log: "Log", now_ms: int) -> int:
             if log.closed or count == 1:
                 raise
             count -= 1  # a full disk: the other segments make room for a new one
-    if count == 0:
-        return 0
-    start = _next_bases(log, rows)[count - 1]
+            start = rows[-1][0]
     keep = log.keep_log_start
     if start > log.log_start_offset and log.config.flush_messages < LONG_MAX and keep is not None:
         log.next_start = start
         keep(log, lambda error: _kept(log, start, error))
     else:
-        _delete_below(log, start)
+        yield from _delete_below(log, start)
     return count
 
 
-def _due(log: "Log", rows: list[Row], now_ms: int) -> int:
+def _has_changed(log: Owner, rows: list[Row], generation: int) -> bool:
+    """Whether segments of `rows` have gone or were cleaned, so that their numbers are others."""
+    native = log.native
+    changed = native.generation != generation or native.first_base_offset != rows[0][0]
+    return log.closed or log.being_cleaned or changed or native.count < len(rows)
+
+
+def _due(log: Owner, rows: list[Row], now_ms: int) -> Iterator[int]:
+    """Count the oldest segments that may go, one after the other. The last one of `rows` goes only if it is
+    the active one when its turn comes, as it is then."""
     config = log.config
     by_policy = "delete" in config.cleanup_policy
     retention_ms = config.retention_ms if by_policy else -1
 
     def facts() -> Iterator[SegmentFacts]:
         # Lazy: reading a timestamp may open a file, and the first segment that stays ends the search.
-        for at, ((base, size, created_ms), next_base) in enumerate(
-            zip(rows, _next_bases(log, rows), strict=True)
-        ):
+        for at, (base, size, created_ms) in enumerate(rows):
+            if at + 1 < len(rows):
+                next_base = rows[at + 1][0]
+            elif log.native.count > len(rows):
+                return  # rolled meanwhile: the next retention decides
+            else:
+                next_base, size = log.end_offset, log.native.active_size
             largest = log.largest_timestamp(at) if retention_ms >= 0 else 0
             yield SegmentFacts(base, next_base, size, largest if largest >= 0 else created_ms)
 
-    return deletable_count(
+    return deletable_counts(
         facts(),
         total_size=sum(size for _, size, _ in rows),
         segment_count=len(rows),
@@ -81,34 +119,58 @@ def _due(log: "Log", rows: list[Row], now_ms: int) -> int:
     )
 
 
-def _next_bases(log: "Log", rows: list[Row]) -> list[int]:
+def _next_bases(log: Owner, rows: list[Row]) -> list[int]:
     """Where each segment of `rows` ends."""
     return [*(base for base, _, _ in rows[1:]), log.end_offset]
 
 
-def _kept(log: "Log", start: int, error: OSError | None) -> None:
+def _kept(log: Owner, start: int, error: OSError | None) -> None:
     """The checkpoint has the new log start, or could not be written: then the next retention tries again."""
     log.next_start = -1
     if error is not None:
         report(log.directory, "writing the log start", error)
     elif not log.closed and start <= log.end_offset:
-        _delete_below(log, start)
+        _go_on(log, _delete_below(log, start))
 
 
-def _delete_below(log: "Log", start: int) -> None:
+def _go_on(log: Owner, steps: Iterator[None]) -> None:
+    """Do a step, and the others in later turns of the loop."""
+    for _ in steps:
+        log.scheduler.call_later(0, lambda: _go_on(log, steps))
+        return
+
+
+def _delete_below(log: Owner, start: int) -> Iterator[None]:
+    """Move the log start, then delete the segments below it, some in each step. Those that are left when the
+    log is closed lie below the log start, and go with the next retention."""
     if start > log.log_start_offset:
         log.set_log_start(start)
+    deleted = 0
+    generation = log.native.generation
+    below = _bases_below(log, start)
+    for at in range(0, len(below), SEGMENTS_AT_A_TIME):
+        bases = below[at : at + SEGMENTS_AT_A_TIME]
+        if deleted:
+            yield
+            moment = log.native.first_base_offset, log.native.generation
+            if log.closed or log.being_cleaned or moment != (bases[0], generation):
+                break  # closed, truncated, or being cleaned
+        else:
+            log.forget_epochs_below(start)
+        log.sync_later(log.directory)
+        deleted += len(bases)
+        _remove(log, len(bases))
+    if deleted:
+        logger.info("%s-%d: %d segments deleted, log start %d", log.topic, log.partition, deleted, start)
+
+
+def _bases_below(log: Owner, start: int) -> list[int]:
+    """Return the base offsets of the segments that end at `start` or before, without the active one."""
     bases = [base for base, _, _ in log.native.segment_rows()]
-    count = sum(1 for next_base in bases[1:] if next_base <= start)
-    if count == 0:
-        return
-    _remove(log, count)
-    log.forget_epochs_below(start)
-    log.sync_later(log.directory)
-    logger.info("%s-%d: %d segments deleted, log start %d", log.topic, log.partition, count, start)
+    return [base for base, next_base in pairwise(bases) if next_base <= start]
 
 
-def _remove(log: "Log", count: int) -> None:
+def _remove(log: Owner, count: int) -> None:
     # Renamed at once, unlinked later: a reader in another process may be about to open them.
     gone: list[str] = []
     stuck: list[str] = []

@@ -4,7 +4,6 @@ TransactionIndex).
 34 bytes an entry: version i16 = 0, producer id, first offset, last offset (of the marker), last stable offset
 at that time, i64 each. A consumer that reads committed data skips what the entries say about its range."""
 
-import os
 import struct
 from typing import NamedTuple
 
@@ -34,25 +33,6 @@ def read_txn_index(path: str) -> list[AbortedTxn]:
         return []
     whole = data[: len(data) // _ENTRY.size * _ENTRY.size]
     return [AbortedTxn(*entry[1:]) for entry in _ENTRY.iter_unpack(whole)]
-
-
-def append_entries(path: str, entries: list[AbortedTxn]) -> None:
-    """All of them or none, also on a full disk: what follows a part of an entry could not be read."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        size = os.fstat(fd).st_size
-        size -= size % _ENTRY.size
-        left = memoryview(b"".join(map(encode_entry, entries)))
-        at = size
-        try:
-            while left:
-                written = os.pwrite(fd, left, at)
-                at, left = at + written, left[written:]
-        except OSError:
-            os.ftruncate(fd, size)
-            raise
-    finally:
-        os.close(fd)
 
 
 def write_txn_index(path: str, entries: list[AbortedTxn]) -> None:

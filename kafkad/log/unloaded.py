@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from kafkad.log.directory import Directory
 
 if TYPE_CHECKING:
-    from kafkad.log.log import Log, Scheduler
+    from kafkad.log.log import Log
+    from kafkad.log.scheduler import Scheduler
 
 
 class Unloaded:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 METADATA_VERSION: Final = "metadata.version"
 KRAFT_VERSION: Final = "kraft.version"
+TRANSACTION_VERSION: Final = "transaction.version"
 ELIGIBLE_LEADER_REPLICAS_VERSION: Final = "eligible.leader.replicas.version"
 
 # levels of metadata.version from which on something holds (Kafka: MetadataVersion)
@@ -46,7 +47,7 @@ SUPPORTED: Final = (
     Feature("metadata.version", 7, 30, 30),
     Feature("share.version", 0, 1, 0),
     Feature("streams.version", 0, 1, 0),
-    Feature("transaction.version", 0, 2, 0),
+    Feature("transaction.version", 0, 2, 2),
 )
 BY_NAME: Final = {feature.name: feature for feature in SUPPORTED}
 
@@ -67,6 +68,11 @@ def finalized(levels: dict[str, int]) -> dict[str, int]:
     """Of finalized levels those that are served; a higher one counts as the highest that is."""
     served = {name: min(level, BY_NAME[name].served) for name, level in levels.items() if name in BY_NAME}
     return {name: level for name, level in served.items() if level > 0}
+
+
+def level(levels: dict[str, int], name: str) -> int:
+    """The finalized level of a feature as it is served; 0 where there is none."""
+    return finalized(levels).get(name, 0)
 
 
 def unsupported(levels: dict[str, int]) -> str | None:

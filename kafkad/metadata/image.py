@@ -11,15 +11,12 @@ Beware: the dicts of an image are shared with its descendants. Nobody writes int
 """
 
 import marshal
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
 
 from kafkad.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION, METADATA_VERSION
 from kafkad.metadata.records import UnknownRecord
 from kafkad.protocol import messages
-
-if TYPE_CHECKING:
-    from kafkad.metadata.replay import Delta
 
 NO_LEADER: Final = -1
 RECOVERED: Final = 0
@@ -195,25 +192,6 @@ class MetadataImage:
     @property
     def elr_enabled(self) -> bool:
         return self.features.get(ELIGIBLE_LEADER_REPLICAS_VERSION, 0) >= 1
-
-    def apply(
-        self,
-        records: Iterable[Any],
-        *,
-        offset: int | None = None,
-        epoch: int | None = None,
-        timestamp_ms: int = -1,
-    ) -> "tuple[MetadataImage, Delta]":
-        """The image after `records`, and what changed. Raises ReplayError where they cannot follow this
-        image."""
-        from kafkad.metadata.replay import Replay  # replay builds images; this is its short form
-
-        replay = Replay(self)
-        for record in records:
-            replay.apply(record)
-        return replay.finish(
-            self.offset if offset is None else offset, self.epoch if epoch is None else epoch, timestamp_ms
-        )
 
     def pack_topics(self) -> bytes:
         """All topics, for `unpack_topics` of another process of this broker. Thousands of partitions share a

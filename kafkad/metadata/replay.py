@@ -529,3 +529,20 @@ class Loader:
         self._waiting = None if self._kept is None else list(self._kept)
         image = self._base
         self._offset, self._epoch, self._timestamp_ms = image.offset, image.epoch, image.timestamp_ms
+
+
+def applied(
+    image: MetadataImage,
+    records: Iterable[Any],
+    *,
+    offset: int | None = None,
+    epoch: int | None = None,
+    timestamp_ms: int = -1,
+) -> tuple[MetadataImage, Delta]:
+    """The image after `records`, and what changed. Raises ReplayError where they cannot follow `image`."""
+    replay = Replay(image)
+    for record in records:
+        replay.apply(record)
+    return replay.finish(
+        image.offset if offset is None else offset, image.epoch if epoch is None else epoch, timestamp_ms
+    )

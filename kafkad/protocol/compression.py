@@ -235,7 +235,10 @@ def _zstd_chunks(data: memoryview, chunk_size: int, needs: _Needs) -> Chunks:
         if window > needs.memory:
             needs.memory = window
             yield b""
-        decompressor = _zstd_decompressors.pop() if _zstd_decompressors else _new_zstd_decompressor()
+        try:
+            decompressor = _zstd_decompressors.pop()
+        except IndexError:  # several threads share the list, so a look before the pop tells nothing
+            decompressor = _new_zstd_decompressor()
         try:
             reader = decompressor.stream_reader(data[start:position], read_across_frames=True)
             while chunk := reader.read(chunk_size):

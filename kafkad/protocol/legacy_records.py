@@ -9,24 +9,25 @@ inside: the inner offsets are absolute in magic 0, and count from 0 in magic 1 (
 (bit 3) the wrapper's timestamp is everyone's.
 
 Beware: lz4 in magic 0 has the frame's header checksum over the wrong bytes (KAFKA-3160); it is put right
-before the library sees it. Nothing here writes."""
+before the library sees it (lz4_headers). Nothing here writes."""
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, Final
-
-import lz4.frame
 
 from kafkad._native.wire.records import Record
 from kafkad.protocol import compression as codecs
 from kafkad.protocol.errors import Malformed
+from kafkad.protocol.lz4_headers import with_right_lz4_checksum
 
 LOG_OVERHEAD: Final = 12  # offset and size
 HEADER_SIZE: Final = (LOG_OVERHEAD + 6, LOG_OVERHEAD + 14)  # up to the key, by magic
 TIMESTAMP_LOG_APPEND: Final = 0x08
 CODEC_MASK: Final = 0x07
 DECOMPRESSED_MAX: Final = 1 << 30
+
+Search = Generator[None, None, tuple[int, int] | None]
 
 
 class LegacyEntry:
@@ -72,21 +73,72 @@ class LegacyEntry:
         """The CRC is that of the bytes."""
         return zlib.crc32(self._message[4:]) == self.crc
 
+    def _packed(self) -> Any:
+        if self.value is None:
+            raise Malformed("a compressed message without value")
+        if self.compression == codecs.LZ4 and self.magic == 0:
+            return with_right_lz4_checksum(self.value)
+        return self.value
+
+    def _shift(self, last: int) -> int:
+        """What is to be added to inner offsets, of which `last` is the last."""
+        return self.offset - last if self.magic else 0
+
+    def _inside(self) -> Iterator[list[tuple[int, int]]]:
+        """In steps: (offset as it stands inside, timestamp) of each message that is wrapped. Raises
+        Malformed."""
+        rest = b""
+        for chunk in codecs.steps(self.compression, self._packed(), codecs.CHUNK, codecs.Needs()):
+            rest += chunk
+            position = 0
+            found = []
+            while len(rest) - position >= HEADER_SIZE[1]:
+                offset, size = struct.unpack_from(">qi", rest, position)
+                if size < HEADER_SIZE[0] - LOG_OVERHEAD:
+                    raise Malformed(f"a message of size {size} is wrapped")
+                if size > len(rest) - position - LOG_OVERHEAD:
+                    break
+                timestamp = self.timestamp
+                if self.magic and not self.timestamp_type:
+                    (timestamp,) = struct.unpack_from(">q", rest, position + HEADER_SIZE[0])
+                found.append((offset, timestamp))
+                position += LOG_OVERHEAD + size
+            rest = rest[position:]
+            yield found
+
+    def seek(self, timestamp: int | None, from_offset: int = 0) -> "Search":
+        """In steps: (timestamp, offset) of the first message at or after both; with None, of the first one
+        with the largest timestamp. None if there is none. Raises Malformed."""
+        if not self.compression:
+            fits = self.timestamp >= 0 if timestamp is None else self.timestamp >= timestamp
+            return (self.timestamp, self.offset) if fits and self.offset >= from_offset else None
+        last = -1
+        for messages in self._inside():
+            if messages:
+                last = messages[-1][0]
+            yield
+        shift = self._shift(last)
+        best = None
+        for messages in self._inside():
+            for offset, time in messages:
+                if timestamp is not None:
+                    if time >= timestamp and offset + shift >= from_offset:
+                        return time, offset + shift
+                elif time >= 0 and (best is None or time > best[0]):
+                    best = time, offset + shift
+            yield
+        return best
+
     def records(self) -> list[Record]:
         """The message, or those that it wraps, with absolute offsets. Raises Malformed."""
         if not self.compression:
             return [Record(self.key, self.value, None, self.timestamp, self.offset)]
-        if self.value is None:
-            raise Malformed("a compressed message without value")
-        data: Any = self.value
-        if self.compression == codecs.LZ4 and self.magic == 0:
-            data = _with_right_lz4_checksum(data)
-        inner = list(read_entries(codecs.decompress(self.compression, data, DECOMPRESSED_MAX)))
+        inner = list(read_entries(codecs.decompress(self.compression, self._packed(), DECOMPRESSED_MAX)))
         if not inner:
             raise Malformed("a compressed message that wraps none")
         if any(entry.compression or entry.magic != self.magic for entry in inner):
             raise Malformed("a compressed message wraps one that is compressed too, or of another magic")
-        shift = self.offset - inner[-1].offset if self.magic else 0
+        shift = self._shift(inner[-1].offset)
         return [
             Record(
                 entry.key,
@@ -111,18 +163,3 @@ def read_entries(buffer: Any) -> Iterator[LegacyEntry]:
             return
         yield LegacyEntry(view, position)
         position += LOG_OVERHEAD + size
-
-
-def _with_right_lz4_checksum(frame: bytes) -> bytes:
-    """One byte closes the frame's header: the one of 256 that the library takes."""
-    if len(frame) < 7:
-        raise Malformed("lz4: no frame")
-    at = 14 if frame[4] & 0x08 else 6  # behind the content size, if there is one
-    for checksum in range(256):
-        right = frame[:at] + bytes([checksum]) + frame[at + 1 :]
-        try:
-            lz4.frame.get_frame_info(right[: at + 1])
-        except RuntimeError:
-            continue
-        return right
-    raise Malformed("lz4: no frame")

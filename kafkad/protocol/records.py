@@ -17,6 +17,7 @@ from kafkad._native.wire.records import Record as Record
 from kafkad._native.wire.records import write_header as write_header
 from kafkad.protocol import compression as codecs
 from kafkad.protocol.errors import Malformed
+from kafkad.protocol.legacy_records import LegacyEntry
 
 # attributes of a batch (COMPRESSION_MASK: a codec of `compression`)
 COMPRESSION_MASK: Final = 0x07
@@ -180,7 +181,9 @@ def find_max_timestamp(buffer: Any) -> tuple[int, int] | None:
 
 
 def seek_timestamp(buffer: Any, timestamp: int, from_offset: int = 0) -> Search:
-    """`find_timestamp` in steps of bounded work."""
+    """`find_timestamp` in steps of bounded work. The batch may be a message of magic 0 or 1."""
+    if _is_legacy(buffer):
+        return (yield from LegacyEntry(buffer).seek(timestamp, from_offset))
     header = BatchHeader(buffer)
     walk = RecordWalk(header, target=timestamp, from_offset=from_offset)
     for chunk in _steps(header, buffer):
@@ -193,7 +196,9 @@ def seek_timestamp(buffer: Any, timestamp: int, from_offset: int = 0) -> Search:
 
 
 def seek_max_timestamp(buffer: Any) -> Search:
-    """`find_max_timestamp` in steps of bounded work."""
+    """`find_max_timestamp` in steps of bounded work. The batch may be a message of magic 0 or 1."""
+    if _is_legacy(buffer):
+        return (yield from LegacyEntry(buffer).seek(None))
     header = BatchHeader(buffer)
     walk = RecordWalk(header)
     for chunk in _steps(header, buffer):
@@ -202,6 +207,11 @@ def seek_max_timestamp(buffer: Any) -> Search:
     if walk.end():
         raise Malformed(f"the batch at offset {header.base_offset}: {header.message}")
     return walk.largest
+
+
+def _is_legacy(buffer: Any) -> bool:
+    view = memoryview(buffer).cast("B")
+    return len(view) > MAGIC_AT and view[MAGIC_AT] < 2
 
 
 def _steps(header: BatchHeader, buffer: Any) -> codecs.Chunks:

@@ -7,7 +7,8 @@ chunk by chunk as well.
 
 A `Validation` goes in steps of bounded work, so that an event loop does the small ones itself and leaves the
 others to threads (`_native/serving/unpacking`). It holds what the log was when it began; what may change
-meanwhile (the leader epoch, producers, the time of a LogAppendTime) is the append's.
+meanwhile (the leader epoch, producers, the time of a LogAppendTime) is the append's. All of a batch above
+LARGE_BATCH is a thread's, also if it is not compressed: a CRC and a walk of megabytes take milliseconds.
 
 The rules themselves stand in `_native/wire/batch.pyx`; here is only the order in which they are asked.
 
@@ -19,7 +20,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, Final
 
 from kafkad._native.wire import records as native
-from kafkad._native.wire.batch import AppendRules, BatchHeader, RecordWalk
+from kafkad._native.wire.batch import AppendRules, BatchHeader, RecordWalk, copied
 from kafkad.protocol import compression as codecs
 from kafkad.protocol.errors import CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE, KafkaError, Malformed
 
@@ -31,6 +32,8 @@ HEADER_SIZE: Final = 61
 ATTRIBUTES_AT: Final = 22  # the byte of the 16 bits that is in use
 COMPRESSION_MASK: Final = 0x07
 PACKED_PIECE: Final = 16 << 10
+LARGE_BATCH: Final = 2 << 20
+LARGE_PIECE: Final = 1 << 20  # of what is plain
 
 
 class InvalidBatch(KafkaError):
@@ -50,25 +53,51 @@ class Validation:
     then `settle`. Its timestamps are held against `now_ms`; `level` is for a recompression. Raises
     InvalidBatch, at once or in a step: the end of it."""
 
-    __slots__ = ("_chunks", "_steps", "ahead", "batch", "header", "level", "memory", "rewrites", "rules")
+    __slots__ = (
+        "_chunks", "_copies", "_header", "_steps",
+        "ahead", "batch", "large", "level", "memory", "rewrites", "rules", "size",
+    )  # fmt: skip
 
     def __init__(
         self, records: bytearray | memoryview, rules: AppendRules, now_ms: int, level: int | None = None
     ) -> None:
-        verdict, header = rules.check_header(records)
+        self.memory = 0  # bytes held from the next step on, without a chunk and the batch that is made
+        self.ahead = 0  # bytes that the next step unpacks at once, where that is more than a chunk
+        self.rewrites = False
+        self.rules = rules
+        self.level = level
+        self.batch = records
+        self.size = len(records)
+        self.large = self.size > LARGE_BATCH
+        self._copies = False
+        self._header: BatchHeader | None = None
+        self._chunks: codecs.Chunks | None = None
+        if self.large:
+            self.ahead = self.size
+        else:
+            self._check_header()
+        self._steps = self._run(now_ms)
+
+    @property
+    def header(self) -> BatchHeader:
+        assert self._header is not None
+        return self._header
+
+    def copy_first(self) -> None:
+        """Of a large batch, before the first step: another process may overwrite the bytes, so copy them, and
+        look at the copy only."""
+        assert self.large
+        self._copies = True
+        self.memory = self.size
+
+    def _check_header(self) -> None:
+        verdict, header = self.rules.check_header(self.batch)
         if verdict == NEED_PYTHON:
             raise InvalidBatch(INVALID_RECORD, "Only record batches of magic 2 may be produced")
         if verdict:
             raise InvalidBatch(verdict, header.message, header.bad_record)
-        self.memory = 0  # bytes held from the next step on, without a chunk and the batch that is made
-        self.ahead = 0  # bytes that the next step unpacks at once, where that is more than a chunk
-        self.rules = rules
-        self.header = header
-        self.level = level
-        self.batch = records
-        self.rewrites = rules.compression_type not in (-1, header.compression)
-        self._chunks: codecs.Chunks | None = None
-        self._steps = self._run(records, now_ms)
+        self._header = header
+        self.rewrites = self.rules.compression_type not in (-1, header.compression)
 
     def step(self) -> int:
         """A bounded piece of work: how many bytes it unpacked, -1 when there is nothing left to do."""
@@ -87,14 +116,20 @@ class Validation:
         self.rules.settle(self.batch, self.header, now_ms)
         return self.batch
 
-    def _run(self, records: bytearray | memoryview, now_ms: int) -> Generator[int, None, None]:
-        header, rules = self.header, self.rules
+    def _run(self, now_ms: int) -> Generator[int, None, None]:
+        if self.large:
+            if self._copies:
+                self.batch = copied(self.batch)
+                yield len(self.batch)
+            self._check_header()
+            yield 0
+        header, rules, records = self.header, self.rules, self.batch
         source = header.compression
         target = source if rules.compression_type < 0 else rules.compression_type
         body = memoryview(records)[HEADER_SIZE:]
         limit = max(DECOMPRESSED_MIN, DECOMPRESSED_FACTOR * rules.max_message_bytes)
         walk = RecordWalk(header, rules, now_ms)
-        output = _Rebuilt(target, self.level, rules.max_message_bytes) if target != source else None
+        output = Rebuilt(target, self.level, rules.max_message_bytes) if target != source else None
         size = 0
         try:
             for chunk in self._unpack(source, body, output):
@@ -114,7 +149,7 @@ class Validation:
             raise InvalidBatch(verdict, header.message, header.bad_record, bad_records)
 
         if not walk.consecutive:
-            output = _Rebuilt(target, self.level, rules.max_message_bytes)
+            output = Rebuilt(target, self.level, rules.max_message_bytes)
             renumbering = native.Renumbering()
             for chunk in self._unpack(source, body, output):
                 output.write(renumbering.feed(chunk))
@@ -124,9 +159,9 @@ class Validation:
             self.batch = output.finish(records)
             header.seal(self.batch)
 
-    def _unpack(self, source: int, body: memoryview, output: "_Rebuilt | None") -> codecs.Chunks:
+    def _unpack(self, source: int, body: memoryview, output: "Rebuilt | None") -> codecs.Chunks:
         # Packing costs far more than unpacking, so what is packed again comes in smaller pieces.
-        chunk_size = codecs.CHUNK if output is None else PACKED_PIECE
+        chunk_size = PACKED_PIECE if output is not None else LARGE_PIECE if source == 0 else codecs.CHUNK
         self._chunks = codecs.steps(source, body, chunk_size, self)
         return self._chunks
 
@@ -142,7 +177,7 @@ def validate_slow(
     return validation.settle(now_ms), validation.header
 
 
-class _Rebuilt:
+class Rebuilt:
     """The batch with other records behind its header, compressed as they come."""
 
     def __init__(self, codec: int, level: int | None, max_bytes: int) -> None:
@@ -155,9 +190,14 @@ class _Rebuilt:
         self.batch += self.compressor.write(chunk)
         self._check_size()
 
-    def finish(self, original: Any) -> bytearray:
+    def end(self) -> bytearray:
+        """The batch; its header is still to be written."""
         self.batch += self.compressor.finish()
         self._check_size()
+        return self.batch
+
+    def finish(self, original: Any) -> bytearray:
+        self.end()
         self.batch[:HEADER_SIZE] = original[:HEADER_SIZE]
         self.batch[ATTRIBUTES_AT] = self.batch[ATTRIBUTES_AT] & ~COMPRESSION_MASK | self.codec
         return self.batch

@@ -20,6 +20,7 @@ made; another worker's may still be there then, and the new one is made a little
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 OCCUPIED_MS = (10, 20, 50, 100, 200, 500)  # how long to wait for a name that another worker is to free
 FAILED_MS = (*OCCUPIED_MS, 1_000, 2_000, 5_000)  # how long to wait for the end of a shortage
+TRIED_AT_A_TIME = 4  # partitions in one turn of the loop: each makes a directory and its files
 NO_ROW = -1  # announced of a partition that its owner could not open yet
 
 
@@ -229,21 +231,26 @@ class Partitions:
             if not self.mine(topic.name, topic.topic_id, index):
                 self._ensure_reader(topic, index, state, new)
                 continue
-            log = self._logs.get((topic.name, index))
-            opened = log is None
+            if config is None and (topic.name, index) not in self._logs:
+                config = self.topic_config(image, topic.name)
+            self._ensure_log(topic, index, state, config, new)
+
+    def _ensure_log(self, topic: Any, index: int, state: Any, config: TopicConfig | None, new: bool) -> None:
+        """Open and lead a partition of this worker's; `config` is of one that is not open."""
+        log = self._logs.get((topic.name, index))
+        opened = log is None
+        if log is None:
+            assert config is not None
+            log = self._open(topic, index, config, state, new)
             if log is None:
-                if config is None:
-                    config = self.topic_config(image, topic.name)
-                log = self._open(topic, index, config, state, new)
-                if log is None:
-                    continue
-            opened = opened or (topic.name, index) in self._unled
-            if state.leader == self.broker_id and not self._lead(log, state.leader_epoch):
-                continue
-            if opened:
-                for listener in (self.on_opened, self.on_led):
-                    if listener is not None:
-                        listener(log)
+                return
+        opened = opened or (topic.name, index) in self._unled
+        if state.leader == self.broker_id and not self._lead(log, state.leader_epoch):
+            return
+        if opened:
+            for listener in (self.on_opened, self.on_led):
+                if listener is not None:
+                    listener(log)
 
     def _lead(self, log: Any, epoch: int) -> bool:
         """Lead a partition; if the disk does not allow it, try again later."""
@@ -278,13 +285,16 @@ class Partitions:
         if log is None and self._is_absent(state, new):
             logger.error("the log directory of %s-%d is not there", topic.name, index)
             self._absent.add((topic.name, index))
-            stand_in = self.log_dirs.stand_in(topic.name, index, topic.topic_id)
-            self.table.add(stand_in, topic.name, topic.topic_id)
+            if not self._failed.pop((topic.name, index), ""):  # else its stand-in is in the table
+                stand_in = self.log_dirs.stand_in(topic.name, index, topic.topic_id)
+                self.table.add(stand_in, topic.name, topic.topic_id)
             return None
         key = topic.name, index
         if log is None:
+            directory = state.directory(self.broker_id)
+            assigned = None if directory in (DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED) else directory
             try:
-                log = self.log_dirs.create(topic.name, index, topic.topic_id, config)
+                log = self.log_dirs.create(topic.name, index, topic.topic_id, config, assigned)
             except DirectoryOccupied:
                 self._wait(key)
                 return None
@@ -353,15 +363,32 @@ class Partitions:
         if self._following:  # names may be freed by what is still to be deleted
             self._try_again_later()
             return
-        waiting, self._waiting = self._waiting, set()
-        for name in sorted({name for name, _ in waiting}):
-            if name in self._image.topics:
-                for _ in self._ensure_topic(self._image, self._image.topics[name], new=True):
-                    pass
-        if self._waiting:
+        self._try_round(deque(sorted(self._waiting)))
+
+    def _try_round(self, keys: deque[tuple[str, int]]) -> None:
+        """Try each of `keys` that still waits, a few in each turn of the loop."""
+        if self._following:
+            self._try_again_later()
+            return
+        for _ in range(min(TRIED_AT_A_TIME, len(keys))):
+            self._try(*keys.popleft())
+        if keys:
+            self.log_dirs.scheduler.call_later(0, lambda: self._try_round(keys))
+        elif self._waiting:
             self._try_again_later()
         else:
             self._tries = 0
+
+    def _try(self, name: str, index: int) -> None:
+        if (name, index) not in self._waiting:
+            return  # deleted meanwhile
+        self._waiting.remove((name, index))
+        topic = self._image.topics.get(name)
+        state = None if topic is None else topic.partitions.get(index)
+        if state is None or self.broker_id not in state.replicas or (name, index) in self._absent:
+            return
+        if self.mine(name, topic.topic_id, index):
+            self._ensure_log(topic, index, state, self.topic_config(self._image, name), True)
 
     def failed(self) -> list[tuple[str, int, bytes]]:
         """(topic, index, topic id) of the partitions that could not be opened yet."""

@@ -112,11 +112,12 @@ class Serial:
         if not running.cancelled():
             running.result()
         if self._jobs:
-            self._running = asyncio.ensure_future(_awaited(self._turns.run(self._pump())))
+            self._running = asyncio.ensure_future(awaited(self._turns.run(self._pump())))
             self._running.add_done_callback(self._ended)
 
 
-async def _awaited(result: Any) -> Any:
+async def awaited(result: Any) -> Any:
+    """The value of what may be there already."""
     return await result if inspect.isawaitable(result) else result
 
 
@@ -159,6 +160,10 @@ class AnsweringController:
     def alter_configs(self, wanted: Any, validate_only: bool = False) -> Any:
         return self._answer(self._controller.alter_configs(wanted, validate_only))
 
+    def alter_user_scram_credentials(self, request: Any) -> Any:
+        steps = self._controller.alter_user_scram_credentials(request)
+        return self._answer(steps, lambda answer: answer.results)
+
     def allocate_producer_ids(self) -> Any:
         """(first, count). No other worker has to know. Raises KafkaError."""
         steps = self._controller.allocate_producer_ids()
@@ -166,15 +171,21 @@ class AnsweringController:
         return self._answer(steps, timeout_s=IN_PASSING_S, late=late, applied=False)
 
     def assign_directories(self, placed: dict[tuple[bytes, int], bytes]) -> None:
-        """Try until it works: nobody waits for it."""
+        """Assign directories, and try again after a KafkaError: no client waits for it. Any other error is
+        our own, and goes to the loop, which ends the worker."""
 
-        def again(trouble: BaseException) -> None:
+        def again(trouble: KafkaError) -> None:
             logger.warning("log directories could not be assigned, will try again: %s", trouble)
             self._loop.call_later(RETRY_S, self.assign_directories, placed)
 
         def ended(task: "asyncio.Future[Any]") -> None:
-            if not task.cancelled() and (trouble := task.exception()) is not None:
+            if task.cancelled():
+                return
+            trouble = task.exception()
+            if isinstance(trouble, KafkaError):
                 again(trouble)
+            elif trouble is not None:
+                raise trouble
 
         try:
             result = self._serial.run(self._controller.assign_directories(placed))

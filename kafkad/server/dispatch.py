@@ -25,12 +25,13 @@ from typing import Any, NamedTuple
 
 from kafkad._native.serving.long_answer import LongAnswer
 from kafkad._native.serving.shared_answer import SharedAnswer
-from kafkad.api.context import RequestContext, Services, code_of
+from kafkad.api.context import ANONYMOUS, RequestContext, Services, code_of
 from kafkad.api.table import Api, Route
 from kafkad.api.versions import unsupported
 from kafkad.coordinator.runtime import at_once
 from kafkad.protocol import codec, errors
 from kafkad.protocol.errors import KafkaError, Malformed
+from kafkad.server.authentication import Authentication
 from kafkad.server.refusal import refusal
 from kafkad.server.routing import HELD, Router
 from kafkad.server.turns import Steps, Turns
@@ -56,9 +57,15 @@ class Dispatcher:
     """Called by the reactor with each frame of an API that is not native."""
 
     def __init__(
-        self, services: Services, table: dict[int, Api], fatal: Callable[[BaseException], None], turns: Turns
+        self,
+        services: Services,
+        table: dict[int, Api],
+        fatal: Callable[[BaseException], None],
+        turns: Turns,
+        authentication: Authentication | None = None,
     ) -> None:
         self.services = services
+        self.authentication = authentication  # None: no listener asks for it
         self.table = table
         self.fatal = fatal
         self.turns = turns
@@ -77,6 +84,9 @@ class Dispatcher:
             connection.close("no memory was left for its request")
 
     def _dispatch(self, connection: Any, request_id: int, frame: bytes) -> None:
+        if self.authentication is not None and self.authentication.takes(connection, frame):
+            self.authentication(connection, request_id, frame)
+            return
         if len(frame) < 4:
             connection.close(f"a request of {len(frame)} bytes has no header")
             return
@@ -331,4 +341,5 @@ def _context(connection: Any, header: Any) -> RequestContext:
         client_host=connection.peer_host,
         listener=connection.listener,
         connection=connection,
+        principal=connection.principal or ANONYMOUS,
     )

@@ -1,4 +1,5 @@
-"""Loading the groups of partitions of `__consumer_offsets` while everybody is served.
+"""Loading the groups of partitions of `__consumer_offsets`, or the transactional ids of partitions of
+`__transaction_state`, while everybody is served.
 
     load(partition)    its groups are answered COORDINATOR_LOAD_IN_PROGRESS from now on
     a thread           reads the segment files and keeps the last record of each key, without the GIL
@@ -97,7 +98,9 @@ class SegmentFiles:
 class GroupLoader:
     """One a worker: `load` what it leads, whenever that comes."""
 
-    def __init__(self, groups: Any, partitions: Any, scheduler: Any) -> None:
+    def __init__(self, groups: Any, partitions: Any, scheduler: Any, topic: str = OFFSETS_TOPIC) -> None:
+        """groups: the coordinator, of groups or of transactions, and `topic` is what it reads."""
+        self._topic = topic
         self._groups = groups
         self._partitions = partitions
         self._scheduler = scheduler
@@ -107,7 +110,7 @@ class GroupLoader:
 
     def load(self, index: int) -> None:
         """Load a partition, if it is led here and neither loaded nor loading."""
-        log = self._partitions.find(OFFSETS_TOPIC, index)
+        log = self._partitions.find(self._topic, index)
         if log is None or index in self._groups.shards:
             return
         shard = self._groups.begin_load(index)
@@ -130,7 +133,7 @@ class GroupLoader:
         files.failures += 1
         logger.error(
             "%s-%d cannot be read yet: %s; the next try is in %d s",
-            OFFSETS_TOPIC, shard.index, trouble, delay_ms // 1000,
+            self._topic, shard.index, trouble, delay_ms // 1000,
         )  # fmt: skip
         self._scheduler.call_later(delay_ms, lambda: self._queue_up(shard, files))
 

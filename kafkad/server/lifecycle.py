@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kafkad._native.shared import timeslice
 from kafkad.config.definition import ConfigError
@@ -28,19 +28,13 @@ from kafkad.log.log_dirs import DirectoryTrouble
 from kafkad.net.listener import ListenError
 from kafkad.raft.single_voter import UnusableMetadata
 from kafkad.server.event_loop import EventLoop
+from kafkad.server.place import BROKEN, ENDING, NO_DIRECTORY, STOP, Place
 from kafkad.server.preload import preload
 from kafkad.server.worker import Worker
 
-if TYPE_CHECKING:
-    from kafkad.server.supervisor import Place
-
 logger = logging.getLogger("kafkad")
 
-BROKEN = 70  # EX_SOFTWARE
-NO_DIRECTORY = 74  # EX_IOERR
 SLICE_US = 100  # the least that Linux gives
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-STOP = signal.SIGUSR1  # what ends one of several workers, by the supervisor: hang up, then once more: stop
 
 
 class Interrupted(BaseException):
@@ -103,7 +97,7 @@ def serve_alone(config: Any) -> int:
     return 0
 
 
-def serve_as_worker(config: Any, place: "Place") -> int:
+def serve_as_worker(config: Any, place: Place) -> int:
     """The life of one of several workers, from the fork on; its exit code."""
     loop, fatal = new_loop()
     worker = Worker(config, loop, fatal, place)

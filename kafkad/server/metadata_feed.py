@@ -32,17 +32,19 @@ from typing import Any, NamedTuple
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.records import decode_record, encode_record
 from kafkad.metadata.replay import Delta, Replay
+from kafkad.metadata.replay import applied as replayed
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
 from kafkad.replication.partitions import NO_ROW
-from kafkad.server.controller_queue import AnsweringController, Serial
+from kafkad.server import creation
+from kafkad.server.controller_queue import AnsweringController, Serial, awaited
 from kafkad.server.peers import PeerLost, Peers, PeerTrouble
 from kafkad.server.turns import Steps, Turns
 
 logger = logging.getLogger("kafkad")
 
 # Kinds of what workers say to one another; api.routing has its own.
-IMAGE, FOLLOW, CHANGE, ANNOUNCE, WITHDRAW, APPLIED, COMPLETE, CREATE, PLACED, OFFLINE = range(100, 110)
+IMAGE, FOLLOW, CHANGE, ANNOUNCE, WITHDRAW, APPLIED, COMPLETE, CREATE, PLACED, OFFLINE, IDS = range(100, 111)
 
 LEADER = 0  # the worker that writes metadata
 SETTLE_S = 5.0  # how long a change waits for the other workers
@@ -155,8 +157,8 @@ def image_of(change: Change, empty: MetadataImage) -> MetadataImage:
 
 
 def apply_change(change: Change, image: MetadataImage) -> tuple[MetadataImage, Delta]:
-    return image.apply(
-        change.records, offset=change.offset, epoch=change.epoch, timestamp_ms=change.timestamp_ms
+    return replayed(
+        image, change.records, offset=change.offset, epoch=change.epoch, timestamp_ms=change.timestamp_ms
     )
 
 
@@ -495,9 +497,11 @@ class LeadingController(AnsweringController):
 
     def __init__(self, controller: Any, turns: Turns, loop: asyncio.AbstractEventLoop, feed: Feed) -> None:
         super().__init__(controller, turns, loop)
+        self._turns = turns
         self._feed = feed
         feed.peers.handle(CREATE, self._create)
         feed.peers.handle(PLACED, self._placed)
+        feed.peers.handle(IDS, self._producer_ids)
 
     def _is_applied(self, offset: int) -> bool:
         return self._feed.is_complete(offset)
@@ -506,10 +510,18 @@ class LeadingController(AnsweringController):
         await self._feed.settled(offset)
 
     async def _create(self, _: int, payload: bytes) -> bytes:
-        created = self.auto_create(json.loads(payload))
-        troubles = created if isinstance(created, dict) else await created
-        told = {name: trouble and (trouble.code, trouble.message) for name, trouble in troubles.items()}
-        return json.dumps(told).encode()
+        names = await awaited(self._turns.run(creation.decode_names(payload)))
+        troubles = await awaited(self.auto_create(names))
+        answer: bytes = await awaited(self._turns.run(creation.encode_troubles(troubles)))
+        return answer
+
+    async def _producer_ids(self, _: int, payload: bytes) -> bytes:
+        try:
+            block = self.allocate_producer_ids()
+            first, count = block if isinstance(block, tuple) else await block
+        except KafkaError as trouble:
+            return json.dumps((trouble.code, 0, 0)).encode()
+        return json.dumps((errors.NONE, first, count)).encode()
 
     def _placed(self, _: int, payload: bytes) -> None:
         self.assign_directories(
@@ -525,8 +537,9 @@ class RemoteController:
     are.
     """
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Peers, turns: Turns) -> None:
         self._peers = peers
+        self._turns = turns
         self._placed: dict[tuple[bytes, int], bytes] = {}
         peers.on_up(self._up)
 
@@ -540,16 +553,26 @@ class RemoteController:
     async def auto_create(self, names: Iterable[str]) -> dict[str, KafkaError | None]:
         """As Controller.auto_create; where its fate is not known a client is told to try again."""
         wanted = list(names)
+        asked = await awaited(self._turns.run(creation.encode_names(wanted)))
         try:
-            answer = await self._peers.call(
-                LEADER, CREATE, json.dumps(wanted).encode(), timeout_s=CREATE_TIMEOUT_S
-            )
+            answer = await self._peers.call(LEADER, CREATE, asked, timeout_s=CREATE_TIMEOUT_S)
         except (PeerLost, PeerTrouble, TimeoutError) as trouble:
-            logger.warning("topics %s were not created: %s", ", ".join(wanted), trouble)
+            logger.warning("topics %s were not created: %s", creation.some_of(wanted), trouble)
             return dict.fromkeys(wanted, KafkaError(errors.LEADER_NOT_AVAILABLE))
-        return {
-            name: KafkaError(*trouble) if trouble else None for name, trouble in json.loads(answer).items()
-        }
+        troubles: creation.Troubles = await awaited(self._turns.run(creation.decode_troubles(answer)))
+        return troubles
+
+    async def allocate_producer_ids(self) -> tuple[int, int]:
+        """As Controller.allocate_producer_ids. A block whose fate is not known is nobody's."""
+        try:
+            answer = await self._peers.call(LEADER, IDS, b"", timeout_s=CREATE_TIMEOUT_S)
+        except (PeerLost, PeerTrouble, TimeoutError) as trouble:
+            logger.warning("no producer ids could be had: %s", trouble)
+            raise KafkaError(errors.COORDINATOR_LOAD_IN_PROGRESS) from None
+        code, first, count = json.loads(answer)
+        if code:
+            raise KafkaError(code)
+        return first, count
 
     def assign_directories(self, placed: dict[tuple[bytes, int], bytes]) -> None:
         self._placed = placed

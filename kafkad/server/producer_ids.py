@@ -1,11 +1,17 @@
 """Producer ids of this broker, one after the other, from blocks that the controller commits.
 
-All who ask while a block is on its way to the disk wait for that block."""
+All who ask while a block is on its way to the disk wait for that block. The next block is asked for when a
+tenth of the last one is left, so that who cannot wait (`take`) finds an id, too."""
 
 import asyncio
 import inspect
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any
+
+from kafkad.protocol.errors import COORDINATOR_LOAD_IN_PROGRESS, KafkaError
+
+NEXT_WANTED_AT = 10  # the part of a block that is left when the next one is asked for
 
 
 class ProducerIds:
@@ -15,27 +21,62 @@ class ProducerIds:
         self._controller = controller
         self._next = 0
         self._end = 0
+        self._low = 0  # how many are left when the next block is asked for
+        self._spare: tuple[int, int] | None = None  # the next block
         self._coming: asyncio.Future[tuple[int, int]] | None = None
 
     def generate(self) -> int | Awaitable[int]:
         """A producer id that nobody has had, or an awaitable of it. Raises KafkaError where no new block can
         be had."""
-        if self._next == self._end and self._coming is None:
-            block = self._controller.allocate_producer_ids()
-            if inspect.isawaitable(block):
-                self._coming = asyncio.ensure_future(block)
-                self._coming.add_done_callback(self._arrived)
-            else:
-                self._begin(block)
+        if self._next == self._end:
+            self._ask()
         return self._later() if self._next == self._end else self._take()
+
+    def take(self) -> int:
+        """A producer id at once. Raises KafkaError: COORDINATOR_LOAD_IN_PROGRESS while none is here."""
+        if self._next == self._end:
+            self._ask()
+        if self._next == self._end:
+            raise KafkaError(COORDINATOR_LOAD_IN_PROGRESS)
+        return self._take()
+
+    def coming(self) -> Awaitable[Any] | None:
+        """What to await before `take`, where that would fail; it fails all the same if no block can be had.
+        Raises KafkaError."""
+        if self._next == self._end:
+            self._ask()
+        if self._next != self._end or self._coming is None:
+            return None
+        return asyncio.wait([self._coming])
+
+    def _ask(self) -> None:
+        """For the next block, if there is none and none is on its way."""
+        if self._coming is not None or self._spare is not None:
+            return
+        block = self._controller.allocate_producer_ids()
+        if inspect.isawaitable(block):
+            self._coming = asyncio.ensure_future(block)
+            self._coming.add_done_callback(self._arrived)
+        else:
+            self._begin(block)
 
     def _take(self) -> int:
         self._next += 1
-        return self._next - 1
+        taken = self._next - 1
+        if self._next == self._end and self._spare is not None:
+            block, self._spare = self._spare, None
+            self._begin(block)
+        elif self._low and self._end - self._next == self._low:
+            with suppress(KafkaError):  # who finds no id at all is told
+                self._ask()
+        return taken
 
     def _begin(self, block: tuple[int, int]) -> None:
+        if self._next < self._end:
+            self._spare = block
+            return
         first, count = block
-        self._next, self._end = first, first + count
+        self._next, self._end, self._low = first, first + count, count // NEXT_WANTED_AT
 
     def _arrived(self, coming: "asyncio.Future[tuple[int, int]]") -> None:
         self._coming = None

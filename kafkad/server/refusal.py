@@ -12,19 +12,28 @@ from kafkad.server.turns import Steps
 
 # (response struct, its array) -> what the request calls it, where the names differ
 RENAMED = {
+    ("AlterUserScramCredentialsResponse", "results"): ("deletions", "upsertions"),
     ("CreatePartitionsResponse", "results"): ("topics",),
     ("DescribeConfigsResponse", "results"): ("resources",),
     ("AlterConfigsResponse", "responses"): ("resources",),
     ("IncrementalAlterConfigsResponse", "responses"): ("resources",),
     ("DeleteGroupsResponse", "results"): ("groups_names",),
     ("DeleteTopicsResponse", "responses"): ("topics", "topic_names"),
+    ("AddPartitionsToTxnResponse", "results_by_transaction"): ("transactions",),
+    ("AddPartitionsToTxnResponse", "results_by_topic_v3_and_below"): ("v3_and_below_topics",),
+    ("AddPartitionsToTxnResponse.ResultsByTransaction", "topic_results"): ("topics",),
+    ("AddPartitionsToTxnResponse.ResultsByTransaction.TopicResults", "results_by_partition"): ("partitions",),
+    ("AddPartitionsToTxnResponse.ResultsByTopicV3AndBelow", "results_by_partition"): ("partitions",),
+    ("DescribeTransactionsResponse", "transaction_states"): ("transactional_ids",),
     ("FindCoordinatorResponse", "coordinators"): ("coordinator_keys",),
     ("DescribeProducersResponse.Topics", "partitions"): ("partition_indexes",),
+    ("WriteTxnMarkersResponse.Markers.Topics", "partitions"): ("partition_indexes",),
     ("OffsetFetchResponse.Topics", "partitions"): ("partition_indexes",),
     ("OffsetFetchResponse.Groups.Topics", "partitions"): ("partition_indexes",),
 }
 # what a bare string or number of the request becomes
-NAMES = ("name", "group_id", "key", "partition_index")
+NAMES = ("name", "group_id", "transactional_id", "key", "partition_index")
+CODES = ("error_code", "partition_error_code")
 # offsets that are none, where the schema's default is 0
 NO_OFFSETS = ("committed_offset", "low_watermark")
 
@@ -42,8 +51,7 @@ def refusal(api_key: int, version: int, request: Any, code: int, message: str | 
 
 def _has_code(spec: Any) -> bool:
     return any(
-        field.name == "error_code" or (field.struct is not None and _has_code(field.struct))
-        for field in spec.fields
+        field.name in CODES or (field.struct is not None and _has_code(field.struct)) for field in spec.fields
     )
 
 
@@ -52,8 +60,8 @@ def _mirror(target: Any, version: int, source: Any, code: int, message: str | No
     for field in target.SPEC.fields:
         if not field.versions[0] <= version <= field.versions[1]:
             continue
-        if field.name == "error_code":
-            target.error_code = code
+        if field.name in CODES:
+            setattr(target, field.name, code)
         elif field.name == "error_message":
             target.error_message = message
         elif field.name in NO_OFFSETS:
@@ -66,6 +74,8 @@ def _mirror(target: Any, version: int, source: Any, code: int, message: str | No
                 yield from _mirror(child, version, element, code, message)
                 getattr(target, field.name).append(child)
                 yield
+        elif field.name == "user" and hasattr(source, "name"):
+            target.user = source.name
         elif field.name in NAMES and type(source) is type(getattr(target, field.name)):
             setattr(target, field.name, source)
         elif field.struct is None and field.name != "throttle_time_ms" and hasattr(source, field.name):

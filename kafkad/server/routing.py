@@ -37,6 +37,7 @@ from kafkad.api.table import Api, Route
 from kafkad.coordinator.runtime import at_once
 from kafkad.metadata.image import BROKER_LOGGER
 from kafkad.protocol import codec, errors, messages
+from kafkad.server.marker_routing import merge_markers, split_markers
 from kafkad.server.peers import PeerLost, PeerTrouble
 from kafkad.server.refusal import refusal
 from kafkad.server.turns import Steps, Turns
@@ -53,8 +54,10 @@ HELD = frozenset({11, 14})  # JoinGroup and SyncGroup take as long as their grou
 
 LIST_OFFSETS, OFFSET_FETCH, DESCRIBE_GROUPS, LIST_GROUPS, DELETE_RECORDS = 2, 9, 15, 16, 21
 INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH, DESCRIBE_LOG_DIRS, DELETE_GROUPS = 22, 23, 35, 42
-INCREMENTAL_ALTER_CONFIGS, DESCRIBE_PRODUCERS = 44, 61
+ADD_PARTITIONS_TO_TXN, WRITE_TXN_MARKERS, INCREMENTAL_ALTER_CONFIGS = 24, 27, 44
+DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 61, 65, 66
 SEVERAL_GROUPS_FROM = 8  # OffsetFetch
+SEVERAL_TRANSACTIONS_FROM = 4  # AddPartitionsToTxn
 LOOKED_AT = 64  # elements of one step
 LONG_NAME = 512  # characters: to find the owner of such a group is a step of its own
 ANSWER_MAX = 128 << 20  # bytes of one from another worker, both of which hold it
@@ -63,11 +66,13 @@ ANSWER_MAX = 128 << 20  # bytes of one from another worker, both of which hold i
 LOST = {
     Route.CONTROLLER: errors.REQUEST_TIMED_OUT,
     Route.GROUP: errors.NOT_COORDINATOR,
+    Route.TRANSACTION: errors.NOT_COORDINATOR,
     Route.PARTITIONS: errors.NOT_LEADER_OR_FOLLOWER,
     Route.EVERY: errors.REQUEST_TIMED_OUT,
 }
 LOST_BY_KEY = {
     LIST_GROUPS: errors.COORDINATOR_NOT_AVAILABLE,
+    LIST_TRANSACTIONS: errors.COORDINATOR_LOAD_IN_PROGRESS,  # the one on which clients ask again
     INIT_PRODUCER_ID: errors.COORDINATOR_LOAD_IN_PROGRESS,  # Kafka's code while no block of ids can be had
 }
 
@@ -92,6 +97,8 @@ BY_PARTITION = {
 LISTED = {
     OFFSET_FETCH: ("groups", "groups"),
     DESCRIBE_GROUPS: ("groups", "groups"),
+    ADD_PARTITIONS_TO_TXN: ("transactions", "results_by_transaction"),
+    DESCRIBE_TRANSACTIONS: ("transactional_ids", "transaction_states"),
     DELETE_GROUPS: ("groups_names", "results"),
     INCREMENTAL_ALTER_CONFIGS: ("resources", "responses"),
 }
@@ -118,7 +125,7 @@ class Router:
 
     def __init__(self, services: Services, table: dict[int, Api], execute: Execute, turns: Turns) -> None:
         assert services.peers is not None and services.owner_of is not None
-        assert services.group_owner is not None
+        assert services.group_owner is not None and services.transaction_owner is not None
         self._services = services
         self._table = table
         self._execute = execute
@@ -127,9 +134,11 @@ class Router:
         self._me = services.me
         self._owner_of = services.owner_of
         self._group_owner = services.group_owner
+        self._transaction_owner = services.transaction_owner
         self._routes: dict[Route, Callable[..., Steps]] = {
             Route.CONTROLLER: self._to_controller,
             Route.GROUP: self._to_group,
+            Route.TRANSACTION: self._to_transaction,
             Route.PARTITIONS: self._to_partitions,
             Route.EVERY: self._to_everybody,
         }
@@ -176,9 +185,40 @@ class Router:
         owner = None if group_id is None else self._group_owner(group_id)
         return self._me if owner is None else owner
 
+    def _to_transaction(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
+        if api.key == INIT_PRODUCER_ID and request.transactional_id is None:
+            return None if self._me == CONTROLLER else self._whole(CONTROLLER, api, context, request, frame)
+        elements: Sequence[Any] = ()
+        places = None
+        if api.key == DESCRIBE_TRANSACTIONS:
+            elements, places = yield from _each_once(api, request.transactional_ids)
+            ids: Sequence[str] = elements
+        elif api.key == ADD_PARTITIONS_TO_TXN and context.version >= SEVERAL_TRANSACTIONS_FROM:
+            elements = request.transactions
+            ids = [element.transactional_id for element in elements]
+        else:
+            is_old = api.key == ADD_PARTITIONS_TO_TXN
+            its = request.v3_and_below_transactional_id if is_old else request.transactional_id
+            owner = self._transaction_owner(its)
+            return None if owner == self._me else self._whole(owner, api, context, request, frame)
+        workers = []
+        for each in ids:
+            workers.append((self._transaction_owner(each),))
+            if len(workers) % LOOKED_AT == 0 or len(each) > LONG_NAME:
+                yield
+        return (yield from self._split_list(api, context, request, frame, elements, workers, places))
+
     def _to_partitions(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
-        if api.key == LIST_OFFSETS and (yield from list_offsets.in_rows(self._services, request)):
+        in_rows = False
+        if api.key == LIST_OFFSETS and context.version > 0:  # v0 asks for segments, which their owner knows
+            in_rows = yield from list_offsets.in_rows(self._services, request)
+        if in_rows:
             return None
+        if api.key == WRITE_TXN_MARKERS:
+            parts = yield from split_markers(request, self._owner_of)
+            if not parts or list(parts) == [self._me]:
+                return None
+            return self._merged_of_all(merge_markers, (yield from self._ask_all(api, context, parts)))
         names = BY_PARTITION[api.key]
         owners: list[list[int]] = []
         shares: dict[int, list[Any]] = {}
@@ -308,7 +348,7 @@ class Router:
     def _ask(self, worker: int, api: Api, payload: bytes) -> Awaitable[bytes]:
         """The answer of another worker; the call is sent before this returns, if it can be."""
         timeout_s = None if api.key in HELD else TIMEOUT_S
-        if api.route not in (Route.CONTROLLER, Route.EVERY):
+        if api.route not in (Route.CONTROLLER, Route.EVERY) and api.key != INIT_PRODUCER_ID:
             return self._peers.call(worker, FORWARD, payload, timeout_s)  # type: ignore[no-any-return]
         call = self._peers.call(worker, FORWARD, payload, timeout_s) if worker in self._peers.up else None
         return self._ask_patiently(worker, api, payload, timeout_s, call)
@@ -559,7 +599,8 @@ def _merge_list(answered: str, workers: Sequence[tuple[int, ...]], responses: di
     merged = getattr(response, answered)
     for its_workers in workers:
         outcomes = [next(each[worker]) for worker in its_workers]
-        merged.append(next((one for one in outcomes if one.error_code), outcomes[0]))
+        failed = (one for one in outcomes if len(outcomes) > 1 and one.error_code)
+        merged.append(next(failed, outcomes[0]))
         if len(merged) % LOOKED_AT == 0:
             yield
     return response
@@ -575,6 +616,20 @@ def _merge_groups(responses: Iterable[Any]) -> Steps:
         yield
     if merged.error_code:
         merged.groups = []
+    return merged
+
+
+def _merge_transactions(responses: Iterable[Any]) -> Steps:
+    """As `_merge_groups`."""
+    merged = messages.ListTransactionsResponse()
+    for response in responses:
+        if response.error_code and not merged.error_code:
+            merged.error_code = response.error_code
+        merged.unknown_state_filters = response.unknown_state_filters or merged.unknown_state_filters
+        merged.transaction_states.extend(response.transaction_states)
+        yield
+    if merged.error_code:
+        merged.transaction_states = []
     return merged
 
 
@@ -605,4 +660,8 @@ def _merge_log_dirs(responses: Iterable[Any]) -> Steps:
     return merged
 
 
-MERGE_ALL = {LIST_GROUPS: _merge_groups, DESCRIBE_LOG_DIRS: _merge_log_dirs}
+MERGE_ALL = {
+    LIST_GROUPS: _merge_groups,
+    LIST_TRANSACTIONS: _merge_transactions,
+    DESCRIBE_LOG_DIRS: _merge_log_dirs,
+}

@@ -71,7 +71,7 @@ from kafkad.server.heartbeat import (
     vitals_of,
     vitals_of_threads,
 )
-from kafkad.server.lifecycle import BROKEN, ENDING, NO_DIRECTORY, STOP
+from kafkad.server.place import BROKEN, ENDING, NO_DIRECTORY, STOP, Place
 from kafkad.server.stderr import STDERR
 
 logger = logging.getLogger("kafkad")
@@ -81,27 +81,6 @@ ABORT_S = 2.0  # to say where it stands and go; then SIGKILL
 SETTLED_S = 10.0  # a worker that lived for so long dies as if for the first time
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 PRCTL = ctypes.CDLL(None).prctl
-
-
-@dataclass(slots=True)
-class Place:
-    """What a worker of several is given: which one it is, and its share of what was made before the fork."""
-
-    me: int
-    count: int
-    restarted: bool  # others may have lived on while its predecessor died
-    incarnation_id: bytes  # of the broker, the same in all workers and over their restarts
-    log_dirs: LogDirs  # opened: locked and identified
-    mailboxes: Mailboxes
-    hosts: HostCounts
-    handover: Handover
-    heartbeats: Heartbeats
-    sockets: list[tuple[socket, str]]  # listening, and the name of their listener
-    endpoints: list[Endpoint]  # as bound: ports are real
-    peer_sockets: list[socket]
-    peer_addresses: list[bytes]
-    first_image: metadata_feed.FirstImage
-    tell: Callable[..., None]  # the supervisor: tell(ready=True), tell(trouble=sentence), as above
 
 
 @dataclass(slots=True)

@@ -23,6 +23,8 @@ from collections.abc import Awaitable, Callable, Generator
 from time import monotonic
 from typing import Any
 
+from kafkad._native.serving.heap_objects import use_heap
+
 TURN_S = 0.005  # of work between two rounds of the reactor
 QUANTUM_S = 0.001  # of one piece of work before the next one has its share
 MUCH = 4  # turns of work, after which the heap is worth a trim
@@ -74,6 +76,20 @@ class Turns:
 
     def _turn(self) -> None:
         self._scheduled = False
+        before = use_heap(True)  # a few objects that stay of it would keep whole arenas
+        try:
+            self._work()
+        finally:
+            use_heap(before)
+        self._turns += 1
+        if self._queue:
+            self._schedule()
+        else:
+            if self._turns >= MUCH and self.on_idle is not None:
+                self.on_idle()
+            self._turns = 0
+
+    def _work(self) -> None:
         self._spent_s = 0.0
         now = self._now()
         ends = now + TURN_S
@@ -92,13 +108,6 @@ class Turns:
                 now = self._now()
             else:
                 self._queue.append((steps, future))
-        self._turns += 1
-        if self._queue:
-            self._schedule()
-        else:
-            if self._turns >= MUCH and self.on_idle is not None:
-                self.on_idle()
-            self._turns = 0
 
 
 def _settle(future: "asyncio.Future[Any]", value: Any, trouble: BaseException | None) -> None:

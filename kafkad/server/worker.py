@@ -5,7 +5,7 @@
     3  the metadata log: replayed, led
     4  the partitions' logs: opened, recovered
     5  this broker registers: its partitions are led
-    6  the groups begin to load; large partitions are loaded while others are served
+    6  the groups and transactions begin to load; large partitions are loaded while others are served
     7  connections are accepted
     8  background tasks
 
@@ -24,6 +24,7 @@ import asyncio
 import gc
 import logging
 import random
+import secrets
 import uuid
 from collections.abc import Callable
 from socket import gethostname
@@ -35,6 +36,7 @@ from kafkad._native.serving.partition_table import PartitionTable
 from kafkad._native.serving.reactor import Reactor
 from kafkad.api import table
 from kafkad.api.context import Services
+from kafkad.api.node_endpoints import node_endpoints
 from kafkad.clock import Clock
 from kafkad.config.broker import BrokerConfig, is_sensitive
 from kafkad.config.definition import HIDDEN
@@ -42,9 +44,13 @@ from kafkad.config.dynamic import changed, with_dynamic
 from kafkad.controller.brokers import Registration, plan_directories
 from kafkad.controller.controller import Controller
 from kafkad.coordinator.runtime import GroupCoordinator
+from kafkad.coordinator.transactions import TransactionCoordinator
+from kafkad.log.cleaning import LogCleaner
 from kafkad.log.directory import Directory
 from kafkad.log.log_dirs import DirectoryTrouble, LogDirs
 from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
+from kafkad.log.segment_deletion import delete_in_steps
+from kafkad.metadata import features
 from kafkad.metadata.image import BROKER, Endpoint, MetadataImage
 from kafkad.metadata.uuids import random_uuid
 from kafkad.net import listener
@@ -52,7 +58,15 @@ from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 from kafkad.raft.single_voter import SingleVoter
 from kafkad.replication.ownership import owner_of
 from kafkad.replication.partitions import Partitions
+from kafkad.security.tls import tls_contexts
 from kafkad.server import host_limits
+from kafkad.server.authentication import (
+    PHASE_HANDSHAKE,
+    PHASE_READY,
+    Authentication,
+    read_bytes,
+    take_certificate,
+)
 from kafkad.server.background import Background
 from kafkad.server.changes import Changes
 from kafkad.server.controller_queue import AnsweringController
@@ -60,7 +74,9 @@ from kafkad.server.dispatch import Dispatcher
 from kafkad.server.event_loop import EventLoop
 from kafkad.server.group_loader import GroupLoader
 from kafkad.server.group_storage import OFFSETS_TOPIC, GroupStorage
+from kafkad.server.heap_trims import LOOK_MS, HeapTrims
 from kafkad.server.host_limits import HostLimits
+from kafkad.server.marker_transport import MarkerTransport
 from kafkad.server.metadata_feed import (
     IMAGE,
     LEADER,
@@ -74,12 +90,15 @@ from kafkad.server.metadata_feed import (
 )
 from kafkad.server.metadata_snapshots import MetadataSnapshots
 from kafkad.server.peers import PeerLost, Peers
+from kafkad.server.produce_gate import produce_gate
 from kafkad.server.producer_ids import ProducerIds
 from kafkad.server.scheduler import LoopScheduler
+from kafkad.server.transaction_gate import TransactionGate
+from kafkad.server.transaction_storage import TRANSACTION_TOPIC, TransactionStorage
 from kafkad.server.turns import Steps, Turns
 
 if TYPE_CHECKING:
-    from kafkad.server.supervisor import Place
+    from kafkad.server.place import Place
 
 logger = logging.getLogger("kafkad")
 
@@ -158,6 +177,7 @@ class Worker:
             self.log_dirs.reclaim_rows()
             self._load_groups()
             self._serve()
+            self._load_transactions()
             if self.place is None:
                 self._accept()
             self._begin_background()
@@ -237,7 +257,7 @@ class Worker:
                 logger.warning("worker %d waits for the metadata: %s", self.me, trouble)
         empty = MetadataImage(self.cluster_id, self.config.node_id)
         self.metadata = MetadataCache(image_of(decode_change(content), empty))
-        self.controller: Any = RemoteController(self.peers)
+        self.controller: Any = RemoteController(self.peers, self.turns)
 
     def _open_metadata(self) -> None:
         directory = self.config.metadata_log_dir or self.config.log_dirs[0]
@@ -395,13 +415,48 @@ class Worker:
         self._group_loader = GroupLoader(self.groups, self.partitions, self.scheduler)
         for index in range(storage.partition_count()):
             self._group_loader.load(index)
-        self.partitions.on_led = self._led
         self._started("groups", self.groups.close)
+
+    def _load_transactions(self) -> None:
+        """Behind `_serve`: what was ending when the broker ended goes on, with markers for all partitions."""
+        services = self.services
+        self._transaction_storage = storage = TransactionStorage(
+            self.partitions, self.metadata, self.clock, self.scheduler
+        )
+        self.transactions = services.transactions = TransactionCoordinator(
+            self.config,
+            self.clock,
+            self.scheduler,
+            storage,
+            MarkerTransport(services, self.loop),
+            services.producer_ids.take,
+            lambda: features.level(self.metadata.image.features, features.TRANSACTION_VERSION),
+        )
+        services.transaction_gate = TransactionGate(services, self._transaction_owner, self.loop)
+        self._serve_transactions()
+        self._started("transactions", self.transactions.close)
+        self._transaction_loader = GroupLoader(
+            self.transactions, self.partitions, self.scheduler, TRANSACTION_TOPIC
+        )
+        for index in range(storage.partition_count()):
+            self._transaction_loader.load(index)
+        self.partitions.on_led = self._led
+        if self.peers is not None:
+            self.peers.on_up(lambda worker: self.transactions.markers.retry_now())
+        self.transactions.start_timers()
+
+    def _serve_transactions(self) -> None:
+        self.reactor.serve_transactions(
+            produce_gate(self.services.transaction_gate),
+            verify=self.config.transaction_partition_verification_enable,
+        )
 
     def _led(self, log: Any) -> None:
         """A partition is led from now on, be it at once or after it was tried again."""
         if log.topic == OFFSETS_TOPIC:
             self._group_loader.load(log.partition)
+        elif log.topic == TRANSACTION_TOPIC:
+            self._transaction_loader.load(log.partition)
 
     def _serve(self) -> None:
         config = self.config
@@ -420,14 +475,21 @@ class Worker:
             peers=self.peers,
             owner_of=self._owner_of,
             group_owner=self._group_owner,
+            transaction_owner=self._transaction_owner,
             log_level_set=self._log_level_set if self.place is not None else None,
         )
-        dispatcher = Dispatcher(self.services, table.BY_KEY, self.fatal, self.turns)
+        authentication = None
+        if any(endpoint.protocol.startswith("SASL_") for endpoint in config.broker_endpoints):
+            authentication = Authentication(
+                self.services, self.scheduler.call_later, lambda: secrets.token_urlsafe(24)
+            )
+        dispatcher = Dispatcher(self.services, table.BY_KEY, self.fatal, self.turns, authentication)
         self.reactor = Reactor(
             self.table,
             dispatcher,
             on_fatal=self.fatal,
             socket_request_max_bytes=config.socket_request_max_bytes,
+            sasl_server_max_receive_size=config.sasl_server_max_receive_size,
             buffered_bytes_max=budget
             if (budget := config.queued_max_request_bytes) > 0
             else BUFFERED_BYTES_MAX,
@@ -446,13 +508,22 @@ class Worker:
             hosts=self.place.hosts if self.place is not None else None,
             handover=self.place.handover if self.place is not None else None,
         )
-        self.turns.on_idle = self.reactor.trim_soon
+        nodes = {
+            name: node_endpoints(config.node_id, endpoint, config.broker_rack)
+            for name, endpoint in self._advertised().items()
+        }
+        self.reactor.name_leader(config.node_id, nodes)
+        self._heap_trims = HeapTrims(self.reactor.trim_soon)
+        self.turns.on_idle = self._heap_trims.work_ended
         self.host_limits = HostLimits(
             self.scheduler,
             lambda limits: self.reactor.set_limits(connections_max_per_ip_overrides=limits),
         )
         self._started("look-ups of hosts", self.host_limits.close)
         self.host_limits.set(config.host_connection_limits)
+        for name, context in tls_contexts(config, read_bytes).items():
+            self.reactor.secure(name, context)
+        self.reactor.on_certificate = take_certificate
         for row in table.NATIVE:
             self.reactor.serve_native(row.key, row.low, row.high)
         self.loop.join(self.reactor)
@@ -467,7 +538,10 @@ class Worker:
         gc.freeze()
         gc.enable()
         for socket, name in self._sockets:
-            self.reactor.add_listener(socket.fileno(), name)
+            is_sasl = self.config.listener_protocols[name].startswith("SASL_")
+            self.reactor.add_listener(
+                socket.fileno(), name, phase=PHASE_HANDSHAKE if is_sasl else PHASE_READY
+            )
 
     async def join(self) -> None:
         """One of several workers, on its running loop: meet the others, then accept."""
@@ -496,6 +570,12 @@ class Worker:
             return self.me
         return self._owner_of(OFFSETS_TOPIC, self.groups.partition_for(group_id))
 
+    def _transaction_owner(self, transactional_id: str) -> int:
+        """The worker that coordinates a transactional id, or would say that nobody does."""
+        if self._transaction_storage.partition_count() == 0:
+            return self.me
+        return self._owner_of(TRANSACTION_TOPIC, self.transactions.partition_for(transactional_id))
+
     def _close_reactor(self) -> None:
         self.loop.leave()
         self.reactor.close()
@@ -519,11 +599,19 @@ class Worker:
         background.add(
             "flush by age", lambda: min(config.log_flush_scheduler_interval_ms, 1000), self._flush_due
         )
+        background.add("free memory", lambda: LOOK_MS, self._heap_trims.look)
         background.add(
             "expiry of producers",
             lambda: config.producer_id_expiration_check_interval_ms,
             self._expire_producers,
         )
+        if config.log_cleaner_enable:
+            cleaner = LogCleaner(
+                lambda: self.config, lambda: self.partitions, self.log_dirs, self.clock, self.scheduler,
+                self._is_loading, self.fatal,
+            )  # fmt: skip
+            cleaner.start()
+            self._started("log cleaner", cleaner.stop)
         if self.me == LEADER:
             snapshots = MetadataSnapshots(self.raft, self.scheduler)
             background.add("metadata snapshot", lambda: 10_000, snapshots.make_if_due)
@@ -550,6 +638,9 @@ class Worker:
         if OFFSETS_TOPIC in {topic.name for topic in delta.topics_deleted}:
             for index in list(self.groups.shards):
                 self.groups.unload(index)
+        if TRANSACTION_TOPIC in {topic.name for topic in delta.topics_deleted}:
+            for index in list(self.transactions.shards):
+                self.transactions.unload(index)
         deletes = bool(delta.topics_deleted)
         for number, _ in enumerate(self.partitions.follow(delta, image), 1):
             yield
@@ -617,6 +708,7 @@ class Worker:
         self.controller.update_config(config)
         self.services.config = config
         self.groups.config = config
+        self.transactions.config = config
         self.reactor.set_limits(
             connections_max=config.max_connections,
             connections_max_per_ip=config.max_connections_per_ip,
@@ -625,6 +717,7 @@ class Worker:
         )
         self.host_limits.set(config.host_connection_limits)
         self.config = config
+        self._serve_transactions()
 
     def _beat(self) -> None:
         assert self.place is not None
@@ -637,16 +730,23 @@ class Worker:
             if log.closed:  # deleted meanwhile, or its directory failed
                 continue
             try:
-                log.apply_retention(now_ms)
+                yield from delete_in_steps(log, now_ms)
             except AssertionError:
                 raise
             except Exception as trouble:  # this log's: the others' room is wanted all the more
                 logger.error("retention of %s-%d failed, it runs again in %d ms: %s",
                              log.topic, log.partition, self.config.log_retention_check_interval_ms,
                              trouble, exc_info=not isinstance(trouble, KafkaError))  # fmt: skip
-            log.release_idle()
+            if not log.closed:
+                log.release_idle()
             yield
         self.partitions.table.release_idle_readers()
+
+    def _is_loading(self, log: Any) -> bool:
+        """Whether a coordinator reads the files of a log, by their names."""
+        coordinator: Any = {OFFSETS_TOPIC: self.groups, TRANSACTION_TOPIC: self.transactions}.get(log.topic)
+        shard = coordinator.shards.get(log.partition) if coordinator is not None else None
+        return shard is not None and shard.loading
 
     def _expire_producers(self) -> Steps:
         now_ms = self.clock.now_ms()
@@ -711,7 +811,6 @@ def not_enforced(image: MetadataImage) -> str | None:
     without any. They are kept for a Kafka that opens the directory again."""
     counts = {
         "ACLs": len(image.acls),
-        "SCRAM credentials": len(image.scram_credentials),
         "delegation tokens": len(image.delegation_tokens),
         "client quotas": len(image.client_quotas),
     }

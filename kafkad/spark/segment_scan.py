@@ -44,6 +44,7 @@ from kafkad.spark import segment_files
 from kafkad.spark.offsets import NO_OFFSET, OffsetReader, Partitions
 from kafkad.spark.options import EARLIEST, LATEST, ReadOptions, TopicPartition, nearest, shown
 from kafkad.spark.planning import Range, split
+from kafkad.spark.ranges import whole_ranges
 from kafkad.spark.record_columns import RecordColumns
 from kafkad.spark.segment_files import DataLoss, PartitionLog, Segment, logs_in
 
@@ -181,8 +182,6 @@ class ScanPartition(InputPartition):
 def plan(options: ReadOptions, filters: Any = None) -> list[ScanPartition]:
     """The tasks of a batch read. `filters`: kafkad.spark.source.Filters, or None. ValueError in one sentence
     for options that do not go."""
-    from kafkad.spark.source import whole_ranges
-
     offsets = DirectoryOffsets(options)
     ranges = whole_ranges(options, offsets)
     if filters is not None:

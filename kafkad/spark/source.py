@@ -25,16 +25,15 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader
 
-from kafkad.spark import planning, reading
+from kafkad.spark import reading
 from kafkad.spark.layout import Layout, layout_of
 from kafkad.spark.offsets import OffsetReader
-from kafkad.spark.options import EARLIEST, LATEST, ReadOptions, read_options, shown
+from kafkad.spark.options import ReadOptions, read_options
 from kafkad.spark.plain_errors import plain_errors
 from kafkad.spark.planning import Range
+from kafkad.spark.ranges import split_by, whole_ranges
 
 FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
-# splitting by bytes is worth a question to the brokers above this many offsets in a range
-WEIGHED_OFFSETS_MIN = 1000
 
 
 def parsed(options: Mapping[str, str], streaming: bool | None) -> ReadOptions:
@@ -162,35 +161,6 @@ class FilteringBatchReader(BatchReader):
         """Answers those that Spark has to check."""
         prefix = self.options.prefix if self.options.typed else ""
         return [each for each in filters if not self.filters.take(each, prefix)]
-
-
-def whole_ranges(options: ReadOptions, offsets: OffsetReader) -> list[Range]:
-    """From startingOffsets to endingOffsets, resolved."""
-    partitions = offsets.partitions()
-    if options.start.word == EARLIEST and options.end.word == LATEST:
-        start, end = offsets.list_both(partitions)
-    else:
-        start = offsets.settled(offsets.resolve(options.start, partitions, starting=True))
-        end = offsets.settled(offsets.resolve(options.end, partitions, starting=False))
-    for where in partitions:
-        if start[where] > end[where]:
-            raise ValueError(
-                f"the start of {shown(where)} is offset {start[where]}, behind its end at {end[where]}: "
-                f"see options {options.start.option} and {options.end.option}"
-            )
-    return [Range(*where, start[where], end[where]) for where in partitions if end[where] > start[where]]
-
-
-def split_by(options: ReadOptions, offsets: OffsetReader, ranges: list[Range]) -> list[Range]:
-    """Ranges of tasks, by what the options say."""
-    large = sorted({each.where for each in ranges if each.length >= WEIGHED_OFFSETS_MIN})
-    return planning.split(
-        ranges,
-        weights=offsets.bytes_per_offset(large) if large else {},
-        bytes_max=options.partition_bytes,
-        records_max=options.partition_records_max,
-        pieces_min=options.partitions_min,
-    )
 
 
 # -- filters ------------------------------------------------------------------------------------------------

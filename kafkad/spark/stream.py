@@ -38,7 +38,7 @@ from kafkad.spark import planning, reading
 from kafkad.spark.layout import Layout
 from kafkad.spark.offsets import OffsetReader, Partitions, as_json, from_json
 from kafkad.spark.options import EARLIEST, LATEST, ReadOptions
-from kafkad.spark.source import split_by
+from kafkad.spark.ranges import split_by
 
 log = logging.getLogger("kafkad.spark")
 

@@ -14,12 +14,16 @@ broker that was killed and came back) is not doubled.
     RecordWriter(config).write(batch) … .close()       a RecordBatch with these columns, to one topic or many
     TopicWriter(...).append(value, key, …) … .flush()   columns, to one topic: dead letters, benchmarks
 
-Beware: at-least-once. Spark runs a task that failed again, or twice (speculation), and a streaming batch
-after a crash: its rows are then written again, under another producer id. Exactly once takes transactions."""
+A streaming query writes each row once: a task's rows are one transaction (spark/exactly_once). So does a
+batch job that has a `jobId`.
+
+Beware: at least once otherwise. Spark runs a task that failed again, or twice (speculation): its rows are
+then written again, under another producer id."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import islice
@@ -38,10 +42,12 @@ from kafkad.client.producer import EncodedBatch, Producer
 from kafkad.client.security import Security
 from kafkad.protocol import compression as codecs
 from kafkad.protocol.errors import KafkaError
+from kafkad.spark.exactly_once import Task, TaskTransaction, task_of
 
 BATCH_BYTES = 512 << 10  # kafka.batch.size: bulk, where Java's 16 KB are for a record now and then
 REQUEST_BYTES = 4 << 20  # kafka.max.request.size
 HAND_OVER_BYTES = 8 << 20  # so much is encoded while as much is being sent
+TRANSACTION_TIMEOUT_MS = 600_000  # kafka.transaction.timeout.ms: no task may take longer
 ROWS_OF_A_BATCH = 10_000  # where rows come one by one (PySpark 4.0's streaming sink)
 
 
@@ -56,7 +62,12 @@ class WriteFailed(Exception):
 # -- options -----------------------------------------------------------------------------------------------
 
 # what a writer is told beside kafka.*; Spark brings some of its own along
-OPTIONS = ("topic", "includeHeaders", "checkpointLocation", "queryName", "path", "outputMode")
+OPTIONS = (
+    "topic", "includeHeaders", "checkpointLocation", "queryName", "path", "outputMode",
+    "exactlyOnce", "jobId",
+)  # fmt: skip
+
+EXACTLY_ONCE = {"auto": None, "true": True, "false": False}
 
 # kafka.* that change nothing here, since a task sends all that it has as soon as a batch is full
 WITHOUT_EFFECT = (
@@ -75,7 +86,7 @@ SECURITY = ("security.", "sasl.", "ssl.")
 REFUSED = {
     "key.serializer": "keys are written as the bytes of the column 'key'",
     "value.serializer": "values are written as the bytes of the column 'value'",
-    "transactional.id": "this writer has no transactions; it writes at least once",
+    "transactional.id": "each task has one of its own, kafkad.<query>.<task>",
     "interceptor.classes": "there is no Java here",
     "partitioner.class": "records go where Kafka's partitioner or the column 'partition' puts them",
 }
@@ -84,6 +95,7 @@ READ = (
     "bootstrap.servers", "acks", "enable.idempotence", "batch.size", "max.request.size", "compression.type",
     "compression.gzip.level", "compression.lz4.level", "compression.zstd.level", "client.id",
     "delivery.timeout.ms", "request.timeout.ms", "max.block.ms", "partitioner.ignore.keys",
+    "transaction.timeout.ms",
 )  # fmt: skip
 
 
@@ -104,6 +116,9 @@ class WriterConfig:
     request_seconds: float = 30.0
     block_seconds: float = 60.0
     security: dict[str, str] = field(default_factory=dict)  # security.protocol, sasl.*, ssl.*
+    exactly_once: bool | None = None  # None: where Spark tells a task what it is part of
+    job: str | None = None  # jobId
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "WriterConfig":
@@ -124,6 +139,12 @@ class WriterConfig:
         idempotent = boolean("enable.idempotence", kafka, acks == -1)
         if idempotent and acks != -1:
             raise WriteRefused("kafka.enable.idempotence=true asks for kafka.acks=all")
+        wanted = given.get("exactlyonce", "auto").lower()
+        if wanted not in EXACTLY_ONCE:
+            raise WriteRefused(f"exactlyOnce is auto, true or false, not {given['exactlyonce']!r}")
+        exactly_once = EXACTLY_ONCE[wanted]
+        if exactly_once and not idempotent:
+            raise WriteRefused("exactlyOnce=true asks for kafka.acks=all and kafka.enable.idempotence=true")
         codec = kafka.get("compression.type", "none").lower()
         if codec not in codecs.NAMES:
             raise WriteRefused(f"kafka.compression.type is one of {', '.join(codecs.NAMES)}, not {codec!r}")
@@ -145,6 +166,9 @@ class WriterConfig:
             delivery_seconds=integer("delivery.timeout.ms", kafka, 120_000, 0) / 1000,
             request_seconds=max(1, integer("request.timeout.ms", kafka, 30_000, 0)) / 1000,
             block_seconds=integer("max.block.ms", kafka, 60_000, 0) / 1000,
+            exactly_once=exactly_once if idempotent else False,
+            job=given.get("jobid"),
+            transaction_timeout_ms=integer("transaction.timeout.ms", kafka, TRANSACTION_TIMEOUT_MS, 1),
             security={
                 name: value
                 for name, value in kafka.items()
@@ -247,9 +271,15 @@ class TopicWriter:
     delivered when `flush` returns. Raises WriteFailed, WriteRefused."""
 
     def __init__(
-        self, cluster: Cluster, topic: str, config: WriterConfig, sender: ThreadPoolExecutor
+        self,
+        cluster: Cluster,
+        topic: str,
+        config: WriterConfig,
+        sender: ThreadPoolExecutor,
+        transaction: TaskTransaction | None = None,
     ) -> None:
         self.topic = topic
+        self._transaction = transaction
         self.config = config
         self.written = 0  # records that were acknowledged
         self._sender = sender  # of one thread, which alone uses the cluster
@@ -311,17 +341,18 @@ class TopicWriter:
         deadline = time.monotonic() + self.config.block_seconds
         while True:
             try:
-                return Producer(
-                    cluster,
-                    self.topic,
-                    acks=self.config.acks,
-                    compression=self.config.compression,
-                    compression_level=self.config.compression_level,
-                    idempotent=self.config.idempotent,
-                    batch_bytes=self.config.batch_bytes,
-                    request_bytes=self.config.request_bytes,
-                    delivery_seconds=self.config.delivery_seconds,
-                )
+                how: dict[str, Any] = {
+                    "acks": self.config.acks,
+                    "compression": self.config.compression,
+                    "compression_level": self.config.compression_level,
+                    "idempotent": self.config.idempotent,
+                    "batch_bytes": self.config.batch_bytes,
+                    "request_bytes": self.config.request_bytes,
+                    "delivery_seconds": self.config.delivery_seconds,
+                }
+                if self._transaction is not None:
+                    return self._transaction.transactions.producer(self.topic, **how)
+                return Producer(cluster, self.topic, **how)
             except Unreachable:
                 if time.monotonic() > deadline:
                     raise
@@ -333,20 +364,53 @@ class TopicWriter:
 
 class RecordWriter:
     """Record batches to the topics that they name, or to the one of the option. A context manager: what was
-    written is delivered when it ends without an exception."""
+    written is delivered, and committed, when it ends without an exception.
 
-    def __init__(self, config: WriterConfig) -> None:
+    task: writes in a transaction; `is_done` after the first rows says that they are there already."""
+
+    def __init__(self, config: WriterConfig, task: Task | None = None) -> None:
         self.config = config
+        self.task = task
+        self._transaction: TaskTransaction | None = None
         self._cluster = config.cluster()
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="kafkad-sender")
         self._topics: dict[str, TopicWriter] = {}
 
     def topic(self, name: str) -> TopicWriter:
         if name not in self._topics:
-            self._topics[name] = TopicWriter(self._cluster, name, self.config, self._sender)
+            self._topics[name] = TopicWriter(
+                self._cluster, name, self.config, self._sender, self._transaction
+            )
         return self._topics[name]
 
+    @property
+    def is_done(self) -> bool:
+        """An earlier try of the task has committed its rows."""
+        return self._transaction is not None and self._transaction.is_done
+
+    def _begin(self) -> None:
+        task, config = self.task, self.config
+        if task is None or self._transaction is not None:
+            return
+        self._transaction = self._in_transaction(
+            lambda: TaskTransaction(self._cluster, task, config.transaction_timeout_ms, config.block_seconds)
+        )
+
+    def _in_transaction(self, job: Any) -> Any:
+        """In the thread that alone uses the cluster."""
+        try:
+            return self._sender.submit(job).result()
+        except (KafkaError, Unreachable) as trouble:
+            raise WriteFailed(
+                f"the transaction {self.task.name if self.task else ''} failed: {trouble}"
+                " (exactlyOnce=false writes without transactions, at least once)"
+            ) from trouble
+
     def write(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows:
+            self._begin()
+        if self.is_done or not batch.num_rows:
+            return
         if self.config.topic is not None:
             self._write(self.config.topic, batch)
             return
@@ -372,6 +436,19 @@ class RecordWriter:
         for writer in self._topics.values():
             writer.flush()
 
+    def commit(self) -> None:
+        """What was flushed, where there is a transaction."""
+        transaction, topics = self._transaction, list(self._topics)
+        if transaction is not None and topics:
+            self._in_transaction(lambda: transaction.commit(topics[0], self.written))
+
+    def _abort(self) -> None:
+        """Readers of committed data need not wait for the next try."""
+        transaction = self._transaction
+        if transaction is not None:
+            with suppress(KafkaError, Unreachable):
+                self._sender.submit(transaction.abort).result()
+
     def close(self) -> None:
         self._sender.shutdown(wait=True, cancel_futures=True)
         self._cluster.close()
@@ -383,6 +460,9 @@ class RecordWriter:
         try:
             if kind is None:
                 self.flush()
+                self.commit()
+            else:
+                self._abort()
         finally:
             self.close()
 
@@ -397,10 +477,17 @@ class Written(WriterCommitMessage):
     rows: int
 
 
-def write_all(config: WriterConfig, batches: Iterable[pa.RecordBatch]) -> Written:
-    with RecordWriter(config) as writer:
+def write_all(config: WriterConfig, batches: Iterable[pa.RecordBatch], task: Task | None = None) -> Written:
+    """task: of which the rows are; each is then written once, however often this is called for it."""
+    if config.exactly_once is False:
+        task = None
+    elif config.exactly_once and task is None:
+        raise WriteFailed("exactlyOnce=true needs a streaming query, or the option jobId for a batch job")
+    with RecordWriter(config, task) as writer:
         for batch in batches:
             writer.write(batch)
+            if writer.is_done:
+                break
     return Written(writer.written)
 
 
@@ -409,7 +496,8 @@ class BatchWriter(DataSourceArrowWriter):
         self.config = config
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return write_all(self.config, iterator)
+        task = None if self.config.job is None else task_of(self.config.job)
+        return write_all(self.config, iterator, task)
 
 
 StreamArrowWriter: Any = getattr(datasource, "DataSourceStreamArrowWriter", None)  # PySpark 4.1
@@ -421,13 +509,13 @@ if StreamArrowWriter is not None:
             self.config = config
 
         def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-            return write_all(self.config, iterator)
+            return write_all(self.config, iterator, task_of(None))
 
         def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-            pass  # every task has delivered its rows
+            pass  # every task has committed its rows
 
         def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-            pass  # what was written stays: at least once
+            pass  # each task has aborted, or is done when the batch runs again
 
 
 class RowStreamWriter(DataSourceStreamWriter):
@@ -446,7 +534,7 @@ class RowStreamWriter(DataSourceStreamWriter):
             while rows := [row.asDict(True) for row in islice(iterator, ROWS_OF_A_BATCH)]:
                 yield pa.RecordBatch.from_pylist(rows, arrow)
 
-        return write_all(self.config, batches())
+        return write_all(self.config, batches(), task_of(None))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         pass

@@ -12,6 +12,7 @@ import pytest
 
 from kafkad.protocol import errors, messages
 from kafkad.testing import Broker
+from tests.small_disk import small_disk as small_file_system
 from tests.wire import Wire, batch, create_topic, high_watermark, produce
 
 TOPIC = "kept"
@@ -250,16 +251,8 @@ def test_python_minus_o_is_refused(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 24 MB; mounting it needs root."""
-    where = tmp_path / "small"
-    where.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(where)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("mounting a small file system needs root")
-    yield where
-    subprocess.run(["umount", "-l", str(where)], check=True)
+    with small_file_system(tmp_path / "small", 24 << 20) as where:
+        yield where
 
 
 def test_a_full_disk_refuses_writes_serves_reads_and_heals(small_disk):

@@ -16,7 +16,7 @@ SMALL += " --fetch-mb 20 --cold-mb 20 --partition-counts 20 --connection-counts 
 SMALL += " --recovery-gb 0.01"
 GROUPS = (
     "start,produce,partitions,producers,keys,acks,codecs,half load,fetch,mixed,openmessaging,connections,"
-    "memory,workers,retention,disk,cold,many partitions,restart,worker killed,recovery"
+    "transactions,memory,workers,retention,disk,cold,many partitions,restart,worker killed,recovery"
 )
 TOLD_WITH = {"memory": "start", "restart": "recovery"}  # whose table has their rows
 

@@ -225,6 +225,13 @@ def test_bytes_that_are_no_text(cli, topic):
     assert row["value"].keys() == {"base64"}
 
 
+def test_one_record_is_no_plural(cli, topic, tmp_path):
+    (tmp_path / "line").write_text("one\n")
+    assert cli.run("produce", "--topic", topic, "--file", tmp_path / "line")[2] == (
+        f"1 record written to {topic}.\n"
+    )
+
+
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 def test_a_file_with_every_codec(cli, topic, tmp_path, codec):
     file = tmp_path / "lines"
@@ -299,7 +306,7 @@ def test_lines_before_a_bad_one_are_written(cli, topic):
     good = b"".join(b"k:%d\n" % number for number in range(3000))
     code, _, err = cli.run("produce", "--topic", topic, "--key-separator", ":", stdin=good + b"bad\nk:late\n")
     assert code == 1
-    assert "3,000 records were written" in err and "line 3001 has no key separator" in err
+    assert "3,000 records reached" in err and "line 3001 has no key separator" in err
     assert len(cli("consume", "--topic", topic, "--from-beginning", "--until-end").split()) == 3000
 
 
@@ -423,7 +430,8 @@ def test_groups_are_asked_for_properly(cli, topic):
         ("produce", "--topic", "x", "--file", "/nonexistent"),
         ("produce", "--topic", "x", "--acks", "2"),
         ("produce", "--topic", "x", "--reader-property", "parse.kee=true"),
-        ("produce", "--topic", "x", "--producer-property", "security.protocol=SSL"),
+        ("produce", "--topic", "x", "--producer-property", "security.protocol=TLS"),
+        ("produce", "--topic", "x", "--producer-property", "security.protocol=SASL_SSL"),
         ("consume", "--topic", "x", "--group", "g", "--partition", "0"),
         ("dump-log",),
         ("cluster", "nonsense"),

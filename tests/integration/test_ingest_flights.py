@@ -106,6 +106,8 @@ def test_the_same_table_though_driver_worker_and_broker_are_killed(make_broker, 
     status = json.loads(kafkad("ingest", "status", str(pipeline), "--json").stdout)
     assert (status["lag"], status["running"], status["rows"]) == (0, False, FLIGHTS - counts["bad"])
     assert status["dlq_rows"] == counts["bad"]
+    told = kafkad("ingest", "status", str(pipeline)).stdout
+    assert ["pipeline", status["pipeline"]] in [line.split() for line in told.splitlines()]
     kafkad("ingest", "compact", str(pipeline))
     prove(tmp_path, pipeline, flights, counts)
     with Job(pipeline) as job:  # nothing is left to read

@@ -15,8 +15,9 @@ from kafkad.client.consumer import Consumer
 from kafkad.client.producer import Producer
 from kafkad.ingest import dlq, landing, verify
 from kafkad.ingest.checkpoint import Checkpoint
-from kafkad.ingest.dlq import DlqSink
-from kafkad.ingest.table import Table, TaskReport, open_table
+from kafkad.ingest.dead_letters import DlqSink
+from kafkad.ingest.table import Table, TaskReport
+from kafkad.ingest.tables import open_table
 from kafkad.spark.range_reader import RangeReader
 from kafkad.spark.values import value_decoder
 from tests.ingest_world import kafkad

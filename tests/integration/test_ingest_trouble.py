@@ -7,12 +7,11 @@ import base64
 import os
 import random
 import socket
-import subprocess
-from contextlib import contextmanager
 
 import pytest
 
 from tests.ingest_world import SPARK, Job, fill, kafkad, landed, verified
+from tests.small_disk import small_disk
 
 pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(400)]
 
@@ -50,19 +49,6 @@ def refused(pipeline, said, *arguments, code=1, command="run"):
     assert said in done.stderr
     assert "Traceback" not in done.stderr and "\tat " not in done.stderr
     return done.stderr
-
-
-@contextmanager
-def small_disk(place, size):
-    """A file system of so many bytes."""
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small file system needs root")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", place], check=True)
 
 
 def leave_room(disk, left):

@@ -6,7 +6,6 @@ descriptor limit answers requests of any kind."""
 import os
 import resource
 import socket
-import subprocess
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -23,6 +22,7 @@ from kafkad.protocol import errors, messages, records
 from kafkad.testing import Broker, BrokerFailed
 from tests.clients import python_path, wait_until
 from tests.integration.test_workers import MARK, read_values, retried
+from tests.small_disk import small_disk as small_file_system
 from tests.wire import Wire, batch, create_topic, produce, produce_request
 
 OBSERVED = Path(__file__).parent.parent / "observed"
@@ -271,14 +271,8 @@ def test_a_worker_without_memory_costs_no_record(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 64 MB; mounting it needs root."""
-    where = tmp_path / "small"
-    where.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(where)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small file system needs root")
-    yield where
-    subprocess.run(["umount", "-l", str(where)], check=True)
+    with small_file_system(tmp_path / "small", 64 << 20) as where:
+        yield where
 
 
 def test_a_disk_that_fills_and_empties_costs_no_record(small_disk):

@@ -254,6 +254,21 @@ def test_what_is_refused_and_what_is_served(tmp_path, disks, stop, name, how, ou
     assert run_case(tmp_path, disks, stop, name, how) == outcome
 
 
+def test_a_partition_that_is_missing_is_made_where_it_was(tmp_path, disks):
+    """A broker of two directories once made it in the other one: twice there, it kept the next start from
+    serving."""
+    live, today = tmp_path / "live", disks.root / "killed"
+    for name in sorted(path.relative_to(today) for path in today.glob("?/new-?")):
+        shutil.rmtree(live, ignore_errors=True)
+        shutil.copytree(today, live)
+        shutil.rmtree(live / name)
+        broker = Started(live)
+        broker.settle()
+        broker.stop()
+        assert (live / name).is_dir(), name
+        assert len(list(live.glob(f"?/{name.name}"))) == 1, name
+
+
 # -- a broker process --------------------------------------------------------------------------------------
 
 

@@ -44,7 +44,7 @@ def serve(*arguments: object) -> tuple[int, str, str]:
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-@pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL", "SASL_PLAINTEXT"])
+@pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL"])
 def test_a_secured_configuration_starts_no_open_broker(tmp_path: Path, protocol: str) -> None:
     """The issue's first finding: it said that it was ready, in plaintext, with nobody checked."""
     file, data = tmp_path / "server.properties", tmp_path / "data"
@@ -52,10 +52,54 @@ def test_a_secured_configuration_starts_no_open_broker(tmp_path: Path, protocol:
     file.write_text(SECURED.format(listeners=listener, protocol=protocol, data=data))
     code, out, err = serve(file)
     assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert f"Invalid value {listener} for configuration listeners: {protocol} is not supported yet" in err
     assert "StandardAuthorizer for configuration authorizer.class.name: " in err
     assert "hush" not in err
     assert not data.exists()
+
+
+ENABLED = "sasl.enabled.mechanisms"
+JAAS = "listener.name.sasl_plaintext.plain.sasl.jaas.config"
+BESIDE = {
+    "listeners": "PLAINTEXT://127.0.0.1:0,SASL_PLAINTEXT://127.0.0.1:0",
+    "security.inter.broker.protocol": "PLAINTEXT",
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {},
+            f"value GSSAPI for configuration {ENABLED}: of listener SASL_PLAINTEXT, GSSAPI is not supported",
+        ),
+        ({ENABLED: "SCRAM-SHA-512,OAUTHBEARER"}, "OAUTHBEARER is not supported yet"),
+        (
+            {ENABLED: "", **BESIDE},
+            "listener SASL_PLAINTEXT needs one of: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512",
+        ),
+        ({ENABLED: "PLAIN"}, f"Missing configuration {JAAS}: PLAIN takes its passwords from it"),
+        (
+            {ENABLED: "PLAIN", JAAS: "x.PlainLoginModule required user_a=5hush;"},
+            f"[hidden] for configuration {JAAS}: Value not specified for key 'user_a' in JAAS config",
+        ),
+        (
+            {ENABLED: "PLAIN", JAAS: 'x.Other required user_a="hush";'},
+            "the login module is x.Other, and kafkad has org.apache.kafka.common.security.plain.PlainLogin",
+        ),
+    ],
+)
+def test_what_a_sasl_listener_cannot_do_is_refused_by_name(tmp_path, more, message):
+    given = {"listeners": "SASL_PLAINTEXT://127.0.0.1:0", "security.inter.broker.protocol": "SASL_PLAINTEXT"}
+    mechanisms = more.get("sasl.enabled.mechanisms", "GSSAPI").split(",")
+    given |= {
+        "sasl.mechanism.inter.broker.protocol": mechanisms[0],
+        "log.dirs": str(tmp_path / "data"),
+        **more,
+    }
+    code, out, err = serve(*(word for item in given.items() for word in ("--override", "=".join(item))))
+    assert (code, out) == (2, ""), err
+    assert message in err and "hush" not in err
+    assert not (tmp_path / "data").exists()
 
 
 def test_several_voters_are_refused_before_anything_is_formatted(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_a_broker_that_is_away_is_one_sentence(broker):
         ({"kafka.batch.size": "many"}, "kafka.batch.size is a whole number"),
         ({"kafka.batch.sice": "1"}, "did you mean 'batch.size'"),
         ({"kafka.key.serializer": "x"}, "kafka.key.serializer is not to be set"),
-        ({"kafka.transactional.id": "x"}, "at least once"),
+        ({"kafka.transactional.id": "x"}, "each task has one of its own"),
         ({"topik": "t"}, "no option 'topik' for writing; did you mean 'topic'"),
         ({"kafka.security.protocol": "TLS"}, "security.protocol is 'TLS'"),
     ],

@@ -156,5 +156,5 @@ def record_code(record: SlowRecord, now_ms: int, asked: dict[str, Any]) -> int:
         return INVALID_RECORD
     if asked["log_append_time"] or record.timestamp == -1:
         return 0
-    age = now_ms - record.timestamp
-    return INVALID_TIMESTAMP if age > asked["before_max_ms"] or -age > asked["after_max_ms"] else 0
+    age = wrap64(now_ms - record.timestamp)  # as in Java
+    return INVALID_TIMESTAMP if age > asked["before_max_ms"] or wrap64(-age) > asked["after_max_ms"] else 0

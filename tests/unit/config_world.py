@@ -16,6 +16,7 @@ from kafkad.config.served import ignorance
 from kafkad.controller.configs import plan_absolute, plan_incremental
 from kafkad.metadata.features import fresh_levels
 from kafkad.metadata.image import BROKER, MetadataImage
+from kafkad.metadata.replay import applied
 from kafkad.protocol import codec, messages
 from tests.unit.steps import finish
 
@@ -43,11 +44,11 @@ class World:
             + [
                 messages.TopicRecord(name=name, topic_id=index.to_bytes(16, "big"))
                 for index, name in enumerate(topics, 1)
-            ]
+            ],
         )
 
     def apply(self, records: list[Any]) -> None:
-        self.metadata.image, _ = self.metadata.image.apply(records)
+        self.metadata.image, _ = applied(self.metadata.image, records)
         layers = [
             self.metadata.image.configs.get((BROKER, name), {}) for name in ("", str(self.config.node_id))
         ]
@@ -73,7 +74,7 @@ class World:
         context = RequestContext(key, version, 1, "test", "127.0.0.1", "PLAINTEXT", None)
         response = finish(HANDLERS[key](self, context, request))
         if inspect.isawaitable(response):
-            response = asyncio.run(_result(response))
+            response = finish(asyncio.run(_result(response)))
         return codec.decode(type(response), version, codec.encode(response, version))[0]
 
 

@@ -22,7 +22,8 @@ from kafkad.config.broker import BrokerConfig
 from kafkad.coordinator import records
 from kafkad.coordinator.runtime import GroupCoordinator, at_once
 from kafkad.protocol import codec, errors, messages
-from kafkad.protocol.records import read_batches
+from kafkad.protocol.errors import KafkaError
+from kafkad.protocol.records import Batch, build_batch, end_marker, read_batches
 
 GROUP = "g"
 START_MS = 1_700_000_000_000
@@ -70,6 +71,9 @@ class MemoryStorage:
         self.logs = {}
         self.held = None
         self.appends = 0
+        self.admitted = (0, 0)  # of the last append
+        self.open = set()  # (partition, producer id, epoch) whose transaction needs no coordinator's word
+        self.guard_error = errors.NONE
         self.size_max = 1 << 20
         self.topic_ids = {}  # of topics whose id is known; None: there is no such topic
 
@@ -82,16 +86,33 @@ class MemoryStorage:
     def batch_size_max(self, partition):
         return self.size_max
 
-    def append(self, partition, batch, callback):
+    def ask_guard(self, partition, admission, producer_id, epoch):
+        if self.guard_error:
+            raise KafkaError(self.guard_error)
+        return 0 if (partition, producer_id, epoch) in self.open else 7
+
+    def append(self, partition, batch, callback, admitted=(0, 0)):
         self.appends += 1
+        self.admitted = admitted
         if len(batch) > self.size_max:
-            callback(errors.MESSAGE_TOO_LARGE)
+            callback(errors.MESSAGE_TOO_LARGE, -1)
             return
         if self.held is None:
-            self.logs.setdefault(partition, []).append(bytes(batch))
-            callback(errors.NONE)
+            callback(errors.NONE, self._write(partition, bytes(batch)))
         else:
             self.held.append((partition, bytes(batch), callback))
+
+    def append_marker(self, partition, of, *, commit, version, callback):
+        producer_id, epoch, coordinator_epoch = of
+        marker = end_marker(int(commit), coordinator_epoch, timestamp=START_MS)
+        fields = {"producer_id": producer_id, "producer_epoch": epoch, "transactional": True}
+        self.append(partition, build_batch([marker], control=True, **fields), callback)
+
+    def _write(self, partition, batch):
+        log = self.logs.setdefault(partition, [])
+        base = Batch(log[-1]).last_offset + 1 if log else 0
+        log.append(base.to_bytes(8, "big") + batch[8:])
+        return base
 
     def hold(self):
         self.held = []
@@ -99,9 +120,7 @@ class MemoryStorage:
     def release(self, code=errors.NONE, *, keep_holding=False):
         waiting, self.held = self.held or [], [] if keep_holding else None
         for partition, batch, callback in waiting:
-            if not code:
-                self.logs.setdefault(partition, []).append(batch)
-            callback(code)
+            callback(code, -1 if code else self._write(partition, batch))
 
 
 def subscription(*topics):

@@ -25,8 +25,9 @@ import pyarrow as pa
 from pyarrow import dataset
 
 from kafkad.ingest import dlq, landing, parquet_table, table
-from kafkad.ingest.dlq import DlqSink
-from kafkad.ingest.table import DIE_AT, open_table
+from kafkad.ingest.dead_letters import DlqSink
+from kafkad.ingest.table import DIE_AT
+from kafkad.ingest.tables import open_table
 from kafkad.spark.values import Decoded
 
 APPLICATION = "a-query's/id"

@@ -13,7 +13,6 @@ from kafkad._native.log.partition import Partition
 from kafkad._native.serving.partition_table import PartitionTable
 from kafkad._native.serving.reactor import Reactor
 from kafkad.log.log import Log
-from kafkad.log.txn_index import AbortedTxn
 from kafkad.protocol import codec, messages, records
 from tests.unit.log_world import ManualScheduler, topic_config
 
@@ -27,21 +26,38 @@ class Closed(Exception):
 class SlowLog:
     """What `Partition.log` must offer to the reactor; a test gives it what to do."""
 
-    def __init__(self, append=None, aborted=()):
+    def __init__(self, append=None):
         self.append = append
-        self.aborted = list(aborted)  # (producer_id, first_offset, last_offset)
-        self.asked = 0
 
-    def begin_append(self, view, now_ms):
+    def begin_append(self, view, now_ms, admission=0, guard=0):
         return self.append(bytes(view), now_ms)
 
-    def aborted_transactions(self, start, end):
-        self.asked += 1
-        return [
-            AbortedTxn(producer, first, last, last + 1)
-            for producer, first, last in self.aborted
-            if last >= start and first < end
-        ]
+
+class Gate:
+    """The way to transaction coordinators: it admits at once, or holds the questions until a test answers."""
+
+    def __init__(self, *, holds=False, refusals=()):
+        self.asked = []  # (transactional id, producer id, epoch, version, partitions) of each question
+        self.holds = holds
+        self.waiting = []  # (number of partitions, done) of each question that is held
+        self.refusals = dict(refusals)  # (topic, partition): the answer to it
+
+    def __call__(self, transactional_id, producer_id, epoch, version, partitions, done):
+        self.asked.append((transactional_id, producer_id, epoch, version, partitions))
+        if self.holds:
+            self.waiting.append((partitions, done))
+        else:
+            self.answer(partitions, done)
+
+    def answer(self, partitions, done):
+        done([self.refusals.get(partition, (0, None)) for partition in partitions])
+
+    def let_go(self):
+        """Answers what is held; how many questions."""
+        waiting, self.waiting = self.waiting, []
+        for partitions, done in waiting:
+            self.answer(partitions, done)
+        return len(waiting)
 
 
 def open_log(directory, topic, index, topic_id=None, *, row=None, **config):

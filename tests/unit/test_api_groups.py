@@ -62,6 +62,7 @@ class Broker:
         self.services = SimpleNamespace(
             config=self.world.config,
             groups=self.world.coordinator,
+            transactions=None,
             metadata=self,
             controller=self,
         )
@@ -501,6 +502,28 @@ def test_a_transactional_id_is_answered_with_this_broker(broker):
         response = await broker.call("FindCoordinator", 4, key_type=1, coordinator_keys=["tx"])
         assert (response.coordinators[0].error_code, response.coordinators[0].node_id) == (errors.NONE, 1)
         assert broker.created == []
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("version", range(1, 7))
+def test_a_transactional_id_is_coordinated_by_the_leader_of_its_partition(broker, version):
+    """Once the broker has a coordinator of transactions."""
+    broker.services.transactions = SimpleNamespace(partition_for=lambda key: {"here": 3, "there": 4}[key])
+
+    async def find(key):
+        fields = {"coordinator_keys": [key]} if version >= 4 else {"key": key}
+        response = await broker.call("FindCoordinator", version, key_type=1, **fields)
+        answer = response.coordinators[0] if version >= 4 else response
+        return answer.error_code, answer.node_id
+
+    async def scenario():
+        assert await find("here") == (errors.NONE, 1)
+        (topic,) = broker.created
+        assert (topic.name, topic.num_partitions) == ("__transaction_state", 50)
+        broker.image.topics[topic.name].partitions[4] = partition(-1)
+        assert await find("there") == (errors.COORDINATOR_NOT_AVAILABLE, -1)
+        assert len(broker.created) == 1
 
     play(scenario())
 

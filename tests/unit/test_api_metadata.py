@@ -18,6 +18,7 @@ from kafkad.api.producer_ids import init_producer_id
 from kafkad.api.versions import api_versions, unsupported
 from kafkad.controller.brokers import supported_features
 from kafkad.metadata import features
+from kafkad.metadata.replay import applied
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.server.producer_ids import ProducerIds
@@ -40,6 +41,7 @@ def services_of(cluster):
         controller=cluster.controller,
         metadata=cluster.controller,
         producer_ids=ProducerIds(cluster.controller),
+        transactions=None,
         api_versions=((0, 0, 13), (18, 0, 4)),
         metadata_answers=ANSWERS,
     )
@@ -392,15 +394,17 @@ def test_features_with_a_lowest_level_of_0_are_told_from_v4_on(cluster):
         "eligible.leader.replicas.version": 1,
         "kraft.version": 1,
         "metadata.version": 30,
+        "transaction.version": 2,
     }
 
 
 def test_clients_hear_of_served_features_only(cluster):
-    """HUNTS U10: ApiVersions listed group.version, share.version, streams.version and transaction.version,
-    and nothing that they switch on is served. Existing logs have them; their records stay."""
-    levels = {"group.version": 1, "share.version": 1, "streams.version": 1, "transaction.version": 2}
-    image, _ = cluster.image.apply(
-        [messages.FeatureLevelRecord(name=name, feature_level=level) for name, level in levels.items()]
+    """HUNTS U10: ApiVersions listed group.version, share.version and streams.version, and nothing that they
+    switch on is served. Existing logs have them; their records stay."""
+    levels = {"group.version": 1, "share.version": 1, "streams.version": 1}
+    image, _ = applied(
+        cluster.image,
+        [messages.FeatureLevelRecord(name=name, feature_level=level) for name, level in levels.items()],
     )
     services = services_of(cluster)
     services.metadata = SimpleNamespace(image=image)
@@ -411,6 +415,7 @@ def test_clients_hear_of_served_features_only(cluster):
             "metadata.version": 30,
             "eligible.leader.replicas.version": 1,
             "kraft.version": 1,
+            "transaction.version": 2,
         }
         assert not levels.keys() & {f.name for f in response.supported_features}
     assert features.unsupported(image.features) is None

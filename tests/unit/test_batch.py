@@ -287,6 +287,11 @@ def test_compacted_topics_want_keys(codec):
     [
         (NOW + 3_600_000, {}, NONE),
         (NOW + 3_600_001, {}, INVALID_TIMESTAMP),
+        (NOW - (1 << 63) + 1, {}, NONE),
+        (NOW - (1 << 63), {}, NONE),  # and so does the negation of this difference, in Kafka
+        (NOW - (1 << 63) - 1, {}, INVALID_TIMESTAMP),  # the difference overflows
+        (-(1 << 63), {}, INVALID_TIMESTAMP),
+        (-(1 << 63), {"after_max_ms": (1 << 63) - 1}, NONE),
         (0, {}, NONE),
         (-2, {}, NONE),
         (-1, {"before_max_ms": 0, "after_max_ms": 0}, NONE),
@@ -297,6 +302,13 @@ def test_compacted_topics_want_keys(codec):
         (NOW - 1001, {"before_max_ms": 1000}, INVALID_TIMESTAMP),
         ((1 << 63) - 1, {"after_max_ms": (1 << 63) - 1}, NONE),
         (NOW - 1001, {"before_max_ms": 1000, "log_append_time": True}, NONE),
+        # Java's difference overflows, and its negation of -2^63, too
+        (NOW - (1 << 63), {"before_max_ms": 1 << 62}, NONE),
+        (NOW - (1 << 63), {"after_max_ms": 0}, NONE),
+        (NOW - (1 << 63) + 1, {"before_max_ms": 1 << 62}, INVALID_TIMESTAMP),
+        (NOW - (1 << 63) - 1, {"before_max_ms": 1 << 62, "after_max_ms": (1 << 63) - 2}, INVALID_TIMESTAMP),
+        (NOW - (1 << 63) - 2, {"before_max_ms": 1 << 62, "after_max_ms": (1 << 63) - 2}, NONE),
+        (NOW - (1 << 63) - 9, {"after_max_ms": 1 << 62}, INVALID_TIMESTAMP),
     ],
 )
 def test_timestamps(timestamp, rules, code):
@@ -340,6 +352,16 @@ def test_log_append_time(codec):
     assert found.is_intact()
     assert (found.timestamp_type, found.max_timestamp, found.compression) == (1, NOW + 77, codec)
     assert {record.timestamp for record in found.records()} == {NOW + 77}
+
+
+def test_a_header_that_is_written_anew_loses_its_unknown_attributes():
+    """As in Kafka's DefaultRecordBatch.setMaxTimestamp; what stays as it is keeps them."""
+    for rules, attributes in ((AppendRules(log_append_time=True), 0x08), (AppendRules(), 0x80)):
+        data = altered(batch(), attributes=0x80)
+        verdict, _ = rules.validate(data, NOW)
+        assert verdict == NONE
+        (found,) = read_batches(data)
+        assert (found.attributes, found.is_intact()) == (attributes, True)
 
 
 # -- rewriting ---------------------------------------------------------------------------------------------

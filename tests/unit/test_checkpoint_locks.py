@@ -131,3 +131,36 @@ def test_two_threads_of_a_worker_never_write_one_temporary_file(tmp_path, monkey
         thread.join()
     assert at_once and not any(at_once)
     assert read_offsets(os.path.join(tmp_path, LOG_START_OFFSETS)) == {("a", 0): 7}
+
+
+def test_a_young_checkpoint_is_read_once_until_another_has_its_name(tmp_path, monkeypatch):
+    """In a burst of CreateTopics it was read again for each partition: quadratic."""
+    reads = []
+    monkeypatch.setattr(
+        directory_module, "read_offsets", lambda path: reads.append(path) or read_offsets(path)
+    )
+    one = worker(tmp_path, 0)
+    write_now(one, {("a", 0): 1})
+    assert [one.may_name(("a", 0)) for _ in range(100)] == [True] * 100
+    assert not any(one.may_name(("b", 0)) for _ in range(100))
+    assert len(reads) == 1
+    for number in range(50):  # in one tick, of one size, and each file has gone when the next one is made
+        write_now(one, {("a" if number % 2 else "b", 0): 1})
+        assert one.may_name(("a", 0)) == bool(number % 2)
+    assert len(reads) == 51
+
+
+def test_a_checkpoint_that_has_grown_old_is_not_held_open(tmp_path, monkeypatch):
+    def opened():
+        return sum(HIGH_WATERMARKS in os.readlink(link) for link in links() if os.path.lexists(link))
+
+    def links():
+        return [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+
+    one = worker(tmp_path, 0)
+    for _ in range(3):
+        write_now(one, {("a", 0): 1})
+        assert one.may_name(("a", 0)) and opened() == 1
+    monkeypatch.setattr(directory_module, "RACY_NS", 0)
+    assert one.may_name(("a", 0)) and opened() == 0
+    assert one.offsets_of(("a", 0)) == {HIGH_WATERMARKS: 1}

@@ -8,6 +8,7 @@ import pytest
 
 from kafkad.config.broker import BrokerConfig, is_sensitive
 from kafkad.config.definition import ConfigError
+from kafkad.config.served import check_served
 
 # What the files say that Kafka ships (config/ of 4.3.1 and 3.9.1), comments left out.
 COMMON = """
@@ -94,6 +95,17 @@ def test_the_files_that_kafka_ships_load(name: str, tmp_path: Path) -> None:
     assert bool(config.notes) == ("zookeeper" in name)
     assert config.socket_request_max_bytes == 100 << 20
     assert config.node_id == config.broker_id == {"4.3 broker": 2, "3.9 zookeeper": 0}.get(name, 1)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_files_that_kafka_ships_start_a_broker_or_are_refused_by_their_roles(name: str) -> None:
+    lines = (SHIPPED[name] + COMMON).split()
+    config = BrokerConfig(dict(line.split("=", 1) for line in lines))
+    if name in ("4.3 broker", "4.3 controller"):
+        with pytest.raises(ConfigError, match=r"configuration process\.roles: "):
+            check_served(config)
+    else:
+        check_served(config)
 
 
 def test_it_starts_without_a_file() -> None:

@@ -22,7 +22,7 @@ from kafkad.config.broker_keys import (
 from kafkad.config.client_metrics import CLIENT_METRICS_KEYS
 from kafkad.config.definition import BOOLEAN, DOUBLE, LIST, ConfigError, Key, to_string
 from kafkad.config.dynamic import with_dynamic
-from kafkad.config.effects import OF, Effect
+from kafkad.config.effects import OF, PER_LISTENER, Effect
 from kafkad.config.group import GROUP_KEYS
 from kafkad.config.served import check_served, ignorance, ignored, refuse_changes
 from kafkad.config.topic import TOPIC_KEYS
@@ -45,6 +45,7 @@ DERIVED = {
     "controller.listener.names": "controller_endpoints",
     "controller.quorum.bootstrap.servers": None,  # judged only: it may name this node alone
     "config.providers": None,  # fills in values before anybody reads them
+    "security.inter.broker.protocol": None,  # the same
     "inter.broker.listener.name": None,  # judged only: it must name one of the listeners
     "listener.security.protocol.map": "endpoints",
     "listeners": "endpoints",
@@ -63,7 +64,8 @@ def attributes_read() -> frozenset[str]:
     """What the broker reads of a configuration: `config.x`, `self._config.x`, `getattr(config, "x")`."""
     found = set()
     for path in SOURCE.rglob("*.py"):
-        if path.relative_to(SOURCE).parts[0] in CLIENTS:
+        place = path.relative_to(SOURCE)
+        if place.parts[0] in CLIENTS:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and _is_config(node.value):
@@ -76,7 +78,18 @@ def _is_config(node: ast.expr) -> bool:
     return name.strip("_") in ("config", "broker_config", "static_config", "defaults")
 
 
+@cache
+def listener_keys_read() -> frozenset[str]:
+    """What is read for each listener: constants of the module that does."""
+    trees = [ast.parse((SOURCE / "security" / name).read_text()) for name in ("listeners.py", "tls.py")]
+    return frozenset(
+        node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)
+    )
+
+
 def is_read(name: str) -> bool:
+    if name in PER_LISTENER:
+        return name in listener_keys_read()
     if name in DERIVED:
         attribute = DERIVED[name]
         return (
@@ -119,7 +132,8 @@ def assert_refused(table: str, key: Key, text: str, shown: str) -> None:
             check_served(BrokerConfig({key.name: text} | PREREQUISITES.get(key.name, {})))
         assert f"Invalid value {shown} for configuration {key.name}: " in str(caught.value)
         for allowed in key.treatment.allowed:
-            check_served(BrokerConfig({key.name: allowed}))
+            beside = {"listeners": f"{allowed}://h:1"} if key.name.endswith("broker.protocol") else {}
+            check_served(BrokerConfig({key.name: allowed} | beside))
     with pytest.raises(KafkaError) as refused:
         refuse_changes({key.name: text}, None if table == "broker" else TABLES[table])
     assert refused.value.code == INVALID_CONFIG and key.name in (refused.value.message or "")
@@ -173,15 +187,12 @@ def test_no_row_is_about_a_key_that_does_not_exist() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"listeners": "SSL://127.0.0.1:0", "inter.broker.listener.name": "SSL"},
-         "value SSL://127.0.0.1:0 for configuration listeners: SSL is not supported yet; use PLAINTEXT"),
-        ({"listeners": "PLAINTEXT://h:1,SECURE://h:2", "listener.security.protocol.map":
-          "PLAINTEXT:PLAINTEXT,SECURE:SASL_SSL"},
-         "SECURE://h:2 for configuration listeners: listener.security.protocol.map makes SECURE "
-         "SASL_SSL, and SASL_SSL is not supported yet; use PLAINTEXT"),
+        ({"ssl.principal.mapping.rules": "RULE:^CN=(.*)$/$1/"},
+         "for configuration ssl.principal.mapping.rules: names of certificates are not rewritten yet"),
         ({"listeners": "PLAINTEXT://h:1,C://h:2", "controller.listener.names": "C",
           "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,C:SSL"},
-         "Invalid value C://h:2 for configuration listeners: listener.security.protocol.map makes C SSL"),
+         "Invalid value C://h:2 for configuration listeners: listener.security.protocol.map makes C SSL, and "
+         "SSL is not supported for controllers yet; use PLAINTEXT"),
         ({"controller.quorum.voters": "1@a:1,2@b:1,3@c:1"},
          "1@a:1,2@b:1,3@c:1 for configuration controller.quorum.voters: kafkad is a controller quorum "
          "of one; name this node (node.id 1) alone"),
@@ -232,25 +243,28 @@ def test_keys_of_plug_ins_and_of_listeners_are_named() -> None:
         {
             "rsm.config.bucket": "b",
             "metrics.context.team": "t",
-            "listener.name.x.ssl.key.password": "hush",
+            "listener.name.x.ssl.provider": "hush",
             "listener.name.x.plain.sasl.jaas.config": "hush",
+            "sasl.jaas.config": "hush",
             "config.providers.env.class": "x",
         }
     )
     assert [sentence.split(" has no effect: ")[0] for sentence in ignored(config)] == [
         "rsm.config.bucket=b",
         "metrics.context.team=t",
-        "listener.name.x.ssl.key.password=[hidden]",
-        "listener.name.x.plain.sasl.jaas.config=[hidden]",
+        "listener.name.x.ssl.provider=hush",
+        "sasl.jaas.config=[hidden]",
     ]
 
 
 def test_refused_values_in_the_metadata_log_are_left_out_and_ignored_ones_are_named() -> None:
     static = BrokerConfig({"node.id": "1"})
     config, complaints = with_dynamic(
-        static, {"max.connection.creation.rate": "5", "log.cleaner.threads": "2", "max.connections": "7"}, {}
+        static,
+        {"max.connection.creation.rate": "5", "log.cleaner.io.buffer.size": "2", "max.connections": "7"},
+        {},
     )
     assert (config.max_connections, config.is_given("max.connection.creation.rate")) == (7, False)
     assert len(complaints) == 2
     assert "max.connection.creation.rate is ignored: Invalid value 5" in complaints[0]
-    assert "log.cleaner.threads=2 has no effect" in complaints[1]
+    assert "log.cleaner.io.buffer.size=2 has no effect" in complaints[1]

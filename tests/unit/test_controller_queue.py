@@ -2,6 +2,8 @@
 
 import asyncio
 import inspect
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -259,3 +261,31 @@ def test_work_runs_in_its_order_however_long_it_is(steps):
         raise RuntimeError
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("trouble", [AssertionError("we are wrong"), KafkaError(errors.KAFKA_STORAGE_ERROR)])
+@pytest.mark.parametrize("later", [False, True])
+def test_an_error_of_our_own_while_directories_are_assigned_ends_the_worker(tmp_path, caplog, trouble, later):
+    """It was taken for a shortage, and tried again every five seconds for ever."""
+
+    async def steps(world):
+        loop = asyncio.get_running_loop()
+        fatal, tries = [], []
+        loop.set_exception_handler(lambda _loop, context: fatal.append(context["exception"]))
+
+        def assign(placed):
+            tries.append(placed)
+            for _ in range(20 if later else 1):  # more than one turn
+                time.sleep(0.001)
+                yield
+            raise trouble
+
+        world.controller._controller = SimpleNamespace(assign_directories=assign)
+        loop.call_soon(world.controller.assign_directories, {})
+        while not tries or len(fatal) + caplog.text.count("will try again") == 0:
+            await asyncio.sleep(0.001)
+        is_ours = isinstance(trouble, AssertionError)
+        assert fatal == ([trouble] if is_ours else [])
+        assert ("will try again" in caplog.text) == (not is_ours)
+
+    scenario(tmp_path, steps)

@@ -218,9 +218,9 @@ def test_answers_keep_the_order_of_commits_though_one_is_refused_early():
     world.commit("-", t_0=1)
     world.commit("-", t_0=2)
     (_, _, first), (_, _, second) = world.storage.held
-    second(errors.MESSAGE_TOO_LARGE)
+    second(errors.MESSAGE_TOO_LARGE, -1)
     assert world.take_heard() == []
-    first(errors.NONE)
+    first(errors.NONE, 0)
     assert world.take_heard() == ["-: NONE", "-: UNKNOWN_SERVER_ERROR"]
 
 
@@ -658,6 +658,76 @@ def test_offsets_committed_in_transactions_wait_for_their_marker():
     # a plain commit after the transaction's, before its marker, is the newer one
     world.storage.logs[index] = [batch(7, 5, 0), batch(None, 9, 1), marker(7, COMMIT, 2)]
     play("reload\nfetch t_0\n  t_0=9", world)
+
+
+def end_transaction(world, producer_id, commit=True):
+    heard = []
+    world.coordinator.complete_transaction(
+        world.shard.index, producer_id, 0, 0, commit=commit, version=0, done=heard.append
+    )
+    return heard
+
+
+def with_open_transaction():
+    """Offset 5 is committed in a transaction of producer 7, which is open."""
+    world = World()
+    key, value = records.offset_key(GROUP, "t", 0), records.offset_value(CommittedOffset(5))
+    fields = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+    world.storage.logs[world.shard.index] = [bytes(build_batch([Record(key=key, value=value)], **fields))]
+    play("reload\nfetch t_0 stable=yes\n  t_0=-1 UNSTABLE_OFFSET_COMMIT", world)
+    return world
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_a_marker_ends_an_open_transaction(commit):
+    world = with_open_transaction()
+    assert end_transaction(world, 7, commit) == [errors.NONE]
+    play(f"fetch t_0 stable=yes\n  t_0={5 if commit else -1}", world)
+    play(f"reload\nfetch t_0 stable=yes\n  t_0={5 if commit else -1}", world)
+
+
+def test_a_plain_commit_beside_an_open_transaction_wins_if_it_came_later_in_the_log():
+    """It had no record offset, so that the transaction's always won, until the next start."""
+    world = with_open_transaction()
+    play("commit - t_0=9\n  -: NONE", world)
+    assert end_transaction(world, 7) == [errors.NONE]
+    play("fetch t_0 stable=yes\n  t_0=9\nreload\nfetch t_0 stable=yes\n  t_0=9", world)
+
+
+def test_a_marker_takes_effect_behind_the_commits_on_their_way_and_not_before_it_is_durable():
+    world = with_open_transaction()
+    world.storage.hold()
+    world.commit("-", t_0=9)
+    heard = end_transaction(world, 7)
+    (_, _, committed), (_, _, ended) = world.storage.held
+    ended(errors.NONE, 2)
+    assert (heard, world.take_heard()) == ([], [])
+    committed(errors.NONE, 1)
+    assert (heard, world.take_heard()) == ([errors.NONE], ["-: NONE"])
+    play("fetch t_0 stable=yes\n  t_0=9", world)
+
+
+@pytest.mark.parametrize("code", [errors.INVALID_PRODUCER_EPOCH, errors.NOT_LEADER_OR_FOLLOWER])
+def test_a_marker_that_the_log_refuses_changes_nothing(code):
+    world = with_open_transaction()
+    world.storage.hold()
+    heard = end_transaction(world, 7)
+    world.storage.release(code)
+    told = {errors.NOT_LEADER_OR_FOLLOWER: errors.NOT_COORDINATOR}
+    assert heard == [told.get(code, code)]
+    play("fetch t_0 stable=yes\n  t_0=-1 UNSTABLE_OFFSET_COMMIT", world)
+    assert end_transaction(world, 7) == [errors.NONE]
+
+
+def test_a_marker_for_a_partition_that_is_not_coordinated_here_is_refused():
+    world = World()
+    index = world.shard.index
+    world.coordinator.begin_load(index)
+    assert end_transaction(world, 7) == [errors.COORDINATOR_LOAD_IN_PROGRESS]
+    world.coordinator.unload(index)
+    heard = []
+    world.coordinator.complete_transaction(index, 7, 0, 0, commit=True, version=0, done=heard.append)
+    assert heard == [errors.NOT_COORDINATOR]
 
 
 # -- which partition

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from kafkad.ingest import dlq, landing, verify
-from kafkad.ingest.table import TableError, open_table
+from kafkad.ingest.table import TableError
+from kafkad.ingest.tables import open_table
 from tests.unit import ingest_world as world
 from tests.unit.test_ingest_tables import DEAD, KINDS, THERE, World, land, read, rows, sink
 

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from kafkad.ingest import compact, dlq, landing, parquet_table, table, verify
-from kafkad.ingest.dlq import DlqSink
-from kafkad.ingest.table import Covered, TableError, TaskReport, open_table
+from kafkad.ingest.dead_letters import DlqSink
+from kafkad.ingest.parquet_table import open_dlq
+from kafkad.ingest.table import Covered, TableError, TaskReport
+from kafkad.ingest.tables import open_table
 from tests.unit import ingest_world as world
 
 SOAK = os.environ.get("KAFKAD_SOAK") == "1"
@@ -379,7 +381,7 @@ def test_a_task_tells_what_it_covered(tmp_path: Path):
 
 def test_dead_letters_keep_the_record_as_it_was(tmp_path: Path):
     world.job("parquet", tmp_path)
-    letters = [row for batch in dlq.records(dlq.open_dlq(tmp_path / "_dlq")) for row in batch.to_pylist()]
+    letters = [row for batch in dlq.records(open_dlq(tmp_path / "_dlq")) for row in batch.to_pylist()]
     assert {row["value"] for row in letters} == {f"bad {n}".encode() for n in DEAD}
     assert {(row["key"], row["_topic"], row["error"]) for row in letters} == {(b"k", "t", "it is no JSON")}
 

@@ -8,9 +8,10 @@ import pytest
 from pyarrow import parquet
 
 from kafkad.ingest import tasks
-from kafkad.ingest.dlq import DlqSink
+from kafkad.ingest.dead_letters import DlqSink
 from kafkad.ingest.landing import BadRecord, LandSettings, ParquetFile
-from kafkad.ingest.table import TableError, open_table
+from kafkad.ingest.table import TableError
+from kafkad.ingest.tables import open_table
 
 DDL = "id INT"
 VALUES = [b'{"id": 0}', b'{"id": "x"}', None, b'{"id": 3}', b"{"]

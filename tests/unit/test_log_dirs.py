@@ -70,6 +70,19 @@ def world(tmp_path):
     return DirsWorld(tmp_path)
 
 
+def test_a_partition_that_had_its_log_in_a_directory_is_made_there(tmp_path):
+    """Made elsewhere, it would be there twice when the one that is missing comes back."""
+    world = DirsWorld(tmp_path, 2)
+    first, second = world.dirs.directories()
+    for index in range(4):
+        log = world.dirs.create("t", index, b"T" * 16, topic_config(), second.id)
+        assert os.path.dirname(log.directory) == second.path
+    world.dirs._go_offline(second)
+    with pytest.raises(KafkaError, match="its log directory is offline"):
+        world.dirs.create("t", 4, b"T" * 16, topic_config(), second.id)
+    assert os.path.dirname(world.dirs.create("t", 4, b"T" * 16, topic_config()).directory) == first.path
+
+
 def test_identity_is_made_once_and_kept(tmp_path):
     world = DirsWorld(tmp_path, 2)
     cluster = world.dirs.cluster_id

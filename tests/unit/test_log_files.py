@@ -9,7 +9,7 @@ from kafkad.log import checkpoints
 from kafkad.log.clean_marks import take_mark, write_mark
 from kafkad.log.filenames import left_directory, offset_of, parse_directory, segment_file
 from kafkad.log.leader_epochs import LeaderEpochs
-from kafkad.log.txn_index import AbortedTxn, append_entries, encode_entry, read_txn_index
+from kafkad.log.txn_index import AbortedTxn, encode_entry, read_txn_index, write_txn_index
 from kafkad.protocol.errors import Malformed
 
 
@@ -106,7 +106,7 @@ def test_aborted_transactions_are_34_bytes(tmp_path):
     path = str(tmp_path / "x.txnindex")
     assert read_txn_index(path) == []
     entries = [AbortedTxn(1, 2, 3, 4), AbortedTxn(5, 6, 7, 8)]
-    append_entries(path, entries)
+    write_txn_index(path, entries)
     assert encode_entry(entries[0]) == b"\0\0" + b"".join(n.to_bytes(8, "big") for n in (1, 2, 3, 4))
     assert read_txn_index(path) == entries
     with open(path, "ab") as file:

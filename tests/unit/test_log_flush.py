@@ -7,6 +7,7 @@ import pytest
 
 from kafkad._native.log.fileio import fail_writes
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
+from tests.small_disk import small_disk
 from tests.unit.log_world import LogWorld, batch, topic_config
 
 
@@ -261,13 +262,8 @@ def test_an_io_error_takes_the_log_offline(tmp_path):
     assert refusal.value.code == KAFKA_STORAGE_ERROR
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small tmpfs")
 def test_a_really_full_disk(tmp_path):
-    mount = tmp_path / "small"
-    mount.mkdir()
-    if os.system(f"mount -t tmpfs -o size=512k tmpfs {mount} 2>/dev/null"):
-        pytest.skip("no mount here")
-    try:
+    with small_disk(tmp_path / "small", 512 << 10) as mount:
         world = LogWorld(mount, topic_config(segment_bytes=100_000, index_interval_bytes=0))
         world.append(size=1_000)
         filler = mount / "filler"
@@ -289,5 +285,3 @@ def test_a_really_full_disk(tmp_path):
         world.crash()
         assert world.log.end_offset == end + 100
         world.log.close()
-    finally:
-        os.system(f"umount -l {mount}")

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from kafkad._native.log.fileio import fail_writes
-from kafkad.log import leader_epochs, log, segment_deletion, shortages, txn_index
+from kafkad.log import leader_epochs, log, segment_deletion, shortages
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 from kafkad.protocol.records import build_batch, end_marker
 from kafkad.server.worker import Worker
@@ -337,38 +337,27 @@ def test_an_epoch_that_cannot_be_written_does_not_fail_the_append(tmp_path, monk
     assert world.log.epochs[-1] == (4, 0)
 
 
-def test_an_abort_that_cannot_be_noted_does_not_fail_the_marker(tmp_path, monkeypatch):
-    """REVIEW D11: LSO waits for the index instead."""
+@pytest.mark.parametrize("room", [0, 10, 34, 34 + 20])
+def test_an_abort_that_finds_no_room_is_refused_whole(tmp_path, room):
+    """REVIEW D11. Its index entry comes first and goes again if the marker finds no room. An entry without
+    its marker would hide what is committed later; what follows a part of an entry could not be read."""
     world = LogWorld(tmp_path)
     world.log.append(transactional(), 1_000)
-    monkeypatch.setattr(log, "append_entries", full)
-    assert world.log.append(marker(0), 1_000) == 1
-    assert (world.log.end_offset, world.log.last_stable_offset) == (2, 0)
-    monkeypatch.undo()
-    world.scheduler.run(100)
-    assert world.log.last_stable_offset == 2
-    assert [txn.first_offset for txn in world.log.aborted_transactions(0, 2)] == [0]
-
-
-def test_a_full_disk_leaves_no_part_of_an_entry_in_the_index_of_aborts(tmp_path, monkeypatch):
-    """REVIEW D11: all entries after it would have been read askew."""
-    path = str(tmp_path / "0.txnindex")
-    entries = [txn_index.AbortedTxn(n, n, n, n) for n in range(3)]
-    txn_index.append_entries(path, entries[:1])
-    write = os.pwrite
-
-    def short(fd, data, at):
-        if at >= 34 + 10:
-            full()
-        return write(fd, bytes(data)[:10], at)
-
-    monkeypatch.setattr(os, "pwrite", short)
-    with pytest.raises(OSError):
-        txn_index.append_entries(path, entries[1:])
-    monkeypatch.undo()
-    assert os.path.getsize(path) == 34
-    txn_index.append_entries(path, entries[1:])
-    assert txn_index.read_txn_index(path) == entries
+    world.log.append(marker(0), 1_000)
+    world.log.append(transactional(base_sequence=1), 1_000)
+    fail_writes(errno.ENOSPC, room)
+    with pytest.raises(KafkaError) as caught:
+        world.log.append(marker(0), 1_000)
+    fail_writes(0)
+    assert caught.value.code == KAFKA_STORAGE_ERROR
+    assert (world.log.end_offset, world.log.last_stable_offset) == (3, 2)
+    assert (world.directory / f"{0:020d}.txnindex").stat().st_size == 34
+    assert [txn.first_offset for txn in world.log.aborted_transactions(0, 3)] == [0]
+    assert world.log.append(marker(1), 1_000) == 3
+    world.log.append(transactional(base_sequence=2), 1_000)
+    world.log.append(marker(0), 1_000)
+    assert (world.log.end_offset, world.log.last_stable_offset) == (6, 6)
+    assert [txn.first_offset for txn in world.log.aborted_transactions(0, 6)] == [0, 4]
 
 
 @pytest.mark.parametrize("fully", [False, True])

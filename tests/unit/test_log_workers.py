@@ -225,19 +225,22 @@ def test_entries_of_the_other_worker_stay(disks, fork):
 
 
 def test_a_file_that_looks_like_the_one_before_is_read(tmp_path):
-    """Two workers write one after the other: the second file may have the number that the first's forerunner
-    had, the same size, and the same time."""
+    """Two workers write one after the other: the next file has the same size, the same time, and, where the
+    file system gives numbers out again, the number of the one that has gone."""
     directory = Directory(str(tmp_path), 0, for_logs=True)
     directory.shared = True
     path = os.path.join(tmp_path, HIGH_WATERMARKS)
     written_ns = time.time_ns() + 60_000_000_000  # just now, however slow the machine
-    write_offsets(path, {("t", 0): 1})
-    os.utime(path, ns=(written_ns, written_ns))
-    assert directory._found(HIGH_WATERMARKS) == {("t", 0): 1}
-    with open(path, "r+b") as file:
-        file.write(b"0\n1\nt 0 2\n")
-    os.utime(path, ns=(written_ns, written_ns))
-    assert directory._found(HIGH_WATERMARKS) == {("t", 0): 2}
+    for offset in range(1, 10):
+        write_offsets(path, {("t", 0): offset})
+        os.utime(path, ns=(written_ns, written_ns))
+        assert directory._found(HIGH_WATERMARKS) == {("t", 0): offset}
+        held = os.fstat(directory._seen[HIGH_WATERMARKS].fd)
+        assert held.st_ino == os.stat(path).st_ino, "a file that is not held may give its number to the next"
+        assert directory._found(HIGH_WATERMARKS) == {("t", 0): offset}  # as it is remembered
+    os.utime(path, ns=(written_ns - 3600 * 10**9,) * 2)
+    assert directory._found(HIGH_WATERMARKS) == directory._found(HIGH_WATERMARKS) == {("t", 0): 9}
+    assert directory._seen[HIGH_WATERMARKS].fd == -1, "one that is old enough needs no descriptor"
 
 
 def test_worker_0_drops_what_belongs_to_nobody(disks, fork):

@@ -339,7 +339,7 @@ def test_a_fetch_of_committed_data_tells_of_transactions_that_were_aborted_since
     assert aborted(0) == [(7, first)]
     world.log.roll(0)
     second = transaction(3, 0)
-    assert aborted(0) == [(7, first), (7, second)]
+    assert aborted(0) == [(7, first)]  # the answer ends where the segment does
     assert aborted(second) == [(7, second)]
     reactor.close()
 

@@ -9,6 +9,7 @@ from kafkad.config.broker import BrokerConfig
 from kafkad.log import leader_epochs
 from kafkad.log.log import Log
 from kafkad.metadata.image import MetadataImage
+from kafkad.metadata.replay import applied
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.replication.partitions import Partitions
@@ -32,7 +33,7 @@ class World:
         return Partitions(BROKER, BrokerConfig(self.disks.settings), self.disks.dirs, self.table)
 
     def commit(self, *records) -> None:
-        self.image, delta = self.image.apply(records)
+        self.image, delta = applied(self.image, records)
         self.partitions.apply_delta(delta, self.image)
 
     def restart(self) -> None:

@@ -14,6 +14,7 @@ from kafkad.log import recovery
 from kafkad.metadata.image import MetadataImage
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
+from kafkad.replication.partitions import TRIED_AT_A_TIME
 from kafkad.server.group_loader import GroupLoader
 from kafkad.server.group_storage import OFFSETS_TOPIC, GroupStorage
 from kafkad.server.worker import Worker
@@ -159,3 +160,43 @@ def test_an_offsets_partition_that_is_opened_late_gets_its_groups(world, monkeyp
     scheduler.settle()
     assert sorted(groups.shards) == [0, 1]
     assert not groups.shards[1].closed
+
+
+def test_many_partitions_that_wait_are_tried_a_few_in_each_turn_of_the_loop(world, monkeypatch):
+    """All of them were tried in one piece, while every client of the worker waited."""
+    shortage = Shortage(monkeypatch, "")
+    world.commit(*topic("t", partitions=100), *topic("u", partitions=3))
+    shortage.short = False
+    scheduler, opened = world.disks.scheduler, []
+    world.partitions.on_opened = lambda log: opened.append((log.topic, log.partition))
+    in_a_turn = []
+    while len(opened) < 103:
+        due = min(scheduler.timers)
+        scheduler.timers.remove(due)
+        scheduler.now_ms = max(scheduler.now_ms, due[0])
+        before = len(opened)
+        due[2]()
+        in_a_turn.append(len(opened) - before)
+    assert max(in_a_turn) <= TRIED_AT_A_TIME
+    assert opened == sorted(opened) and len(set(opened)) == 103
+    assert scheduler.now_ms < 1_000  # no turn waited for a timer of the next try
+    pass_time(scheduler, 1_000)
+    assert not scheduler.timers and not world.partitions.failed()
+
+
+def test_a_partition_that_is_deleted_between_two_turns_of_tries_is_not_made(world, monkeypatch):
+    shortage = Shortage(monkeypatch, "")
+    world.commit(*topic("t", partitions=10), *topic("u"))
+    shortage.short = False
+    scheduler = world.disks.scheduler
+    due = min(scheduler.timers)
+    scheduler.timers.remove(due)
+    due[2]()  # the first turn
+    assert 0 < len(world.partitions) <= TRIED_AT_A_TIME
+    world.commit(messages.RemoveTopicRecord(topic_id=topic_id("t")), *topic("t", id_of="v"))
+    pass_time(scheduler, 20_000)
+    assert {(log.topic, log.topic_id) for log in world.partitions} == {
+        ("t", topic_id("v")),
+        ("u", topic_id("u")),
+    }
+    assert not world.partitions.failed()

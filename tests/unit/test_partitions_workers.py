@@ -14,6 +14,7 @@ from kafkad.config.broker import BrokerConfig
 from kafkad.log.checkpoints import write_partition_metadata
 from kafkad.log.log_dirs import LogDirs
 from kafkad.metadata.image import MetadataImage
+from kafkad.metadata.replay import applied
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.replication.ownership import owner_of
@@ -52,7 +53,7 @@ class World:
         self.workers = [Worker(self, me) for me in range(2)]
 
     def commit(self, *records, workers=(0, 1)) -> None:
-        self.image, delta = self.image.apply(records)
+        self.image, delta = applied(self.image, records)
         for me in workers:
             self.workers[me].partitions.apply_delta(delta, self.image)
 
@@ -140,7 +141,7 @@ def test_what_is_deleted_is_gone_for_both_whichever_hears_first(world):
         if first == 0:
             world.deliver()
             assert len(world.workers[second].table) == 1  # its own
-        world.image, delta = before.apply([gone])
+        world.image, delta = applied(before, [gone])
         world.workers[second].partitions.apply_delta(delta, world.image)
         world.deliver()
         assert [len(worker.table) for worker in world.workers] == [0, 0]

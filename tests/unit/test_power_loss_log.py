@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from kafkad.log import pending_append
 from kafkad.log.checkpoints import make_directory
 from kafkad.protocol.records import build_batch, end_marker
 from tests.unit.log_world import LogWorld, batch, topic_config
@@ -70,6 +71,21 @@ def test_a_removed_segment_that_comes_back_is_removed_again(tmp_path):
     world.crash()
     assert world.log.end_offset == 6
     assert world.log.segments[-1][0] == 2
+
+
+def test_the_name_of_a_batch_that_was_written_ahead_is_on_the_disk_before_it_counts(
+    tmp_path, synced, monkeypatch
+):
+    """Its file takes the place of the active segment's, which was empty."""
+    monkeypatch.setattr(pending_append, "AHEAD_BYTES", 3 << 20)
+    world = LogWorld(tmp_path, topic_config(flush_messages=1, max_message_bytes=10 << 20))
+    world.scheduler.settle()
+    synced.clear()
+    world.append(size=4 << 20)
+    assert world.log.high_watermark == 0
+    world.scheduler.settle()
+    assert world.log.high_watermark == 1
+    assert "t-0" in synced
 
 
 def test_after_a_kill_the_first_flush_takes_names_along(tmp_path, synced):

@@ -65,16 +65,17 @@ def controls(log):
 
 
 def test_a_fresh_directory_is_formatted_with_the_features_that_are_served(start):
-    """As `kafka-storage format`, without group, share, streams and transaction versions (HUNTS U10)."""
+    """As `kafka-storage format`, without group, share and streams versions (HUNTS U10)."""
     voter = start(static_voters=[1])
     assert voter.image.features == {
         "metadata.version": 30,
         "eligible.leader.replicas.version": 1,
+        "transaction.version": 2,
     }
     assert voter.image.configs == {(4, ""): {"min.insync.replicas": "1"}}
-    # leader change, begin, two features, one config, end: in the order of Kafka's own first records
-    assert voter.next_offset == 6
-    assert voter.image.offset == 5
+    # leader change, begin, three features, one config, end: in the order of Kafka's own first records
+    assert voter.next_offset == 7
+    assert voter.image.offset == 6
     assert voter.epoch == 1
 
 

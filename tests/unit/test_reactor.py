@@ -518,6 +518,21 @@ def test_connections_beyond_the_limit_wait_in_the_backlog(make):
     assert second.receive_frame() == answer_to(2)
 
 
+def test_a_listener_that_cannot_accept_rests_and_the_loop_does_not_spin(make):
+    """Any error but a shortage left it in the epoll set, where it was readable again at once."""
+    world = make()
+    world.connect().send_frame(request(1))
+    world.poll()
+    world.listener.shutdown(socket.SHUT_RDWR)  # accept: EINVAL, and readable for ever
+    rounds, begun = 0, time.monotonic()
+    while time.monotonic() - begun < 1:
+        rounds += bool(select.select([world.reactor.fileno()], [], [], 0.01)[0])
+        world.reactor.poll()
+    said = [line for line in world.lines if "accepting a connection failed: Invalid argument" in line]
+    assert len(said) == 1 and "wait in the backlog" in said[0]
+    assert rounds < 100
+
+
 def test_connections_per_address_are_limited(make):
     world = make(connections_max_per_ip=2)
     kept = [world.connect(), world.connect()]

@@ -1,12 +1,16 @@
 """Fetch in C: every version, byte budgets (KIP-74), long polls, epochs, topic ids."""
 
+import copy
 import os
 import time
 
 import pytest
-from reactor_world import SlowLog, World, batch, fetch, produce, rows
+from reactor_world import World, batch, fetch, produce, rows
 
+from kafkad.api.node_endpoints import node_endpoints
+from kafkad.metadata.image import Endpoint
 from kafkad.protocol import codec, errors, messages
+from kafkad.protocol.records import read_batches
 
 VERSIONS = range(4, 19)
 TOPIC_ID = bytes(range(16))
@@ -125,17 +129,28 @@ def test_only_committed_data_is_read(world):
     assert rows(reader.fetch([("t", 0, 2)])) == [("t", 0, 0, 2, 0)]
 
 
+def abort(log, producer_id, sizes=(10,)):
+    """A transaction of so many batches that is aborted; its first offset."""
+    first = log.end_offset
+    for sequence, size in enumerate(sizes, len(log.segments)):
+        data = batch(
+            1, size, producer_id=producer_id, producer_epoch=0, base_sequence=sequence, transactional=True
+        )
+        log.append(bytearray(data), 1_000)
+    log.append_marker(producer_id, 0, 0, commit=False, version=0, now_ms=1_000)
+    return first
+
+
 @pytest.mark.parametrize("version", [4, 11, 12, 18])
 def test_aborted_transactions_are_told_to_readers_of_committed_data(world, version):
-    log = SlowLog(aborted=[(7, 0, 1), (1 << 40, 2, 3)])
-    world.partition("t", topic_id=TOPIC_ID, log=log)
+    log = world.log("t", topic_id=TOPIC_ID)
     world.partition("u", topic_id=TOPIC_ID[::-1])
-    fill(world, sizes=(20_000, 10, 10, 10))
+    firsts = [abort(log, 7, (20_000,)), abort(log, 1 << 40)]
     fill(world, topic="u", sizes=(20_000,))
     other = TOPIC_ID[::-1] if version >= 13 else "u"
     for isolation_level, offset, expected in [
-        (1, 0, [(7, 0), (1 << 40, 2)]),
-        (1, 2, [(1 << 40, 2)]),
+        (1, 0, [(7, firsts[0]), (1 << 40, firsts[1])]),
+        (1, firsts[1], [(1 << 40, firsts[1])]),
         (0, 0, None),
     ]:
         answer = world.connect().fetch(
@@ -144,26 +159,60 @@ def test_aborted_transactions_are_told_to_readers_of_committed_data(world, versi
         first, second = (topic.partitions[0] for topic in answer.responses)
         told = first.aborted_transactions
         assert (told and [(txn.producer_id, txn.first_offset) for txn in told]) == expected
-        assert (
-            bytes(first.records)
-            == log_of(world)[0 if offset == 0 else len(batch(1, 20_000)) + len(batch(1, 10)) :]
-        )
+        assert bytes(first.records) == log.read(offset, 1 << 20)
         assert second.aborted_transactions == (None if expected is None else [])
         assert bytes(second.records) == log_of(world, "u")
 
 
-def test_a_log_without_aborted_transactions_is_asked_once(world):
-    log = SlowLog()
-    world.partition("t", log=log)
-    fill(world)
+def test_only_the_aborted_transactions_of_what_is_sent_are_told(world):
+    """A reader that caught up over 100,000 aborts was told of all of them in every answer."""
+    log = world.log("t", index_interval_bytes=1_000, segment_bytes=100_000)
+    firsts = [abort(log, producer, (500,)) for producer in range(300)]
+    assert len(log.segments) == 2
+    told, offset = [], 0
     client = world.connect()
-    for _ in range(3):
-        client.fetch([("t", 0, 0)], isolation_level=1)
-    assert log.asked == 1
-    log.aborted = [(5, 0, 0)]
-    world.table.note_aborted("t", 0)
-    answer = client.fetch([("t", 0, 0)], isolation_level=1)
-    assert answer.responses[0].partitions[0].aborted_transactions[0].producer_id == 5
+    while offset < log.end_offset:
+        answer = client.fetch([("t", 0, offset, 10_000)], isolation_level=1)
+        (part,) = answer.responses[0].partitions
+        batches = list(read_batches(bytes(part.records)))
+        within = [first for first in firsts if offset <= first <= batches[-1].last_offset]
+        aborted = [txn.first_offset for txn in part.aborted_transactions]
+        assert aborted[: len(within)] == within
+        assert len(aborted) <= len(within) + 3  # up to the next index entry
+        told += within
+        offset = batches[-1].last_offset + 1
+    assert told == firsts
+
+
+def test_a_reader_that_waits_at_an_open_transaction_is_told_when_its_records_are_deleted(world):
+    log = world.log("t")
+    data = batch(1, producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+    log.append(bytearray(data), 1_000)
+    reader = world.connect()
+    waiting = reader.send_request(fetch([("t", 0, 0)], max_wait_ms=60_000, isolation_level=1), 12)
+    world.poll()
+    log.delete_records(1)
+    world.poll()
+    (part,) = reader.receive(messages.FetchResponse, 12, waiting).responses[0].partitions
+    assert part.error_code == errors.OFFSET_OUT_OF_RANGE
+
+
+def test_readers_look_at_no_index_of_aborted_transactions_beyond_the_last_abort(world):
+    """Every commit made each reader read all of them."""
+    log = world.log("t")
+    abort(log, 7)
+    path = os.path.join(world.directory, "t-0", f"{0:020d}.txnindex")
+    os.unlink(path)
+    os.mkdir(path)  # who reads it fails
+    for sequence in range(3):
+        data = batch(1, producer_id=8, producer_epoch=0, base_sequence=sequence, transactional=True)
+        log.append(bytearray(data), 1_000)
+        log.append_marker(8, 0, 0, commit=True, version=0, now_ms=1_000)
+        (part,) = world.connect().fetch([("t", 0, 2)], isolation_level=1).responses[0].partitions
+        assert (part.error_code, part.aborted_transactions) == (0, [])
+        assert len(list(read_batches(bytes(part.records)))) == 2 * (sequence + 1)
+    (part,) = world.connect().fetch([("t", 0, 1)], isolation_level=1).responses[0].partitions
+    assert (part.error_code, part.records) == (errors.KAFKA_STORAGE_ERROR, b"")
 
 
 # -- bytes -------------------------------------------------------------------------------------------------
@@ -575,3 +624,87 @@ def test_an_old_version_does_not_compare_logs(world):
     client = log_of_epochs(world)
     part = client.fetch([("t", 0, 4)], version=11).responses[0].partitions[0]
     assert part.error_code == 0 and part.records
+
+
+# -- who leads ---------------------------------------------------------------------------------------------
+
+
+def leaders(answer):
+    """(partition, error, leader id, its epoch) of each, and the nodes."""
+    found = [
+        (
+            part.partition_index,
+            part.error_code,
+            part.current_leader.leader_id,
+            part.current_leader.leader_epoch,
+        )
+        for topic in answer.responses
+        for part in topic.partitions
+    ]
+    return found, [(node.node_id, node.host, node.port, node.rack) for node in answer.node_endpoints]
+
+
+@pytest.mark.parametrize("rack", [None, "r" * 200])
+@pytest.mark.parametrize("version", [15, 16, 18])
+def test_an_old_leader_epoch_is_answered_with_the_leader_and_where_it_is(world, version, rack):
+    """KIP-951: Kafka 4.3 names them with NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH; we did not."""
+    endpoint = Endpoint("host.example", 9092, 0)
+    world.reactor.name_leader(7, {"PLAINTEXT": node_endpoints(7, endpoint, rack)})
+    for index in range(3):
+        world.partition("t", index, topic_id=TOPIC_ID).lead(4)
+    request = fetch([(TOPIC_ID, index, 0) for index in range(3)])
+    asked = [part for topic in request.topics for part in topic.partitions]
+    asked[1].current_leader_epoch, asked[2].current_leader_epoch = 3, 5
+    parts, nodes = leaders(world.connect().ask(request, version))
+    named = version >= 16
+    assert parts == [
+        (0, 0, -1, -1),
+        (1, errors.FENCED_LEADER_EPOCH, 7 if named else -1, 4 if named else -1),
+        (2, errors.UNKNOWN_LEADER_EPOCH, -1, -1),
+    ]
+    assert nodes == ([(7, "host.example", 9092, rack)] if named else [])
+
+
+def test_a_follower_is_told_who_leads(world):
+    world.reactor.name_leader(7, {"PLAINTEXT": node_endpoints(7, Endpoint("h", 1, 0), None)})
+    world.partition("t", topic_id=TOPIC_ID).lead(4)
+    request = fetch([(TOPIC_ID, 0, 0)])
+    request.replica_state.replica_id = 1
+    expected = [(0, errors.NOT_LEADER_OR_FOLLOWER, 7, 4)], [(7, "h", 1, None)]
+    assert leaders(world.connect().ask(request, 16)) == expected
+
+
+def test_a_listener_that_is_not_advertised_names_no_node(world):
+    world.reactor.name_leader(7, {"OTHER": node_endpoints(7, Endpoint("h", 1, 0), None)})
+    world.partition("t", topic_id=TOPIC_ID).lead(4)
+    request = fetch([(TOPIC_ID, 0, 0)])
+    request.topics[0].partitions[0].current_leader_epoch = 3
+    expected = [(0, errors.FENCED_LEADER_EPOCH, 7, 4)], []
+    assert leaders(world.connect().ask(request, 18)) == expected
+
+
+@pytest.mark.parametrize("repeats", [1, 8])
+def test_a_long_topic_name_costs_no_more_for_each_of_its_partitions(world, repeats):
+    """A Fetch of 64,000 partitions of a name of 32 KB stopped the others for 0.46 s: the name was hashed for
+    each of them. So did one that gives the name several times, with the same partitions."""
+    client = world.connect()
+
+    def seconds(name):
+        request = fetch([(name, 0, 0)])
+        topic = request.topics[0]
+        (one,) = topic.partitions
+        topic.partitions = []
+        for index in range(64_000 // repeats):
+            part = copy.copy(one)
+            part.partition = index
+            topic.partitions.append(part)
+        request.topics = [topic] * repeats
+        taken = []
+        for _ in range(3):
+            begun = time.perf_counter()
+            client.send_request(request, 4)
+            client.receive_frame()
+            taken.append(time.perf_counter() - begun)
+        return min(taken)
+
+    assert seconds("n" * 32_000) < 6 * seconds("n" * 100)

@@ -2,11 +2,12 @@
 
 import gc
 import resource
+import socket
 import struct
 import sys
 
 import pytest
-from reactor_world import World, batch, fetch, produce
+from reactor_world import Gate, World, batch, fetch, produce
 
 from kafkad.protocol import codec
 
@@ -77,6 +78,91 @@ def test_allocated_blocks_stay_flat_over_a_load_of_produces_and_fetches(world, f
     assert stats["requests"][0] + stats["requests"][1] > REQUESTS * (0.9 if flushed else 0.4)
     assert stats["dispatched"] == 0
     assert stats["buffered_bytes"] == 0
+
+
+def pipeline_of(sequence, count):
+    """Produces of one transaction, each with the next sequence."""
+    return b"".join(
+        frame(
+            produce(
+                "t",
+                {
+                    0: batch(
+                        1,
+                        100,
+                        producer_id=7,
+                        producer_epoch=0,
+                        base_sequence=sequence + i,
+                        transactional=True,
+                    )
+                },
+                transactional_id="tx",
+            ),
+            9,
+        )
+        for i in range(count)
+    )
+
+
+def test_allocated_blocks_stay_flat_inside_of_a_transaction(world):
+    """The coordinator is asked for the first batch; the others are as plain ones."""
+    world.partition("t")
+    gate = Gate()
+    world.reactor.serve_transactions(gate)
+    client = world.connect()
+    buffer = bytearray(1 << 20)
+    rounds, size = 30, 100
+    pipelines = [pipeline_of(number * size, size) for number in range(2 * rounds)]
+    client.send(pipelines[0])
+    read = sum(4 + len(client.receive_frame()) for _ in range(size))
+    grown = []
+    for half in (pipelines[1:rounds], pipelines[rounds:]):
+        gc.collect()
+        blocks = sys.getallocatedblocks()
+        for pipeline in half:
+            exchange(world, client, pipeline, read, buffer)
+        gc.collect()
+        grown.append(sys.getallocatedblocks() - blocks)
+    assert grown[1] < 50
+    stats = world.reactor.stats()
+    assert (stats["dispatched"], stats["python_appends"], stats["transaction_asks"]) == (0, 0, 1)
+    assert stats["produce_slices"] == 1
+    assert world.table.get("t", 0).end_offset == 2 * rounds * size
+
+
+def test_questions_leave_nothing_behind(world):
+    """Answered, refused, given up with the connection, or answered too late."""
+    world.partition("t")
+    gate = Gate()
+    world.reactor.serve_transactions(gate)
+    grown = []
+    for number in range(3):
+        gc.collect()
+        blocks = sys.getallocatedblocks()
+        for i in range(40):
+            producer = number * 1000 + i
+            data = batch(1, 100, producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
+            gate.refusals = {("t", 0): (48, "no")} if i % 3 == 0 else {}
+            gate.holds = i % 3 == 1
+            client = world.connect()
+            client.send_produce("t", data, transactional_id="tx")
+            if gate.holds:
+                world.poll()
+                client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.socket.close()
+                world.poll_until(lambda: world.reactor.stats()["connections"] == 0)
+                gate.let_go()
+            else:
+                client.receive_frame()
+                client.socket.close()
+                world.poll_until(lambda: world.reactor.stats()["connections"] == 0)
+            gate.asked.clear()
+            world.clients.clear()
+        del client, data
+        gc.collect()
+        grown.append(sys.getallocatedblocks() - blocks)
+    assert grown[2] < 50
+    assert world.reactor.stats()["buffered_bytes"] == 0
 
 
 def one_append(world, client, partition, appends):

@@ -45,6 +45,40 @@ ASKED = {
         lambda r: [(g.group_id, g.error_code) for g in r.groups],
         [("g", CODE)],
     ),
+    "AddPartitionsToTxn": (
+        m.AddPartitionsToTxnRequest(
+            transactions=[
+                m.AddPartitionsToTxnRequest.Transactions(
+                    transactional_id="x",
+                    topics=[m.AddPartitionsToTxnRequest.Transactions.Topics(name="t", partitions=[3])],
+                )
+            ]
+        ),
+        lambda r: [
+            (each.transactional_id, t.name, p.partition_index, p.partition_error_code)
+            for each in r.results_by_transaction
+            for t in each.topic_results
+            for p in t.results_by_partition
+        ],
+        [("x", "t", 3, CODE)],
+    ),
+    "TxnOffsetCommit": (
+        m.TxnOffsetCommitRequest(
+            group_id="g",
+            topics=[
+                m.TxnOffsetCommitRequest.Topics(
+                    name="t", partitions=[m.TxnOffsetCommitRequest.Topics.Partitions(partition_index=3)]
+                )
+            ],
+        ),
+        lambda r: [(t.name, p.partition_index, p.error_code) for t in r.topics for p in t.partitions],
+        [("t", 3, CODE)],
+    ),
+    "DescribeTransactions": (
+        m.DescribeTransactionsRequest(transactional_ids=["x", "y"]),
+        lambda r: [(each.transactional_id, each.error_code) for each in r.transaction_states],
+        [("x", CODE), ("y", CODE)],
+    ),
     "FindCoordinator": (
         m.FindCoordinatorRequest(coordinator_keys=["g", "h"]),
         lambda r: [(c.key, c.error_code) for c in r.coordinators],
@@ -108,6 +142,31 @@ ASKED = {
         lambda r: [(x.resource_name, x.error_code) for x in r.responses],
         [("t", CODE)],
     ),
+    "WriteTxnMarkers": (
+        m.WriteTxnMarkersRequest(
+            markers=[
+                m.WriteTxnMarkersRequest.Markers(
+                    producer_id=5,
+                    topics=[m.WriteTxnMarkersRequest.Markers.Topics(name="t", partition_indexes=[0, 2])],
+                )
+            ]
+        ),
+        lambda r: [
+            (marker.producer_id, topic.name, part.partition_index, part.error_code)
+            for marker in r.markers
+            for topic in marker.topics
+            for part in topic.partitions
+        ],
+        [(5, "t", 0, CODE), (5, "t", 2, CODE)],
+    ),
+    "AlterUserScramCredentials": (
+        m.AlterUserScramCredentialsRequest(
+            deletions=[m.AlterUserScramCredentialsRequest.Deletions(name="u", mechanism=1)],
+            upsertions=[m.AlterUserScramCredentialsRequest.Upsertions(name="v", mechanism=2)],
+        ),
+        lambda r: [(x.user, x.error_code) for x in r.results],
+        [("u", CODE), ("v", CODE)],
+    ),
     "CreatePartitions": (
         m.CreatePartitionsRequest(topics=[m.CreatePartitionsRequest.Topics(name="t", count=3)]),
         lambda r: [(x.name, x.error_code) for x in r.results],
@@ -137,6 +196,12 @@ OLDER = {
         7,
         m.OffsetFetchRequest(
             group_id="g", topics=[m.OffsetFetchRequest.Topics(name="t", partition_indexes=[3])]
+        ),
+    ),
+    "AddPartitionsToTxn": (
+        3,
+        m.AddPartitionsToTxnRequest(
+            v3_and_below_topics=[m.AddPartitionsToTxnRequest.V3AndBelowTopics(name="t", partitions=[3])]
         ),
     ),
     "FindCoordinator": (3, m.FindCoordinatorRequest(key="g")),

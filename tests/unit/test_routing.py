@@ -1,5 +1,7 @@
 """A client asks any worker for anything: forked workers with real logs, groups and a controller, each asked
-over TCP, and every answer compared with that of a broker that has but one worker."""
+over TCP, and every answer compared with that of a broker that has but one worker.
+
+Over 900 lines: a test of each API's way."""
 
 import asyncio
 import os
@@ -23,6 +25,7 @@ from kafkad.clock import Clock
 from kafkad.config import loggers
 from kafkad.config.broker import BrokerConfig
 from kafkad.coordinator.runtime import GroupCoordinator
+from kafkad.coordinator.transactions import TransactionCoordinator
 from kafkad.log.log_dirs import LogDirs
 from kafkad.protocol import codec, errors, messages
 from kafkad.replication.partitions import Partitions
@@ -31,11 +34,14 @@ from kafkad.server.dispatch import Dispatcher
 from kafkad.server.event_loop import EventLoop
 from kafkad.server.group_loader import GroupLoader
 from kafkad.server.group_storage import OFFSETS_TOPIC, GroupStorage
+from kafkad.server.marker_transport import MarkerTransport
 from kafkad.server.peers import Peers, PeerTrouble, make_sockets
 from kafkad.server.producer_ids import ProducerIds
 from kafkad.server.refusal import refusal
 from kafkad.server.routing import pack, unpack
 from kafkad.server.scheduler import LoopScheduler
+from kafkad.server.transaction_gate import TransactionGate
+from kafkad.server.transaction_storage import TRANSACTION_TOPIC, TransactionStorage
 from kafkad.server.turns import Turns
 from tests.unit.coordinator_world import protocol, subscription
 from tests.unit.log_world import batch, begin_metadata
@@ -63,6 +69,17 @@ class Registered(Cluster):
         super().start(self.directories)
 
 
+class Blocks:
+    """The controller of a worker that has none, for producer ids: those that only this worker gives."""
+
+    def __init__(self, me):
+        self.first = 1_000_000 * me
+
+    def allocate_producer_ids(self):
+        self.first += 1_000
+        return self.first - 1_000, 1_000
+
+
 class Site:
     """One worker: everything but what carries the metadata from one to another."""
 
@@ -75,6 +92,9 @@ class Site:
             "log.dirs": str(path / "logs"),
             "offsets.topic.num.partitions": "6",
             "offsets.topic.replication.factor": "1",
+            "transaction.state.log.num.partitions": "6",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
             "group.initial.rebalance.delay.ms": "0",
         }
         config = BrokerConfig(settings)
@@ -86,6 +106,7 @@ class Site:
         self.cluster = Registered(path, settings, log_dirs.directory_ids())
         create(self.cluster, *(new_topic(name, partitions) for name, partitions in TOPICS.items()))
         self.cluster.controller.auto_create([OFFSETS_TOPIC])
+        self.cluster.controller.auto_create([TRANSACTION_TOPIC])
         metadata = SimpleNamespace(image=self.cluster.image)
 
         self.loop = loop
@@ -122,18 +143,37 @@ class Site:
             partitions=self.partitions,
             log_dirs=log_dirs,
             groups=self.groups,
-            producer_ids=ProducerIds(controller),
+            producer_ids=ProducerIds(controller or Blocks(me)),
             api_versions=table.TOLD,
             me=me,
             peers=self.peers,
             owner_of=owner_of,
             group_owner=lambda group: owner_of(OFFSETS_TOPIC, self.groups.partition_for(group)),
+            transaction_owner=lambda name: owner_of(
+                TRANSACTION_TOPIC, self.services.transactions.partition_for(name)
+            ),
         )
+        self.load_transactions()
         rows = dict(table.BY_KEY)
         rows[47] = rows[47]._replace(handler=stumbling(rows[47].handler))
         self.dispatcher = Dispatcher(self.services, rows, fatal, Turns(loop))
         self.reactor = Reactor(native, self.dispatcher, on_fatal=fatal)
         loop.add_reader(self.reactor.fileno(), self.reactor.poll)
+
+    def load_transactions(self):
+        services = self.services
+        storage = TransactionStorage(
+            self.partitions, services.metadata, services.clock, self.groups.scheduler
+        )
+        transport = MarkerTransport(services, self.loop)
+        services.transactions = TransactionCoordinator(
+            services.config, services.clock, self.groups.scheduler, storage, transport,
+            services.producer_ids.take, lambda: 2,
+        )  # fmt: skip
+        services.transaction_gate = TransactionGate(services, services.transaction_owner, self.loop)
+        loader = GroupLoader(services.transactions, self.partitions, self.groups.scheduler, TRANSACTION_TOPIC)
+        for index in range(storage.partition_count()):
+            loader.load(index)
 
     def connect(self):
         """A client's socket; the reactor has the other end."""
@@ -160,7 +200,7 @@ def stumbling(handler):
 
 def fill(log):
     """The same in every broker of these tests."""
-    if log.topic == OFFSETS_TOPIC:
+    if log.topic in (OFFSETS_TOPIC, TRANSACTION_TOPIC):
         return
     log.set_leader_epoch(0)
     for number in range(log.partition + 1):
@@ -241,6 +281,7 @@ class World:
             task.cancel()
         self.loop.run_until_complete(asyncio.wait(tasks) if tasks else asyncio.sleep(0))
         self.site.groups.close()
+        self.site.services.transactions.close()
         self.site.services.log_dirs.close(clean=False)
         self.loop.close()
         for each in self.sockets:
@@ -331,6 +372,32 @@ def offset_for_leader_epoch(chance, version):
 def describe_producers(chance, version):
     cls = m.DescribeProducersRequest
     return cls(topics=topics_of(cls.Topics, some_partitions(chance), field="partition_indexes"))
+
+
+def write_txn_markers(chance, version):
+    cls = m.WriteTxnMarkersRequest.Markers
+    markers = []
+    for _ in range(chance.randrange(1, 5)):
+        some = [*some_partitions(chance), (OFFSETS_TOPIC, chance.randrange(6))]
+        marker = cls(
+            producer_id=chance.randrange(-1, 3), producer_epoch=chance.randrange(3),
+            transaction_result=chance.random() < 0.5, coordinator_epoch=chance.randrange(3),
+            topics=topics_of(cls.Topics, some, field="partition_indexes"),
+        )  # fmt: skip
+        if version >= 2:
+            marker.transaction_version = chance.randrange(3)
+        markers.append(marker)
+    return m.WriteTxnMarkersRequest(markers=markers)
+
+
+def marker_codes(response):
+    """In any order, as Kafka tells them."""
+    return {
+        (marker.producer_id, topic.name, one.partition_index): one.error_code
+        for marker in response.markers
+        for topic in marker.topics
+        for one in topic.partitions
+    }
 
 
 def delete_records(chance, version):
@@ -428,6 +495,29 @@ def test_three_workers_answer_as_one(make_world, me):
         if type(request) is m.DescribeLogDirsRequest:
             expected, answer = sizes(expected), sizes(answer)
         assert answer == expected, f"{request.NAME} v{version} {request}"
+
+
+def test_three_workers_take_markers_as_one(make_world):
+    """Each gets those of its partitions, also of the groups'."""
+    chance = random.Random(27)
+    script = [(write_txn_markers(chance, version), version) for _ in range(10) for version in (1, 2)]
+
+    def answers(world):
+        async def scenario():
+            client = await world.client()
+            return [marker_codes(await client.ask(request, version)) for request, version in script]
+
+        return world.run(scenario())
+
+    three = make_world(3, 2)
+    together = answers(three)
+    three.close()
+    assert together == answers(make_world(1))
+    told = {code for answer in together for code in answer.values()}
+    wanted = {errors.UNKNOWN_TOPIC_OR_PARTITION, errors.TRANSACTION_COORDINATOR_FENCED}
+    assert told >= {errors.NONE, errors.UNKNOWN_SERVER_ERROR, errors.INVALID_PRODUCER_EPOCH, *wanted}
+    groups = {code for answer in together for key, code in answer.items() if key[1] == OFFSETS_TOPIC}
+    assert errors.NONE in groups
 
 
 def test_three_workers_answer_wide_requests_as_one(make_world):
@@ -656,7 +746,7 @@ def test_producer_ids_come_from_one_source(make_world):
         found = [
             (await client.ask(m.InitProducerIdRequest(transactional_id=None))).producer_id for _ in range(5)
         ]
-        assert found == list(range(found[0], found[0] + 5))
+        assert found == list(range(found[0], found[0] + 5)) and found[-1] < 1_000_000
 
     world.run(scenario())
 
@@ -871,13 +961,15 @@ def test_surroundings_travel_with_a_request():
 def test_every_api_has_a_route():
     by_route = {route: {row.key for row in table.ROWS if row.route is route} for route in Route}
     assert by_route == {
-        Route.LOCAL: {0, 1, 3, 10, 17, 18, 32, 60, 74, 75},
-        Route.CONTROLLER: {19, 20, 22, 33, 37, 44},
-        Route.GROUP: {8, 9, 11, 12, 13, 14, 15, 42, 47},
-        Route.PARTITIONS: {2, 21, 23, 61},
-        Route.EVERY: {16, 35},
+        Route.LOCAL: {0, 1, 3, 10, 17, 18, 32, 36, 50, 60, 74, 75},
+        Route.CONTROLLER: {19, 20, 33, 37, 44, 51},
+        Route.GROUP: {8, 9, 11, 12, 13, 14, 15, 28, 42, 47},
+        Route.TRANSACTION: {22, 24, 25, 26, 65},
+        Route.PARTITIONS: {2, 21, 23, 27, 61},
+        Route.EVERY: {16, 35, 66},
     }
-    assert routing.BY_PARTITION.keys() == by_route[Route.PARTITIONS]
+    markers = {routing.WRITE_TXN_MARKERS}  # they are split by server/marker_routing
+    assert routing.BY_PARTITION.keys() == by_route[Route.PARTITIONS] - markers
     assert routing.MERGE_ALL.keys() == by_route[Route.EVERY]
 
 
@@ -888,6 +980,7 @@ def test_one_worker_alone_answers_before_dispatch_returns(make_world):
     connection = SimpleNamespace(
         peer_host="127.0.0.1",
         listener="PLAINTEXT",
+        principal=None,
         respond=lambda *answer: answers.append(answer),
         close=pytest.fail,
     )

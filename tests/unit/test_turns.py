@@ -5,6 +5,7 @@ import inspect
 
 import pytest
 
+from kafkad.server import turns
 from kafkad.server.turns import QUANTUM_S, TURN_S, Turns
 
 STEP_S = 0.0001
@@ -147,4 +148,32 @@ def test_the_heap_is_trimmed_once_behind_much_work():
         await asyncio.sleep(0)
         assert trims == [0]
 
+    asyncio.run(main())
+
+
+def test_only_long_work_makes_its_objects_in_the_heap(monkeypatch):
+    """Work that fits into the turn at hand is short: its objects come from CPython's arenas."""
+
+    async def main():
+        world = World()
+        assert world.turns.run(world.work("short", 40)) == "short"
+        assert not used
+        assert await world.turns.run(world.work("long", 10_000)) == "long"
+        assert used == [True, False] * (len(used) // 2)
+        with pytest.raises(ZeroDivisionError):
+            await world.turns.run(failing(world))
+        assert now == [False]
+
+    def failing(world):
+        yield from world.work("a", 10_000)
+        raise ZeroDivisionError
+
+    def use_heap(wanted):
+        before = now.pop()
+        now.append(wanted)
+        used.append(wanted)
+        return before
+
+    now, used = [False], []
+    monkeypatch.setattr(turns, "use_heap", use_heap)
     asyncio.run(main())

@@ -596,17 +596,19 @@ def test_others_on_the_same_worker_go_on_while_an_owner_unpacks(workers):
 
 
 def test_the_senders_death_drops_what_it_forwarded(workers):
-    workers.partition("t", 0, 1, own="own_log")
+    last = 15  # seconds of work: a sender that dies late still dies before the last one is done
+    for index in range(last + 1):
+        workers.partition("t", index, 1, own="own_log")
     client = workers.connect(0)
-    client.send_produce("t", large(count=2000))
-    client.send_produce("t", small())
-    workers.ask_until(1, "stats", want=lambda stats: stats["unpacking"] == 1)
+    client.send_request(produce("t", dict.fromkeys(range(last + 1), large(count=2000))), 9)
+    client.send_produce("t", small(), index=last)
+    workers.ask_until(1, "stats", want=lambda stats: stats["unpacking"] > last)
     workers.kill(0)
     workers.start(0)
     workers.ask(1, "peer_lost", 0)
     workers.ask_until(1, "stats", want=lambda stats: stats["unpacking"] == 0)
-    assert workers.ask(1, "end_offset", "t", 0) == 0
-    assert workers.connect(1).produce("t", small()).base_offset == 0
+    assert workers.ask(1, "end_offset", "t", last) == 0
+    assert workers.connect(1).produce("t", small(), index=last).base_offset == 0
     workers.ask_until(1, "stats", want=lambda stats: stats["buffered_bytes"] == 0)
 
 

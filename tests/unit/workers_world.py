@@ -15,7 +15,7 @@ import struct
 import sys
 import time
 
-from reactor_world import NOW_MS, Client, Closed, SlowLog, World, open_log
+from reactor_world import NOW_MS, Client, Closed, Gate, SlowLog, World, open_log
 
 from kafkad._native.log.partition import Partition
 from kafkad._native.shared.mailbox import Mailboxes
@@ -60,6 +60,26 @@ class Worker(World):
         directory = os.path.join(self.directory, f"{topic}-{index}")
         slot = self.rows.row(row)
         self.table.add(Partition.reader(topic, index, topic_id, directory, slot, owner), topic, topic_id)
+
+    def serve_transactions(self, **options):
+        """Transactional Produces, with a gate of this worker."""
+        self.gate = Gate(**options)
+        self.reactor.serve_transactions(self.gate)
+
+    def unverified(self):
+        self.reactor.serve_transactions(self.gate, verify=False)
+
+    def refuse(self, refusals):
+        self.gate.refusals = refusals
+
+    def asked(self):
+        return self.gate.asked
+
+    def let_go(self):
+        return self.gate.let_go()
+
+    def end_transaction(self, topic, index, producer_id, epoch, version=0):
+        self.table.get(topic, index).append_marker(producer_id, epoch, 0, True, version, NOW_MS)
 
     def remove(self, topic, index):
         self.table.remove(topic, index)
@@ -125,6 +145,7 @@ class Workers:
         self.lines[me] = ours
         self.pids[me] = os.fork()
         if self.pids[me] == 0:
+            gc.freeze()  # garbage of the parent, librdkafka's clients among it, is not ours to collect
             code = 1
             try:
                 work(me, theirs, self)

@@ -15,3 +15,4 @@ cdef class NextSegment:
     cdef int make(self, const char* directory, int64_t offset_entries, int64_t time_entries) noexcept nogil
     cdef void close_fds(self) noexcept nogil
     cdef void give(self, Segment* segment) noexcept
+    cdef LogFile* take_log(self) noexcept

@@ -3,19 +3,24 @@
 Making them, stretching and mapping the indexes and asking for blocks is done in a thread; what is left to the loop is
 three links, and the segment is open for appends at once. Files without a name are gone when the process is.
 
-Beware: `__init__` is the thread's, the rest the loop's."""
+A very large batch is written into such a file before it has its offset, in a thread, too. At its append the offset and the
+leader epoch are stamped in (the CRC does not cover them), and the file becomes the active segment's.
+
+Beware: `__init__` and `write` are the thread's, the rest the loop's."""
 
 import os
 
 from libc.errno cimport errno
-from libc.stdint cimport int64_t
-from libc.stdio cimport snprintf
-from libc.string cimport memset
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdio cimport rename, snprintf
+from libc.string cimport memcpy, memset
 
-from kafkad._native.log.fileio cimport close_fd, open_path
+from kafkad._native.log.fileio cimport close_fd, open_path, write_at
 from kafkad._native.log.index cimport (
     OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, index_allocate, index_close, index_map)
 from kafkad._native.log.segments cimport PATH_SIZE, log_file_new, log_file_release, segment_path
+from kafkad._native.wire.batch cimport HEADER_SIZE
+from kafkad._native.wire.primitives cimport put_i32, put_i64
 
 cdef extern from "<fcntl.h>" nogil:
     enum: O_TMPFILE, O_RDWR, O_CLOEXEC, AT_FDCWD, AT_SYMLINK_FOLLOW
@@ -101,6 +106,51 @@ cdef class NextSegment:
                     and name_fd(self.times_fd, where, base_offset, b"timeindex") == 0)
             self.close_fds()
         return good
+
+    def write(self, const uint8_t[::1] data not None, int64_t position) -> None:
+        """Write `data` into the .log. The GIL is not held. Raises OSError."""
+        cdef int failure = 0
+        cdef int64_t size = data.shape[0]
+        if size:
+            with nogil:
+                failure = write_at(self.file.fd, &data[0], size, position)
+        if failure != 0:
+            raise OSError(-failure, os.strerror(-failure))
+
+    def stamp(self, const uint8_t[::1] batch not None, int64_t base_offset, int32_t leader_epoch) -> None:
+        """Write the header of `batch`, which begins the .log, as an append would. Raises OSError."""
+        cdef uint8_t header[HEADER_SIZE]
+        cdef int failure
+        if batch.shape[0] < HEADER_SIZE:
+            raise ValueError("not a batch")
+        memcpy(header, &batch[0], HEADER_SIZE)
+        put_i64(header, base_offset)
+        put_i32(header + 12, leader_epoch)
+        failure = write_at(self.file.fd, header, HEADER_SIZE, 0)
+        if failure != 0:
+            raise OSError(-failure, os.strerror(-failure))
+
+    def replace_log(self, str directory, int64_t base_offset) -> bool:
+        """Put the .log in the place of another one. False: it could not be, and nothing has changed.
+
+        A name that ends in .deleted is in between: a start removes what has it."""
+        cdef bytes path = os.fsencode(directory)
+        cdef const char* where = path
+        cdef char beside[PATH_SIZE]
+        cdef char place[PATH_SIZE]
+        segment_path(where, base_offset, b"log.deleted", beside)
+        segment_path(where, base_offset, b"log", place)
+        if name_fd(self.file.fd, where, base_offset, b"log.deleted") != 0:
+            return False
+        if rename(beside, place) != 0:
+            os.unlink(os.fsdecode(<bytes>beside))
+            return False
+        return True
+
+    cdef LogFile* take_log(self) noexcept:
+        cdef LogFile* file = self.file
+        self.file = NULL
+        return file
 
     cdef void give(self, Segment* segment) noexcept:
         """The files are an empty segment's, which is open for appends."""

@@ -11,8 +11,10 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 from kafkad._native.wire.batch cimport BatchInfo, Rules
 from kafkad._native.log.group_commit cimport GroupCommit, Sync
 from kafkad._native.log.batch_search cimport Lookup
+from kafkad._native.log.guards cimport Guards
 from kafkad._native.log.producer_table cimport ProducerMap, ProducerTable
 from kafkad._native.log.segments cimport LogFile, Segment, log_file_release, log_file_retain
+from kafkad._native.log.transactions cimport OpenTransactions
 from kafkad._native.shared.watermarks cimport Row, RowSlot
 
 cdef struct AppendInfo:
@@ -22,6 +24,9 @@ cdef struct AppendInfo:
     int64_t log_start_offset
     int32_t bad_record              # as in BatchInfo
     const char* message
+    int transaction_version         # in, with a marker: transaction.version of the coordinator that wrote it
+    int admission                   # in: what the request says of transactions, see guards.pxd
+    uint32_t guard                  # in: what the append came with, 0 for none; out, with NEED_TRANSACTION: what to ask with
 
 cdef struct ReadInfo:
     int64_t high_watermark
@@ -72,6 +77,7 @@ cdef class Partition:
     cdef Segment* segments
     cdef int segment_count
     cdef int segment_capacity
+    cdef uint32_t exchanges                 # of the row's generations, so many were exchanges of segments: they cut nothing
     cdef Lookup lookup                      # where batches stand
     cdef Rules rules
     cdef int closed_code                    # what to answer while not `open`
@@ -89,18 +95,15 @@ cdef class Partition:
     cdef public bint flush_by_log           # the next flush is log.flusher's: it must take small files along
     cdef public bint notify_flush           # call log.on_flushed() when a flush has ended: somebody waits there
     cdef public int64_t filling_at          # the size of the active segment at which log.on_filling() is called, once
-    cdef int64_t first_unstable             # first offset of the oldest open transaction, -1 when none
-    cdef int64_t unstable_segment           # and where it stands
-    cdef int64_t unstable_position
+    cdef OpenTransactions transactions      # those that hold LSO back
+    cdef Guards guards                      # those that are about to begin
+    cdef readonly uint32_t guard            # of the last try_append or ask_guard that answered NEED_TRANSACTION
     cdef readonly int wants                 # why the last append said NEED_PYTHON: WANTS_ROLL or WANTS_SLOW_PATH
+    cdef int written                        # of a batch that was written ahead: see try_append
     cdef int unpacking                      # connections of other workers that have a batch for it unpacked (produce_forwarding.pyx)
-    cdef bint completed                     # the last trusted append ended this transaction
-    cdef bint completed_aborted
-    cdef int64_t completed_producer
-    cdef int64_t completed_first
-    cdef int64_t completed_last
     cdef readonly int failure               # the errno that took this partition offline
 
+    cdef int admit(self, const uint8_t* records, int64_t now_ms, bint last, AppendInfo* info) noexcept nogil
     cdef int append_checked(self, uint8_t* records, size_t size, int origin, int32_t epoch, int64_t now_ms,
                             AppendInfo* info) noexcept nogil
     cdef Segment* active(self) noexcept nogil
@@ -119,6 +122,7 @@ cdef class Partition:
     cdef void committed(self, Sync* sync) noexcept
     cdef int refused(self, int failure, const char* doing) noexcept nogil
     cdef int raise_refused(self, int failure, const char* doing) except -1
+    cdef int note_abort(self, Segment* segment, int64_t producer_id, int64_t last_offset, int64_t* before) noexcept nogil
     cdef tuple boundary_of(self, int64_t offset)
     cdef int release_file(self, Segment* segment) except -1
     cdef bint put_high_watermark(self, int64_t offset, int64_t segment, int64_t position) noexcept
@@ -127,7 +131,8 @@ cdef class Partition:
 
     # One client batch (the `records` field of one partition in a Produce). The bytes are patched in place and
     # written by one pwritev. 0 when appended or recognised as a duplicate; NEED_PYTHON when `log.append_client`
-    # must decide (roll, compression, …); else a Kafka error code.
+    # must decide (roll, compression, …); NEED_TRANSACTION when the transaction's coordinator must, and `info.guard` is
+    # what to come with afterwards; else a Kafka error code. `info.admission` and `info.guard` are the caller's to set.
     cdef int append(self, uint8_t* records, size_t size, int64_t now_ms, AppendInfo* info) noexcept nogil
 
     # Where to read from `offset`: batches from the one that holds it, up to max_bytes (or the whole first
@@ -136,6 +141,9 @@ cdef class Partition:
     # LEADER_EPOCH when `leader_epoch` >= 0 differs; COLD where `lookup.cold` is set.
     cdef int read(self, int64_t offset, int64_t max_bytes, bint at_least_one, int isolation, int32_t leader_epoch,
                   ReadInfo* info) noexcept nogil
+
+    # Whether the files have the names that the segments are known by. A reader asks after it has opened one.
+    cdef bint has_names(self) noexcept nogil
 
     # A reader's: copies the shared row anew. Why waiters may be answered now (Advance), 0 when nothing moved.
     cdef int look(self) noexcept nogil

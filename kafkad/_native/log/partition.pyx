@@ -10,7 +10,9 @@ position of HW, LSO or LEO, which stand in the row.
 Files are opened by path when first needed (segments.pyx); `release_idle` closes what nobody read since the last sweep. An
 idle partition has no fd and no mapping.
 
-Beware: all of this belongs to one thread, the owner's loop. Only a FileRef may travel to a flusher thread."""
+Beware: all of this belongs to one thread, the owner's loop. Only a FileRef may travel to a flusher thread.
+
+Over 900 lines: appends, reads and flushes of one class share its state."""
 
 import os
 
@@ -22,11 +24,15 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint8_
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset, strdup
 
+from kafkad._native.log.aborted cimport ABORTED_SIZE, Aborted, aborted_append, aborted_end, aborted_search, aborted_undo
 from kafkad._native.wire.batch cimport (
-    CONTROL, HEADER_SIZE, LENGTH_OVERHEAD, NEED_PYTHON, TIMESTAMP_LOG_APPEND, TRANSACTIONAL, BatchInfo, validate)
+    CONTROL, HEADER_SIZE, LENGTH_OVERHEAD, NEED_PYTHON, TIMESTAMP_LOG_APPEND, TRANSACTIONAL, BatchInfo, check_outline,
+    validate)
 from kafkad._native.log.fileio cimport Window, cut, is_fatal, read_at, window_at, window_init, write_at
 from kafkad._native.log.group_commit cimport (
     SYNC_IDLE, GroupCommit, Sync, commit_ask, sync_drop, sync_give_up, sync_new, sync_reach)
+from kafkad._native.log.guards cimport (
+    PLAIN, NEED_TRANSACTION, guards_admit, guards_appended, guards_expire, guards_free)
 from kafkad._native.log.index cimport (
     index_has_room, index_reserve, offset_index_append, time_entry_offset, time_entry_timestamp, time_index_append,
     time_index_floor)
@@ -35,14 +41,26 @@ from kafkad._native.log.batch_search cimport (
     lookup_recent, lookup_remember, lookup_search)
 from kafkad._native.log.next_segment cimport NextSegment
 from kafkad._native.log.producer_table cimport (
-    ASK_LOG, ProducerBatch, parse_marker, producer_check, producer_end, producer_first_unstable, producer_record,
+    ASK_LOG, Producer, ProducerBatch, parse_marker, producer_check, producer_end, producer_find, producer_record,
     producer_reserve)
 from kafkad._native.log.segments cimport (
-    MAGIC_POSITION, PATH_SIZE, UNKNOWN, LogFile, Segment, file_ref, log_file_release, log_file_retain, log_file_written,
+    PATH_SIZE, UNKNOWN, LogFile, Segment, file_ref, log_file_release, log_file_retain, log_file_written,
     segment_close, segment_drop, segment_end_offset, segment_first_timestamp, segment_floor, segment_load_max_timestamp, segment_open,
     segment_open_for_append, segment_open_times, segment_path)
+from kafkad._native.log.transactions cimport (
+    MARKER_SIZE, Transaction, marker_check, marker_write, transactions_begin, transactions_end, transactions_free,
+    transactions_oldest, transactions_raise, transactions_rebuild, transactions_reserve, transactions_stable_after)
 from kafkad._native.shared.watermarks cimport ROW_WORDS, Row, RowSlot, kafkad_fence, row_begin, row_end
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK, get_i16, get_i32, get_i64, put_i32, put_i64
+from kafkad._native.wire.errors cimport (
+    CORRUPT_MESSAGE, FENCED_LEADER_EPOCH, INVALID_REQUEST, INVALID_TXN_STATE, KAFKA_STORAGE_ERROR,
+    NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE, RECORD_LIST_TOO_LARGE, TRANSACTION_COORDINATOR_FENCED,
+    UNKNOWN_LEADER_EPOCH, UNKNOWN_SERVER_ERROR,
+)
+from kafkad._native.wire.batch_layout cimport (
+    ATTRIBUTES_AT, BASE_SEQUENCE_AT, LAST_OFFSET_DELTA_AT, LEADER_EPOCH_AT, LENGTH_AT, MAGIC_AT, MAX_TIMESTAMP_AT,
+    PRODUCER_EPOCH_AT, PRODUCER_ID_AT,
+)
 
 from kafkad._native.shared.watermarks import private_row
 
@@ -55,15 +73,13 @@ cdef extern from * nogil:
     """
     void kafkad_or(uint64_t* p, uint64_t bits)
 
-cdef enum:                          # Kafka's error codes, see protocol/errors.py
-    OFFSET_OUT_OF_RANGE = 1
-    CORRUPT_MESSAGE = 2
-    NOT_LEADER_OR_FOLLOWER = 6
-    RECORD_LIST_TOO_LARGE = 18
-    INVALID_TXN_STATE = 48
-    KAFKA_STORAGE_ERROR = 56
-    FENCED_LEADER_EPOCH = 74
-    UNKNOWN_LEADER_EPOCH = 75
+cpdef enum:                         # of a batch that was written ahead
+    NOT_WRITTEN = 0                 # (it was not)
+    NOT_IN_PLACE = 1                # it is in a file that is to become the active segment's
+    IN_PLACE = 2                    # that has become so
+
+cdef enum:
+    LARGE_BATCH = 2 * 1024 * 1024   # above it a batch is checked in a thread; see log/pending_append.py
 
 cdef enum:                          # of append_checked
     CLIENT = 0
@@ -97,6 +113,14 @@ cdef const char* refusal_of(int failure) noexcept nogil:
     return b"the log could not be written: see the broker's log"
 
 
+cdef const char* refusal_of_producer(int code) noexcept nogil:
+    if code == INVALID_TXN_STATE:
+        return b"a transaction of this producer is open: its records must be transactional until it ends"
+    if code == TRANSACTION_COORDINATOR_FENCED:
+        return b"a later transaction coordinator has written to this partition"
+    return b"the producer's epoch or sequence is not the expected one"
+
+
 cdef void partition_listen(Partition partition, int me) noexcept nogil:
     kafkad_or(&partition.shared.waiters, <uint64_t>1 << me)
     kafkad_fence()
@@ -118,7 +142,6 @@ cdef class Partition:
             raise MemoryError()
         self.closed_code = NOT_LEADER_OR_FOLLOWER
         self.follows_end = True
-        self.first_unstable = -1
         self.flush_interval = INT64_MAX
         self.filling_at = INT64_MAX
         self.segment_bytes = 1 << 30
@@ -129,6 +152,7 @@ cdef class Partition:
         self.rules.compression_type = -1
         self.rules.before_max_ms = INT64_MAX
         self.rules.after_max_ms = INT64_MAX
+        self.rules.transactions = True                  # `admit` judges them
         self.row_begin()
         self.row.partition = index
         if topic_id is not None:
@@ -150,14 +174,14 @@ cdef class Partition:
         """After loading with a private row: goes over to the row that a dead owner left (or to an empty one). All at
         once, as readers see it; HW, LSO and log start of that row do not go back, and it stays led as it was."""
         cdef Row* shared = <Row*>slot.at
-        cdef int64_t stable
+        cdef int64_t stable, segment, position
         if shared.partition == self.index and memcmp(shared.topic_id, self.row.topic_id, 16) == 0:
             self.set_log_start(min(shared.log_start_offset, self.row.log_end_offset))
             self.advance_high_watermark(shared.high_watermark)
             stable = min(shared.last_stable_offset, self.row.high_watermark)
             if self.row.last_stable_offset < stable:
-                self.first_unstable = stable
-                self.unstable_segment, self.unstable_position = self.boundary_of(stable)
+                segment, position = self.boundary_of(stable)
+                transactions_raise(&self.transactions, stable, segment, position)
                 self.row_begin()
                 self.move_stable()
                 self.row_end()
@@ -167,7 +191,6 @@ cdef class Partition:
         row_begin(shared)
         self.row.sequence = shared.sequence
         self.row.generation = max(self.row.generation, shared.generation) + 1
-        self.row.transactions += shared.transactions + 1
         self.row.state = shared.state
         memcpy(shared, self.row, ROW_WORDS * sizeof(int64_t))
         row_end(shared)
@@ -180,6 +203,8 @@ cdef class Partition:
         for i in range(self.segment_count):     # no file changes here: another owner may have it by now
             segment_drop(&self.segments[i])
         sync_drop(self.sync)
+        transactions_free(&self.transactions)
+        guards_free(&self.guards)
         free(self.segments)
         lookup_free_ring(&self.lookup)
         lookup_free_places(&self.lookup)
@@ -194,15 +219,18 @@ cdef class Partition:
         row_end(self.row)
 
     cdef void move_stable(self) noexcept nogil:
-        # LSO is HW, or the start of the oldest open transaction where that is lower.
-        if self.first_unstable < 0 or self.first_unstable >= self.row.high_watermark:
+        # LSO is HW, or the start of the oldest transaction that is open, or whose marker HW has not passed yet.
+        cdef Transaction* oldest = NULL
+        if self.transactions.head < self.transactions.end:
+            oldest = transactions_oldest(&self.transactions, self.row.high_watermark)
+        if oldest == NULL or oldest.stable_offset >= self.row.high_watermark:
             self.row.last_stable_offset = self.row.high_watermark
             self.row.stable_segment = self.row.high_watermark_segment
             self.row.stable_position = self.row.high_watermark_position
         else:
-            self.row.last_stable_offset = self.first_unstable
-            self.row.stable_segment = self.unstable_segment
-            self.row.stable_position = self.unstable_position
+            self.row.last_stable_offset = oldest.stable_offset
+            self.row.stable_segment = oldest.segment
+            self.row.stable_position = oldest.position
 
     cdef void tell(self, int why) noexcept nogil:
         if self.advanced != NULL:
@@ -263,9 +291,19 @@ cdef class Partition:
         info.message = NULL
         if not self.open:
             return self.closed_code
+        if info.admission != PLAIN and size >= HEADER_SIZE and records[MAGIC_AT] == 2 and (
+                get_i16(records + ATTRIBUTES_AT) & TRANSACTIONAL):
+            code = self.admit(records, now_ms, False, info)     # before the work, which would be done twice
+            if code != 0:
+                return code
         batch.bad_record = -1
         batch.message = NULL
-        code = validate(records, size, &self.rules, now_ms, &batch)
+        if size <= LARGE_BATCH:
+            code = validate(records, size, &self.rules, now_ms, &batch)
+        else:
+            code = check_outline(records, size, &self.rules, &batch)
+            if code == 0:
+                code = NEED_PYTHON                  # a thread looks at the rest
         if code != 0:
             self.wants = 2
             info.bad_record = batch.bad_record
@@ -273,20 +311,41 @@ cdef class Partition:
             return code
         return self.append_checked(records, size, CLIENT, self.row.leader_epoch, now_ms, info)
 
+    cdef int admit(self, const uint8_t* records, int64_t now_ms, bint last, AppendInfo* info) noexcept nogil:
+        # Whether the coordinator knows of the transaction that this batch belongs to. A retry is answered without it.
+        cdef ProducerBatch duplicate
+        cdef int64_t producer_id = get_i64(records + PRODUCER_ID_AT)
+        cdef int16_t epoch = get_i16(records + PRODUCER_EPOCH_AT)
+        cdef int32_t base_sequence = get_i32(records + BASE_SEQUENCE_AT)
+        cdef int code
+        if not last and (producer_id < 0 or base_sequence < 0 or producer_check(
+                self.producer_map, producer_id, epoch, base_sequence, get_i32(records + LAST_OFFSET_DELTA_AT), True, True,
+                &duplicate) == -1):
+            return 0                                    # what checks the batch will see it
+        code = guards_admit(&self.guards, self.producer_map, info.admission, producer_id, epoch, base_sequence, now_ms, last,
+                            &info.guard)
+        if code == INVALID_REQUEST:
+            info.message = b"Transactions are not supported"
+        elif code == INVALID_TXN_STATE:
+            info.message = b"the record is not part of an ongoing transaction"
+        elif code > 0:
+            info.message = refusal_of_producer(code)
+        return code
+
     cdef int append_checked(self, uint8_t* records, size_t size, int origin, int32_t epoch, int64_t now_ms,
                             AppendInfo* info) noexcept nogil:
         # One valid v2 batch. Everything that can refuse comes before the write, everything after it cannot fail.
         cdef Segment* segment
         cdef ProducerBatch duplicate
         cdef char path[PATH_SIZE]
-        cdef int16_t attributes = get_i16(records + 21)
-        cdef int64_t max_timestamp = get_i64(records + 35)
-        cdef int64_t producer_id = get_i64(records + 43)
-        cdef int16_t producer_epoch = get_i16(records + 51)
-        cdef int32_t base_sequence = get_i32(records + 53)
-        cdef int32_t delta = get_i32(records + 23)
+        cdef int16_t attributes = get_i16(records + ATTRIBUTES_AT)
+        cdef int64_t max_timestamp = get_i64(records + MAX_TIMESTAMP_AT)
+        cdef int64_t producer_id = get_i64(records + PRODUCER_ID_AT)
+        cdef int16_t producer_epoch = get_i16(records + PRODUCER_EPOCH_AT)
+        cdef int32_t base_sequence = get_i32(records + BASE_SEQUENCE_AT)
+        cdef int32_t delta = get_i32(records + LAST_OFFSET_DELTA_AT)
         cdef int64_t base_offset = self.row.log_end_offset
-        cdef int64_t last_offset, transaction, latest, latest_offset
+        cdef int64_t last_offset, transaction, latest, latest_offset, aborts_before = -1
         cdef int32_t coordinator_epoch = -1
         cdef int code, failure, marker = -1, why
         cdef bint index_it
@@ -302,8 +361,12 @@ cdef class Partition:
         if attributes & CONTROL and producer_id >= 0:
             marker = parse_marker(records, size, &coordinator_epoch)
         if producer_id >= 0:
-            code = producer_check(self.producer_map, producer_id, producer_epoch, base_sequence, delta,
-                                  origin == CLIENT, &duplicate)
+            if marker < 0:
+                code = producer_check(self.producer_map, producer_id, producer_epoch, base_sequence, delta,
+                                      origin == CLIENT, attributes & TRANSACTIONAL != 0, &duplicate)
+            else:
+                code = marker_check(self.producer_map, producer_id, producer_epoch, coordinator_epoch,
+                                    info.transaction_version)
             if code == -1:
                 info.base_offset = duplicate.last_offset - duplicate.offset_delta
                 info.end_offset = duplicate.last_offset + 1
@@ -313,16 +376,19 @@ cdef class Partition:
                 self.wants = 3
                 return NEED_PYTHON
             if code != 0 and origin != REPLICA:
-                info.message = b"the producer's epoch or sequence is not the expected one"
+                info.message = refusal_of_producer(code)
                 return code
-            if origin == CLIENT and attributes & TRANSACTIONAL:
-                info.message = b"the record is not part of an ongoing transaction"
-                return INVALID_TXN_STATE
-            if producer_reserve(self.producer_map) != 0:
+            if attributes & TRANSACTIONAL and marker < 0 and (
+                    origin == CLIENT or (origin == COORDINATOR and info.admission != PLAIN)):
+                code = self.admit(records, now_ms, True, info)
+                if code != 0:
+                    return code
+            if producer_reserve(self.producer_map) != 0 or (attributes & TRANSACTIONAL and transactions_reserve(
+                    &self.transactions, self.row.high_watermark) != 0):
                 return self.refused(-ENOMEM, b"noting a producer")
 
         segment = self.active()
-        if self.must_roll(segment, size, max_timestamp, last_offset, now_ms):
+        if self.written == NOT_IN_PLACE or self.must_roll(segment, size, max_timestamp, last_offset, now_ms):
             self.wants = 1
             return NEED_PYTHON
         if segment.file == NULL or not segment.times.writable:
@@ -350,13 +416,23 @@ cdef class Partition:
                 info.message = refusal_of(failure)
                 return self.refused(failure, b"growing an index")
 
+        if marker == 0:                             # before the marker: nothing after the write can fail
+            failure = self.note_abort(segment, producer_id, last_offset, &aborts_before)
+            if failure != 0:
+                info.message = refusal_of(failure)
+                return self.refused(failure, b"noting an aborted transaction")
         if origin != REPLICA:
             put_i64(records, base_offset)
-            put_i32(records + 12, epoch)
-        failure = write_at(segment.file.fd, records, size, segment.size)
+            put_i32(records + LEADER_EPOCH_AT, epoch)
+        if self.written == NOT_WRITTEN:
+            failure = write_at(segment.file.fd, records, size, segment.size)
+        else:
+            failure = 0
         if failure != 0:
             if cut(segment.file.fd, segment.size) != 0:
                 failure = -5                # EIO: what stands beyond the end is not known any more
+            if aborts_before >= 0 and aborted_undo(self.directory, segment.base_offset, aborts_before) != 0:
+                failure = -5
             info.message = refusal_of(failure)
             return self.refused(failure, b"appending")
 
@@ -384,24 +460,23 @@ cdef class Partition:
             if marker >= 0:
                 transaction = producer_end(self.producer_map, producer_id, producer_epoch, coordinator_epoch, max_timestamp)
                 if transaction >= 0:
-                    self.completed_producer = producer_id
-                    self.completed_first = transaction
-                    self.completed_last = last_offset
-                    self.completed_aborted = marker == 0
-                    self.completed = True
+                    transactions_end(&self.transactions, transaction, last_offset)
+                guards_appended(&self.guards, producer_id, producer_epoch, True)
             elif not attributes & CONTROL:
                 producer_record(self.producer_map, producer_id, producer_epoch, base_sequence, base_offset, last_offset,
                                 max_timestamp, attributes & TRANSACTIONAL != 0)
+                if attributes & TRANSACTIONAL:
+                    guards_appended(&self.guards, producer_id, producer_epoch, False)
+                    if producer_find(self.producer_map, producer_id).transaction_start == base_offset:
+                        transactions_begin(&self.transactions, base_offset, segment.base_offset, segment.size - size)
 
         why = ADVANCED_END
         self.row_begin()
         self.row.log_end_offset = last_offset + 1
         self.row.end_segment = segment.base_offset
         self.row.end_position = segment.size
-        if self.first_unstable < 0 and attributes & TRANSACTIONAL and not attributes & CONTROL:
-            self.first_unstable = base_offset
-            self.unstable_segment = segment.base_offset
-            self.unstable_position = segment.size - size
+        if aborts_before >= 0:
+            self.row.aborted_end = last_offset + 1
         if self.follows_end and self.row.log_end_offset - self.row.flushed_offset < self.flush_interval:
             self.row.high_watermark = self.row.log_end_offset
             self.row.high_watermark_segment = segment.base_offset
@@ -420,6 +495,17 @@ cdef class Partition:
                 self.ask_flush()
         self.tell(why)
         return 0
+
+    cdef int note_abort(self, Segment* segment, int64_t producer_id, int64_t last_offset, int64_t* before) noexcept nogil:
+        # The index entry of the transaction that an abort marker at `last_offset` will end. One without records has none.
+        cdef Producer* producer = producer_find(self.producer_map, producer_id)
+        cdef int64_t first
+        if producer == NULL or producer.transaction_start < 0:
+            return 0
+        first = producer.transaction_start
+        segment.no_aborts = False
+        return aborted_append(self.directory, segment.base_offset, producer_id, first, last_offset,
+                              transactions_stable_after(&self.transactions, first, last_offset), before)
 
     # -- read ----------------------------------------------------------------------------------------------
 
@@ -513,6 +599,9 @@ cdef class Partition:
     cdef int look(self) noexcept nogil:
         return 0
 
+    cdef bint has_names(self) noexcept nogil:
+        return True                         # an owner's own exchange is over before it reads
+
     # -- what Python asks for ------------------------------------------------------------------------------
 
     @property
@@ -534,6 +623,16 @@ cdef class Partition:
     @property
     def log_start_offset(self) -> int:
         return self.row.log_start_offset
+
+    @property
+    def open_transactions(self) -> int:
+        """For how many there is room in the list of those that hold LSO. For tests."""
+        return self.transactions.capacity
+
+    @property
+    def aborted_end(self) -> int:
+        """The offset behind the newest abort marker, 0 when nothing was ever aborted."""
+        return self.row.aborted_end
 
     @property
     def flushed_offset(self) -> int:
@@ -607,6 +706,7 @@ cdef class Partition:
         """Answers `code` from now on, and whoever waits is told that the partition is gone."""
         self.open = False
         self.closed_code = code
+        guards_free(&self.guards)                       # who led meanwhile may have seen the transaction end
         if failure:
             self.failure = failure
             if self.sync is not NULL:
@@ -697,6 +797,25 @@ cdef class Partition:
         self.row.end_segment = base_offset
         self.row.end_position = 0
         self.row_end()
+
+    def take_log(self, NextSegment written not None) -> None:
+        """The active segment is empty, and `written` has put its .log in that one's place. Readers open it anew."""
+        cdef Segment* segment = self.active()
+        KAFKAD_CHECK(segment.size == 0)
+        if segment.file != NULL:
+            log_file_release(segment.file)
+        segment.file = written.take_log()
+        segment.touched = True
+        self.row_begin()
+        self.row.generation += 1
+        self.row_end()
+
+    def cut_active(self) -> None:
+        """Nothing but the active segment's own batches stays in its .log. Raises OSError."""
+        cdef Segment* segment = self.active()
+        cdef int failure = 0 if segment.file == NULL else cut(segment.file.fd, segment.size)
+        if failure != 0:
+            raise OSError(-failure, os.strerror(-failure))
 
     def index_entries(self) -> tuple:
         """How many there are in the two indexes of the active segment."""
@@ -790,10 +909,17 @@ cdef class Partition:
 
     def set_log_start(self, int64_t offset) -> None:
         """Never back."""
+        cdef int64_t segment, position, before = self.row.last_stable_offset
         if offset > self.row.log_start_offset:
+            if self.transactions.head < self.transactions.end:
+                segment, position = self.boundary_of(offset)
+                transactions_raise(&self.transactions, offset, segment, position)
             self.row_begin()
             self.row.log_start_offset = offset
+            self.move_stable()
             self.row_end()
+            if self.row.last_stable_offset > before:
+                self.tell(ADVANCED_HIGH_WATERMARK)
 
     def position_of(self, int64_t offset) -> tuple:
         """(segment base, position) of the batch that holds `offset`, or of the log's end."""
@@ -863,17 +989,17 @@ cdef class Partition:
             if wanted > HEADER_SIZE:
                 wanted = HEADER_SIZE
             header = window_at(&window, position, wanted, segment.size) if wanted >= 26 else NULL
-            if header == NULL or (header[MAGIC_POSITION] >= 2 and wanted < HEADER_SIZE):
+            if header == NULL or (header[MAGIC_AT] >= 2 and wanted < HEADER_SIZE):
                 raise ValueError(f"segment {segment.base_offset} is corrupt")
-            size = <int64_t>get_i32(header + 8) + LENGTH_OVERHEAD
-            if size <= MAGIC_POSITION or size > segment.size - position:
+            size = <int64_t>get_i32(header + LENGTH_AT) + LENGTH_OVERHEAD
+            if size <= MAGIC_AT or size > segment.size - position:
                 raise ValueError(f"segment {segment.base_offset} is corrupt")
             last = get_i64(header)
-            if header[MAGIC_POSITION] >= 2:
-                last += get_i32(header + 23)
-                batch_timestamp = get_i64(header + 35)
+            if header[MAGIC_AT] >= 2:
+                last += get_i32(header + LAST_OFFSET_DELTA_AT)
+                batch_timestamp = get_i64(header + MAX_TIMESTAMP_AT)
             else:
-                batch_timestamp = get_i64(header + 18) if header[MAGIC_POSITION] == 1 else -1
+                batch_timestamp = get_i64(header + 18) if header[MAGIC_AT] == 1 else -1
             if position > after and last >= from_offset and batch_timestamp >= timestamp:
                 return (position, size)
             position += size
@@ -926,15 +1052,24 @@ cdef class Partition:
             self.advance_high_watermark(self.row.flushed_offset)
 
     def refresh_stable(self) -> None:
-        """Finds the oldest open transaction again, after loading, truncation or the end of a transaction."""
+        """Finds the transactions that hold LSO again, and the end of the aborted ones, after loading or truncation.
+        OSError when the disk fails."""
         cdef int64_t before = self.row.last_stable_offset
-        self.first_unstable = producer_first_unstable(self.producer_map)
-        if 0 <= self.first_unstable < self.row.log_start_offset:
-            self.first_unstable = self.row.log_start_offset
-        if self.first_unstable >= 0:
-            self.unstable_segment, self.unstable_position = self.boundary_of(self.first_unstable)
+        cdef int64_t end = aborted_end(
+            self.directory, self.segments, self.segment_count, self.row.log_end_offset)
+        cdef Transaction* transaction
+        cdef int i
+        if end < 0:
+            self.raise_refused(<int>end, b"reading the index of aborted transactions")
+        if transactions_rebuild(&self.transactions, self.producer_map, self.row.log_end_offset) != 0:
+            raise MemoryError()
+        for i in range(self.transactions.head, self.transactions.end):
+            transaction = &self.transactions.places[i]
+            if transaction.position < 0 or transaction.first_offset < self.row.log_start_offset:
+                transaction.stable_offset = max(transaction.stable_offset, self.row.log_start_offset)
+                transaction.segment, transaction.position = self.boundary_of(transaction.stable_offset)
         self.row_begin()
-        self.row.transactions += 1
+        self.row.aborted_end = end
         self.move_stable()
         self.row_end()
         if self.row.last_stable_offset > before:
@@ -982,13 +1117,13 @@ cdef class Partition:
             if failure != 0:
                 self.raise_refused(failure, b"opening a segment to flush it")
             files.append((self.segments[i].base_offset, file_ref(&self.segments[i])))
-        return (self.row.log_end_offset, self.row.generation, files)
+        return (self.row.log_end_offset, self.row.generation - self.exchanges, files)
 
     def flushed(self, int64_t end_offset, uint32_t generation) -> bool:
         """Everything below `end_offset` is on the disk, unless the log was cut since `generation`. Whether the flush policy
         asks for another round at once."""
         self.flush_asked = False
-        if generation == self.row.generation and end_offset > self.row.flushed_offset:
+        if generation == self.row.generation - self.exchanges and end_offset > self.row.flushed_offset:
             self.set_flushed(end_offset)
         if self.follows_end:
             self.settle_high_watermark()
@@ -1034,10 +1169,10 @@ cdef class Partition:
             self.sync = sync_new(<void*>self, sync_ended)
             if self.sync is NULL:
                 return False
-        if self.sync.segment != segment.base_offset or self.sync.generation != self.row.generation:
+        if self.sync.segment != segment.base_offset or self.sync.generation != self.row.generation - self.exchanges:
             self.sync.prepared = 0
         self.sync.segment = segment.base_offset
-        self.sync.generation = self.row.generation
+        self.sync.generation = self.row.generation - self.exchanges
         sync_reach(self.sync, self.row.log_end_offset, segment.size)
         return commit_ask(self.group_commit, self.sync, segment.file)
 
@@ -1055,7 +1190,7 @@ cdef class Partition:
                 end_offset = min(end_offset, self.segments[i].base_offset)
                 break
         self.flush_again = False
-        if sync.generation != self.row.generation:
+        if sync.generation != self.row.generation - self.exchanges:
             again = True
         try:
             if not self.flushed(end_offset, sync.generation) and again:
@@ -1071,13 +1206,20 @@ cdef class Partition:
 
     # -- append and read, for Python -----------------------------------------------------------------------
 
-    def try_append(self, records not None, int64_t now_ms, bint checked=False) -> tuple:
+    def try_append(self, records not None, int64_t now_ms, bint checked=False, int written=0, int admission=0,
+                   uint32_t guard=0) -> tuple:
         """`append` on a writable buffer: (code, base_offset, end_offset, append_time_ms, log_start_offset, bad_record,
-        message). `checked`: the records are the slow path's, valid as they stand."""
+        message). `checked`: the records are the slow path's, valid as they stand. `admission`, `guard`: of AppendInfo;
+        with NEED_TRANSACTION `self.guard` is what to ask with.
+
+        `written`: NOT_IN_PLACE asks for all that can refuse them, and then wants to roll. IN_PLACE finds them in the active
+        segment's file, where nothing else is."""
         cdef Py_buffer view
         cdef AppendInfo info
         cdef int code
         PyObject_GetBuffer(records, &view, PyBUF_WRITABLE)
+        info.admission = admission
+        info.guard = guard
         try:
             if checked:
                 KAFKAD_CHECK(view.len >= HEADER_SIZE)
@@ -1088,24 +1230,29 @@ cdef class Partition:
                 info.message = NULL
                 info.log_start_offset = self.row.log_start_offset
                 if self.open:
+                    self.written = written
                     code = self.append_checked(<uint8_t*>view.buf, view.len, CLIENT, self.row.leader_epoch, now_ms, &info)
+                    self.written = NOT_WRITTEN
                 else:
                     code = self.closed_code
             else:
                 code = self.append(<uint8_t*>view.buf, view.len, now_ms, &info)
         finally:
             PyBuffer_Release(&view)
+        self.guard = info.guard
         return (code, info.base_offset, info.end_offset, info.append_time_ms, info.log_start_offset, info.bad_record,
                 None if info.message == NULL else info.message.decode())
 
-    def append_trusted(self, batch not None, int64_t now_ms, int origin, int32_t epoch) -> tuple:
-        """One batch of the broker's own making: (code, base_offset, message). Served also while not open to clients."""
+    def append_trusted(self, batch not None, int64_t now_ms, int origin, int32_t epoch, int admission=0,
+                       uint32_t guard=0) -> tuple:
+        """One batch of the broker's own making: (code, base_offset, message). Served also while not open to clients.
+        `admission`: a group's commit in a transaction needs what a client's batch needs."""
         cdef Py_buffer view
         cdef AppendInfo info
         cdef int code
         PyObject_GetBuffer(batch, &view, PyBUF_WRITABLE)
         try:
-            if view.len < HEADER_SIZE or get_i32(<uint8_t*>view.buf + 8) + LENGTH_OVERHEAD != view.len:
+            if view.len < HEADER_SIZE or get_i32(<uint8_t*>view.buf + LENGTH_AT) + LENGTH_OVERHEAD != view.len:
                 raise ValueError("append takes exactly one batch")
             if self.failure:
                 return (KAFKA_STORAGE_ERROR, -1, os.strerror(self.failure))
@@ -1113,17 +1260,64 @@ cdef class Partition:
                 self.flush_by_log = True                # the log is about to note where this epoch begins
             info.base_offset = -1
             info.message = NULL
+            info.transaction_version = 0
+            info.admission = admission
+            info.guard = guard
             code = self.append_checked(<uint8_t*>view.buf, view.len, origin, epoch, now_ms, &info)
         finally:
             PyBuffer_Release(&view)
         return (code, info.base_offset, None if info.message == NULL else info.message.decode())
 
-    def take_completed(self):
-        """(producer_id, first_offset, last_offset, aborted) of the transaction that the last append ended, or None."""
-        if not self.completed:
-            return None
-        self.completed = False
-        return (self.completed_producer, self.completed_first, self.completed_last, bool(self.completed_aborted))
+    def ask_guard(self, int admission, int64_t producer_id, int16_t epoch, int32_t base_sequence, int64_t now_ms) -> int:
+        """What a transactional batch needs before it is appended: 0, nothing; NEED_TRANSACTION, and `self.guard` is what
+        to come with; else Kafka's error code."""
+        cdef uint32_t guard = 0
+        cdef int code
+        if not self.open:
+            return self.closed_code
+        code = guards_admit(&self.guards, self.producer_map, admission, producer_id, epoch, base_sequence, now_ms, False,
+                            &guard)
+        self.guard = guard
+        return code
+
+    def expire_guards(self, int64_t before_ms) -> None:
+        """Forgets the guards that nobody came back with since."""
+        guards_expire(&self.guards, before_ms)
+
+    def append_marker(self, int64_t producer_id, int16_t producer_epoch, int32_t coordinator_epoch, bint commit,
+                      int version, int64_t now_ms) -> tuple:
+        """Ends a transaction, as a coordinator of this epoch and transaction.version asks: (code, offset, message)."""
+        cdef uint8_t batch[MARKER_SIZE]
+        cdef AppendInfo info
+        cdef int code
+        if not self.open:
+            return (self.closed_code, -1, None)
+        if producer_id < 0 or producer_epoch == -1 or version == -1:        # Kafka's code for it
+            return (UNKNOWN_SERVER_ERROR, -1, "a marker has a producer id, its epoch and a transaction.version")
+        marker_write(batch, producer_id, producer_epoch, coordinator_epoch, commit, now_ms)
+        info.base_offset = -1
+        info.message = NULL
+        info.transaction_version = version
+        code = self.append_checked(batch, MARKER_SIZE, COORDINATOR, self.row.leader_epoch, now_ms, &info)
+        return (code, info.base_offset, None if info.message == NULL else info.message.decode())
+
+    def aborted_transactions(self, int64_t start, int64_t upper) -> list:
+        """(producer id, first offset, offset of the marker, last stable offset then) of the aborted transactions with a
+        record in [start, upper). OSError when the disk fails."""
+        cdef Aborted found
+        cdef const uint8_t* entry
+        cdef int64_t i
+        cdef int at = max(segment_floor(self.segments, self.segment_count, start), 0)
+        cdef int failure = aborted_search(self.directory, self.segments, self.segment_count, at, start, upper,
+                                          self.row.aborted_end, &found)
+        if failure != 0:
+            self.raise_refused(failure, b"reading the index of aborted transactions")
+        out = []
+        for i in range(found.count):
+            entry = found.entries + i * ABORTED_SIZE
+            out.append((get_i64(entry + 2), get_i64(entry + 10), get_i64(entry + 18), get_i64(entry + 26)))
+        free(found.entries)
+        return out
 
     def try_read(self, int64_t offset, int64_t max_bytes, bint at_least_one=True, int isolation=0,
                  int32_t leader_epoch=-1) -> tuple:

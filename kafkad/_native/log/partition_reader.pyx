@@ -13,14 +13,15 @@ told: then the owner is waited for a little, and after that readers are sent awa
 Beware:
 - The owner cuts, rewrites and removes index files whenever it likes: they are read with pread here, never mapped, and
   what lies beyond the copy's end does not count. The file of a segment that was removed stays open until the row says so.
+- A file that is opened by its name may be another one by then (exchange.pyx): `has_names` is asked afterwards.
 - A batch may be appended between the copy and the read: nothing here looks beyond the copy's positions.
 - Where batches stand (batch_search.pxd) is forgotten with the segments.
 - The ring of recent batches (partition.pxd) holds high watermarks that were seen: where the next read of a consumer at
   the end begins. There are batches between two of its entries.
 
-Reads of committed data ask `log` (log/reader.py) for aborted transactions. Appends are refused."""
+Reads of committed data open the owner's indexes of aborted transactions (aborted.pyx). Appends are refused."""
 
-from libc.errno cimport EIO, ENOENT, ENOMEM, errno
+from libc.errno cimport EIO, ENOENT, ENOMEM, ESTALE, errno
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
 from libc.stdlib cimport free, malloc, qsort, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset, strcmp
@@ -37,10 +38,11 @@ from kafkad._native.log.batch_search cimport (
 from kafkad._native.log.read_positions cimport place_of
 from kafkad._native.log.producer_table cimport ProducerTable
 from kafkad._native.log.segments cimport (
-    HOT_MS, PATH_SIZE, LogFile, Segment, log_file_new, log_file_written, segment_close, segment_floor, segment_open,
-    segment_path, segment_walk)
+    HOT_MS, PATH_SIZE, LogFile, Segment, log_file_new, log_file_release, log_file_written, segment_close, segment_drop,
+    segment_floor, segment_open, segment_path, segment_walk)
 from kafkad._native.shared.watermarks cimport Row, RowSlot, kafkad_load, row_read
 from kafkad._native.wire.primitives cimport get_i32
+from kafkad._native.wire.errors cimport CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR, NOT_LEADER_OR_FOLLOWER
 
 from kafkad._native.log.producer_table import ProducerTable as new_producer_table
 
@@ -93,11 +95,6 @@ cdef extern from * nogil:
     }
     """
     int64_t kafkad_coarse_ms()
-
-cdef enum:                          # Kafka's error codes, see protocol/errors.py
-    CORRUPT_MESSAGE = 2
-    NOT_LEADER_OR_FOLLOWER = 6
-    KAFKA_STORAGE_ERROR = 56
 
 cdef enum:
     OFFSET_DIGITS = 20
@@ -220,6 +217,13 @@ cdef class ReaderPartition(Partition):
             self.looked_stable = self.row.last_stable_offset
             why = ADVANCED_HIGH_WATERMARK | ADVANCED_END
         return why
+
+    cdef bint has_names(self) noexcept nogil:
+        # An owner is in the midst of other changes for some nanoseconds only: those are waited for.
+        cdef Row fresh
+        if kafkad_load(&self.shared.sequence) == self.row.sequence:
+            return True
+        return self.read_row(&fresh) and fresh.generation == self.row.generation and self.is_ours(&fresh)
 
     # -- segments ------------------------------------------------------------------------------------------
 
@@ -391,9 +395,13 @@ cdef class ReaderPartition(Partition):
         cdef RecentBatch recent
         cdef bint exact = target == segment.base_offset, near = False
         cdef int number, found
+        cdef bint was_open = segment.file != NULL
         cdef int failure = segment_open(segment, self.directory, False)
         if failure != 0:
             return failure
+        if not was_open and not self.has_names():
+            segment_drop(segment)
+            return -ENOENT
         if segment == self.active() and lookup_recent(&self.lookup, target, limit, &recent, &following):
             at = recent.position
             exact = recent.base_offset == target
@@ -413,7 +421,10 @@ cdef class ReaderPartition(Partition):
         if found != 0:
             return found
         if not exact and not near and not segment.index_ignored:
-            if self.index_floor(segment, target - segment.base_offset, &index_at, &indexed, &following) == 0:
+            failure = self.index_floor(segment, target - segment.base_offset, &index_at, &indexed, &following)
+            if failure == -ESTALE:
+                return -ENOENT
+            if failure == 0:
                 # As with the owner: the next entry's batch is the one, if it begins in time.
                 if following - index_at > WINDOW and following > at:
                     found = lookup_at(&self.lookup, segment, following, target, target, limit, position, batch_size)
@@ -433,7 +444,7 @@ cdef class ReaderPartition(Partition):
     cdef int index_floor(self, Segment* segment, int64_t relative, int64_t* position, int64_t* last,
                          int64_t* following) noexcept nogil:
         # The last entry whose offset is <= `relative`, and the position of the one `following`. 0, or -errno; position 0:
-        # none, or for the following one: perhaps it was not looked for. Entries ascend evenly, as a rule, so
+        # none, or for the following one: perhaps it was not looked for. -ESTALE: the file may be of another segment. Entries ascend evenly, as a rule, so
         # the first block of them that is read has it. Of the Index of a segment, which is not mapped here, `entries` is how
         # many are known to count, `allocated` the offset in the last of them, and `entries_max` says that there are no more.
         cdef char path[PATH_SIZE]
@@ -452,6 +463,9 @@ cdef class ReaderPartition(Partition):
             file = log_file_new(fd)
             if file == NULL:
                 return -ENOMEM
+            if not self.has_names():
+                log_file_release(file)
+                return -ESTALE
             segment.index_file = file
         if (segment.offsets.entries == 0 or relative > segment.offsets.allocated) and segment.offsets.entries_max == 0:
             failure = count_entries(segment, segment == self.active())

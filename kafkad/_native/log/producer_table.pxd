@@ -32,9 +32,10 @@ cdef enum:
     ASK_LOG = -2                # a verdict: out of order as far as is known, and `last_only`
 
 # 0: in sequence (or not checked); -1: `duplicate` is the batch that it repeats; ASK_LOG; else Kafka's error code.
-# `sequenced` is False for what does not come from a client: only the epoch is looked at.
+# `sequenced` is False for what does not come from a client: no sequence is looked at. A batch that is not
+# `transactional` is refused while a transaction of its producer is open.
 cdef int producer_check(const ProducerMap* map, int64_t producer_id, int16_t epoch, int32_t base_sequence,
-                        int32_t offset_delta, bint sequenced, ProducerBatch* duplicate) noexcept nogil
+                        int32_t offset_delta, bint sequenced, bint transactional, ProducerBatch* duplicate) noexcept nogil
 
 # Makes room for one more producer, so that `producer_record` cannot fail after the write. 0, or -ENOMEM.
 cdef int producer_reserve(ProducerMap* map) noexcept nogil

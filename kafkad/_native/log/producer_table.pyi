@@ -18,7 +18,13 @@ class ProducerTable:
     def clear(self) -> None: ...
     def remove_expired(self, now_ms: int, expiration_ms: int) -> int: ...
     def check(
-        self, producer_id: int, epoch: int, base_sequence: int, offset_delta: int, sequenced: bool = True
+        self,
+        producer_id: int,
+        epoch: int,
+        base_sequence: int,
+        offset_delta: int,
+        sequenced: bool = True,
+        transactional: bool = False,
     ) -> tuple[int, int, int]: ...
     def record(
         self,

@@ -13,10 +13,9 @@ from libc.string cimport memmove, memset
 
 from kafkad._native.wire.primitives cimport (
     KAFKAD_CHECK, Cursor, cursor_init, put_i16, put_i32, put_i64, read_i8, read_i16, read_i32, read_varint, read_varlong)
+from kafkad._native.wire.errors cimport INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, OUT_OF_ORDER_SEQUENCE_NUMBER
 
 cdef enum:
-    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
-    INVALID_PRODUCER_EPOCH = 47
     SEQUENCE_MAX = 0x7FFFFFFF
     CAPACITY_MIN = 4
     ENTRY_SIZE = 46                     # of a snapshot
@@ -52,9 +51,10 @@ cdef Producer* producer_find(const ProducerMap* map, int64_t producer_id) noexce
 
 
 cdef int producer_check(const ProducerMap* map, int64_t producer_id, int16_t epoch, int32_t base_sequence,
-                        int32_t offset_delta, bint sequenced, ProducerBatch* duplicate) noexcept nogil:
+                        int32_t offset_delta, bint sequenced, bint transactional, ProducerBatch* duplicate) noexcept nogil:
     cdef Producer* producer = producer_find(map, producer_id)
     cdef int32_t last_sequence, i
+    cdef int fit
     if producer == NULL:
         return INVALID_PRODUCER_EPOCH if epoch < -1 else 0      # Kafka compares with -1, the epoch of no producer
     if sequenced and epoch == producer.epoch:
@@ -66,13 +66,14 @@ cdef int producer_check(const ProducerMap* map, int64_t producer_id, int16_t epo
                 return -1
     if epoch < producer.epoch:
         return INVALID_PRODUCER_EPOCH
+    fit = INVALID_TXN_STATE if producer.transaction_start >= 0 and not transactional else 0
     if not sequenced:
-        return 0
+        return fit
     if epoch != producer.epoch:
-        return OUT_OF_ORDER_SEQUENCE_NUMBER if base_sequence != 0 and producer.epoch != -1 else 0
+        return OUT_OF_ORDER_SEQUENCE_NUMBER if base_sequence != 0 and producer.epoch != -1 else fit
     last_sequence = producer.batches[producer.batch_count - 1].last_sequence if producer.batch_count else -1
     if base_sequence == sequence_after(last_sequence, 1):
-        return 0
+        return fit
     return ASK_LOG if producer.last_only else OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
@@ -336,10 +337,11 @@ cdef class ProducerTable:
         return gone
 
     def check(self, int64_t producer_id, int16_t epoch, int32_t base_sequence, int32_t offset_delta,
-              bint sequenced=True) -> tuple:
+              bint sequenced=True, bint transactional=False) -> tuple:
         """(code, first offset or -1, last offset or -1): what `producer_check` says. For tests and tools."""
         cdef ProducerBatch duplicate
-        cdef int code = producer_check(&self.map, producer_id, epoch, base_sequence, offset_delta, sequenced, &duplicate)
+        cdef int code = producer_check(
+            &self.map, producer_id, epoch, base_sequence, offset_delta, sequenced, transactional, &duplicate)
         if code == -1:
             return (-1, duplicate.last_offset - duplicate.offset_delta, duplicate.last_offset)
         return (OUT_OF_ORDER_SEQUENCE_NUMBER if code == ASK_LOG else code, -1, -1)

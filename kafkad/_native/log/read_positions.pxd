@@ -16,6 +16,7 @@ from libc.string cimport memset
 
 from kafkad._native.log.fileio cimport read_at
 from kafkad._native.wire.primitives cimport get_i32, get_i64
+from kafkad._native.wire.batch_layout cimport LAST_OFFSET_DELTA_AT, LENGTH_AT, MAGIC_AT
 
 cdef enum:
     PLACES = 16                     # a power of two
@@ -80,9 +81,9 @@ cdef inline bint batch_at(int fd, int64_t segment, int64_t at, int64_t limit, Ba
     """Whether what stands at position `at` may be a batch v2 of this segment, whole below `limit`. False says nothing:
     who is told it walks from what is certain."""
     cdef uint8_t header[PLACE_HEADER]
-    if limit - at < PLACE_BATCH_MIN or read_at(fd, header, PLACE_HEADER, at) != PLACE_HEADER or header[16] != 2:
+    if limit - at < PLACE_BATCH_MIN or read_at(fd, header, PLACE_HEADER, at) != PLACE_HEADER or header[MAGIC_AT] != 2:
         return False
     batch.base_offset = get_i64(header)
-    batch.last_offset = batch.base_offset + get_i32(header + 23)
-    batch.size = <int64_t>get_i32(header + 8) + 12
+    batch.last_offset = batch.base_offset + get_i32(header + LAST_OFFSET_DELTA_AT)
+    batch.size = <int64_t>get_i32(header + LENGTH_AT) + 12
     return segment <= batch.base_offset <= batch.last_offset and PLACE_BATCH_MIN <= batch.size <= limit - at

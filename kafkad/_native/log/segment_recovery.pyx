@@ -12,14 +12,21 @@ Beware: nothing here knows the clock, and the file itself is not changed: cuttin
 import os
 
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
-from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memset
 
 from kafkad._native.wire.crc32c cimport crc32c
 from kafkad._native.log.fileio cimport Window, close_fd, open_path, read_at, window_at, window_init, write_at
 from kafkad._native.log.producer_table cimport (
-    ProducerMap, ProducerTable, parse_marker, producer_end, producer_first_unstable, producer_record, producer_reserve)
+    ProducerMap, ProducerTable, parse_marker, producer_end, producer_find, producer_record, producer_reserve)
+from kafkad._native.log.transactions cimport (
+    OpenTransactions, transactions_begin, transactions_end, transactions_free, transactions_oldest, transactions_rebuild,
+    transactions_reserve, transactions_stable_after)
 from kafkad._native.wire.primitives cimport get_i16, get_i32, get_i64, get_u32, put_i32, put_i64
+from kafkad._native.wire.batch_layout cimport (
+    ATTRIBUTES_AT, BASE_SEQUENCE_AT, LAST_OFFSET_DELTA_AT, LEADER_EPOCH_AT, LENGTH_AT, MAGIC_AT, MAX_TIMESTAMP_AT,
+    PRODUCER_EPOCH_AT, PRODUCER_ID_AT,
+)
 
 cdef extern from "<fcntl.h>" nogil:
     enum: O_RDONLY, O_RDWR, O_CREAT, O_TRUNC, O_CLOEXEC
@@ -86,6 +93,7 @@ cdef struct Scan:
     Bytes times
     Bytes epochs
     Bytes completed
+    OpenTransactions open           # what is open in the producer table
     uint8_t* chunk
     int64_t chunk_start
     int64_t chunk_size
@@ -160,11 +168,11 @@ cdef bint crc_holds(Scan* scan, int64_t start, int64_t end, uint32_t expected, b
 
 cdef int replay_batch(Scan* scan, ProducerMap* producers, const uint8_t* header, int64_t position, int64_t size) noexcept nogil:
     # The producer's side of one batch, unchecked, as a replica does. 0, or -1 without memory.
-    cdef int64_t base_offset = get_i64(header), last_offset = base_offset + get_i32(header + 23)
-    cdef int64_t max_timestamp = get_i64(header + 35), producer_id = get_i64(header + 43)
-    cdef int16_t attributes = get_i16(header + 21), epoch = get_i16(header + 51)
-    cdef int32_t base_sequence = get_i32(header + 53), coordinator_epoch = -1
-    cdef int64_t first, stable
+    cdef int64_t base_offset = get_i64(header), last_offset = base_offset + get_i32(header + LAST_OFFSET_DELTA_AT)
+    cdef int64_t max_timestamp = get_i64(header + MAX_TIMESTAMP_AT), producer_id = get_i64(header + PRODUCER_ID_AT)
+    cdef int16_t attributes = get_i16(header + ATTRIBUTES_AT), epoch = get_i16(header + PRODUCER_EPOCH_AT)
+    cdef int32_t base_sequence = get_i32(header + BASE_SEQUENCE_AT), coordinator_epoch = -1
+    cdef int64_t first
     cdef uint8_t marker[MARKER_MAX]
     cdef Completed* done
     cdef int kind
@@ -173,8 +181,12 @@ cdef int replay_batch(Scan* scan, ProducerMap* producers, const uint8_t* header,
     if producer_reserve(producers) != 0:
         return -1
     if not attributes & CONTROL:
+        if attributes & TRANSACTIONAL and transactions_reserve(&scan.open, INT64_MAX) != 0:
+            return -1
         producer_record(producers, producer_id, epoch, base_sequence, base_offset, last_offset, max_timestamp,
                         attributes & TRANSACTIONAL != 0)
+        if attributes & TRANSACTIONAL and producer_find(producers, producer_id).transaction_start == base_offset:
+            transactions_begin(&scan.open, base_offset, 0, 0)
         return 0
     if size > MARKER_MAX or read_at(scan.fd, marker, size, position) != size:
         return 0
@@ -186,12 +198,13 @@ cdef int replay_batch(Scan* scan, ProducerMap* producers, const uint8_t* header,
         done = <Completed*>grow(&scan.completed, sizeof(Completed))
         if done == NULL:
             return -1
-        stable = producer_first_unstable(producers)
         done.producer_id = producer_id
         done.first_offset = first
         done.last_offset = last_offset
-        done.stable_offset = stable if stable >= 0 else last_offset + 1
+        done.stable_offset = transactions_stable_after(&scan.open, first, last_offset)
         done.aborted = kind == 0
+        transactions_end(&scan.open, first, last_offset)
+        transactions_oldest(&scan.open, INT64_MAX)      # drops it if it was the oldest
     return 0
 
 
@@ -216,9 +229,9 @@ cdef int walk(Scan* scan, ProducerMap* producers) noexcept nogil:
         for i in range(header_size):                    # the chunk goes on under it
             copy[i] = header[i]
         header = copy
-        size = <int64_t>get_i32(header + 8) + LENGTH_OVERHEAD
-        legacy = header[16] < 2
-        if header[16] > 2:
+        size = <int64_t>get_i32(header + LENGTH_AT) + LENGTH_OVERHEAD
+        legacy = header[MAGIC_AT] < 2
+        if header[MAGIC_AT] > 2:
             scan.fault = BAD_MAGIC
             return 0
         if size < (LEGACY_HEADER_SIZE if legacy else HEADER_SIZE):
@@ -232,7 +245,7 @@ cdef int walk(Scan* scan, ProducerMap* producers) noexcept nogil:
             if base >= scan.below:
                 return 0
             scan.chunk_wanted = HEADER_SIZE if size > FAR_APART else CHUNK
-        last = base if legacy else base + get_i32(header + 23)
+        last = base if legacy else base + get_i32(header + LAST_OFFSET_DELTA_AT)
         if last < base or base < scan.base_offset or last < scan.next_offset or last - scan.base_offset > INT32_MAX or (
                 not legacy and base < scan.next_offset):
             scan.fault = BAD_OFFSET
@@ -241,10 +254,10 @@ cdef int walk(Scan* scan, ProducerMap* producers) noexcept nogil:
             scan.fault = FAILED if scan.failure else BAD_CRC
             return 0
         if legacy:
-            timestamp = get_i64(header + 18) if header[16] == 1 else -1
+            timestamp = get_i64(header + 18) if header[MAGIC_AT] == 1 else -1
         else:
-            timestamp = get_i64(header + 35)
-            epoch = get_i32(header + 12)
+            timestamp = get_i64(header + MAX_TIMESTAMP_AT)
+            epoch = get_i32(header + LEADER_EPOCH_AT)
             if epoch > scan.epoch:
                 entry = grow(&scan.epochs, 12)
                 if entry == NULL:
@@ -337,7 +350,7 @@ def scan_segment(str directory, int64_t base_offset, ProducerTable producers not
         raise OSError(-scan.fd, os.strerror(-scan.fd), os.fsdecode(log_path))
     try:
         scan.chunk = <uint8_t*>PyMem_RawMalloc(CHUNK)
-        if scan.chunk == NULL:
+        if scan.chunk == NULL or transactions_rebuild(&scan.open, &producers.map, INT64_MAX) != 0:
             raise MemoryError()
         with nogil:
             scan.file_size = lseek(scan.fd, 0, SEEK_END)
@@ -362,6 +375,7 @@ def scan_segment(str directory, int64_t base_offset, ProducerTable producers not
         PyMem_RawFree(scan.times.data)
         PyMem_RawFree(scan.epochs.data)
         PyMem_RawFree(scan.completed.data)
+        transactions_free(&scan.open)
 
 
 cdef SegmentScan scan_result(Scan* scan):
@@ -403,21 +417,23 @@ def replay_producers(str path, ProducerTable producers not None, int64_t start_o
     if scan.fd < 0:
         raise OSError(-scan.fd, os.strerror(-scan.fd), path)
     try:
+        if transactions_rebuild(&scan.open, &producers.map, INT64_MAX) != 0:
+            raise MemoryError()
         with nogil:
             scan.file_size = lseek(scan.fd, 0, SEEK_END)
             window_init(&window, scan.fd)
             while scan.file_size - at >= LEGACY_HEADER_SIZE:
                 size = scan.file_size - at
                 header = window_at(&window, at, HEADER_SIZE if size >= HEADER_SIZE else size, scan.file_size)
-                if header == NULL or header[16] > 2 or (header[16] == 2 and size < HEADER_SIZE):
+                if header == NULL or header[MAGIC_AT] > 2 or (header[MAGIC_AT] == 2 and size < HEADER_SIZE):
                     break
                 if get_i64(header) >= end_offset:
                     break
-                last = get_i64(header) + (get_i32(header + 23) if header[16] == 2 else 0)
-                size = <int64_t>get_i32(header + 8) + LENGTH_OVERHEAD
+                last = get_i64(header) + (get_i32(header + LAST_OFFSET_DELTA_AT) if header[MAGIC_AT] == 2 else 0)
+                size = <int64_t>get_i32(header + LENGTH_AT) + LENGTH_OVERHEAD
                 if size < LEGACY_HEADER_SIZE or size > scan.file_size - at:
                     break
-                if header[16] == 2 and last >= start_offset and last < end_offset:
+                if header[MAGIC_AT] == 2 and last >= start_offset and last < end_offset:
                     status = replay_batch(&scan, &producers.map, header, at, size)
                     if status != 0:
                         break
@@ -428,3 +444,4 @@ def replay_producers(str path, ProducerTable producers not None, int64_t start_o
     finally:
         close_fd(scan.fd)
         PyMem_RawFree(scan.completed.data)
+        transactions_free(&scan.open)

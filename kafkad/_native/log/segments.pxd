@@ -6,7 +6,6 @@ from kafkad._native.log.index cimport Index
 
 cdef enum:
     PATH_SIZE = 4352                # PATH_MAX and a file name
-    MAGIC_POSITION = 16             # of a batch
 
 cdef enum:
     HOT_MS = 3000                   # what was written in this time, and up to twice as long ago, is in memory
@@ -50,6 +49,7 @@ cdef struct Segment:                # one .log with its indexes; the last of a p
     int64_t bytes_since_index
     bint index_ignored              # found to lie: every look-up scans from the start
     bint touched                    # read since the last sweep of idle files
+    bint no_aborts                  # a closed one that has no index of aborted transactions
     int64_t offsets_found_ms        # when the mapped index was found to be in memory; 0: not yet
     LogFile* index_file             # a reader's offset index: not mapped, since its owner may cut the file
 

@@ -16,6 +16,7 @@ from kafkad._native.log.index cimport (
     OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, index_close, index_drop, index_open, index_reserve, offset_entry_position, time_entry_offset,
     time_entry_timestamp, time_index_append)
 from kafkad._native.wire.primitives cimport get_i32, get_i64
+from kafkad._native.wire.batch_layout cimport LAST_OFFSET_DELTA_AT, LENGTH_AT, MAGIC_AT, MAX_TIMESTAMP_AT
 
 cdef extern from "<fcntl.h>" nogil:
     enum: O_RDONLY, O_RDWR, O_CLOEXEC
@@ -169,7 +170,7 @@ cdef int64_t segment_first_timestamp(Segment* segment, const char* directory) no
     cdef uint8_t header[HEADER_SIZE]
     if segment.first_timestamp == UNKNOWN and segment.size >= HEADER_SIZE and segment_open(segment, directory, True) == 0:
         if read_at(segment.file.fd, header, HEADER_SIZE, 0) == HEADER_SIZE:
-            segment.first_timestamp = get_i64(header + 35) if header[MAGIC_POSITION] >= 2 else -1
+            segment.first_timestamp = get_i64(header + MAX_TIMESTAMP_AT) if header[MAGIC_AT] >= 2 else -1
     return segment.first_timestamp if segment.first_timestamp >= 0 else -1
 
 
@@ -216,14 +217,14 @@ cdef int segment_walk(Segment* segment, int64_t at, int64_t indexed, int64_t tar
         wanted = limit - at
         if wanted > HEADER_SIZE:
             wanted = HEADER_SIZE
-        header = window_at(&window, at, wanted, limit) if wanted > MAGIC_POSITION else NULL
+        header = window_at(&window, at, wanted, limit) if wanted > MAGIC_AT else NULL
         size = -1
         if header != NULL:
-            size = <int64_t>get_i32(header + 8) + LENGTH_OVERHEAD
+            size = <int64_t>get_i32(header + LENGTH_AT) + LENGTH_OVERHEAD
             last = get_i64(header)
-            if header[MAGIC_POSITION] >= 2 and wanted == HEADER_SIZE:
-                last += get_i32(header + 23)
-        if header == NULL or size <= MAGIC_POSITION or size > limit - at or header[MAGIC_POSITION] > 2 or (
+            if header[MAGIC_AT] >= 2 and wanted == HEADER_SIZE:
+                last += get_i32(header + LAST_OFFSET_DELTA_AT)
+        if header == NULL or size <= MAGIC_AT or size > limit - at or header[MAGIC_AT] > 2 or (
                 indexed >= 0 and (last > indexed or last < segment.base_offset)):
             if indexed < 0:
                 return -EBADMSG
@@ -256,14 +257,14 @@ cdef int64_t segment_end_offset(Segment* segment, const char* directory, int64_t
         size = segment.size - at
         if size > HEADER_SIZE:
             size = HEADER_SIZE
-        header = window_at(&window, at, size, segment.size) if size > MAGIC_POSITION else NULL
+        header = window_at(&window, at, size, segment.size) if size > MAGIC_AT else NULL
         last = -1
-        if header != NULL and header[MAGIC_POSITION] <= 2:
+        if header != NULL and header[MAGIC_AT] <= 2:
             last = get_i64(header)
-            if header[MAGIC_POSITION] == 2:
-                last = last + get_i32(header + 23) if size == HEADER_SIZE else -1
-            size = <int64_t>get_i32(header + 8) + LENGTH_OVERHEAD
-        if last < next_offset or size <= MAGIC_POSITION or size > segment.size - at:
+            if header[MAGIC_AT] == 2:
+                last = last + get_i32(header + LAST_OFFSET_DELTA_AT) if size == HEADER_SIZE else -1
+            size = <int64_t>get_i32(header + LENGTH_AT) + LENGTH_OVERHEAD
+        if last < next_offset or size <= MAGIC_AT or size > segment.size - at:
             if not indexed:
                 bad[0] = at
                 return -1

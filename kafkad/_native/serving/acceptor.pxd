@@ -29,6 +29,7 @@ cdef class Acceptor:
     cdef list retired               # of listeners that were removed, freed before the next poll
     cdef dict names                 # every listener name, kept alive
     cdef dict per_host              # 16 bytes of an address -> connections of it
+    cdef dict contexts              # TlsContext by listener's name, of those that have TLS
     cdef object hosts               # the same with other workers (host_counts), or None
     cdef dict per_host_overrides
     cdef int per_host_max

@@ -4,19 +4,23 @@ A listener is read to its end, a bounded number a round. With several workers, w
 gives it the new one (connection_handover.pyx); what others give us comes by the hand-over's own descriptor.
 
 **Limits.** At max.connections, of all workers together, a listener rests: it leaves the epoll set, and new connections
-wait in its backlog until one is closed. When no descriptor is left it rests until a connection is closed or RETRY_MS have
-passed, and logs that at most once in TELL_MS. A connection beyond max.connections.per.ip of its host is closed, and that
+wait in its backlog until one is closed. When accepting fails, because no descriptor is left or for any other reason that
+stays, it rests until a connection is closed or RETRY_MS have passed, and logs that at most once in TELL_MS. A connection
+that failed before it was accepted is skipped. A connection beyond max.connections.per.ip of its host is closed, and that
 is logged."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport (
+    EAGAIN, ECONNABORTED, EHOSTDOWN, EHOSTUNREACH, EINTR, ENETDOWN, ENETUNREACH, ENOPROTOOPT, EOPNOTSUPP, EPROTO, errno)
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from kafkad._native.serving.connection cimport KIND_HANDOVER, KIND_LISTENER, Conn, conn_new, core_fatal
+from kafkad._native.serving.connection cimport KIND_HANDOVER, KIND_LISTENER, Conn, conn_close, conn_new, core_fatal
+from kafkad._native.serving.tls cimport TlsContext
+from kafkad._native.serving.tls_handshakes cimport handshake_begin
 from kafkad._native.shared.connection_handover cimport (
     LOST, NOTHING, Handed, Handover, handover_give, handover_lock, handover_look, handover_publish, handover_take,
     handover_unlock)
@@ -24,7 +28,6 @@ from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
 from kafkad._native.serving.connection import host_of
 
-import errno as errors
 import os
 import socket
 
@@ -79,7 +82,7 @@ cdef void accept_some(Acceptor self, Listener* listener) noexcept nogil:
             if given:
                 continue
         if fd < 0:
-            if failed == EINTR:
+            if failed == EINTR or is_of_one_connection(failed):
                 continue
             if failed != EAGAIN:
                 with gil:
@@ -87,6 +90,12 @@ cdef void accept_some(Acceptor self, Listener* listener) noexcept nogil:
             return
         with gil:
             self.welcome(listener, fd, peer, port)
+
+
+cdef inline bint is_of_one_connection(int failed) noexcept nogil:
+    """Whether accept(2) took a connection off the backlog that had failed there, so that the next call finds another."""
+    return failed in (
+        ECONNABORTED, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH, ENOPROTOOPT, EOPNOTSUPP, EPROTO)
 
 
 cdef bint hand_over(Acceptor self, Listener* listener, int fd, const uint8_t* peer, uint16_t port) noexcept nogil:
@@ -172,6 +181,7 @@ cdef class Acceptor:
         self.listeners = {}
         self.retired = []
         self.names = {}
+        self.contexts = {}
         self.per_host = {}
         self.per_host_overrides = {}
         self.limit(connections_max, per_host_max, per_host_overrides)
@@ -269,11 +279,8 @@ cdef class Acceptor:
         publish_load(self)
 
     cdef void accept_failed(self, Listener* listener, int number) noexcept:
-        """EMFILE and its like: the listener rests."""
+        """EMFILE and its like: the listener rests. It stays readable, so the loop would spin."""
         cdef int64_t now_ms = self.core.monotonic_ms
-        if number not in (errors.EMFILE, errors.ENFILE, errors.ENOBUFS, errors.ENOMEM):
-            self.say(f"accepting a connection failed: {os.strerror(number)}")
-            return
         rest(self, listener)
         self.retry_ms = now_ms + RETRY_MS
         if self.told_ms == 0 or now_ms - self.told_ms >= TELL_MS:
@@ -338,6 +345,10 @@ cdef class Acceptor:
         memcpy(conn.peer, peer, 16)
         conn.peer_port = port
         publish_load(self)
+        context = self.contexts.get(<object>listener)
+        if context is not None and fd >= 0 and not handshake_begin(conn, <TlsContext>context):
+            conn_close(conn, "OpenSSL has no memory for it")
+            return NULL
         return conn
 
     cdef object left(self, bytes host):

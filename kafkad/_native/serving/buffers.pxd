@@ -32,6 +32,7 @@ cdef inline bint buffer_is_shared(uint8_t* data) noexcept nogil:
     return buffer_of(data).references > 1
 
 cdef uint8_t* input_reserve(Conn* conn, uint32_t size) noexcept nogil
+cdef bint input_grow(Conn* conn, uint32_t size) noexcept nogil
 cdef void input_release(Conn* conn) noexcept nogil
 cdef void scratch_renew(Core* core) noexcept nogil                 # another takes its place
 cdef void scratch_keep(Core* core, size_t size) noexcept nogil     # requests keep its first `size` bytes

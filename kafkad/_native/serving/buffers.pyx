@@ -20,6 +20,7 @@ from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
 cdef enum:
     SMALLEST_BUFFER = 64
+    COPY_BYTES = 2 * 1024 * 1024        # of a growing frame in one turn: with its page faults, 2 ms
 
 
 cdef inline int buffer_class(size_t size, size_t* rounded) noexcept nogil:
@@ -115,7 +116,35 @@ cdef uint8_t* input_reserve(Conn* conn, uint32_t size) noexcept nogil:
     return conn.input
 
 
+cdef bint input_grow(Conn* conn, uint32_t size) noexcept nogil:
+    """As `input_reserve`, but copies a piece a call. False: it is not done yet, and nothing else may be done to the input."""
+    cdef uint32_t held = conn.input_end - conn.input_start
+    cdef uint32_t piece
+    cdef size_t capacity
+    if conn.growing is NULL:
+        if held <= COPY_BYTES:
+            input_reserve(conn, size)
+            return True
+        conn.growing = buffer_take(conn.core, size, &capacity)
+        conn.grown = 0
+    piece = min(<uint32_t>COPY_BYTES, held - conn.grown)
+    memcpy(conn.growing + conn.grown, conn.input + conn.input_start + conn.grown, piece)
+    conn.grown += piece
+    if conn.grown < held:
+        return False
+    buffer_release(conn.core, conn.input)
+    conn.input = conn.growing
+    conn.input_capacity = <uint32_t>buffer_of(conn.input).capacity
+    conn.input_start = 0
+    conn.input_end = held
+    conn.growing = NULL
+    return True
+
+
 cdef void input_release(Conn* conn) noexcept nogil:
+    if conn.growing is not NULL:
+        buffer_release(conn.core, conn.growing)
+        conn.growing = NULL
     if conn.input is not NULL:
         buffer_release(conn.core, conn.input)
         conn.input = NULL

@@ -114,15 +114,20 @@ cdef struct Conn:
     uint32_t pending_count          # of them not ready
     uint32_t pending_produces       # of these, Produces
     uint32_t unpacking              # batches of it that threads unpack: behind them nothing runs
+    void* slicing                   # a HeldProduce of which each turn appends a slice; it counts as unpacking
+    void* asking                    # those that wait for a transaction's coordinator, in their order; each counts as unpacking
     int64_t answer_bytes            # memory of its slots beyond what stands in them; counts as buffered
     Ending* ending                  # it is read no more, and closed when its answers have left
     uint8_t* input                  # unserved bytes in a buffer; NULL when there are none
     uint32_t input_start
     uint32_t input_end
     uint32_t input_capacity
+    uint32_t grown                  # so many of its bytes have been copied
+    uint8_t* growing                # into this larger buffer, which takes its place then; NULL most of the time
     uint32_t proven_size            # of the largest frame that it really sent
     uint32_t last_size              # of the last one
     int64_t active_ms               # monotonic
+    int64_t session_expires_ms      # monotonic; then only a SaslHandshake is served. 0: never
     ColdJob* cold_job               # bytes that are to be sent next are read meanwhile
     LogFile* cold_file              # the last such, for comparison only: sent up to `cold_end` without a question
     int64_t cold_end
@@ -133,6 +138,8 @@ cdef struct Conn:
     Conn* late_next
     uint8_t peer[16]                # IPv6, or IPv4 mapped into it
     uint16_t peer_port
+    int32_t fetch_session           # the last one that it used; 0: none
+    void* tls                       # Tls, or NULL: its bytes are plain
 
 cdef struct Stats:
     int64_t connections
@@ -145,6 +152,9 @@ cdef struct Stats:
     int64_t bytes_out
     int64_t buffered_bytes          # held for partial and waiting frames, waiting Fetches, and answers
     int64_t pooled_bytes            # free, kept for the next one
+    int64_t tls_connections         # that were accepted
+    int64_t tls_handshakes          # that succeeded
+    int64_t tls_failures            # that did not
     int64_t polls
     int64_t rounds
     int64_t reads
@@ -155,7 +165,9 @@ cdef struct Stats:
     int64_t python_appends          # appends that needed Python
     int64_t python_reads
     int64_t produce_waits
+    int64_t produce_slices          # turns that went on with a Produce of an earlier one
     int64_t produce_timeouts
+    int64_t transaction_asks        # Produces that a transaction's coordinator was asked for
     int64_t fetch_waits
     int64_t fetch_timeouts
     int64_t sessions
@@ -193,6 +205,7 @@ cdef struct Core:
     int64_t timer_armed_ms          # 0: disarmed
     PyObject* reactor
     PyObject* fetching              # Fetching, for what only has the core
+    void (*session_left)(Core*, int32_t) noexcept nogil     # a connection closed that had a fetch session
     Arena* arena                    # where buffers come from, so that other workers can read them; NULL: malloc
     uint8_t* scratch                # a buffer; another one takes its place when a request keeps it
     uint32_t scratch_at             # the part before it is kept by requests, and then it counts as buffered
@@ -218,11 +231,14 @@ cdef struct Core:
     int64_t buffered_bytes_max
     int64_t pooled_bytes_max
     int32_t request_bytes_max
+    int32_t sasl_bytes_max          # of a frame before its connection is authenticated
     int64_t elements                # partitions that the frame at hand has answered
     int64_t freed_bytes             # since the heap was last trimmed, in small pieces or big ones
     int64_t trimmed_ms
     int64_t starved_since_ms        # 0: memory is not short
     int64_t awake_us                # monotonic: when this round began
+    void* tls_areas                 # Areas, once a connection has TLS
+    int shakes_left                 # steps of TLS handshakes that this round still takes
     BufferClass buffers[BUFFER_CLASSES]
     Stats stats
 

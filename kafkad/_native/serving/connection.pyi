@@ -11,6 +11,7 @@ class Connection:
     client_software_version: Any
     principal: Any
     state: Any
+    session_expires_ms: int  # monotonic; then only a SaslHandshake is served. 0: never
     phase: int  # 0 handshake, 1 authenticating (frames without headers), 2 ready
     @property
     def closed(self) -> bool: ...

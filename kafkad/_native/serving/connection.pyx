@@ -17,7 +17,9 @@ without sending is closed first (reactor.pyx).
 connection costs no system call.
 
 Beware: `conn_close` frees at the end of the turn, so a frame that closes its own connection can still return. All of
-it belongs to the event loop's thread."""
+it belongs to the event loop's thread.
+
+Over 900 lines: what is sent and the slots that it empties are one machine."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -34,6 +36,8 @@ from kafkad._native.log.cold_reads cimport READ_MAX, ColdJob, cold_ask, cold_clo
 from kafkad._native.log.partition cimport LogFile, log_file_release
 from kafkad._native.log.segments cimport log_file_hot, log_file_retain
 from kafkad._native.serving.timers cimport timer_start, timer_stop
+from kafkad._native.serving.tls cimport (
+    Tls, areas_free, iovec, tls_free, tls_goodbye, tls_push, tls_send, tls_sendfile, tls_waits)
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK, put_i32
 
 import socket
@@ -79,9 +83,6 @@ cdef extern from * nogil:
         setsockopt(fd, IPPROTO_TCP, TCP_CORK, &on, sizeof(on));
     }
     """
-    cdef struct iovec:
-        void* iov_base
-        size_t iov_len
     int CLOCK_REALTIME, CLOCK_MONOTONIC, EPOLL_CLOEXEC, EFD_CLOEXEC, EFD_NONBLOCK, TFD_CLOEXEC, TFD_NONBLOCK
     int64_t kafkad_clock_us(int clock)
     int kafkad_epoll_add(int epoll_fd, int fd, void* pointer, int edge_triggered)
@@ -146,6 +147,7 @@ cdef void core_free(Core* core) noexcept:
     core_shut(core)
     free(core.heap)
     free(core.copies)
+    areas_free(core.tls_areas)
     free(core)
 
 
@@ -409,6 +411,9 @@ cdef void conn_close(Conn* conn, const char* reason) noexcept nogil:
     if conn.closed:
         return
     conn.closed = True
+    if conn.tls is not NULL:
+        timer_stop(core, <Timer*>(<Tls*>conn.tls).deadline)
+        tls_goodbye(<Tls*>conn.tls)
     if conn.fd >= 0:
         kafkad_epoll_remove(core.epoll_fd, conn.fd)
         close(conn.fd)
@@ -418,6 +423,8 @@ cdef void conn_close(Conn* conn, const char* reason) noexcept nogil:
     if conn.ending is not NULL:
         timer_stop(core, &conn.ending.timer)
     conn_unlink(conn)
+    if conn.fetch_session:
+        core.session_left(core, conn.fetch_session)
     slot = conn.first
     while slot is not NULL:
         if slot.cancel is not NULL:
@@ -519,6 +526,8 @@ cdef void conn_reap(Core* core) noexcept nogil:
     while conn is not NULL:
         following = conn.older
         input_release(conn)
+        if conn.tls is not NULL:
+            tls_free(<Tls*>conn.tls)
         free(conn)
         conn = following
 
@@ -613,6 +622,8 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
         with gil:
             flush_writer(conn)
         return
+    if conn.tls is not NULL and not push_secret(conn):
+        return
     while conn.first is not NULL and conn.first.ready:
         if left <= 0:
             conn_run(conn)                   # the rest when the others had their turn; `serve` does it itself
@@ -661,11 +672,14 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                 break                    # no room for more parts
             slot = slot.next
 
-        if more and not conn.corked:
+        if more and not conn.corked and conn.tls is NULL:
             conn.corked = True
             kafkad_cork(conn.fd, 1)
         if gathered:
-            n = kafkad_send(conn.fd, parts, count, pending is not NULL)
+            if conn.tls is not NULL:
+                n = tls_send(<Tls*>conn.tls, parts, count)
+            else:
+                n = kafkad_send(conn.fd, parts, count, pending is not NULL)
             core.stats.writes += 1
             if n < 0:
                 if errno == EINTR:
@@ -694,8 +708,11 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                         break
                     continue
                 position = pending.position
-                n = sendfile(conn.fd, pending.file.fd, &position, <size_t>min(ready, left))
-                core.stats.sendfiles += 1
+                if conn.tls is not NULL:
+                    n = tls_sendfile(<Tls*>conn.tls, pending.file.fd, &position, <size_t>min(ready, left))
+                else:
+                    n = sendfile(conn.fd, pending.file.fd, &position, <size_t>min(ready, left))
+                    core.stats.sendfiles += 1
                 if n > 0:
                     core.stats.bytes_out += n
                     conn_touch(conn)
@@ -719,6 +736,22 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
     if conn.corked:                          # also when blocked: under cork a window below the MSS stays unused
         conn.corked = False
         kafkad_cork(conn.fd, 0)
+    if conn.tls is not NULL:
+        push_secret(conn)
+
+
+cdef bint push_secret(Conn* conn) noexcept nogil:
+    """What TLS has encrypted leaves first. False: the socket does not take it, or is broken."""
+    cdef Tls* tls = <Tls*>conn.tls
+    if not tls_waits(tls):
+        return True
+    if not tls_push(tls):
+        conn_close(conn, NULL)
+        return False
+    if tls_waits(tls):
+        conn.blocked |= BLOCKED_SOCKET
+        return False
+    return True
 
 
 cdef void sent_bytes(Conn* conn, size_t n) noexcept nogil:
@@ -826,6 +859,16 @@ cdef class Connection:
             raise ValueError("a phase is 0, 1 or 2")
         if self.conn is not NULL:
             self.conn.phase = phase
+
+    @property
+    def session_expires_ms(self):
+        """Monotonic, in milliseconds; 0: never."""
+        return 0 if self.conn is NULL else self.conn.session_expires_ms
+
+    @session_expires_ms.setter
+    def session_expires_ms(self, int64_t when):
+        if self.conn is not NULL:
+            self.conn.session_expires_ms = when
 
     @property
     def local_host(self):

@@ -1,8 +1,8 @@
-"""Fetch (key 1), v4 to v18, from the frame to the answer.
+"""Fetch (key 1), v0 to v18, from the frame to the answer.
 
-v5 log start offset. v7 sessions (KIP-227). v9 leader epoch (KIP-320). v11 rack. v12 flexible, last fetched epoch (KIP-595).
+v0-3 messages of magic 0 and 1 (old_fetch.pyx). v1 throttle time. v3 max bytes. v4 isolation level. v5 log start offset. v7 sessions (KIP-227). v9 leader epoch (KIP-320). v11 rack. v12 flexible, last fetched epoch (KIP-595).
 v13 topic ids. v15 replica
-state is tagged. v16 node endpoints, v17 directory id, v18 high watermark: followers' and hints, not used here.
+state is tagged. v16 the answer names the current leader. v17 directory id, v18 high watermark: followers', not used here.
 
 A request becomes a session (an old one, a new one, or one for the time of the request: fetch_session.pyx), whose
 partitions are read in order until the bytes are used up; the first that has data gives at least one batch (KIP-74). When
@@ -12,13 +12,15 @@ The answer is header bytes and regions of log files.
 
 A request of a session that another still waits on answers that other one first: its epoch is over.
 
-Not yet: followers (NOT_LEADER_OR_FOLLOWER, as from a leader that does not know the replica), preferred read replicas, leader
-hints, quotas, authorization."""
+Not yet: followers (NOT_LEADER_OR_FOLLOWER, as from a leader that does not know the replica), preferred read replicas,
+quotas, authorization.
+
+Over 900 lines: one request from its frame to its answer."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
@@ -27,41 +29,40 @@ from kafkad._native.serving.connection cimport (
     Conn, Core, Slot, Timer, core_fatal, slot_extend, slot_finish, slot_open, slot_pend, slot_region,
 )
 from kafkad._native.serving.fetch_session cimport (
-    Fetched, Session, cache_add, cache_find, cache_free, cache_init, cache_remove, cache_touch,
+    Fetched, Session, cache_add, cache_drop_orphans, cache_find, cache_free, cache_init, cache_orphan, cache_remove, cache_touch,
     next_epoch, session_add, session_find, session_forget, session_move_last, session_new, session_release,
 )
+from kafkad._native.log.aborted cimport (
+    ABORTED_SIZE, TOLD_AT, TOLD_SIZE, Aborted, aborted_search, offset_behind)
 from kafkad._native.log.cold_reads cimport ColdJob, cold_ask
 from kafkad._native.log.batch_search cimport COLD, Lookup
 from kafkad._native.log.partition cimport OLDER_SEGMENT, PARTITION_GONE, Partition, ReadInfo, log_file_release
 from kafkad._native.serving.partition_table cimport (
-    ABORTS_NONE, ABORTS_SOME, ABORTS_UNKNOWN, Entry, PartitionTable, Topic, TopicKey, Watch, key_new, key_release, key_retain,
-    table_listen, topic_by_id, topic_by_name, topic_entry, unwatch, watch_fetch,
+    Entry, PartitionTable, Topic, TopicKey, Watch, key_new, key_release, key_retain,
+    table_listen, topic_by_id, topic_by_key, topic_by_name, topic_entry, unwatch, watch_fetch,
 )
+from kafkad._native.log.segments cimport segment_floor
+from kafkad._native.serving.old_fetch cimport CONVERTED_BELOW, answer_converted
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.shared.watermarks cimport Row
 from kafkad._native.wire.primitives cimport (
     Cursor, KAFKAD_CHECK, get_i32, put_i16, put_i32, put_i64, put_uvarint, read_i8, read_i16, read_i32,
     read_count, read_i64, read_raw, read_uvarint, remaining, skip_tags,
 )
+from kafkad._native.wire.errors cimport (
+    FENCED_LEADER_EPOCH, FETCH_SESSION_ID_NOT_FOUND, FETCH_SESSION_TOPIC_ID_ERROR, INVALID_FETCH_SESSION_EPOCH,
+    KAFKA_STORAGE_ERROR, NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE, UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION,
+)
 
 import logging
-
-cdef enum:                              # error codes, org.apache.kafka.common.protocol.Errors
-    UNKNOWN_SERVER_ERROR = -1
-    OFFSET_OUT_OF_RANGE = 1
-    UNKNOWN_TOPIC_OR_PARTITION = 3
-    NOT_LEADER_OR_FOLLOWER = 6
-    KAFKA_STORAGE_ERROR = 56
-    FETCH_SESSION_ID_NOT_FOUND = 70
-    INVALID_FETCH_SESSION_EPOCH = 71
-    UNKNOWN_TOPIC_ID = 100
-    FETCH_SESSION_TOPIC_ID_ERROR = 106
 
 cdef enum:
     INITIAL_EPOCH = 0                   # FetchMetadata: ask for a session
     FINAL_EPOCH = -1                    # close it, ask for none
     REPLICA_STATE_TAG = 1
     DIVERGING_EPOCH_TAG = 0
+    CURRENT_LEADER_TAG = 1
     REQUEST_SIZE_MAX = 8 * 1024 * 1024
     # Topics and partitions of a request, forgotten ones too, and partitions of a session. A partition costs 0.3 us and 200
     # bytes of memory, up to nine times its bytes in the request: so others wait no longer than some 25 ms for one request.
@@ -176,8 +177,8 @@ cdef bint parse(Fetching self, Cursor* body, FetchRequest* request, Cursor* topi
     request.replica_id = read_i32(body) if version <= 14 else -1
     request.wait_ms_max = read_i32(body)
     request.bytes_min = read_i32(body)
-    request.bytes_max = read_i32(body)
-    request.isolation = read_i8(body)
+    request.bytes_max = read_i32(body) if version >= 3 else INT32_MAX
+    request.isolation = read_i8(body) if version >= 4 else 0
     request.session_id = read_i32(body) if version >= 7 else 0
     request.session_epoch = read_i32(body) if version >= 7 else FINAL_EPOCH
     topics[0] = body[0]
@@ -208,7 +209,7 @@ cdef Entry* entry_of(Fetching self, Fetched* fetched) noexcept nogil:
         if fetched.session.uses_ids:
             topic = topic_by_id(&self.table.table, fetched.key.id)
         else:
-            topic = topic_by_name(&self.table.table, fetched.key.name, fetched.key.name_size)
+            topic = topic_by_key(&self.table.table, fetched.key)
         fetched.entry = topic_entry(topic, fetched.index)
         fetched.generation = self.table.table.generation
         if topic is not NULL and topic.key is not fetched.key:
@@ -255,32 +256,25 @@ cdef void read_slow(Core* core, Entry* entry, int64_t offset, int64_t bytes_max,
         core_fatal(core)
 
 
-cdef void find_aborted(Entry* entry, Fetched* fetched, Result* result, bint flexible) noexcept nogil:
-    with gil:
-        ask_aborted(entry, fetched.offset, result, flexible)
-
-
-cdef void ask_aborted(Entry* entry, int64_t offset, Result* result, bint flexible) noexcept:
-    """The aborted transactions from `offset` to LSO: more than the data may reach, which readers pass over. A log
-    that has none is asked once, until `note_aborted`."""
-    cdef Partition partition = <Partition>entry.partition
-    cdef bytes data
-    try:
-        end = result.read.last_stable_offset
-        if entry.aborts == ABORTS_UNKNOWN:
-            entry.aborts = ABORTS_SOME if partition.log.aborted_transactions(0, end) else ABORTS_NONE
-        if entry.aborts == ABORTS_SOME:
-            found = partition.log.aborted_transactions(offset, end)
-            data = b"".join([
-                txn.producer_id.to_bytes(8, "big", signed=True) + txn.first_offset.to_bytes(8, "big")
-                + (b"\0" if flexible else b"") for txn in found])
-            if found:
-                Py_INCREF(data)
-                result.aborted = <void*><PyObject*>data
-                result.aborted_count = len(found)
-    except Exception:
-        log.exception("the aborted transactions of %s-%d cannot be told", partition.topic, partition.index)
-        result.code = UNKNOWN_SERVER_ERROR
+cdef int find_aborted(Partition partition, Fetched* fetched, Result* result) noexcept nogil:
+    """The aborted transactions of what is sent: by an index entry more, which readers pass over. 0, or Kafka's error code."""
+    cdef int64_t upper = result.read.last_stable_offset
+    cdef int at = segment_floor(partition.segments, partition.segment_count, fetched.offset)
+    cdef int failure, i
+    if at < 0:
+        at = 0
+    for i in range(at, partition.segment_count):
+        if result.read.file != NULL and partition.segments[i].file == result.read.file:
+            if i + 1 < partition.segment_count and partition.segments[i + 1].base_offset < upper:
+                upper = partition.segments[i + 1].base_offset
+            upper = min(upper, offset_behind(
+                partition.directory, partition.segments[i].base_offset, result.read.position + result.read.size, upper))
+            break
+    failure = aborted_search(partition.directory, partition.segments, partition.segment_count, at, fetched.offset, upper,
+                             partition.row.aborted_end, &result.aborted)
+    if failure == 0 and not partition.has_names():
+        return NOT_LEADER_OR_FOLLOWER       # the indexes may be the log cleaner's new ones, and the records the old ones
+    return 0 if failure == 0 else partition.refused(failure, b"reading the index of aborted transactions")
 
 
 cdef void compare_logs(Core* core, Entry* entry, Result* result) noexcept nogil:
@@ -332,26 +326,15 @@ cdef int ask_epoch_end(Core* core, Entry* entry, int32_t* epoch, int64_t* end) n
     return UNKNOWN_SERVER_ERROR
 
 
-cdef void drop_aborted(Result* result) noexcept nogil:
-    with gil:
-        Py_DECREF(<object><PyObject*>result.aborted)
-    result.aborted = NULL
+cdef inline void drop_aborted(Result* result) noexcept nogil:
+    free(result.aborted.entries)
+    result.aborted.entries = NULL
 
 
 cdef void drop_copy(Result* result) noexcept nogil:
     with gil:
         Py_DECREF(<object><PyObject*>result.copy)
     result.copy = NULL
-
-
-cdef inline bint may_have_aborted(Entry* entry) noexcept nogil:
-    cdef uint32_t transactions
-    if entry.remote:                                    # its owner is told by `note_aborted`, others by the row
-        transactions = (<Partition>entry.partition).row.transactions
-        if entry.transactions != transactions:
-            entry.transactions = transactions
-            entry.aborts = ABORTS_UNKNOWN
-    return entry.aborts != ABORTS_NONE
 
 
 cdef int read_warm(Fetching self, const FetchRequest* request, Entry* entry, Fetched* fetched, int64_t limit,
@@ -391,10 +374,7 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
     failed[0] = False
     known[0] = 0
     self.cold_job = NULL
-    if session.count > self.result_capacity:
-        self.result_capacity = max(<uint32_t>64, session.count + session.count // 4)
-        self.results = <Result*>realloc(self.results, self.result_capacity * sizeof(Result))
-        KAFKAD_CHECK(self.results is not NULL)
+    requires(self, session.count)
     left = max(left, 0)
     fetched = session.first
     while fetched is not NULL:
@@ -402,8 +382,8 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
         count += 1
         result.fetched = fetched
         result.copy = NULL
-        result.aborted = NULL
-        result.aborted_count = 0
+        result.aborted.entries = NULL
+        result.aborted.count = 0
         result.unknown = False
         result.diverging_epoch = -1
         result.read.size = 0
@@ -423,8 +403,9 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
             if fetched.last_epoch >= 0 and self.cold_job is NULL and (result.code == 0 or result.code == OFFSET_OUT_OF_RANGE):
                 compare_logs(self.core, entry, result)
                 failed[0] = failed[0] or result.diverging_epoch >= 0
-            if request.isolation and result.code == 0 and result.read.size and may_have_aborted(entry):
-                find_aborted(entry, fetched, result, request.version >= 12)
+            if request.isolation and result.code == 0 and result.read.size and (
+                    (<Partition>entry.partition).row.aborted_end > fetched.offset):
+                result.code = find_aborted(<Partition>entry.partition, fetched, result)
                 if result.code:
                     drop_data(result)
         if not result.unknown:
@@ -439,11 +420,18 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
             if result.code == KAFKA_STORAGE_ERROR and request.version <= 5:
                 result.code = NOT_LEADER_OR_FOLLOWER    # older clients do not know the other
         elif result.read.size:
-            at_least_one = False
+            at_least_one = request.version < 3          # then each partition has a limit of its own
             bytes_read[0] += result.read.available
             left = max(left - result.read.size, 0)
         fetched = fetched.next
     return count
+
+
+cdef void requires(Fetching self, uint32_t count) noexcept nogil:
+    if count > self.result_capacity:
+        self.result_capacity = max(<uint32_t>64, count + count // 4)
+        self.results = <Result*>realloc(self.results, self.result_capacity * sizeof(Result))
+        KAFKAD_CHECK(self.results is not NULL)
 
 
 cdef void drop_data(Result* result) noexcept nogil:
@@ -451,7 +439,7 @@ cdef void drop_data(Result* result) noexcept nogil:
         drop_copy(result)
     elif result.read.size:
         log_file_release(result.read.file)
-    if result.aborted is not NULL:
+    if result.aborted.entries is not NULL:
         drop_aborted(result)
 
 
@@ -499,7 +487,8 @@ cdef void put_head(Slot* slot, int16_t version, int16_t code, int32_t session_id
     cdef uint8_t* at
     if version >= 12:
         slot_extend(slot, 1)[0] = 0                     # tags of the header
-    put_i32(slot_extend(slot, 4), 0)                    # throttle_time_ms
+    if version >= 1:
+        put_i32(slot_extend(slot, 4), 0)                # throttle_time_ms
     if version >= 7:
         at = slot_extend(slot, 6)
         put_i16(at, code)
@@ -527,6 +516,35 @@ cdef void put_topic(Slot* slot, int16_t version, TopicKey* key) noexcept nogil:
     memcpy(slot_extend(slot, key.name_size), key.name, key.name_size)
 
 
+cdef inline bint names_leader(int16_t version, const Result* result) noexcept nogil:
+    """Whether the answer helps a client that has the wrong leader, or a leader of before (KIP-951)."""
+    return version >= 16 and (result.code == NOT_LEADER_OR_FOLLOWER or result.code == FENCED_LEADER_EPOCH) and (
+        not result.unknown)
+
+
+cdef void put_nodes(Fetching self, Slot* slot) noexcept nogil:
+    """The tags of an answer that names a leader: this broker, as its clients on this listener reach it."""
+    cdef size_t size
+    with gil:
+        node = (<dict>self.nodes).get(<object>slot.conn.listener) if slot.conn.listener is not NULL else None
+        if node is None:
+            slot_extend(slot, 1)[0] = 0
+        else:
+            size = <size_t>PyBytes_GET_SIZE(node)
+            memcpy(slot_extend(slot, size), PyBytes_AS_STRING(node), size)
+
+
+cdef void put_aborted(Slot* slot, const Aborted* aborted, bint flexible) noexcept nogil:
+    cdef size_t size = TOLD_SIZE + (1 if flexible else 0)
+    cdef uint8_t* at = slot_extend(slot, <size_t>aborted.count * size)
+    cdef int64_t i
+    for i in range(aborted.count):
+        memcpy(at, aborted.entries + i * ABORTED_SIZE + TOLD_AT, TOLD_SIZE)
+        if flexible:
+            at[TOLD_SIZE] = 0                           # no tagged fields
+        at += size
+
+
 cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* result) noexcept nogil:
     cdef bint flexible = version >= 12
     cdef uint8_t* start = slot_extend(slot, PARTITION_SIZE_MAX)
@@ -536,8 +554,10 @@ cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* resu
     put_i32(at, result.fetched.index)
     put_i16(at + 4, <int16_t>result.code)
     put_i64(at + 6, result.read.high_watermark)
-    put_i64(at + 14, result.read.last_stable_offset)
-    at += 22
+    at += 14
+    if version >= 4:
+        put_i64(at, result.read.last_stable_offset)
+        at += 8
     if version >= 5:
         put_i64(at, result.read.log_start_offset)
         at += 8
@@ -547,17 +567,15 @@ cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* resu
     elif result.code or result.diverging_epoch >= 0 or not isolation:
         aborted = -1
     else:
-        aborted = <int32_t>result.aborted_count
+        aborted = <int32_t>result.aborted.count
     if flexible:
         at += put_uvarint(at, <uint32_t>(aborted + 1))
-    else:
+    elif version >= 4:
         put_i32(at, aborted)
         at += 4
-    if result.aborted is not NULL:
+    if result.aborted.entries is not NULL:
         slot.size -= <uint32_t>(PARTITION_SIZE_MAX - (at - start))
-        with gil:
-            size = <size_t>PyBytes_GET_SIZE(<object><PyObject*>result.aborted)
-            memcpy(slot_extend(slot, size), PyBytes_AS_STRING(<object><PyObject*>result.aborted), size)
+        put_aborted(slot, &result.aborted, flexible)
         drop_aborted(result)
         start = slot_extend(slot, PARTITION_SIZE_MAX)
         at = start
@@ -577,7 +595,15 @@ cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* resu
         drop_copy(result)
     elif result.read.size:
         slot_region(slot, result.read.file, result.read.position, result.read.size)
-    if result.diverging_epoch >= 0:
+    if names_leader(version, result):
+        at = slot_extend(slot, 12)                      # one tag, of 9 bytes, without tags of its own
+        at[0] = 1
+        at[1] = CURRENT_LEADER_TAG
+        at[2] = 9
+        put_i32(at + 3, result.leader_id)
+        put_i32(at + 7, result.leader_epoch)
+        at[11] = 0
+    elif result.diverging_epoch >= 0:
         at = slot_extend(slot, 16)                      # one tag: 0, of 13 bytes, without tags of its own
         at[0] = 1
         at[1] = DIVERGING_EPOCH_TAG
@@ -589,12 +615,36 @@ cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* resu
         slot_extend(slot, 1)[0] = 0
 
 
-cdef void answer(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
+cdef bint find_leader(Fetching self, Result* result) noexcept nogil:
+    """The partition is led here, or was a moment ago. False: -1 and -1, as Kafka's answer about one that it does not know."""
+    cdef Entry* entry = entry_of(self, result.fetched)
+    result.leader_id = -1
+    result.leader_epoch = -1
+    if entry is NULL or self.broker_id < 0:
+        return False
+    if entry.remote:
+        with gil:
+            if (<object>entry.partition).refresh_row():  # its owner has gone
+                return False
+    result.leader_id = self.broker_id
+    result.leader_epoch = (<Partition>entry.partition).row.leader_epoch
+    return True
+
+
+cdef inline void answer(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
+    if request.version < CONVERTED_BELOW:
+        answer_converted(self, request, slot, count)
+    else:
+        answer_results(self, request, slot, count)
+
+
+cdef void answer_results(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
     """Writes and finishes the answer from `results`."""
     cdef Session* session = request.session
     cdef int16_t version = request.version
     cdef bint flexible = version >= 12
     cdef uint32_t kept = 0, topics = 0, i, j
+    cdef bint names = False
     cdef Result* result
     cdef TopicKey* key = NULL
     if request.context == INCREMENTAL:
@@ -614,12 +664,15 @@ cdef void answer(Fetching self, FetchRequest* request, Slot* slot, uint32_t coun
     elif request.context == FULL:
         for i in range(count):
             changed(&self.results[i])
-        cache_add(&self.cache, session, self.core.monotonic_ms)
+        if cache_add(&self.cache, session, self.core.monotonic_ms):
+            hold_session(self, slot.conn, session)
         count_sessions(self)
     for i in range(count):                              # neighbours of one topic share its element
         if i == 0 or self.results[i].fetched.key is not key:
             key = self.results[i].fetched.key
             topics += 1
+        if names_leader(version, &self.results[i]):
+            names = find_leader(self, &self.results[i]) or names
     put_head(slot, version, 0, session.id if request.context != SESSIONLESS else 0, topics)
     i = 0
     while i < count:
@@ -634,7 +687,9 @@ cdef void answer(Fetching self, FetchRequest* request, Slot* slot, uint32_t coun
             i += 1
         if flexible:
             slot_extend(slot, 1)[0] = 0
-    if flexible:
+    if names:
+        put_nodes(self, slot)
+    elif flexible:
         slot_extend(slot, 1)[0] = 0
     trim_results(self)
     slot_finish(slot)
@@ -644,6 +699,24 @@ cdef inline void count_sessions(Fetching self) noexcept nogil:
     self.core.stats.sessions = self.cache.count
     self.core.stats.session_partitions = self.cache.partitions
     self.core.stats.session_evictions = self.cache.evictions
+
+
+cdef inline void hold_session(Fetching self, Conn* conn, Session* session) noexcept nogil:
+    """The connection goes on with this session, and leaves the one that it had."""
+    if conn.fetch_session != session.id:
+        if conn.fetch_session:
+            cache_orphan(&self.cache, conn.fetch_session, self.core.monotonic_ms)
+        conn.fetch_session = session.id
+
+
+cdef void fetch_session_left(Core* core, int32_t id) noexcept nogil:
+    """The connection of a session is closed."""
+    cache_orphan(&(<Fetching>core.fetching).cache, id, core.monotonic_ms)
+
+
+cdef void fetch_drop_orphans(Fetching self) noexcept nogil:
+    cache_drop_orphans(&self.cache, self.core.monotonic_ms)
+    count_sessions(self)
 
 
 # -- one request -------------------------------------------------------------------------------------------
@@ -699,9 +772,6 @@ cdef const char* fetch_frame(Fetching self, Conn* conn, int16_t version, int32_t
     cdef FetchRequest request
     cdef Cursor topics
     cdef Slot* slot
-    cdef uint32_t count, known
-    cdef int64_t bytes_read
-    cdef bint failed
     cdef int code
     if remaining(body) > REQUEST_SIZE_MAX:
         return "a Fetch is above 8 MiB"
@@ -721,19 +791,27 @@ cdef const char* fetch_frame(Fetching self, Conn* conn, int16_t version, int32_t
     if code:
         answer_error(slot, <int16_t>code, 0)
         return NULL
+    if request.context == INCREMENTAL:
+        hold_session(self, conn, request.session)
     self.core.elements += request.session.count
-    count = read_all(self, &request, &bytes_read, &failed, &known)
-    if conn.closed:                                     # by Python, in between
+    go_on(self, &request, slot)
+    return NULL
+
+
+cdef void go_on(Fetching self, FetchRequest* request, Slot* slot) noexcept nogil:
+    cdef int64_t bytes_read
+    cdef bint failed
+    cdef uint32_t known
+    cdef uint32_t count = read_all(self, request, &bytes_read, &failed, &known)
+    if slot.conn.closed:                                # by Python, in between
         drop_results(self, count)
         session_release(request.session)
-        return NULL
-    if failed or bytes_read >= request.bytes_min and (bytes_read or self.cold_job is NULL) or (
-            self.cold_job is NULL and (request.wait_ms_max <= 0 or known == 0 or not may_wait(self, &request))):
-        answer(self, &request, slot, count)
+    elif failed or bytes_read >= request.bytes_min and (bytes_read or self.cold_job is NULL) or (
+            self.cold_job is NULL and (request.wait_ms_max <= 0 or known == 0 or not may_wait(self, request))):
+        answer(self, request, slot, count)
         session_release(request.session)
     else:
-        wait_for_data(self, slot, &request, count, bytes_read)
-    return NULL
+        wait_for_data(self, slot, request, count, bytes_read)
 
 
 cdef inline bint may_wait(Fetching self, const FetchRequest* request) noexcept nogil:
@@ -908,10 +986,12 @@ cdef void fetch_settle(Fetching self) noexcept nogil:
 
 cdef class Fetching:
     def __cinit__(self, PartitionTable table not None, int32_t max_bytes, uint32_t slots, int64_t eviction_ms,
-                  int64_t partitions_max):
+                  int64_t partitions_max, int64_t orphan_ms):
         self.table = table
         self.max_bytes = max_bytes
-        cache_init(&self.cache, &table.table, slots, eviction_ms, partitions_max)
+        self.broker_id = -1
+        self.nodes = {}
+        cache_init(&self.cache, &table.table, slots, eviction_ms, partitions_max, orphan_ms)
 
     def __dealloc__(self):
         cache_free(&self.cache)

@@ -32,6 +32,7 @@ cdef struct Session:
     int32_t references              # the cache's, and one a request
     int64_t created_ms
     int64_t used_ms
+    int64_t orphaned_ms             # since when no connection has it; 0: one has
     void* waiting                   # the Fetch that waits on it
     Fetched* first
     Fetched* last
@@ -54,6 +55,9 @@ cdef struct SessionCache:
     int64_t partitions              # of all cached sessions
     int64_t partitions_max
     int64_t evictions
+    uint32_t orphans                # sessions that no connection has
+    int64_t orphan_ms               # how long they stay
+    int64_t look_ms                 # when to look at them next
     uint32_t bucket_count
     Session** buckets
     Session* oldest                 # least recently used
@@ -61,12 +65,14 @@ cdef struct SessionCache:
     uint64_t random
 
 cdef void cache_init(SessionCache* cache, Table* table, uint32_t slots, int64_t eviction_ms,
-                     int64_t partitions_max) noexcept
+                     int64_t partitions_max, int64_t orphan_ms) noexcept
 cdef void cache_free(SessionCache* cache) noexcept
 cdef Session* cache_find(SessionCache* cache, int32_t id) noexcept nogil
 cdef bint cache_add(SessionCache* cache, Session* session, int64_t now_ms) noexcept nogil
 cdef void cache_remove(SessionCache* cache, Session* session) noexcept nogil
 cdef void cache_touch(SessionCache* cache, Session* session, int64_t now_ms) noexcept nogil
+cdef void cache_orphan(SessionCache* cache, int32_t id, int64_t now_ms) noexcept nogil      # its connection has left it
+cdef void cache_drop_orphans(SessionCache* cache, int64_t now_ms) noexcept nogil
 
 cdef Session* session_new(bint uses_ids, int64_t* freed) noexcept nogil
 cdef void session_release(Session* session) noexcept nogil

@@ -10,16 +10,22 @@ The cache holds `slots` sessions. When it is full a new one may take the place o
 counts partitions over all sessions, which Kafka does not: beyond `partitions_max` a client gets no session, which is
 always a legal answer.
 
+A session whose connection has closed, or has begun another session, is dropped `orphan_ms` later, unless a request goes on
+with it: clients begin anew on a new connection, and Kafka keeps what they left until somebody wants the place.
+
 Beware: a session that left the cache lives on while a request holds it."""
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memset
 
-from kafkad._native.serving.partition_table cimport Table, TopicKey, key_release, key_retain, unwatch
+from kafkad._native.serving.partition_table cimport Table, TopicKey, key_release, key_retain, same_name, unwatch
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
 import os
+
+cdef enum:
+    FREED_AT_A_TIME = 10_000       # partitions of sessions
 
 
 # -- the partitions of a session ---------------------------------------------------------------------------
@@ -64,7 +70,7 @@ cdef inline bint same_topic(Session* session, TopicKey* one, TopicKey* other) no
         return True
     if session.uses_ids:
         return memcmp(one.id, other.id, 16) == 0
-    return one.name_size == other.name_size and memcmp(one.name, other.name, one.name_size) == 0
+    return same_name(one, other)
 
 
 cdef Fetched* session_find(Session* session, TopicKey* key, int32_t index) noexcept nogil:
@@ -166,12 +172,13 @@ cdef void session_move_last(Session* session, Fetched* fetched) noexcept nogil:
 # -- the cache ---------------------------------------------------------------------------------------------
 
 cdef void cache_init(SessionCache* cache, Table* table, uint32_t slots, int64_t eviction_ms,
-                     int64_t partitions_max) noexcept:
+                     int64_t partitions_max, int64_t orphan_ms) noexcept:
     memset(cache, 0, sizeof(SessionCache))
     cache.table = table
     cache.slots = slots
     cache.eviction_ms = eviction_ms
     cache.partitions_max = partitions_max
+    cache.orphan_ms = orphan_ms
     cache.bucket_count = 16
     while cache.bucket_count < slots and cache.bucket_count < 1 << 16:
         cache.bucket_count *= 2
@@ -283,6 +290,7 @@ cdef void cache_remove(SessionCache* cache, Session* session) noexcept nogil:
     used_remove(cache, session)
     cache.count -= 1
     cache.partitions -= session.cached_count
+    adopt(cache, session)
     session.cached = False
     session_release(session)
 
@@ -291,5 +299,44 @@ cdef void cache_touch(SessionCache* cache, Session* session, int64_t now_ms) noe
     cache.partitions += <int64_t>session.count - <int64_t>session.cached_count
     session.cached_count = session.count
     session.used_ms = now_ms
+    adopt(cache, session)
     used_remove(cache, session)
     used_append(cache, session)
+
+
+cdef inline void adopt(SessionCache* cache, Session* session) noexcept nogil:
+    if session.orphaned_ms:
+        session.orphaned_ms = 0
+        cache.orphans -= 1
+
+
+cdef void cache_orphan(SessionCache* cache, int32_t id, int64_t now_ms) noexcept nogil:
+    cdef Session* session = cache_find(cache, id)
+    if session is NULL or session.orphaned_ms:
+        return
+    session.orphaned_ms = max(now_ms, <int64_t>1)
+    cache.orphans += 1
+    if cache.orphans == 1:
+        cache.look_ms = now_ms + cache.orphan_ms
+
+
+cdef void cache_drop_orphans(SessionCache* cache, int64_t now_ms) noexcept nogil:
+    """Those that are due. To free a session takes time, so there is a limit for each call."""
+    cdef Session* session = cache.oldest
+    cdef Session* newer
+    cdef uint32_t freed = 0
+    if cache.orphans == 0 or now_ms < cache.look_ms:
+        return
+    cache.look_ms = now_ms + cache.orphan_ms
+    while session is not NULL:
+        newer = session.newer
+        if session.orphaned_ms:
+            if freed >= FREED_AT_A_TIME:
+                cache.look_ms = now_ms + 1
+                return
+            if now_ms - session.orphaned_ms >= cache.orphan_ms:
+                freed += session.count + 1
+                cache_remove(cache, session)
+            else:
+                cache.look_ms = min(cache.look_ms, session.orphaned_ms + cache.orphan_ms)
+        session = newer

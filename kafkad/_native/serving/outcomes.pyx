@@ -7,14 +7,13 @@ from libc.string cimport memcpy
 
 from kafkad._native.wire.batch cimport BAD_RECORDS_MAX
 from kafkad._native.serving.connection cimport Core
+from kafkad._native.log.guards cimport NEED_TRANSACTION
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.serving.produce cimport Outcome
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
+from kafkad._native.wire.errors cimport UNKNOWN_SERVER_ERROR
 
 import logging
-
-cdef enum:                              # error codes, org.apache.kafka.common.protocol.Errors
-    UNKNOWN_SERVER_ERROR = -1
 
 log = logging.getLogger("kafkad.produce")
 
@@ -37,7 +36,12 @@ cdef void note_refusal(Core* core, Partition partition, Outcome* outcome, object
     if isinstance(error, (AssertionError, BufferError)) or not isinstance(error, Exception):
         (<object>core.reactor).fatal(error)
         return
-    code = getattr(error, "code", None)                 # a KafkaError, which lives above this layer
+    guard = getattr(error, "guard", None)               # a NeedTransaction, which lives above this layer
+    if isinstance(guard, int):
+        outcome.code = NEED_TRANSACTION
+        outcome.info.guard = guard
+        return
+    code = getattr(error, "code", None)                 # a KafkaError, likewise
     if not isinstance(code, int):
         log.error("appending to %s-%d failed", partition.topic, partition.index, exc_info=error)
         return

@@ -15,11 +15,6 @@ cdef struct TopicKey:               # a topic's two names; shared by the table, 
     uint32_t name_size
     char name[1]                    # name_size bytes
 
-cdef enum Aborts:                       # whether its log has aborted transactions, which readers of committed data are told
-    ABORTS_UNKNOWN = 0
-    ABORTS_NONE = 1
-    ABORTS_SOME = 2
-
 cdef struct Watch:                  # a link in an entry's list of waiters; first member of what waits
     Watch* previous
     Watch* next
@@ -32,12 +27,10 @@ cdef struct Entry:                  # one partition of this worker
     int32_t index
     bint internal                   # clients may not produce to it
     bint removed
-    int aborts
     Watch* produces                 # in the order of their offsets
     Watch* last_produce
     Watch* fetches
     bint remote                     # another worker's: its partition is a reader
-    uint32_t transactions           # a remote one's: what `aborts` was found under
     uint32_t advanced               # why it is in the pending list, 0: it is not
     uint64_t named                  # by this Produce, the last that named it among others
     Entry* pending_next
@@ -81,7 +74,9 @@ cdef inline TopicKey* key_retain(TopicKey* key) noexcept nogil:
 cdef void key_release(TopicKey* key) noexcept nogil
 
 cdef Topic* topic_by_name(Table* table, const char* name, size_t size) noexcept nogil
+cdef Topic* topic_by_key(Table* table, const TopicKey* key) noexcept nogil      # by its name
 cdef Topic* topic_by_id(Table* table, const uint8_t* id) noexcept nogil
+cdef bint same_name(const TopicKey* one, const TopicKey* other) noexcept nogil
 
 cdef inline Entry* topic_entry(Topic* topic, int32_t index) noexcept nogil:
     if topic is NULL or index < 0 or index >= topic.capacity:

@@ -12,8 +12,6 @@ class PartitionTable:
         """ValueError when it is there already, or the topic is there under another id."""
     def remove(self, topic: str, index: int) -> None:
         """Answers whoever waits for it. KeyError when it is not there."""
-    def note_aborted(self, topic: str, index: int) -> None:
-        """A transaction was aborted there: Fetches of committed data ask `log.aborted_transactions`."""
     def replace(self, topic: str, index: int, partition: Any) -> None:
         """Waiters are answered from `partition`. KeyError when the place is empty."""
     def remote_advanced(self, row: int) -> None:

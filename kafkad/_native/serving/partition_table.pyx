@@ -58,6 +58,10 @@ cdef extern from * nogil:
 INTERNAL_TOPICS = frozenset(("__consumer_offsets", "__transaction_state", "__share_group_state"))
 
 
+cdef enum:
+    NAME_SIZE_MAX = 249                 # of a topic
+
+
 cdef uint64_t hash_bytes(uint64_t seed, const void* data, size_t size) noexcept nogil:
     """Seeded, so that a client cannot choose names that collide."""
     cdef const uint8_t* at = <const uint8_t*>data
@@ -101,6 +105,20 @@ cdef void key_release(TopicKey* key) noexcept nogil:
 
 
 # -- lookups -----------------------------------------------------------------------------------------------
+
+cdef bint same_name(const TopicKey* one, const TopicKey* other) noexcept nogil:
+    """A name that is too long for a topic is compared by its hash alone: a request may compare 32 KB for each of 64,000
+    partitions, and none of them is there."""
+    return one.name_hash == other.name_hash and one.name_size == other.name_size and (
+        one.name_size > NAME_SIZE_MAX or memcmp(one.name, other.name, one.name_size) == 0)
+
+
+cdef Topic* topic_by_key(Table* table, const TopicKey* key) noexcept nogil:
+    cdef Topic* topic = table.by_name[key.name_hash & (table.buckets - 1)]
+    while topic is not NULL and not same_name(topic.key, key):
+        topic = topic.name_next
+    return topic
+
 
 cdef Topic* topic_by_name(Table* table, const char* name, size_t size) noexcept nogil:
     cdef uint64_t hash = hash_bytes(table.seed, name, size)
@@ -466,15 +484,6 @@ cdef class PartitionTable:
         if ring is not None:
             self.table.ring = ring_python
             self.table.ring_context = <void*>self
-
-    def note_aborted(self, str topic not None, int32_t index):
-        """A transaction was aborted there: from now on Fetches of committed data ask its log for them."""
-        cdef bytes name = topic.encode()
-        cdef Entry* entry = topic_entry(
-            topic_by_name(&self.table, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name)), index)
-        if entry is NULL:
-            raise KeyError((topic, index))
-        entry.aborts = ABORTS_SOME
 
     def get(self, str topic not None, int32_t index):
         """The Partition, or None."""

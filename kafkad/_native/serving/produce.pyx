@@ -1,6 +1,6 @@
-"""Produce (key 0), v3 to v13, from the frame to the answer.
+"""Produce (key 0), v0 to v13, from the frame to the answer.
 
-v3 transactional id. v5 log start offset. v7 zstd allowed. v8 record errors. v9 flexible. v10 leader hints (never set
+v0-2 message sets of magic 0 and 1 (old_produce.pyx). v1 throttle time. v2 log append time. v3 transactional id. v5 log start offset. v7 zstd allowed. v8 record errors. v9 flexible. v10 leader hints (never set
 here: there is one broker). v13 topic ids.
 
 The whole body is parsed before anything is appended, so a frame that does not parse changes nothing. Then each partition's
@@ -17,7 +17,15 @@ Beyond it the request is held, too: a thread unpacks the rest (unpacking.pyx), a
 partition's state at that time. Until then nothing else of that connection is served, so its batches keep their order. Other
 connections go on, also with the same partition. The owner of a forwarded batch does the same (produce_forwarding.pyx).
 
-Not yet: transactions (a transactional id is refused with INVALID_REQUEST), quotas, authorization."""
+A request of many partitions is appended in slices, one a turn of its connection, and is held in the same way until the last
+one. The next slice begins when all outcomes of the one before have come, so an owner or a thread has one slice at a time.
+
+The first batch of a transaction in a partition waits until the transaction's coordinator was asked (produce_gate.pyx). It is
+then appended in another round of slices (`resume`), which passes over all parts that need no other try.
+
+Not yet: quotas, authorization.
+
+Over 900 lines: one request from its frame to its answer."""
 
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject
@@ -36,11 +44,16 @@ from kafkad._native.serving.buffers cimport buffer_release, buffer_retain
 from kafkad._native.serving.connection cimport (
     Conn, Core, Slot, Timer, conn_end, conn_run, slot_drop, slot_extend, slot_finish, slot_open, slot_pend,
 )
+from kafkad._native.serving.old_produce cimport NOTHING_TO_APPEND, SETS_BELOW, judge_set, note_nothing
 from kafkad._native.serving.outcomes cimport free_text, note_refusal, note_result
+from kafkad._native.log.guards cimport NEED_TRANSACTION, PLAIN
 from kafkad._native.log.partition cimport PARTITION_GONE, Partition
 from kafkad._native.serving.partition_table cimport (
     Entry, PartitionTable, Topic, Watch, table_listen, topic_by_id, topic_by_name, topic_entry, unwatch,
     watch_produce,
+)
+from kafkad._native.serving.produce_gate cimport (
+    asking_enter, asking_leave, gate_admission, gate_ask, gate_give_up, gate_try_again, has_two_producers,
 )
 from kafkad._native.serving.produce_merge cimport merge_parts
 from kafkad._native.serving.timers cimport timer_start, timer_stop
@@ -49,35 +62,32 @@ from kafkad._native.wire.primitives cimport (
     Cursor, KAFKAD_CHECK, get_i16, put_i16, put_i32, put_i64, put_uvarint, read_count, read_i16, read_i32, read_raw,
     read_uvarint, skip_tags,
 )
-
-cdef enum:                              # error codes, org.apache.kafka.common.protocol.Errors
-    UNKNOWN_SERVER_ERROR = -1
-    CORRUPT_MESSAGE = 2
-    UNKNOWN_TOPIC_OR_PARTITION = 3
-    NOT_LEADER_OR_FOLLOWER = 6
-    REQUEST_TIMED_OUT = 7
-    MESSAGE_TOO_LARGE = 10
-    INVALID_TOPIC_EXCEPTION = 17
-    RECORD_LIST_TOO_LARGE = 18
-    INVALID_REQUIRED_ACKS = 21
-    INVALID_REQUEST = 42
-    KAFKA_STORAGE_ERROR = 56
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
-    UNSUPPORTED_COMPRESSION_TYPE = 76
-    INVALID_RECORD = 87
-    UNKNOWN_TOPIC_ID = 100
+from kafkad._native.wire.errors cimport (
+    CORRUPT_MESSAGE, INVALID_PRODUCER_ID_MAPPING, INVALID_RECORD, INVALID_REQUEST, INVALID_REQUIRED_ACKS,
+    INVALID_TOPIC_EXCEPTION, KAFKA_STORAGE_ERROR, MESSAGE_TOO_LARGE, NOT_LEADER_OR_FOLLOWER, RECORD_LIST_TOO_LARGE, REQUEST_TIMED_OUT,
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED, UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION,
+    UNSUPPORTED_COMPRESSION_TYPE,
+)
+from kafkad._native.wire.batch_layout cimport ATTRIBUTES_AT, MAGIC_AT
 
 cdef enum:
     PARTS_MAX = 1 << 18                 # partitions, and topics, of one request
     SCRATCH_KEPT = 16384                # partitions that there is always room for, and topics
     ZSTD = 4
-    MAGIC_AT = 16
-    ATTRIBUTES_AT = 21
     RECORD_ERRORS_MAX = 20_000          # that one answer names; of what is beyond, each partition names its first
     # An owner has so long however short the request's timeout is: that one is for replication, and an append of our own
     # is not bound by it either.
     OWNER_MS_MIN = 1000
+    WAIT_MS_MAX = 30_000                # for the coordinator of a transaction, however long the request's timeout is
+    # One turn appends so much of one request, by bytes and by time; time is looked at after each LOOK_BYTES. A partition
+    # counts as PART_BYTES more than its records have.
+    SLICE_BYTES = 8 * 1024 * 1024
+    SLICE_NS = 4_000_000
+    LOOK_BYTES = 512 * 1024
+    PART_BYTES = 16 * 1024
     PART_SENT = 256 + 32                # a mailbox.Mail and a forwarding.Flight
+
+cdef const char* NO_ID = b"\0" * 16
 
 # -- parsing -----------------------------------------------------------------------------------------------
 
@@ -142,28 +152,19 @@ cdef bint parse_topics(Producing self, Cursor* body, int16_t version, uint32_t* 
 
 # -- one partition -----------------------------------------------------------------------------------------
 
-cdef inline int check_records(const Part* part, int16_t version, bint transactional) noexcept nogil:
+cdef inline int check_records(const Part* part, int16_t version) noexcept nogil:
     """What depends on the request's version rather than on the partition (ProduceRequest.validateRecords)."""
-    cdef int16_t attributes
-    if part.size < HEADER_SIZE:
-        return INVALID_RECORD
-    if part.records[MAGIC_AT] != 2:
-        return INVALID_RECORD
-    if transactional:
-        return INVALID_REQUEST
-    attributes = get_i16(part.records + ATTRIBUTES_AT)
-    if version < 7 and (attributes & COMPRESSION_MASK) == ZSTD:
+    if part.size < HEADER_SIZE or part.records[MAGIC_AT] != 2:
+        return judge_set(part.records, part.size) if version < SETS_BELOW else INVALID_RECORD
+    if version < 7 and (get_i16(part.records + ATTRIBUTES_AT) & COMPRESSION_MASK) == ZSTD:
         return UNSUPPORTED_COMPRESSION_TYPE
-    if attributes & TRANSACTIONAL:
-        return TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     return 0
 
 
-cdef inline int may_append(const Entry* entry, const Part* part, int16_t version, bint admin,
-                           bint transactional) noexcept nogil:
+cdef inline int may_append(const Entry* entry, const Part* part, int16_t version, bint admin) noexcept nogil:
     if entry.internal and not admin:
         return INVALID_TOPIC_EXCEPTION
-    return check_records(part, version, transactional)
+    return check_records(part, version)
 
 
 cdef void append_python(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
@@ -176,25 +177,31 @@ cdef void append_client(Producing self, Entry* entry, const Part* part, Outcome*
     """The slow path. OUTCOME_TO_COME: this round has no time for all of it, and `self.pending` does the rest."""
     cdef Partition partition = <Partition>entry.partition
     cdef int64_t began_ns
+    cdef bint kept = False
     outcome.code = UNKNOWN_SERVER_ERROR
     try:
         view = PyMemoryView_FromMemory(<char*>part.records, part.size, 0x200)  # PyBUF_WRITE
         try:
-            result = work = partition.log.begin_append(view, self.core.now_ms)
+            result = work = partition.log.begin_append(view, self.core.now_ms, outcome.info.admission, outcome.info.guard)
             if hasattr(work, "step"):
                 began_ns = unpack_now_ns()
                 if self.unpack_ns > 0 and unpack_turn(work, self.unpack_ns):
                     result = work.finish(self.core.now_ms)
                     work.close()
                 else:
-                    if self.from_peer:                  # which may die, and its successor use the memory for other bytes
+                    # A peer may die, and its successor use the memory for other bytes.
+                    if self.from_peer and work.large:
+                        work.copy_first()
+                    elif self.from_peer:
                         work.close()
-                        work = partition.log.begin_append(bytearray(view), self.core.now_ms)
+                        work = partition.log.begin_append(
+                            bytearray(view), self.core.now_ms, outcome.info.admission, outcome.info.guard)
+                    kept = work.large or not self.from_peer
                     self.pending = work
                     outcome.code = OUTCOME_TO_COME
                 self.unpack_ns -= unpack_now_ns() - began_ns
         finally:
-            if outcome.code != OUTCOME_TO_COME or self.from_peer:
+            if not kept:
                 view.release()                          # the bytes are the socket's: nobody may keep them
         if outcome.code != OUTCOME_TO_COME:
             note_result(outcome, result)
@@ -206,6 +213,13 @@ cdef object take_pending(Producing self):
     work = self.pending
     self.pending = None
     return work
+
+
+cdef void close_work(Core* core, object work) noexcept:
+    """The heap is trimmed after a large batch: its copy may lie in an arena of a thread."""
+    work.close()
+    if work.large:
+        core.freed_bytes += <int64_t>work.size
 
 
 cdef void finish_append(Producing self, object work, object error, Outcome* outcome) noexcept:
@@ -222,7 +236,7 @@ cdef void finish_append(Producing self, object work, object error, Outcome* outc
             note_refusal(self.core, partition, outcome, refusal)
     else:
         note_refusal(self.core, partition, outcome, error)
-    work.close()
+    close_work(self.core, work)
     if outcome.code and hides_log_start(outcome.code):
         outcome.info.log_start_offset = -1
 
@@ -248,8 +262,8 @@ cdef bint hides_log_start(int code) noexcept nogil:
 
 # The owner's part of an append for another worker (produce_forwarding.pyx).
 
-cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint admin, bint transactional) noexcept nogil:
-    return may_append(entry, part, version, admin, transactional)
+cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint admin) noexcept nogil:
+    return may_append(entry, part, version, admin)
 
 
 cdef void append_part(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
@@ -332,8 +346,10 @@ cdef uint32_t answer_part(Slot* slot, int16_t version, int32_t index, const Outc
     put_i32(at, index)
     put_i16(at + 4, <int16_t>outcome.code)
     put_i64(at + 6, -1 if failed else outcome.info.base_offset)
-    put_i64(at + 14, -1 if failed else outcome.info.append_time_ms)
-    at += 22
+    at += 14
+    if version >= 2:
+        put_i64(at, -1 if failed else outcome.info.append_time_ms)
+        at += 8
     if version >= 5:
         put_i64(at, outcome.info.log_start_offset)
         at += 8
@@ -374,7 +390,7 @@ cdef inline Topic* find_topic(Producing self, const TopicParts* parts) noexcept 
 cdef bint fails_validation(const void* some_part, int16_t version) noexcept nogil:
     """ProduceRequest.validateRecords, which passes over a partition without records."""
     cdef const Part* part = <const Part*>some_part
-    cdef int code = 0 if part.size < 0 else check_records(part, version, False)
+    cdef int code = 0 if part.size < 0 else check_records(part, version)
     return code == INVALID_RECORD or code == UNSUPPORTED_COMPRESSION_TYPE
 
 
@@ -443,31 +459,151 @@ cdef void drop_scratch(Producing self) noexcept nogil:
     self.wait_capacity = 0
 
 
-cdef const char* produce_request(Producing self, Conn* conn, int16_t version, int32_t correlation_id,
-                                 const uint8_t* client, int16_t client_size, Cursor* body) noexcept nogil:
-    cdef bint flexible = version >= 9
-    cdef Request request
-    cdef uint32_t number = 0, i, j
-    cdef int64_t transactional_size
-    cdef bint admin, failed = False
-    cdef int refusal = 0, refused_whole = 0
+cdef bint append_some(Producing self, Conn* conn, Request* request, HeldProduce** held_at) noexcept nogil:
+    """Append from `request.next_*` on, or `again` only the parts that are AGAIN. False: this turn has done its share, or the
+    connection was closed.
+
+    Whoever must wait makes `held_at[0]`, or finds it there."""
+    cdef HeldProduce* held = held_at[0]
+    cdef bint again = held is not NULL and held.again
+    cdef uint32_t number = request.next_number
+    cdef uint32_t i, j
+    cdef int64_t bytes = 0, unseen = 0, began_ns = 0
     cdef TopicParts* parts
     cdef Part* part
     cdef Topic* topic
     cdef Entry* entry
     cdef uint64_t generation
-    cdef Slot* slot
     cdef Outcome* outcome
+    for i in range(request.next_topic, request.topic_count):
+        parts = &request.topics[i]
+        topic = same_topic(held, i, find_topic(self, parts))
+        generation = self.table.table.generation
+        for j in range(request.next_part, parts.count):
+            if unseen >= LOOK_BYTES:
+                if began_ns == 0:
+                    began_ns = unpack_now_ns()
+                if bytes >= SLICE_BYTES or unpack_now_ns() - began_ns >= SLICE_NS:
+                    request.next_topic = i
+                    request.next_part = j
+                    request.next_number = number
+                    return False
+                unseen = 0
+            part = &request.parts[number]
+            outcome = &request.outcomes[number]
+            number += 1
+            if again:
+                if outcome.code != OUTCOME_AGAIN:
+                    continue
+                held.to_ask -= 1
+                held.outcomes_left -= 1
+            bytes += part.size + PART_BYTES
+            unseen += part.size + PART_BYTES
+            if generation != self.table.table.generation:   # Python ran, and changed the table
+                generation = self.table.table.generation
+                topic = same_topic(held, i, find_topic(self, parts))
+            entry = topic_entry(topic, part.index)
+            outcome.entry = entry
+            outcome.waits = False
+            if request.refused_whole:
+                outcome.code = request.refused_whole
+            elif entry is NULL:
+                outcome.code = UNKNOWN_TOPIC_ID if topic is NULL and request.version >= 13 else UNKNOWN_TOPIC_OR_PARTITION
+            elif request.refusal:
+                outcome.code = request.refusal
+            else:
+                outcome.code = may_append(entry, part, request.version, request.admin)
+                outcome.info.admission = request.admission
+                if not again:
+                    outcome.info.guard = 0
+                if outcome.code == 0 and not entry.remote:
+                    if outcome.info.guard and outcome.guard_owner != -1:
+                        outcome.info.guard = 0          # another worker's: this one has led it since, and knows none
+                    append_own(self, entry, part, outcome)
+                    if outcome.code == 0:
+                        outcome.waits = request.acks != 0 and (entry.removed or (
+                            (<Partition>entry.partition).row.high_watermark < outcome.info.end_offset))
+                    elif outcome.code == OUTCOME_TO_COME or outcome.code == NEED_TRANSACTION:
+                        held = held_for(self, conn, request, held_at)
+                        put_off(self, conn, held, i, number - 1, outcome)
+                    if conn.closed:                     # Python ran, and closed it
+                        request.next_number = number
+                        return False
+                    continue
+                if outcome.code == 0:
+                    if self.forward is not NULL:
+                        held = held_for(self, conn, request, held_at)
+                    outcome.code = NOT_LEADER_OR_FOLLOWER if held is NULL else (
+                        self.forward(self.forward_context, held, number - 1, entry, part, request, outcome))
+                elif outcome.code == NOTHING_TO_APPEND:
+                    note_nothing(outcome)
+                    continue
+            outcome.text = NULL
+            outcome.bad = NULL
+            outcome.info.message = request.refused_message
+            outcome.info.bad_record = -1
+            outcome.info.log_start_offset = -1
+            if outcome.code == 0:
+                outcome.code = OUTCOME_TO_COME
+                held.outcomes_left += 1
+        request.next_part = 0
+    request.next_number = number
+    return True
+
+
+cdef HeldProduce* held_for(Producing self, Conn* conn, Request* request, HeldProduce** held_at) noexcept nogil:
+    if held_at[0] is NULL:
+        held_at[0] = held_new(self, request, conn)
+    return held_at[0]
+
+
+cdef void put_off(Producing self, Conn* conn, HeldProduce* held, uint32_t topic, uint32_t number,
+                  Outcome* outcome) noexcept nogil:
+    """An append that a thread has to go on with, or a coordinator must be asked for."""
+    if outcome.code == OUTCOME_TO_COME:
+        with gil:
+            unpack_later(self, conn, held, topic, number, outcome)
+    elif not conn.closed:
+        outcome.guard_owner = -1
+        must_ask(held, outcome)
+        held.outcomes_left += 1
+
+
+cdef inline Topic* same_topic(HeldProduce* held, uint32_t number, Topic* topic) noexcept nogil:
+    """`topic`, if a sliced request may still append to it: not when it was deleted and made again since a slice before."""
+    if held is NULL or not held.slicing or topic is NULL:
+        return topic
+    return slice_topic(held, number, topic)
+
+
+cdef bint has_failed(const Request* request) noexcept nogil:
+    cdef uint32_t i
+    for i in range(request.part_count):
+        if request.outcomes[i].code:
+            return True
+    return False
+
+
+cdef const char* produce_request(Producing self, Conn* conn, int16_t version, int32_t correlation_id,
+                                 const uint8_t* client, int16_t client_size, Cursor* body) noexcept nogil:
+    cdef bint flexible = version >= 9
+    cdef Request request
+    cdef int64_t transactional_size
+    cdef bint whole, failed
+    cdef Slot* slot
     cdef HeldProduce* held = NULL
 
     if flexible:
         skip_tags(body)                                 # of the header
         transactional_size = <int64_t>read_uvarint(body) - 1
+    elif version < SETS_BELOW:
+        transactional_size = -1
     else:
         transactional_size = read_i16(body)
     if transactional_size < -1:
         return MALFORMED
-    read_raw(body, <size_t>max(transactional_size, 0))
+    request.transactional_size = <int32_t>transactional_size
+    request.transactional_id = read_raw(body, <size_t>max(transactional_size, 0))
     request.version = version
     request.acks = read_i16(body)
     request.deadline_ms = self.core.monotonic_ms + max(read_i32(body), 0)
@@ -481,75 +617,45 @@ cdef const char* produce_request(Producing self, Conn* conn, int16_t version, in
         merge_parts(self.table.table.seed, version, self.topics, &request.topic_count, self.parts, &request.part_count,
                     fails_validation)
 
-    admin = client_size == 14 and memcmp(client, b"__admin_client", 14) == 0
-    if request.acks < -1 or request.acks > 1:
-        refusal = INVALID_REQUIRED_ACKS
-    if transactional_size < 0 and has_transactional(&request):
-        refused_whole = TRANSACTIONAL_ID_AUTHORIZATION_FAILED   # also for unknown partitions: it is looked at first
-    for i in range(request.topic_count):
-        parts = &self.topics[i]
-        topic = find_topic(self, parts)
-        generation = self.table.table.generation
-        for j in range(parts.count):
-            part = &self.parts[number]
-            outcome = &self.outcomes[number]
-            number += 1
-            if generation != self.table.table.generation:   # Python ran, and changed the table
-                generation = self.table.table.generation
-                topic = find_topic(self, parts)
-            entry = topic_entry(topic, part.index)
-            outcome.entry = entry
-            outcome.waits = False
-            if refused_whole:
-                outcome.code = refused_whole
-            elif entry is NULL:
-                outcome.code = UNKNOWN_TOPIC_ID if topic is NULL and version >= 13 else UNKNOWN_TOPIC_OR_PARTITION
-            elif refusal:
-                outcome.code = refusal
-            else:
-                outcome.code = may_append(entry, part, version, admin, transactional_size >= 0)
-                if outcome.code == 0 and not entry.remote:
-                    append_own(self, entry, part, outcome)
-                    if outcome.code == OUTCOME_TO_COME:
-                        if held is NULL:
-                            held = held_new(self, &request, conn)
-                        with gil:
-                            if not unpack_later(self, conn, held, i, number - 1, outcome):
-                                failed = True
-                    elif outcome.code:
-                        failed = True
-                    elif request.acks != 0:
-                        outcome.waits = entry.removed or (
-                            (<Partition>entry.partition).row.high_watermark < outcome.info.end_offset)
-                    if conn.closed:                     # Python ran, and closed it
-                        drop_texts(self.outcomes, number)
-                        if held is not NULL and held.outcomes_left == 0:
-                            held_free(held)
-                        return NULL
-                    continue
-                if outcome.code == 0:
-                    if held is NULL and self.forward is not NULL:
-                        held = held_new(self, &request, conn)
-                    outcome.code = NOT_LEADER_OR_FOLLOWER if held is NULL else (
-                        self.forward(self.forward_context, held, number - 1, entry, part, version, admin))
-            outcome.text = NULL
-            outcome.bad = NULL
-            outcome.info.message = NULL
-            outcome.info.bad_record = -1
-            outcome.info.log_start_offset = -1
-            if outcome.code:
-                failed = True
-            else:
-                outcome.code = OUTCOME_TO_COME
-                held.outcomes_left += 1
-
+    request.admin = client_size == 14 and memcmp(client, b"__admin_client", 14) == 0
+    request.refusal = INVALID_REQUIRED_ACKS if request.acks < -1 or request.acks > 1 else 0
+    request.refused_whole = 0
+    request.refused_message = NULL
+    request.admission = PLAIN
+    if transactional_size < 0:
+        if has_transactional(&request):
+            request.refused_whole = TRANSACTIONAL_ID_AUTHORIZATION_FAILED   # also if unknown: it is looked at first
+    elif not self.serves_transactions:
+        request.refusal = INVALID_REQUEST
+    else:
+        request.admission = gate_admission(version, self.verifies)
+        if request.part_count > 1 and has_two_producers(&request):
+            request.refused_whole = INVALID_PRODUCER_ID_MAPPING
+            request.refused_message = b"Transactional records contained more than one producer ID"
+    request.next_topic = 0
+    request.next_part = 0
+    request.next_number = 0
+    whole = append_some(self, conn, &request, &held)
+    if conn.closed:                                     # Python ran, and closed it
+        drop_texts(request.outcomes, request.next_number)
+        if held is not NULL and held.outcomes_left == 0:
+            held_free(held)
+        return NULL
+    if not whole:
+        if held is NULL:
+            held = held_new(self, &request, conn)
+        slicing_begin(held, conn, &request)
     if held is not NULL:
         if held.outcomes_left:
             held_pend(held, &request, slot_open(conn, 0, version, correlation_id))
+            if held.to_ask:
+                asking_enter(held)
+                go_on(self, held)
             return NULL
         held_free(held)
     if request.acks == 0:
-        drop_texts(self.outcomes, number)
+        failed = has_failed(&request)
+        drop_texts(request.outcomes, request.part_count)
         if failed:
             conn_end(conn, "a Produce with acks=0 failed")
         return NULL
@@ -614,7 +720,8 @@ cdef void answer(Producing self, const Request* request, Slot* slot) noexcept no
             wait.code_at = code_at
         if flexible:
             slot_extend(slot, 1)[0] = 0
-    put_i32(slot_extend(slot, 4), 0)                    # throttle_time_ms
+    if version >= 1:
+        put_i32(slot_extend(slot, 4), 0)                # throttle_time_ms
     if flexible:
         slot_extend(slot, 1)[0] = 0
     if wait_count == 0:
@@ -641,7 +748,15 @@ cdef HeldProduce* held_new(Producing self, const Request* request, const Conn* c
     buffer_retain(held.frame)
     held.conn_id = conn.id
     held.outcomes_left = 0
+    held.slicing = False
     held.unpacking = 0
+    held.to_ask = 0
+    held.queued = False
+    held.waited = False
+    held.resumes = False
+    held.again = False
+    held.admitted = False
+    held.asked = NULL
     held.size = <int64_t>(sizeof(HeldProduce) + topics + parts + outcomes + ids + request.part_count * PART_SENT)
     self.core.stats.buffered_bytes += held.size
     held.request.topics = <TopicParts*>at
@@ -661,15 +776,17 @@ cdef void held_free(HeldProduce* held) noexcept nogil:
 cdef void held_pend(HeldProduce* held, const Request* request, Slot* slot) noexcept nogil:
     cdef Core* core = slot.conn.core
     cdef Request* kept = &held.request
+    cdef TopicParts* topics = kept.topics
+    cdef Part* parts = kept.parts
+    cdef Outcome* outcomes = kept.outcomes
     cdef uint32_t number = 0, i, j
-    memcpy(kept.topics, request.topics, request.topic_count * sizeof(TopicParts))
-    memcpy(kept.parts, request.parts, request.part_count * sizeof(Part))
-    memcpy(kept.outcomes, request.outcomes, request.part_count * sizeof(Outcome))
-    kept.version = request.version
-    kept.acks = request.acks
-    kept.deadline_ms = request.deadline_ms
-    kept.topic_count = request.topic_count
-    kept.part_count = request.part_count
+    memcpy(topics, request.topics, request.topic_count * sizeof(TopicParts))
+    memcpy(parts, request.parts, request.part_count * sizeof(Part))
+    memcpy(outcomes, request.outcomes, request.part_count * sizeof(Outcome))
+    kept[0] = request[0]
+    kept.topics = topics
+    kept.parts = parts
+    kept.outcomes = outcomes
     memset(held.topic_ids, 0, request.topic_count * 16)
     for i in range(request.topic_count):
         for j in range(number, number + kept.topics[i].count):
@@ -683,16 +800,94 @@ cdef void held_pend(HeldProduce* held, const Request* request, Slot* slot) noexc
 
 
 cdef void produce_outcome(HeldProduce* held, uint32_t number, const Outcome* outcome) noexcept nogil:
-    held.outcomes_left -= 1
     if held.slot is not NULL:
         held.request.outcomes[number] = outcome[0]
-        if held.outcomes_left == 0:
-            held_answer(<Producing>held.producing, held)
+        if outcome.code == NEED_TRANSACTION:
+            must_ask(held, &held.request.outcomes[number])
+            asking_enter(held)
+        else:
+            held.outcomes_left -= 1
+        go_on(<Producing>held.producing, held)
     else:
         free(outcome.text)
         free(outcome.bad)
+        held.outcomes_left -= 1
+        if held.outcomes_left == 0:
+            held_free(held)
+
+
+cdef inline void must_ask(HeldProduce* held, Outcome* outcome) noexcept nogil:
+    outcome.code = OUTCOME_TO_ASK
+    held.to_ask += 1
+
+
+cdef void go_on(Producing self, HeldProduce* held) noexcept nogil:
+    """After an outcome: the next slice, the question to the coordinator, or the answer. It may free `held`."""
+    cdef Conn* conn = held.slot.conn
+    if held.slicing:
+        if slice_due(conn):
+            conn_run(conn)
+    elif held.to_ask and held.to_ask == held.outcomes_left and held.asked is NULL and not held.resumes:
+        if <HeldProduce*>conn.asking is not held:
+            held.waited = True
+        elif held.waited:
+            held.waited = False
+            gate_try_again(held)
+            resume(held)
+        else:
+            timer_stop(self.core, &held.timer)
+            timer_start(self.core, &held.timer, min(max(held.request.deadline_ms, self.core.monotonic_ms + OWNER_MS_MIN),
+                                                    self.core.monotonic_ms + WAIT_MS_MAX), held_expired)
+            held.outcomes_left += 1                     # it stays, whatever happens to its connection
+            with gil:
+                gate_ask(held, &self.table.table, self.gate, gate_answered)
+            held.outcomes_left -= 1
+            if held.slot is not NULL and held.admitted:
+                resume(held)
     if held.outcomes_left == 0:
+        if held.slot is not NULL:
+            held_answer(self, held)
         held_free(held)
+
+
+cdef void gate_answered(HeldProduce* held) noexcept nogil:
+    if held.admitted:
+        resume(held)
+    else:
+        go_on(<Producing>held.producing, held)
+
+
+cdef void resume(HeldProduce* held) noexcept nogil:
+    """Append the parts that are AGAIN, from the connection's next turn on; or when that has appended what it is at."""
+    cdef Conn* conn = held.slot.conn
+    held.resumes = conn.slicing is not NULL
+    if held.resumes:
+        return
+    held.again = True
+    held.request.next_topic = 0
+    held.request.next_part = 0
+    held.request.next_number = 0
+    held.slicing = True
+    held.outcomes_left += 1
+    conn.slicing = held
+    conn.unpacking += 1
+    conn_run(conn)
+
+
+cdef void asking_next(Producing self, Conn* conn) noexcept nogil:
+    """A request of the connection has been answered, or has come to its end: those that waited for that go on."""
+    cdef HeldProduce* held = <HeldProduce*>conn.asking
+    if conn.closed or held is NULL:
+        return
+    if conn.slicing is NULL:
+        while held is not NULL:
+            if held.resumes:
+                resume(held)
+                break
+            held = held.next_asking
+    held = <HeldProduce*>conn.asking
+    if held.waited:
+        go_on(self, held)
 
 
 cdef void produce_forget(HeldProduce* held) noexcept nogil:
@@ -705,15 +900,22 @@ cdef void produce_forget(HeldProduce* held) noexcept nogil:
 cdef void held_expired(Core* core, Timer* timer) noexcept nogil:
     """An owner does not answer. It may append later, or not, so the frame is kept for it."""
     cdef HeldProduce* held = <HeldProduce*>timer
+    cdef Conn* conn = held.slot.conn
     cdef uint32_t i
-    if held.unpacking:                                  # our own appends have no timeout, and the answer waits for them
+    if held.unpacking or (held.slicing and slice_due(conn)):   # our own appends have no timeout, and the answer waits for them
         timer_start(core, timer, core.monotonic_ms + OWNER_MS_MIN, held_expired)
         return
+    if held.slicing:                                    # an owner has the last slice
+        slicing_end(held, conn)
     core.stats.produce_timeouts += 1
     for i in range(held.request.part_count):
         if held.request.outcomes[i].code == OUTCOME_TO_COME:
             held.request.outcomes[i].code = REQUEST_TIMED_OUT
+    if held.to_ask:
+        gate_give_up(held)
     held_answer(<Producing>held.producing, held)
+    if held.outcomes_left == 0:
+        held_free(held)
 
 
 cdef void held_cancelled(Slot* slot) noexcept nogil:
@@ -726,18 +928,27 @@ cdef void held_cancelled(Slot* slot) noexcept nogil:
             for job in (<Producing>held.producing).unpacking.pop(<size_t>held, ()):
                 if job is not None:
                     (<Job>job).cancelled = True
+    slot.conn.asking = NULL                             # all of them are cancelled
+    if held.to_ask:
+        gate_give_up(held)
     drop_texts(held.request.outcomes, held.request.part_count)
+    if held.slicing:
+        slicing_end(held, slot.conn)
+    if held.outcomes_left == 0:
+        held_free(held)
 
 
 cdef void held_answer(Producing self, HeldProduce* held) noexcept nogil:
     """All outcomes have come. Entries are looked up again: some may have been removed since the append."""
     cdef Request* request = &held.request
     cdef Slot* slot = held.slot
+    cdef Conn* conn = slot.conn
     cdef Outcome* outcome
     cdef Topic* topic
     cdef uint32_t number = 0, i, j
     cdef bint failed = False
     timer_stop(self.core, &held.timer)
+    asking_leave(held)
     held.slot = NULL
     slot.waiting = NULL
     slot.cancel = NULL
@@ -758,11 +969,71 @@ cdef void held_answer(Producing self, HeldProduce* held) noexcept nogil:
             number += 1
     if request.acks != 0:
         answer(self, request, slot)
+    else:
+        drop_texts(request.outcomes, request.part_count)
+        slot_drop(slot)                                 # also if the connection is ending already
+        if failed:
+            conn_end(conn, "a Produce with acks=0 failed")
+    asking_next(self, conn)
+
+
+# -- slices ------------------------------------------------------------------------------------------------
+
+cdef void slicing_begin(HeldProduce* held, Conn* conn, Request* request) noexcept nogil:
+    """The partitions from `request.next_number` on wait for the connection's next turns; behind them nothing of it runs."""
+    cdef uint32_t number
+    for number in range(request.next_number, request.part_count):
+        memset(&request.outcomes[number], 0, sizeof(Outcome))
+        request.outcomes[number].code = OUTCOME_TO_COME
+        request.outcomes[number].info.bad_record = -1
+        request.outcomes[number].info.log_start_offset = -1
+    held.slicing = True
+    held.outcomes_left += 1
+    conn.slicing = held
+    conn.unpacking += 1
+
+
+cdef void slicing_end(HeldProduce* held, Conn* conn) noexcept nogil:
+    held.slicing = False
+    held.outcomes_left -= 1
+    conn.slicing = NULL
+    conn.unpacking -= 1
+
+
+cdef Topic* slice_topic(HeldProduce* held, uint32_t number, Topic* topic) noexcept nogil:
+    cdef uint8_t* kept = &held.topic_ids[16 * number]
+    if memcmp(kept, NO_ID, 16) == 0:
+        memcpy(kept, topic.key.id, 16)                  # its first partition
+    return topic if memcmp(kept, topic.key.id, 16) == 0 else NULL
+
+
+cdef bint slice_due(const Conn* conn) noexcept nogil:
+    cdef const HeldProduce* held = <const HeldProduce*>conn.slicing
+    return held is not NULL and held.outcomes_left - held.to_ask == 1
+
+
+cdef void produce_slice(Producing self, Conn* conn) noexcept nogil:
+    cdef HeldProduce* held = <HeldProduce*>conn.slicing
+    cdef bint whole
+    if not slice_due(conn):                             # one slice at a time is with other workers and threads
         return
-    drop_texts(request.outcomes, request.part_count)
-    slot_drop(slot)                                     # also if the connection is ending already
-    if failed:
-        conn_end(slot.conn, "a Produce with acks=0 failed")
+    self.core.stats.produce_slices += 1
+    held.outcomes_left += 1                             # it stays, whatever happens to its connection
+    whole = append_some(self, conn, &held.request, &held)
+    held.outcomes_left -= 1
+    if conn.closed:                                     # Python ran, and closed it
+        drop_texts(held.request.outcomes, held.request.part_count)
+        if held.outcomes_left == 0:
+            held_free(held)
+        return
+    if held.to_ask:
+        asking_enter(held)
+    if whole:
+        slicing_end(held, conn)
+        if held.admitted and held.to_ask == 0:
+            asking_leave(held)                          # all is on its way: who comes next stays behind it
+        go_on(self, held)
+        asking_next(self, conn)
 
 
 # -- waiting for batches to be unpacked ------------------------------------------------------------------------
@@ -821,7 +1092,7 @@ cdef void unpacked(Producing self, HeldProduce* held, uint32_t topic, uint32_t n
     KAFKAD_CHECK(work is not None or held.slot is NULL) # connections are closed before the threads end
     if held.slot is NULL:                               # the connection is closed
         if work is not None:
-            work.close()
+            close_work(self.core, work)
         outcome.code = NOT_LEADER_OR_FOLLOWER
         produce_outcome(held, number, &outcome)
         return
@@ -831,10 +1102,10 @@ cdef void unpacked(Producing self, HeldProduce* held, uint32_t topic, uint32_t n
     if entry is NULL:
         outcome.code = (UNKNOWN_TOPIC_ID if parts_topic is NULL and held.request.version >= 13
                         else UNKNOWN_TOPIC_OR_PARTITION)
-        work.close()
+        close_work(self.core, work)
     elif entry.remote or <Partition>entry.partition is not work.partition:
         outcome.code = NOT_LEADER_OR_FOLLOWER
-        work.close()
+        close_work(self.core, work)
     else:
         finish_append(self, work, error, &outcome)
         outcome.waits = outcome.code == 0

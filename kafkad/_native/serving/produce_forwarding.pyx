@@ -14,6 +14,9 @@ our own partitions are appended to at once. Nothing else of that connection runs
 A batch that is left to a thread (produce.pyx) is copied first. Later batches of the same connection for the same partition
 are queued behind it; those of others are appended at once.
 
+**Transactions.** The first batch of one may come back with NEED_TRANSACTION and a guard (produce_gate.pyx). It is sent again
+with the guard, which is worth nothing to a successor of the owner that gave it.
+
 **Death.** When an owner dies, what is in flight to it is answered with NOT_LEADER_OR_FOLLOWER: it may have been appended
 or not, as when any leader dies. Until its successor comes nothing is sent to it. An answer to a former life is
 dropped by the mailbox, and what a dead owner had answered before we heard of its death is not listened to.
@@ -32,25 +35,25 @@ from kafkad._native.serving.connection cimport core_wake
 from kafkad._native.shared.mailbox cimport (
     ARENA_SIZE, MAIL_ADVANCED, MAIL_APPEND, MAIL_APPENDED, MAIL_BAD_RECORDS, TEXT_MAX, Mail, Mailboxes, arena_of, in_arena, mail_post,
 )
+from kafkad._native.log.guards cimport NEED_TRANSACTION
 from kafkad._native.serving.outcomes cimport note_refusal, outcome_text
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.serving.partition_table cimport (
     Entry, PartitionTable, entry_by_row, table_owner_lost, table_remote_advanced,
 )
 from kafkad._native.serving.produce cimport (
-    HeldProduce, OUTCOME_TO_COME, Outcome, Part, Producing, append_part, check_part, drop_text, finish_append,
-    produce_forget, produce_outcome, take_pending,
+    HeldProduce, OUTCOME_TO_COME, Outcome, Part, Producing, Request, append_part, check_part, close_work, drop_text,
+    finish_append, produce_forget, produce_outcome, take_pending,
 )
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
+from kafkad._native.wire.errors cimport NOT_LEADER_OR_FOLLOWER, UNKNOWN_SERVER_ERROR
 
 from collections import deque
 
-cdef enum:                              # error codes, org.apache.kafka.common.protocol.Errors
-    UNKNOWN_SERVER_ERROR = -1
-    NOT_LEADER_OR_FOLLOWER = 6
-
 cdef enum:
     FROM_ADMIN = 1                      # Mail.flags
+    ADMISSION_SHIFT = 1                 # the next two: guards.Admission
+    ADMISSION_MASK = 3
     BAD_A_MAIL = TEXT_MAX // 4
 
 
@@ -75,18 +78,21 @@ cdef uint32_t flight_place(Forwarding self) noexcept nogil:
 
 
 cdef int forward_append(void* context, HeldProduce* held, uint32_t number, Entry* entry, const Part* part,
-                        int16_t version, bint admin) noexcept nogil:
+                        const Request* request, const Outcome* outcome) noexcept nogil:
     """produce.ForwardFunction."""
-    return send_append(<Forwarding>context, held, number, <Partition>entry.partition, entry.key.id, part, version, admin)
+    return send_append(<Forwarding>context, held, number, <Partition>entry.partition, entry.key.id, part, request, outcome)
 
 
 cdef int send_append(Forwarding self, HeldProduce* held, uint32_t number, Partition partition, const uint8_t* topic_id,
-                     const Part* part, int16_t version, bint admin) noexcept nogil:
+                     const Part* part, const Request* request, const Outcome* outcome) noexcept nogil:
     cdef Flight* flight
     cdef uint32_t place
     cdef Mail mail
     if self.gone[partition.owner]:
         return NOT_LEADER_OR_FOLLOWER
+    if outcome.info.guard and (outcome.guard_owner != partition.owner
+                               or outcome.guard_life != self.mailboxes.outboxes[partition.owner].life):
+        return NOT_LEADER_OR_FOLLOWER                   # who gave it has died, and took all its guards along
     if not in_arena(self.mailboxes, self.mailboxes.me, part.records, <size_t>part.size):
         return NOT_LEADER_OR_FOLLOWER                   # the arena is full for now: to be tried again
     place = flight_place(self)
@@ -106,9 +112,10 @@ cdef int send_append(Forwarding self, HeldProduce* held, uint32_t number, Partit
     memcpy(mail.topic_id, topic_id, 16)
     mail.at = <uint64_t>(part.records - arena_of(self.mailboxes, self.mailboxes.me))
     mail.size = <uint32_t>part.size
-    mail.api_version = version
-    mail.flags = FROM_ADMIN if admin else 0
+    mail.api_version = request.version
+    mail.flags = <uint8_t>((FROM_ADMIN if request.admin else 0) | request.admission << ADMISSION_SHIFT)
     mail.code = partition.index
+    mail.bad_record = <int32_t>outcome.info.guard
     mail.base_offset = <int64_t>held.conn_id
     mail.text_size = 0
     mail_post(self.mailboxes, partition.owner, &mail)
@@ -165,6 +172,10 @@ cdef void mail_appended(Forwarding self, int sender, const Mail* mail) noexcept 
     outcome.info.log_start_offset = mail.log_start_offset
     outcome.info.bad_record = mail.bad_record
     outcome.info.message = NULL
+    if mail.code == NEED_TRANSACTION:
+        outcome.info.guard = <uint32_t>mail.bad_record
+        outcome.guard_owner = <int16_t>sender
+        outcome.guard_life = mail.from_life
     if mail.text_size:
         outcome_text(&outcome, mail.text, mail.text_size)
     land(self, place, &outcome)
@@ -216,7 +227,9 @@ cdef bint append_now(Forwarding self, int sender, const Mail* mail) noexcept nog
         part.index = entry.index
         part.size = <int32_t>mail.size
         part.records = arena_of(self.mailboxes, sender) + mail.at
-        outcome.code = check_part(entry, &part, mail.api_version, mail.flags & FROM_ADMIN, False)
+        outcome.code = check_part(entry, &part, mail.api_version, mail.flags & FROM_ADMIN)
+        outcome.info.admission = mail.flags >> ADMISSION_SHIFT & ADMISSION_MASK
+        outcome.info.guard = <uint32_t>mail.bad_record
         if outcome.code == 0:
             append_part(self.producing, entry, &part, &outcome)
             if outcome.code == OUTCOME_TO_COME:
@@ -254,7 +267,7 @@ cdef void answer_append(Forwarding self, int sender, const Mail* mail, Entry* en
     answer.api_version = mail.api_version
     answer.flags = 0
     answer.code = outcome.code
-    answer.bad_record = outcome.info.bad_record
+    answer.bad_record = <int32_t>outcome.info.guard if outcome.code == NEED_TRANSACTION else outcome.info.bad_record
     answer.base_offset = outcome.info.base_offset
     answer.end_offset = outcome.info.end_offset
     answer.append_time_ms = outcome.info.append_time_ms
@@ -334,7 +347,7 @@ cdef void forwarded_unpacked(Forwarding self, ForwardedPart part, object work, o
         del self.behind[part.way]
         partition.unpacking -= 1
         if work is not None:
-            work.close()
+            close_work(self.core, work)
         return
     memset(&outcome, 0, sizeof(Outcome))
     outcome.info.bad_record = -1
@@ -343,7 +356,7 @@ cdef void forwarded_unpacked(Forwarding self, ForwardedPart part, object work, o
     if entry is NULL or entry.remote or <Partition>entry.partition is not partition:
         outcome.code = NOT_LEADER_OR_FOLLOWER
         entry = NULL
-        work.close()
+        close_work(self.core, work)
     else:
         finish_append(self.producing, work, error, &outcome)
         if entry.removed:

@@ -34,6 +34,7 @@ cdef class Reactor:
     cdef bint asleep                # as its mailbox says
     cdef int late_rounds            # that answers have waited for those of other workers
     cdef object dispatch, on_fatal, log
+    cdef public object on_certificate   # (connection, DER of a client's certificate), or None
     cdef list commits               # (address of a Commits, its group)
     cdef int64_t idle_ms
     cdef int64_t stall_ms

@@ -1,13 +1,20 @@
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kafkad._native.log.group_commit import GroupCommit
 from kafkad._native.serving.connection import Connection
 from kafkad._native.serving.partition_table import PartitionTable
+from kafkad._native.serving.tls import TlsContext
 from kafkad._native.shared.connection_handover import Handover
 from kafkad._native.shared.host_counts import HostCounts
 from kafkad._native.shared.mailbox import Mailboxes
+
+# gate(transactional id, producer id, epoch, version of Produce, [(topic, partition)], done): asks a
+# transaction's coordinator, once a request. `done` takes an answer for each partition, possibly before the
+# call returns: an error code as the client gets it, and a message or None.
+Answers = Sequence[tuple[int, str | None]]
+Gate = Callable[[str, int, int, int, list[tuple[str, int]], Callable[[Answers], object]], object]
 
 class Reactor:
     """Sockets, frames and turns. Watch `fileno()` for reading and call `poll()` when it is ready; deadlines
@@ -22,6 +29,7 @@ class Reactor:
         | None = None,  # without it a broken callback aborts the process
         log: Any = None,  # a logger; kafkad.net by default
         socket_request_max_bytes: int = 104857600,
+        sasl_server_max_receive_size: int = 524288,
         buffered_bytes_max: int = 536870912,  # of partial and waiting frames, over all connections
         connections_max: int = 2147483647,
         connections_max_per_ip: int = 2147483647,
@@ -34,6 +42,7 @@ class Reactor:
         fetch_session_slots: int = 1000,
         fetch_session_eviction_ms: int = 120000,
         fetch_session_partitions_max: int = 1000000,
+        fetch_session_orphan_ms: int = 10000,
         mailboxes: Mailboxes | None = None,  # entered by this process
         hosts: HostCounts | None = None,  # entered as well: connections of each host with other workers
         handover: Handover | None = None,  # entered, too: new connections are spread over the workers
@@ -49,7 +58,13 @@ class Reactor:
         """What `group` has synced is published by the reactor, until it is closed."""
     def serve_native(self, key: int, low: int, high: int) -> None:
         """Serve Produce (0) or Fetch (1) in these versions; others of that key close the connection."""
+    def serve_transactions(self, gate: Gate | None, *, verify: bool = True) -> None:
+        """Serve Produces with a transactional id; None: refuse them. `verify`: ask whether a client below v12
+        has added its partitions (transaction.partition.verification.enable)."""
     def add_listener(self, fd: int, name: str, *, phase: int = 2) -> None: ...
+    on_certificate: Callable[[Connection, bytes], object] | None  # a ValueError of it closes the connection
+    def secure(self, name: str, context: TlsContext) -> None:
+        """TLS for the connections that this listener accepts from now on."""
     def remove_listener(self, fd: int) -> None: ...
     def adopt(self, fd: int, listener: str, *, phase: int = 2) -> Connection | None:
         """Serve a connected socket, which is the reactor's from now on. None when a limit refused it."""
@@ -75,6 +90,9 @@ class Reactor:
         """A worker has died: what is in flight to it fails. Told late, or twice, it does nothing."""
     def hold_cold_reads(self, held: bool) -> None:
         """For tests: what is not in memory is not read until it is let go."""
+    def name_leader(self, broker_id: int, nodes: dict[str, bytes]) -> None:
+        """Name the leader of the partitions that a Fetch asks for; by listener, the tags of an answer that
+        has it (api/node_endpoints)."""
     def trim_soon(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...
     def connections(self) -> list[tuple[int, str, str, int, int, int, int]]: ...

@@ -19,7 +19,9 @@ of all connections together have `buffered_bytes_max`. A socket that takes no mo
 sent bytes that do not parse is closed when its earlier answers have left. Idle connections are a list in order of their
 last activity, which is a read or a send.
 
-Beware: a Python exception in a callback is never passed over: it goes to `on_fatal`, which ends the worker."""
+Beware: a Python exception in a callback is never passed over: it goes to `on_fatal`, which ends the worker.
+
+Over 900 lines: the loop, and its face for Python."""
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
@@ -31,7 +33,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from kafkad._native.serving.acceptor cimport Acceptor, Listener, accept_some, look_at_rest, resume_listeners, take_some
-from kafkad._native.serving.buffers cimport buffer_is_shared, buffers_trim, input_release, input_reserve, scratch_keep
+from kafkad._native.serving.buffers cimport buffer_is_shared, buffers_trim, input_grow, input_release, input_reserve, scratch_keep
 from kafkad._native.log.cold_reads cimport cold_hold, cold_settle
 from kafkad._native.serving.connection cimport (
     API_KEYS, BLOCKED_SOCKET, CALLS_PER_TURN, Conn, Core, ELEMENTS_PER_FRAME, FRAMES_PER_TURN, KIND_COMMIT, KIND_CONNECTION, KIND_HANDOVER,
@@ -39,7 +41,8 @@ from kafkad._native.serving.connection cimport (
     SLOTS_MAX, Slot, UNSENT_MAX, conn_close, conn_end, conn_flush, conn_handle, conn_may_serve, conn_reap, conn_run, conn_touch,
     clock_us, copies_forget, core_fatal, core_free, core_new, core_read_clocks, core_shut, core_wake, slot_open,
 )
-from kafkad._native.serving.fetch cimport Fetching, Result, fetch_advanced, fetch_frame, fetch_settle
+from kafkad._native.serving.fetch cimport (
+    Fetching, Result, fetch_advanced, fetch_drop_orphans, fetch_frame, fetch_session_left, fetch_settle)
 from kafkad._native.serving.produce_forwarding cimport Forwarding, forward_mail, forwarding_peer_lost
 from kafkad._native.log.group_commit cimport GroupCommit, commit_turn
 from kafkad._native.shared.connection_handover cimport Handover
@@ -48,9 +51,12 @@ from kafkad._native.shared.mailbox cimport (
 )
 from kafkad._native.serving.partition_table cimport Entry, PartitionTable, Table
 from kafkad._native.serving.produce cimport (
-    Outcome, Part, Producing, TopicParts, Wait, produce_advanced, produce_frame,
+    Outcome, Part, Producing, TopicParts, Wait, produce_advanced, produce_frame, produce_slice, slice_due,
 )
 from kafkad._native.serving.timers cimport timers_expire
+from kafkad._native.serving.tls cimport (
+    TLS_SHAKES_PER_ROUND, Tls, TlsContext, iovec, tls_peek, tls_receive, tls_waits)
+from kafkad._native.serving.tls_handshakes cimport handshake_done
 from kafkad._native.serving.unpacking cimport Unpacker
 from kafkad._native.wire.primitives cimport Cursor, KAFKAD_CHECK, cursor_init, get_i16, get_i32, read_i16, read_raw
 
@@ -80,9 +86,6 @@ cdef extern from * nogil:
     struct epoll_event:
         uint32_t events
         epoll_data_t data
-    struct iovec:
-        void* iov_base
-        size_t iov_len
     int EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLHUP, EPOLLERR, EPOLL_CTL_ADD, MSG_PEEK
     int sched_yield()
     int malloc_trim(size_t pad)
@@ -110,6 +113,7 @@ cdef enum:
     TRIM_BYTES = 16 * 1024 * 1024       # given back to the heap in big requests: then it is trimmed,
     TRIM_PAD = 1024 * 1024
     TRIM_PAUSE_MS = 1000                # no more often than this
+    SASL_HANDSHAKE = 17
     SHORTAGE_MS_MAX = 10_000            # then the connection that holds most of the memory goes
     # A frame for Python is copied whole, on the loop. What is stored of one is a record of 1 MB at most.
     CALLS_US_MAX = 5000                 # of a round, then a connection's turn ends behind the call at hand
@@ -126,15 +130,20 @@ cdef void serve(Reactor reactor, Conn* conn) noexcept nogil:
     cdef int frames = FRAMES_PER_TURN
     cdef int calls = CALLS_PER_TURN
     cdef int64_t bytes_in = core.stats.bytes_in
+    if conn.tls is not NULL and not handshake_done(conn):
+        return
     conn.busy = True
-    conn_flush(conn)
+    if conn.slicing is not NULL:
+        produce_slice(reactor.producing, conn)
+    if not conn.closed:
+        conn_flush(conn)
     if not conn.closed and not conn.blocked and (conn.first is NULL or not conn.first.ready) and conn.ending is NULL:
         if conn.input is not NULL:
             serve_kept(reactor, conn, &frames, &calls)
         if may_read(conn):
             read_once(reactor, conn, &frames, &calls)
             while (conn.input_capacity >= BIG_FRAME and core.stats.bytes_in - bytes_in < BYTES_PER_TURN
-                    and may_read(conn)):
+                    and conn.growing is NULL and may_read(conn)):
                 read_once(reactor, conn, &frames, &calls)
         if conn.first is not NULL and conn.first.ready:
             if reactor.has_mail and conn.pending_produces:
@@ -142,9 +151,12 @@ cdef void serve(Reactor reactor, Conn* conn) noexcept nogil:
             else:
                 conn_flush(conn)
     conn.busy = False
+    if conn.slicing is not NULL and not conn.closed and slice_due(conn):
+        conn_run(conn)
     if conn.ending is not NULL and not conn.closed:
         if conn.first is NULL:
-            conn_close(conn, conn.ending.reason)
+            if conn.tls is NULL or not tls_waits(<Tls*>conn.tls):
+                conn_close(conn, conn.ending.reason)
         else:
             input_release(conn)
             if conn.first.ready and not conn.blocked and not conn.late:
@@ -218,7 +230,13 @@ cdef size_t serve_bytes(Reactor reactor, Conn* conn, uint8_t* data, size_t size,
         frame_size = get_i32(data + at)
         if frame_size < 0 or frame_size > conn.core.request_bytes_max:
             conn.core.stats.bad_frames += 1
-            conn_end(conn, "a request's size is negative or above socket.request.max.bytes")
+            conn_end(conn, "TLS came to a plaintext listener; does the client use this listener's security.protocol?"
+                     if conn.tls is NULL and frame_size >> 16 == 0x1603 else
+                     "a request's size is negative or above socket.request.max.bytes")
+            break
+        if conn.phase != PHASE_READY and frame_size > conn.core.sasl_bytes_max:
+            conn.core.stats.bad_frames += 1
+            conn_end(conn, "a request before authentication is above sasl.server.max.receive.size")
             break
         if size - at - 4 < <size_t>frame_size:
             break
@@ -246,15 +264,17 @@ cdef void read_once(Reactor reactor, Conn* conn, int* frames, int* calls) noexce
     cdef size_t asked, served
     cdef uint8_t* scratch = core.scratch + core.scratch_at
     cdef ssize_t n
+    cdef bint more = False
 
     if held:                                            # a partial frame: the rest of it goes straight behind it
         whole = <uint64_t>held + 4 if held < 4 else <uint64_t>get_i32(conn.input + conn.input_start) + 4
         room = conn.input_capacity - conn.input_start - held
         if room == 0 or held < 4:
             wanted = min(whole, max(<uint64_t>held * 2, believed_size(conn)))
-            if not may_buffer(conn, wanted):
+            if conn.growing is NULL and not may_buffer(conn, wanted):
                 return
-            input_reserve(conn, <uint32_t>wanted)
+            if not input_grow(conn, <uint32_t>wanted):
+                return
             room = conn.input_capacity - held
         if held < 4:
             room = min(room, 4 - held)
@@ -274,21 +294,25 @@ cdef void read_once(Reactor reactor, Conn* conn, int* frames, int* calls) noexce
             parts[count].iov_len = FIRST_BYTES if conn.last_size >= BIG_FRAME else SCRATCH_SIZE - core.scratch_at
         count += 1
     asked = parts[0].iov_len + (parts[1].iov_len if count == 2 else 0)
-    n = readv(conn.fd, parts, count)
+    if conn.tls is not NULL:
+        n = tls_receive(<Tls*>conn.tls, parts, count, &more)
+    else:
+        n = readv(conn.fd, parts, count)
+        more = n > 0 and <size_t>n == asked
     core.stats.reads += 1
     if n <= 0:
         if n < 0 and errno == EINTR:
             return
-        conn.readable = False
+        conn.readable = more
         if n == 0:
             conn.hung_up = True
             if conn.first is not NULL and conn.pending_count == conn.pending_produces:
                 return                                  # answers are on their way; then it closes
             conn_close(conn, NULL)
         elif errno != EAGAIN:
-            conn_close(conn, NULL)
+            conn_close(conn, NULL if conn.tls is NULL else (<Tls*>conn.tls).reason)
         return
-    if <size_t>n < asked and not conn.hung_up:
+    if not more and not conn.hung_up:
         conn.readable = False
     core.stats.bytes_in += n
     conn_touch(conn)
@@ -317,8 +341,12 @@ cdef void read_once(Reactor reactor, Conn* conn, int* frames, int* calls) noexce
 cdef size_t first_frame(Conn* conn, uint8_t* scratch, size_t size) noexcept nogil:
     """How many bytes to read while memory is short: the first frame, if it has come whole, so that nothing is kept of it.
     Else 0, and the connection waits for more bytes or for memory."""
-    cdef ssize_t n = recv(conn.fd, scratch, size, MSG_PEEK)
+    cdef ssize_t n
     cdef int32_t frame_size
+    if conn.tls is not NULL:
+        n = tls_peek(<Tls*>conn.tls, scratch, size)
+    else:
+        n = recv(conn.fd, scratch, size, MSG_PEEK)
     if n <= 0:
         return 1                                        # the read gets the same, and acts on it
     if n >= 4:
@@ -412,6 +440,9 @@ cdef bint serve_frame(Reactor reactor, Conn* conn, uint8_t* frame, size_t size, 
     if header.failed or client_size < -1:
         core.stats.bad_frames += 1
         conn_end(conn, "a request's header does not parse")
+        return True
+    if conn.session_expires_ms and core.monotonic_ms > conn.session_expires_ms and key != SASL_HANDSHAKE:
+        conn_end(conn, "its session has ended: it must authenticate again")
         return True
     if key >= 0 and key < API_KEYS:
         core.stats.requests[key] += 1
@@ -513,6 +544,7 @@ cdef int one_round(Reactor reactor, int timeout_ms, int* mails) noexcept nogil:
         mail_awake(reactor.mailboxes)
     core_read_clocks(core)
     reactor.producing.unpack_ns = UNPACK_NS
+    core.shakes_left = TLS_SHAKES_PER_ROUND
     for i in range(max(count, 0)):
         kind = (<int*>events[i].data.ptr)[0]
         if kind == KIND_CONNECTION:
@@ -759,6 +791,8 @@ cdef int64_t next_deadline(Reactor reactor) noexcept nogil:
     if core.stats.pooled_bytes or core.starved_first is not NULL:
         if deadline == 0 or core.monotonic_ms + TRIM_AFTER_MS < deadline:
             deadline = core.monotonic_ms + TRIM_AFTER_MS
+    if reactor.fetching.cache.orphans and (deadline == 0 or reactor.fetching.cache.look_ms < deadline):
+        deadline = max(reactor.fetching.cache.look_ms, core.monotonic_ms + 1)
     return deadline
 
 
@@ -772,12 +806,14 @@ cdef class Reactor:
     """See kafkad/_native/serving/reactor.pyi for the arguments and methods."""
 
     def __cinit__(self, PartitionTable partitions not None, dispatch, *, on_fatal=None, log=None,
-                  int32_t socket_request_max_bytes=100 * 1024 * 1024, int64_t buffered_bytes_max=512 * 1024 * 1024,
+                  int32_t socket_request_max_bytes=100 * 1024 * 1024, int32_t sasl_server_max_receive_size=512 * 1024,
+                  int64_t buffered_bytes_max=512 * 1024 * 1024,
                   int64_t connections_max=2147483647, int connections_max_per_ip=2147483647,
                   connections_max_per_ip_overrides=None, int64_t connections_max_idle_ms=600_000,
                   int64_t stall_ms=10_000, int send_buffer_bytes=100 * 1024, int receive_buffer_bytes=100 * 1024,
                   int32_t fetch_max_bytes=55 * 1024 * 1024, int fetch_session_slots=1000,
                   int64_t fetch_session_eviction_ms=120_000, int64_t fetch_session_partitions_max=1_000_000,
+                  int64_t fetch_session_orphan_ms=10_000,
                   Mailboxes mailboxes=None, hosts=None, Handover handover=None):
         if handover is not None and handover.me < 0:
             raise ValueError("a worker enters the hand-over before it makes a reactor")
@@ -788,6 +824,7 @@ cdef class Reactor:
             raise OSError(errors.EMFILE, "no file descriptors for a reactor")
         self.core.reactor = <PyObject*>self
         self.core.request_bytes_max = socket_request_max_bytes
+        self.core.sasl_bytes_max = sasl_server_max_receive_size
         self.core.buffered_bytes_max = buffered_bytes_max
         self.table = partitions
         if partitions.table.wake is not NULL:
@@ -810,9 +847,11 @@ cdef class Reactor:
         self.producing.core = self.core
         self.unpacker = self.producing.unpacker = Unpacker(self.core.wake_fd)
         self.fetching = Fetching(partitions, fetch_max_bytes, fetch_session_slots, fetch_session_eviction_ms,
-                                 fetch_session_partitions_max)
+                                 fetch_session_partitions_max, fetch_session_orphan_ms)
         self.fetching.core = self.core
+        self.fetching.unpacker = self.unpacker
         self.core.fetching = <PyObject*>self.fetching
+        self.core.session_left = fetch_session_left
         if mailboxes is not None:
             Py_INCREF(mailboxes)
             self.arena = <PyObject*>mailboxes
@@ -846,15 +885,25 @@ cdef class Reactor:
     def serve_native(self, int key, int low, int high):
         if key not in (0, 1) or not 0 <= low <= high:
             raise ValueError("only Produce (0) and Fetch (1) are served natively")
-        if low < (3, 4)[key] or high > (13, 18)[key]:
-            raise ValueError("natively served are Produce 3 to 13 and Fetch 4 to 18")
+        if high > (13, 18)[key]:
+            raise ValueError("natively served are Produce 0 to 13 and Fetch 0 to 18")
         self.native_low[key] = <int16_t>low
         self.native_high[key] = <int16_t>high
+
+    def serve_transactions(self, gate, *, bint verify=True):
+        """Serve Produces with a transactional id. See reactor.pyi for `gate`."""
+        self.producing.gate = gate
+        self.producing.serves_transactions = gate is not None
+        self.producing.verifies = verify
 
     # -- listeners and connections
 
     def add_listener(self, int fd, str name not None, *, int phase=PHASE_READY):
         self.acceptor.add(fd, name, phase)
+
+    def secure(self, str name not None, TlsContext context):
+        """TLS for the connections that this listener accepts from now on; those that are there keep theirs."""
+        self.acceptor.contexts[name] = context
 
     def remove_listener(self, int fd):
         """Accept no more; the fd stays the caller's."""
@@ -882,6 +931,11 @@ cdef class Reactor:
             self.log.info("closed the connection from %s:%s on %s: %s", host_of(host), port, listener, reason)
         if self.open:
             resume_listeners(self.acceptor)
+
+    def certified(self, connection, certificate):
+        """Called once a client's certificate has been verified (DER). A ValueError closes the connection."""
+        if self.on_certificate is not None:
+            self.on_certificate(connection, certificate)
 
     def fatal(self, error):
         if self.on_fatal is None:
@@ -973,6 +1027,10 @@ cdef class Reactor:
         if fetch_max_bytes is not None:
             self.fetching.max_bytes = fetch_max_bytes
 
+    def name_leader(self, int32_t broker_id, nodes):
+        self.fetching.broker_id = broker_id
+        self.fetching.nodes = dict(nodes)
+
     def trim_soon(self):
         """Give free memory of the heap back to the system at the next occasion, at most once in TRIM_PAUSE_MS."""
         self.core.freed_bytes += TRIM_BYTES
@@ -1060,18 +1118,34 @@ cdef class Reactor:
         self.commits.clear()
 
 
+cdef void close_holder(Conn* conn) noexcept nogil:
+    conn_close(conn, "an unfinished request holds memory that others wait for" if conn.input_capacity else
+               "answers that are not read hold memory that others wait for")
+
+
 cdef void relieve_shortage(Reactor reactor) noexcept nogil:
-    """Memory is short. A connection that holds some and moves no bytes goes first; if all of them move some, and it lasts,
-    the one that holds most."""
+    """Memory is short. A connection that holds some and moves no bytes goes first. One that waits for memory itself cannot
+    move any: it goes when nobody else holds some. If all of them move bytes, and it lasts, the one that holds most goes."""
     cdef Core* core = reactor.core
     cdef Conn* conn = core.oldest
     cdef Conn* most = NULL
-    while conn is not NULL and core.monotonic_ms - conn.active_ms > reactor.stall_ms:
-        if conn.input_capacity or conn.answer_bytes:
-            conn_close(conn, "an unfinished request holds memory that others wait for" if conn.input_capacity else
-                       "answers that are not read hold memory that others wait for")
+    cdef Conn* waiting = NULL
+    cdef bint others_move = False
+    while conn is not NULL and not (waiting is NULL and core.monotonic_ms - conn.active_ms <= reactor.stall_ms):
+        if not conn.input_capacity and not conn.answer_bytes:
+            pass
+        elif core.monotonic_ms - conn.active_ms <= reactor.stall_ms:
+            others_move = True
+            break
+        elif not conn.starved:
+            close_holder(conn)
             return
+        elif waiting is NULL:
+            waiting = conn
         conn = conn.newer
+    if waiting is not NULL and not others_move:
+        close_holder(waiting)
+        return
     if core.starved_since_ms == 0:
         core.starved_since_ms = core.monotonic_ms
     elif core.monotonic_ms - core.starved_since_ms > SHORTAGE_MS_MAX:
@@ -1092,6 +1166,8 @@ cdef void expire_idle(Reactor reactor) noexcept nogil:
             core.monotonic_ms - core.oldest.active_ms > reactor.idle_ms):
         core.stats.expired_idle += 1
         conn_close(core.oldest, "idle for connections.max.idle.ms")
+    if reactor.fetching.cache.orphans and core.monotonic_ms >= reactor.fetching.cache.look_ms:
+        fetch_drop_orphans(reactor.fetching)
     if core.freed_bytes + reactor.fetching.freed >= TRIM_BYTES and core.monotonic_ms - core.trimmed_ms >= TRIM_PAUSE_MS:
         core.freed_bytes = 0
         reactor.fetching.freed = 0

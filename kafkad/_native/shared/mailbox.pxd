@@ -30,10 +30,10 @@ cdef struct Mail:                   # 256 bytes, one ring entry; only APPENDED c
     uint64_t at                     # APPEND: where its bytes are in the sender's arena
     uint32_t size
     int16_t api_version
-    uint8_t flags                   # APPEND: bit 0: from the admin client
+    uint8_t flags                   # APPEND: bit 0: from the admin client; bits 1 and 2: its admission (log/guards.pxd)
     uint8_t spare
     int32_t code                    # APPEND: the partition. APPENDED: an error code, and what it tells (partition.AppendInfo)
-    int32_t bad_record
+    int32_t bad_record              # or a guard (log/guards.pxd): APPEND's, and of an APPENDED that needs a transaction
     int64_t base_offset             # APPEND: the number of the connection that it came by
     # -- 64
     int64_t end_offset

@@ -27,14 +27,15 @@ cdef struct Row:
     int64_t high_watermark_position
     int64_t stable_segment
     int64_t stable_position
-    uint32_t transactions           # raised when one has ended, with LSO: readers look for aborted ones again
+    int64_t aborted_end             # behind the newest abort marker: from here on nothing was aborted; 0: nothing ever
+    uint32_t unused
     uint32_t state                  # the table's: RowState, and of a row that is taken by whom
-    uint8_t spare[48]
+    uint8_t spare[40]
     uint64_t waiters                # one bit a worker that wants its doorbell rung on advance
     uint8_t more_spare[56]          # to 256 bytes
 
 cdef enum:
-    ROW_WORDS = 18                  # what readers copy: up to `spare`
+    ROW_WORDS = 19                  # what readers copy: up to `spare`
 
 cdef enum RowState:
     ROW_NEW = 0                     # never used
@@ -71,7 +72,7 @@ cdef class WatermarkTable:
     cdef readonly size_t capacity
     cdef readonly int fd
     cdef readonly bint shared       # several processes allocate
-    cdef list free_rows             # given back in this process
+    cdef object free_rows           # array: given back in this process
     cdef dict found                 # (topic id, index) -> number, of all rows when this process first asked
     cdef object found_by            # its pid
     cdef int me                     # the worker that this process is

@@ -15,6 +15,7 @@ for it.
 Beware: a row that is given back keeps its sequence, generation and waiters; what cached it sees another topic id."""
 
 import os
+from array import array
 from collections import namedtuple
 
 cimport cython
@@ -102,7 +103,7 @@ cdef class WatermarkTable:
         self.count = <uint64_t*>(self.base + capacity * ROW_SIZE)
         self.capacity = capacity
         self.shared = shared
-        self.free_rows = []
+        self.free_rows = array("Q")  # an int object for each would lie where the log was, and keep its page
 
     def __dealloc__(self):
         if self.base != NULL:
@@ -221,7 +222,7 @@ cdef void row_empty(Row* row) noexcept nogil:
     row.partition = 0
     for i in range(1, ROW_WORDS - 1):
         word[i] = 0
-    row.transactions = 0            # beside it, `state` stays: others may look at it
+    row.unused = 0                  # beside it, `state` stays: others may look at it
     row.generation = generation + 1
     row.leader_epoch = -1
     row_end(row)
@@ -253,6 +254,12 @@ cdef class RowSlot:
             whole, PyBytes_FromStringAndSize(<char*>copy.topic_id, 16), copy.partition, copy.generation, copy.leader_epoch,
             copy.log_end_offset, copy.high_watermark, copy.last_stable_offset, copy.log_start_offset,
             copy.local_log_start_offset, copy.flushed_offset, copy.end_segment, copy.end_position, row.waiters)
+
+
+def leave_odd(RowSlot slot not None) -> None:
+    """A successor is about to finish an exchange of files that the row's dead owner began: readers open none until it
+    adopts the row."""
+    row_begin(<Row*>slot.at)
 
 
 def private_row() -> RowSlot:

@@ -60,10 +60,10 @@ from kafkad._native.wire.batch cimport (
 )
 from kafkad._native.wire.malformed import Malformed
 from kafkad._native.wire.primitives cimport get_i16, get_i32, get_i64
+from kafkad._native.wire.batch_layout cimport LAST_OFFSET_DELTA_AT, LENGTH_AT, MAGIC_AT
 
 cdef enum:
     UP_TO_MAGIC = 17
-    MAGIC_AT = 16
     LEGACY_LENGTH_MIN = 14        # of a message of magic 0: crc, magic, attributes, two sizes
     LAST_CODEC = 4
     ABORT = 0                     # a control record's kind
@@ -171,13 +171,13 @@ def span(const uint8_t[::1] data not None):
     cdef int32_t length
     while size - at >= UP_TO_MAGIC:
         p = &data[at]
-        length = get_i32(p + 8)
+        length = get_i32(p + LENGTH_AT)
         if length < LEGACY_LENGTH_MIN or length > size - at - LENGTH_OVERHEAD:
             break
         if p[MAGIC_AT] == 2:
             if length < HEADER_SIZE - LENGTH_OVERHEAD:
                 break
-            behind = get_i64(p) + get_i32(p + 23) + 1
+            behind = get_i64(p) + get_i32(p + LAST_OFFSET_DELTA_AT) + 1
         else:
             behind = get_i64(p) + 1
         at += LENGTH_OVERHEAD + length
@@ -349,7 +349,7 @@ cdef class RecordColumns:
                 return ENDED
             if self.at is NULL or self.stop - self.at < UP_TO_MAGIC:
                 return DRAINED
-            length = get_i32(self.at + 8)
+            length = get_i32(self.at + LENGTH_AT)
             if self.at[MAGIC_AT] > 2:
                 return self.bad("a batch of an unknown magic")
             if length < (HEADER_SIZE - LENGTH_OVERHEAD if self.at[MAGIC_AT] == 2 else LEGACY_LENGTH_MIN):
@@ -573,7 +573,7 @@ cdef class RecordColumns:
 
     cdef void open_old(self) except *:
         """The entry at `at`, which is there as a whole."""
-        cdef int32_t size = LENGTH_OVERHEAD + get_i32(self.at + 8)
+        cdef int32_t size = LENGTH_OVERHEAD + get_i32(self.at + LENGTH_AT)
         cdef Py_ssize_t at = self.at - self.begin
         cdef int64_t last = get_i64(self.at)     # of a wrapper too: that of its last message
         if last < 0 or last == INT64_MAX:

@@ -27,6 +27,7 @@ cdef enum:                        # attributes
     TRANSACTIONAL = 0x10
     CONTROL = 0x20
     DELETE_HORIZON = 0x40
+    KNOWN_ATTRIBUTES = 0x7F
 
 cdef struct BatchInfo:
     int64_t base_offset
@@ -66,6 +67,9 @@ cdef int parse_header(const uint8_t* data, size_t size, BatchInfo* info) noexcep
 # with info.message set. May patch max_timestamp, the timestamp type bit and then the CRC in place (LogAppendTime,
 # wrong max_timestamp).
 cdef int validate(uint8_t* data, size_t size, const Rules* rules, int64_t now_ms, BatchInfo* info) noexcept nogil
+
+# The first part of `validate`, which looks at the header alone: exactly one batch that may be this large.
+cdef int check_outline(const uint8_t* data, size_t size, const Rules* rules, BatchInfo* info) noexcept nogil
 
 # After a refusal: all bad records of an uncompressed batch, of which `BatchInfo.bad_record` is one. Their count, then for each
 # its index << 1, | 1 if its timestamp is bad (otherwise its key is missing). NULL: none. The caller frees it.
@@ -110,8 +114,11 @@ cdef struct Walk:
     int32_t records_count
     int64_t base_timestamp
     int64_t delta_mask            # 0 under LogAppendTime: every record has base_timestamp; else all ones
-    int64_t earliest_timestamp    # below: INVALID_TIMESTAMP, but -1 always passes
-    int64_t latest_timestamp      # above: the same
+    int64_t earliest_timestamp    # none from here to `latest_timestamp` is bad; the others are judged
+    int64_t latest_timestamp
+    int64_t now_ms                # and the limits, in ms, of what is judged; -1 always passes
+    int64_t before_max_ms
+    int64_t after_max_ms
     bint compacted
     int64_t target_timestamp      # find the first record at or after it
     int64_t target_delta          # and with at least this offset delta

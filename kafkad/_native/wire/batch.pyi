@@ -1,5 +1,7 @@
 from typing_extensions import Buffer
 
+def copied(data: Buffer) -> bytearray: ...
+
 class BatchHeader:
     def __init__(self, buffer: Buffer, position: int = 0) -> None: ...
     base_offset: int

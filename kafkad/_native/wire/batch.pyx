@@ -18,28 +18,23 @@ never contents.
 
 Beware: the timestamps of a client are any 64 bits, so sums and differences are made unsigned."""
 
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from kafkad._native.wire.crc32c cimport crc32c
 from kafkad._native.wire.primitives cimport get_i16, get_i32, get_i64, get_u32, put_i16, put_i32, put_i64
-
-cdef enum:                        # kafkad.protocol.errors
-    NONE = 0
-    CORRUPT_MESSAGE = 2
-    MESSAGE_TOO_LARGE = 10
-    INVALID_TIMESTAMP = 32
-    INVALID_REQUEST = 42
-    UNSUPPORTED_COMPRESSION_TYPE = 76
-    INVALID_RECORD = 87
+from kafkad._native.wire.errors cimport (
+    CORRUPT_MESSAGE, INVALID_RECORD, INVALID_REQUEST, INVALID_TIMESTAMP, MESSAGE_TOO_LARGE, NONE,
+    UNSUPPORTED_COMPRESSION_TYPE,
+)
+from kafkad._native.wire.batch_layout cimport (
+    ATTRIBUTES_AT, BASE_SEQUENCE_AT, BASE_TIMESTAMP_AT, CRC_AT, LAST_OFFSET_DELTA_AT, LEADER_EPOCH_AT, LENGTH_AT,
+    MAGIC_AT, MAX_TIMESTAMP_AT, PRODUCER_EPOCH_AT, PRODUCER_ID_AT, RECORDS_COUNT_AT,
+)
 
 cdef enum:
-    LEADER_EPOCH_AT = 12
-    MAGIC_AT = 16
-    CRC_AT = 17
-    ATTRIBUTES_AT = 21            # the CRC covers what stands from here on
-    MAX_TIMESTAMP_AT = 35
     MINIMUM_LENGTH = 14           # of the oldest format's smallest record
     UP_TO_MAGIC = 17
     LAST_CODEC = 4
@@ -62,17 +57,17 @@ cdef enum Stage:                  # which varint, or byte, a cut record goes on 
 
 cdef void read_header(const uint8_t* data, BatchInfo* info) noexcept nogil:
     info.base_offset = get_i64(data)
-    info.size = <int32_t>(<uint32_t>get_i32(data + 8) + LENGTH_OVERHEAD)
+    info.size = <int32_t>(<uint32_t>get_i32(data + LENGTH_AT) + LENGTH_OVERHEAD)
     info.leader_epoch = get_i32(data + LEADER_EPOCH_AT)
     info.crc = get_u32(data + CRC_AT)
     info.attributes = get_i16(data + ATTRIBUTES_AT)
-    info.last_offset_delta = get_i32(data + 23)
-    info.base_timestamp = get_i64(data + 27)
+    info.last_offset_delta = get_i32(data + LAST_OFFSET_DELTA_AT)
+    info.base_timestamp = get_i64(data + BASE_TIMESTAMP_AT)
     info.max_timestamp = get_i64(data + MAX_TIMESTAMP_AT)
-    info.producer_id = get_i64(data + 43)
-    info.producer_epoch = get_i16(data + 51)
-    info.base_sequence = get_i32(data + 53)
-    info.records_count = get_i32(data + 57)
+    info.producer_id = get_i64(data + PRODUCER_ID_AT)
+    info.producer_epoch = get_i16(data + PRODUCER_EPOCH_AT)
+    info.base_sequence = get_i32(data + BASE_SEQUENCE_AT)
+    info.records_count = get_i32(data + RECORDS_COUNT_AT)
     info.walked_max_timestamp = -1
     info.walked_max_offset = -1
     info.bad_record = -1
@@ -83,7 +78,7 @@ cdef int parse_header(const uint8_t* data, size_t size, BatchInfo* info) noexcep
     cdef int32_t length
     if size < HEADER_SIZE or data[MAGIC_AT] != 2:
         return -1
-    length = get_i32(data + 8)
+    length = get_i32(data + LENGTH_AT)
     if length < HEADER_SIZE - LENGTH_OVERHEAD or <size_t>length > size - LENGTH_OVERHEAD:
         return -1
     read_header(data, info)
@@ -106,11 +101,11 @@ cdef int check_outline(const uint8_t* data, size_t size, const Rules* rules, Bat
     info.walked_max_timestamp = -1
     info.walked_max_offset = -1
     info.bad_record = -1
-    if size >= LENGTH_OVERHEAD and get_i32(data + 8) < MINIMUM_LENGTH:
+    if size >= LENGTH_OVERHEAD and get_i32(data + LENGTH_AT) < MINIMUM_LENGTH:
         return refuse(info, CORRUPT_MESSAGE, "The record batch's length is less than the smallest possible")
     if size < UP_TO_MAGIC:
         return refuse(info, INVALID_RECORD, "There must be one record batch per partition, but there is none")
-    length = get_i32(data + 8)
+    length = get_i32(data + LENGTH_AT)
     if data[MAGIC_AT] > 2:
         return refuse(info, CORRUPT_MESSAGE, "The record batch has an unknown magic")
     if data[MAGIC_AT] < 2:
@@ -162,7 +157,7 @@ cdef void settle_timestamps(uint8_t* data, const Rules* rules, int64_t now_ms, B
         info.walked_max_offset = info.base_offset
     if info.attributes == attributes and info.max_timestamp == info.walked_max_timestamp:
         return
-    info.attributes = attributes
+    info.attributes = attributes & KNOWN_ATTRIBUTES  # as Kafka does when it writes them anew
     info.max_timestamp = info.walked_max_timestamp
     put_i16(data + ATTRIBUTES_AT, info.attributes)
     put_i64(data + MAX_TIMESTAMP_AT, info.max_timestamp)
@@ -227,6 +222,8 @@ cdef void walk_begin(Walk* walk, const BatchInfo* info) noexcept nogil:
         walk.delta_mask = -1
     walk.earliest_timestamp = INT64_MIN
     walk.latest_timestamp = INT64_MAX
+    walk.before_max_ms = INT64_MAX
+    walk.after_max_ms = INT64_MAX
     walk.target_timestamp = INT64_MAX
     walk.target_delta = INT64_MAX
     walk.consecutive = True
@@ -238,8 +235,13 @@ cdef void walk_rules(Walk* walk, const Rules* rules, int64_t now_ms) noexcept no
     walk.compacted = rules.compacted
     if rules.log_append_time:
         return
+    walk.now_ms = now_ms
+    walk.before_max_ms = rules.before_max_ms
+    walk.after_max_ms = rules.after_max_ms
     if rules.before_max_ms < INT64_MAX:
         walk.earliest_timestamp = now_ms - rules.before_max_ms
+    elif rules.after_max_ms < INT64_MAX:
+        walk.earliest_timestamp = INT64_MIN + now_ms      # Kafka's difference overflows below it
     if rules.after_max_ms < INT64_MAX - now_ms:
         walk.latest_timestamp = now_ms + rules.after_max_ms
 
@@ -272,6 +274,13 @@ cdef void refuse_record(Walk* walk, int code, const char* message) noexcept nogi
         walk.message = message
 
 
+# Kafka's rule, with its overflow (LogValidator.recordHasInvalidTimestamp): a timestamp near INT64_MIN counts as one in
+# the far future.
+cdef bint is_bad_timestamp(const Walk* walk, int64_t timestamp) noexcept nogil:
+    cdef uint64_t difference = <uint64_t>walk.now_ms - <uint64_t>timestamp
+    return <int64_t>difference > walk.before_max_ms or <int64_t>(0 - difference) > walk.after_max_ms
+
+
 # What is asked of one record beside its shape; `walk_whole` waves through those that cannot be concerned.
 cdef void judge_record(Walk* walk, int64_t timestamp, int32_t offset_delta, int32_t key_size) noexcept nogil:
     if timestamp >= walk.target_timestamp and offset_delta >= walk.target_delta and not walk.found:
@@ -280,7 +289,7 @@ cdef void judge_record(Walk* walk, int64_t timestamp, int32_t offset_delta, int3
         walk.found_delta = offset_delta
     if walk.compacted and key_size < 0:
         refuse_record(walk, INVALID_RECORD, "Compacted topic cannot accept message without key")
-    elif (timestamp < walk.earliest_timestamp or timestamp > walk.latest_timestamp) and timestamp != -1:
+    elif timestamp != -1 and is_bad_timestamp(walk, timestamp):
         refuse_record(walk, INVALID_TIMESTAMP, "Timestamp is out of the range that the topic allows")
 
 
@@ -442,6 +451,18 @@ cdef int walk_end(Walk* walk) noexcept nogil:
 
 
 # -- for Python --------------------------------------------------------------------------------------------
+
+def copied(const uint8_t[::1] data not None) -> bytearray:
+    """The same bytes. The GIL is not held while they are copied, and nothing is zeroed before."""
+    cdef bytearray copy = PyByteArray_FromStringAndSize(NULL, data.shape[0])
+    cdef char* into = PyByteArray_AS_STRING(copy)
+    cdef size_t size = data.shape[0]
+    if size:
+        with nogil:
+            memcpy(into, &data[0], size)
+    return copy
+
+
 
 cdef class BatchHeader:
     """The header fields of one batch, and what a walk or a refusal added. `BatchHeader(buffer, position=0)`."""

@@ -168,6 +168,10 @@ cdef class Spec:
             descriptor = cls.__dict__[field.name]
             field.slot = (<PyMemberDescrObject*><PyObject*>descriptor).d_member.offset
 
+    def prepare(self, int version):
+        """Make the plan of a version ahead of its first use."""
+        self.plan(version)
+
     cdef Plan plan(self, int version):
         cdef Plan plan
         if version < 0 or version > <int>self.versions[1] or version < <int>self.versions[0]:

@@ -6,6 +6,8 @@
 A topic of commits has a million records of a few thousand keys, so one pass in C over the bytes leaves little for
 Python. Compressed, control and transactional batches are the caller's: `feed` stops before them.
 
+`take_records` hands out all records as bytes, for topics that hold no committed offsets (`has_offsets=False`).
+
 Beware: one thread at a time. Keys are chosen by clients, so the hash is keyed (SipHash-1-3): nobody can make a load
 quadratic. The keys of OffsetCommit types 0 and 1 name the same offset and are stored as type 1."""
 
@@ -23,6 +25,9 @@ from kafkad._native.wire.batch cimport (
 )
 from kafkad._native.wire.malformed import Malformed
 from kafkad._native.wire.primitives cimport get_i16, get_i32, get_i64
+from kafkad._native.wire.batch_layout cimport (
+    ATTRIBUTES_AT, LAST_OFFSET_DELTA_AT, LENGTH_AT, MAGIC_AT, RECORDS_COUNT_AT,
+)
 
 cdef extern from "record.h" nogil:
     ctypedef struct RecordView:
@@ -88,9 +93,11 @@ cdef class LatestRecords:
     cdef uint64_t seed0
     cdef uint64_t seed1
     cdef dict names
+    cdef bint has_offsets         # of `__consumer_offsets`, where key types 0 and 1 name the same offset
 
-    def __cinit__(self):
+    def __cinit__(self, bint has_offsets=True):
         self.names = {}
+        self.has_offsets = has_offsets
         seed = os.urandom(16)
         self.seed0 = int.from_bytes(seed[:8], "little")
         self.seed1 = int.from_bytes(seed[8:], "little")
@@ -189,7 +196,7 @@ cdef class LatestRecords:
         cdef size_t size = key_size + (value_size if value_size > 0 else 0)
         cdef uint64_t hashed
         cdef uint8_t* data
-        if 2 <= key_size <= KEY_MAX and key[0] == 0 and key[1] == LEGACY_OFFSET_COMMIT:
+        if self.has_offsets and 2 <= key_size <= KEY_MAX and key[0] == 0 and key[1] == LEGACY_OFFSET_COMMIT:
             memcpy(renamed, key, key_size)
             renamed[1] = OFFSET_COMMIT
             key = renamed
@@ -247,16 +254,16 @@ cdef class LatestRecords:
         cdef int code
         while size - at[0] >= HEADER_SIZE:
             p = data + at[0]
-            length = get_i32(p + 8)
-            if p[16] != 2 or length < HEADER_SIZE - LENGTH_OVERHEAD or get_i32(p + 57) < 0:
+            length = get_i32(p + LENGTH_AT)
+            if p[MAGIC_AT] != 2 or length < HEADER_SIZE - LENGTH_OVERHEAD or get_i32(p + RECORDS_COUNT_AT) < 0:
                 return BAD_BATCH
             if <size_t>(length + LENGTH_OVERHEAD) > size - at[0]:
                 break
-            attributes = get_i16(p + 21)
-            if get_i64(p) + get_i32(p + 23) >= start_offset:
+            attributes = get_i16(p + ATTRIBUTES_AT)
+            if get_i64(p) + get_i32(p + LAST_OFFSET_DELTA_AT) >= start_offset:
                 if attributes & (COMPRESSION_MASK | TRANSACTIONAL | CONTROL):
                     break
-                code = self.put_records(p + HEADER_SIZE, p + LENGTH_OVERHEAD + length, get_i64(p), get_i32(p + 57))
+                code = self.put_records(p + HEADER_SIZE, p + LENGTH_OVERHEAD + length, get_i64(p), get_i32(p + RECORDS_COUNT_AT))
                 if code != OK:
                     return code
             at[0] += <size_t>(length + LENGTH_OVERHEAD)
@@ -335,6 +342,25 @@ cdef class LatestRecords:
             entry.data = NULL
             self.taken += 1
         return made, others
+
+    def take_records(self, size_t limit):
+        """Take up to `limit` entries away; nothing may be fed afterwards. Return them as (key, value, offset), without
+        tombstones."""
+        cdef list taken = []
+        cdef size_t last = min(self.taken + limit, self.count)
+        cdef Entry* entry
+        while self.taken < last:
+            entry = &self.entries[self.taken]
+            if entry.value_size >= 0:
+                taken.append((
+                    PyBytes_FromStringAndSize(<const char*>entry.data, entry.key_size),
+                    PyBytes_FromStringAndSize(<const char*>entry.data + entry.key_size, entry.value_size),
+                    entry.offset,
+                ))
+            free(entry.data)
+            entry.data = NULL
+            self.taken += 1
+        return taken
 
 
 cdef int take_offset(Entry* entry, dict groups, dict topics, dict names, make) except -1:

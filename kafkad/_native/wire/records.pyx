@@ -21,6 +21,10 @@ from kafkad._native.wire.batch cimport (
 from kafkad._native.wire.crc32c cimport crc32c
 from kafkad._native.wire.malformed import Malformed
 from kafkad._native.wire.primitives cimport put_i16, put_i32, put_i64, put_varint, put_varlong
+from kafkad._native.wire.batch_layout cimport (
+    ATTRIBUTES_AT, BASE_SEQUENCE_AT, BASE_TIMESTAMP_AT, CRC_AT, LAST_OFFSET_DELTA_AT, LEADER_EPOCH_AT, LENGTH_AT,
+    MAGIC_AT, MAX_TIMESTAMP_AT, PRODUCER_EPOCH_AT, PRODUCER_ID_AT, RECORDS_COUNT_AT,
+)
 
 
 @cython.freelist(64)
@@ -317,15 +321,15 @@ def write_header(
         raise ValueError("the batch is too short or too long")
     cdef uint8_t* p = <uint8_t*>PyByteArray_AS_STRING(buffer)
     put_i64(p, base_offset)
-    put_i32(p + 8, <int32_t>(len(buffer) - 12))
-    put_i32(p + 12, leader_epoch)
-    p[16] = 2
-    put_i16(p + 21, attributes)
-    put_i32(p + 23, last_offset_delta)
-    put_i64(p + 27, base_timestamp)
-    put_i64(p + 35, max_timestamp)
-    put_i64(p + 43, producer_id)
-    put_i16(p + 51, producer_epoch)
-    put_i32(p + 53, base_sequence)
-    put_i32(p + 57, records_count)
-    put_i32(p + 17, <int32_t>crc32c(p + 21, len(buffer) - 21))
+    put_i32(p + LENGTH_AT, <int32_t>(len(buffer) - 12))
+    put_i32(p + LEADER_EPOCH_AT, leader_epoch)
+    p[MAGIC_AT] = 2
+    put_i16(p + ATTRIBUTES_AT, attributes)
+    put_i32(p + LAST_OFFSET_DELTA_AT, last_offset_delta)
+    put_i64(p + BASE_TIMESTAMP_AT, base_timestamp)
+    put_i64(p + MAX_TIMESTAMP_AT, max_timestamp)
+    put_i64(p + PRODUCER_ID_AT, producer_id)
+    put_i16(p + PRODUCER_EPOCH_AT, producer_epoch)
+    put_i32(p + BASE_SEQUENCE_AT, base_sequence)
+    put_i32(p + RECORDS_COUNT_AT, records_count)
+    put_i32(p + CRC_AT, <int32_t>crc32c(p + 21, len(buffer) - 21))

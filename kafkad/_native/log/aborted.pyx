@@ -1,0 +1,205 @@
+"""The index of aborted transactions beside a segment, `<base offset>.txnindex`, without the GIL.
+
+34 bytes an entry: version i16 = 0, producer id, first offset, last offset (of the marker), last stable offset at that time,
+i64 each (Kafka's TransactionIndex; log/txn_index.py reads and writes whole files). An entry stands in the segment of its
+marker, so the transactions of a range of records may be told by later segments. Entries ascend by their last offsets.
+
+The file is opened for each call: the owner replaces it at recovery and truncation, other workers only read, and most logs
+have none. A closed segment without an index is remembered (`Segment.no_aborts`)."""
+
+from libc.errno cimport EIO, ENOENT, ENOMEM
+from libc.stdint cimport int64_t, uint8_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy, memset
+
+from kafkad._native.log.fileio cimport close_fd, cut, open_path, read_at, write_at
+from kafkad._native.log.index cimport OFFSET_ENTRY_SIZE
+from kafkad._native.log.segments cimport PATH_SIZE, Segment, segment_path
+from kafkad._native.wire.primitives cimport get_i32, get_i64, put_i64
+
+cdef extern from "<fcntl.h>" nogil:
+    enum: O_RDONLY, O_WRONLY, O_CREAT, O_CLOEXEC
+
+cdef extern from "<unistd.h>" nogil:
+    int64_t lseek(int fd, int64_t offset, int whence)
+    enum: SEEK_END
+
+cdef enum:
+    BLOCK_ENTRIES = 240             # read at once: 8,160 bytes
+    FOUND_MAX = 1 << 24             # by a search; more than there are in a Fetch of any log that is not corrupt
+
+# Where the fields of an entry stand.
+cdef enum:
+    PRODUCER_AT = 2
+    FIRST_AT = 10
+    LAST_AT = 18
+    STABLE_AT = 26
+
+
+cdef int aborted_append(const char* directory, int64_t segment, int64_t producer_id, int64_t first_offset,
+                        int64_t last_offset, int64_t stable_offset, int64_t* before) noexcept nogil:
+    cdef char path[PATH_SIZE]
+    cdef uint8_t entry[ABORTED_SIZE]
+    cdef int fd, failure
+    segment_path(directory, segment, b"txnindex", path)
+    fd = open_path(path, O_WRONLY | O_CREAT | O_CLOEXEC)
+    if fd < 0:
+        return fd
+    before[0] = lseek(fd, 0, SEEK_END)
+    before[0] -= before[0] % ABORTED_SIZE       # what follows a part of an entry could not be read
+    memset(entry, 0, 2)
+    put_i64(entry + PRODUCER_AT, producer_id)
+    put_i64(entry + FIRST_AT, first_offset)
+    put_i64(entry + LAST_AT, last_offset)
+    put_i64(entry + STABLE_AT, stable_offset)
+    failure = write_at(fd, entry, ABORTED_SIZE, before[0])
+    if failure != 0 and cut(fd, before[0]) != 0:
+        failure = -EIO                          # a part of the entry may stand there
+    close_fd(fd)
+    return failure
+
+
+cdef int aborted_undo(const char* directory, int64_t segment, int64_t before) noexcept nogil:
+    cdef char path[PATH_SIZE]
+    cdef int fd, failure
+    segment_path(directory, segment, b"txnindex", path)
+    fd = open_path(path, O_WRONLY | O_CLOEXEC)
+    if fd < 0:
+        return fd
+    failure = cut(fd, before)
+    close_fd(fd)
+    return failure
+
+
+cdef int add(Aborted* found, const uint8_t* entry) noexcept nogil:
+    cdef int64_t capacity
+    cdef uint8_t* entries
+    if found.count == FOUND_MAX:
+        return -ENOMEM
+    if found.count == found.capacity:
+        capacity = found.capacity * 2 if found.capacity else 16
+        entries = <uint8_t*>realloc(found.entries, <size_t>(capacity * ABORTED_SIZE))
+        if entries == NULL:
+            return -ENOMEM
+        found.entries = entries
+        found.capacity = capacity
+    memcpy(found.entries + found.count * ABORTED_SIZE, entry, ABORTED_SIZE)
+    found.count += 1
+    return 0
+
+
+cdef int search_file(int fd, int64_t start, int64_t upper, Aborted* found) noexcept nogil:
+    # 1 when what follows cannot matter any more, 0 when later segments may, -errno.
+    cdef uint8_t block[BLOCK_ENTRIES * ABORTED_SIZE]
+    cdef int64_t low = 0, high = lseek(fd, 0, SEEK_END) // ABORTED_SIZE, middle, n, i
+    cdef const uint8_t* entry
+    while high - low > BLOCK_ENTRIES:           # the first that ends at or behind `start`
+        middle = low + (high - low) // 2
+        n = read_at(fd, block, ABORTED_SIZE, middle * ABORTED_SIZE)
+        if n < 0:
+            return <int>n
+        if n == ABORTED_SIZE and get_i64(block + LAST_AT) < start:
+            low = middle + 1
+        else:
+            high = middle
+    while True:
+        n = read_at(fd, block, BLOCK_ENTRIES * ABORTED_SIZE, low * ABORTED_SIZE)
+        if n < 0:
+            return <int>n
+        n //= ABORTED_SIZE
+        for i in range(n):
+            entry = block + i * ABORTED_SIZE
+            if get_i64(entry + LAST_AT) < start:
+                continue
+            if get_i64(entry + FIRST_AT) < upper and add(found, entry) != 0:
+                return -ENOMEM
+            if get_i64(entry + STABLE_AT) >= upper:
+                return 1
+        if n < BLOCK_ENTRIES:
+            return 0
+        low += n
+
+
+cdef int aborted_search(const char* directory, Segment* segments, int count, int at, int64_t start, int64_t upper,
+                        int64_t end, Aborted* found) noexcept nogil:
+    cdef char path[PATH_SIZE]
+    cdef int fd, status
+    memset(found, 0, sizeof(Aborted))
+    for at in range(at, count):
+        if segments[at].base_offset >= end:
+            break
+        if segments[at].no_aborts:
+            continue
+        segment_path(directory, segments[at].base_offset, b"txnindex", path)
+        fd = open_path(path, O_RDONLY | O_CLOEXEC)
+        if fd == -ENOENT:
+            segments[at].no_aborts = at + 1 < count     # the active one may still get its first
+            continue
+        status = fd
+        if fd >= 0:
+            status = search_file(fd, start, upper, found)
+            close_fd(fd)
+        if status < 0:
+            free(found.entries)
+            memset(found, 0, sizeof(Aborted))
+            return status
+        if status == 1:
+            break
+    return 0
+
+
+cdef int64_t offset_behind(const char* directory, int64_t segment, int64_t position, int64_t unknown) noexcept nogil:
+    # An entry says where the batch begins that ends with its offset. The file of an active segment ends in zeros.
+    cdef char path[PATH_SIZE]
+    cdef uint8_t entry[OFFSET_ENTRY_SIZE]
+    cdef int64_t low = 0, high, entries, middle
+    cdef int64_t found = unknown
+    cdef int fd
+    segment_path(directory, segment, b"index", path)
+    fd = open_path(path, O_RDONLY | O_CLOEXEC)
+    if fd < 0:
+        return unknown
+    entries = lseek(fd, 0, SEEK_END) // OFFSET_ENTRY_SIZE
+    high = entries
+    while low < high:
+        middle = low + (high - low) // 2
+        if read_at(fd, entry, OFFSET_ENTRY_SIZE, middle * OFFSET_ENTRY_SIZE) != OFFSET_ENTRY_SIZE:
+            close_fd(fd)
+            return unknown
+        if 0 < get_i32(entry + 4) < position:
+            low = middle + 1
+        else:
+            high = middle
+    if low < entries and read_at(fd, entry, OFFSET_ENTRY_SIZE, low * OFFSET_ENTRY_SIZE) == OFFSET_ENTRY_SIZE:
+        if get_i32(entry + 4) >= position and get_i32(entry) > 0:
+            found = segment + get_i32(entry)
+    close_fd(fd)
+    return found
+
+
+cdef int64_t aborted_end(const char* directory, Segment* segments, int count, int64_t log_end) noexcept nogil:
+    cdef char path[PATH_SIZE]
+    cdef uint8_t entry[ABORTED_SIZE]
+    cdef int64_t n, entries
+    cdef int at, fd
+    for at in range(count - 1, -1, -1):
+        if segments[at].no_aborts:
+            continue
+        segment_path(directory, segments[at].base_offset, b"txnindex", path)
+        fd = open_path(path, O_RDONLY | O_CLOEXEC)
+        if fd == -ENOENT:
+            segments[at].no_aborts = at + 1 < count
+            continue
+        if fd < 0:
+            return fd
+        entries = lseek(fd, 0, SEEK_END) // ABORTED_SIZE
+        n = ABORTED_SIZE
+        if entries > 0:
+            n = read_at(fd, entry, ABORTED_SIZE, (entries - 1) * ABORTED_SIZE)
+        close_fd(fd)
+        if n != ABORTED_SIZE:
+            return n if n < 0 else -EIO
+        if entries > 0:
+            n = get_i64(entry + LAST_AT)
+            return n + 1 if 0 <= n < log_end else log_end
+    return 0

@@ -1,0 +1,36 @@
+from typing_extensions import Buffer
+
+from kafkad._native.log.cleaned_transactions import CleanedTransactions
+from kafkad._native.log.offset_map import OffsetMap
+
+class Mapping:
+    full: bool
+    records: int
+    def __init__(self, offsets: OffsetMap, transactions: CleanedTransactions, start_offset: int) -> None: ...
+    def feed(self, data: Buffer, position: int = 0) -> int: ...
+    def feed_plain(self, data: Buffer, position: int, plain: Buffer) -> int: ...
+
+class Cleaning:
+    size: int
+    max_timestamp: int
+    last_offset: int
+    bytes_read: int
+    records_read: int
+    records_kept: int
+    keyless: int
+    def __init__(
+        self,
+        offsets: OffsetMap,
+        transactions: CleanedTransactions,
+        upper_offset: int,
+        now_ms: int,
+        delete_retention_ms: int,
+        index_interval: int = 4096,
+    ) -> None: ...
+    def begin(self, base_offset: int, last_records: dict[int, tuple[int, int]]) -> None: ...
+    def feed(self, data: Buffer, position: int = 0) -> int: ...
+    def feed_plain(self, data: Buffer, position: int, plain: Buffer) -> bytes | None: ...
+    def put_compressed(self, data: Buffer) -> None: ...
+    def write_to(self, fd: int) -> int: ...
+    def take(self) -> bytes: ...
+    def finish(self) -> tuple[bytes, bytes]: ...

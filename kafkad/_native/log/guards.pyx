@@ -1,0 +1,157 @@
+"""Who asked a coordinator to begin a transaction in a partition, in C.
+
+The first batch of a transaction in a partition may be appended only when the transaction's coordinator knows of it. Else
+nobody would ever end it (KIP-890). So the first try is answered with a guard, a number, while the coordinator is asked; the
+second brings the guard. Between the two the transaction may be ended. Its marker takes the guard away, and the second try is
+refused, as with Kafka's VerificationGuard. One worker appends to a partition, so a number compared is all there is to it.
+
+While batches wait for the coordinator, a later one must not overtake the first: its sequence would be out of order for
+ever. `lowest_sequence` is the least that came."""
+
+from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memset
+
+from kafkad._native.log.producer_table cimport Producer, ProducerMap, producer_find
+from kafkad._native.wire.errors cimport (
+    INVALID_PRODUCER_EPOCH, INVALID_REQUEST, INVALID_TXN_STATE, OUT_OF_ORDER_SEQUENCE_NUMBER,
+)
+
+cdef enum:
+    CAPACITY_MIN = 8
+    GUARDS_MAX = 10_000             # of a partition
+
+
+cdef inline int32_t home_of(const Guards* guards, int64_t producer_id) noexcept nogil:
+    cdef uint64_t h = <uint64_t>producer_id * 0x9E3779B97F4A7C15ULL
+    return <int32_t>((h ^ (h >> 32)) & <uint64_t>(guards.capacity - 1))
+
+
+cdef Guard* find(const Guards* guards, int64_t producer_id) noexcept nogil:
+    cdef int32_t at
+    if guards.count == 0:
+        return NULL
+    at = home_of(guards, producer_id)
+    while guards.places[at].producer_id != -1:
+        if guards.places[at].producer_id == producer_id:
+            return &guards.places[at]
+        at = (at + 1) & (guards.capacity - 1)
+    return NULL
+
+
+cdef Guard* place(Guards* guards, int64_t producer_id) noexcept nogil:
+    # A free one; there is room.
+    cdef int32_t at = home_of(guards, producer_id)
+    while guards.places[at].producer_id != -1:
+        at = (at + 1) & (guards.capacity - 1)
+    guards.places[at].producer_id = producer_id
+    guards.count += 1
+    return &guards.places[at]
+
+
+cdef bint rebuild(Guards* guards, int32_t capacity, int64_t before_ms) noexcept nogil:
+    # Without those that are older. False: no memory, and all is as it was.
+    cdef Guards fresh
+    cdef int32_t i
+    fresh.places = <Guard*>malloc(<size_t>capacity * sizeof(Guard))
+    if fresh.places == NULL:
+        return False
+    fresh.capacity = capacity
+    fresh.count = 0
+    fresh.last = guards.last
+    for i in range(capacity):
+        fresh.places[i].producer_id = -1
+    for i in range(guards.capacity):
+        if guards.places[i].producer_id != -1 and guards.places[i].since_ms >= before_ms:
+            place(&fresh, guards.places[i].producer_id)[0] = guards.places[i]
+    free(guards.places)
+    guards[0] = fresh
+    return True
+
+
+cdef Guard* make(Guards* guards, int64_t producer_id) noexcept nogil:
+    cdef Guard* guard
+    if guards.count >= GUARDS_MAX:
+        return NULL
+    if (guards.count + 1) * 4 > guards.capacity * 3 and not rebuild(
+            guards, guards.capacity * 2 if guards.capacity else CAPACITY_MIN, -INT64_MAX):
+        return NULL
+    guard = place(guards, producer_id)
+    guards.last += 1
+    if guards.last == 0:
+        guards.last = 1
+    guard.number = guards.last
+    return guard
+
+
+cdef void remove(Guards* guards, Guard* guard) noexcept nogil:
+    # Those behind it move up, so that a search still ends at the first free place.
+    cdef int32_t mask = guards.capacity - 1
+    cdef int32_t hole = <int32_t>(guard - guards.places), at = hole, home
+    while True:
+        at = (at + 1) & mask
+        if guards.places[at].producer_id == -1:
+            break
+        home = home_of(guards, guards.places[at].producer_id)
+        if ((at - home) & mask) >= ((at - hole) & mask):
+            guards.places[hole] = guards.places[at]
+            hole = at
+    guards.places[hole].producer_id = -1
+    guards.count -= 1
+
+
+cdef int guards_admit(Guards* guards, const ProducerMap* producers, int request, int64_t producer_id, int16_t epoch,
+                      int32_t base_sequence, int64_t now_ms, bint last, uint32_t* guard) noexcept nogil:
+    cdef const Producer* producer = producer_find(producers, producer_id)
+    cdef Guard* known
+    if request == PLAIN:
+        return INVALID_REQUEST
+    if producer != NULL and producer.epoch == epoch and producer.transaction_start >= 0:
+        return 0
+    if producer != NULL and epoch < producer.epoch:
+        return INVALID_PRODUCER_EPOCH
+    if request == UNVERIFIED:
+        return 0
+    known = find(guards, producer_id)
+    if guard[0] != 0:
+        if known == NULL or known.number != guard[0]:
+            return INVALID_TXN_STATE
+        if known.implicit and base_sequence > 0 and producer == NULL:
+            return OUT_OF_ORDER_SEQUENCE_NUMBER
+        return OUT_OF_ORDER_SEQUENCE_NUMBER if base_sequence > known.lowest_sequence else 0
+    if last:
+        return INVALID_TXN_STATE
+    if known == NULL:
+        known = make(guards, producer_id)
+        if known == NULL:
+            return INVALID_TXN_STATE
+        known.since_ms = now_ms
+        known.epoch = epoch
+        known.lowest_sequence = base_sequence
+        known.implicit = request == IMPLICIT
+    elif epoch > known.epoch:
+        known.epoch = epoch
+        known.lowest_sequence = base_sequence
+    elif epoch == known.epoch and base_sequence < known.lowest_sequence:
+        known.lowest_sequence = base_sequence
+    guard[0] = known.number
+    return NEED_TRANSACTION
+
+
+cdef void guards_appended(Guards* guards, int64_t producer_id, int16_t epoch, bint marker) noexcept nogil:
+    # Under TV2 the epoch rises with each transaction: the marker of the one before leaves the guard of the next.
+    cdef Guard* guard = find(guards, producer_id)
+    if guard != NULL and not (marker and guard.implicit and guard.epoch == epoch):
+        remove(guards, guard)
+
+
+cdef void guards_expire(Guards* guards, int64_t before_ms) noexcept nogil:
+    if guards.count:
+        rebuild(guards, guards.capacity, before_ms)
+
+
+cdef void guards_free(Guards* guards) noexcept nogil:
+    cdef uint32_t last = guards.last            # an old number is never given again
+    free(guards.places)
+    memset(guards, 0, sizeof(Guards))
+    guards.last = last

@@ -1,0 +1,149 @@
+"""The last offset of each key of a log, as the cleaner collects it, in memory that is bounded beforehand.
+
+A slot takes 24 bytes, as in Kafka, so `log.cleaner.dedupe.buffer.size` means the same: 16 bytes of the key's hash and
+the offset. The keys themselves are not kept. Two keys with the same 128 bits would be taken for one, and the older lost;
+the hash is keyed (SipHash-1-3, a new random key each time), so nobody can make such keys.
+
+The memory is mapped, and only the pages that are used take any. `close` gives it back."""
+
+import os
+
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.string cimport memcpy
+from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
+
+cdef extern from * nogil:
+    """
+    static inline uint64_t kafkad_scaled(uint64_t hash, uint64_t slots) {
+        return (uint64_t)(((unsigned __int128)hash * slots) >> 64);
+    }
+    """
+    uint64_t kafkad_scaled(uint64_t hash, uint64_t slots)
+    void __builtin_prefetch(const void* address)
+
+
+cdef inline uint64_t rotated(uint64_t x, int bits) noexcept nogil:
+    return x << bits | x >> (64 - bits)
+
+
+cdef inline void sip_round(uint64_t* v) noexcept nogil:
+    v[0] += v[1]
+    v[1] = rotated(v[1], 13) ^ v[0]
+    v[0] = rotated(v[0], 32)
+    v[2] += v[3]
+    v[3] = rotated(v[3], 16) ^ v[2]
+    v[0] += v[3]
+    v[3] = rotated(v[3], 21) ^ v[0]
+    v[2] += v[1]
+    v[1] = rotated(v[1], 17) ^ v[2]
+    v[2] = rotated(v[2], 32)
+
+
+cdef class OffsetMap:
+    """Room for `memory` bytes of slots, of which `load_factor` may be filled."""
+
+    def __cinit__(self, uint64_t memory, double load_factor=0.9):
+        if not 0 < load_factor <= 1:
+            raise ValueError(f"load factor {load_factor} is not between 0 and 1")
+        self.slots = memory // sizeof(Slot)
+        self.size_max = <uint64_t>(self.slots * load_factor)
+        if self.size_max < 1:
+            raise ValueError(f"{memory} bytes hold no slot of an offset map")
+        if self.size_max == self.slots:
+            self.size_max -= 1                         # a search ends at a free slot
+            if self.size_max < 1:
+                raise ValueError(f"{memory} bytes hold no slot of an offset map")
+        self.latest_offset = -1
+        seed = os.urandom(16)
+        self.seed.low = int.from_bytes(seed[:8], "little")
+        self.seed.high = int.from_bytes(seed[8:], "little")
+        memory_at = mmap(NULL, self.slots * sizeof(Slot), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+        if memory_at == MAP_FAILED:
+            raise MemoryError(f"no {memory} bytes for an offset map")
+        self.table = <Slot*>memory_at
+
+    def __dealloc__(self):
+        self.close()
+
+    def close(self):
+        """Give the memory back. Nothing may be put or looked up afterwards."""
+        if self.table != NULL:
+            munmap(self.table, self.slots * sizeof(Slot))
+            self.table = NULL
+            self.size_max = 0
+
+    def __len__(self):
+        return self.size
+
+    cdef Hashed hash_of(self, const uint8_t* key, size_t size) noexcept nogil:
+        cdef uint64_t v[4]
+        cdef uint64_t word
+        cdef uint64_t last = <uint64_t>size << 56
+        cdef size_t whole = size & ~<size_t>7
+        cdef size_t i
+        cdef Hashed found
+        v[0] = self.seed.low ^ 0x736F6D6570736575ULL
+        v[1] = self.seed.high ^ 0x646F72616E646F6DULL ^ 0xEE
+        v[2] = self.seed.low ^ 0x6C7967656E657261ULL
+        v[3] = self.seed.high ^ 0x7465646279746573ULL
+        for i in range(0, whole, 8):
+            memcpy(&word, key + i, 8)
+            v[3] ^= word
+            sip_round(v)
+            v[0] ^= word
+        for i in range(whole, size):
+            last |= <uint64_t>key[i] << (8 * (i - whole))
+        v[3] ^= last
+        sip_round(v)
+        v[0] ^= last
+        v[2] ^= 0xEE
+        sip_round(v)
+        sip_round(v)
+        sip_round(v)
+        found.low = v[0] ^ v[1] ^ v[2] ^ v[3]
+        v[1] ^= 0xDD
+        sip_round(v)
+        sip_round(v)
+        sip_round(v)
+        found.high = v[0] ^ v[1] ^ v[2] ^ v[3]
+        return found
+
+    cdef void prefetch(self, Hashed hashed) noexcept nogil:
+        __builtin_prefetch(&self.table[kafkad_scaled(hashed.low, self.slots)])
+
+    cdef Slot* slot_of(self, Hashed hashed) noexcept nogil:
+        # The key's slot, or the free one where it belongs.
+        cdef Slot* slot = self.table + kafkad_scaled(hashed.low, self.slots)
+        cdef Slot* end = self.table + self.slots
+        while slot.last and (slot.key.low != hashed.low or slot.key.high != hashed.high):
+            slot += 1
+            if slot == end:
+                slot = self.table
+        return slot
+
+    cdef bint put_hashed(self, Hashed hashed, int64_t offset) noexcept nogil:
+        cdef Slot* slot
+        if self.size >= self.size_max:                 # Kafka stops here for a key that is known, too
+            return False
+        slot = self.slot_of(hashed)
+        if slot.last == 0:
+            slot.key = hashed
+            self.size += 1
+        slot.last = offset + 1
+        self.latest_offset = offset
+        return True
+
+    cdef int64_t get_hashed(self, Hashed hashed) noexcept nogil:
+        return self.slot_of(hashed).last - 1
+
+    def put(self, bytes key not None, int64_t offset):
+        """False when the map is full; then nothing changed."""
+        if self.table == NULL:
+            raise ValueError("the offset map is closed")
+        return self.put_hashed(self.hash_of(<const uint8_t*><char*>key, len(key)), offset)
+
+    def get(self, bytes key not None):
+        """The last offset of a key, -1 when it has none."""
+        if self.table == NULL:
+            raise ValueError("the offset map is closed")
+        return self.get_hashed(self.hash_of(<const uint8_t*><char*>key, len(key)))

@@ -1,0 +1,3 @@
+USABLE: bool
+
+def use_heap(wanted: bool) -> bool: ...

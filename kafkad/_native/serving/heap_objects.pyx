@@ -1,0 +1,105 @@
+"""Python objects of long work, in the C library's heap instead of CPython's arenas.
+
+CPython keeps small objects in arenas of 1 MiB and gives an arena back when it is empty. Long work makes a million
+objects and frees them, but meanwhile the worker makes a few that stay: timers, tasks, cached tuples. One of them keeps
+an arena: dozens of MiB, of which 1% is in use. The C library's heap gives back each free page (`Reactor.trim_soon`),
+so the same object keeps 4 KiB.
+
+    before = use_heap(True)     new small objects come from malloc
+    ...                         one turn of long work
+    use_heap(before)            from the arenas again
+
+Why this may be done: pymalloc passes allocations of more than 512 bytes to the C library, so its `free` and `realloc`
+take either kind of memory, told apart by address. Only the functions that allocate are replaced, under the GIL, and
+only if pymalloc's own are installed. With a debug allocator, tracemalloc or a free-threaded build nothing happens.
+
+Beware: `sys.getallocatedblocks()` does not count a block of the heap when it is made, and counts it when it is freed."""
+
+import os
+import sys
+import sysconfig
+
+cdef extern from "Python.h":
+    ctypedef enum PyMemAllocatorDomain:
+        PYMEM_DOMAIN_MEM
+        PYMEM_DOMAIN_OBJ
+    ctypedef struct PyMemAllocatorEx:
+        void* ctx
+        void* (*malloc)(void* ctx, size_t size) noexcept
+        void* (*calloc)(void* ctx, size_t count, size_t size) noexcept
+        void* (*realloc)(void* ctx, void* memory, size_t size) noexcept
+        void (*free)(void* ctx, void* memory) noexcept
+    void PyMem_GetAllocator(PyMemAllocatorDomain domain, PyMemAllocatorEx* allocator)
+    void PyMem_SetAllocator(PyMemAllocatorDomain domain, PyMemAllocatorEx* allocator)
+    void* PyMem_RawMalloc(size_t size) noexcept nogil
+    void* PyMem_RawCalloc(size_t count, size_t size) noexcept nogil
+
+cdef enum:
+    DOMAINS = 2
+
+cdef PyMemAllocatorDomain[DOMAINS] domains = [PYMEM_DOMAIN_MEM, PYMEM_DOMAIN_OBJ]
+cdef PyMemAllocatorEx[DOMAINS] arenas   # as CPython installed them
+cdef PyMemAllocatorEx[DOMAINS] heap     # the same, but for new memory
+cdef bint in_heap = False
+
+
+cdef void* heap_malloc(void* ctx, size_t size) noexcept:
+    return PyMem_RawMalloc(size)
+
+
+cdef void* heap_calloc(void* ctx, size_t count, size_t size) noexcept:
+    return PyMem_RawCalloc(count, size)
+
+
+cdef void* heap_realloc(void* ctx, void* memory, size_t size) noexcept:
+    if memory is NULL:
+        return PyMem_RawMalloc(size)
+    return arenas[0].realloc(ctx, memory, size)         # MEM and OBJ share one pymalloc
+
+
+cdef bint is_pymalloc() except -1:
+    """Whether the allocators are pymalloc's, without hooks that keep notes of each block."""
+    return (
+        sys.implementation.name == "cpython"
+        and bool(sysconfig.get_config_var("WITH_PYMALLOC"))
+        and not sysconfig.get_config_var("Py_GIL_DISABLED")
+        and not hasattr(sys, "gettotalrefcount")
+        and not sys.flags.dev_mode
+        and os.environ.get("PYTHONMALLOC", "") in ("", "default", "pymalloc")
+        and not os.environ.get("PYTHONTRACEMALLOC")
+    )
+
+
+cdef bint prepare() except -1:
+    """Whether `use_heap` can do anything in this process."""
+    if not is_pymalloc():
+        return False
+    for i in range(DOMAINS):
+        PyMem_GetAllocator(domains[i], &arenas[i])
+        heap[i] = arenas[i]
+        heap[i].malloc = heap_malloc
+        heap[i].calloc = heap_calloc
+        heap[i].realloc = heap_realloc
+    return arenas[0].malloc == arenas[1].malloc and arenas[0].free == arenas[1].free and arenas[0].ctx == arenas[1].ctx
+
+
+USABLE = prepare()
+
+
+def use_heap(bint wanted):
+    """Whether the heap was in use before. Changes nothing if somebody else has replaced the allocator."""
+    global in_heap
+    cdef bint before = in_heap
+    cdef PyMemAllocatorEx* current
+    cdef PyMemAllocatorEx installed
+    if wanted == before or not USABLE:
+        return before
+    current = &heap[0] if before else &arenas[0]
+    for i in range(DOMAINS):
+        PyMem_GetAllocator(domains[i], &installed)
+        if installed.malloc != current[i].malloc or installed.free != current[i].free:
+            return before
+    for i in range(DOMAINS):
+        PyMem_SetAllocator(domains[i], &heap[i] if wanted else &arenas[i])
+    in_heap = wanted
+    return before

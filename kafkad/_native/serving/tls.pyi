@@ -1,0 +1,23 @@
+from collections.abc import Iterable, Sequence
+
+VERSIONS: dict[str, int]
+
+class TlsError(ValueError): ...
+
+class TlsContext:
+    """Certificate, key and rules of a listener. Connections keep the one that they began with."""
+
+    def __init__(
+        self,
+        *,
+        key: bytes,  # DER
+        chain: Sequence[bytes],  # DER, the key's own certificate first
+        authorities: Iterable[bytes] = (),  # DER; who may have signed a client's certificate
+        client_auth: str = "none",  # or requested, required
+        versions: Iterable[str] = ...,  # of VERSIONS
+        suites: Iterable[str] = (),  # by IANA's names; none: OpenSSL's own choice
+    ) -> None: ...
+
+def load_openssl() -> None: ...
+def read_private_key(pem: bytes, password: bytes) -> bytes: ...
+def read_pkcs12(data: bytes, password: bytes) -> tuple[bytes | None, list[bytes]]: ...

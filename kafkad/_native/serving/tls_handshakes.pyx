@@ -1,0 +1,92 @@
+"""Handshakes, on the loop: a signature takes up to a millisecond, so a round takes TLS_SHAKES_PER_ROUND steps of them, and
+who comes later waits for the next round, behind everybody who has something to do in this one. Who has not finished
+within SHAKE_MS is closed: a half handshake would hold one of max.connections."""
+
+from libc.stdlib cimport calloc
+
+from kafkad._native.serving.connection cimport (
+    BLOCKED_SOCKET, Conn, Core, Timer, conn_close, conn_handle, conn_run, conn_touch, core_fatal)
+from kafkad._native.serving.timers cimport timer_start, timer_stop
+from kafkad._native.serving.tls cimport (
+    TLS_OPEN, Tls, TlsContext, tls_certificate, tls_new, tls_push, tls_shake, tls_waits)
+from kafkad._native.wire.primitives cimport KAFKAD_CHECK
+
+cdef enum:
+    SHAKE_MS = 30_000
+
+cdef struct Deadline:
+    Timer timer                     # first
+    Conn* conn
+
+
+cdef bint handshake_begin(Conn* conn, TlsContext context) noexcept:
+    cdef Tls* tls = tls_new(context, conn)
+    cdef Deadline* deadline
+    if tls is NULL:
+        return False
+    deadline = <Deadline*>calloc(1, sizeof(Deadline))
+    KAFKAD_CHECK(deadline is not NULL)
+    deadline.conn = conn
+    deadline.timer.place = -1
+    tls.deadline = deadline
+    conn.tls = tls
+    conn.core.stats.tls_connections += 1
+    timer_start(conn.core, &deadline.timer, conn.core.monotonic_ms + SHAKE_MS, expired)
+    return True
+
+
+cdef void expired(Core* core, Timer* timer) noexcept nogil:
+    core.stats.tls_failures += 1
+    conn_close((<Deadline*>timer).conn, "its TLS handshake did not finish in 30 seconds")
+
+
+cdef bint handshake_done(Conn* conn) noexcept nogil:
+    cdef Core* core = conn.core
+    cdef Tls* tls = <Tls*>conn.tls
+    cdef bint more = False
+    cdef int result
+    if tls.state == TLS_OPEN:
+        return True
+    if tls_waits(tls):
+        if not tls_push(tls):
+            conn_close(conn, NULL)
+        elif tls_waits(tls):
+            conn.blocked |= BLOCKED_SOCKET
+    if conn.closed or conn.blocked or not conn.readable:
+        return False
+    if core.shakes_left <= 0:
+        conn_run(conn)
+        return False
+    core.shakes_left -= 1
+    result = tls_shake(tls, &more)
+    if tls_waits(tls):
+        conn.blocked |= BLOCKED_SOCKET
+    if result < 0:
+        core.stats.tls_failures += 1
+        conn_close(conn, tls.reason if tls.reason[0] else NULL)
+        return False
+    if result == 0:
+        conn.readable = more
+        if more:
+            conn_run(conn)
+        return False
+    core.stats.tls_handshakes += 1
+    timer_stop(core, <Timer*>tls.deadline)
+    conn.readable = True                                # requests may have come with the end of the handshake
+    conn_touch(conn)
+    with gil:
+        certified(conn)
+    return not conn.closed and not conn.blocked
+
+
+cdef void certified(Conn* conn) noexcept:
+    cdef bytes text
+    try:
+        certificate = tls_certificate(<Tls*>conn.tls)
+        if certificate is not None:
+            (<object>conn.core.reactor).certified(conn_handle(conn), certificate)
+    except ValueError as wrong:
+        text = str(wrong).encode("utf-8", "replace")
+        conn_close(conn, text)
+    except BaseException:
+        core_fatal(conn.core)

@@ -1,0 +1,34 @@
+"""CRC-32 of messages of magic 0 and 1, as zlib computes it.
+
+A fresh machine has no header of zlib to build against, and its Python module takes a Python object for each message."""
+
+from libc.stdint cimport uint8_t, uint32_t
+
+
+cdef extern from "crc32.h" nogil:
+    void kafkad_crc32_init()
+    uint32_t kafkad_crc32(uint32_t crc, const uint8_t* data, size_t size)
+    uint32_t kafkad_crc32_sliced(uint32_t crc, const uint8_t* data, size_t size)
+
+kafkad_crc32_init()
+
+
+cdef uint32_t crc32(const uint8_t* data, size_t size, uint32_t seed=0) noexcept nogil:
+    return kafkad_crc32(seed, data, size)
+
+
+def checksum(const uint8_t[::1] data not None, uint32_t seed=0):
+    """The CRC-32 of any contiguous buffer; `seed` is the checksum of what stood before it."""
+    cdef size_t size = data.shape[0]
+    cdef uint32_t value
+    if size == 0:
+        return seed
+    with nogil:
+        value = kafkad_crc32(seed, &data[0], size)
+    return value
+
+
+def checksum_sliced(const uint8_t[::1] data not None, uint32_t seed=0):
+    """The same by tables, as on CPUs without carry-less multiplication."""
+    cdef size_t size = data.shape[0]
+    return <uint32_t>~kafkad_crc32_sliced(~seed, &data[0] if size else NULL, size)

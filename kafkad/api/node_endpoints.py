@@ -1,0 +1,15 @@
+"""Where clients reach a leader, as the answer to a Fetch has it (KIP-951), encoded once."""
+
+from kafkad.metadata.image import Endpoint
+from kafkad.protocol import codec, messages
+
+VERSION = 16  # the first one; later ones have the same tags
+TAGS_AT = 11  # throttle time, error code, session id, no topics
+
+
+def node_endpoints(node_id: int, endpoint: Endpoint, rack: str | None) -> bytes:
+    """The tags of a Fetch answer that names one node."""
+    node = messages.FetchResponse.NodeEndpoints(
+        node_id=node_id, host=endpoint.host, port=endpoint.port, rack=rack
+    )
+    return codec.encode(messages.FetchResponse(node_endpoints=[node]), VERSION)[TAGS_AT:]

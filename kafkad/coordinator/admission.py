@@ -1,0 +1,67 @@
+"""Who may write into a transaction: the question to its coordinator, and what its answer means to a client.
+
+The first batch of a transaction in a partition needs the coordinator's word (log/admission.py). A client of
+Produce or TxnOffsetCommit did not ask a coordinator, and older ones do not know all of its errors.
+
+Source: Kafka's AddPartitionsToTxnManager, ReplicaManager.handleProduceAppend and
+CoordinatorOperationExceptionHelper; KIP-890, KIP-1050."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from kafkad.coordinator.transaction import TopicPartition
+from kafkad.protocol import errors
+
+PRODUCE_ADDS_FROM = 12  # Produce: its first batch adds the partition to the transaction
+PRODUCE_ABORTABLE_FROM = 11  # Produce: TRANSACTION_ABORTABLE is known
+COMMIT_ADDS_FROM = 5  # TxnOffsetCommit
+COMMIT_ABORTABLE_FROM = 4
+
+UNREACHED = frozenset(
+    {
+        errors.NETWORK_EXCEPTION,
+        errors.COORDINATOR_LOAD_IN_PROGRESS,
+        errors.COORDINATOR_NOT_AVAILABLE,
+        errors.NOT_COORDINATOR,
+    }
+)
+
+
+class Gate(Protocol):
+    """The way to the coordinator of a transactional id."""
+
+    def admit(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        partition: TopicPartition,
+        *,
+        adds: bool,
+        done: Callable[[int], object],
+    ) -> None:
+        """Ask whether the partition is in the transaction, or have it added (`adds`). `done(the
+        coordinator's error code)` once, NETWORK_EXCEPTION if it cannot be reached; possibly before this
+        returns."""
+
+
+def produce_error(code: int, version: int) -> int:
+    """A coordinator's refusal, for a client of this version of Produce. NOT_ENOUGH_REPLICAS makes all of them
+    try again without asking for metadata first."""
+    code = _of_any(code, knows_abortable=version >= PRODUCE_ABORTABLE_FROM)
+    waits = code == errors.CONCURRENT_TRANSACTIONS and version < PRODUCE_ADDS_FROM
+    return errors.NOT_ENOUGH_REPLICAS if waits or code in UNREACHED else code
+
+
+def commit_error(code: int, version: int) -> int:
+    """A coordinator's refusal, for a client of this version of TxnOffsetCommit."""
+    code = _of_any(code, knows_abortable=version >= COMMIT_ABORTABLE_FROM)
+    return errors.COORDINATOR_LOAD_IN_PROGRESS if code == errors.NETWORK_EXCEPTION else code
+
+
+def _of_any(code: int, *, knows_abortable: bool) -> int:
+    if code == errors.PRODUCER_FENCED:
+        return errors.INVALID_PRODUCER_EPOCH
+    if code == errors.TRANSACTION_ABORTABLE and not knows_abortable:
+        return errors.INVALID_TXN_STATE
+    return code

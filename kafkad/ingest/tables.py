@@ -1,0 +1,31 @@
+"""The table of a sink, whatever its type."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kafkad.ingest.table import Sink, Table, TableError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def open_table(sink: Sink, schema: pa.Schema | None = None, dlq_path: str | None = None) -> Table:
+    """The table of a sink, its bad records in `dlq_path` (default: `_dlq` inside of it). With `schema` (of
+    the rows, partition columns and _topic, _partition, _offset, _timestamp among them) it is made if it is
+    not there, and gets the columns that it lacks where sink.schema_evolution says "add"; without, it must be
+    there.
+    """
+    if sink.type == "parquet":
+        from kafkad.ingest.parquet_table import ParquetTable
+
+        return ParquetTable.open(sink, schema, dlq_path)
+    if sink.type == "delta":
+        from kafkad.ingest.delta_table import DeltaTable
+
+        return DeltaTable.open(sink, schema, dlq_path)
+    if sink.type == "iceberg":
+        from kafkad.ingest.iceberg_table import IcebergTable
+
+        return IcebergTable.open(sink, schema, dlq_path)
+    raise TableError(f"there is no sink of the type {sink.type!r}: parquet, delta or iceberg")

@@ -1,0 +1,26 @@
+"""What an append says of transactions, and the answer that its coordinator must be asked first.
+
+The first batch of a transaction in a partition is refused with NeedTransaction, which has a guard. Who
+appends asks the transaction's coordinator, and appends again with that guard (_native/log/guards.pyx)."""
+
+from enum import IntEnum
+from typing import Final
+
+NEED_TRANSACTION: Final = -1001
+
+
+class Admission(IntEnum):
+    """What the request of an append says; Admission in _native/log/guards.pxd."""
+
+    PLAIN = 0  # nothing: a transactional batch is refused
+    ADDED = 1  # TV0, TV1: the client adds partitions by itself; the coordinator is asked whether it has
+    IMPLICIT = 2  # TV2: the coordinator is asked to add the partition
+    UNVERIFIED = 3  # as ADDED, and nobody is asked: transaction.partition.verification.enable is off
+
+
+class NeedTransaction(Exception):
+    """Ask the coordinator, then append again with `guard`."""
+
+    def __init__(self, guard: int) -> None:
+        super().__init__(f"the transaction's coordinator must be asked first (guard {guard})")
+        self.guard = guard

@@ -1,0 +1,310 @@
+"""One cleaning of one compacted log, on its files (Kafka's Cleaner).
+
+    clean(job, swap)          reads the dirty part, writes each group of segments anew, hands it to `swap`
+    announce_swap, swap_in    what `swap` does: the two halves of an exchange of files
+
+A group is written as `<first base>.log.cleaned` with its indexes, and synced. `announce_swap` renames these
+to `.swap` and syncs the directory: from then on the next start ends the exchange, whatever happens. `swap_in`
+renames the old files away and the new ones into their places; it only renames, so an owner may do it in a
+turn of its loop.
+
+Beware:
+- Old files go from the oldest on. A tombstone that went before the records that it deletes would bring them
+  back.
+- Old files are renamed, not unlinked: readers have them open, or are about to open them.
+- `clean` runs in a thread. It is told all that it needs beforehand, but `last_records`, which it asks for
+  each group."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from kafkad._native.log.cleaned_transactions import CleanedTransactions
+from kafkad._native.log.cleaner import Cleaning, Mapping
+from kafkad._native.log.offset_map import OffsetMap
+from kafkad.log.checkpoints import sync_directory, write_new
+from kafkad.log.filenames import (
+    CLEANED,
+    DELETED,
+    INDEX,
+    LOG,
+    SEGMENT_SUFFIXES,
+    SNAPSHOT,
+    SWAP,
+    TIME_INDEX,
+    TXN_INDEX,
+    segment_file,
+)
+from kafkad.protocol import compression
+from kafkad.protocol.errors import Malformed
+from kafkad.protocol.records import DECOMPRESSED_MAX, HEADER_SIZE, Batch
+
+CHUNK: Final = 1 << 20
+SLOT: Final = 24  # bytes of an OffsetMap
+RELATIVE_MAX: Final = (1 << 31) - 1  # what an index can say of an offset
+
+Aborted = tuple[int, int, int, int]  # producer id, first offset, last offset, last stable offset
+LastRecords = dict[int, tuple[int, int]]  # producer id -> last data offset or -1, epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    base_offset: int
+    size: int
+    index_size: int = 0
+    time_index_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """`segments`: all from the log's first one up to `first_uncleanable`, which is where the next one begins.
+    `aborted`: of all transactions that have a record there. `memory`: of the offset map, at most. `progress`
+    gets the bytes that were read or written; it may wait, or raise to end the cleaning."""
+
+    directory: str
+    segments: tuple[Segment, ...]
+    first_dirty: int
+    first_uncleanable: int
+    now_ms: int
+    delete_retention_ms: int
+    segment_bytes: int
+    index_bytes: int
+    index_interval: int
+    memory: int
+    load_factor: float = 0.9
+    aborted: tuple[Aborted, ...] = ()
+    last_records: Callable[[], LastRecords] = dict
+    progress: Callable[[int], None] = lambda size: None
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """What a group became: one segment, whose files stand beside those of `replaced`."""
+
+    directory: str
+    base_offset: int
+    replaced: tuple[int, ...]
+    suffixes: tuple[str, ...]
+    size: int
+    max_timestamp: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """`end_offset`: where the next cleaning's dirty part begins."""
+
+    end_offset: int
+    bytes_before: int = 0
+    bytes_after: int = 0
+    records_before: int = 0
+    records_after: int = 0
+    keyless: int = 0
+    groups: list[Cleaned] = field(default_factory=list)
+
+
+class _Pass(Protocol):
+    def feed(self, data: memoryview, position: int) -> int: ...
+
+
+def clean(job: Job, swap: Callable[[Cleaned], None]) -> Outcome:
+    """Clean the log once. Raises Malformed for batches that do not parse, OSError, and what `progress`
+    raises; groups that were handed to `swap` before stay as they are."""
+    offsets = OffsetMap(_map_size(job), job.load_factor)
+    try:
+        end = _map_dirty(job, offsets)
+        outcome = Outcome(end)
+        cleaning = Cleaning(
+            offsets,
+            transactions := CleanedTransactions(job.aborted),
+            job.first_uncleanable,
+            job.now_ms,
+            job.delete_retention_ms,
+            job.index_interval,
+        )
+        for group in groups(job, end):
+            try:
+                cleaned = _clean_group(job, group, cleaning, transactions)
+                swap(cleaned)
+            except BaseException:
+                _discard(job.directory, group[0].base_offset)
+                raise
+            outcome.groups.append(cleaned)
+            outcome.bytes_after += cleaned.size
+        outcome.bytes_before = cleaning.bytes_read
+        outcome.records_before = cleaning.records_read
+        outcome.records_after = cleaning.records_kept
+        outcome.keyless = cleaning.keyless
+        return outcome
+    finally:
+        offsets.close()
+
+
+def groups(job: Job, end: int) -> list[list[Segment]]:
+    """The segments that begin below `end`, joined as far as one segment may hold them."""
+    found: list[list[Segment]] = []
+    segments = [segment for segment in job.segments if segment.base_offset < end]
+    size = index = time_index = 0
+    for at, segment in enumerate(segments):
+        behind = _behind(segments, at, job.first_uncleanable)
+        size += segment.size
+        index += segment.index_size
+        time_index += segment.time_index_size
+        fits = size <= job.segment_bytes and index <= job.index_bytes and time_index <= job.index_bytes
+        if found and fits and (segment.size == 0 or behind - 1 - found[-1][0].base_offset <= RELATIVE_MAX):
+            found[-1].append(segment)
+        else:
+            found.append([segment])
+            size, index, time_index = segment.size, segment.index_size, segment.time_index_size
+    return found
+
+
+def _behind(segments: Sequence[Segment], at: int, end: int) -> int:
+    return segments[at + 1].base_offset if at + 1 < len(segments) else end
+
+
+def announce_swap(cleaned: Cleaned) -> None:
+    """From here on the next start ends the exchange. As long as one file is `.cleaned` it takes all away."""
+    rename_to_swap(cleaned)
+    sync_directory(cleaned.directory)
+
+
+def rename_to_swap(cleaned: Cleaned) -> None:
+    """The first half of `announce_swap`."""
+    for suffix in reversed(cleaned.suffixes):
+        path = segment_file(cleaned.directory, cleaned.base_offset, suffix)
+        os.replace(path + CLEANED, path + SWAP)
+
+
+def swap_in(cleaned: Cleaned) -> list[str]:
+    """Exchange the files that `announce_swap` announced. Returns the paths of the old ones, to be unlinked
+    when the directory is synced and no reader can be about to open one."""
+    old = []
+    for base in cleaned.replaced:
+        for suffix in SEGMENT_SUFFIXES if base == cleaned.base_offset else (*SEGMENT_SUFFIXES, SNAPSHOT):
+            path = segment_file(cleaned.directory, base, suffix)
+            with suppress(FileNotFoundError):
+                os.replace(path, path + DELETED)
+                old.append(path + DELETED)
+    for suffix in cleaned.suffixes:
+        path = segment_file(cleaned.directory, cleaned.base_offset, suffix)
+        os.replace(path + SWAP, path)
+    return old
+
+
+def _discard(directory: str, base_offset: int) -> None:
+    for suffix in SEGMENT_SUFFIXES:
+        with suppress(OSError):  # the next start removes what stays
+            os.unlink(segment_file(directory, base_offset, suffix) + CLEANED)
+
+
+def _map_size(job: Job) -> int:
+    # No more keys than offsets: a small log needs little, whatever the buffer may hold.
+    wanted = int((job.first_uncleanable - job.first_dirty) / job.load_factor) + 16
+    return min(job.memory, wanted * SLOT)
+
+
+def _map_dirty(job: Job, offsets: OffsetMap) -> int:
+    """Fill the map. Returns the offset behind those that it knows."""
+    # One that ended before has its marker where this pass does not look, and would hide what its producer
+    # wrote later.
+    aborted = [each for each in job.aborted if each[2] >= job.first_dirty]
+    mapping = Mapping(offsets, CleanedTransactions(aborted), job.first_dirty)
+
+    def decompressed(data: memoryview, batch: Batch, plain: bytes, position: int) -> bool:
+        return mapping.feed_plain(data, position, plain) != position
+
+    for at, segment in enumerate(job.segments):
+        behind = _behind(job.segments, at, job.first_uncleanable)
+        if behind <= job.first_dirty:
+            continue
+        for _ in _feed(job, segment, mapping, decompressed):
+            pass
+        if mapping.full:
+            break
+        offsets.latest_offset = max(offsets.latest_offset, behind - 1)
+    return max(offsets.latest_offset + 1, job.first_dirty)
+
+
+def _feed(
+    job: Job, segment: Segment, passing: _Pass, decompressed: Callable[[memoryview, Batch, bytes, int], bool]
+) -> Iterator[None]:
+    """Hand the segment's batches to a pass, and stop after each chunk. `decompressed` gets those that it
+    wants decompressed; False: the pass takes no more."""
+    path = segment_file(job.directory, segment.base_offset, LOG)
+    buffer = bytearray(min(CHUNK, segment.size))
+    position = 0
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while position < segment.size:
+            view = memoryview(buffer)[: segment.size - position]
+            size = os.preadv(fd, [view], position)
+            data = view[:size]
+            taken = passing.feed(data, 0)
+            while taken < size and (batch := _whole_batch(data, taken)) is not None:
+                if not batch.compression:
+                    return  # the map is full
+                records = batch.bytes[HEADER_SIZE:]
+                plain = compression.decompress(batch.compression, records, DECOMPRESSED_MAX)
+                if not decompressed(data, batch, plain, taken):
+                    return
+                taken = passing.feed(data, taken + batch.size)
+            job.progress(taken)
+            yield
+            position += taken
+            if taken == 0:
+                buffer = _buffer_for(path, data, position, segment.size - position)
+    finally:
+        os.close(fd)
+
+
+def _whole_batch(data: memoryview, position: int) -> Batch | None:
+    if len(data) - position < HEADER_SIZE:
+        return None
+    if 12 + int.from_bytes(data[position + 8 : position + 12], "big") > len(data) - position:
+        return None
+    return Batch(data, position)
+
+
+def _buffer_for(path: str, data: memoryview, position: int, left: int) -> bytearray:
+    """Room for a batch that is longer than a chunk."""
+    size = 12 + int.from_bytes(data[8:12], "big") if len(data) >= HEADER_SIZE else left + 1
+    if not len(data) < size <= left:
+        raise Malformed(f"{path} ends within the batch at position {position}")
+    return bytearray(size)
+
+
+def _clean_group(
+    job: Job, group: Iterable[Segment], cleaning: Cleaning, transactions: CleanedTransactions
+) -> Cleaned:
+    segments = list(group)
+    base = segments[0].base_offset
+    cleaning.begin(base, job.last_records())
+
+    def decompressed(data: memoryview, batch: Batch, plain: bytes, position: int) -> bool:
+        kept = cleaning.feed_plain(data, position, plain)
+        if kept is not None:
+            cleaning.put_compressed(compression.compress(batch.compression, kept))
+        return True
+
+    log = segment_file(job.directory, base, LOG)
+    fd = os.open(log + CLEANED, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        for segment in segments:
+            for _ in _feed(job, segment, cleaning, decompressed):
+                job.progress(cleaning.write_to(fd))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    index, time_index = cleaning.finish()
+    contents = {INDEX: index, TIME_INDEX: time_index}
+    if aborted := transactions.take_kept():
+        contents[TXN_INDEX] = aborted
+    for suffix, data in contents.items():
+        write_new(segment_file(job.directory, base, suffix) + CLEANED, data, sync=True)
+    # Retention and the next start take the time of the newest record from here where no record has one.
+    modified = os.stat(segment_file(job.directory, segments[-1].base_offset, LOG)).st_mtime_ns
+    os.utime(log + CLEANED, ns=(modified, modified))
+    replaced = tuple(segment.base_offset for segment in segments)
+    return Cleaned(job.directory, base, replaced, (LOG, *contents), cleaning.size, cleaning.max_timestamp)

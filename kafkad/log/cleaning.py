@@ -1,0 +1,336 @@
+"""The log cleaner of a worker: compacted logs are cleaned while they are served (Kafka's LogCleaner).
+
+    the loop    every log.cleaner.backoff.ms: chooses the dirtiest log (cleaning_choice), takes a permit
+    a thread    writes the recovery point, reads the dirty part, writes each group of segments anew (cleaner)
+    the loop    announces a group, and exchanges it once the thread has synced the names (exchange)
+    a thread    writes the checkpoint of what is clean now
+
+There is one thread for each cleaning, and none in between: its map of keys is memory of this time only. The
+work is done without the GIL, in pieces of 1 MiB; between two of them the thread waits where
+log.cleaner.io.max.bytes.per.second asks for it, and ends when the broker stops or the log went.
+
+A log whose batches cannot be read is not tried again before the next start. A full disk is: at the next turn.
+
+Beware: a thread touches neither log nor partition. What it must know of them it asks on the loop."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Protocol, TypeVar
+
+from kafkad.log import cleaner
+from kafkad.log.checkpoints import CLEANER_OFFSETS, RECOVERY_POINTS, sync_directory
+from kafkad.log.cleaner import Aborted, Cleaned, Job, LastRecords, Outcome, Segment
+from kafkad.log.cleaning_choice import Choice, choice_of
+from kafkad.log.exchange import Changed, exchange, remove_old
+from kafkad.log.filenames import INDEX, TIME_INDEX, segment_file
+from kafkad.log.flusher import FATAL
+from kafkad.log.log import Log
+from kafkad.log.log_dirs import LogDirs
+from kafkad.log.scheduler import Scheduler
+from kafkad.log.shortages import report
+from kafkad.protocol.errors import KafkaError
+
+logger = logging.getLogger("kafkad.log")
+
+PERMIT_WAIT_MS: Final = 1_000  # other workers clean: ask again so soon
+ANSWER_S: Final = 0.1  # a thread that waits for the loop looks so often whether the broker stops
+THROTTLE_S: Final = 0.02  # shorter waits are put off
+END_S: Final = 30.0  # a disk that does not answer must not keep the broker from stopping
+
+Result = TypeVar("Result")
+
+
+class Stopped(Exception):
+    """The broker stops."""
+
+
+class CallingScheduler(Scheduler, Protocol):
+    def call_soon_threadsafe(self, function: Callable[[], Any]) -> Any: ...
+
+
+class Throttle:
+    """Keeps one thread to a rate of bytes per second, which may change; `wait` sleeps."""
+
+    def __init__(
+        self, rate: Callable[[], float], now: Callable[[], float], wait: Callable[[float], Any]
+    ) -> None:
+        self._rate, self._now, self._wait = rate, now, wait
+        self._known = -1.0
+        self._begun = 0.0
+        self._taken = 0
+
+    def take(self, size: int) -> None:
+        rate = self._rate()
+        if rate != self._known:
+            self._known, self._begun, self._taken = rate, self._now(), 0
+        self._taken += size
+        late = self._begun + self._taken / rate - self._now()
+        if late > THROTTLE_S:
+            self._wait(late)
+
+
+class LogCleaner:
+    """`start`, then `stop`, on the loop. `busy(log)`: somebody reads the log's files by their names."""
+
+    def __init__(
+        self,
+        config: Callable[[], Any],
+        logs: Callable[[], Iterable[Log]],
+        log_dirs: LogDirs,
+        clock: Any,
+        scheduler: CallingScheduler,
+        busy: Callable[[Log], bool],
+        fatal: Callable[[BaseException], None],
+    ) -> None:
+        self._config = config
+        self._logs = logs
+        self._log_dirs = log_dirs
+        self._clock = clock
+        self._scheduler = scheduler
+        self._busy = busy
+        self._fatal = fatal
+        self._stopped = threading.Event()
+        self._timer: Any = None
+        self._threads: dict[Log, threading.Thread] = {}
+
+    def start(self) -> None:
+        self._arm(self._config().log_cleaner_backoff_ms)
+
+    def stop(self) -> None:
+        """No log is being cleaned afterwards. What was announced and not exchanged the next start ends."""
+        self._stopped.set()
+        self._timer.cancel()
+        for thread in list(self._threads.values()):
+            thread.join(END_S)
+
+    def _arm(self, delay_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._scheduler.call_later(max(delay_ms, 1), self._turn)
+
+    def _turn(self) -> None:
+        """Begin as many cleanings as there are permits and dirty logs."""
+        config = self._config()
+        delay_ms = config.log_cleaner_backoff_ms
+        while (choice := self._choose()) is not None:
+            permit = self._log_dirs.cleaner_permits.take(config.log_cleaner_threads)
+            if permit is None:
+                delay_ms = min(delay_ms, PERMIT_WAIT_MS)
+                break
+            if not self._begin(choice, permit):
+                break
+        self._arm(delay_ms)
+
+    def _choose(self) -> Choice | None:
+        now_ms = self._clock.now_ms()
+        best = None
+        for log in self._logs():
+            if "compact" not in log.config.cleanup_policy or log.being_cleaned or self._busy(log):
+                continue
+            if log.uncleanable or log.next_start >= 0:  # or segments are being deleted
+                continue
+            wants_flush = log.native.count > 1 and log.recovery_point < log.native.active_base_offset
+            if wants_flush and not log.closed:
+                log.request_flush()  # after a kill nobody else may ask for a while
+            try:
+                choice = choice_of(log, now_ms)
+            except KafkaError:  # logged; the disk is full or broken
+                continue
+            if choice is not None and (best is None or choice.dirty_ratio > best.dirty_ratio):
+                best = choice
+        return best
+
+    def _begin(self, choice: Choice, permit: int) -> bool:
+        log = choice.log
+        cleaning = _Cleaning(self, choice)
+        thread = threading.Thread(
+            target=self._run, args=(cleaning, permit), name="kafkad-cleaner", daemon=True
+        )
+        log.being_cleaned = True
+        try:
+            thread.start()
+        except RuntimeError as refused:
+            log.being_cleaned = False
+            self._log_dirs.cleaner_permits.give_back(permit)
+            logger.error("no thread can be started to clean %s: %s", log.directory, refused)
+            return False
+        self._threads[log] = thread
+        return True
+
+    def _run(self, cleaning: "_Cleaning", permit: int) -> None:
+        # In the thread.
+        trouble: BaseException | None = None
+        outcome = None
+        try:
+            outcome = cleaning.run()
+        except BaseException as e:
+            trouble = e
+        self._scheduler.call_soon_threadsafe(lambda: self._ended(cleaning, permit, outcome, trouble))
+
+    def _ended(
+        self, cleaning: "_Cleaning", permit: int, outcome: Outcome | None, trouble: BaseException | None
+    ) -> None:
+        log = cleaning.log
+        log.being_cleaned = False
+        del self._threads[log]
+        self._log_dirs.cleaner_permits.give_back(permit)
+        if outcome is not None:
+            _tell(cleaning, outcome)
+            if not self._stopped.is_set():
+                self._arm(0)  # the next one
+        elif isinstance(trouble, (Stopped, Changed, KafkaError)) or log.closed:
+            logger.debug("the cleaning of %s ended early: %r", log.directory, trouble)
+        elif isinstance(trouble, OSError) and trouble.errno in FATAL:
+            log.refuse(trouble)
+        elif isinstance(trouble, OSError):
+            report(log.directory, "cleaning it", trouble)
+        elif isinstance(trouble, MemoryError):
+            logger.error(
+                "there is no memory to clean %s: lower log.cleaner.dedupe.buffer.size", log.directory
+            )
+        elif isinstance(trouble, AssertionError):
+            self._fatal(trouble)
+        else:
+            log.uncleanable = True
+            logger.error(
+                "%s cannot be cleaned, and grows until the broker is started again: %s",
+                log.directory, trouble, exc_info=trouble,
+            )  # fmt: skip
+
+
+class _Cleaning:
+    """One cleaning of one log; made on the loop, `run` in a thread."""
+
+    def __init__(self, owner: LogCleaner, choice: Choice) -> None:
+        config = owner._config()
+        self.log = choice.log
+        self.choice = choice
+        self.begun = time.monotonic()
+        self._owner = owner
+        self._directory = choice.log.directory
+        self._config = choice.log.config
+        self._threads = config.log_cleaner_threads
+        self._memory = config.log_cleaner_dedupe_buffer_size // self._threads
+        self._load_factor = config.log_cleaner_io_buffer_load_factor
+        self._now_ms = owner._clock.now_ms()
+        self._keep_recovery_point = owner._log_dirs.checkpoint_work(choice.log, RECOVERY_POINTS)
+        self._throttle = Throttle(self._rate, time.monotonic, owner._stopped.wait)
+
+    def _rate(self) -> float:
+        config = self._owner._config()
+        rate: float = config.log_cleaner_io_max_bytes_per_second / self._threads
+        return max(rate, 1.0)
+
+    def run(self) -> Outcome:
+        if self._keep_recovery_point() < self.choice.first_uncleanable:
+            raise Changed("another checkpoint came between")
+        outcome = cleaner.clean(self._job(), self._swap)
+        keep = self._on_loop(lambda: self._note_clean(outcome.end_offset))
+        keep()
+        return outcome
+
+    def _job(self) -> Job:
+        config = self._config
+        return Job(
+            directory=self._directory,
+            segments=tuple(
+                Segment(base, size, self._size_of(base, INDEX), self._size_of(base, TIME_INDEX))
+                for base, size in self.choice.segments
+            ),
+            first_dirty=self.choice.first_dirty,
+            first_uncleanable=self.choice.first_uncleanable,
+            now_ms=self._now_ms,
+            delete_retention_ms=config.delete_retention_ms,
+            segment_bytes=config.segment_bytes,
+            index_bytes=config.segment_index_bytes,
+            index_interval=config.index_interval_bytes,
+            memory=self._memory,
+            load_factor=self._load_factor,
+            aborted=self._on_loop(self._aborted),
+            last_records=lambda: self._on_loop(self._last_records),
+            progress=self._progress,
+        )
+
+    def _size_of(self, base: int, suffix: str) -> int:
+        try:
+            return os.path.getsize(segment_file(self._directory, base, suffix))
+        except FileNotFoundError:
+            return 0  # it is made anew when it is needed
+
+    def _progress(self, size: int) -> None:
+        self._throttle.take(size)
+        self._check()
+
+    def _check(self) -> None:
+        if self._owner._stopped.is_set():
+            raise Stopped
+        if self.log.closed:
+            raise Changed
+
+    def _swap(self, cleaned: Cleaned) -> None:
+        self._on_loop(lambda: self._announce(cleaned))
+        sync_directory(cleaned.directory)
+        old = self._on_loop(lambda: exchange(self.log, cleaned))
+        sync_directory(cleaned.directory)
+        self._on_loop(lambda: remove_old(self.log, old))
+
+    def _on_loop(self, call: Callable[[], Result]) -> Result:
+        """The result of a call that is made on the loop. Raises what it raises, and Stopped."""
+        answer: SimpleQueue[tuple[Result | None, BaseException | None]] = SimpleQueue()
+
+        def answering() -> None:
+            try:
+                self._check()
+                answer.put((call(), None))
+            except BaseException as e:
+                answer.put((None, e))
+
+        self._owner._scheduler.call_soon_threadsafe(answering)
+        while True:
+            try:
+                result, error = answer.get(timeout=ANSWER_S)
+            except Empty:
+                if self._owner._stopped.is_set():
+                    raise Stopped from None  # the call finds that, too
+                continue
+            if error is not None:
+                raise error
+            return result  # type: ignore[return-value]
+
+    # -- on the loop ---------------------------------------------------------------------------------------
+
+    def _aborted(self) -> tuple[Aborted, ...]:
+        start = self.choice.segments[0][0]
+        if self.log.native.aborted_end <= start:
+            return ()
+        return tuple(self.log.native.aborted_transactions(start, self.choice.first_uncleanable))
+
+    def _last_records(self) -> LastRecords:
+        return {row[0]: (row[3], row[1]) for row in self.log.native.producers.rows()}
+
+    def _announce(self, cleaned: Cleaned) -> None:
+        if self._owner._busy(self.log):
+            raise Changed("somebody reads the files")
+        cleaner.rename_to_swap(cleaned)  # here: the directory is still this log's
+
+    def _note_clean(self, end_offset: int) -> Callable[[], int]:
+        self.log.cleaned_below = end_offset
+        return self._owner._log_dirs.checkpoint_work(self.log, CLEANER_OFFSETS)
+
+
+def _tell(cleaning: _Cleaning, outcome: Outcome) -> None:
+    log = cleaning.log
+    logger.info(
+        "%s-%d is clean up to offset %d: %d of %d records and %d of %d bytes stay; it took %.1f s",
+        log.topic, log.partition, outcome.end_offset, outcome.records_after, outcome.records_before,
+        outcome.bytes_after, outcome.bytes_before, time.monotonic() - cleaning.begun,
+    )  # fmt: skip
+    if outcome.keyless:
+        logger.warning(
+            "%s-%d is compacted, and %d records had no key: they are gone",
+            log.topic, log.partition, outcome.keyless,
+        )  # fmt: skip

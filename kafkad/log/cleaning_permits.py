@@ -1,0 +1,34 @@
+"""Who may clean: log.cleaner.threads is a number of the whole broker, not of each worker.
+
+A permit is one byte of a file that all workers share, locked. The lock goes with its process, so a worker
+that is killed gives its permits back."""
+
+import fcntl
+import os
+
+
+class Permits:
+    """Made before the workers are forked; used on each worker's loop."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("kafkad-cleaners", os.MFD_CLOEXEC)
+        self._taken: set[int] = set()
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+    def take(self, count: int) -> int | None:
+        """One of `count` permits, to be given back; None: others have them all."""
+        for number in range(count):
+            if number not in self._taken:
+                try:
+                    fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+                except OSError:
+                    continue
+                self._taken.add(number)
+                return number
+        return None
+
+    def give_back(self, number: int) -> None:
+        self._taken.remove(number)
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, number)

@@ -1,0 +1,26 @@
+"""Time and threads, as the log asks for them. They are an argument: the server's is asyncio's loop, a test's
+stands still until it is moved."""
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+
+class Handle(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Scheduler(Protocol):
+    """Time and threads, as an argument. The server's is asyncio's loop; a test's stands still until it is
+    moved."""
+
+    def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Handle:
+        """Calls `fn` on the owner's loop, not before the present call is over, also with a delay of 0."""
+
+    def run_in_thread(
+        self,
+        fn: Callable[[], None],
+        callback: Callable[[BaseException | None], None],
+        lane: Literal["flush", "work", "delete"] = "work",
+    ) -> None:
+        """Runs `fn` beside the loop, then `callback` on the loop, with what `fn` raised or None. No lane
+        waits for another."""

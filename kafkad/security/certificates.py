@@ -1,0 +1,74 @@
+"""The name in a certificate, as Java's X500Principal prints it (RFC 2253)."""
+
+from collections.abc import Iterator
+from typing import Final
+
+KEYWORDS: Final = {
+    "2.5.4.3": "CN", "2.5.4.6": "C", "2.5.4.7": "L", "2.5.4.8": "ST", "2.5.4.9": "STREET", "2.5.4.10": "O",
+    "2.5.4.11": "OU", "0.9.2342.19200300.100.1.25": "DC", "0.9.2342.19200300.100.1.1": "UID",
+}  # fmt: skip
+TEXTS: Final = {12: "utf-8", 19: "ascii", 20: "latin-1", 22: "ascii", 28: "utf-32-be", 30: "utf-16-be"}
+ESCAPED: Final = ',=+<>#;"\\'
+
+
+def subject_of(certificate: bytes) -> str:
+    """Raises ValueError for what is no certificate."""
+    tag, body, _ = _element(certificate, 0)
+    fields = [it for it in _elements(_element(body, 0)[1]) if it[0] != 0xA0]  # without the version
+    # serial number, algorithm, issuer, validity, subject
+    if tag != 0x30 or len(fields) < 5:
+        raise ValueError("this is no certificate")
+    names = [
+        "+".join(_attribute(attribute) for _, attribute in _elements(names))
+        for _, names in _elements(fields[4][1])
+    ]
+    return ",".join(reversed(names))
+
+
+def _attribute(data: bytes) -> str:
+    _, identifier, at = _element(data, 0)
+    tag, value, _ = _element(data, at)
+    name = _identifier(identifier)
+    if name not in KEYWORDS or tag not in TEXTS:
+        return f"{KEYWORDS.get(name, name)}=#{data[at:].hex()}"
+    text = value.decode(TEXTS[tag], "replace")
+    shown = "".join(
+        "\\00" if letter == "\0" else f"\\{letter}" if letter in ESCAPED else letter for letter in text
+    )
+    trail = len(shown) - len(shown.rstrip(" "))
+    lead = len(shown) - len(shown.lstrip(" "))
+    if lead == len(shown):
+        trail = 0
+    return f"{KEYWORDS[name]}=" + "\\ " * lead + shown[lead : len(shown) - trail] + "\\ " * trail
+
+
+def _identifier(data: bytes) -> str:
+    numbers, number = [], 0
+    for byte in data:
+        number = number << 7 | byte & 0x7F
+        if byte < 0x80:
+            numbers.append(number)
+            number = 0
+    first = min(numbers[0] // 40, 2) if numbers else 0
+    return ".".join(map(str, [first, numbers[0] - 40 * first, *numbers[1:]])) if numbers else ""
+
+
+def _element(data: bytes, at: int) -> tuple[int, bytes, int]:
+    """Tag, content, and where the next one begins."""
+    if at + 2 > len(data):
+        raise ValueError("this is no certificate: it is cut off")
+    tag, size, at = data[at], data[at + 1], at + 2
+    if size & 0x80:
+        width = size & 0x7F
+        size = int.from_bytes(data[at : at + width], "big")
+        at += width
+    if at + size > len(data):
+        raise ValueError("this is no certificate: it is cut off")
+    return tag, data[at : at + size], at + size
+
+
+def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at < len(data):
+        tag, content, at = _element(data, at)
+        yield tag, content

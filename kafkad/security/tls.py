@@ -1,0 +1,182 @@
+"""What a configuration says of its listeners with TLS, each key also as listener.name.<listener>.<key>:
+
+    ssl.keystore.type            PEM or PKCS12; a PKCS12 file also as JKS, which is Kafka's default
+    ssl.keystore.location        with ssl.keystore.password, ssl.key.password; of PEM: key and chain in a file
+    ssl.keystore.key             PEM in the configuration itself, with ssl.keystore.certificate.chain
+    ssl.truststore.type, .location, .password, .certificates       who signs clients' certificates
+    ssl.client.auth              none, requested, required; of SASL_SSL with the listener's prefix only
+    ssl.enabled.protocols, ssl.protocol, ssl.cipher.suites
+
+(SslFactory, DefaultSslEngineFactory, ChannelBuilders.)"""
+
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from kafkad._native.serving.tls import VERSIONS, TlsContext, TlsError
+from kafkad.config.definition import ConfigError
+from kafkad.security.stores import KeyStore, WrongStore, certificates_of, key_of, pkcs12_of
+
+CLIENT_AUTH: Final = "ssl.client.auth"
+SUITES: Final = "ssl.cipher.suites"
+ENABLED: Final = "ssl.enabled.protocols"
+PROTOCOL: Final = "ssl.protocol"
+KEY_PASSWORD: Final = "ssl.key.password"
+KEY_STORE: Final = "ssl.keystore.location"
+KEY_STORE_PASSWORD: Final = "ssl.keystore.password"
+KEY_STORE_TYPE: Final = "ssl.keystore.type"
+KEY_STORE_KEY: Final = "ssl.keystore.key"
+KEY_STORE_CHAIN: Final = "ssl.keystore.certificate.chain"
+TRUST_STORE: Final = "ssl.truststore.location"
+TRUST_STORE_PASSWORD: Final = "ssl.truststore.password"
+TRUST_STORE_TYPE: Final = "ssl.truststore.type"
+TRUST_STORE_TEXT: Final = "ssl.truststore.certificates"
+NEWEST: Final = ("TLS", *VERSIONS)  # of ssl.protocol; which versions are spoken, ssl.enabled.protocols says
+
+
+def tls_contexts(config: Any, read: Callable[[str], bytes]) -> dict[str, TlsContext]:
+    """By name, of the listeners of `config` (BrokerConfig) that serve clients by TLS. `read` answers a file's
+    bytes or raises OSError. Raises ConfigError, about the first key that is wrong."""
+    return {
+        endpoint.listener: _Listener(config, endpoint, read).context()
+        for endpoint in config.broker_endpoints
+        if endpoint.protocol.endswith("SSL")
+    }
+
+
+class _Listener:
+    def __init__(self, config: Any, endpoint: Any, read: Callable[[str], bytes]) -> None:
+        self._config = config
+        self._name = endpoint.listener
+        self._is_sasl = endpoint.protocol == "SASL_SSL"
+        self._read = read
+
+    def context(self) -> TlsContext:
+        protocol = self._get(PROTOCOL)
+        if protocol not in NEWEST:
+            self._wrong(PROTOCOL, f"one of {', '.join(NEWEST)} is wanted")
+        versions = self._get(ENABLED) or list(VERSIONS)
+        for version in versions:
+            if version not in VERSIONS:
+                self._wrong(ENABLED, f"{version} is not supported; those that are: {', '.join(VERSIONS)}")
+        store = self._key_store()
+        authorities = self._trust_store()
+        client_auth = self._client_auth()
+        if client_auth != "none" and not authorities:
+            self._wrong(CLIENT_AUTH, f"{TRUST_STORE} must say who signs the clients' certificates")
+        suites = self._get(SUITES)
+        try:
+            return TlsContext(
+                key=store.key,
+                chain=store.chain,
+                authorities=authorities,
+                client_auth=client_auth,
+                versions=versions,
+                suites=suites,
+            )
+        except TlsError as trouble:
+            about_suites = "suite" in str(trouble)
+            self._wrong(SUITES if about_suites else self._key_of_store(), str(trouble))
+
+    def _client_auth(self) -> str:
+        # Without its prefix the key is not about listeners of SASL, where the user is the mechanism's.
+        if self._is_sasl and self._full(CLIENT_AUTH) == CLIENT_AUTH:
+            return "none"
+        return str(self._get(CLIENT_AUTH))
+
+    def _key_of_store(self) -> str:
+        return KEY_STORE_KEY if self._get(KEY_STORE_KEY) is not None else KEY_STORE
+
+    def _key_store(self) -> KeyStore:
+        kind = self._get(KEY_STORE_TYPE)
+        location, password = self._get(KEY_STORE), self._get(KEY_STORE_PASSWORD)
+        key, chain = self._get(KEY_STORE_KEY), self._get(KEY_STORE_CHAIN)
+        if key is not None or chain is not None:
+            if kind != "PEM":
+                self._wrong(KEY_STORE_TYPE, f"{KEY_STORE_KEY} and {KEY_STORE_CHAIN} need PEM")
+            for given, name, other in ((key, KEY_STORE_KEY, chain), (chain, KEY_STORE_CHAIN, key)):
+                if given is None and other is not None:
+                    self._missing(name, "key and chain are given together")
+            if location is not None:
+                self._wrong(KEY_STORE, f"{KEY_STORE_KEY} is given, too; only one of them can be")
+        elif location is None:
+            self._missing(
+                KEY_STORE, f"a listener with TLS needs it, or {KEY_STORE_KEY} and {KEY_STORE_CHAIN}"
+            )
+        if kind == "PEM":
+            if password is not None:
+                self._wrong(KEY_STORE_PASSWORD, f"a PEM store has none; {KEY_PASSWORD} is the key's")
+            place = KEY_STORE_KEY if location is None else KEY_STORE
+            text = None if location is None else self._text(KEY_STORE, location)
+            try:
+                der = key_of(key if text is None else text, self._get(KEY_PASSWORD))
+                place = KEY_STORE_CHAIN if location is None else KEY_STORE
+                return KeyStore(der, certificates_of(chain if text is None else text))
+            except WrongStore as trouble:
+                self._wrong(place, str(trouble))
+        found, certificates = self._pkcs12(KEY_STORE, KEY_STORE_TYPE, KEY_STORE_PASSWORD)
+        if found is None or not certificates:
+            self._wrong(KEY_STORE, "it has no private key with a certificate")
+        return KeyStore(found, certificates)
+
+    def _trust_store(self) -> list[bytes]:
+        kind = self._get(TRUST_STORE_TYPE)
+        location, text = self._get(TRUST_STORE), self._get(TRUST_STORE_TEXT)
+        if text is not None:
+            if kind != "PEM":
+                self._wrong(TRUST_STORE_TYPE, f"{TRUST_STORE_TEXT} needs PEM")
+            if location is not None:
+                self._wrong(TRUST_STORE, f"{TRUST_STORE_TEXT} is given, too; only one of them can be")
+        elif location is None:
+            if self._get(TRUST_STORE_PASSWORD) is not None:
+                self._wrong(TRUST_STORE_PASSWORD, f"{TRUST_STORE} is not given")
+            return []
+        if kind != "PEM":
+            return self._pkcs12(TRUST_STORE, TRUST_STORE_TYPE, TRUST_STORE_PASSWORD)[1]
+        if self._get(TRUST_STORE_PASSWORD) is not None:
+            self._wrong(TRUST_STORE_PASSWORD, "a PEM store has none")
+        try:
+            return certificates_of(self._text(TRUST_STORE, location) if text is None else text)
+        except WrongStore as trouble:
+            self._wrong(TRUST_STORE if text is None else TRUST_STORE_TEXT, str(trouble))
+
+    def _pkcs12(self, location: str, kind: str, password: str) -> tuple[bytes | None, list[bytes]]:
+        if self._get(kind) not in ("JKS", "PKCS12"):
+            self._wrong(kind, "one of PEM, PKCS12, JKS is wanted")
+        opens = self._get(password)
+        if opens is None:
+            self._missing(password, f"it opens the store of {self._full(location)}")
+        try:
+            return pkcs12_of(self._bytes(location, self._get(location)), opens)
+        except WrongStore as trouble:
+            self._wrong(location, str(trouble))
+
+    def _bytes(self, name: str, path: str) -> bytes:
+        try:
+            return self._read(path)
+        except OSError as trouble:
+            self._wrong(name, f"it cannot be read: {trouble.strerror}")
+
+    def _text(self, name: str, path: str) -> str:
+        return self._bytes(name, path).decode("utf-8", "replace")
+
+    def _get(self, name: str) -> Any:
+        return self._config.for_listener(self._name, name)
+
+    def _full(self, name: str) -> str:
+        own = f"listener.name.{self._name.lower()}.{name}"
+        return own if own in self._config.given else name
+
+    def _missing(self, name: str, reason: str) -> NoReturn:
+        raise ConfigError(f"Missing configuration {name} of listener {self._name}: {reason}")
+
+    def _wrong(self, name: str, reason: str) -> NoReturn:
+        from kafkad.config.broker import is_sensitive
+
+        full = self._full(name)
+        text = self._config.given.get(full)
+        if text is None:
+            text = self._get(name)
+        shown = "[hidden]" if is_sensitive(full) else text
+        raise ConfigError(
+            f"Invalid value {shown} for configuration {full} of listener {self._name}: {reason}"
+        )

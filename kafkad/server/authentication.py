@@ -1,0 +1,154 @@
+"""Connections of SASL listeners, until they are authenticated and when they do it anew.
+
+`security.sasl` decides what is said; here is who says it when: the phase of the connection in the reactor,
+its principal, the end of its session, and the pause before a refused client is told so and closed, which
+slows down who guesses passwords (connection.failed.authentication.delay.ms)."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from kafkad.api import versions
+from kafkad.api.context import RequestContext, Services
+from kafkad.protocol import codec
+from kafkad.security.certificates import subject_of
+from kafkad.security.listeners import sasl_listeners
+from kafkad.security.mechanisms import SCRAM_HASHES, SCRAM_TYPES, Credential, Mechanism, Plain, Scram
+from kafkad.security.sasl import API_VERSIONS, SASL_HANDSHAKE, Answer, Authenticator, Settings, State
+
+logger = logging.getLogger("kafkad")
+
+PHASE_HANDSHAKE: Final = 0
+PHASE_AUTHENTICATING: Final = 1
+PHASE_READY: Final = 2
+REAUTH_MIN_MS: Final = 1_000  # a connection may not authenticate anew more often
+
+
+class Session:
+    """What a connection of a SASL listener has in `Connection.state`."""
+
+    __slots__ = ("authenticator", "reauth_ms")
+
+    def __init__(self, authenticator: Authenticator) -> None:
+        self.authenticator = authenticator
+        self.reauth_ms = 0  # monotonic, of the last beginning
+
+
+def read_bytes(path: str) -> bytes:
+    """Of a store. Raises OSError."""
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def take_certificate(connection: Any, certificate: bytes) -> None:
+    """The principal of a client with a certificate that was verified. Where SASL follows, that names it."""
+    if connection.phase == PHASE_READY:
+        connection.principal = f"User:{subject_of(certificate)}"
+
+
+class Authentication:
+    """`nonce()` is fresh, random text without commas."""
+
+    def __init__(
+        self,
+        services: Services,
+        call_later: Callable[[int, Callable[[], None]], Any],
+        nonce: Callable[[], str],
+    ) -> None:
+        self._services = services
+        self._call_later = call_later
+        self._nonce = nonce
+        config = services.config
+        self._delay_ms: int = config.connection_failed_authentication_delay_ms
+        self._listeners = {
+            name: Settings(
+                {it: self._maker(it, found.passwords) for it in found.mechanisms}, found.max_reauth_ms
+            )
+            for name, found in sasl_listeners(config).items()
+        }
+
+    def _maker(self, name: str, passwords: dict[str, str]) -> Callable[[], Mechanism]:
+        if name not in SCRAM_HASHES:
+            return lambda: Plain(passwords)
+        number = SCRAM_TYPES[name]
+        return lambda: Scram(name, lambda user: self._credential(number, user), self._nonce)
+
+    def _credential(self, mechanism: int, user: str) -> Credential | None:
+        record = self._services.metadata.image.scram_credentials.get((mechanism, user))
+        if record is None:
+            return None
+        salt, stored, server = (bytes(it) for it in (record.salt, record.stored_key, record.server_key))
+        return Credential(salt, stored, server, record.iterations)
+
+    def takes(self, connection: Any, frame: bytes) -> bool:
+        """Whether a frame is not a request of an authenticated client. A SaslHandshake of one begins anew, if
+        its session ends at all."""
+        if connection.phase != PHASE_READY:
+            return True
+        if int.from_bytes(frame[:2], "big", signed=True) != SASL_HANDSHAKE:
+            return False
+        session = connection.state
+        if not isinstance(session, Session) or not session.authenticator.session_ms:
+            return False
+        now_ms = self._services.clock.monotonic_ms()
+        if session.reauth_ms and now_ms - session.reauth_ms < REAUTH_MIN_MS:
+            return False
+        session.reauth_ms = now_ms
+        session.authenticator = session.authenticator.again()
+        connection.session_expires_ms = 0
+        return True
+
+    def __call__(self, connection: Any, request_id: int, frame: bytes) -> None:
+        session = connection.state
+        if not isinstance(session, Session):
+            session = connection.state = Session(Authenticator(self._listeners[connection.listener]))
+        authenticator = session.authenticator
+        if authenticator.state is State.FAILED:
+            return  # it is told so in a moment, and closed
+        answer = authenticator.frame(frame)
+        if answer.versions is not None:
+            answer = Answer(self._versions(connection, authenticator, *answer.versions))
+        if answer.failed is not None:
+            self._fail(connection, request_id, answer)
+            return
+        if authenticator.state is State.COMPLETE:
+            connection.principal = authenticator.principal
+            connection.phase = PHASE_READY
+            if authenticator.session_ms:
+                now_ms = self._services.clock.monotonic_ms()
+                connection.session_expires_ms = now_ms + authenticator.session_ms
+        else:
+            connection.phase = PHASE_AUTHENTICATING if authenticator.raw else PHASE_HANDSHAKE
+        if answer.response is None:
+            connection.no_response(request_id)
+        else:
+            connection.respond(request_id, answer.response)
+
+    def _versions(self, connection: Any, authenticator: Authenticator, header: Any, request: Any) -> bytes:
+        if request is None:
+            return codec.encode_response(versions.unsupported(self._services), 0, header.correlation_id)
+        context = RequestContext(
+            api_key=API_VERSIONS,
+            version=header.request_api_version,
+            correlation_id=header.correlation_id,
+            client_id=header.client_id,
+            client_host=connection.peer_host,
+            listener=connection.listener,
+            connection=connection,
+        )
+        response = versions.api_versions(self._services, context, request)
+        if not response.error_code:
+            authenticator.versions_told()
+        return codec.encode_response(response, context.version, header.correlation_id)
+
+    def _fail(self, connection: Any, request_id: int, answer: Answer) -> None:
+        def end() -> None:
+            if not connection.closed:
+                if answer.response is not None:
+                    connection.respond(request_id, answer.response)
+                connection.close(answer.failed)
+
+        if self._delay_ms > 0:
+            self._call_later(self._delay_ms, end)
+        else:
+            end()

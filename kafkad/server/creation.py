@@ -1,0 +1,67 @@
+"""Topics that one worker asks worker 0 to create, and the outcome of each: between workers, in steps.
+
+    call      lines of JSON, each a list of names
+    answer    lines of JSON, each an object: name → null, or [error code, message]
+
+A line has at most LINE names. To encode or decode one is a step (server/turns): a client may name 100,000
+topics, and the whole answer as one JSON object stops a worker for 0.2 s."""
+
+import json
+from collections.abc import Generator, Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+from kafkad.protocol.errors import KafkaError
+
+LINE = 500
+NAMED = 10  # names in a line of the broker's log
+
+Troubles = dict[str, KafkaError | None]
+
+
+def encode_names(names: Iterable[str]) -> Generator[None, None, bytes]:
+    rest, lines = iter(names), []
+    while line := list(islice(rest, LINE)):
+        lines.append(json.dumps(line).encode())
+        yield
+    return b"\n".join(lines)
+
+
+def decode_names(payload: bytes) -> Generator[None, None, list[str]]:
+    names: list[str] = []
+    for line in payload.splitlines():
+        names += json.loads(line)
+        yield
+    return names
+
+
+def encode_troubles(troubles: Mapping[str, KafkaError | None]) -> Generator[None, None, bytes]:
+    rest, lines = iter(troubles.items()), []
+    while some := list(islice(rest, LINE)):
+        line = {name: trouble and (trouble.code, trouble.message) for name, trouble in some}
+        lines.append(json.dumps(line).encode())
+        yield
+    return b"\n".join(lines)
+
+
+def decode_troubles(payload: bytes) -> Generator[None, None, Troubles]:
+    troubles: Troubles = {}
+    known: dict[Any, KafkaError] = {}  # most topics have the same trouble
+    for line in payload.splitlines():
+        for name, told in json.loads(line).items():
+            if told is None:
+                troubles[name] = None
+                continue
+            code, message = told
+            trouble = known.get((code, message))
+            if trouble is None:
+                trouble = known[code, message] = KafkaError(code, message)
+            troubles[name] = trouble
+        yield
+    return troubles
+
+
+def some_of(names: list[str]) -> str:
+    """The names for a line of the log."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")

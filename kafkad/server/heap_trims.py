@@ -1,0 +1,27 @@
+"""When free memory of the heap is given back to the system: after long work, and some more times.
+
+What long work leaves is freed later: a deleted partition's objects after file.delete.delay.ms, a client's
+answer when it has been read. So the heap is trimmed when the work ends, and at each of the next LOOKS looks
+of a background task. A trim takes some microseconds if nothing was freed, a millisecond for 10 MB."""
+
+from collections.abc import Callable
+
+LOOK_MS = 15_000
+LOOKS = 8  # two minutes: Kafka's default of file.delete.delay.ms, and as long again
+
+
+class HeapTrims:
+    """`trim` gives back what is free now, or soon."""
+
+    def __init__(self, trim: Callable[[], object]) -> None:
+        self._trim = trim
+        self._left = 0  # looks that trim
+
+    def work_ended(self) -> None:
+        self._left = LOOKS
+        self._trim()
+
+    def look(self) -> None:
+        if self._left > 0:
+            self._left -= 1
+            self._trim()

@@ -1,0 +1,40 @@
+"""A worker's place among several: what its supervisor gives it, and how the two end each other."""
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from socket import socket
+
+from kafkad._native.shared.connection_handover import Handover
+from kafkad._native.shared.host_counts import HostCounts
+from kafkad._native.shared.mailbox import Mailboxes
+from kafkad.config.listeners import Endpoint
+from kafkad.log.log_dirs import LogDirs
+from kafkad.server import metadata_feed
+from kafkad.server.heartbeat import Heartbeats
+
+BROKEN = 70  # EX_SOFTWARE
+NO_DIRECTORY = 74  # EX_IOERR
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP = signal.SIGUSR1  # what ends one of several workers, by the supervisor: hang up, then once more: stop
+
+
+@dataclass(slots=True)
+class Place:
+    """What a worker of several is given: which one it is, and its share of what was made before the fork."""
+
+    me: int
+    count: int
+    restarted: bool  # others may have lived on while its predecessor died
+    incarnation_id: bytes  # of the broker, the same in all workers and over their restarts
+    log_dirs: LogDirs  # opened: locked and identified
+    mailboxes: Mailboxes
+    hosts: HostCounts
+    handover: Handover
+    heartbeats: Heartbeats
+    sockets: list[tuple[socket, str]]  # listening, and the name of their listener
+    endpoints: list[Endpoint]  # as bound: ports are real
+    peer_sockets: list[socket]
+    peer_addresses: list[bytes]
+    first_image: metadata_feed.FirstImage
+    tell: Callable[..., None]  # the supervisor: tell(ready=True), tell(trouble=sentence), as above

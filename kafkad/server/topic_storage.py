@@ -1,0 +1,101 @@
+"""An internal topic as a coordinator's storage: appends that answer when they are durable.
+
+An append goes straight to the log that owns the partition, and its answer waits until the high watermark has
+passed it: at once by default, after the fsync where the flush policy asks for one.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from kafkad.log.admission import Admission
+from kafkad.protocol import errors
+from kafkad.protocol.errors import KafkaError
+
+logger = logging.getLogger(__name__)
+
+Appended = Callable[[int, int], object]  # error code, base offset
+
+SIZE_MAX = 1 << 20  # of a batch, while no log says otherwise
+
+
+class TopicStorage:
+    """The partitions of one topic that this worker leads."""
+
+    def __init__(self, topic: str, partitions: Any, metadata: Any, clock: Any, scheduler: Any) -> None:
+        self.topic = topic
+        self.partitions = partitions
+        self.metadata = metadata
+        self.clock = clock
+        self.scheduler = scheduler
+
+    def partition_count(self) -> int:
+        """How many partitions the topic has; 0 while there is none."""
+        topic = self.metadata.image.topics.get(self.topic)
+        return len(topic.partitions) if topic is not None else 0
+
+    def batch_size_max(self, partition: int) -> int:
+        """max.message.bytes of the topic."""
+        log = self.partitions.find(self.topic, partition)
+        return SIZE_MAX if log is None else int(log.config.max_message_bytes)
+
+    def append_batch(
+        self,
+        partition: int,
+        batch: bytearray,
+        callback: Appended,
+        timeout_ms: int,
+        admitted: tuple[int, int] = (Admission.PLAIN, 0),
+    ) -> None:
+        """Append one batch; `callback(error code, base offset)` once, when it is as durable as acks=all makes
+        it. admitted: of a transaction, the admission and the guard."""
+        admission, guard = admitted
+
+        def write(log: Any) -> int:
+            size_max = log.config.max_message_bytes
+            if len(batch) > size_max:
+                logger.error(
+                    "%s-%d: a batch of %d bytes is refused; max.message.bytes is %d",
+                    self.topic, partition, len(batch), size_max,
+                )  # fmt: skip
+                raise KafkaError(errors.MESSAGE_TOO_LARGE)
+            now_ms = self.clock.now_ms()
+            return int(log.append(batch, now_ms, origin="coordinator", admission=admission, guard=guard))
+
+        self.write(partition, write, callback, timeout_ms)
+
+    def write(self, partition: int, write: Callable[[Any], int], callback: Appended, timeout_ms: int) -> None:
+        """As `append_batch`; `write(log)` appends, and returns the base offset."""
+        try:
+            log = self.partitions.get(self.topic, partition)
+            offset = write(log)
+        except KafkaError as trouble:
+            callback(trouble.code, -1)
+            return
+        except OSError as trouble:
+            logger.error("%s-%d could not be written: %s", self.topic, partition, trouble)
+            callback(errors.KAFKA_STORAGE_ERROR, -1)
+            return
+        if log.high_watermark >= log.end_offset:
+            callback(errors.NONE, offset)
+        else:
+            self._answer_when_durable(log, lambda code: callback(code, offset), timeout_ms)
+
+    def _answer_when_durable(self, log: Any, callback: Callable[[int], object], timeout_ms: int) -> None:
+        answered = False
+
+        def answer(code: int) -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                timeout.cancel()
+                callback(code)
+
+        timeout = self.scheduler.call_later(timeout_ms, lambda: answer(errors.REQUEST_TIMED_OUT))
+        log.await_high_watermark(log.end_offset, lambda trouble: answer(_code(trouble)))
+
+
+def _code(trouble: BaseException | None) -> int:
+    if trouble is None:
+        return errors.NONE
+    return trouble.code if isinstance(trouble, KafkaError) else errors.KAFKA_STORAGE_ERROR

@@ -1,0 +1,154 @@
+"""The way from a partition to the coordinator of a transaction: may this producer write here?
+
+    its coordinator is this worker's    it is asked at once
+    another worker's                    one AddPartitionsToTxn for all that a turn of the loop brings for it
+
+A worker that is gone or does not answer counts as NETWORK_EXCEPTION, which makes clients try again. Use: the
+gate of coordinator/admission, which knows what the answers mean to a client.
+
+Source: Kafka's AddPartitionsToTxnManager."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kafkad.api.context import ANONYMOUS, RequestContext, Services
+from kafkad.coordinator.transaction import TopicPartition
+from kafkad.protocol import codec, errors, messages
+from kafkad.protocol.errors import KafkaError
+from kafkad.server.peers import PeerLost, PeerTrouble
+from kafkad.server.routing import FORWARD, TIMEOUT_S, RemoteClient, pack
+
+logger = logging.getLogger(__name__)
+
+ADD_PARTITIONS_TO_TXN, VERSION = 24, 5
+CLIENT_VERSION = 2  # transaction.version of a client whose writes add their partition
+US = "kafkad-transactions"  # the client id of these requests
+
+Request = messages.AddPartitionsToTxnRequest
+Answered = Callable[[Sequence[int]], object]  # a code for each partition, in order
+
+
+class TransactionGate:
+    def __init__(
+        self, services: Services, owner_of: Callable[[str], int], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """owner_of: the worker that coordinates a transactional id."""
+        self._services = services
+        self._owner_of = owner_of
+        self._loop = loop
+        self._asked: dict[int, list[tuple[Any, Answered]]] = {}  # by worker, of this turn
+
+    def admit(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        partition: TopicPartition,
+        *,
+        adds: bool,
+        done: Callable[[int], object],
+    ) -> None:
+        """See coordinator.admission.Gate."""
+
+        def first(codes: Sequence[int]) -> None:
+            done(codes[0])
+
+        self.admit_all(transactional_id, producer_id, epoch, [partition], adds=adds, done=first)
+
+    def admit_all(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        partitions: Sequence[TopicPartition],
+        *,
+        adds: bool,
+        done: Answered,
+    ) -> None:
+        """As `admit`, of several partitions (each once): `done(a code each)`."""
+        worker = self._owner_of(transactional_id)
+        if worker != self._services.me:
+            if not self._asked:
+                self._loop.call_soon(self._flush)
+            asked = entry_of(transactional_id, producer_id, epoch, partitions, adds=adds)
+            self._asked.setdefault(worker, []).append((asked, done))
+            return
+        transactions = self._services.transactions
+        if adds:
+            transactions.add_partitions(
+                transactional_id,
+                producer_id,
+                epoch,
+                partitions,
+                CLIENT_VERSION,
+                lambda code: done([code] * len(partitions)),
+            )
+        else:
+            transactions.verify_partitions(
+                transactional_id,
+                producer_id,
+                epoch,
+                partitions,
+                lambda codes: done([codes[each] for each in partitions]),
+            )
+
+    def _flush(self) -> None:
+        asked, self._asked = self._asked, {}
+        for worker, its in asked.items():
+            self._loop.create_task(self._send(worker, its)).add_done_callback(_raise)
+
+    async def _send(self, worker: int, asked: list[tuple[Any, Answered]]) -> None:
+        request = Request(transactions=[entry for entry, _ in asked])
+        client = RemoteClient("", "", ANONYMOUS, "", "")
+        context = RequestContext(ADD_PARTITIONS_TO_TXN, VERSION, 0, US, "", "", client)
+        frame = codec.encode_request(request, VERSION, 0, US)
+        results: Sequence[Any] = ()
+        try:
+            answer = await self._services.peers.call(worker, FORWARD, pack(context, frame), TIMEOUT_S)
+            if answer:
+                _, response = codec.decode_response(messages.AddPartitionsToTxnResponse, VERSION, answer)
+                results = response.results_by_transaction
+        except (PeerLost, PeerTrouble, TimeoutError, KafkaError) as trouble:
+            logger.warning("worker %d has not answered for %d transactions: %s", worker, len(asked), trouble)
+        for number, (entry, done) in enumerate(asked):
+            codes = _codes(results[number]) if number < len(results) else {}
+            done(
+                [
+                    codes.get((topic.name, index), errors.NETWORK_EXCEPTION)
+                    for topic in entry.topics
+                    for index in topic.partitions
+                ]
+            )
+
+
+def _raise(sent: "asyncio.Task[None]") -> None:
+    if not sent.cancelled():
+        sent.result()
+
+
+def _codes(result: Any) -> dict[TopicPartition, int]:
+    return {
+        (topic.name, each.partition_index): each.partition_error_code
+        for topic in result.topic_results
+        for each in topic.results_by_partition
+    }
+
+
+def entry_of(
+    transactional_id: str, producer_id: int, epoch: int, partitions: Sequence[TopicPartition], *, adds: bool
+) -> Any:
+    """A transaction of the request; its partitions in their order, so that the answers can be in it."""
+    Topic = Request.Transactions.Topics
+    entry = Request.Transactions(
+        transactional_id=transactional_id,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        verify_only=not adds,
+    )
+    for name, index in partitions:
+        if not entry.topics or entry.topics[-1].name != name:
+            entry.topics.append(Topic(name=name, partitions=[]))
+        entry.topics[-1].partitions.append(index)
+    return entry

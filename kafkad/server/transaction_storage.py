@@ -1,0 +1,22 @@
+"""`__transaction_state` as the transaction coordinator's storage (server/topic_storage)."""
+
+from typing import Any
+
+from kafkad.server.topic_storage import Appended, TopicStorage
+
+TRANSACTION_TOPIC = "__transaction_state"
+
+
+class TransactionStorage(TopicStorage):
+    """What `coordinator.TransactionCoordinator` writes to. An append may take as long as its transaction."""
+
+    def __init__(self, partitions: Any, metadata: Any, clock: Any, scheduler: Any) -> None:
+        super().__init__(TRANSACTION_TOPIC, partitions, metadata, clock, scheduler)
+
+    def leader_epoch(self, partition: int) -> int:
+        """Raises KafkaError where the partition is not led here."""
+        return int(self.partitions.get(TRANSACTION_TOPIC, partition).native.leader_epoch)
+
+    def append(self, partition: int, batch: bytearray, callback: Appended, timeout_ms: int) -> None:
+        """See `append_batch`."""
+        self.append_batch(partition, batch, callback, timeout_ms)

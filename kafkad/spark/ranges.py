@@ -1,0 +1,40 @@
+"""The offset ranges of a batch read, and their split into tasks, with what the brokers say of offsets."""
+
+from __future__ import annotations
+
+from kafkad.spark import planning
+from kafkad.spark.offsets import OffsetReader
+from kafkad.spark.options import EARLIEST, LATEST, ReadOptions, shown
+from kafkad.spark.planning import Range
+
+# splitting by bytes is worth a question to the brokers above this many offsets in a range
+WEIGHED_OFFSETS_MIN = 1000
+
+
+def whole_ranges(options: ReadOptions, offsets: OffsetReader) -> list[Range]:
+    """From startingOffsets to endingOffsets, resolved."""
+    partitions = offsets.partitions()
+    if options.start.word == EARLIEST and options.end.word == LATEST:
+        start, end = offsets.list_both(partitions)
+    else:
+        start = offsets.settled(offsets.resolve(options.start, partitions, starting=True))
+        end = offsets.settled(offsets.resolve(options.end, partitions, starting=False))
+    for where in partitions:
+        if start[where] > end[where]:
+            raise ValueError(
+                f"the start of {shown(where)} is offset {start[where]}, behind its end at {end[where]}: "
+                f"see options {options.start.option} and {options.end.option}"
+            )
+    return [Range(*where, start[where], end[where]) for where in partitions if end[where] > start[where]]
+
+
+def split_by(options: ReadOptions, offsets: OffsetReader, ranges: list[Range]) -> list[Range]:
+    """Ranges of tasks, by what the options say."""
+    large = sorted({each.where for each in ranges if each.length >= WEIGHED_OFFSETS_MIN})
+    return planning.split(
+        ranges,
+        weights=offsets.bytes_per_offset(large) if large else {},
+        bytes_max=options.partition_bytes,
+        records_max=options.partition_records_max,
+        pieces_min=options.partitions_min,
+    )

@@ -1,0 +1,76 @@
+"""The examples that newcomers try first, as they stand in README.md and docs/ingest.md."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from kafkad.testing import Broker
+
+ROOT = Path(__file__).parents[2]
+
+
+def block(page: str, first: str) -> str:
+    """The code block of a page whose first line is `first`."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M)
+    (found,) = [each for each in blocks if each.split("\n", 1)[0] == first]
+    return found
+
+
+def run(directory: Path, broker: Broker, script: str) -> str:
+    """What a block writes, in an empty directory; the broker is where the commands look for it."""
+    bin_directory = Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "PATH": f"{bin_directory}:{os.environ['PATH']}",
+        "KAFKAD_BOOTSTRAP_SERVER": broker.bootstrap,
+    }
+    done = subprocess.run(
+        ["bash", "-eu", "-o", "pipefail", "-c", script.replace("127.0.0.1:9092", broker.bootstrap)],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def shell(kafkad_broker, tmp_path):
+    return lambda script: run(tmp_path, kafkad_broker, script)
+
+
+def test_the_commands_of_the_readme(shell):
+    script = block("README.md", "export PATH=$PWD/.venv/bin:$PATH")
+    assert '{"flight": "UA1545", "delay": 11}' in shell(script)
+
+
+def test_passwords_in_ten_lines(tmp_path):
+    properties = tmp_path / "secure.properties"
+    text = block("docs/security.md", "node.id=1")
+    properties.write_text(text.replace("127.0.0.1:9092", "127.0.0.1:0").replace("./", f"{tmp_path}/"))
+    with Broker(properties=properties) as broker:
+        told = run(tmp_path, broker, block("docs/security.md", "cat > alice.properties <<'END'"))
+        assert told.splitlines()[-1] == "hello"
+
+
+def test_the_five_minutes_of_ingest(shell, tmp_path):
+    script = block("docs/ingest.md", "kafkad topics --create --topic flights --partitions 4")
+    commands = [line for line in script.splitlines() if line.startswith("kafkad ingest")]
+    assert [line.split()[2] for line in commands] == ["validate", "plan", "run", "verify", "status"]
+    assert commands[3].endswith("# 2 rows, 1 in the dead letter queue, 0 lost, 0 twice")
+    told = [re.split(r"  +", line.strip()) for line in shell(script).splitlines()]
+    at = next(i for i, words in enumerate(told) if "IN_DLQ" in words)
+    partitions = [dict(zip(told[at], row, strict=True)) for row in told[at + 1 : at + 5]]
+    sums = {name: sum(int(row[name]) for row in partitions) for name in ("ROWS", "IN_DLQ", "LOST", "TWICE")}
+    assert sums == {"ROWS": 2, "IN_DLQ": 1, "LOST": 0, "TWICE": 0}
+    assert {("pipeline", "flights"), ("rows in it", "2"), ("dead letters", "1")} <= set(map(tuple, told))
+    sql, *_ = re.findall(r'^duckdb -c "(.*)"$', (ROOT / "docs/ingest.md").read_text(), re.M)
+    rows = duckdb.sql(sql.replace("flights/", f"{tmp_path}/flights/").replace("*", "id", 1)).fetchall()
+    assert sorted(rows) == [(1,), (2,)]

@@ -1,0 +1,34 @@
+"""A skipped test proves nothing: where `CI=true` is set, all that tests need is there, and a skip fails."""
+
+import pytest
+
+SKIPS = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[SKIPS] = []
+    config.pluginmanager.register(NoSkips(config.stash[SKIPS]), "no-skips")
+
+
+class NoSkips:
+    def __init__(self, skips: list[str]) -> None:
+        self.skips = skips
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self.note(report)
+
+    def note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+            self.skips.append(f"{report.nodeid}: {why}")
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.skips and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for skip in sorted(set(self.skips)):
+            terminalreporter.write_line(f"SKIPPED, which CI=true does not allow: {skip}", red=True)

@@ -1,0 +1,260 @@
+"""The native cleaner against its slow twin (tests/reference/slow_cleaner.py), and by rules of its own."""
+
+import random
+import struct
+from collections import Counter
+
+import pytest
+
+from kafkad._native.log.cleaned_transactions import CleanedTransactions
+from kafkad._native.log.cleaner import Cleaning, Mapping
+from kafkad._native.log.offset_map import OffsetMap
+from kafkad.protocol import compression as codecs
+from kafkad.protocol.errors import Malformed
+from kafkad.protocol.records import Batch, Record, build_batch, read_batches
+from tests.reference import slow_cleaner
+from tests.unit.cleaner_world import NOW, Log
+
+RETENTION = 1000
+SLOT = 24
+
+
+def chunked(log: bytes, random: random.Random, feed, feed_plain) -> None:
+    """Hands out the log in chunks of random size, and decompresses where that is asked for."""
+    position = 0
+    size = 200
+    while position < len(log):
+        chunk = log[position : position + size]
+        taken = feed(chunk, 0)
+        if taken < len(chunk) and len(chunk) - taken >= 61 and batch_size(chunk, taken) <= len(chunk) - taken:
+            batch = Batch(chunk, taken)
+            if not batch.compression:
+                return
+            plain = codecs.decompress(batch.compression, batch.bytes[61:], 1 << 20)
+            if feed_plain(chunk, taken, plain, batch) is False:
+                return
+            taken += batch.size
+        size = random.choice((61, 200, 5000)) if taken else size * 2
+        position += taken
+
+
+def batch_size(chunk: bytes, position: int) -> int:
+    return 12 + struct.unpack_from(">i", chunk, position + 8)[0]
+
+
+def mapped(log: Log, start: int, keys_max: int, random: random.Random) -> tuple[OffsetMap, Mapping]:
+    offsets = OffsetMap((keys_max + 50) * SLOT, keys_max / (keys_max + 50) + 1e-9)
+    assert offsets.size_max == keys_max
+    mapping = Mapping(offsets, CleanedTransactions(log.aborted), start)
+
+    def plain(chunk, position, data, batch):
+        return mapping.feed_plain(chunk, position, data) != position
+
+    chunked(bytes(log.data), random, mapping.feed, plain)
+    return offsets, mapping
+
+
+def cleaned(cleaning: Cleaning, data: bytes, random: random.Random) -> bytes:
+    out = []
+
+    def plain(chunk, position, data, batch):
+        kept = cleaning.feed_plain(chunk, position, data)
+        if kept is not None:
+            cleaning.put_compressed(codecs.compress(batch.compression, kept))
+
+    def feed(chunk, position):
+        taken = cleaning.feed(chunk, position)
+        out.append(cleaning.take())
+        return taken
+
+    chunked(data, random, feed, plain)
+    return b"".join(out) + cleaning.take()
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_a_cleaning_is_what_the_slow_twin_makes(seed):
+    chance = random.Random(seed)
+    log = Log(chance)
+    for _ in range(chance.choice((3, 20, 60))):
+        log.step()
+    data = bytes(log.data)
+    batches = list(read_batches(data))
+    last = {key: value for key, value in log.last.items() if chance.random() < 0.7}
+    upper = batches[-1].last_offset + 1 if chance.random() < 0.7 else log.end + 9
+    start = chance.choice((0, 0, log.end // 2))
+    keys_max = chance.choice((5, 20, 1000))
+
+    offsets, mapping = mapped(log, start, keys_max, chance)
+    keys, latest, full = slow_cleaner.keys(batches, log.aborted, start, keys_max)
+    assert (offsets.latest_offset, len(offsets), mapping.full) == (latest, len(keys), full)
+    assert {key: offsets.get(key) for key in keys} == keys
+    assert offsets.get(b"in no log") == -1
+
+    transactions = CleanedTransactions(log.aborted)
+    cleaning = Cleaning(offsets, transactions, upper, NOW, RETENTION, 100)
+    cleaning.begin(0, last)
+    got = cleaned(cleaning, data, chance)
+    slow = slow_cleaner.Transactions(log.aborted)
+    expected = slow_cleaner.clean(batches, slow, keys, latest, last, upper, NOW, RETENTION)
+    for ours, theirs in zip(read_batches(got), expected, strict=True):
+        assert bytes(ours.bytes).hex() == theirs.hex()
+    assert transactions.take_kept() == b"".join(struct.pack(">hqqqq", 0, *entry) for entry in slow.kept)
+    assert cleaning.size == len(got)
+    assert cleaning.bytes_read == len(data)
+    check_indexes(got, cleaning)
+
+
+def check_indexes(data: bytes, cleaning: Cleaning) -> None:
+    """An entry of both indexes at a batch that more than 100 bytes lie before, since the last entry."""
+    index: list[tuple[int, int]] = []
+    times: list[tuple[int, int]] = []
+    since = position = 0
+    largest = (-1, 0)
+    for batch in read_batches(data):
+        largest = max(largest, (batch.max_timestamp, batch.last_offset), key=lambda each: each[0])
+        if since > 100:
+            index.append((batch.last_offset, position))
+            times.append(largest)
+            since = 0
+        since += batch.size
+        position += batch.size
+    times.append(largest)
+    got, got_times = cleaning.finish()
+    assert list(struct.iter_unpack(">ii", got)) == index
+    assert list(struct.iter_unpack(">qi", got_times)) == sorted({each for each in times if each[0] >= 0})
+    assert cleaning.max_timestamp == largest[0]
+
+
+def test_the_fuzz_meets_every_rule():
+    """What the seeds above go through: none of the rules is there for nothing."""
+    met: Counter[str] = Counter()
+    for seed in range(60):
+        chance = random.Random(seed)
+        log = Log(chance)
+        for _ in range(60):
+            log.step()
+        batches = list(read_batches(bytes(log.data)))
+        keys, latest, full = slow_cleaner.keys(batches, log.aborted, 0, 20)
+        met["full"] += full
+        slow = slow_cleaner.Transactions(log.aborted)
+        out = slow_cleaner.clean(batches, slow, keys, latest, log.last, log.end, NOW, RETENTION)
+        kept = {Batch(each).base_offset: Batch(each) for each in out}
+        met["aborts kept"] += len(slow.kept)
+        for batch in batches:
+            after = kept.get(batch.base_offset)
+            kind = "control " if batch.is_control else "data "
+            if after is None:
+                met[kind + "gone"] += 1
+            elif after.records_count == 0:
+                met[kind + "emptied"] += 1
+            elif after.records_count < batch.records_count:
+                met[kind + "thinned"] += 1
+                met[f"codec {batch.compression}"] += 1
+            elif (after.attributes ^ batch.attributes) & 0x40:
+                met[kind + "horizon set"] += 1
+            else:
+                met[kind + "as it was"] += 1
+    wanted = {
+        kind + what
+        for kind in ("data ", "control ")
+        for what in ("gone", "emptied", "horizon set", "as it was")
+    }
+    wanted |= {"data thinned", "full", "aborts kept", *(f"codec {codec}" for codec in range(5))}
+    assert not {what for what in wanted if not met[what]}
+
+
+def simple(*records: tuple[bytes | None, bytes | None], base: int = 0, **more) -> bytes:
+    return bytes(
+        build_batch([Record(key, value, timestamp=NOW) for key, value in records], base_offset=base, **more)
+    )
+
+
+def once(data: bytes, now: int = NOW, upper: int = 1 << 40) -> bytes:
+    offsets = OffsetMap(1000 * SLOT)
+    assert Mapping(offsets, CleanedTransactions(), 0).feed(data) == len(data)
+    cleaning = Cleaning(offsets, CleanedTransactions(), upper, now, RETENTION)
+    assert cleaning.feed(data) == len(data)
+    return cleaning.take()
+
+
+def test_a_tombstone_goes_after_its_horizon_which_is_set_once():
+    log = simple((b"a", b"1"), (b"b", b"1")) + simple((b"a", None), base=2)
+    first = once(log)
+    again = once(first, NOW + RETENTION - 1)
+    assert again == first != log
+    assert [record.key for batch in read_batches(first) for record in batch.records()] == [b"b", b"a"]
+    gone = once(again, NOW + RETENTION)
+    assert [record.key for batch in read_batches(gone) for record in batch.records()] == [b"b"]
+    assert [record.timestamp for batch in read_batches(first) for record in batch.records()] == [NOW, NOW]
+
+
+def test_the_batch_at_the_end_of_the_pass_stays_without_records():
+    log = simple((b"a", b"1")) + simple((b"a", b"2"), base=1) + simple((None, b"keyless"), base=2)
+    out = list(read_batches(once(log, upper=3)))
+    assert [(batch.base_offset, batch.records_count) for batch in out] == [(1, 1), (2, 0)]
+
+
+def test_damage_is_refused_and_nothing_is_taken():
+    log = bytearray(simple((b"a", b"1")) + simple((b"a", b"2"), base=1))
+    log[-3] ^= 1
+    offsets = OffsetMap(1000 * SLOT)
+    cleaning = Cleaning(offsets, CleanedTransactions(), 9, NOW, RETENTION)
+    with pytest.raises(Malformed, match="the batch at offset 1 does not have the CRC of its bytes"):
+        cleaning.feed(bytes(log))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bytes_that_lie_are_malformed_or_cut_off(seed):
+    """With the CRC made right again: the mapping has no CRC to look at."""
+    chance = random.Random(seed)
+    log = Log(chance)
+    for _ in range(4):
+        log.step()
+    for batch in list(read_batches(bytes(log.data))):
+        for _ in range(30):
+            data = bytearray(batch.bytes)
+            data[chance.randrange(16, len(data))] = chance.randrange(256)
+            data = bytearray(slow_cleaner.sealed(data))
+            offsets = OffsetMap(1000 * SLOT)
+            try:
+                Mapping(offsets, CleanedTransactions(), 0).feed(data)
+            except Malformed:
+                pass
+            cleaning = Cleaning(offsets, CleanedTransactions(), 9, NOW, RETENTION)
+            try:
+                cleaning.feed(data)
+            except (Malformed, OverflowError):
+                pass
+            assert len(cleaning.take()) <= len(data) * 2 + 61
+
+
+def test_a_marker_that_says_it_has_two_thousand_million_records_takes_no_memory():
+    marker = build_batch([Record(b"\0\0\0\2", b"", timestamp=NOW)], producer_id=1, control=True)
+    struct.pack_into(">i", marker, 57, (1 << 31) - 1)
+    cleaning = Cleaning(OffsetMap(1000), CleanedTransactions(), 9, NOW, RETENTION)
+    with pytest.raises(Malformed, match="has fewer records than it says"):
+        cleaning.feed(slow_cleaner.sealed(marker))
+
+
+def test_old_formats_are_refused_by_name():
+    data = bytearray(simple((b"a", b"1")))
+    data[16] = 1
+    with pytest.raises(Malformed, match="magic 1, and the cleaner knows 2 only"):
+        Mapping(OffsetMap(1000), CleanedTransactions(), 0).feed(data)
+
+
+def test_an_offset_map_fills_up_and_gives_its_memory_back():
+    offsets = OffsetMap(1000 * SLOT, 0.9)
+    known = {}
+    for offset in range(900):
+        assert offsets.put(b"%d" % offset, offset)
+        known[b"%d" % offset] = offset
+    assert not offsets.put(b"one more", 900)
+    assert not offsets.put(b"0", 900)
+    assert {key: offsets.get(key) for key in known} == known
+    assert (offsets.slots, len(offsets), offsets.latest_offset) == (1000, 900, 899)
+    offsets.close()
+    with pytest.raises(ValueError, match="closed"):
+        offsets.get(b"0")
+    with pytest.raises(ValueError, match="hold no slot"):
+        OffsetMap(23)

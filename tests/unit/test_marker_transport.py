@@ -1,0 +1,139 @@
+"""Markers on their way to the logs of one worker, and of two that are processes of their own."""
+
+import asyncio
+import itertools
+import time
+
+import pytest
+
+from kafkad.coordinator.markers import Marker
+from kafkad.protocol import errors, messages
+from kafkad.server import marker_transport
+from kafkad.server.marker_transport import MarkerTransport
+from tests.unit.test_routing import OFFSETS_TOPIC, TOPICS, World
+
+ALL = [(topic, index) for topic, count in TOPICS.items() for index in range(count)]
+
+
+@pytest.fixture
+def make_world(tmp_path):
+    made = []
+
+    def make(count):
+        made.append(World(tmp_path, count))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()
+
+
+def transport(world):
+    return MarkerTransport(world.site.services, world.loop)
+
+
+def marker(producer_id=900, epoch=1, commit=True, coordinator_epoch=3):
+    return Marker(producer_id, epoch, coordinator_epoch, commit, 2)
+
+
+async def write(transport, *calls):
+    """The codes of several calls in one turn."""
+    loop = asyncio.get_running_loop()
+    futures = []
+    for each, partitions in calls:
+        futures.append(loop.create_future())
+        transport.write_markers(each, partitions, futures[-1].set_result)
+    return await asyncio.gather(*futures)
+
+
+async def coordinator_epochs(world, producer_id, partitions):
+    """Of the markers that the logs have, as DescribeProducers tells them."""
+    Topic = messages.DescribeProducersRequest.Topics
+    topics = [Topic(name=topic, partition_indexes=[index]) for topic, index in partitions]
+    client = await world.client()
+    response = await client.ask(messages.DescribeProducersRequest(topics=topics))
+    return [
+        producer.coordinator_epoch
+        for topic in response.topics
+        for partition in topic.partitions
+        for producer in partition.active_producers
+        if producer.producer_id == producer_id
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_each_marker_reaches_the_log_of_its_partition(make_world, count):
+    world = make_world(count)
+    way = transport(world)
+    partitions = [*ALL, (OFFSETS_TOPIC, 0), (OFFSETS_TOPIC, 1)]
+    (codes,) = world.run(write(way, (marker(), partitions)))
+    assert codes == dict.fromkeys(partitions, errors.NONE)
+    assert world.run(coordinator_epochs(world, 900, ALL)) == [3] * len(ALL)
+
+
+def test_markers_of_one_turn_share_a_request_and_get_their_own_answers(make_world):
+    world = make_world(2)
+    way = transport(world)
+    theirs = [each for each in ALL if world.owner(*each) == 1]
+    assert theirs
+    calls = []
+    call = world.peers.call
+    world.peers.call = lambda *arguments: calls.append(arguments) or call(*arguments)
+    old = marker(901, epoch=2, coordinator_epoch=2)
+    found = world.run(
+        write(way, (marker(900), theirs), (marker(901), theirs), (marker(902), theirs[:1]), (old, theirs))
+    )
+    assert len(calls) == 2  # the second for the producer that is there twice
+    ends = [set(codes.values()) for codes in found]
+    assert ends[:3] == [{errors.NONE}] * 3
+    assert ends[3] == {errors.TRANSACTION_COORDINATOR_FENCED}
+    assert [set(codes) for codes in found] == [set(theirs), set(theirs), set(theirs[:1]), set(theirs)]
+
+
+def test_a_worker_that_is_gone_is_tried_again_later(make_world):
+    world = make_world(2)
+    way = transport(world)
+    world.kill(1)
+    (codes,) = world.run(write(way, (marker(), ALL)))
+    expected = {0: errors.NONE, 1: errors.NOT_LEADER_OR_FOLLOWER}
+    assert codes == {each: expected[world.owner(*each)] for each in ALL}
+    world.fork(1)
+    world.loop.run_until_complete(world.peers.wait_up(1, 30))
+    (codes,) = world.run(write(way, (marker(), ALL)))
+    assert set(codes.values()) == {errors.NONE}
+
+
+def test_many_markers_let_others_have_their_turn(make_world, monkeypatch):
+    """A transaction may have thousands of partitions."""
+    world = make_world(1)
+    way = transport(world)
+    written = []
+
+    def write_marker(_services, topic, index, _marker, done):
+        time.sleep(marker_transport.TURN_S / 2)
+        written.append((topic, index))
+        done(errors.NONE)
+
+    monkeypatch.setattr(marker_transport, "write_marker", write_marker)
+    partitions = [("a", index) for index in range(20)]
+    seen = []
+
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+        way.write_markers(marker(), partitions, ended.set_result)
+        while not ended.done():
+            seen.append(len(written))
+            await asyncio.sleep(0)
+        return ended.result()
+
+    assert world.run(scenario()) == dict.fromkeys(partitions, errors.NONE)
+    assert written == partitions
+    assert max(after - before for before, after in itertools.pairwise([0, *seen, 20])) <= 3
+
+
+def test_partitions_exist_as_long_as_the_image_has_them(make_world):
+    way = transport(make_world(1))
+    assert way.exists(("a", 5))
+    assert not way.exists(("a", 6))
+    assert not way.exists(("nowhere", 0))

@@ -1,0 +1,76 @@
+"""Fetch v0 to v3 in C: what happens around the conversion of what was read."""
+
+import pytest
+from reactor_world import World, batch, fetch
+
+from kafkad.log.down_conversion import DownConversion
+from kafkad.protocol import errors
+from kafkad.protocol.legacy_records import read_entries
+
+
+@pytest.fixture
+def world(tmp_path):
+    world = World(str(tmp_path))
+    world.reactor.serve_native(1, 0, 18)
+    yield world
+    world.close()
+
+
+class Broken(DownConversion):
+    """Fails at its second step."""
+
+    def step(self):
+        if self.size < 0:
+            raise ValueError("broken")
+        self.size = -1
+        return 0
+
+
+class Slow(DownConversion):
+    """More than the loop does itself."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.ahead = 1 << 30
+
+
+def log_with(world, monkeypatch, kind):
+    log = world.log("t")
+    monkeypatch.setattr(type(log), "down_conversion", kind)
+    client = world.connect()
+    for _ in range(3):
+        assert client.produce("t", batch(2, 100)).error_code == 0
+    return client
+
+
+def told(client, version, offset=0):
+    (part,) = client.fetch([("t", 0, offset)], version=version).responses[0].partitions
+    return part.error_code, part.high_watermark, [each.offset for each in read_entries(part.records)]
+
+
+@pytest.mark.parametrize("version", range(4))
+@pytest.mark.parametrize("kind", [DownConversion, Slow])
+def test_on_the_loop_and_in_a_thread(world, monkeypatch, version, kind):
+    client = log_with(world, monkeypatch, kind)
+    assert told(client, version) == (0, 6, [0, 1, 2, 3, 4, 5])
+    assert told(client, version, 3) == (0, 6, [3, 4, 5])
+    assert world.reactor.stats()["unpack_jobs"] == (2 if kind is Slow else 0)
+
+
+def refuse(*arguments):
+    raise MemoryError
+
+
+@pytest.mark.parametrize("kind", [Broken, refuse])
+def test_a_failure_is_an_error_and_sends_no_batch_v2(world, monkeypatch, kind):
+    client = log_with(world, monkeypatch, staticmethod(kind))
+    for version in range(4):
+        assert told(client, version) == (errors.UNKNOWN_SERVER_ERROR, -1, [])
+    assert client.fetch([("t", 0, 0)], version=4).responses[0].partitions[0].records
+
+
+def test_a_reactor_that_closes_meanwhile(world, monkeypatch):
+    client = log_with(world, monkeypatch, Slow)
+    for version in range(4):
+        client.send_request(fetch([("t", 0, 0)]), version)
+    world.poll()

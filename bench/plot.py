@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from bench.bounds import BOUNDS, KAFKA, OURS, Results, reference
 
-MORE_IS_BETTER = ("MB/s", "MB/s read", "requests/s", "GB/s")
+MORE_IS_BETTER = ("MB/s", "MB/s read", "requests/s", "transactions/s", "GB/s")
 TITLES = {
     "CPU s/GB": "CPU per GB",
     "CPU us/request": "CPU per request",
+    "CPU us/transaction": "CPU per transaction",
     "PSS MB": "memory",
     "seconds": "time",
     "restart s": "time",
@@ -41,6 +42,8 @@ def figures_of(scenario: str, ours: dict[str, Any]) -> list[str]:
 
     small, held, caught_up = one_of(SMALL), one_of(HELD), one_of(CAUGHT_UP)
     wanted = ["GB/s", "PSS MB", "seconds", "restart s"]
+    if "transactions/s" in ours:
+        return ["transactions/s", "CPU us/transaction", "commit p50 ms"]
     if caught_up:
         wanted += ["MB/s read"]
     elif not held:

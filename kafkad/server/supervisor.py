@@ -365,6 +365,8 @@ class Supervisor:
         if "ready" in said:
             child.ready = True
             self.heartbeats.begin(child.k)
+            if self._told_ready:
+                logger.info("worker %d serves again", child.k)
         if "log_level" in said:
             loggers.set_level(*said["log_level"])
         if "quiet" in said:

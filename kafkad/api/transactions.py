@@ -132,8 +132,10 @@ def _unknown_partitions(services: Services, transaction: Any) -> Generator[None,
 def _response(asked: list[Any], outcomes: list[Codes], version: int) -> Steps:
     """AddPartitionsToTxnResponse."""
     results = []
-    for transaction, codes in zip(asked, outcomes, strict=True):
+    for number, (transaction, codes) in enumerate(zip(asked, outcomes, strict=True), 1):
         results.append((yield from _result(transaction.transactional_id, codes, version)))
+        if number % AT_ONCE == 0:
+            yield
     if version < SEVERAL_FROM:
         topics = results[0].topic_results
         return messages.AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)

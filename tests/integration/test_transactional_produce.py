@@ -172,7 +172,7 @@ def test_partitions_that_a_produce_adds(client, version):
         assert client.code(1, version) == 0
         client.end(version=5)
         wait_until(lambda number=number: client.offsets(1) == 3 * (number + 1))
-    assert client.offsets(0) == 6
+    wait_until(lambda: client.offsets(0) == 6)  # of another worker, perhaps: its marker has a way of its own
 
 
 def test_a_plain_batch_with_an_id(client):

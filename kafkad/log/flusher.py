@@ -147,7 +147,7 @@ class Flusher:
                 else:
                     report(self._log.directory, "a flush", e)
                 raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
-            self._flushed(work.end, work.generation)
+            self._flushed(work)
             return
 
     def take_work(self) -> "Work | None":
@@ -162,7 +162,7 @@ class Flusher:
     def settle(self, work: "Work", error: Exception | None) -> None:
         """After `work` ended or failed in another thread. Raises KafkaError."""
         if error is None:
-            self._flushed(work.end, work.generation)
+            self._flushed(work)
             return
         if not isinstance(error, OSError):
             raise error
@@ -200,7 +200,7 @@ class Flusher:
         if error is None:
             self._under_way = False
             self._retry_ms = RETRY_MS
-            if self._flushed(work.end, work.generation) or self._again or self._is_awaited():
+            if self._flushed(work) or self._again or self._is_awaited():
                 self.request()
         elif isinstance(error, OSError):
             work.put_back(self)
@@ -237,10 +237,13 @@ class Flusher:
             paths = {*paths, epochs.path}
             directories = {*directories, self._log.directory}  # it was renamed into place
         native.flush_by_log = False
-        return Work(end, generation, [reference for _, reference in files], paths, directories)
+        first_base = native.first_base_offset
+        return Work(end, generation, first_base, [reference for _, reference in files], paths, directories)
 
-    def _flushed(self, end: int, generation: int) -> bool:
-        again = self._log.native.flushed(end, generation)
+    def _flushed(self, work: "Work") -> bool:
+        if self._log.directory in work.directories:
+            self._log.first_base_synced = work.first_base
+        again = self._log.native.flushed(work.end, work.generation)
         self._answer()
         return again
 
@@ -248,13 +251,20 @@ class Flusher:
 class Work:
     """One flush, for a thread."""
 
-    __slots__ = ("directories", "end", "files", "generation", "paths")
+    __slots__ = ("directories", "end", "files", "first_base", "generation", "paths")
 
     def __init__(
-        self, end: int, generation: int, files: "list[FileRef]", paths: set[str], directories: set[str]
+        self,
+        end: int,
+        generation: int,
+        first_base: int,
+        files: "list[FileRef]",
+        paths: set[str],
+        directories: set[str],
     ) -> None:
         self.end = end
         self.generation = generation
+        self.first_base = first_base
         self.files = files
         self.paths = paths
         self.directories = directories

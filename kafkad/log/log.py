@@ -125,6 +125,7 @@ class Log:
         "cleaned_below",
         "closed",
         "directory",
+        "first_base_synced",
         "keep_log_start",
         "leader_epochs",
         "native",
@@ -225,6 +226,8 @@ class Log:
         if not loaded.clean or not was_there:
             # What the last owner created, renamed or removed may not be on the disk yet, nor what we make.
             self._flusher.directories.update((directory, os.path.dirname(directory)))
+        else:
+            self.first_base_synced = native.first_base_offset
         self._flusher.paths.update(loader.rebuilt)
         self.scanned_bytes = loaded.scanned_bytes
         self.cleaned_below = cleaned_below
@@ -260,6 +263,7 @@ class Log:
         self.producer_expiration_ms = producer_expiration_ms
         self.on_log_start: Callable[[Log], None] | None = None  # notes what DeleteRecords moved
         self.keep_log_start: Callable[[Log, Callable[[OSError | None], None]], None] | None = None
+        self.first_base_synced = 0  # the first segment when the directory was last synced
         self.next_start = -1  # to which retention is about to move the log start, when that is on the disk
         self.on_offline: Callable[[Log, OSError], None] | None = None
         self.closed = False
@@ -315,9 +319,12 @@ class Log:
 
     @property
     def start_to_keep(self) -> int:
-        """The log start offset that a checkpoint has to hold; 0 if the first segment's name says it."""
+        """The log start offset that a checkpoint has to hold; 0 if the first segment's name says it.
+
+        Power loss brings back the segments whose new names are not on the disk yet. So what counts is the
+        first segment that the disk is sure to have."""
         start = max(self.log_start_offset, self.next_start)
-        return start if start > self.native.first_base_offset else 0
+        return start if start > min(self.first_base_synced, self.native.first_base_offset) else 0
 
     @property
     def end_offset(self) -> int:

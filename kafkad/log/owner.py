@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class Owner(Protocol):
     next_start: int  # to which deletion is about to move the log start, when that is on the disk; -1: nowhere
 
+    first_base_synced: int  # the first segment when the directory was last synced
+
     being_cleaned: bool  # no segment may go meanwhile
 
     topic: str

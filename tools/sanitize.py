@@ -21,13 +21,16 @@ ROOT = Path(__file__).resolve().parents[1]
 COPY = ROOT / "build" / "sanitize"
 REPORT = "sanitizer-report"
 UNITS = (
-    "arena arrow_build avro_columns batch batch_bombs buffers crc32c csv_columns fetch_session"
-    " forwarding forwarding_limits group_commit handover host_counts json_columns list_offsets"
-    " log_append_read log_producers log_recovery log_successor mailbox partition partition_places"
-    " compression group_loading partition_reader partition_reader_forked partition_table proto_columns"
-    " protocol_codec codec_steps reactor reactor_hunts reactor_limits unpacking unpacking_stress"
-    " reactor_chaos reactor_fetch reactor_produce record_columns record_encode records value_fuzz"
-    " value_options watermarks"
+    "arrow_build avro_columns batch batch_bombs batch_librdkafka buffers cleaner cleaner_files"
+    " codec_steps cold_reads compression crc32c csv_columns down_conversion fetch_session forwarding"
+    " forwarding_limits group_commit group_loading handover heap_objects host_counts json_columns"
+    " large_batches legacy_records list_offsets log_append_read log_cleaning log_exchange log_guards"
+    " log_old_formats log_producers log_recovery log_shortages log_successor log_transactions mailbox"
+    " message_sets partition partition_places partition_reader partition_reader_forked"
+    " partition_table produce_gate produce_gate_answers produce_slices producer_ids proto_columns"
+    " protocol_codec reactor reactor_chaos reactor_fetch reactor_hunts reactor_limits"
+    " reactor_old_fetch reactor_produce reactor_steady record_columns record_encode records"
+    " segment_scan unpacking unpacking_stress value_fuzz value_options watermarks"
 )
 # what measures time or memory says nothing of this build
 NOT = "gives_the_arena_back or bomb_costs or no_buffer_stays_behind or short_turns"
@@ -87,7 +90,7 @@ def tested(arguments: list[str]) -> int:
         **os.environ,
         "LD_PRELOAD": " ".join(map(library, LIBRARIES)),
         "PYTHONMALLOC": "malloc",
-        "ASAN_OPTIONS": f"detect_leaks=0:log_path={COPY / REPORT}",
+        "ASAN_OPTIONS": f"detect_leaks=0:allocator_may_return_null=1:log_path={COPY / REPORT}",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
     reports()
@@ -95,7 +98,9 @@ def tested(arguments: list[str]) -> int:
     if not reports():
         sys.exit("the sanitizers are not at work: they do not see a write behind the end of a buffer")
     files = [f"tests/unit/test_{name}.py" for name in UNITS.split()]
-    there = [name for name in files if (COPY / name).exists()]
+    missing = [name for name in files if not (COPY / name).exists()]
+    if missing:
+        sys.exit(f"UNITS names tests that are not there: {', '.join(missing)}")
     command = [
         sys.executable,
         "-m",
@@ -104,7 +109,7 @@ def tested(arguments: list[str]) -> int:
         "no:cacheprovider",
         "--capture=sys",
         "--timeout=600",
-        *there,
+        *files,
     ]
     command += ["-k", f"not ({NOT})", *arguments]  # the last -k counts
     with open(COPY / "stderr.log", "wb") as said:

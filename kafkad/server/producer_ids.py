@@ -50,8 +50,10 @@ class ProducerIds:
         return asyncio.wait([self._coming])
 
     def _ask(self) -> None:
-        """For the next block, if there is none and none is on its way."""
-        if self._coming is not None or self._spare is not None:
+        """Ask for the next block, if there is none and none is on its way."""
+        if self._coming is not None and self._coming.done():
+            self._arrived(self._coming)
+        if self._coming is not None or self._spare is not None or self._end - self._next > self._low:
             return
         block = self._controller.allocate_producer_ids()
         if inspect.isawaitable(block):
@@ -79,6 +81,10 @@ class ProducerIds:
         self._next, self._end, self._low = first, first + count, count // NEXT_WANTED_AT
 
     def _arrived(self, coming: "asyncio.Future[tuple[int, int]]") -> None:
+        """Take the block over, once. Its callback comes a moment after it is done, and somebody who asks in
+        between must not wait for what is there already."""
+        if coming is not self._coming:
+            return
         self._coming = None
         if not coming.cancelled() and coming.exception() is None:
             self._begin(coming.result())
@@ -88,5 +94,7 @@ class ProducerIds:
             if self._coming is None:
                 generated = self.generate()
                 return await generated if inspect.isawaitable(generated) else generated
-            await asyncio.shield(self._coming)
+            coming = self._coming
+            await asyncio.shield(coming)
+            self._arrived(coming)
         return self._take()

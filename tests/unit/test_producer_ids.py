@@ -73,6 +73,41 @@ def test_who_cannot_wait_is_told_to_come_back_and_finds_an_id_then():
     assert asyncio.run(scenario()) == EXPECTED[:21]
 
 
+@pytest.mark.timeout(20)
+def test_one_who_asks_between_the_end_of_a_block_and_its_callback_gets_an_id():
+    """Awaiting what is done gives the loop no turn: the broker awaited it again, for ever, and served nobody.
+    Two producers that started together were enough."""
+
+    async def scenario():
+        controller = Controller(waits=True)
+        ids = ProducerIds(controller)
+        first = asyncio.ensure_future(ids.generate())
+        late = asyncio.ensure_future(ids.generate())  # its task begins behind the block, before the callback
+        asyncio.get_running_loop().call_soon(controller.asked[0][0].set_result, controller.asked[0][1])
+        third = asyncio.ensure_future(ids.generate())
+        found = sorted([await first, await late, await third])
+        return found, controller.blocks
+
+    assert asyncio.run(scenario()) == ([1000, 1001, 1002], 1)
+
+
+@pytest.mark.parametrize("ask", ["take", "generate"])
+def test_a_block_that_is_there_is_found_before_its_callback(ask):
+    async def scenario():
+        controller = Controller(waits=True)
+        ids = ProducerIds(controller)
+        with pytest.raises(KafkaError):
+            ids.take()
+        [(future, block)] = controller.asked
+        future.set_result(block)
+        taken = getattr(ids, ask)()
+        assert (taken, ids.coming(), controller.blocks) == (1000, None, 1)
+        await asyncio.sleep(0)
+        return [taken, *(ids.take() for _ in range(16))]
+
+    assert asyncio.run(scenario()) == EXPECTED[:17]
+
+
 def test_who_can_wait_a_little_finds_one():
     async def scenario():
         controller = Controller(waits=True)

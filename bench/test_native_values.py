@@ -16,7 +16,7 @@ import pytest
 from pyarrow import json as arrow_json
 
 from kafkad.demo import flights
-from kafkad.spark.values import value_decoder
+from kafkad.values.decoder import value_decoder
 
 ROWS, BATCH = 40_000, 4_000
 TYPES = {pa.int32(): "int", pa.string(): "string"}
@@ -67,7 +67,7 @@ def proto_class():
     """A message with a field for each column: (descriptor set as text, class)."""
     from google.protobuf import descriptor_pb2, message_factory
 
-    from kafkad.spark.proto_schema import message_descriptor
+    from kafkad.values.proto_schema import message_descriptor
 
     files = descriptor_pb2.FileDescriptorSet()
     file = files.file.add(name="flight.proto", syntax="proto3")

@@ -41,6 +41,7 @@ LAYERS = [
     "api",
     "console",
     "server",
+    "values",
     "client",
     "spark",
     "ingest",
@@ -55,10 +56,14 @@ LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split
 ONLY = {
     "client": {"client", "protocol", "_native.wire"},
     "_native.values": {"_native.values", "_native.wire"},
+    "values": {"values", "_native.values"},
 }
 
 # what the broker does without
-APART = {"_native.values": {"_native.values", "spark", "ingest", "demo"}}
+APART = {
+    "_native.values": {"_native.values", "values", "spark", "ingest", "demo"},
+    "values": {"values", "client", "spark", "ingest", "demo"},
+}
 
 # Time, chance, network and disk come in as arguments, so that a seed replays everything.
 PURE = {"protocol", "metadata", "raft", "coordinator", "controller", "replication"}
@@ -148,6 +153,17 @@ def test_imports_go_down_only():
                 wrong.append(f"{name_of(path)}:{line} imports {module}, and {layer} takes only {ONLY[layer]}")
             elif target in APART and layer not in APART[target]:
                 wrong.append(f"{name_of(path)}:{line} imports {module}, which only {APART[target]} may")
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_values_and_the_client_know_no_pyspark():
+    wrong = [
+        f"{name_of(path)}:{line} imports {module}"
+        for path in SOURCES
+        if layer_of(path) in {"values", "client", "_native.values"}
+        for line, module in imports_of(path)
+        if module.split(".")[0] in {"pyspark", "pyspark_kafkad"}
+    ]
     assert not wrong, "\n" + "\n".join(wrong)
 
 

@@ -2,7 +2,7 @@
 
     record batches (key, value, topic, partition, offset, timestamp, ...)      spark/range_reader,
     segment_scan
-      -> decoded columns, bad rows out                                         spark/values
+      -> decoded columns, bad rows out                                         values/decoder
       -> + _topic, _partition, _offset, _timestamp                             Landing.batch
       -> split by the partition columns' values                                split
       -> Parquet, one open file a combination of values                        PartitionedFiles
@@ -414,7 +414,7 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 class LandSettings:
     """What a landing task does with records; plain values, pickled to it.
 
-    `decoder` are the arguments of spark.values.value_decoder (None: raw, the key and value land as they are).
+    `decoder` are the arguments of values.decoder.value_decoder (None: raw, the key and value land as they are).
     `bad`: fail, null or dlq.
     """
 
@@ -478,7 +478,7 @@ class Landing:
         self.settings = settings
         self.staging = staging
         if decoder is None and settings.decoder is not None:
-            from kafkad.spark.values import value_decoder
+            from kafkad.values.decoder import value_decoder
 
             decoder = value_decoder(*settings.decoder)
         self.decoder = decoder
@@ -492,7 +492,7 @@ class Landing:
             names = ["key", "value", *(["headers"] if self.settings.raw_headers else [])]
             yield self.with_provenance(names, [batch.column(name) for name in names], batch)
             return
-        from kafkad.spark.values import decoded_parts
+        from kafkad.values.decoder import decoded_parts
 
         for part, decoded in decoded_parts(self.decoder, batch):
             good = self.with_provenance(self.decoder.schema.names, decoded.columns, part)
@@ -532,7 +532,7 @@ class Landing:
             raise BadRecord(
                 f"the record at offset {offset} of {topic}-{partition} cannot be decoded: {reasons[0]}"
             )
-        from kafkad.spark.values import without
+        from kafkad.values.decoder import without
 
         self.put_aside(batch, bad, reasons)
         return without(good, bad)

@@ -6,7 +6,7 @@ from kafkad.ingest.landing import BadRecord
 from kafkad.ingest.run import Refused
 from kafkad.ingest.session import NoSpark
 from kafkad.ingest.table import TableError
-from kafkad.spark.schema_registry import RegistryError, UnknownSchema
+from kafkad.values.schema_registry import RegistryError, UnknownSchema
 
 REFUSALS = (
     Refused, DataLoss, Busy, Foreign, NoSpark, TableError, BadRecord, RegistryError, UnknownSchema, ValueError

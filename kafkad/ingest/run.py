@@ -442,7 +442,7 @@ def land_settings(pipeline: Pipeline) -> LandSettings:
     RegistryError, OSError: what is wrong with that.
     """
     from kafkad.ingest.landing import LandSettings
-    from kafkad.spark.values import portable_schema
+    from kafkad.values.decoder import portable_schema
 
     decode = pipeline.decode
     if decode.format == "raw":
@@ -453,7 +453,7 @@ def land_settings(pipeline: Pipeline) -> LandSettings:
 
 
 def decoder_options(pipeline: Pipeline) -> dict[str, str]:
-    """[decode] as options of the decoder (spark/values.py)."""
+    """[decode] as options of the decoder (values/decoder.py)."""
     decode, topics = pipeline.decode, pipeline.source.topics
     options = {
         "columns": ",".join(decode.columns),

@@ -263,7 +263,7 @@ def rows_schema(settings: LandSettings) -> pa.Schema:
 
 
 def decoder_of(settings: LandSettings) -> Any:
-    from kafkad.spark.values import value_decoder
+    from kafkad.values.decoder import value_decoder
 
     assert settings.decoder is not None
     return value_decoder(*settings.decoder)
@@ -320,7 +320,7 @@ def typed(batch: pa.RecordBatch, landing: Landing, schema: pa.Schema) -> Iterato
     """The rows that go on, by `rows_schema`, mostly as one batch."""
     import pyarrow as pa
 
-    from kafkad.spark.values import decoded_parts
+    from kafkad.values.decoder import decoded_parts
 
     def by_schema(*arrays: pa.Array) -> pa.RecordBatch:
         cast = [a if a.type == f.type else a.cast(f.type) for a, f in zip(arrays, schema, strict=True)]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kafkad.spark.value_options import DECODER_OPTIONS
+from kafkad.values.options import DECODER_OPTIONS
 
 log = logging.getLogger("kafkad.spark")
 

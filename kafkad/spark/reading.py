@@ -133,7 +133,7 @@ def compose(
         for batch in batches:
             yield conform(schema, {c.name: batch.column(c.source) for c in layout.columns}, batch.num_rows)
         return
-    from kafkad.spark.values import decoded_parts, without
+    from kafkad.values.decoder import decoded_parts, without
 
     policy = BadRecords(options)
     decoder = decoder_of(options, layout.value_columns)
@@ -186,7 +186,7 @@ def decoder_of(options: ReadOptions, columns: tuple[str, ...] | None = None) -> 
     """The decoder of values for all columns of the schema, or these. ValueError for a schema that cannot
     be.
     """
-    from kafkad.spark import values
+    from kafkad.values import decoder as values
 
     how = decoder_how(options)
     if columns is not None and options.columns is not None:

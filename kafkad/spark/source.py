@@ -43,7 +43,7 @@ def parsed(options: Mapping[str, str], streaming: bool | None) -> ReadOptions:
     checked = read_options(options, streaming=streaming)
     if not checked.typed:
         return checked
-    from kafkad.spark import values
+    from kafkad.values import decoder as values
 
     how = reading.decoder_how(checked)
     try:

@@ -19,7 +19,7 @@ from kafkad.ingest.dead_letters import DlqSink
 from kafkad.ingest.table import Table, TaskReport
 from kafkad.ingest.tables import open_table
 from kafkad.spark.range_reader import RangeReader
-from kafkad.spark.values import value_decoder
+from kafkad.values.decoder import value_decoder
 from tests.ingest_world import kafkad
 from tests.sparks import spark_session
 

@@ -5,7 +5,7 @@ Spark tells a bad value by its text in the column of corrupt records: there FAIL
 import pyarrow as pa
 import pytest
 
-from kafkad.spark.values import value_decoder
+from kafkad.values.decoder import value_decoder
 from tests.sparks import spark_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(180)]

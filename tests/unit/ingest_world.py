@@ -28,7 +28,7 @@ from kafkad.ingest import dlq, landing, parquet_table, table
 from kafkad.ingest.dead_letters import DlqSink
 from kafkad.ingest.table import DIE_AT
 from kafkad.ingest.tables import open_table
-from kafkad.spark.values import Decoded
+from kafkad.values.decoder import Decoded
 
 APPLICATION = "a-query's/id"
 BATCH, BATCHES = 40, 4
@@ -47,7 +47,7 @@ LANDED = pa.schema(
 
 
 class Decoder:
-    """As spark.values.value_decoder makes them."""
+    """As values.decoder.value_decoder makes them."""
 
     schema = pa.schema([("id", pa.int64()), ("month", pa.int32())])
 

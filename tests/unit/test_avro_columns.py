@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkad.spark.avro_schema import SchemaError, parse_avro, record_schema, varint
-from kafkad.spark.schema_registry import RegistryError
-from kafkad.spark.values import Decoded, portable_schema, value_decoder
+from kafkad.values.avro_schema import SchemaError, parse_avro, record_schema, varint
+from kafkad.values.decoder import Decoded, portable_schema, value_decoder
+from kafkad.values.schema_registry import RegistryError
 
 
 def record(*fields: tuple) -> dict:
@@ -253,8 +253,8 @@ def test_elements_without_bytes_are_counted_over_a_whole_value():
 def resolve(writer, reader, *values: bytes) -> list:
     """Values of the one field `a`, written as the one type and read as the other."""
     from kafkad._native.values.avro_columns import AvroColumns
-    from kafkad.spark.avro_schema import plan
-    from kafkad.spark.value_schema import native_field
+    from kafkad.values.avro_schema import plan
+    from kafkad.values.schema import native_field
 
     kinds = [
         parse_avro(json.dumps(one if "fields" in one else record(("a", one)))) for one in (writer, reader)
@@ -455,7 +455,7 @@ def test_what_the_registry_does_not_know_is_bad_and_the_rest_is_not(registry):
 
 
 def test_a_registry_that_fails_stops_the_job_and_shows_no_password(registry, monkeypatch):
-    monkeypatch.setattr("kafkad.spark.schema_registry.PAUSE_S", 0.01)
+    monkeypatch.setattr("kafkad.values.schema_registry.PAUSE_S", 0.01)
     values = pa.array([header(1) + varint(5)])
     FakeRegistry.schemas, FakeRegistry.status = {1: record(("n", "int"))}, 503
     decoder = value_decoder("confluent-avro", json.dumps(record(("n", "int"))), registry)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkad.spark.value_schema import SchemaError
-from kafkad.spark.values import Decoded, value_decoder
+from kafkad.values.decoder import Decoded, value_decoder
+from kafkad.values.schema import SchemaError
 
 
 def decode(schema: str, *values: bytes | str | None, **options: str) -> Decoded:

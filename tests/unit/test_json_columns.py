@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kafkad._native.values.text_values import time_zone
-from kafkad.spark.values import Decoded, value_decoder
+from kafkad.values.decoder import Decoded, value_decoder
 
 
 def decode(schema: str, *values: bytes | str | None, **options: str) -> Decoded:

@@ -12,9 +12,9 @@ from google.protobuf import message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkad.spark.proto_schema import message_descriptor, varint
-from kafkad.spark.value_schema import SchemaError
-from kafkad.spark.values import Decoded, portable_schema, value_decoder
+from kafkad.values.decoder import Decoded, portable_schema, value_decoder
+from kafkad.values.proto_schema import message_descriptor, varint
+from kafkad.values.schema import SchemaError
 
 PROTO3 = """
 syntax = "proto3";

@@ -7,10 +7,10 @@ import threading
 import pyarrow as pa
 import pytest
 
-from kafkad.spark import schema_registry
-from kafkad.spark.avro_schema import SchemaError
-from kafkad.spark.schema_registry import RegistryError, SchemaRegistry, UnknownSchema
-from kafkad.spark.values import portable_schema, value_decoder
+from kafkad.values import schema_registry
+from kafkad.values.avro_schema import SchemaError
+from kafkad.values.decoder import portable_schema, value_decoder
+from kafkad.values.schema_registry import RegistryError, SchemaRegistry, UnknownSchema
 
 MONEY = {
     "type": "record",

@@ -10,7 +10,7 @@ import pytest
 from kafkad.spark import reading
 from kafkad.spark.layout import KAFKA, layout_of
 from kafkad.spark.options import read_options
-from kafkad.spark.values import Decoded
+from kafkad.values.decoder import Decoded
 
 KAFKAS = ["key", "topic", "partition", "offset", "timestamp", "timestampType"]
 VALUE = pa.schema([("n", pa.int64()), ("word", pa.string())])

@@ -13,7 +13,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from kafkad.spark.values import decoded_parts, value_decoder
+from kafkad.values.decoder import decoded_parts, value_decoder
 
 FIELDS = (
     "b BOOLEAN, y TINYINT, s SMALLINT, i INT, l BIGINT, f FLOAT, d DOUBLE, n DECIMAL(12,3), t TEXT, x BINARY,"
@@ -88,7 +88,7 @@ def proto() -> tuple[str, bytes]:
     """(a message's descriptor as text, a value): each wire type, a oneof, a map, messages, a timestamp."""
     from google.protobuf import descriptor_pb2, message_factory, timestamp_pb2
 
-    from kafkad.spark.proto_schema import message_descriptor
+    from kafkad.values.proto_schema import message_descriptor
 
     files = descriptor_pb2.FileDescriptorSet()
     timestamp_pb2.DESCRIPTOR.CopyToProto(files.file.add())

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kafkad._native.values.text_patterns import Pattern
 from kafkad.spark.options import read_options
-from kafkad.spark.value_options import DECODER_OPTIONS, FIXED, OPTIONS
-from kafkad.spark.values import value_decoder
+from kafkad.values.decoder import value_decoder
+from kafkad.values.options import DECODER_OPTIONS, FIXED, OPTIONS
 
 TIMESTAMP = "timestampFormat"
 
@@ -223,7 +223,7 @@ def test_what_strftime_writes_is_read(at, pair):
 def test_options_of_sparks_functions_say_what_is_so_or_are_refused(format, name):
     if name in OPTIONS[format]:
         return
-    from kafkad.spark.value_options import checked
+    from kafkad.values.options import checked
 
     values, why = FIXED[name]
     for value in values:
@@ -236,7 +236,7 @@ def test_options_of_sparks_functions_say_what_is_so_or_are_refused(format, name)
 
 @pytest.mark.parametrize("format", OPTIONS)
 def test_an_option_of_another_format_is_refused(format):
-    from kafkad.spark.value_options import checked
+    from kafkad.values.options import checked
 
     for name in DECODER_OPTIONS:
         if name in FIXED:
@@ -284,7 +284,7 @@ def test_the_source_refuses_before_anything_is_read():
 
 
 def test_flags_are_true_or_false():
-    from kafkad.spark.value_options import flag
+    from kafkad.values.options import flag
 
     assert flag({"enums.as.ints": " TRUE "}, "enums.as.ints")
     with pytest.raises(ValueError, match=r"option enums.as.ints is true or false, not 'yes'"):

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types
 
-from kafkad.spark.value_schema import SchemaError, native_field, parse_schema
+from kafkad.values.schema import SchemaError, native_field, parse_schema
 
 TEXTS = {
     "a INT": pa.schema([("a", pa.int32())]),

@@ -1,7 +1,7 @@
 """Avro values into Arrow columns, by a plan that says for each field of the writer where it goes.
 
 Avro has no field names or types in its bytes, so a value can only be read with the schema that wrote it. The plan
-(kafkad/spark/avro_schema.py makes it) is that schema, resolved to the reader's: a tree of nodes, each with an
+(kafkad/values/avro_schema.py makes it) is that schema, resolved to the reader's: a tree of nodes, each with an
 operation and the column that takes the value; a node without a column reads and drops. Promotions need no node of
 their own: an int or a long is appended as whatever the column is.
 
@@ -297,7 +297,7 @@ cdef const uint8_t* read_value(Parser* parser, Node* node, const uint8_t* p, int
 
 
 cdef int node_open(Node* node, plan, Column* column, str path, list paths) except -1:
-    """`plan`: a dict as kafkad/spark/avro_schema.py describes it. `node` is zeroed."""
+    """`plan`: a dict as kafkad/values/avro_schema.py describes it. `node` is zeroed."""
     cdef int32_t i
     cdef Column* below
     node.op = OPS[plan["op"]]

@@ -1,7 +1,7 @@
 """JSON objects into Arrow columns: one pass over the bytes, no tree, no Python object.
 
 What a value may be is what Spark's from_json takes by default (single quotes, bare NaN, text of other types in a
-string column, seconds in a timestamp column, ...; the table of what differs is in kafkad/spark/values.py).
+string column, seconds in a timestamp column, ...; the table of what differs is in kafkad/values/decoder.py).
 
 How it is fast:
   - The keys of records of one topic come in the same order, so each object remembers the order of the last one:

@@ -1,4 +1,4 @@
-"""Protobuf messages into Arrow columns, by a plan made of the message's descriptor (kafkad/spark/proto_schema.py).
+"""Protobuf messages into Arrow columns, by a plan made of the message's descriptor (kafkad/values/proto_schema.py).
 
 Fields come in any order and any number of times, so each message is done in two steps: the bytes are walked once,
 and every scalar that is met is appended at once, a repeated one to its list's element; of a message in a field only
@@ -443,7 +443,7 @@ cdef const uint8_t* read_message(Fault* fault, Node* node, Column* column, const
 
 
 cdef int node_open(Node* node, plan, Column* column, str path, list paths) except -1:
-    """`plan`: a dict as kafkad/spark/proto_schema.py describes it. `node` is zeroed."""
+    """`plan`: a dict as kafkad/values/proto_schema.py describes it. `node` is zeroed."""
     cdef int32_t i
     cdef Column* value = column
     node.op = OPS[plan["op"]]

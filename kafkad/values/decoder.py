@@ -53,11 +53,11 @@ from kafkad._native.values.csv_columns import CsvColumns
 from kafkad._native.values.json_columns import JsonColumns
 from kafkad._native.values.proto_columns import ProtoColumns
 from kafkad._native.values.text_patterns import Pattern
-from kafkad.spark.avro_schema import parse_avro, plan, record_schema, with_references
-from kafkad.spark.proto_schema import ProtoPlanner, message_descriptor
-from kafkad.spark.schema_registry import Registered, SchemaRegistry, UnknownSchema, registry
-from kafkad.spark.value_options import checked, delimiter, flag
-from kafkad.spark.value_schema import SchemaError, native_field, parse_schema
+from kafkad.values.avro_schema import parse_avro, plan, record_schema, with_references
+from kafkad.values.options import checked, delimiter, flag
+from kafkad.values.proto_schema import ProtoPlanner, message_descriptor
+from kafkad.values.schema import SchemaError, native_field, parse_schema
+from kafkad.values.schema_registry import Registered, SchemaRegistry, UnknownSchema, registry
 
 FILE_ENDINGS = (".avsc", ".json", ".ddl", ".sql", ".txt")
 BASE64 = "base64:"  # a schema that is not text, as text

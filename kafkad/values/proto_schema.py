@@ -19,8 +19,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafkad.spark.value_options import flag
-from kafkad.spark.value_schema import SchemaError, without_twins
+from kafkad.values.options import flag
+from kafkad.values.schema import SchemaError, without_twins
 
 TIMESTAMP = "google.protobuf.Timestamp"
 DEPTH_MAX = 50

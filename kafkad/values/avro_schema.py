@@ -30,7 +30,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafkad.spark.value_schema import SchemaError, without_twins
+from kafkad.values.schema import SchemaError, without_twins
 
 PRIMITIVES = {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
 PROMOTIONS = {

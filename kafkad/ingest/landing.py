@@ -414,7 +414,7 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 class LandSettings:
     """What a landing task does with records; plain values, pickled to it.
 
-    `decoder` are the arguments of values.decoder.value_decoder (None: raw, the key and value land as they are).
+    `decoder` holds the arguments of values.decoder.value_decoder (None: raw, key and value land undecoded).
     `bad`: fail, null or dlq.
     """
 

@@ -37,16 +37,8 @@ TABLES = {
     "client metrics": CLIENT_METRICS_KEYS,
 }
 ROWS = [(table, key) for table, keys in TABLES.items() for key in keys.values()]
-CLIENTS = (
-    "client",
-    "values",
-    "spark",
-    "ingest",
-    "cli",
-    "testing",
-    "demo",
-    "config",
-)  # parts that are no broker
+# parts that are no broker
+CLIENTS = ("client", "values", "spark", "ingest", "cli", "testing", "demo", "config")
 
 # Keys that config/ turns into another attribute, which is what the broker reads.
 DERIVED = {

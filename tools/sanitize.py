@@ -33,7 +33,13 @@ UNITS = (
     " segment_scan unpacking unpacking_stress value_fuzz value_options watermarks"
 )
 # what measures time or memory says nothing of this build
-NOT = "gives_the_arena_back or bomb_costs or no_buffer_stays_behind or short_turns"
+NOT = (
+    "gives_the_arena_back or bomb_costs or no_buffer_stays_behind or short_turns"
+    " or freeing_gives_all_memory_back or window_above_128_mib or keeps_pages_and_not_arenas"
+    " or memory_of_a_wide_session"
+    " or takes_no_object"
+)
+SHORTAGE = "AddressSanitizer failed to allocate"  # which tests ask for
 SEEN = "import ctypes; ctypes.memmove(ctypes.create_string_buffer(8), bytes(80), 80)"  # too far
 LIBRARIES = ("libasan.so", "libubsan.so")
 
@@ -77,8 +83,10 @@ def reports() -> list[str]:
     """What they have found, and have not told before."""
     found = []
     for path in sorted(COPY.glob(f"{REPORT}.*")):
-        found.append(path.read_text(errors="replace"))
+        lines = path.read_text(errors="replace").splitlines()
         path.unlink()
+        if lines := [line for line in lines if SHORTAGE not in line]:
+            found.append("\n".join(lines))
     said = COPY / "stderr.log"
     if said.exists() and "runtime error:" in (text := said.read_text(errors="replace")):
         found.append(text)

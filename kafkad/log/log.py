@@ -13,10 +13,10 @@ import errno
 import logging
 import os
 import struct
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kafkad._native.log.next_segment import NextSegment as Files
 from kafkad._native.log.partition import (
@@ -28,10 +28,10 @@ from kafkad._native.log.partition import (
     Partition,
 )
 from kafkad._native.log.producer_table import ProducerTable
-from kafkad._native.log.segment_recovery import replay_producers, scan_segment
+from kafkad._native.log.segment_recovery import replay_producers
 from kafkad._native.shared.watermarks import leave_odd
 from kafkad._native.wire.batch import AppendRules
-from kafkad.log import recovery
+from kafkad.log import recovery, timestamps, truncation
 from kafkad.log.admission import NEED_TRANSACTION, Admission, NeedTransaction
 from kafkad.log.checkpoints import (
     partition_metadata_id,
@@ -47,18 +47,18 @@ from kafkad.log.filenames import (
     SNAPSHOT,
     TIME_INDEX,
     TXN_INDEX,
-    offset_of,
     segment_file,
 )
 from kafkad.log.flusher import FATAL, LONG_MAX, Flusher, Work
 from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.log.next_segment import NextSegment
 from kafkad.log.pending_append import AppendResult, PendingAppend, PendingSet, Target, append_rules
-from kafkad.log.producer_state import load_snapshot, write_snapshot
+from kafkad.log.producer_state import write_snapshot
 from kafkad.log.scheduler import Scheduler
 from kafkad.log.segment_deletion import delete_due
 from kafkad.log.shortages import report
-from kafkad.log.txn_index import AbortedTxn, read_txn_index, write_txn_index
+from kafkad.log.timestamps import Search, TimestampOffset, finish
+from kafkad.log.txn_index import AbortedTxn
 from kafkad.protocol.errors import (
     CORRUPT_MESSAGE,
     KAFKA_STORAGE_ERROR,
@@ -69,7 +69,6 @@ from kafkad.protocol.errors import (
     Malformed,
 )
 from kafkad.protocol.message_sets import is_message_set
-from kafkad.protocol.records import seek_max_timestamp, seek_timestamp
 from kafkad.protocol.validation import InvalidBatch
 
 if TYPE_CHECKING:
@@ -89,25 +88,6 @@ ORIGINS: Final[dict[str, int]] = {"coordinator": 1, "raft": 2, "replica": 3}
 _SIZE = struct.Struct(">i")
 
 
-class TimestampOffset(NamedTuple):
-    timestamp: int  # -1 for earliest and latest
-    offset: int
-    leader_epoch: int  # -1 when unknown
-
-
-Search = Generator[None, None, TimestampOffset | None]
-
-
-def finish(search: Search) -> TimestampOffset | None:
-    """The result of a search whose steps are all made now."""
-    while True:
-        try:
-            next(search)
-        except StopIteration as end:
-            found: TimestampOffset | None = end.value
-            return found
-
-
 class Log:
     """Opened by `Log.open`; then `set_leader_epoch` opens it to clients."""
 
@@ -115,17 +95,16 @@ class Log:
 
     __slots__ = (
         "_config",
-        "_flusher",
         "_half_done",
         "_jitter",
         "_next",
-        "_snapshot_offset",
         "_waiting_watermark",
         "being_cleaned",
         "cleaned_below",
         "closed",
         "directory",
         "first_base_synced",
+        "flusher",
         "keep_log_start",
         "leader_epochs",
         "native",
@@ -136,6 +115,7 @@ class Log:
         "producer_expiration_ms",
         "scanned_bytes",
         "scheduler",
+        "snapshot_offset",
         "topic",
         "uncleanable",
     )
@@ -202,7 +182,7 @@ class Log:
         if topic_id is not None and kept_id is None:
             write_partition_metadata(directory, topic_id, sync=False)
         if topic_id is not None and (kept_id is None or not files.sizes):
-            self._flusher.paths.add(os.path.join(directory, PARTITION_METADATA))
+            self.flusher.paths.add(os.path.join(directory, PARTITION_METADATA))
         was_there = bool(files.sizes)
         loader = recovery.Loader(
             directory,
@@ -225,13 +205,13 @@ class Log:
         )
         if not loaded.clean or not was_there:
             # What the last owner created, renamed or removed may not be on the disk yet, nor what we make.
-            self._flusher.directories.update((directory, os.path.dirname(directory)))
+            self.flusher.directories.update((directory, os.path.dirname(directory)))
         else:
             self.first_base_synced = native.first_base_offset
-        self._flusher.paths.update(loader.rebuilt)
+        self.flusher.paths.update(loader.rebuilt)
         self.scanned_bytes = loaded.scanned_bytes
         self.cleaned_below = cleaned_below
-        self._snapshot_offset = loaded.snapshot_offset
+        self.snapshot_offset = loaded.snapshot_offset
         native.set_log_start(loaded.log_start_offset)
         native.set_flushed(loaded.recovery_point)
         native.advance_high_watermark(max(high_watermark, loaded.log_start_offset))
@@ -271,11 +251,11 @@ class Log:
         self.cleaned_below = 0  # the cleaner's checkpoint
         self.scanned_bytes = 0  # by recovery
         self.leader_epochs = epochs
-        self._snapshot_offset = -1
+        self.snapshot_offset = -1
         self._half_done = ""  # what left files and memory different
         self._jitter = jitter
         self._waiting_watermark: list[tuple[int, Callable[[BaseException | None], None]]] = []
-        self._flusher = Flusher(self, now_ms)
+        self.flusher = Flusher(self, now_ms)
         self._next = NextSegment(self)
         self._configure(config)
 
@@ -359,7 +339,7 @@ class Log:
 
     def written_ms(self, base: int) -> int:
         """When the segment that begins at `base` was last written to. Raises KafkaError."""
-        status: os.stat_result = self._io(os.stat, segment_file(self.directory, base, LOG))
+        status: os.stat_result = self.io(os.stat, segment_file(self.directory, base, LOG))
         return status.st_mtime_ns // 1_000_000
 
     def active_producers(self) -> list[tuple[int, int, int, int, int, int]]:
@@ -375,7 +355,7 @@ class Log:
             write_partition_metadata(self.directory, topic_id, sync=False)
         except OSError as e:
             raise self.refuse(e) from e
-        self._flusher.paths.add(os.path.join(self.directory, PARTITION_METADATA))
+        self.flusher.paths.add(os.path.join(self.directory, PARTITION_METADATA))
 
     # -- leading ---------------------------------------------------------------------------------------------
 
@@ -500,7 +480,7 @@ class Log:
             if code == 0:
                 return AppendResult(base, end, time_ms, start)
             if written == IN_PLACE:
-                self._io(self.native.cut_active)
+                self.io(self.native.cut_active)
                 written = NOT_WRITTEN
             if code == NEED_TRANSACTION:
                 raise NeedTransaction(self.native.guard)
@@ -531,7 +511,7 @@ class Log:
         if not files.replace_log(self.directory, self.native.active_base_offset):
             return False
         self.native.take_log(files)
-        self._flusher.directories.add(self.directory)
+        self.flusher.directories.add(self.directory)
         self.request_flush()
         return True
 
@@ -545,7 +525,7 @@ class Log:
             first -= 1
         for base, _, _ in rows[first:]:
             path = segment_file(self.directory, base, LOG)
-            self._io(replay_producers, path, replayed, base, self.end_offset)
+            self.io(replay_producers, path, replayed, base, self.end_offset)
         self.native.producers.recall(replayed)
 
     def _compression_level(self) -> int | None:
@@ -635,8 +615,8 @@ class Log:
                     os.unlink(segment_file(self.directory, base, suffix))
             raise self.refuse(e) from e
         # The new segment takes appends now: its name must be on the disk before they are acknowledged.
-        self._flusher.directories.add(self.directory)
-        self._flusher.paths.update(self._index_files(old))
+        self.flusher.directories.add(self.directory)
+        self.flusher.paths.update(self._index_files(old))
         self._next.watch(now_ms)
         self._snapshot_at_roll(base)
         logger.debug("%s-%d rolled at %d", self.topic, self.partition, base)
@@ -659,8 +639,8 @@ class Log:
                 raise self.refuse(e) from e
             report(self.directory, "writing a producer snapshot", e, level=logging.WARNING)
             return
-        self._snapshot_offset = base
-        self._flusher.paths.add(path)
+        self.snapshot_offset = base
+        self.flusher.paths.add(path)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -691,7 +671,7 @@ class Log:
 
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTxn]:
         """Those that overlap [start, end), for a consumer of committed data."""
-        return [AbortedTxn(*txn) for txn in self._io(self.native.aborted_transactions, start, end)]
+        return [AbortedTxn(*txn) for txn in self.io(self.native.aborted_transactions, start, end)]
 
     # -- offsets ---------------------------------------------------------------------------------------------
 
@@ -712,54 +692,17 @@ class Log:
         there is none."""
         return finish(self.seek_timestamp(timestamp, isolation))
 
-    def seek_timestamp(self, timestamp: int, isolation: int = 0) -> "Search":
+    def seek_timestamp(self, timestamp: int, isolation: int = 0) -> Search:
         """`offset_for_timestamp` in steps of bounded work; the log may change between them."""
-        native = self.native
-        bound = self.latest(isolation).offset
-        known, at, position = (native.first_base_offset, native.generation), 0, -1
-        while at < native.count:
-            if self._io(native.segment_max_timestamp, at)[0] < timestamp:
-                at += 1
-            else:
-                start = self.log_start_offset
-                found = self._io(native.batch_by_timestamp, at, timestamp, start, position)
-                if found is None:
-                    at, position = at + 1, -1
-                else:
-                    position, size = found
-                    data = self._io(native.read_batch, at, position, size)
-                    record = yield from seek_timestamp(data, timestamp, start)
-                    if record is not None:
-                        if record[1] >= bound:
-                            return None
-                        return TimestampOffset(record[0], record[1], _leader_epoch(data))
-            yield
-            if self.closed:
-                raise KafkaError(NOT_LEADER_OR_FOLLOWER)
-            moment = native.first_base_offset, native.generation
-            if moment != known:  # segments were deleted or cleaned: the others' numbers changed
-                known, at, position = moment, 0, -1
-        return None
+        return timestamps.seek(self, timestamp, self.latest(isolation).offset)
 
     def offset_for_max_timestamp(self) -> TimestampOffset | None:
         """The first record that has the log's largest timestamp."""
         return finish(self.seek_max_timestamp())
 
-    def seek_max_timestamp(self) -> "Search":
+    def seek_max_timestamp(self) -> Search:
         """`offset_for_max_timestamp` in steps of bounded work."""
-        largest = [self._io(self.native.segment_max_timestamp, at) for at in range(self.native.count)]
-        best = max(range(len(largest)), key=lambda at: (largest[at][0], -at))
-        timestamp, offset = largest[best]
-        if timestamp < 0:
-            return None
-        found = self._io(
-            self.native.batch_by_timestamp, best, timestamp, min(offset, self.end_offset - 1), -1
-        )
-        if found is None:
-            return None
-        data = self._io(self.native.read_batch, best, *found)
-        record = yield from seek_max_timestamp(data)
-        return None if record is None else TimestampOffset(record[0], record[1], _leader_epoch(data))
+        return timestamps.seek_max(self)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(epoch, end offset) as OffsetForLeaderEpoch answers; (-1, -1) when unknown."""
@@ -769,25 +712,25 @@ class Log:
 
     def request_flush(self) -> None:
         """Off the loop, once for all who ask while none is under way; HW follows as the flush policy says."""
-        self._flusher.request()
+        self.flusher.request()
 
     def await_flushed(self, offset: int, callback: Callable[[BaseException | None], None]) -> None:
         """`callback(None)` when everything below `offset` is on the disk, or with the exception that prevents
         it."""
-        self._flusher.wait_for(offset, callback)
+        self.flusher.wait_for(offset, callback)
 
     def on_flushed(self) -> None:
         """The native side calls it after a flush, when `native.notify_flush` is set."""
-        self._flusher.on_flushed()
+        self.flusher.on_flushed()
 
     def flush(self) -> None:
         """Blocks until everything is on the disk; for start and shutdown, and for the metadata log. Raises
         KafkaError."""
-        self._flusher.flush()
+        self.flusher.flush()
 
     def flush_if_due(self, now_ms: int) -> None:
         """flush.ms: no message stays unflushed for longer. Acks do not wait for it."""
-        self._flusher.request_if_due(now_ms)
+        self.flusher.request_if_due(now_ms)
 
     def await_high_watermark(self, offset: int, callback: Callable[[BaseException | None], None]) -> None:
         """`callback(None)` when HW has reached `offset`: what acks=all waits for. Or with the exception."""
@@ -830,7 +773,7 @@ class Log:
     def _fail_waiters(self, error: BaseException) -> None:
         waiting, self._waiting_watermark = self._waiting_watermark, []
         self.native.notify_log = False
-        self._flusher.fail_waiters(error)
+        self.flusher.fail_waiters(error)
         for _, callback in waiting:
             callback(error)
 
@@ -842,7 +785,7 @@ class Log:
             self.on_shortage(error)
         return KafkaError(KAFKA_STORAGE_ERROR, str(error))
 
-    def _io(self, call: Callable[..., Any], *arguments: Any) -> Any:
+    def io(self, call: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return call(*arguments)
         except OSError as e:
@@ -889,67 +832,24 @@ class Log:
 
     def largest_timestamp(self, at: int) -> int:
         """The largest record timestamp of a segment; -1 if it has none. Raises KafkaError."""
-        largest: int = self._io(self.native.segment_max_timestamp, at)[0]
+        largest: int = self.io(self.native.segment_max_timestamp, at)[0]
         return largest
 
     def sync_later(self, directory: str) -> None:
         """The next flush syncs the names in a directory."""
-        self._flusher.directories.add(directory)
-
-    def _next_bases(self, rows: list[tuple[int, int, int]]) -> list[int]:
-        """Where each segment of `rows` (of native.segment_rows) ends."""
-        return [*(base for base, _, _ in rows[1:]), self.end_offset]
+        self.flusher.directories.add(directory)
 
     def truncate_to(self, offset: int) -> None:
         """Removes everything from `offset` on (to the start of the batch that holds it). Raises
         KafkaError."""
-        native = self.native
-        if offset >= self.end_offset:
-            return
-        self.cleaned_below = min(self.cleaned_below, offset)
-        rows = native.segment_rows()
-        whole = offset <= rows[0][0]
-        base, position = (offset, 0) if whole else self._io(native.position_of, offset)
-        try:
-            if whole:
-                self._truncate_fully(offset)
-            else:
-                at = next(at for at, row in enumerate(rows) if row[0] == base)
-                for gone in native.drop_segments(at, native.count):
-                    if gone != base:
-                        recovery.remove_segment_files(self.directory, gone)
-                path = segment_file(self.directory, base, LOG)
-                os.truncate(path, position)
-                scan = scan_segment(
-                    self.directory, base, ProducerTable(), index_interval=self._config.index_interval_bytes
-                )
-                native.add_segment(base, scan.valid_size, rows[at][2], scan.max_timestamp)
-                native.truncated(offset, scan.valid_size)
-                txns = segment_file(self.directory, base, TXN_INDEX)
-                if os.path.exists(txns):
-                    write_txn_index(txns, [txn for txn in read_txn_index(txns) if txn.last_offset < offset])
-                    self._flusher.paths.add(txns)
-            self._flusher.directories.add(self.directory)
-            self.leader_epochs.truncate_from_end(offset)
-            self._reload_producers(offset)
-            native.refresh_stable()
-        except OSError as e:
-            raise self.half_done("its truncation", e) from e
-        except ValueError as e:
-            raise self.half_done("its truncation", e, CORRUPT_MESSAGE) from e
+        if offset < self.end_offset:
+            self.cleaned_below = min(self.cleaned_below, offset)
+            truncation.truncate_to(self, offset)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Nothing is kept; the log goes on, empty, at `offset`: a snapshot has what was before. Raises
         KafkaError."""
-        try:
-            self._truncate_fully(offset)
-            self.leader_epochs.truncate_from_end(0)
-            self._reload_producers(offset)
-            self.native.refresh_stable()
-        except OSError as e:
-            raise self.half_done("its truncation", e) from e
-        self.native.set_log_start(offset)
-        self.native.advance_high_watermark(offset)
+        truncation.start_at(self, offset)
 
     def half_done(
         self, what: str, error: OSError | ValueError, code: int = KAFKA_STORAGE_ERROR
@@ -966,41 +866,6 @@ class Log:
             self.native.close_to_clients(KAFKA_STORAGE_ERROR, getattr(error, "errno", None) or errno.EIO)
             self._fail_waiters(KafkaError(code, str(error)))
         return KafkaError(code, str(error))
-
-    def _truncate_fully(self, offset: int) -> None:
-        for gone in self.native.drop_segments(0, self.native.count):
-            recovery.remove_segment_files(self.directory, gone)
-        recovery.create_segment_files(self.directory, offset)
-        self.native.add_segment(offset, 0, self._flusher.last_ms)
-        self.native.truncated(offset, 0)
-        self._flusher.directories.add(self.directory)
-
-    def _reload_producers(self, end_offset: int) -> None:
-        self.native.producers.clear()
-        start = self.log_start_offset
-        snapshots = sorted(
-            offset
-            for name in os.listdir(self.directory)
-            if name.endswith(SNAPSHOT) and (offset := offset_of(name)) is not None
-        )
-        for offset in snapshots:
-            if offset > end_offset:
-                os.unlink(segment_file(self.directory, offset, SNAPSHOT))
-        for offset in reversed([offset for offset in snapshots if offset <= end_offset]):
-            try:
-                path = segment_file(self.directory, offset, SNAPSHOT)
-                load_snapshot(path, self.native.producers, self._flusher.last_ms, self.producer_expiration_ms)
-                start = offset
-                break
-            except Malformed as e:
-                logger.warning("%s is left out: %s", path, e)
-        self._snapshot_offset = start
-        rows = self.native.segment_rows()
-        for (base, _, _), next_base in zip(rows, self._next_bases(rows), strict=True):
-            if next_base > start:
-                replay_producers(
-                    segment_file(self.directory, base, LOG), self.native.producers, start, end_offset
-                )
 
     def remove_expired_producers(self, now_ms: int) -> int:
         self.native.expire_guards(now_ms - self.producer_expiration_ms)
@@ -1049,22 +914,22 @@ class Log:
         end = self.end_offset
         touched = (
             self.native.flushed_offset < end
-            or end > max(self._snapshot_offset, 0)
-            or self._flusher.paths
-            or self._flusher.directories
+            or end > max(self.snapshot_offset, 0)
+            or self.flusher.paths
+            or self.flusher.directories
             or self.leader_epochs.unsynced
         )
         active = self.native.active_base_offset
         self.native.close_files()
         if not touched:
             return None
-        if end > self._snapshot_offset and end > 0:
+        if end > self.snapshot_offset and end > 0:
             write_snapshot(self.directory, end, self.native.producers, sync=False)
-            self._flusher.paths.add(segment_file(self.directory, end, SNAPSHOT))
-            self._snapshot_offset = end
-        self._flusher.directories.add(self.directory)
-        self._flusher.paths.update(self._index_files(active))
-        work = self._flusher.take_work()
+            self.flusher.paths.add(segment_file(self.directory, end, SNAPSHOT))
+            self.snapshot_offset = end
+        self.flusher.directories.add(self.directory)
+        self.flusher.paths.update(self._index_files(active))
+        work = self.flusher.take_work()
         if work is None:
             self.native.close_files()
         return work
@@ -1074,7 +939,7 @@ class Log:
         try:
             if isinstance(error, KafkaError):  # the call has not ended: what it syncs is left to it
                 raise error
-            self._flusher.settle(work, error)
+            self.flusher.settle(work, error)
             self.native.close_files()
         except OSError as e:
             raise self.refuse(e) from e
@@ -1104,10 +969,6 @@ def whole_batches(data: bytes) -> bytes:
             break
         at += size
     return data if at == len(data) else data[:at]
-
-
-def _leader_epoch(batch: bytes) -> int:
-    return _SIZE.unpack_from(batch, 12)[0] if batch[16] >= 2 else -1
 
 
 def _kept_topic_id(metadata: bytes, directory: str) -> bytes | None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from kafkad.log.down_conversion import DownConversion
 from kafkad.log.leader_epochs import LeaderEpochs
-from kafkad.log.log import ISOLATIONS, Below, TimestampOffset, whole_batches
+from kafkad.log.log import ISOLATIONS, Below, whole_batches
+from kafkad.log.timestamps import TimestampOffset
 from kafkad.log.txn_index import AbortedTxn
 from kafkad.protocol.errors import NOT_LEADER_OR_FOLLOWER, KafkaError, Malformed
 

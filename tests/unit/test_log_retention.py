@@ -9,6 +9,7 @@ import pytest
 from kafkad.log import checkpoints, leader_epochs
 from kafkad.log.retention import SegmentFacts, deletable_count
 from kafkad.log.segment_deletion import SEGMENTS_AT_A_TIME
+from kafkad.log.truncation import reload_producers
 from kafkad.protocol.errors import KafkaError
 from kafkad.server.worker import Worker
 from tests.unit.log_world import LogWorld, batch, topic_config
@@ -207,7 +208,7 @@ def test_the_cost_grows_with_the_segments_and_not_with_their_square(tmp_path, wh
         work = {
             "retention": lambda: world.log.apply_retention(2_000),
             "aborted transactions": lambda: world.log.aborted_transactions(count - 1, count),
-            "producers": lambda: world.log._reload_producers(0),
+            "producers": lambda: reload_producers(world.log, 0),
         }[what]
         taken = []
         for _ in range(3):

@@ -366,7 +366,7 @@ def test_a_truncation_that_fails_half_way_ends_the_log_alone(tmp_path, monkeypat
     world = LogWorld(tmp_path)
     world.append(count=3)
     monkeypatch.setattr(log.recovery, "create_segment_files" if fully else "remove_segment_files", full)
-    monkeypatch.setattr(log, "scan_segment", full)
+    monkeypatch.setattr(log.truncation, "scan_segment", full)
     with pytest.raises(KafkaError):
         if fully:
             world.log.truncate_fully_and_start_at(7)

@@ -466,8 +466,8 @@ def test_what_its_owner_may_not_have_flushed_is_flushed_by_the_successor(success
         for suffix in (INDEX, TIME_INDEX)
     }
     wanted |= {segment_file(log.directory, base, SNAPSHOT) for base in bases if base > flushed}
-    assert wanted and wanted <= log._flusher.paths
-    assert log.directory in log._flusher.directories
+    assert wanted and wanted <= log.flusher.paths
+    assert log.directory in log.flusher.directories
 
 
 def test_readers_see_the_row_through_all_of_it(succession):

@@ -1,0 +1,125 @@
+"""Truncation of a log: its end moves back, or everything goes and the log starts anew at another offset.
+
+Followers truncate to what the leader has; a metadata log starts anew above a snapshot. The segments leave
+memory first, then their files are removed, then the leader epochs and the producers follow. When the disk
+fails in between, files and memory may differ: the log serves nothing until the next start (`half_done`)."""
+
+import logging
+import os
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Protocol
+
+from kafkad._native.log.producer_table import ProducerTable
+from kafkad._native.log.segment_recovery import replay_producers, scan_segment
+from kafkad.log import recovery
+from kafkad.log.filenames import LOG, SNAPSHOT, TXN_INDEX, offset_of, segment_file
+from kafkad.log.flusher import Flusher
+from kafkad.log.owner import Owner
+from kafkad.log.producer_state import load_snapshot
+from kafkad.log.txn_index import read_txn_index, write_txn_index
+from kafkad.protocol.errors import CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR, KafkaError, Malformed
+
+logger = logging.getLogger("kafkad.log")
+
+
+class Truncated(Owner, Protocol):
+    """What truncation needs of `log.Log`."""
+
+    snapshot_offset: int  # of the newest producer snapshot
+    producer_expiration_ms: int
+
+    @property
+    def flusher(self) -> Flusher: ...
+
+    def io(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call; errors of the disk become KafkaError."""
+
+    def half_done(
+        self, what: str, error: OSError | ValueError, code: int = KAFKA_STORAGE_ERROR
+    ) -> KafkaError: ...
+
+
+def truncate_to(log: Truncated, offset: int) -> None:
+    """Remove everything from the batch on that holds `offset`, which is below the end. Raises KafkaError."""
+    native = log.native
+    rows = native.segment_rows()
+    whole = offset <= rows[0][0]
+    base, position = (offset, 0) if whole else log.io(native.position_of, offset)
+    try:
+        if whole:
+            _remove_all(log, offset)
+        else:
+            at = next(at for at, row in enumerate(rows) if row[0] == base)
+            for gone in native.drop_segments(at, native.count):
+                if gone != base:
+                    recovery.remove_segment_files(log.directory, gone)
+            path = segment_file(log.directory, base, LOG)
+            os.truncate(path, position)
+            scan = scan_segment(
+                log.directory, base, ProducerTable(), index_interval=log.config.index_interval_bytes
+            )
+            native.add_segment(base, scan.valid_size, rows[at][2], scan.max_timestamp)
+            native.truncated(offset, scan.valid_size)
+            txns = segment_file(log.directory, base, TXN_INDEX)
+            if os.path.exists(txns):
+                write_txn_index(txns, [txn for txn in read_txn_index(txns) if txn.last_offset < offset])
+                log.flusher.paths.add(txns)
+        log.flusher.directories.add(log.directory)
+        log.leader_epochs.truncate_from_end(offset)
+        reload_producers(log, offset)
+        native.refresh_stable()
+    except OSError as e:
+        raise log.half_done("its truncation", e) from e
+    except ValueError as e:
+        raise log.half_done("its truncation", e, CORRUPT_MESSAGE) from e
+
+
+def start_at(log: Truncated, offset: int) -> None:
+    """Remove everything; the log goes on, empty, at `offset`. Raises KafkaError."""
+    try:
+        _remove_all(log, offset)
+        log.leader_epochs.truncate_from_end(0)
+        reload_producers(log, offset)
+        log.native.refresh_stable()
+    except OSError as e:
+        raise log.half_done("its truncation", e) from e
+    log.native.set_log_start(offset)
+    log.native.advance_high_watermark(offset)
+
+
+def reload_producers(log: Truncated, end_offset: int) -> None:
+    """Rebuild the producers as of `end_offset`, from the newest good snapshot and the log above it."""
+    producers = log.native.producers
+    producers.clear()
+    start = log.log_start_offset
+    snapshots = sorted(
+        offset
+        for name in os.listdir(log.directory)
+        if name.endswith(SNAPSHOT) and (offset := offset_of(name)) is not None
+    )
+    for offset in snapshots:
+        if offset > end_offset:
+            os.unlink(segment_file(log.directory, offset, SNAPSHOT))
+    for offset in reversed([offset for offset in snapshots if offset <= end_offset]):
+        try:
+            path = segment_file(log.directory, offset, SNAPSHOT)
+            load_snapshot(path, producers, log.flusher.last_ms, log.producer_expiration_ms)
+            start = offset
+            break
+        except Malformed as e:
+            logger.warning("%s is left out: %s", path, e)
+    log.snapshot_offset = start
+    bases = [base for base, _, _ in log.native.segment_rows()]
+    for base, next_base in pairwise([*bases, log.end_offset]):
+        if next_base > start:
+            replay_producers(segment_file(log.directory, base, LOG), producers, start, end_offset)
+
+
+def _remove_all(log: Truncated, offset: int) -> None:
+    for gone in log.native.drop_segments(0, log.native.count):
+        recovery.remove_segment_files(log.directory, gone)
+    recovery.create_segment_files(log.directory, offset)
+    log.native.add_segment(offset, 0, log.flusher.last_ms)
+    log.native.truncated(offset, 0)
+    log.flusher.directories.add(log.directory)

@@ -48,7 +48,7 @@ def shell(kafkad_broker, tmp_path):
 
 def test_the_commands_of_the_readme(shell):
     script = block("README.md", "export PATH=$PWD/.venv/bin:$PATH")
-    assert '{"flight": "UA1545", "delay": 11}' in shell(script)
+    assert '{"order": 17, "item": "book"}' in shell(script)
 
 
 def test_passwords_in_ten_lines(tmp_path):

@@ -174,7 +174,7 @@ class Log:
         try:
             epochs = LeaderEpochs.read(directory, files.epochs)
         except Malformed as e:
-            logger.warning("%s is made anew: %s", os.path.join(directory, LEADER_EPOCHS), e)
+            logger.warning("%s is unreadable and is rebuilt: %s", os.path.join(directory, LEADER_EPOCHS), e)
             epochs_lost = True
             epochs = LeaderEpochs(directory)
         native = Partition(topic, partition, topic_id or kept_id, directory, row, ProducerTable())

@@ -574,7 +574,7 @@ class Loader:
                     load_snapshot(path, self.producers, self.now_ms, self.producer_expiration_ms)
                 return offset
             except (Malformed, FileNotFoundError) as e:
-                logger.warning("%s is left out: %s", path, e)
+                logger.warning("%s is unreadable and is ignored: %s", path, e)
                 _remove(path)
                 files.snapshots.remove(offset)
                 self.snapshot_lost = True

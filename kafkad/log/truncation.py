@@ -108,7 +108,7 @@ def reload_producers(log: Truncated, end_offset: int) -> None:
             start = offset
             break
         except Malformed as e:
-            logger.warning("%s is left out: %s", path, e)
+            logger.warning("%s is unreadable and is ignored: %s", path, e)
     log.snapshot_offset = start
     bases = [base for base, _, _ in log.native.segment_rows()]
     for base, next_base in pairwise([*bases, log.end_offset]):

@@ -530,7 +530,7 @@ class _Link:
             while end - position >= HEADER.size:
                 size, kind, call_id = HEADER.unpack_from(data, position)
                 if not AFTER_SIZE <= size <= FRAME_MAX or (not self.greeted and kind != HELLO):
-                    raise _Hangup("what it sent is no frame")
+                    raise _Hangup("it sent bytes that are not a frame")
                 if kind == PART and data is self._parts_in:
                     raise _Hangup("a part within a part")
                 if end - position < SIZE.size + size:

@@ -50,7 +50,7 @@ class StderrHandler(logging.Handler):
             self.handleError(record)
             return
         if self.lost:
-            note = f"({self.lost} lines were lost: nobody read them)\n"
+            note = f"({self.lost} lines were lost: stderr was not read in time)\n"
             if not self._write(("\n" if self._cut else "") + note):
                 self.lost += 1
                 return

@@ -65,7 +65,7 @@ class SchemaRegistry:
         if not self.urls or any(not url.startswith(("http://", "https://")) for url in self.urls):
             raise ValueError(f"schema.registry.url is an http or https address, not {self.shown(urls)!r}")
         if user_info and token:
-            raise ValueError("a schema registry is told a user or a bearer token, not both")
+            raise ValueError("schema registry: set a user or a bearer token, not both")
         self.user_info = user_info
         self.token = token
         try:

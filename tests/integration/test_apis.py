@@ -838,7 +838,7 @@ def test_write_txn_markers(wire, version):
         marker = cls(producer_id=4711, coordinator_epoch=coordinator_epoch, topics=topics, **fields)
         (answer,) = wire.ask(messages.WriteTxnMarkersRequest(markers=[marker]), version).markers
         assert (answer.producer_id, answer.topics[0].name) == (4711, topic)
-        known, unknown = answer.topics[0].partitions
+        known, unknown = sorted(answer.topics[0].partitions, key=lambda each: each.partition_index)
         assert (known.partition_index, unknown.partition_index) == (0, 9)
         assert unknown.error_code == errors.UNKNOWN_TOPIC_OR_PARTITION
         return known.error_code

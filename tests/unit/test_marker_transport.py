@@ -137,3 +137,12 @@ def test_partitions_exist_as_long_as_the_image_has_them(make_world):
     assert way.exists(("a", 5))
     assert not way.exists(("a", 6))
     assert not way.exists(("nowhere", 0))
+
+
+def test_a_partition_without_a_leader_exists_so_its_marker_waits(make_world):
+    """JVM Kafka 4.3.1 takes it for deleted, and the aborted records are committed later."""
+    world = make_world(1)
+    way = transport(world)
+    partitions = world.site.services.metadata.image.topics["a"].partitions
+    partitions[5] = partitions[5]._replace(leader=-1)
+    assert way.exists(("a", 5))

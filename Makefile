@@ -35,7 +35,7 @@ SANITIZE_ARGS ?=
 WHEELS ?=
 
 # tests of tests/integration/ that `make test` runs with several workers, too
-CLIENTS  := apis confluent_kafka kafka_python aiokafka client
+CLIENTS  := apis confluent_kafka kafka_python aiokafka client sasl own_tools
 # most of them wait most of the time; the tests of one file share a broker, and stay together
 SIDE_BY_SIDE = $(if $(filter-out 1,$(PARALLEL)),-n $(PARALLEL) --dist loadfile --no-loadscope-reorder)
 PROMISES := java_tools shutdown log_dirs kill kill_groups power_loss

@@ -154,7 +154,7 @@ def told(trouble: Exception) -> tuple[str, int]:
         case Unreachable():
             return f"{trouble}; kafkad serve starts a broker, --bootstrap-server names another", 1
         case AuthenticationFailed():
-            return f"{trouble}; --command-config names a file with the user and the password", 1
+            return f"{trouble}; --command-config names a file that says how to log in", 1
         case KafkaError():
             from kafkad.cli.output import explained
 

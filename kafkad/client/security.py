@@ -4,20 +4,14 @@
     sasl.mechanism      PLAIN, SCRAM-SHA-256, SCRAM-SHA-512
 
 User and password come from `sasl.jaas.config` as the Java client has it, or from `sasl.username` and
-`sasl.password`, librdkafka's. Certificates are PEM: the authorities of `ssl.truststore.location` or
-`ssl.ca.location` (or, in the option itself, `ssl.truststore.certificates`), the client's own chain and key of
-`ssl.keystore.location` (both in one file), `ssl.keystore.certificate.chain` and `ssl.keystore.key`, or
-`ssl.certificate.location` and `ssl.key.location`. Without authorities the system's count. The host's name is
-checked unless `ssl.endpoint.identification.algorithm` is empty (KIP-294's default: https).
-
-What would be left undone in silence is refused: JKS and PKCS12 stores, GSSAPI, OAUTHBEARER, AWS_MSK_IAM.
+`sasl.password`, librdkafka's. The options of TLS are in client/tls.py. GSSAPI, OAUTHBEARER and AWS_MSK_IAM
+are refused.
 
 SCRAM is RFC 5802 with Kafka's two hashes; the server proves itself, too, and one that does not is not
 believed. Sources: SaslClientAuthenticator, ScramSaslClient, KIP-43, KIP-84, KIP-152, KIP-651."""
 
 import base64
 import os
-import re
 import socket
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
@@ -33,8 +27,6 @@ SCRAM_HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 MECHANISMS: Final = ("PLAIN", *SCRAM_HASHES)
 ITERATIONS_MIN: Final = 4096  # RFC 7677; a server that asks for less is after the password
 ITERATIONS_MAX: Final = 10_000_000
-
-_JAAS_OPTION: Final = re.compile(r"""(\w+)\s*=\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s;]+)""")
 
 
 class AuthenticationFailed(Exception):
@@ -68,8 +60,11 @@ class Security:
                     + (" (GSSAPI is the default of Kafka's clients)" if mechanism == "GSSAPI" else "")
                 )
             username, password = credentials(options)
-        context = tls_context(options) if protocol.endswith("SSL") else None
-        return cls(protocol, mechanism, username, password, context)
+        if not protocol.endswith("SSL"):
+            return cls(protocol, mechanism, username, password)
+        from kafkad.client.tls import tls_context
+
+        return cls(protocol, mechanism, username, password, tls_context(options))
 
     def wrap(self, plain: socket.socket, host: str) -> socket.socket:
         """The socket to speak through; a TLS handshake where TLS is wanted. AuthenticationFailed when the
@@ -95,71 +90,20 @@ class Security:
 
 def credentials(options: Mapping[str, Any]) -> tuple[str, str]:
     """User and password. Raises ValueError."""
-    jaas = options.get("sasl.jaas.config")
-    if jaas is not None:
-        found = {name: _unquoted(text) for name, text in _JAAS_OPTION.findall(str(jaas))}
+    text = options.get("sasl.jaas.config")
+    if text is not None:
+        from kafkad.security import jaas
+
+        try:
+            found = jaas.parse(str(text)).options
+        except ValueError as wrong:
+            raise ValueError(f"sasl.jaas.config: {wrong}") from None
         if "username" in found and "password" in found:
             return found["username"], found["password"]
         raise ValueError('sasl.jaas.config has no username="..." and password="..."')
     if "sasl.username" in options and "sasl.password" in options:
         return str(options["sasl.username"]), str(options["sasl.password"])
     raise ValueError("SASL needs sasl.jaas.config, or sasl.username and sasl.password")
-
-
-def _unquoted(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text[1:-1]) if text[:1] in ("'", '"') else text
-
-
-def tls_context(options: Mapping[str, Any]) -> "ssl.SSLContext":
-    """A client's context. Raises ValueError."""
-    import ssl
-
-    for kind in ("ssl.truststore.type", "ssl.keystore.type"):
-        store = kind.replace("type", "location")
-        given = str(options.get(kind, "PEM" if _looks_like_pem(options.get(store)) else "JKS")).upper()
-        if given != "PEM" and (store in options or kind in options):
-            raise ValueError(f"{kind} {given} is not supported: give the certificates as PEM ({kind}=PEM)")
-    try:
-        context = ssl.create_default_context(
-            cafile=options.get("ssl.ca.location", options.get("ssl.truststore.location")),
-            cadata=options.get("ssl.truststore.certificates"),
-        )
-    except (OSError, ValueError) as trouble:
-        raise ValueError(f"the certificates of the authorities cannot be read: {trouble}")
-    if not str(options.get("ssl.endpoint.identification.algorithm", "https")):
-        context.check_hostname = False
-    password = str(options.get("ssl.key.password", ""))  # None would ask on the terminal
-    chain = options.get("ssl.certificate.location", options.get("ssl.keystore.location"))
-    try:
-        if chain is not None:
-            context.load_cert_chain(chain, options.get("ssl.key.location"), password)
-        elif "ssl.keystore.certificate.chain" in options:
-            _load_inline(context, options, password)
-    except (OSError, ValueError) as trouble:
-        raise ValueError(f"the client's certificate and key cannot be read: {trouble}")
-    return context
-
-
-def _looks_like_pem(path: Any) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return b"-----BEGIN " in file.read(1 << 16)
-    except (OSError, TypeError):
-        return False
-
-
-def _load_inline(context: Any, options: Mapping[str, Any], password: Any) -> None:
-    """ssl reads a chain from a file only, so there is one for a moment, which nobody else may open."""
-    import tempfile
-
-    pem = f"{options.get('ssl.keystore.key', '')}\n{options['ssl.keystore.certificate.chain']}\n"
-    handle, path = tempfile.mkstemp()
-    try:
-        os.write(handle, pem.encode())
-        context.load_cert_chain(path, None, password)
-    finally:
-        os.close(handle)
-        os.unlink(path)
 
 
 # -- mechanisms: generators that yield what is said, and are sent what is answered ---------------------------

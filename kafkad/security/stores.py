@@ -1,16 +1,24 @@
-"""Stores of keys and certificates, as bytes: PEM, PKCS12. What comes out is DER.
+"""Stores of keys and certificates, as bytes: PEM, PKCS12, JKS. What comes out is DER.
 
-A PEM key is PKCS#8, encrypted or not. In a PKCS12 store one password opens the store and the key.
+A PEM key is PKCS#8, encrypted or not. In a PKCS12 store one password opens the store and the key. A JKS store
+may have a password for each key. It is Sun's own format: entries, each a key with its certificates or one
+certificate, then a SHA-1 over the password and all of them. A key is hidden under a stream of SHA-1 sums of
+the password (sun.security.provider.JavaKeyStore, KeyProtector). Without a password its certificates can be
+read, but not checked, as Java does it.
+
+Beware: if a JKS store has several keys, the one with the first alias is used.
 (DefaultSslEngineFactory, KIP-651.)"""
 
 import base64
 import binascii
+import hashlib
+import hmac
 import re
 from typing import Final, NamedTuple
 
 from kafkad._native.serving.tls import TlsError, read_pkcs12, read_private_key
 
-TYPES: Final = ("PEM", "PKCS12")
+TYPES: Final = ("PEM", "PKCS12", "JKS")
 CERTIFICATE: Final = re.compile(
     r"-----BEGIN CERTIFICATE-----\s+([A-Za-z0-9+/=\s]+?)-----END CERTIFICATE-----", re.ASCII
 )
@@ -18,6 +26,12 @@ KEY: Final = re.compile(
     r"-----BEGIN ((?:\w+ )*PRIVATE KEY)-----.+?-----END (?:\w+ )*PRIVATE KEY-----", re.DOTALL | re.ASCII
 )
 PKCS8: Final = ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY")
+PEM_BEGIN: Final = b"-----BEGIN "
+JKS_MAGIC: Final = b"\xfe\xed\xfe\xed"
+JCEKS_MAGIC: Final = b"\xce\xce\xce\xce"
+JKS_KEY, JKS_CERTIFICATE = 1, 2  # kinds of entries
+SUM_SIZE: Final = 20  # of SHA-1
+SUN_KEY_PROTECTOR: Final = bytes.fromhex("06 0a 2b 06 01 04 01 2a 02 11 01 01")  # 1.3.6.1.4.1.42.2.17.1.1
 
 
 class KeyStore(NamedTuple):
@@ -62,13 +76,139 @@ def key_of(text: str, password: str | None) -> bytes:
         ) from None
 
 
-def pkcs12_of(data: bytes, password: str) -> tuple[bytes | None, list[bytes]]:
-    """A key, if there is one, and certificates. Raises WrongStore."""
-    if data.startswith(b"\xfe\xed\xfe\xed"):
-        raise WrongStore(
-            "it is a JKS store, which kafkad does not read yet: keytool -importkeystore makes PKCS12"
-        )
+def is_jks(data: bytes) -> bool:
+    return data.startswith(JKS_MAGIC)
+
+
+def key_store_of(data: bytes, password: str, key_password: str | None = None) -> KeyStore:
+    """Of PKCS12 or JKS, whichever the bytes are. Raises WrongStore."""
+    _check_binary(data)
+    if is_jks(data):
+        entries = _jks_entries(data, password)
+        aliases = sorted(alias for alias, entry in entries.items() if entry.key is not None)
+        if not aliases or not (chosen := entries[aliases[0]]).certificates:
+            raise WrongStore("it has no private key with a certificate")
+        assert chosen.key is not None
+        return KeyStore(_unprotected(chosen.key, key_password or password), chosen.certificates)
+    key, certificates = _pkcs12(data, password)
+    if key is None or not certificates:
+        raise WrongStore("it has no private key with a certificate")
+    return KeyStore(key, certificates)
+
+
+def trusted_of(data: bytes, password: str | None) -> list[bytes]:
+    """The certificates that a PKCS12 or JKS store trusts: of a key, its own. Raises WrongStore."""
+    _check_binary(data)
+    if is_jks(data):
+        return [it.certificates[0] for it in _jks_entries(data, password).values() if it.certificates]
+    return _pkcs12(data, password or "")[1]
+
+
+def _check_binary(data: bytes) -> None:
+    if data.startswith(JCEKS_MAGIC):
+        raise WrongStore("it is a JCEKS store, which is not supported; keytool -importkeystore makes PKCS12")
+    if data.lstrip()[: len(PEM_BEGIN)] == PEM_BEGIN:
+        raise WrongStore("it is PEM; set the store's type to PEM")
+
+
+def _pkcs12(data: bytes, password: str) -> tuple[bytes | None, list[bytes]]:
     try:
         return read_pkcs12(data, password.encode())
     except TlsError as trouble:
         raise WrongStore(f"it cannot be opened with the password ({trouble})") from None
+
+
+# -- JKS ---------------------------------------------------------------------------------------------------
+
+
+class _Entry(NamedTuple):
+    key: bytes | None  # protected
+    certificates: list[bytes]
+
+
+class _Cursor:
+    def __init__(self, data: bytes, at: int, end: int) -> None:
+        self._data, self._at, self._end = data, at, end
+
+    def take(self, size: int) -> bytes:
+        if size > self._end - self._at:
+            raise WrongStore("it is damaged: it is cut off")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "big")
+
+    def rest(self) -> bytes:
+        return self._data[self._at : self._end]
+
+
+def _jks_entries(data: bytes, password: str | None) -> dict[str, _Entry]:
+    end = len(data) - SUM_SIZE
+    if password is not None:
+        expected = hashlib.sha1(_wide(password) + b"Mighty Aphrodite" + data[: max(end, 0)]).digest()
+        if not hmac.compare_digest(expected, data[max(end, 0) :]):
+            raise WrongStore("it cannot be opened with the password, or it is damaged")
+    cursor = _Cursor(data, len(JKS_MAGIC), end)
+    version = cursor.number(4)
+    if version not in (1, 2):
+        raise WrongStore(f"it is damaged: JKS has no version {version}")
+
+    def certificate() -> bytes:
+        if version == 2:
+            cursor.take(cursor.number(2))  # "X.509"
+        return cursor.take(cursor.number(4))
+
+    found: dict[str, _Entry] = {}
+    for _ in range(cursor.number(4)):
+        kind, alias = cursor.number(4), cursor.take(cursor.number(2)).decode("utf-8", "replace")
+        cursor.take(8)  # when it was made
+        if kind == JKS_KEY:
+            key = cursor.take(cursor.number(4))
+            found[alias] = _Entry(key, [certificate() for _ in range(cursor.number(4))])
+        elif kind == JKS_CERTIFICATE:
+            found[alias] = _Entry(None, [certificate()])
+        else:
+            raise WrongStore(f"it is damaged: JKS has no entries of kind {kind}")
+    if cursor.rest():
+        raise WrongStore("it is damaged: something follows its entries")
+    return found
+
+
+def _unprotected(protected: bytes, password: str) -> bytes:
+    """A private key as PKCS#8. `protected` is PKCS#8's EncryptedPrivateKeyInfo with an algorithm of Sun's:
+    a salt, the key under the stream, and a sum of password and key."""
+    algorithm, held = _encrypted_key(protected)
+    if not algorithm.startswith(SUN_KEY_PROTECTOR) or len(held) < 2 * SUM_SIZE:
+        raise WrongStore("its private key is protected in a way that JKS does not know")
+    secret = _wide(password)
+    stream, block = bytearray(), held[:SUM_SIZE]
+    hidden = held[SUM_SIZE:-SUM_SIZE]
+    while len(stream) < len(hidden):
+        block = hashlib.sha1(secret + block).digest()
+        stream += block
+    key = bytes(a ^ b for a, b in zip(hidden, stream, strict=False))
+    if not hmac.compare_digest(hashlib.sha1(secret + key).digest(), held[-SUM_SIZE:]):
+        raise WrongStore("its private key cannot be opened; is ssl.key.password right?")
+    return key
+
+
+def _encrypted_key(data: bytes) -> tuple[bytes, bytes]:
+    """Algorithm and content of SEQUENCE { SEQUENCE { algorithm }, OCTET STRING }, in DER."""
+
+    def element(tag: int, within: bytes) -> tuple[bytes, bytes]:
+        cursor = _Cursor(within, 0, len(within))
+        if cursor.number(1) != tag:
+            raise WrongStore("it is damaged: its private key is not PKCS#8")
+        size = cursor.number(1)
+        if size & 0x80:
+            size = cursor.number(size & 0x7F)
+        return cursor.take(size), cursor.rest()
+
+    body, _ = element(0x30, data)
+    algorithm, rest = element(0x30, body)
+    return algorithm, element(0x04, rest)[0]
+
+
+def _wide(password: str) -> bytes:
+    return password.encode("utf-16-be", "surrogatepass")

@@ -1,6 +1,6 @@
 """What a configuration says of its listeners with TLS, each key also as listener.name.<listener>.<key>:
 
-    ssl.keystore.type            PEM or PKCS12; a PKCS12 file also as JKS, which is Kafka's default
+    ssl.keystore.type            PEM, PKCS12 or JKS, the default; of the latter two, what the file is counts
     ssl.keystore.location        with ssl.keystore.password, ssl.key.password; of PEM: key and chain in a file
     ssl.keystore.key             PEM in the configuration itself, with ssl.keystore.certificate.chain
     ssl.truststore.type, .location, .password, .certificates       who signs clients' certificates
@@ -14,7 +14,16 @@ from typing import Any, Final, NoReturn
 
 from kafkad._native.serving.tls import VERSIONS, TlsContext, TlsError
 from kafkad.config.definition import ConfigError
-from kafkad.security.stores import KeyStore, WrongStore, certificates_of, key_of, pkcs12_of
+from kafkad.security.stores import (
+    TYPES,
+    KeyStore,
+    WrongStore,
+    certificates_of,
+    is_jks,
+    key_of,
+    key_store_of,
+    trusted_of,
+)
 
 CLIENT_AUTH: Final = "ssl.client.auth"
 SUITES: Final = "ssl.cipher.suites"
@@ -113,10 +122,13 @@ class _Listener:
                 return KeyStore(der, certificates_of(chain if text is None else text))
             except WrongStore as trouble:
                 self._wrong(place, str(trouble))
-        found, certificates = self._pkcs12(KEY_STORE, KEY_STORE_TYPE, KEY_STORE_PASSWORD)
-        if found is None or not certificates:
-            self._wrong(KEY_STORE, "it has no private key with a certificate")
-        return KeyStore(found, certificates)
+        self._check_binary_type(KEY_STORE_TYPE)
+        if password is None:
+            self._missing(KEY_STORE_PASSWORD, f"it opens the store of {self._full(KEY_STORE)}")
+        try:
+            return key_store_of(self._bytes(KEY_STORE, location), password, self._get(KEY_PASSWORD))
+        except WrongStore as trouble:
+            self._wrong(KEY_STORE, str(trouble))
 
     def _trust_store(self) -> list[bytes]:
         kind = self._get(TRUST_STORE_TYPE)
@@ -131,7 +143,7 @@ class _Listener:
                 self._wrong(TRUST_STORE_PASSWORD, f"{TRUST_STORE} is not given")
             return []
         if kind != "PEM":
-            return self._pkcs12(TRUST_STORE, TRUST_STORE_TYPE, TRUST_STORE_PASSWORD)[1]
+            return self._binary_trust_store(location)
         if self._get(TRUST_STORE_PASSWORD) is not None:
             self._wrong(TRUST_STORE_PASSWORD, "a PEM store has none")
         try:
@@ -139,16 +151,19 @@ class _Listener:
         except WrongStore as trouble:
             self._wrong(TRUST_STORE if text is None else TRUST_STORE_TEXT, str(trouble))
 
-    def _pkcs12(self, location: str, kind: str, password: str) -> tuple[bytes | None, list[bytes]]:
-        if self._get(kind) not in ("JKS", "PKCS12"):
-            self._wrong(kind, "one of PEM, PKCS12, JKS is wanted")
-        opens = self._get(password)
-        if opens is None:
-            self._missing(password, f"it opens the store of {self._full(location)}")
+    def _binary_trust_store(self, location: str) -> list[bytes]:
+        self._check_binary_type(TRUST_STORE_TYPE)
+        data, password = self._bytes(TRUST_STORE, location), self._get(TRUST_STORE_PASSWORD)
+        if password is None and not is_jks(data):
+            self._missing(TRUST_STORE_PASSWORD, f"it opens the store of {self._full(TRUST_STORE)}")
         try:
-            return pkcs12_of(self._bytes(location, self._get(location)), opens)
+            return trusted_of(data, password)
         except WrongStore as trouble:
-            self._wrong(location, str(trouble))
+            self._wrong(TRUST_STORE, str(trouble))
+
+    def _check_binary_type(self, kind: str) -> None:
+        if self._get(kind) not in TYPES:
+            self._wrong(kind, f"one of {', '.join(TYPES)} is wanted")
 
     def _bytes(self, name: str, path: str) -> bytes:
         try:

@@ -3,7 +3,6 @@ several workers, and those who misbehave beside those who do not."""
 
 import asyncio
 import os
-import shutil
 import socket
 import ssl
 import subprocess
@@ -18,6 +17,7 @@ from kafka import KafkaConsumer, KafkaProducer
 
 from kafkad.protocol import messages
 from kafkad.testing import Broker
+from tests.certificates import PASSWORD, make_stores, openssl
 from tests.clients import wait_until
 from tests.jvm import JvmKafka, free_port, run_tool
 from tests.wire import Wire
@@ -29,46 +29,12 @@ PROTOCOLS = (
     "OLD",
     "SASL_SSL",
 )  # listeners; MUTUAL wants certificates, OLD speaks TLS 1.2 alone
-PASSWORD = "store-secret"
 NEIGHBOUR_S = 0.1
-
-
-def openssl(here, *arguments):
-    subprocess.run(["openssl", *arguments], cwd=here, check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
-    """ca.pem; server and client, each as .pem (key and chain) and .p12; stranger.pem of another CA."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificates, and is not there")
-    here = tmp_path_factory.mktemp("stores")
-    req = ["req", "-newkey", "rsa:2048", "-nodes"]
-    for authority in ("ca", "other"):
-        openssl(
-            here, *req, "-x509", "-days", "2", "-subj", f"/CN={authority}", "-keyout", f"{authority}.key",
-            "-out", f"{authority}.pem",
-        )  # fmt: skip
-    for name, subject, authority, days in (
-        ("server", "/CN=server", "ca", "2"),
-        ("client", "/C=DE/O=Gadgets, Ltd/OU=ops/CN=client", "ca", "2"),
-        ("stranger", "/CN=stranger", "other", "2"),
-        ("expired", "/CN=expired", "ca", "-1"),
-    ):
-        (here / "extensions").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost")
-        openssl(here, *req, "-subj", subject, "-keyout", f"{name}.key", "-out", f"{name}.csr")
-        openssl(
-            here, "x509", "-req", "-days", days, "-in", f"{name}.csr", "-CA", f"{authority}.pem",
-            "-CAkey", f"{authority}.key", "-CAcreateserial", "-extfile", "extensions", "-out", f"{name}.crt",
-        )  # fmt: skip
-        (here / f"{name}.pem").write_text(
-            (here / f"{name}.key").read_text() + (here / f"{name}.crt").read_text()
-        )
-        openssl(
-            here, "pkcs12", "-export", "-in", f"{name}.pem", "-out", f"{name}.p12", "-name", name,
-            "-passout", f"pass:{PASSWORD}",
-        )  # fmt: skip
-    return here
+    return make_stores(tmp_path_factory.mktemp("stores"))
 
 
 def secured(stores) -> dict[str, str]:

@@ -86,7 +86,8 @@ JAAS = "org.apache.kafka.common.security.scram.ScramLoginModule required"
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_a_jaas_config_says_what_it_quotes(name, password):
     def quoted(text):
-        return text.replace("\\", "\\\\").replace('"', '\\"')
+        text = text.replace("\\", "\\\\").replace('"', '\\"')
+        return text.replace("\n", "\\n").replace("\r", "\\r")  # a line's end would end the quotes
 
     told = credentials(
         {"sasl.jaas.config": f'{JAAS} username="{quoted(name)}" password="{quoted(password)}";'}
@@ -113,12 +114,27 @@ def test_plaintext_needs_nothing():
         ({"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}, "OAUTHBEARER is not supported"),
         ({"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}, "SASL needs"),
         (
-            {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.jaas.config": JAAS},
+            {
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "PLAIN",
+                "sasl.jaas.config": f"{JAAS};",
+            },
             "has no username",
         ),
-        ({"security.protocol": "SSL", "ssl.truststore.location": "/nowhere.jks"}, "JKS is not supported"),
-        ({"security.protocol": "SSL", "ssl.truststore.type": "PKCS12"}, "PKCS12 is not supported"),
-        ({"security.protocol": "SSL", "ssl.keystore.location": "/nowhere.p12"}, "as PEM"),
+        (
+            {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.jaas.config": JAAS},
+            "sasl.jaas.config: JAAS config entry not terminated by semi-colon",
+        ),
+        (
+            {"security.protocol": "SSL", "ssl.truststore.location": "/nowhere.jks"},
+            "authorities cannot be read",
+        ),
+        (
+            {"security.protocol": "SSL", "ssl.truststore.type": "BKS"},
+            "BKS is not supported: PEM, PKCS12, JKS",
+        ),
+        ({"security.protocol": "SSL", "ssl.keystore.location": "/nowhere.p12"}, "certificate and key cannot"),
+        ({"security.protocol": "SSL", "ssl.keystore.key": "x"}, "certificate.chain is missing beside"),
         ({"security.protocol": "SSL", "ssl.ca.location": "/nowhere.pem"}, "cannot be read"),
         ({"security.protocol": "SSL", "ssl.truststore.certificates": "no PEM"}, "cannot be read"),
         ({"security.protocol": "SSL", "ssl.certificate.location": "/nowhere.pem"}, "certificate and key"),

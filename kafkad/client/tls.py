@@ -1,0 +1,124 @@
+"""TLS of a client, by Kafka's client options and librdkafka's.
+
+    authorities     ssl.truststore.location with .type and .password; ssl.truststore.certificates, as PEM;
+                    ssl.ca.location, PEM. Without any the system's
+    own             ssl.keystore.location with .type and .password; ssl.keystore.certificate.chain and
+                    ssl.keystore.key, as PEM; ssl.certificate.location and ssl.key.location, PEM.
+                    ssl.key.password opens the key
+
+A store without a type is what its bytes are: PEM, PKCS12 or JKS. The host's name is checked unless
+`ssl.endpoint.identification.algorithm` is empty (KIP-294's default: https). As with Java, any certificate in
+the truststore is trusted, also one that did not sign itself.
+
+Python's ssl reads keys from files only. A key that is not in a PEM file goes there by way of a file in
+memory that has no name, so it is never on a disk. (DefaultSslEngineFactory, KIP-651.)"""
+
+import os
+import ssl
+from collections.abc import Mapping
+from typing import Any, Final
+
+TYPES: Final = ("PEM", "PKCS12", "JKS")
+TRUST: Final = "ssl.truststore"
+KEYS: Final = "ssl.keystore"
+SNIFFED_BYTES: Final = 1 << 16  # a PEM file may begin with remarks
+
+
+def tls_context(options: Mapping[str, Any]) -> ssl.SSLContext:
+    """A client's context. Raises ValueError."""
+    try:
+        context = _trusting(options)
+    except (OSError, ValueError) as trouble:
+        raise ValueError(f"the certificates of the authorities cannot be read: {trouble}")
+    # Java and librdkafka ask no more of an authority's certificate either.
+    context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", ssl.VerifyFlags(0))
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    if not str(options.get("ssl.endpoint.identification.algorithm", "https")):
+        context.check_hostname = False
+    try:
+        _load_own(context, options)
+    except (OSError, ValueError) as trouble:
+        raise ValueError(f"the client's certificate and key cannot be read: {trouble}")
+    return context
+
+
+def _trusting(options: Mapping[str, Any]) -> ssl.SSLContext:
+    path = options.get("ssl.ca.location")
+    text = options.get(f"{TRUST}.certificates")
+    if path is not None or text is not None:
+        return ssl.create_default_context(cafile=path, cadata=text)
+    kind, path = _store(TRUST, options)
+    if path is None or kind == "PEM":
+        return ssl.create_default_context(cafile=path)
+    from kafkad.security.stores import trusted_of
+
+    found = trusted_of(_bytes(path), _text(options, f"{TRUST}.password"))
+    if not found:
+        raise ValueError(f"{TRUST}.location: there is no certificate in {path}")
+    return ssl.create_default_context(cadata=b"".join(dict.fromkeys(found)))
+
+
+def _load_own(context: ssl.SSLContext, options: Mapping[str, Any]) -> None:
+    key_password = _text(options, "ssl.key.password")
+    unlocks = key_password or ""  # None would ask on the terminal
+    if "ssl.certificate.location" in options:
+        context.load_cert_chain(options["ssl.certificate.location"], options.get("ssl.key.location"), unlocks)
+        return
+    kind, path = _store(KEYS, options)
+    if path is not None and kind == "PEM":
+        context.load_cert_chain(path, options.get("ssl.key.location"), unlocks)
+    elif path is not None:
+        from kafkad.security.stores import key_store_of
+
+        password = _text(options, f"{KEYS}.password")
+        if password is None:
+            raise ValueError(f"{KEYS}.password is missing: it opens {path}")
+        store = key_store_of(_bytes(path), password, key_password)
+        chain = "".join(map(ssl.DER_cert_to_PEM_cert, store.chain))
+        _load_text(context, _pem_of(store.key) + chain, "")
+    elif f"{KEYS}.certificate.chain" in options:
+        chain = options[f"{KEYS}.certificate.chain"]
+        _load_text(context, f"{options.get(f'{KEYS}.key', '')}\n{chain}\n", unlocks)
+    elif f"{KEYS}.key" in options:
+        raise ValueError(f"{KEYS}.certificate.chain is missing beside {KEYS}.key")
+
+
+def _store(name: str, options: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Type and path of a store. Raises ValueError, OSError."""
+    path = _text(options, f"{name}.location")
+    given = _text(options, f"{name}.type")
+    if given is not None and given.upper() not in TYPES:
+        raise ValueError(f"{name}.type {given} is not supported: {', '.join(TYPES)} are")
+    if path is None:
+        return "PEM", None
+    if given is not None:
+        return given.upper(), path
+    return "PEM" if b"-----BEGIN " in _bytes(path)[:SNIFFED_BYTES] else "JKS", path
+
+
+def _text(options: Mapping[str, Any], name: str) -> str | None:
+    return None if options.get(name) is None else str(options[name])
+
+
+def _bytes(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _pem_of(key: bytes) -> str:
+    """DER tells by the second field of its sequence which of the three forms of a private key it is."""
+    import base64
+
+    at = 2 if key[1] < 0x80 else 2 + (key[1] & 0x7F)  # behind the sequence's size
+    at += 2 + key[at + 1]  # behind the version
+    kind = {0x02: "RSA PRIVATE KEY", 0x04: "EC PRIVATE KEY"}.get(key[at], "PRIVATE KEY")
+    return f"-----BEGIN {kind}-----\n{base64.encodebytes(key).decode()}-----END {kind}-----\n"
+
+
+def _load_text(context: ssl.SSLContext, pem: str, password: str) -> None:
+    file = os.memfd_create("kafkad", os.MFD_CLOEXEC)
+    try:
+        os.write(file, pem.encode())
+        context.load_cert_chain(f"/proc/self/fd/{file}", None, password)
+    finally:
+        os.close(file)

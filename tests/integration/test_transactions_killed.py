@@ -45,6 +45,23 @@ QUICK = {
 SURE = 60  # seconds that one step of a client may take under kills
 
 
+def insist(step):
+    """What a client does, tried again while its trouble is one that passes."""
+    deadline = time.monotonic() + SURE
+    while True:
+        try:
+            return step()
+        except KafkaException as trouble:
+            error = trouble.args[0]
+            passes = error.retriable() or error.name() in (
+                "_TIMED_OUT",
+                "_TRANSPORT",
+                "_ALL_BROKERS_DOWN",
+            )
+            if error.fatal() or error.txn_requires_abort() or not passes or time.monotonic() > deadline:
+                raise
+
+
 class Source(threading.Thread):
     """Numbers its records per partition; an idempotent producer, so they are there once."""
 
@@ -98,9 +115,9 @@ class Copier(threading.Thread):
         )
         reader = consumer(self.broker, GROUP, **{"isolation.level": "read_committed", **QUICK})
         try:
-            self.insist(lambda: producer.init_transactions(5))
+            insist(lambda: producer.init_transactions(5))
             place = TopicPartition(SOURCE, self.partition)
-            at = self.insist(lambda: reader.committed([place], 5))[0].offset
+            at = insist(lambda: reader.committed([place], 5))[0].offset
             reader.assign([TopicPartition(SOURCE, self.partition, max(at, 0))])
             while self.until is None or reader.position([place])[0].offset < self.until:
                 rows = [row for row in reader.consume(self.chance.randrange(1, 30), 0.2) if not row.error()]
@@ -127,31 +144,16 @@ class Copier(threading.Thread):
             producer.flush(0.05)
             return False  # without a word: its successor, or the time-out, ends the transaction
         metadata = reader.consumer_group_metadata()
-        self.insist(lambda: producer.send_offsets_to_transaction([place], metadata, 5))
+        insist(lambda: producer.send_offsets_to_transaction([place], metadata, 5))
         if fate < 0.15:
             producer.flush(1)
-            self.insist(lambda: producer.abort_transaction(5))
+            insist(lambda: producer.abort_transaction(5))
             reader.seek(TopicPartition(SOURCE, self.partition, rows[0].offset()))
             self.aborts += 1
         else:
-            self.insist(lambda: producer.commit_transaction(5))
+            insist(lambda: producer.commit_transaction(5))
             self.commits += 1
         return True
-
-    def insist(self, step):
-        deadline = time.monotonic() + SURE
-        while True:
-            try:
-                return step()
-            except KafkaException as trouble:
-                error = trouble.args[0]
-                passes = error.retriable() or error.name() in (
-                    "_TIMED_OUT",
-                    "_TRANSPORT",
-                    "_ALL_BROKERS_DOWN",
-                )
-                if error.fatal() or error.txn_requires_abort() or not passes or time.monotonic() > deadline:
-                    raise
 
 
 def open_transactions(broker, topic, partitions=PARTITIONS):

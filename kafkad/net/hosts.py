@@ -1,6 +1,7 @@
 """Host names and the addresses they stand for. A look-up asks a name server and may take many seconds, so
 it must never run on the event loop."""
 
+import ipaddress
 import socket
 
 
@@ -22,3 +23,14 @@ def addresses_of(host: str) -> list[str]:
     except UnicodeError as error:  # a label that is empty or too long
         raise OSError(f"not a host name: {error}") from error
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach a listener on `host`; by a look-up. "" is every
+    interface."""
+    try:
+        return bool(host) and all(
+            ipaddress.ip_address(address.split("%")[0]).is_loopback for address in addresses_of(host)
+        )
+    except OSError:
+        return False

@@ -25,8 +25,10 @@ from typing import Any
 from kafkad._native.shared import timeslice
 from kafkad.config.definition import ConfigError
 from kafkad.log.log_dirs import DirectoryTrouble
+from kafkad.net.hosts import is_loopback
 from kafkad.net.listener import ListenError
 from kafkad.raft.single_voter import UnusableMetadata
+from kafkad.security import exposure
 from kafkad.server.event_loop import EventLoop
 from kafkad.server.place import BROKEN, ENDING, NO_DIRECTORY, STOP, Place
 from kafkad.server.preload import preload
@@ -46,7 +48,7 @@ TROUBLES = (ConfigError, DirectoryTrouble, ListenError, UnusableMetadata)  # a s
 
 def serve(config: Any, workers: int = 1) -> int:
     """Runs a broker until a signal ends it; the exit code."""
-    for note in config.notes:
+    for note in (*config.notes, *exposure.warnings(config, is_loopback)):
         logger.warning("%s", note)
     raise_descriptor_limit()
     preload()
@@ -54,7 +56,9 @@ def serve(config: Any, workers: int = 1) -> int:
         return serve_alone(config)
     from kafkad.server.supervisor import Supervisor
 
-    supervisor = Supervisor(config, workers, partial(serve_as_worker, config), say_ready, say_trouble)
+    supervisor = Supervisor(
+        config, workers, partial(serve_as_worker, config), partial(say_ready, config), say_trouble
+    )
     try:
         supervisor.open()
     except TROUBLES as trouble:
@@ -83,7 +87,7 @@ def serve_alone(config: Any) -> int:
         logger.info("stopped before it was ready")
         return 0
     if not signals.came:  # a callback may have swallowed the exception
-        say_ready(worker.endpoints, worker.cluster_id)
+        say_ready(config, worker.endpoints, worker.cluster_id)
     signals.run_until(1)
     begun = time.monotonic()
     worker.stop()
@@ -222,15 +226,17 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def say_ready(endpoints: list[Any], cluster_id: str) -> None:
-    """The line that scripts wait for; on a terminal also what to try next. The reader may leave after the
-    first line."""
+def say_ready(config: Any, endpoints: list[Any], cluster_id: str) -> None:
+    """The line that scripts wait for, with the listeners that ask nobody who they are; on a terminal also
+    what to try next. The reader may leave after the first line."""
     first = endpoints[0]
     host = f"[{first.host}]" if ":" in first.host else first.host or "0.0.0.0"
     address = f"{host}:{first.port}"
     milliseconds = int((time.time() - process_start()) * 1000)
     try:
         about = f"cluster {cluster_id}, pid {os.getpid()}, {milliseconds} ms"
+        if anyone := exposure.open_to_anyone(config, endpoints):
+            about += f"; open to anyone: {', '.join(map(str, anyone))}"
         print(f"kafkad is ready on {address} ({about})", flush=True)
         if sys.stdout is not None and sys.stdout.isatty():  # None: it was closed at the start
             address = address.replace("0.0.0.0", "127.0.0.1")

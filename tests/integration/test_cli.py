@@ -537,6 +537,18 @@ def test_serve_with_a_properties_file_and_listen(tmp_path):
     assert "neither.this, no.such.key" in warning
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_serve_names_listeners_that_are_open_to_anyone(tmp_path, host, workers):
+    process = Cli().start("serve", "--data-dir", tmp_path, "--listen", f"{host}:0", "--workers", str(workers))
+    line = process.stdout.readline().decode()
+    port = line.split()[4].rpartition(":")[2]
+    said = stop(process)
+    shown = host if host == "127.0.0.1" else ""  # every interface
+    assert line.endswith(f" ms; open to anyone: PLAINTEXT://{shown}:{port})\n"), line
+    assert ("is open to anyone who can reach it" in said) == (host == "0.0.0.0"), said
+
+
 def test_serve_on_a_port_and_on_data_that_are_taken(broker, tmp_path):
     cli = Cli()
     taken = cli.run("serve", "--data-dir", tmp_path, "--listen", broker.bootstrap)

@@ -1,0 +1,42 @@
+"""Which listeners anyone may use who can reach them, and what is said of it at the start.
+
+    PLAINTEXT          open: no login, no encryption
+    SSL                open unless ssl.client.auth is `required`
+    SASL_PLAINTEXT     a login; what is sent can be read on the way, passwords of PLAIN too
+    SASL_SSL           a login and encryption
+
+On the loopback only this machine's processes can reach a listener."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from kafkad.config.listeners import Endpoint
+from kafkad.security.listeners import ENABLED
+from kafkad.security.tls import CLIENT_AUTH
+
+
+def open_to_anyone(config: Any, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
+    """Of a BrokerConfig's endpoints (as bound), those that ask for neither a login nor a certificate."""
+    return [
+        endpoint
+        for endpoint in endpoints
+        if endpoint.protocol == "PLAINTEXT"
+        or (endpoint.protocol == "SSL" and config.for_listener(endpoint.listener, CLIENT_AUTH) != "required")
+    ]
+
+
+def warnings(config: Any, is_loopback: Callable[[str], bool]) -> Iterator[str]:
+    """A sentence for each listener of clients whose bytes can be read on a network."""
+    for endpoint in config.broker_endpoints:
+        if endpoint.protocol not in ("PLAINTEXT", "SASL_PLAINTEXT") or is_loopback(endpoint.host):
+            continue
+        if endpoint.protocol == "PLAINTEXT":
+            yield (
+                f"listener {endpoint} is open to anyone who can reach it, without a login and without"
+                " encryption; docs/security.md shows how to close it, 127.0.0.1 keeps it on this machine"
+            )
+        elif "PLAIN" in config.for_listener(endpoint.listener, ENABLED):
+            yield (
+                f"listener {endpoint} takes passwords of PLAIN without encryption: anyone on the way can read"
+                " them; use SASL_SSL, or SCRAM"
+            )

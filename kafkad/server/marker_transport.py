@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 WRITE_TXN_MARKERS, VERSION = 27, 2
 US = "kafkad-transactions"  # the client id of these requests
 TURN_S = 0.005  # of the loop, for the markers of one transaction
+MANY = 500  # partitions: to decide about so many has taken the present turn
 
 Request = messages.WriteTxnMarkersRequest
 
@@ -76,7 +77,10 @@ class MarkerTransport:
             if not self._shares:
                 self._loop.call_soon(self._flush)
             self._shares.setdefault(worker, []).append((entry_of(marker, share), share, pending))
-        self._write_ours(entry_of(marker, ()), deque(ours), pending)
+        if len(partitions) < MANY:
+            self._write_ours(entry_of(marker, ()), deque(ours), pending)
+        else:
+            self._loop.call_soon(self._write_ours, entry_of(marker, ()), deque(ours), pending)
 
     def _write_ours(self, entry: Any, left: deque[TopicPartition], pending: Pending) -> None:
         """Write for TURN_S, then let others have a turn."""

@@ -132,6 +132,21 @@ def test_many_markers_let_others_have_their_turn(make_world, monkeypatch):
     assert max(after - before for before, after in itertools.pairwise([0, *seen, 20])) <= 3
 
 
+def test_very_many_markers_begin_in_the_next_turn(make_world, monkeypatch):
+    """The present one has decided about all of them."""
+    world = make_world(1)
+    way = transport(world)
+    monkeypatch.setattr(marker_transport, "MANY", len(ALL))
+
+    async def scenario():
+        ended = asyncio.get_running_loop().create_future()
+        way.write_markers(marker(), ALL, ended.set_result)
+        assert not ended.done()
+        return await ended
+
+    assert set(world.run(scenario()).values()) == {errors.NONE}
+
+
 def test_partitions_exist_as_long_as_the_image_has_them(make_world):
     way = transport(make_world(1))
     assert way.exists(("a", 5))

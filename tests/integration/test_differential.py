@@ -1,4 +1,5 @@
-"""kafkad beside JVM Kafka 4.3.1: the same requests, the same answers, field by field.
+"""kafkad beside JVM Kafka 4.3.1: the same requests, the same answers, field by field; transactions also
+beside 3.9.1.
 
 1,000 requests in the suite, the same in each run, and 20,000 new ones in `make soak`. A failure prints the
 seed, the requests and the fields that differ; KAFKAD_SEED repeats it. Rules in MEANT name the differences
@@ -7,6 +8,7 @@ that stay, as docs/differences.md does."""
 import itertools
 import os
 import random
+import shutil
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +26,7 @@ from tests.differential import SILENT, Comparison, Request, Run, Symbol
 from tests.differential_groups import Group
 from tests.differential_requests import BROKER, INT32, TOPIC, Script
 from tests.differential_transactions import APIS, Transactions
-from tests.jvm import TEST_CONFIG, JvmKafka
+from tests.jvm import TEST_CONFIG, ZOOKEEPER_LINE, JvmKafka
 from tests.wire import produce_request
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
@@ -174,6 +176,28 @@ MEANT: dict[str, Callable[[Request, str, Any, Any], bool]] = {
 }
 
 
+# What Kafka 4 changed since 3.9, and kafkad does as Kafka 4.
+CHANGED: dict[str, Callable[[Request, str, Any, Any], bool]] = {
+    "CreateTopics: the keys and defaults of a topic": lambda request, path, ours, theirs: (
+        request.key == 19 and path.startswith("topics[].configs")
+    ),
+    "InitProducerId: the start of the transaction before is forgotten": lambda request, path, ours, theirs: (
+        request.key == 65 and path.endswith("transaction_start_time_ms") and (ours, theirs) == (-1, "time")
+    ),
+    "ListTransactions: without a start, a transactional id passes": lambda request, path, ours, theirs: (
+        request.key == 66
+        and request.message.duration_filter > 0
+        and all(each in ours for each in theirs)
+        and all(each["transaction_state"] == "Empty" for each in ours if each not in theirs)
+    ),
+    "Produce, TxnOffsetCommit: an epoch below the log's is refused before the coordinator is asked": (
+        lambda request, path, ours, theirs: (
+            request.key in (0, 28) and path.endswith("error_code") and ours == 47 and theirs in (42, 49)
+        )
+    ),
+}
+
+
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     directory: Path = tmp_path_factory.mktemp("differential")
@@ -215,6 +239,36 @@ def test_transactions_get_the_same_answers(
     seed = int(os.environ.get("KAFKAD_SEED") or rounds(17, random.randrange(1 << 16)))
     with Run(*brokers, MEANT) as run:
         transactions = Transactions(run, seed)
+        transactions.prepare()
+        transactions.steps(rounds(600, 10_000))
+    assert {name for name, _ in run.result.by_api} >= APIS
+    shown = "\n".join(str(each) for each in run.result.differences[:20])
+    assert not run.result.differences, f"seed {seed}: {len(run.result.differences)} fields differ\n{shown}"
+
+
+@pytest.fixture(scope="module")
+def old_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """kafkad in a directory that Kafka 3.9.1 has made, so that both have its transaction.version: 0."""
+    directory: Path = tmp_path_factory.mktemp("differential-old")
+    kafka = JvmKafka(directory / "kafka", version=ZOOKEEPER_LINE, config=CONFIG)
+    kafka.start().stop()
+    shutil.copytree(directory / "kafka", directory / "kafkad")
+    with (
+        Broker(config={**TEST_CONFIG, **CONFIG, "node.id": "1"}, data_dir=directory / "kafkad") as ours,
+        kafka as theirs,
+    ):
+        yield ours.bootstrap, theirs.bootstrap
+
+
+@pytest.mark.soak
+def test_transactions_get_the_same_answers_as_from_kafka_3(
+    old_brokers: tuple[str, str], rounds: Callable[[int, int], int]
+) -> None:
+    """All versions that Kafka 3.9.1 has, under the older protocol on both sides."""
+    seed = int(os.environ.get("KAFKAD_SEED") or rounds(23, random.randrange(1 << 16)))
+    with Run(*old_brokers, MEANT | CHANGED) as run:
+        served = run.kafka.ask(messages.ApiVersionsRequest(), 0).api_keys
+        transactions = Transactions(run, seed, {row.api_key: row.max_version for row in served})
         transactions.prepare()
         transactions.steps(rounds(600, 10_000))
     assert {name for name, _ in run.result.by_api} >= APIS

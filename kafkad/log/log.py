@@ -19,13 +19,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kafkad._native.log.next_segment import NextSegment as Files
-from kafkad._native.log.partition import (
+from kafkad._native.log.partition import Partition
+from kafkad._native.log.partition_appends import (
     IN_PLACE,
     NOT_IN_PLACE,
     NOT_WRITTEN,
     WANTS_PRODUCERS,
     WANTS_ROLL,
-    Partition,
 )
 from kafkad._native.log.producer_table import ProducerTable
 from kafkad._native.log.segment_recovery import replay_producers

@@ -31,7 +31,7 @@ from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 from kafkad._native.log.group_commit import GroupCommit
-from kafkad._native.log.partition import set_on_fatal
+from kafkad._native.log.partition_state import set_on_fatal
 from kafkad._native.serving.partition_table import PartitionTable
 from kafkad._native.serving.reactor import Reactor
 from kafkad.api import table

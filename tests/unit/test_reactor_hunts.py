@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from reactor_world import NOW_MS, SlowLog, World, batch, fetch, produce
 
-from kafkad._native.log import partition as native_partition
+from kafkad._native.log import partition_state
 from kafkad.api import table
 from kafkad.log.recovery import create_segment_files
 from kafkad.protocol import codec, errors, messages
@@ -573,9 +573,9 @@ def test_an_assertion_in_a_logs_callback_ends_the_worker(world, error, fatal):
     partition = world.partition("t", log=Log())
     partition.notify_log = True
     told = []
-    native_partition.set_on_fatal(told.append)
+    partition_state.set_on_fatal(told.append)
     try:
         append(partition, batch())
     finally:
-        native_partition.set_on_fatal(None)
+        partition_state.set_on_fatal(None)
     assert told == ([broken] if fatal else [])

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import Buffer
@@ -9,16 +8,6 @@ from kafkad._native.log.partition_reader import ReaderPartition
 from kafkad._native.log.producer_table import ProducerTable
 from kafkad._native.log.segments import FileRef
 from kafkad._native.shared.watermarks import RowSlot
-
-WANTS_NOTHING: int
-WANTS_ROLL: int
-WANTS_PRODUCERS: int
-NOT_WRITTEN: int
-NOT_IN_PLACE: int
-IN_PLACE: int
-WANTS_SLOW_PATH: int
-
-def set_on_fatal(callback: Callable[[BaseException], None] | None) -> None: ...
 
 class Partition:
     def __init__(

@@ -16,7 +16,7 @@ Beware:
 - A file that is opened by its name may be another one by then (exchange.pyx): `has_names` is asked afterwards.
 - A batch may be appended between the copy and the read: nothing here looks beyond the copy's positions.
 - Where batches stand (batch_search.pxd) is forgotten with the segments.
-- The ring of recent batches (partition.pxd) holds high watermarks that were seen: where the next read of a consumer at
+- The ring of recent batches (batch_search.pxd) holds high watermarks that were seen: where the next read of a consumer at
   the end begins. There are batches between two of its entries.
 
 Reads of committed data open the owner's indexes of aborted transactions (aborted.pyx). Appends are refused."""
@@ -29,8 +29,10 @@ from libc.string cimport memcmp, memcpy, memmove, memset, strcmp
 from cpython.bytes cimport PyBytes_AS_STRING
 
 from kafkad._native.log.fileio cimport WINDOW, open_path, read_at
-from kafkad._native.log.partition cimport (
-    ADVANCED_END, ADVANCED_HIGH_WATERMARK, PARTITION_GONE, AppendInfo, Partition, ReadInfo)
+from kafkad._native.log.partition cimport Partition
+from kafkad._native.log.partition_appends cimport AppendInfo
+from kafkad._native.log.partition_reads cimport ReadInfo
+from kafkad._native.log.partition_state cimport ADVANCED_END, ADVANCED_HIGH_WATERMARK, PARTITION_GONE
 from kafkad._native.log.index cimport OFFSET_ENTRY_SIZE
 from kafkad._native.log.batch_search cimport (
     COLD, RecentBatch, lookup_at, lookup_forget, lookup_make_ring, lookup_missing, lookup_newest, lookup_place,

@@ -14,7 +14,7 @@ from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, u
 
 from kafkad._native.shared.arena cimport Arena
 from kafkad._native.log.cold_reads cimport ColdJob, ColdReads
-from kafkad._native.log.partition cimport LogFile
+from kafkad._native.log.segments cimport LogFile
 
 cdef enum:
     SCRATCH_SIZE = 256 * 1024       # one read; whole frames are served where they stand

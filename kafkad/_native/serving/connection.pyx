@@ -33,7 +33,7 @@ from libc.string cimport memcpy, memset, strncpy
 from kafkad._native.shared.arena cimport Arena
 from kafkad._native.serving.buffers cimport buffers_trim, input_release, input_reserve, scratch_free, scratch_renew
 from kafkad._native.log.cold_reads cimport READ_MAX, ColdJob, cold_ask, cold_close, cold_init, cold_warm
-from kafkad._native.log.partition cimport LogFile, log_file_release
+from kafkad._native.log.segments cimport LogFile, log_file_release
 from kafkad._native.log.segments cimport log_file_hot, log_file_retain
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.serving.tls cimport (

@@ -6,7 +6,7 @@ from kafkad._native.log.aborted cimport Aborted
 from kafkad._native.log.cold_reads cimport ColdJob
 from kafkad._native.serving.connection cimport Conn, Core, Slot, Timer
 from kafkad._native.serving.fetch_session cimport Fetched, Session, SessionCache
-from kafkad._native.log.partition cimport ReadInfo
+from kafkad._native.log.partition_reads cimport ReadInfo
 from kafkad._native.serving.partition_table cimport Entry, PartitionTable
 from kafkad._native.serving.unpacking cimport Unpacker
 from kafkad._native.wire.primitives cimport Cursor

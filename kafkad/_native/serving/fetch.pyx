@@ -36,7 +36,10 @@ from kafkad._native.log.aborted cimport (
     ABORTED_SIZE, TOLD_AT, TOLD_SIZE, Aborted, aborted_search, offset_behind)
 from kafkad._native.log.cold_reads cimport ColdJob, cold_ask
 from kafkad._native.log.batch_search cimport COLD, Lookup
-from kafkad._native.log.partition cimport OLDER_SEGMENT, PARTITION_GONE, Partition, ReadInfo, log_file_release
+from kafkad._native.log.partition cimport Partition
+from kafkad._native.log.partition_reads cimport OLDER_SEGMENT, ReadInfo
+from kafkad._native.log.partition_state cimport PARTITION_GONE
+from kafkad._native.log.segments cimport log_file_release
 from kafkad._native.serving.partition_table cimport (
     Entry, PartitionTable, Topic, TopicKey, Watch, key_new, key_release, key_retain,
     table_listen, topic_by_id, topic_by_key, topic_by_name, topic_entry, unwatch, watch_fetch,

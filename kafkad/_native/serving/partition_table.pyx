@@ -21,7 +21,8 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from kafkad._native.log.partition cimport PARTITION_GONE, Partition, partition_listen
+from kafkad._native.log.partition cimport Partition
+from kafkad._native.log.partition_state cimport PARTITION_GONE, partition_listen
 from kafkad._native.shared.watermarks cimport Row, kafkad_fence
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 

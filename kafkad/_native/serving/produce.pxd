@@ -4,7 +4,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kafkad._native.serving.connection cimport Conn, Core, Slot, Timer
-from kafkad._native.log.partition cimport AppendInfo
+from kafkad._native.log.partition_appends cimport AppendInfo
 from kafkad._native.serving.partition_table cimport Entry, PartitionTable, Watch
 from kafkad._native.serving.unpacking cimport Unpacker
 from kafkad._native.wire.primitives cimport Cursor

@@ -47,7 +47,8 @@ from kafkad._native.serving.connection cimport (
 from kafkad._native.serving.old_produce cimport NOTHING_TO_APPEND, SETS_BELOW, judge_set, note_nothing
 from kafkad._native.serving.outcomes cimport free_text, note_refusal, note_result
 from kafkad._native.log.guards cimport NEED_TRANSACTION, PLAIN
-from kafkad._native.log.partition cimport PARTITION_GONE, Partition
+from kafkad._native.log.partition cimport Partition
+from kafkad._native.log.partition_state cimport PARTITION_GONE
 from kafkad._native.serving.partition_table cimport (
     Entry, PartitionTable, Topic, Watch, table_listen, topic_by_id, topic_by_name, topic_entry, unwatch,
     watch_produce,

@@ -1,0 +1,477 @@
+"""One batch's way into the log, in C: the layer above partition_flushes.pyx.
+
+An append is: validate, look at the producer, ask whether the segment must be rolled (then Python does), patch base
+offset and leader epoch into the bytes, one pwrite, an index entry every index.interval.bytes, the row, and a call to
+whoever waits. Nothing is changed before the write has succeeded; a short write is cut off again."""
+
+import os
+
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.errno cimport EFBIG, EIO, EMFILE, ENFILE, ENOMEM, ENOSPC, EROFS
+from libc.stdint cimport INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t
+
+from kafkad._native.log.aborted cimport aborted_append, aborted_undo
+from kafkad._native.wire.batch cimport (
+    CONTROL, HEADER_SIZE, LENGTH_OVERHEAD, NEED_PYTHON, TIMESTAMP_LOG_APPEND, TRANSACTIONAL, BatchInfo, check_outline,
+    validate)
+from kafkad._native.log.fileio cimport cut, write_at
+from kafkad._native.log.group_commit cimport sync_reach
+from kafkad._native.log.guards cimport PLAIN, guards_admit, guards_appended, guards_expire, guards_free
+from kafkad._native.log.index cimport (
+    index_has_room, index_reserve, offset_index_append, time_entry_timestamp, time_index_append)
+from kafkad._native.log.batch_search cimport lookup_make_ring, lookup_remember
+from kafkad._native.log.producer_table cimport (
+    ASK_LOG, Producer, ProducerBatch, parse_marker, producer_check, producer_end, producer_find, producer_record,
+    producer_reserve)
+from kafkad._native.log.segments cimport (
+    PATH_SIZE, Segment, log_file_written, segment_first_timestamp, segment_open_for_append, segment_path)
+from kafkad._native.log.transactions cimport (
+    MARKER_SIZE, marker_check, marker_write, transactions_begin, transactions_end, transactions_reserve,
+    transactions_stable_after)
+from kafkad._native.wire.primitives cimport KAFKAD_CHECK, get_i16, get_i32, get_i64, put_i32, put_i64
+from kafkad._native.wire.errors cimport (
+    INVALID_REQUEST, INVALID_TXN_STATE, KAFKA_STORAGE_ERROR, RECORD_LIST_TOO_LARGE, TRANSACTION_COORDINATOR_FENCED,
+    UNKNOWN_SERVER_ERROR)
+from kafkad._native.wire.batch_layout cimport (
+    ATTRIBUTES_AT, BASE_SEQUENCE_AT, LAST_OFFSET_DELTA_AT, LEADER_EPOCH_AT, LENGTH_AT, MAGIC_AT, MAX_TIMESTAMP_AT,
+    PRODUCER_EPOCH_AT, PRODUCER_ID_AT)
+from kafkad._native.log.partition_state cimport ADVANCED_HIGH_WATERMARK, ADVANCED_END, unexpected
+from kafkad._native.log.partition_flushes cimport PartitionFlushes
+
+cdef extern from "<errno.h>" nogil:
+    enum: EDQUOT
+
+cpdef enum:                         # of a batch that was written ahead
+    NOT_WRITTEN = 0                 # (it was not)
+    NOT_IN_PLACE = 1                # it is in a file that is to become the active segment's
+    IN_PLACE = 2                    # that has become so
+
+cdef enum:
+    LARGE_BATCH = 2 * 1024 * 1024   # above it a batch is checked in a thread; see log/pending_append.py
+
+cdef enum:                          # of append_checked
+    CLIENT = 0
+    COORDINATOR = 1
+    RAFT = 2
+    REPLICA = 3
+
+cpdef enum:                         # why an append answered NEED_PYTHON
+    WANTS_NOTHING = 0
+    WANTS_ROLL = 1
+    WANTS_SLOW_PATH = 2
+    WANTS_PRODUCERS = 3             # a retry, perhaps, of a batch that the snapshot did not hold
+
+
+cdef const char* refusal_of(int failure) noexcept nogil:
+    """What the client reads. Constant texts: an answer may hold on to them."""
+    if failure == -ENOSPC:
+        return b"the log could not be written: no space left on device (ENOSPC)"
+    if failure == -EDQUOT:
+        return b"the log could not be written: disk quota exceeded (EDQUOT)"
+    if failure == -EMFILE or failure == -ENFILE:
+        return b"the log could not be written: too many open files (EMFILE)"
+    if failure == -ENOMEM:
+        return b"the log could not be written: out of memory (ENOMEM)"
+    if failure == -EFBIG:
+        return b"the log could not be written: file too large (EFBIG)"
+    if failure == -EROFS:
+        return b"the log could not be written: read-only file system (EROFS)"
+    if failure == -EIO:
+        return b"the log could not be written: input/output error (EIO)"
+    return b"the log could not be written: see the broker's log"
+
+
+cdef const char* refusal_of_producer(int code) noexcept nogil:
+    if code == INVALID_TXN_STATE:
+        return b"a transaction of this producer is open: its records must be transactional until it ends"
+    if code == TRANSACTION_COORDINATOR_FENCED:
+        return b"a later transaction coordinator has written to this partition"
+    return b"the producer's epoch or sequence is not the expected one"
+
+
+cdef class PartitionAppends(PartitionFlushes):
+    def __cinit__(self):
+        self.filling_at = INT64_MAX
+        self.segment_bytes = 1 << 30
+        self.segment_age_max_ms = INT64_MAX
+        self.index_interval_bytes = 4096
+        self.index_size_max = 10 << 20
+        self.rules.max_message_bytes = 1048588
+        self.rules.compression_type = -1
+        self.rules.before_max_ms = INT64_MAX
+        self.rules.after_max_ms = INT64_MAX
+        self.rules.transactions = True                  # `admit` judges them
+
+    def __dealloc__(self):
+        guards_free(&self.guards)
+
+    def configure(self, *, int32_t max_message_bytes, int compression_type, bint log_append_time, int64_t before_max_ms,
+                  int64_t after_max_ms, bint compacted, int64_t segment_bytes, int64_t segment_age_max_ms,
+                  int32_t index_interval_bytes, int64_t index_size_max, int64_t flush_interval) -> None:
+        self.rules.max_message_bytes = max_message_bytes
+        self.rules.compression_type = compression_type
+        self.rules.log_append_time = log_append_time
+        self.rules.before_max_ms = before_max_ms
+        self.rules.after_max_ms = after_max_ms
+        self.rules.compacted = compacted
+        self.segment_bytes = segment_bytes
+        self.segment_age_max_ms = segment_age_max_ms
+        self.index_interval_bytes = index_interval_bytes
+        self.index_size_max = index_size_max
+        self.flush_interval = flush_interval
+
+    cdef bint must_roll(self, Segment* segment, int64_t size, int64_t max_timestamp, int64_t last_offset,
+                        int64_t now_ms) noexcept nogil:
+        # Kafka's LogSegment.shouldRoll.
+        cdef int64_t first
+        if last_offset - segment.base_offset > INT32_MAX:
+            return True
+        if segment.size == 0:
+            return False
+        if segment.size > self.segment_bytes - size:
+            return True
+        if segment.offsets.writable and segment.offsets.entries >= segment.offsets.entries_max:
+            return True
+        if segment.times.writable and segment.times.entries >= segment.times.entries_max - 1:
+            return True
+        if self.segment_age_max_ms == INT64_MAX:
+            return False
+        first = segment_first_timestamp(segment, self.directory)
+        return (max_timestamp - first if first >= 0 else now_ms - segment.created_ms) > self.segment_age_max_ms
+
+    cdef int open_for_append(self, Segment* segment) noexcept nogil:
+        if not lookup_make_ring(&self.lookup):
+            return -ENOMEM
+        return segment_open_for_append(segment, self.directory, self.index_size_max)
+
+    cdef int append(self, uint8_t* records, size_t size, int64_t now_ms, AppendInfo* info) noexcept nogil:
+        cdef BatchInfo batch
+        cdef int code
+        info.base_offset = -1
+        info.end_offset = -1
+        info.append_time_ms = -1
+        info.log_start_offset = self.row.log_start_offset
+        info.bad_record = -1
+        info.message = NULL
+        if not self.open:
+            return self.closed_code
+        if info.admission != PLAIN and size >= HEADER_SIZE and records[MAGIC_AT] == 2 and (
+                get_i16(records + ATTRIBUTES_AT) & TRANSACTIONAL):
+            code = self.admit(records, now_ms, False, info)     # before the work, which would be done twice
+            if code != 0:
+                return code
+        batch.bad_record = -1
+        batch.message = NULL
+        if size <= LARGE_BATCH:
+            code = validate(records, size, &self.rules, now_ms, &batch)
+        else:
+            code = check_outline(records, size, &self.rules, &batch)
+            if code == 0:
+                code = NEED_PYTHON                  # a thread looks at the rest
+        if code != 0:
+            self.wants = WANTS_SLOW_PATH
+            info.bad_record = batch.bad_record
+            info.message = batch.message
+            return code
+        return self.append_checked(records, size, CLIENT, self.row.leader_epoch, now_ms, info)
+
+    cdef int admit(self, const uint8_t* records, int64_t now_ms, bint last, AppendInfo* info) noexcept nogil:
+        # Whether the coordinator knows of the transaction that this batch belongs to. A retry is answered without it.
+        cdef ProducerBatch duplicate
+        cdef int64_t producer_id = get_i64(records + PRODUCER_ID_AT)
+        cdef int16_t epoch = get_i16(records + PRODUCER_EPOCH_AT)
+        cdef int32_t base_sequence = get_i32(records + BASE_SEQUENCE_AT)
+        cdef int code
+        if not last and (producer_id < 0 or base_sequence < 0 or producer_check(
+                self.producer_map, producer_id, epoch, base_sequence, get_i32(records + LAST_OFFSET_DELTA_AT), True, True,
+                &duplicate) == -1):
+            return 0                                    # what checks the batch will see it
+        code = guards_admit(&self.guards, self.producer_map, info.admission, producer_id, epoch, base_sequence, now_ms, last,
+                            &info.guard)
+        if code == INVALID_REQUEST:
+            info.message = b"Transactions are not supported"
+        elif code == INVALID_TXN_STATE:
+            info.message = b"the record is not part of an ongoing transaction"
+        elif code > 0:
+            info.message = refusal_of_producer(code)
+        return code
+
+    cdef int append_checked(self, uint8_t* records, size_t size, int origin, int32_t epoch, int64_t now_ms,
+                            AppendInfo* info) noexcept nogil:
+        # One valid v2 batch. Everything that can refuse comes before the write, everything after it cannot fail.
+        cdef Segment* segment
+        cdef ProducerBatch duplicate
+        cdef char path[PATH_SIZE]
+        cdef int16_t attributes = get_i16(records + ATTRIBUTES_AT)
+        cdef int64_t max_timestamp = get_i64(records + MAX_TIMESTAMP_AT)
+        cdef int64_t producer_id = get_i64(records + PRODUCER_ID_AT)
+        cdef int16_t producer_epoch = get_i16(records + PRODUCER_EPOCH_AT)
+        cdef int32_t base_sequence = get_i32(records + BASE_SEQUENCE_AT)
+        cdef int32_t delta = get_i32(records + LAST_OFFSET_DELTA_AT)
+        cdef int64_t base_offset = self.row.log_end_offset
+        cdef int64_t last_offset, transaction, latest, latest_offset, aborts_before = -1
+        cdef int32_t coordinator_epoch = -1
+        cdef int code, failure, marker = -1, why
+        cdef bint index_it
+
+        if <int64_t>size > self.segment_bytes:
+            info.message = b"the batch is larger than segment.bytes"
+            return RECORD_LIST_TOO_LARGE
+        if origin == REPLICA:
+            base_offset = get_i64(records)
+            KAFKAD_CHECK(base_offset >= self.row.log_end_offset)
+        last_offset = base_offset + delta
+        info.log_start_offset = self.row.log_start_offset
+        if attributes & CONTROL and producer_id >= 0:
+            marker = parse_marker(records, size, &coordinator_epoch)
+        if producer_id >= 0:
+            if marker < 0:
+                code = producer_check(self.producer_map, producer_id, producer_epoch, base_sequence, delta,
+                                      origin == CLIENT, attributes & TRANSACTIONAL != 0, &duplicate)
+            else:
+                code = marker_check(self.producer_map, producer_id, producer_epoch, coordinator_epoch,
+                                    info.transaction_version)
+            if code == -1:
+                info.base_offset = duplicate.last_offset - duplicate.offset_delta
+                info.end_offset = duplicate.last_offset + 1
+                info.append_time_ms = duplicate.timestamp
+                return 0
+            if code == ASK_LOG:
+                self.wants = WANTS_PRODUCERS
+                return NEED_PYTHON
+            if code != 0 and origin != REPLICA:
+                info.message = refusal_of_producer(code)
+                return code
+            if attributes & TRANSACTIONAL and marker < 0 and (
+                    origin == CLIENT or (origin == COORDINATOR and info.admission != PLAIN)):
+                code = self.admit(records, now_ms, True, info)
+                if code != 0:
+                    return code
+            if producer_reserve(self.producer_map) != 0 or (attributes & TRANSACTIONAL and transactions_reserve(
+                    &self.transactions, self.row.high_watermark) != 0):
+                return self.refused(-ENOMEM, b"noting a producer")
+
+        segment = self.active()
+        if self.written == NOT_IN_PLACE or self.must_roll(segment, size, max_timestamp, last_offset, now_ms):
+            self.wants = WANTS_ROLL
+            return NEED_PYTHON
+        if segment.file == NULL or not segment.times.writable:
+            failure = self.open_for_append(segment)
+            if failure != 0:
+                info.message = refusal_of(failure)
+                return self.refused(failure, b"opening the active segment")
+            if self.must_roll(segment, size, max_timestamp, last_offset, now_ms):
+                self.wants = WANTS_ROLL
+                return NEED_PYTHON
+        segment.touched = True
+        index_it = segment.bytes_since_index > self.index_interval_bytes
+        latest = segment.max_timestamp
+        latest_offset = segment.max_timestamp_offset
+        if max_timestamp > latest:
+            latest = max_timestamp
+            latest_offset = last_offset
+        if index_it and not (index_has_room(&segment.offsets) and index_has_room(&segment.times)):
+            segment_path(self.directory, segment.base_offset, b"index", path)
+            failure = index_reserve(&segment.offsets, path)
+            if failure == 0:
+                segment_path(self.directory, segment.base_offset, b"timeindex", path)
+                failure = index_reserve(&segment.times, path)
+            if failure != 0:
+                info.message = refusal_of(failure)
+                return self.refused(failure, b"growing an index")
+
+        if marker == 0:                             # before the marker: nothing after the write can fail
+            failure = self.note_abort(segment, producer_id, last_offset, &aborts_before)
+            if failure != 0:
+                info.message = refusal_of(failure)
+                return self.refused(failure, b"noting an aborted transaction")
+        if origin != REPLICA:
+            put_i64(records, base_offset)
+            put_i32(records + LEADER_EPOCH_AT, epoch)
+        if self.written == NOT_WRITTEN:
+            failure = write_at(segment.file.fd, records, size, segment.size)
+        else:
+            failure = 0
+        if failure != 0:
+            if cut(segment.file.fd, segment.size) != 0:
+                failure = -EIO                #  what stands beyond the end is not known any more
+            if aborts_before >= 0 and aborted_undo(self.directory, segment.base_offset, aborts_before) != 0:
+                failure = -EIO
+            info.message = refusal_of(failure)
+            return self.refused(failure, b"appending")
+
+        log_file_written(segment.file, segment.size, now_ms)
+        segment.max_timestamp = latest
+        segment.max_timestamp_offset = latest_offset
+        if segment.size == 0:
+            segment.first_timestamp = max_timestamp
+        if index_it:
+            offset_index_append(&segment.offsets, <int32_t>(last_offset - segment.base_offset), <int32_t>segment.size)
+            if segment.times.entries == 0 or latest > time_entry_timestamp(&segment.times, segment.times.entries - 1):
+                if latest > -1:
+                    time_index_append(&segment.times, latest, <int32_t>(latest_offset - segment.base_offset))
+            segment.bytes_since_index = 0
+        segment.bytes_since_index += size
+        if base_offset != self.row.log_end_offset:
+            self.lookup.recent_count = 0           # a hole: what is between two entries of the ring is no longer one batch
+        lookup_remember(&self.lookup, base_offset, segment.size)
+        segment.size += size
+        if segment.size >= self.filling_at:
+            with gil:
+                call_filling(self, now_ms)
+
+        if producer_id >= 0:
+            if marker >= 0:
+                transaction = producer_end(self.producer_map, producer_id, producer_epoch, coordinator_epoch, max_timestamp)
+                if transaction >= 0:
+                    transactions_end(&self.transactions, transaction, last_offset)
+                guards_appended(&self.guards, producer_id, producer_epoch, True)
+            elif not attributes & CONTROL:
+                producer_record(self.producer_map, producer_id, producer_epoch, base_sequence, base_offset, last_offset,
+                                max_timestamp, attributes & TRANSACTIONAL != 0)
+                if attributes & TRANSACTIONAL:
+                    guards_appended(&self.guards, producer_id, producer_epoch, False)
+                    if producer_find(self.producer_map, producer_id).transaction_start == base_offset:
+                        transactions_begin(&self.transactions, base_offset, segment.base_offset, segment.size - size)
+
+        why = ADVANCED_END
+        self.row_begin()
+        self.row.log_end_offset = last_offset + 1
+        self.row.end_segment = segment.base_offset
+        self.row.end_position = segment.size
+        if aborts_before >= 0:
+            self.row.aborted_end = last_offset + 1
+        if self.follows_end and self.row.log_end_offset - self.row.flushed_offset < self.flush_interval:
+            self.row.high_watermark = self.row.log_end_offset
+            self.row.high_watermark_segment = segment.base_offset
+            self.row.high_watermark_position = segment.size
+            self.move_stable()
+            why |= ADVANCED_HIGH_WATERMARK
+        self.row_end()
+
+        info.base_offset = base_offset
+        info.end_offset = last_offset + 1
+        info.append_time_ms = max_timestamp if attributes & TIMESTAMP_LOG_APPEND else -1
+        if self.row.log_end_offset - self.row.flushed_offset >= self.flush_interval:
+            if self.sync is not NULL and not self.flush_by_log:
+                sync_reach(self.sync, self.row.log_end_offset, segment.size)
+            if not self.flush_asked:
+                self.ask_flush()
+        self.tell(why)
+        return 0
+
+    cdef int note_abort(self, Segment* segment, int64_t producer_id, int64_t last_offset, int64_t* before) noexcept nogil:
+        # The index entry of the transaction that an abort marker at `last_offset` will end. One without records has none.
+        cdef Producer* producer = producer_find(self.producer_map, producer_id)
+        cdef int64_t first
+        if producer == NULL or producer.transaction_start < 0:
+            return 0
+        first = producer.transaction_start
+        segment.no_aborts = False
+        return aborted_append(self.directory, segment.base_offset, producer_id, first, last_offset,
+                              transactions_stable_after(&self.transactions, first, last_offset), before)
+
+    # -- for Python ------------------------------------------------------------------------------------------
+
+    def try_append(self, records not None, int64_t now_ms, bint checked=False, int written=0, int admission=0,
+                   uint32_t guard=0) -> tuple:
+        """`append` on a writable buffer: (code, base_offset, end_offset, append_time_ms, log_start_offset, bad_record,
+        message). `checked`: the records are the slow path's, valid as they stand. `admission`, `guard`: of AppendInfo;
+        with NEED_TRANSACTION `self.guard` is what to ask with.
+
+        `written`: NOT_IN_PLACE asks for all that can refuse them, and then wants to roll. IN_PLACE finds them in the active
+        segment's file, where nothing else is."""
+        cdef Py_buffer view
+        cdef AppendInfo info
+        cdef int code
+        PyObject_GetBuffer(records, &view, PyBUF_WRITABLE)
+        info.admission = admission
+        info.guard = guard
+        try:
+            if checked:
+                KAFKAD_CHECK(view.len >= HEADER_SIZE)
+                info.append_time_ms = -1
+                info.base_offset = -1
+                info.end_offset = -1
+                info.bad_record = -1
+                info.message = NULL
+                info.log_start_offset = self.row.log_start_offset
+                if self.open:
+                    self.written = written
+                    code = self.append_checked(<uint8_t*>view.buf, view.len, CLIENT, self.row.leader_epoch, now_ms, &info)
+                    self.written = NOT_WRITTEN
+                else:
+                    code = self.closed_code
+            else:
+                code = self.append(<uint8_t*>view.buf, view.len, now_ms, &info)
+        finally:
+            PyBuffer_Release(&view)
+        self.guard = info.guard
+        return (code, info.base_offset, info.end_offset, info.append_time_ms, info.log_start_offset, info.bad_record,
+                None if info.message == NULL else info.message.decode())
+
+    def append_trusted(self, batch not None, int64_t now_ms, int origin, int32_t epoch, int admission=0,
+                       uint32_t guard=0) -> tuple:
+        """One batch of the broker's own making: (code, base_offset, message). Served also while not open to clients.
+        `admission`: a group's commit in a transaction needs what a client's batch needs."""
+        cdef Py_buffer view
+        cdef AppendInfo info
+        cdef int code
+        PyObject_GetBuffer(batch, &view, PyBUF_WRITABLE)
+        try:
+            if view.len < HEADER_SIZE or get_i32(<uint8_t*>view.buf + LENGTH_AT) + LENGTH_OVERHEAD != view.len:
+                raise ValueError("append takes exactly one batch")
+            if self.failure:
+                return (KAFKA_STORAGE_ERROR, -1, os.strerror(self.failure))
+            if epoch != self.row.leader_epoch:
+                self.flush_by_log = True                # the log is about to note where this epoch begins
+            info.base_offset = -1
+            info.message = NULL
+            info.transaction_version = 0
+            info.admission = admission
+            info.guard = guard
+            code = self.append_checked(<uint8_t*>view.buf, view.len, origin, epoch, now_ms, &info)
+        finally:
+            PyBuffer_Release(&view)
+        return (code, info.base_offset, None if info.message == NULL else info.message.decode())
+
+    def ask_guard(self, int admission, int64_t producer_id, int16_t epoch, int32_t base_sequence, int64_t now_ms) -> int:
+        """What a transactional batch needs before it is appended: 0, nothing; NEED_TRANSACTION, and `self.guard` is what
+        to come with; else Kafka's error code."""
+        cdef uint32_t guard = 0
+        cdef int code
+        if not self.open:
+            return self.closed_code
+        code = guards_admit(&self.guards, self.producer_map, admission, producer_id, epoch, base_sequence, now_ms, False,
+                            &guard)
+        self.guard = guard
+        return code
+
+    def expire_guards(self, int64_t before_ms) -> None:
+        """Forgets the guards that nobody came back with since."""
+        guards_expire(&self.guards, before_ms)
+
+    def append_marker(self, int64_t producer_id, int16_t producer_epoch, int32_t coordinator_epoch, bint commit,
+                      int version, int64_t now_ms) -> tuple:
+        """Ends a transaction, as a coordinator of this epoch and transaction.version asks: (code, offset, message)."""
+        cdef uint8_t batch[MARKER_SIZE]
+        cdef AppendInfo info
+        cdef int code
+        if not self.open:
+            return (self.closed_code, -1, None)
+        if producer_id < 0 or producer_epoch == -1 or version == -1:        # Kafka's code for it
+            return (UNKNOWN_SERVER_ERROR, -1, "a marker has a producer id, its epoch and a transaction.version")
+        marker_write(batch, producer_id, producer_epoch, coordinator_epoch, commit, now_ms)
+        info.base_offset = -1
+        info.message = NULL
+        info.transaction_version = version
+        code = self.append_checked(batch, MARKER_SIZE, COORDINATOR, self.row.leader_epoch, now_ms, &info)
+        return (code, info.base_offset, None if info.message == NULL else info.message.decode())
+
+
+cdef void call_filling(PartitionAppends partition, int64_t now_ms) noexcept:
+    partition.filling_at = INT64_MAX
+    try:
+        partition.log.on_filling(now_ms)
+    except Exception as e:
+        unexpected(partition, e)

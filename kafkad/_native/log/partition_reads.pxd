@@ -1,0 +1,40 @@
+"""Where a batch stands, and what a Fetch may read: see partition_reads.pyx."""
+
+from libc.stdint cimport int32_t, int64_t
+
+from kafkad._native.log.segments cimport LogFile, Segment
+from kafkad._native.log.partition_state cimport PartitionState
+
+cdef struct ReadInfo:
+    int64_t high_watermark
+    int64_t last_stable_offset
+    int64_t log_start_offset
+    LogFile* file                   # retained for the caller when size > 0
+    int64_t position
+    int64_t size                    # bytes to send; 0 at the end of what may be read
+    int64_t available               # bytes that count for min_bytes: with the part of a last batch that is not sent;
+                                    # OLDER_SEGMENT where later segments hold more: such a Fetch never waits
+
+cdef extern from *:
+    """
+    #define KAFKAD_OLDER_SEGMENT ((int64_t)1 << 40)
+    """
+    const int64_t OLDER_SEGMENT "KAFKAD_OLDER_SEGMENT"      # more than any min_bytes
+
+cdef class PartitionReads(PartitionState):
+    cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
+                    int64_t* batch_size) noexcept nogil
+    cdef tuple boundary_of(self, int64_t offset)
+
+    # Where to read from `offset`: batches from the one that holds it, up to max_bytes (or the whole first
+    # batch when `at_least_one`; the first alone when max_bytes would cut the second), below HW (isolation 0) or LSO
+    # (isolation 1). 0, NEED_PYTHON, OFFSET_OUT_OF_RANGE, NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR, or FENCED/UNKNOWN_
+    # LEADER_EPOCH when `leader_epoch` >= 0 differs; COLD where `lookup.cold` is set.
+    cdef int read(self, int64_t offset, int64_t max_bytes, bint at_least_one, int isolation, int32_t leader_epoch,
+                  ReadInfo* info) noexcept nogil
+
+    # Whether the files have the names that the segments are known by. A reader asks after it has opened one.
+    cdef bint has_names(self) noexcept nogil
+
+    # A reader's: copies the shared row anew. Why waiters may be answered now (Advance), 0 when nothing moved.
+    cdef int look(self) noexcept nogil

@@ -1,0 +1,3 @@
+from collections.abc import Callable
+
+def set_on_fatal(callback: Callable[[BaseException], None] | None) -> None: ...

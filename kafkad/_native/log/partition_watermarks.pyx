@@ -1,0 +1,201 @@
+"""How the watermarks move: HW, LSO, log start and log end, and their positions: the layer above partition_reads.pyx.
+
+An append moves LEO by itself, and HW with it where nothing else holds HW back (partition_appends.pyx). What is rare is
+here: a replication or quorum layer that moves HW, loading, truncation, deletion of old records, a row that a dead owner
+left.
+
+LSO is HW, or the start of the oldest transaction that holds it back (transactions.pyx)."""
+
+from libc.stdint cimport INT64_MAX, int64_t
+from libc.string cimport memcmp, memcpy
+
+from kafkad._native.log.aborted cimport aborted_end
+from kafkad._native.log.batch_search cimport lookup_forget
+from kafkad._native.log.segments cimport UNKNOWN, Segment, segment_close, segment_end_offset, segment_open
+from kafkad._native.log.transactions cimport (
+    Transaction, transactions_free, transactions_oldest, transactions_raise, transactions_rebuild)
+from kafkad._native.shared.watermarks cimport ROW_WORDS, Row, RowSlot, row_begin, row_end
+from kafkad._native.log.partition_state cimport ADVANCED_HIGH_WATERMARK
+from kafkad._native.log.partition_reads cimport PartitionReads
+
+
+cdef class PartitionWatermarks(PartitionReads):
+    def __cinit__(self):
+        self.follows_end = True
+        self.flush_interval = INT64_MAX
+
+    def __dealloc__(self):
+        transactions_free(&self.transactions)
+
+    cdef void move_stable(self) noexcept nogil:
+        # LSO is HW, or the start of the oldest transaction that is open, or whose marker HW has not passed yet.
+        cdef Transaction* oldest = NULL
+        if self.transactions.head < self.transactions.end:
+            oldest = transactions_oldest(&self.transactions, self.row.high_watermark)
+        if oldest == NULL or oldest.stable_offset >= self.row.high_watermark:
+            self.row.last_stable_offset = self.row.high_watermark
+            self.row.stable_segment = self.row.high_watermark_segment
+            self.row.stable_position = self.row.high_watermark_position
+        else:
+            self.row.last_stable_offset = oldest.stable_offset
+            self.row.stable_segment = oldest.segment
+            self.row.stable_position = oldest.position
+
+    @property
+    def open_transactions(self) -> int:
+        """For how many there is room in the list of those that hold LSO. For tests."""
+        return self.transactions.capacity
+
+    def find_end(self) -> int:
+        """Walks the active segment from its last index entry; the offset after its last batch becomes LEO. Bytes
+        beyond the last whole batch make it raise ValueError."""
+        cdef Segment* segment = self.active()
+        cdef int64_t next_offset = segment.base_offset, bad = 0
+        cdef int failure
+        if segment.size:
+            failure = segment_open(segment, self.directory, True)
+            if failure != 0:
+                self.raise_refused(failure, b"opening the active segment")
+            next_offset = segment_end_offset(segment, self.directory, &bad)
+            if next_offset < 0:
+                raise ValueError(f"no batch at position {bad} of segment {segment.base_offset}")
+            if segment.file != NULL and not segment.times.writable:
+                segment_close(segment, self.directory)      # idle until used
+        self.set_end(next_offset)
+        return next_offset
+
+    def set_end(self, int64_t end_offset) -> None:
+        self.row_begin()
+        self.row.log_end_offset = end_offset
+        self.row.end_segment = self.active().base_offset
+        self.row.end_position = self.active().size
+        self.row_end()
+
+    def set_flushed(self, int64_t offset) -> None:
+        """What the disk is known to hold; of a log that was just loaded, all of it up to the recovery point."""
+        self.row_begin()
+        self.row.flushed_offset = offset
+        self.row_end()
+
+    def set_log_start(self, int64_t offset) -> None:
+        """Never back."""
+        cdef int64_t segment, position, before = self.row.last_stable_offset
+        if offset > self.row.log_start_offset:
+            if self.transactions.head < self.transactions.end:
+                segment, position = self.boundary_of(offset)
+                transactions_raise(&self.transactions, offset, segment, position)
+            self.row_begin()
+            self.row.log_start_offset = offset
+            self.move_stable()
+            self.row_end()
+            if self.row.last_stable_offset > before:
+                self.tell(ADVANCED_HIGH_WATERMARK)
+
+    def advance_high_watermark(self, int64_t offset) -> bool:
+        """Moves HW forward, at most to LEO; whether it moved. For a replication or quorum layer, and for loading."""
+        cdef int64_t segment, position
+        if offset > self.row.log_end_offset:
+            offset = self.row.log_end_offset
+        if offset <= self.row.high_watermark and self.row.high_watermark != 0:
+            return False
+        segment, position = self.boundary_of(offset)
+        return self.put_high_watermark(offset, segment, position)
+
+    cdef bint put_high_watermark(self, int64_t offset, int64_t segment, int64_t position) noexcept:
+        cdef bint moved = offset > self.row.high_watermark
+        self.row_begin()
+        self.row.high_watermark = offset
+        self.row.high_watermark_segment = segment
+        self.row.high_watermark_position = position
+        self.move_stable()
+        self.row_end()
+        if moved:
+            self.tell(ADVANCED_HIGH_WATERMARK)
+        return moved
+
+    def settle_high_watermark(self) -> None:
+        """HW moves to LEO as far as the flush policy lets it."""
+        if self.row.log_end_offset - self.row.flushed_offset < self.flush_interval:
+            if self.row.log_end_offset >= self.row.high_watermark:
+                self.put_high_watermark(self.row.log_end_offset, self.row.end_segment, self.row.end_position)
+        elif self.row.flushed_offset > self.row.high_watermark:
+            self.advance_high_watermark(self.row.flushed_offset)
+
+    def refresh_stable(self) -> None:
+        """Finds the transactions that hold LSO again, and the end of the aborted ones, after loading or truncation.
+        OSError when the disk fails."""
+        cdef int64_t before = self.row.last_stable_offset
+        cdef int64_t end = aborted_end(
+            self.directory, self.segments, self.segment_count, self.row.log_end_offset)
+        cdef Transaction* transaction
+        cdef int i
+        if end < 0:
+            self.raise_refused(<int>end, b"reading the index of aborted transactions")
+        if transactions_rebuild(&self.transactions, self.producer_map, self.row.log_end_offset) != 0:
+            raise MemoryError()
+        for i in range(self.transactions.head, self.transactions.end):
+            transaction = &self.transactions.places[i]
+            if transaction.position < 0 or transaction.first_offset < self.row.log_start_offset:
+                transaction.stable_offset = max(transaction.stable_offset, self.row.log_start_offset)
+                transaction.segment, transaction.position = self.boundary_of(transaction.stable_offset)
+        self.row_begin()
+        self.row.aborted_end = end
+        self.move_stable()
+        self.row_end()
+        if self.row.last_stable_offset > before:
+            self.tell(ADVANCED_HIGH_WATERMARK)
+
+    def truncated(self, int64_t end_offset, int64_t position) -> None:
+        """The active segment was cut at `position` (its later ones are dropped already): watermarks follow."""
+        cdef Segment* segment = self.active()
+        segment.size = position
+        segment.bytes_since_index = 0
+        segment.max_timestamp = UNKNOWN
+        segment.first_timestamp = UNKNOWN
+        lookup_forget(&self.lookup)
+        self.row_begin()
+        self.row.generation += 1
+        self.row.log_end_offset = end_offset
+        self.row.end_segment = segment.base_offset
+        self.row.end_position = position
+        if self.row.log_start_offset > end_offset:
+            self.row.log_start_offset = end_offset
+        if self.row.flushed_offset > end_offset:
+            self.row.flushed_offset = end_offset
+        if self.row.high_watermark >= end_offset:
+            self.row.high_watermark = end_offset
+            self.row.high_watermark_segment = segment.base_offset
+            self.row.high_watermark_position = position
+        if self.row.last_stable_offset >= end_offset:
+            self.row.last_stable_offset = end_offset
+            self.row.stable_segment = segment.base_offset
+            self.row.stable_position = position
+        self.row_end()
+
+    def adopt_row(self, RowSlot slot not None) -> None:
+        """After loading with a private row: goes over to the row that a dead owner left (or to an empty one). All at
+        once, as readers see it; HW, LSO and log start of that row do not go back, and it stays led as it was."""
+        cdef Row* shared = <Row*>slot.at
+        cdef int64_t stable, segment, position
+        if shared.partition == self.index and memcmp(shared.topic_id, self.row.topic_id, 16) == 0:
+            self.set_log_start(min(shared.log_start_offset, self.row.log_end_offset))
+            self.advance_high_watermark(shared.high_watermark)
+            stable = min(shared.last_stable_offset, self.row.high_watermark)
+            if self.row.last_stable_offset < stable:
+                segment, position = self.boundary_of(stable)
+                transactions_raise(&self.transactions, stable, segment, position)
+                self.row_begin()
+                self.move_stable()
+                self.row_end()
+            if self.row.leader_epoch < 0:
+                self.row.leader_epoch = shared.leader_epoch
+            self.row.flushed_offset = max(self.row.flushed_offset, min(shared.flushed_offset, self.row.log_end_offset))
+        row_begin(shared)
+        self.row.sequence = shared.sequence
+        self.row.generation = max(self.row.generation, shared.generation) + 1
+        self.row.state = shared.state
+        memcpy(shared, self.row, ROW_WORDS * sizeof(int64_t))
+        row_end(shared)
+        self.row = shared
+        self.shared = shared
+        self.slot = slot

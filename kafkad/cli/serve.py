@@ -71,6 +71,7 @@ def command(
     from kafkad.config.broker import BrokerConfig, ConfigError
     from kafkad.config.served import check_served, ignored
     from kafkad.security.listeners import sasl_listeners
+    from kafkad.security.principal_rules import principal_rules
     from kafkad.security.tls import tls_contexts
     from kafkad.server.authentication import read_bytes
     from kafkad.server.cores import usable_cores
@@ -98,6 +99,7 @@ def command(
         check_served(config)
         sasl_listeners(config)
         tls_contexts(config, read_bytes)
+        principal_rules(config)
     except OSError as trouble:
         end(f"{trouble.filename}: {trouble.strerror}", 2)
     except (ConfigError, ValueError) as wrong:

@@ -49,6 +49,7 @@ PER_LISTENER: Final = frozenset(
         "ssl.keystore.location",
         "ssl.keystore.password",
         "ssl.keystore.type",
+        "ssl.principal.mapping.rules",
         "ssl.protocol",
         "ssl.truststore.certificates",
         "ssl.truststore.location",
@@ -104,12 +105,6 @@ _refused(
         "org.apache.kafka.common.replica.LeaderSelector",
         "org.apache.kafka.common.replica.RackAwareReplicaSelector",
     ),
-)
-_refused(
-    "names of certificates are not rewritten yet, and another name is another principal",
-    "use DEFAULT",
-    "ssl.principal.mapping.rules",
-    allowed=("DEFAULT",),
 )
 _ignored(
     "OpenSSL does the work of Java's providers",

@@ -14,6 +14,7 @@ from kafkad.protocol import codec
 from kafkad.security.certificates import subject_of
 from kafkad.security.listeners import sasl_listeners
 from kafkad.security.mechanisms import SCRAM_HASHES, SCRAM_TYPES, Credential, Mechanism, Plain, Scram
+from kafkad.security.principal_rules import principal_rules
 from kafkad.security.sasl import API_VERSIONS, SASL_HANDSHAKE, Answer, Authenticator, Settings, State
 
 logger = logging.getLogger("kafkad")
@@ -40,10 +41,17 @@ def read_bytes(path: str) -> bytes:
         return file.read()
 
 
-def take_certificate(connection: Any, certificate: bytes) -> None:
+class CertificateNames:
     """The principal of a client with a certificate that was verified. Where SASL follows, that names it."""
-    if connection.phase == PHASE_READY:
-        connection.principal = f"User:{subject_of(certificate)}"
+
+    def __init__(self, config: Any) -> None:
+        self._rules = principal_rules(config)
+
+    def __call__(self, connection: Any, certificate: bytes) -> None:
+        """Raises ValueError if the client has no name by the rules; then the connection is closed."""
+        if connection.phase == PHASE_READY:
+            name = self._rules[connection.listener].name_of(subject_of(certificate))
+            connection.principal = f"User:{name}"
 
 
 class Authentication:

@@ -64,8 +64,8 @@ from kafkad.server.authentication import (
     PHASE_HANDSHAKE,
     PHASE_READY,
     Authentication,
+    CertificateNames,
     read_bytes,
-    take_certificate,
 )
 from kafkad.server.background import Background
 from kafkad.server.changes import Changes
@@ -523,7 +523,7 @@ class Worker:
         self.host_limits.set(config.host_connection_limits)
         for name, context in tls_contexts(config, read_bytes).items():
             self.reactor.secure(name, context)
-        self.reactor.on_certificate = take_certificate
+        self.reactor.on_certificate = CertificateNames(config)
         for row in table.NATIVE:
             self.reactor.serve_native(row.key, row.low, row.high)
         self.loop.join(self.reactor)

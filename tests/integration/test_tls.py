@@ -28,7 +28,8 @@ PROTOCOLS = (
     "MUTUAL",
     "OLD",
     "SASL_SSL",
-)  # listeners; MUTUAL wants certificates, OLD speaks TLS 1.2 alone
+    "MAPPED",
+)  # listeners; MUTUAL and MAPPED want certificates, OLD speaks TLS 1.2 alone, MAPPED has a name for one
 NEIGHBOUR_S = 0.1
 
 
@@ -50,13 +51,15 @@ def secured(stores) -> dict[str, str]:
         "listener.name.mutual.ssl.keystore.location": str(stores / "server.p12"),
         "listener.name.mutual.ssl.keystore.password": PASSWORD,
         "listener.name.mutual.ssl.key.password": PASSWORD,
+        "listener.name.mapped.ssl.client.auth": "required",
+        "listener.name.mapped.ssl.principal.mapping.rules": "RULE:^CN=(client),.*$/$1/U",
         "listener.name.old.ssl.enabled.protocols": "TLSv1.2",
         "listener.name.old.ssl.cipher.suites": "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
         "listener.name.sasl_ssl.plain.sasl.jaas.config": f'{PLAIN} user_alice="alice-secret";',
     }
 
 
-MAP = "SSL:SSL,MUTUAL:SSL,OLD:SSL,SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT"
+MAP = "SSL:SSL,MUTUAL:SSL,MAPPED:SSL,OLD:SSL,SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT"
 
 
 @pytest.fixture(scope="module", params=[2, 1, 4])
@@ -134,6 +137,8 @@ ATTEMPTS = {
     ("MUTUAL", "stranger", ()): "refused",
     ("MUTUAL", "expired", ()): "refused",
     ("SASL_SSL", None, ()): "TLSv1.3",
+    ("MAPPED", "client", ()): "TLSv1.3",
+    ("MAPPED", "server", ()): "refused",  # no rule has a name for it
 }
 
 
@@ -143,6 +148,7 @@ def outcomes(stores, ports) -> dict:
 
 def test_each_attempt_ends_as_with_kafka(broker, stores):
     assert outcomes(stores, broker.ports) == ATTEMPTS
+    wait_until(lambda: "No rules apply to CN=server" in broker.log)
 
 
 @pytest.mark.java

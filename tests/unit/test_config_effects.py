@@ -82,7 +82,8 @@ def _is_config(node: ast.expr) -> bool:
 @cache
 def listener_keys_read() -> frozenset[str]:
     """What is read for each listener: constants of the module that does."""
-    trees = [ast.parse((SOURCE / "security" / name).read_text()) for name in ("listeners.py", "tls.py")]
+    names = ("listeners.py", "principal_rules.py", "tls.py")
+    trees = [ast.parse((SOURCE / "security" / name).read_text()) for name in names]
     return frozenset(
         node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)
     )
@@ -188,8 +189,6 @@ def test_no_row_is_about_a_key_that_does_not_exist() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"ssl.principal.mapping.rules": "RULE:^CN=(.*)$/$1/"},
-         "for configuration ssl.principal.mapping.rules: names of certificates are not rewritten yet"),
         ({"listeners": "PLAINTEXT://h:1,C://h:2", "controller.listener.names": "C",
           "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,C:SSL"},
          "Invalid value C://h:2 for configuration listeners: listener.security.protocol.map makes C SSL, and "

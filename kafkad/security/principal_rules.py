@@ -1,0 +1,117 @@
+"""The user of a client with a certificate: ssl.principal.mapping.rules.
+
+    RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/L, RULE:^CN=(.*?),.*$/$1/, DEFAULT
+
+Also listener.name.<listener>.ssl.principal.mapping.rules. The first rule whose regular expression matches
+the whole subject makes the name: every match within the subject is replaced, then it becomes lower (L) or
+upper case (U). DEFAULT is the subject itself. If no rule matches, the connection is refused. The regular
+expressions are Java's, and so is what `$` and `\\` mean in a replacement; a number behind `$` that is no
+group's stands for itself. (SslPrincipalMapper, KIP-371.)"""
+
+import re
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from kafkad.config.definition import ConfigError
+from kafkad.security import java_regex
+
+RULES: Final = "ssl.principal.mapping.rules"
+_ANY: Final = r"[^\n\r\x85\u2028\u2029]"  # Java's dot
+_PART: Final = rf"((?:\\{_ANY}|[^\\/])*)"
+_RULE: Final = rf"(DEFAULT)|RULE:{_PART}/{_PART}/([LU]?){_ANY}*?|({_ANY}*?)"
+_SPLITTER: Final = re.compile(rf"\s*({_RULE})\s*(,\s*|\Z)", re.ASCII)
+_PARSER: Final = re.compile(_RULE, re.ASCII)
+_REFERENCE: Final = re.compile(r"\$(\d+)", re.ASCII)
+_BLANKS: Final = "".join(map(chr, range(33)))
+SUBJECTS_KEPT: Final = 1024
+
+
+class Rule(NamedTuple):
+    pattern: java_regex.Pattern | None  # None: DEFAULT
+    replacement: str = ""
+    case: str = ""  # L, U or neither
+
+    def apply(self, subject: str) -> str | None:
+        """The name; None if the rule does not match. Raises ValueError for a replacement that cannot be."""
+        if self.pattern is None:
+            return subject
+        if not self.pattern.matches(subject):
+            return None
+        name = self.pattern.replace_all(subject, _escaped(self.replacement, self.pattern.groups))
+        return name.lower() if self.case == "L" else name.upper() if self.case == "U" else name
+
+
+class PrincipalRules:
+    """Raises ValueError, with Kafka's words, for text that holds no rules."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._rules = [rule for part in _split(text) if (rule := _parsed(part)) is not None]
+        self.name_of = lru_cache(SUBJECTS_KEPT)(self._name_of)
+
+    def _name_of(self, subject: str) -> str:
+        """Of a certificate's subject, as Java prints it. Raises ValueError if no rule matches."""
+        for rule in self._rules:
+            name = rule.apply(subject)
+            if name is not None:
+                return name
+        raise ValueError(f"No rules apply to {subject}, rules {self._text}")
+
+
+def principal_rules(config: Any) -> dict[str, PrincipalRules]:
+    """By name, of the listeners of `config` (BrokerConfig) where a certificate names the user. Raises
+    ConfigError."""
+    found = {}
+    for endpoint in config.broker_endpoints:
+        if endpoint.protocol != "SSL":
+            continue
+        text = config.for_listener(endpoint.listener, RULES)
+        try:
+            found[endpoint.listener] = PrincipalRules(text)
+        except ValueError as wrong:
+            raise ConfigError(
+                f"Invalid value {text} for configuration {RULES} of listener {endpoint.listener}: {wrong}"
+            ) from None
+    return found
+
+
+def _split(text: str) -> list[str]:
+    """As Matcher.find goes through it: behind an empty match the search skips a character."""
+    text = text.strip(_BLANKS)
+    found, at = [], 0
+    while at <= len(text) and (match := _SPLITTER.search(text, at)):
+        found.append(match[1])
+        at = match.end() + (match.end() == match.start())
+    return found
+
+
+def _parsed(text: str) -> Rule | None:
+    """None for an empty rule, which is ignored."""
+    match = _PARSER.match(text)
+    assert match is not None  # its last alternative is empty
+    if match.end() != len(text):
+        raise ValueError(f"Invalid rule: `{text}`, unmatched substring: `{text[match.end() :]}`")
+    if match[1] is not None:
+        return Rule(None)
+    if match[2] is None:
+        return None
+    return Rule(java_regex.Pattern(match[2]), match[3], match[4])
+
+
+def _escaped(replacement: str, groups: int) -> str:
+    """With a backslash before each `$` whose number is no group's (escapeLiteralBackReferences). Where there
+    are several, Kafka counts from the text without backslashes, so the second is a place too early."""
+    if groups == 0:
+        return replacement
+    text = replacement
+    for found in _REFERENCE.finditer(replacement):
+        if found[1].startswith("0"):
+            continue
+        number = int(found[1])
+        if number > java_regex.GROUP_MAX:
+            raise ValueError(f'For input string: "{found[1]}"')
+        while number > groups and number >= 10:
+            number //= 10
+        if number > groups:
+            text = f"{text[: found.start()]}\\{text[found.start() :]}"
+    return text

@@ -1,20 +1,18 @@
 """One partition's log: Kafka's UnifiedLog over the native hot path.
 
-The native `Partition` appends and reads; what is rare is decided here: rolling, recovery, retention,
-truncation, DeleteRecords (and in `flusher`: what is on the disk). The word for "NEED_PYTHON" from below is
-`append_client`, which does what is missing and goes below again, so that each rule stands once.
+The native `Partition` appends and reads; what is rare is decided here and in the modules that this one
+calls: `opening`, `rolling`, `truncation`, `segment_deletion` (retention), `timestamps` (searches by time)
+and `flusher` (what is on the disk). When the native append answers NEED_PYTHON, `append_client` does what
+is missing and appends again, so that each rule stands once.
 
 Beware: one thread owns a log, the worker's loop. Only what `Scheduler.run_in_thread` is given runs elsewhere;
-it gets file references and paths, never the log.
-
-Over 900 lines: one class, whose rare work shares its state."""
+it gets file references and paths, never the log."""
 
 import errno
 import logging
 import os
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -29,27 +27,19 @@ from kafkad._native.log.partition_appends import (
 )
 from kafkad._native.log.producer_table import ProducerTable
 from kafkad._native.log.segment_recovery import replay_producers
-from kafkad._native.shared.watermarks import leave_odd
 from kafkad._native.wire.batch import AppendRules
-from kafkad.log import recovery, timestamps, truncation
+from kafkad.log import opening, rolling, timestamps, truncation
 from kafkad.log.admission import NEED_TRANSACTION, Admission, NeedTransaction
-from kafkad.log.checkpoints import (
-    partition_metadata_id,
-    write_partition_metadata,
-)
+from kafkad.log.checkpoints import write_partition_metadata
 from kafkad.log.clean_marks import CleanStop
 from kafkad.log.down_conversion import DownConversion
 from kafkad.log.filenames import (
-    INDEX,
-    LEADER_EPOCHS,
     LOG,
     PARTITION_METADATA,
     SNAPSHOT,
-    TIME_INDEX,
-    TXN_INDEX,
     segment_file,
 )
-from kafkad.log.flusher import FATAL, LONG_MAX, Flusher, Work
+from kafkad.log.flusher import FATAL, Flusher, Work
 from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.log.next_segment import NextSegment
 from kafkad.log.pending_append import AppendResult, PendingAppend, PendingSet, Target, append_rules
@@ -66,7 +56,6 @@ from kafkad.protocol.errors import (
     OFFSET_OUT_OF_RANGE,
     POLICY_VIOLATION,
     KafkaError,
-    Malformed,
 )
 from kafkad.protocol.message_sets import is_message_set
 from kafkad.protocol.validation import InvalidBatch
@@ -150,77 +139,13 @@ class Log:
         `left`: the shared row of the previous owner, which has just died. Its values are trusted, other
         workers go on reading by it, and this log takes it over when loading is done.
         Raises OSError when the disk fails."""
-        trusted = None
-        if left is not None:
-            clean = False
-            values = left.values()
-            if values.leader_epoch >= 0:  # else it died before it had loaded the log
-                recovery_point = values.flushed_offset
-                log_start_offset = max(log_start_offset, values.log_start_offset)
-                high_watermark = max(high_watermark, values.high_watermark)
-                position = values.end_position if values.whole else -1
-                trusted = recovery.Trusted(values.log_end_offset, values.end_segment, position)
-            if recovery.has_swaps(directory):
-                leave_odd(left)  # other workers read here: they wait until the names are right
-        try:
-            files = recovery.list_files(directory)
-        except FileNotFoundError:
-            os.makedirs(directory, exist_ok=True)
-            files = recovery.list_files(directory)
-        kept_id = None if files.metadata is None else _kept_topic_id(files.metadata, directory)
-        if topic_id is not None and kept_id is not None and kept_id != topic_id:
-            raise Malformed(f"{directory} belongs to another topic of that name (its id differs)")
-        epochs_lost = False
-        try:
-            epochs = LeaderEpochs.read(directory, files.epochs)
-        except Malformed as e:
-            logger.warning("%s is unreadable and is rebuilt: %s", os.path.join(directory, LEADER_EPOCHS), e)
-            epochs_lost = True
-            epochs = LeaderEpochs(directory)
-        native = Partition(topic, partition, topic_id or kept_id, directory, row, ProducerTable())
-        self = cls(directory, native, epochs, config, scheduler, jitter, producer_expiration_ms, now_ms)
-        if topic_id is not None and kept_id is None:
-            write_partition_metadata(directory, topic_id, sync=False)
-        if topic_id is not None and (kept_id is None or not files.sizes):
-            self.flusher.paths.add(os.path.join(directory, PARTITION_METADATA))
-        was_there = bool(files.sizes)
-        loader = recovery.Loader(
-            directory,
-            native,
-            epochs,
-            now_ms=now_ms,
-            index_interval_bytes=config.index_interval_bytes,
-            producer_expiration_ms=producer_expiration_ms,
-            index_size_max=config.segment_index_bytes,
-            compacted="compact" in config.cleanup_policy,
-            cleaned_below=cleaned_below,
-            epochs_lost=epochs_lost,
+        kept = opening.Kept(clean, recovery_point, log_start_offset, high_watermark, cleaned_below, left)
+        kept.trust(directory)
+        seen = opening.survey(directory, topic, partition, topic_id, row)
+        self = cls(
+            directory, seen.native, seen.epochs, config, scheduler, jitter, producer_expiration_ms, now_ms
         )
-        loaded = loader.load(
-            files,
-            clean=clean,
-            recovery_point=recovery_point,
-            log_start_offset=log_start_offset,
-            trusted=trusted,
-        )
-        if not loaded.clean or not was_there:
-            # What the last owner created, renamed or removed may not be on the disk yet, nor what we make.
-            self.flusher.directories.update((directory, os.path.dirname(directory)))
-        else:
-            self.first_base_synced = native.first_base_offset
-        self.flusher.paths.update(loader.rebuilt)
-        self.scanned_bytes = loaded.scanned_bytes
-        self.cleaned_below = cleaned_below
-        self.snapshot_offset = loaded.snapshot_offset
-        native.set_log_start(loaded.log_start_offset)
-        native.set_flushed(loaded.recovery_point)
-        native.advance_high_watermark(max(high_watermark, loaded.log_start_offset))
-        native.refresh_stable()
-        if loaded.end_offset > loaded.recovery_point and config.flush_messages < LONG_MAX:
-            # Acknowledged ones may be visible already: HW does not go back only because the flush mark does.
-            self.flush()
-        if left is not None:
-            native.adopt_row(left)
+        opening.load(self, seen, kept, topic_id, now_ms)
         return self
 
     def __init__(
@@ -502,18 +427,7 @@ class Log:
     def _put_in_place(self, files: Files, batch: bytearray | memoryview, now_ms: int) -> bool:
         """Make `files`, which begin with `batch`, the active segment's. False: they cannot be, and nothing of
         the batch is in the active segment. Raises KafkaError."""
-        try:
-            files.stamp(batch, self.end_offset, self.native.leader_epoch)
-        except OSError:
-            return False
-        if self.native.active_size > 0:
-            return self.roll(now_ms, files=files)
-        if not files.replace_log(self.directory, self.native.active_base_offset):
-            return False
-        self.native.take_log(files)
-        self.flusher.directories.add(self.directory)
-        self.request_flush()
-        return True
+        return rolling.put_in_place(self, self._next, files, batch, now_ms)
 
     def _recall_producers(self) -> None:
         """Completes producers that came out of a snapshot, which holds their last batch only, from the log: a
@@ -597,50 +511,7 @@ class Log:
         """Begins a new active segment at LEO, or at `base_offset` behind it; of `files`, unless the answer is
         False. Raises KafkaError."""
         base = self.end_offset if base_offset is None else base_offset
-        old = self.native.active_base_offset
-        assert base > old  # an empty segment is never rolled
-        try:
-            ready = (
-                self._next.take(base)
-                if files is None
-                else (files if files.link(self.directory, base) else None)
-            )
-            if ready is None:
-                recovery.create_segment_files(self.directory, base)
-            self.native.roll(base, now_ms, ready)
-        except OSError as e:
-            # The old segment goes on beyond `base`: a start that finds another one there would hide it.
-            for suffix in (LOG, INDEX, TIME_INDEX):
-                with suppress(OSError):
-                    os.unlink(segment_file(self.directory, base, suffix))
-            raise self.refuse(e) from e
-        # The new segment takes appends now: its name must be on the disk before they are acknowledged.
-        self.flusher.directories.add(self.directory)
-        self.flusher.paths.update(self._index_files(old))
-        self._next.watch(now_ms)
-        self._snapshot_at_roll(base)
-        logger.debug("%s-%d rolled at %d", self.topic, self.partition, base)
-        self.request_flush()
-        return ready is not None
-
-    def _index_files(self, base: int) -> list[str]:
-        """Which a start after a crash reads as they are, when the segment is not the active one any more."""
-        paths = [segment_file(self.directory, base, suffix) for suffix in (INDEX, TIME_INDEX)]
-        if self.native.aborted_end > base:
-            paths.append(segment_file(self.directory, base, TXN_INDEX))
-        return paths
-
-    def _snapshot_at_roll(self, base: int) -> None:
-        """It only spares a later start some reading, so a full disk may do without."""
-        try:
-            path = write_snapshot(self.directory, base, self.native.producers, sync=False)
-        except OSError as e:
-            if e.errno in FATAL:
-                raise self.refuse(e) from e
-            report(self.directory, "writing a producer snapshot", e, level=logging.WARNING)
-            return
-        self.snapshot_offset = base
-        self.flusher.paths.add(path)
+        return rolling.roll(self, self._next, now_ms, base, files)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -928,7 +799,7 @@ class Log:
             self.flusher.paths.add(segment_file(self.directory, end, SNAPSHOT))
             self.snapshot_offset = end
         self.flusher.directories.add(self.directory)
-        self.flusher.paths.update(self._index_files(active))
+        self.flusher.paths.update(rolling.index_files(self, active))
         work = self.flusher.take_work()
         if work is None:
             self.native.close_files()
@@ -969,11 +840,3 @@ def whole_batches(data: bytes) -> bytes:
             break
         at += size
     return data if at == len(data) else data[:at]
-
-
-def _kept_topic_id(metadata: bytes, directory: str) -> bytes | None:
-    try:
-        return partition_metadata_id(metadata, directory)
-    except Malformed as e:
-        logger.warning("%s", e)
-        return None

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from kafkad._native.log.fileio import fail_writes
-from kafkad.log import leader_epochs, log, segment_deletion, shortages
+from kafkad.log import leader_epochs, log, recovery, rolling, segment_deletion, shortages
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 from kafkad.protocol.records import build_batch, end_marker
 from kafkad.server.worker import Worker
@@ -164,7 +164,7 @@ def test_a_roll_without_its_snapshot_syncs_the_new_name_before_the_ack(tmp_path,
     world.append(size=100)
     world.scheduler.settle()
     synced.clear()
-    monkeypatch.setattr(log, "write_snapshot", full)
+    monkeypatch.setattr(rolling, "write_snapshot", full)
     try:
         world.append(size=100)
     except KafkaError:  # the client tries again
@@ -365,7 +365,7 @@ def test_a_truncation_that_fails_half_way_ends_the_log_alone(tmp_path, monkeypat
     """REVIEW D11: the next append looked at segments[-1]."""
     world = LogWorld(tmp_path)
     world.append(count=3)
-    monkeypatch.setattr(log.recovery, "create_segment_files" if fully else "remove_segment_files", full)
+    monkeypatch.setattr(recovery, "create_segment_files" if fully else "remove_segment_files", full)
     monkeypatch.setattr(log.truncation, "scan_segment", full)
     with pytest.raises(KafkaError):
         if fully:

@@ -1,0 +1,161 @@
+"""How a log is opened: what its last owner left is looked at first, then its files are loaded.
+
+    Kept      what the checkpoints say, or the shared row of an owner that has just died
+    survey    lists the directory; reads the topic id and the leader epochs kept there
+    load      reads the segments (recovery.py); its findings go into the partition's row and to the flusher
+
+`Log.open` makes the `Log` between the last two, because a disk that fails during recovery calls it."""
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from kafkad._native.log.partition import Partition
+from kafkad._native.log.producer_table import ProducerTable
+from kafkad._native.shared.watermarks import leave_odd
+from kafkad.log import recovery
+from kafkad.log.checkpoints import partition_metadata_id, write_partition_metadata
+from kafkad.log.clean_marks import CleanStop
+from kafkad.log.filenames import LEADER_EPOCHS, PARTITION_METADATA
+from kafkad.log.flusher import LONG_MAX, Flusher
+from kafkad.log.leader_epochs import LeaderEpochs
+from kafkad.log.owner import Owner
+from kafkad.protocol.errors import Malformed
+
+if TYPE_CHECKING:
+    from kafkad._native.shared.watermarks import RowSlot
+
+logger: Final = logging.getLogger("kafkad.log")
+
+
+class Opened(Owner, Protocol):
+    """What loading needs of `log.Log`."""
+
+    snapshot_offset: int
+    scanned_bytes: int
+    cleaned_below: int
+    producer_expiration_ms: int
+
+    @property
+    def flusher(self) -> Flusher: ...
+
+    def flush(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Kept:
+    """What the last owner of the log is known to have kept, before a file is read."""
+
+    clean: bool | CleanStop
+    recovery_point: int
+    log_start_offset: int
+    high_watermark: int
+    cleaned_below: int
+    left: "RowSlot | None"  # the shared row of an owner that has just died
+    trusted: recovery.Trusted | None = None  # what that says of the files
+
+    def trust(self, directory: str) -> None:
+        """Take the values of the row that was left, if one was."""
+        if self.left is None:
+            return
+        self.clean = False
+        values = self.left.values()
+        if values.leader_epoch >= 0:  # else it died before it had loaded the log
+            self.recovery_point = values.flushed_offset
+            self.log_start_offset = max(self.log_start_offset, values.log_start_offset)
+            self.high_watermark = max(self.high_watermark, values.high_watermark)
+            position = values.end_position if values.whole else -1
+            self.trusted = recovery.Trusted(values.log_end_offset, values.end_segment, position)
+        if recovery.has_swaps(directory):
+            leave_odd(self.left)  # other workers read here: they wait until the names are right
+
+
+@dataclass(slots=True)
+class Survey:
+    """What a directory holds before its segments are read."""
+
+    files: recovery.Files
+    native: Partition
+    epochs: LeaderEpochs
+    epochs_lost: bool  # their file is unreadable: recovery rebuilds them
+    kept_id: bytes | None  # of partition.metadata
+
+
+def survey(
+    directory: str, topic: str, partition: int, topic_id: bytes | None, row: "RowSlot | None"
+) -> Survey:
+    """Looks at the partition's directory, and makes it if there is none. Raises Malformed if it belongs to
+    another topic id, OSError when the disk fails."""
+    try:
+        files = recovery.list_files(directory)
+    except FileNotFoundError:
+        os.makedirs(directory, exist_ok=True)
+        files = recovery.list_files(directory)
+    kept_id = None if files.metadata is None else _kept_topic_id(files.metadata, directory)
+    if topic_id is not None and kept_id is not None and kept_id != topic_id:
+        raise Malformed(f"{directory} belongs to another topic of that name (its id differs)")
+    epochs_lost = False
+    try:
+        epochs = LeaderEpochs.read(directory, files.epochs)
+    except Malformed as e:
+        logger.warning("%s is unreadable and is rebuilt: %s", os.path.join(directory, LEADER_EPOCHS), e)
+        epochs_lost = True
+        epochs = LeaderEpochs(directory)
+    native = Partition(topic, partition, topic_id or kept_id, directory, row, ProducerTable())
+    return Survey(files, native, epochs, epochs_lost, kept_id)
+
+
+def load(log: Opened, seen: Survey, kept: Kept, topic_id: bytes | None, now_ms: int) -> None:
+    """Reads the segments as far as `kept` does not vouch for them. Raises OSError when the disk fails."""
+    directory, native, config = log.directory, log.native, log.config
+    was_there = bool(seen.files.sizes)
+    if topic_id is not None and seen.kept_id is None:
+        write_partition_metadata(directory, topic_id, sync=False)
+    if topic_id is not None and (seen.kept_id is None or not was_there):
+        log.flusher.paths.add(os.path.join(directory, PARTITION_METADATA))
+    loader = recovery.Loader(
+        directory,
+        native,
+        seen.epochs,
+        now_ms=now_ms,
+        index_interval_bytes=config.index_interval_bytes,
+        producer_expiration_ms=log.producer_expiration_ms,
+        index_size_max=config.segment_index_bytes,
+        compacted="compact" in config.cleanup_policy,
+        cleaned_below=kept.cleaned_below,
+        epochs_lost=seen.epochs_lost,
+    )
+    loaded = loader.load(
+        seen.files,
+        clean=kept.clean,
+        recovery_point=kept.recovery_point,
+        log_start_offset=kept.log_start_offset,
+        trusted=kept.trusted,
+    )
+    if not loaded.clean or not was_there:
+        # What the last owner created, renamed or removed may not be on the disk yet, nor what we make.
+        log.flusher.directories.update((directory, os.path.dirname(directory)))
+    else:
+        log.first_base_synced = native.first_base_offset
+    log.flusher.paths.update(loader.rebuilt)
+    log.scanned_bytes = loaded.scanned_bytes
+    log.cleaned_below = kept.cleaned_below
+    log.snapshot_offset = loaded.snapshot_offset
+    native.set_log_start(loaded.log_start_offset)
+    native.set_flushed(loaded.recovery_point)
+    native.advance_high_watermark(max(kept.high_watermark, loaded.log_start_offset))
+    native.refresh_stable()
+    if loaded.end_offset > loaded.recovery_point and config.flush_messages < LONG_MAX:
+        # Acknowledged ones may be visible already: HW does not go back only because the flush mark does.
+        log.flush()
+    if kept.left is not None:
+        native.adopt_row(kept.left)
+
+
+def _kept_topic_id(metadata: bytes, directory: str) -> bytes | None:
+    try:
+        return partition_metadata_id(metadata, directory)
+    except Malformed as e:
+        logger.warning("%s", e)
+        return None

@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from kafkad.cli import scram_users
 from kafkad.cli.output import (
     CONTEXT,
     connected,
@@ -30,13 +31,14 @@ SOURCES = {
     7: "client metrics",
     8: "group",
 }
+USERS = "users"
 NOT_SET_HERE = (4, 5)
 SET, DELETE = 0, 1
 
 
 @click.command(context_settings=CONTEXT)
 @one_action(describe="Show configuration.", alter="Change configuration.")
-@click.option("--entity-type", type=click.Choice(list(TYPES)), help="What is configured.")
+@click.option("--entity-type", type=click.Choice([*TYPES, USERS]), help="What is configured.")
 @click.option("--entity-name", help="Its name: a topic, a broker id, a group. Without: all of them.")
 @click.option("--entity-default", is_flag=True, help="All brokers (with --entity-type brokers).")
 @click.option("--topic", help="Short for --entity-type topics --entity-name TOPIC.")
@@ -75,6 +77,7 @@ def command(
       kafkad configs --alter --topic flights --add-config retention.ms=3600000,cleanup.policy=[compact,delete]
       kafkad configs --alter --topic flights --delete-config retention.ms
       kafkad configs --alter --broker-defaults --add-config log.retention.ms=86400000
+      kafkad configs --alter --entity-type users --entity-name anna --add-config 'SCRAM-SHA-512=[password=x]'
     """
     short = {"topics": topic, "brokers": "" if broker_defaults else broker, "groups": group}
     named = [(kind, name) for kind, name in short.items() if name is not None]
@@ -92,12 +95,19 @@ def command(
             raise click.UsageError("--alter needs --add-config or --delete-config")
     with connected(bootstrap) as cluster:
         connection = responsible(cluster, kind, name)
+        if kind == USERS and action == "describe":
+            scram_users.describe(connection, name, as_json)
+            return
         if action == "describe":
             names = [name] if name is not None else names_of(cluster, kind)
             show_configs(cluster, kind, names, everything, as_json)
             return
         assert name is not None
-        alter(connection, TYPES[kind], name, pairs, gone)
+        if kind == USERS:
+            scram_users.alter(connection, name, pairs, gone)
+            pairs = dict.fromkeys(pairs, "[hidden]")
+        else:
+            alter(connection, TYPES[kind], name, pairs, gone)
         if as_json:
             print_json([{"type": kind, "name": name or None, "set": pairs, "deleted": gone}])
         else:

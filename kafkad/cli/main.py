@@ -29,6 +29,7 @@ COMMANDS = {
     "offsets": ("kafkad.cli.offsets", "Show where partitions begin and end; delete records."),
     "produce": ("kafkad.cli.produce", "Write records from standard input or a file to a topic."),
     "consume": ("kafkad.cli.consume", "Print the records of a topic."),
+    "certs": ("kafkad.cli.certs", "Make certificates for TLS, for development."),
     "cluster": ("kafkad.cli.cluster", "Show brokers, metadata, API versions, log directories."),
     "doctor": ("kafkad.cli.doctor", "Look for what keeps Spark from reading and writing topics."),
     "dump-log": ("kafkad.cli.dump_log", "Print what is in segment, index, snapshot and checkpoint files."),

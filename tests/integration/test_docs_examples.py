@@ -10,6 +10,7 @@ import duckdb
 import pytest
 
 from kafkad.testing import Broker
+from tests.jvm import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,6 +59,35 @@ def test_passwords_in_ten_lines(tmp_path):
     with Broker(properties=properties) as broker:
         told = run(tmp_path, broker, block("docs/security.md", "cat > alice.properties <<'END'"))
         assert told.splitlines()[-1] == "hello"
+
+
+def test_tls_and_passwords_in_ten_lines(tmp_path):
+    """The page's own lines, but for the ports and the broker, which this test ends."""
+    tls, plain = free_port(), free_port()
+
+    def moved(text: str) -> str:
+        return text.replace("9093", str(tls)).replace("9092", str(plain))
+
+    *making, serving = moved(block("docs/security.md", "kafkad certs ./certs")).strip().splitlines()
+    assert serving == "kafkad serve tls.properties"
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def bash(script: str) -> str:
+        done = subprocess.run(
+            ["bash", "-eu", "-o", "pipefail", "-c", script],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    bash("\n".join(making))
+    text = (tmp_path / "tls.properties").read_text().replace("./", f"{tmp_path}/")
+    (tmp_path / "tls.properties").write_text(text)
+    with Broker(properties=tmp_path / "tls.properties"):
+        first = "kafkad configs --alter --entity-type users --entity-name anna --add-config"
+        using = moved(block("docs/security.md", f"{first} 'SCRAM-SHA-512=[password=anna-secret]'"))
+        using = f"export KAFKAD_BOOTSTRAP_SERVER=127.0.0.1:{plain}\n{using}"  # the default's port
+        assert bash(using).splitlines()[-1] == "hello"
 
 
 def test_the_five_minutes_of_ingest(shell, tmp_path):

@@ -30,7 +30,7 @@ from kafkad.config.client_metrics import (
     client_metrics_values,
     validate_client_metrics_configs,
 )
-from kafkad.config.definition import Key, Value, to_string
+from kafkad.config.definition import ConfigError, Key, Value, to_string
 from kafkad.config.dynamic import (
     APPEND,
     DELETE,
@@ -293,7 +293,9 @@ def alter_configs(services: Services, context: RequestContext, request: Any) -> 
             yield
         resources.append(Resource(asked.resource_type, asked.resource_name, operations))
         yield
-    errors = yield from refusals(services.metadata.image, services.config, resources, replacing=True)
+    errors = yield from refusals(
+        services.metadata.image, services.config, resources, replacing=True, tls=services.tls
+    )
     wanted = {}
     for place, (kind, name, operations) in enumerate(resources):
         if place not in errors:
@@ -317,7 +319,7 @@ def incremental_alter_configs(services: Services, context: RequestContext, reque
             yield
         resources.append(Resource(asked.resource_type, asked.resource_name, operations))
         yield
-    errors = yield from refusals(services.metadata.image, services.config, resources)
+    errors = yield from refusals(services.metadata.image, services.config, resources, tls=services.tls)
     changes = {}
     for place, (kind, name, operations) in enumerate(resources):
         yield
@@ -424,10 +426,16 @@ def _refuse(answer: Any, error: KafkaError) -> None:
 
 
 def refusals(
-    image: MetadataImage, config: BrokerConfig, resources: list[Resource], *, replacing: bool = False
+    image: MetadataImage,
+    config: BrokerConfig,
+    resources: list[Resource],
+    *,
+    replacing: bool = False,
+    tls: Any = None,
 ) -> Generator[None, None, dict[int, KafkaError]]:
     """What is wrong with a request before the controller sees it, by the place of the resource. `replacing`
-    is AlterConfigs, whose values take the place of all that are there; it cannot set log levels."""
+    is AlterConfigs, whose values take the place of all that are there; it cannot set log levels. `tls`
+    (TlsListeners) judges new certificates."""
     errors = {}
     names = [(resource.kind, resource.name) for resource in resources]
     yield
@@ -440,7 +448,7 @@ def refusals(
             _check_operations(resource)
             before = {} if replacing else image.configs.get(names[place], {})
             if resource.kind == BROKER:
-                _check_broker(image, config, resource, before)
+                _check_broker(image, config, resource, before, tls)
             elif resource.kind == CLIENT_METRICS:
                 _check_subscription(resource, before)
             elif resource.kind == BROKER_LOGGER and not replacing:
@@ -470,7 +478,7 @@ def _check_operations(resource: Resource) -> None:
 
 
 def _check_broker(
-    image: MetadataImage, config: BrokerConfig, resource: Resource, before: Mapping[str, str]
+    image: MetadataImage, config: BrokerConfig, resource: Resource, before: Mapping[str, str], tls: Any
 ) -> None:
     """A broker judges its own values, and those for all brokers, since only it knows its file."""
     name = resource.name
@@ -479,6 +487,12 @@ def _check_broker(
     changes = apply_operations(before, resource.operations, BROKER_KEYS)
     validate_broker_configs(config, changed(before, changes), per_broker=bool(name))
     refuse_changes(changes)
+    if name and tls is not None:
+        try:
+            after = BrokerConfig(config.static, config.dynamic_default, changed(before, changes))
+            tls.check(after, changes)
+        except ConfigError as wrong:
+            raise KafkaError(INVALID_REQUEST, str(wrong))
     if "cordoned.log.dirs" in changes and image.metadata_version < CORDONED_LOG_DIRS:
         reason = "value cannot be set because it requires metadata.version >= 4.3-IV0"
         raise KafkaError(INVALID_CONFIG, f"The cordoned.log.dirs configuration {reason}")

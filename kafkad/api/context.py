@@ -54,6 +54,7 @@ class Services:
     owner_of: Callable[[str, int], int] | None = None  # topic, partition -> worker; of an unknown one: me
     group_owner: Callable[[str], int | None] | None = None  # group id -> worker; None: nobody yet
     transaction_owner: Callable[[str], int] | None = None  # transactional id -> worker; nobody's: me
+    tls: Any = None  # server.tls_listeners.TlsListeners
     log_level_set: Callable[[str, str | None], None] | None = None  # told of each logger that was set here
 
 

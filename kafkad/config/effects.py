@@ -40,6 +40,8 @@ PER_LISTENER: Final = frozenset(
         "connections.max.reauth.ms",
         "sasl.enabled.mechanisms",
         "sasl.jaas.config",
+        "ssl.allow.dn.changes",
+        "ssl.allow.san.changes",
         "ssl.cipher.suites",
         "ssl.client.auth",
         "ssl.enabled.protocols",
@@ -56,6 +58,10 @@ PER_LISTENER: Final = frozenset(
         "ssl.truststore.password",
         "ssl.truststore.type",
     )
+)
+# of these, what may change while the listener serves: its stores are read again
+RELOADED: Final = frozenset(
+    key for key in PER_LISTENER if key.startswith(("ssl.key.", "ssl.keystore.", "ssl.truststore."))
 )
 OF: Final[dict[str, Treatment]] = {}  # by key
 
@@ -109,10 +115,6 @@ _refused(
 _ignored(
     "OpenSSL does the work of Java's providers",
     "ssl.keymanager.algorithm ssl.provider ssl.secure.random.implementation ssl.trustmanager.algorithm",
-)
-_ignored(
-    "stores are read at the start, and a certificate changes with a restart",
-    "ssl.allow.dn.changes ssl.allow.san.changes",
 )
 _ignored("a broker that is alone connects to nobody", "ssl.endpoint.identification.algorithm")
 _ignored(

@@ -14,7 +14,7 @@ from typing import Final
 from kafkad.config.broker import BrokerConfig, base_key
 from kafkad.config.broker_keys import BROKER_KEYS, BROKER_QUOTA_KEYS, RETIRED_KEYS
 from kafkad.config.definition import HIDDEN, ConfigError, Key
-from kafkad.config.effects import ACTED, OF, PER_LISTENER, Effect, Treatment
+from kafkad.config.effects import ACTED, OF, PER_LISTENER, RELOADED, Effect, Treatment
 from kafkad.protocol.errors import INVALID_CONFIG, KafkaError
 
 logger = logging.getLogger("kafkad")
@@ -67,7 +67,7 @@ def refuse_changes(changes: Mapping[str, str | None], keys: Mapping[str, Key] | 
     `keys`; and for any change of a key that a listener reads at the start (DynamicListenerConfig: existing
     listeners keep theirs)."""
     for name, text in changes.items():
-        if keys is None and base_key(name) != name and base_key(name) in PER_LISTENER:
+        if keys is None and base_key(name) != name and base_key(name) in PER_LISTENER - RELOADED:
             reason = "it cannot be updated dynamically for an existing listener; restart the broker"
             raise KafkaError(INVALID_CONFIG, f"Invalid configuration {name}: {reason}")
         if text is not None and (sentence := refusal(name, text, keys)):

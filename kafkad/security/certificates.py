@@ -1,4 +1,4 @@
-"""The name in a certificate, as Java's X500Principal prints it (RFC 2253)."""
+"""What a certificate says: its subject, as Java's X500Principal prints it (RFC 2253), and its other names."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -8,21 +8,40 @@ KEYWORDS: Final = {
     "2.5.4.11": "OU", "0.9.2342.19200300.100.1.25": "DC", "0.9.2342.19200300.100.1.1": "UID",
 }  # fmt: skip
 TEXTS: Final = {12: "utf-8", 19: "ascii", 20: "latin-1", 22: "ascii", 28: "utf-32-be", 30: "utf-16-be"}
+ALTERNATIVE_NAMES: Final = bytes.fromhex("55 1d 11")  # 2.5.29.17
+EXTENSIONS: Final = 0xA3
 ESCAPED: Final = ',=+<>#;"\\'
 
 
 def subject_of(certificate: bytes) -> str:
     """Raises ValueError for what is no certificate."""
-    tag, body, _ = _element(certificate, 0)
-    fields = [it for it in _elements(_element(body, 0)[1]) if it[0] != 0xA0]  # without the version
-    # serial number, algorithm, issuer, validity, subject
-    if tag != 0x30 or len(fields) < 5:
-        raise ValueError("this is no certificate")
+    fields = _fields(certificate)
     names = [
         "+".join(_attribute(attribute) for _, attribute in _elements(names))
         for _, names in _elements(fields[4][1])
     ]
     return ",".join(reversed(names))
+
+
+def alternative_names_of(certificate: bytes) -> frozenset[tuple[int, bytes]]:
+    """Kind and bytes of each (RFC 5280's GeneralName). Raises ValueError for what is no certificate."""
+    for tag, content in _fields(certificate)[5:]:
+        if tag != EXTENSIONS:
+            continue
+        for _, extension in _elements(_element(content, 0)[1]):
+            (_, identifier), *rest = _elements(extension)
+            if identifier == ALTERNATIVE_NAMES and rest:
+                return frozenset(_elements(_element(rest[-1][1], 0)[1]))
+    return frozenset()
+
+
+def _fields(certificate: bytes) -> list[tuple[int, bytes]]:
+    """Serial number, algorithm, issuer, validity, subject, key, and what is optional."""
+    tag, body, _ = _element(certificate, 0)
+    found = [it for it in _elements(_element(body, 0)[1]) if it[0] != 0xA0]  # without the version
+    if tag != 0x30 or len(found) < 5:
+        raise ValueError("this is no certificate")
+    return found
 
 
 def _attribute(data: bytes) -> str:

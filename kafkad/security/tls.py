@@ -6,14 +6,18 @@
     ssl.truststore.type, .location, .password, .certificates       who signs clients' certificates
     ssl.client.auth              none, requested, required; of SASL_SSL with the listener's prefix only
     ssl.enabled.protocols, ssl.protocol, ssl.cipher.suites
+    ssl.allow.dn.changes, ssl.allow.san.changes                    of a certificate that replaces another
 
+A certificate can be replaced while the broker serves: `check_successor` says by which one.
 (SslFactory, DefaultSslEngineFactory, ChannelBuilders.)"""
 
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from kafkad._native.serving.tls import VERSIONS, TlsContext, TlsError
 from kafkad.config.definition import ConfigError
+from kafkad.config.dynamic import SECURITY_KEYS
+from kafkad.security.certificates import alternative_names_of, subject_of
 from kafkad.security.stores import (
     TYPES,
     KeyStore,
@@ -39,17 +43,62 @@ TRUST_STORE: Final = "ssl.truststore.location"
 TRUST_STORE_PASSWORD: Final = "ssl.truststore.password"
 TRUST_STORE_TYPE: Final = "ssl.truststore.type"
 TRUST_STORE_TEXT: Final = "ssl.truststore.certificates"
+ALLOW_DN: Final = "ssl.allow.dn.changes"
+ALLOW_SAN: Final = "ssl.allow.san.changes"
 NEWEST: Final = ("TLS", *VERSIONS)  # of ssl.protocol; which versions are spoken, ssl.enabled.protocols says
 
 
+class TlsListener(NamedTuple):
+    context: TlsContext
+    certificate: bytes  # DER; its own, the first of the chain
+    trusts: bool  # it has a truststore
+
+
+def tls_endpoints(config: Any) -> list[Any]:
+    """Of `config` (BrokerConfig), the endpoints that serve clients by TLS."""
+    return [endpoint for endpoint in config.broker_endpoints if endpoint.protocol.endswith("SSL")]
+
+
+def tls_listener(config: Any, endpoint: Any, read: Callable[[str], bytes]) -> TlsListener:
+    """`read` answers a file's bytes or raises OSError. Raises ConfigError, about the first key that is
+    wrong."""
+    return _Listener(config, endpoint, read).made()
+
+
 def tls_contexts(config: Any, read: Callable[[str], bytes]) -> dict[str, TlsContext]:
-    """By name, of the listeners of `config` (BrokerConfig) that serve clients by TLS. `read` answers a file's
-    bytes or raises OSError. Raises ConfigError, about the first key that is wrong."""
+    """By name, of all listeners with TLS. Raises ConfigError."""
     return {
-        endpoint.listener: _Listener(config, endpoint, read).context()
-        for endpoint in config.broker_endpoints
-        if endpoint.protocol.endswith("SSL")
+        endpoint.listener: tls_listener(config, endpoint, read).context for endpoint in tls_endpoints(config)
     }
+
+
+def own_values(config: Any, listener: str) -> tuple[Any, ...]:
+    """Of the keys that may change while a listener serves."""
+    return tuple(config.for_listener(listener, key) for key in sorted(SECURITY_KEYS))
+
+
+def store_paths(config: Any, listener: str) -> list[str]:
+    """Of the files that a listener's stores are in."""
+    return [path for key in (KEY_STORE, TRUST_STORE) if (path := config.for_listener(listener, key))]
+
+
+def check_successor(config: Any, listener: str, before: TlsListener, after: TlsListener) -> None:
+    """Raises ConfigError unless clients may find `after` where they found `before`: another subject, or
+    fewer names, are a mistake more often than not (SslFactory.CertificateEntries)."""
+    old, new = subject_of(before.certificate), subject_of(after.certificate)
+    if old != new and not config.for_listener(listener, ALLOW_DN):
+        raise ConfigError(
+            f"the new certificate of listener {listener} is for {new}, and the one there is for {old};"
+            f" {ALLOW_DN}=true allows it"
+        )
+    missing = alternative_names_of(before.certificate) - alternative_names_of(after.certificate)
+    if missing and not config.for_listener(listener, ALLOW_SAN):
+        raise ConfigError(
+            f"the new certificate of listener {listener} lacks {len(missing)} alternative names of the one"
+            f" there; {ALLOW_SAN}=true allows it"
+        )
+    if after.trusts and not before.trusts:
+        raise ConfigError(f"listener {listener} has no truststore, and cannot get one while it serves")
 
 
 class _Listener:
@@ -59,7 +108,7 @@ class _Listener:
         self._is_sasl = endpoint.protocol == "SASL_SSL"
         self._read = read
 
-    def context(self) -> TlsContext:
+    def made(self) -> TlsListener:
         protocol = self._get(PROTOCOL)
         if protocol not in NEWEST:
             self._wrong(PROTOCOL, f"one of {', '.join(NEWEST)} is wanted")
@@ -74,7 +123,7 @@ class _Listener:
             self._wrong(CLIENT_AUTH, f"{TRUST_STORE} must say who signs the clients' certificates")
         suites = self._get(SUITES)
         try:
-            return TlsContext(
+            context = TlsContext(
                 key=store.key,
                 chain=store.chain,
                 authorities=authorities,
@@ -82,6 +131,7 @@ class _Listener:
                 versions=versions,
                 suites=suites,
             )
+            return TlsListener(context, store.chain[0], bool(authorities))
         except TlsError as trouble:
             about_suites = "suite" in str(trouble)
             self._wrong(SUITES if about_suites else self._key_of_store(), str(trouble))

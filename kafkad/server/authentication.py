@@ -4,7 +4,10 @@
 its principal, the end of its session, and the pause before a refused client is told so and closed, which
 slows down who guesses passwords (connection.failed.authentication.delay.ms)."""
 
+import errno
 import logging
+import os
+import stat
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -22,6 +25,7 @@ logger = logging.getLogger("kafkad")
 PHASE_HANDSHAKE: Final = 0
 PHASE_AUTHENTICATING: Final = 1
 PHASE_READY: Final = 2
+STORE_BYTES_MAX: Final = 4 << 20
 REAUTH_MIN_MS: Final = 1_000  # a connection may not authenticate anew more often
 
 
@@ -36,9 +40,18 @@ class Session:
 
 
 def read_bytes(path: str) -> bytes:
-    """Of a store. Raises OSError."""
-    with open(path, "rb") as file:
-        return file.read()
+    """Of a store, which is a file: whatever else the path names (a pipe, say) must not hold the loop. Raises
+    OSError."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is not a file", path)
+        if found.st_size > STORE_BYTES_MAX:
+            raise OSError(errno.EFBIG, f"it is larger than {STORE_BYTES_MAX} bytes", path)
+        return os.read(file, STORE_BYTES_MAX)
+    finally:
+        os.close(file)
 
 
 class CertificateNames:

@@ -58,7 +58,6 @@ from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 from kafkad.raft.single_voter import SingleVoter
 from kafkad.replication.ownership import owner_of
 from kafkad.replication.partitions import Partitions
-from kafkad.security.tls import tls_contexts
 from kafkad.server import host_limits
 from kafkad.server.authentication import (
     PHASE_HANDSHAKE,
@@ -93,6 +92,7 @@ from kafkad.server.peers import PeerLost, Peers
 from kafkad.server.produce_gate import produce_gate
 from kafkad.server.producer_ids import ProducerIds
 from kafkad.server.scheduler import LoopScheduler
+from kafkad.server.tls_listeners import TlsListeners
 from kafkad.server.transaction_gate import TransactionGate
 from kafkad.server.transaction_storage import TRANSACTION_TOPIC, TransactionStorage
 from kafkad.server.turns import Steps, Turns
@@ -521,8 +521,7 @@ class Worker:
         )
         self._started("look-ups of hosts", self.host_limits.close)
         self.host_limits.set(config.host_connection_limits)
-        for name, context in tls_contexts(config, read_bytes).items():
-            self.reactor.secure(name, context)
+        self.services.tls = TlsListeners(config, self.reactor.secure, read_bytes)
         self.reactor.on_certificate = CertificateNames(config)
         for row in table.NATIVE:
             self.reactor.serve_native(row.key, row.low, row.high)
@@ -716,6 +715,8 @@ class Worker:
             fetch_max_bytes=config.fetch_max_bytes,
         )
         self.host_limits.set(config.host_connection_limits)
+        if self.services.tls is not None:
+            self.services.tls.adopt(config)
         self.config = config
         self._serve_transactions()
 

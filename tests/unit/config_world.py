@@ -34,6 +34,7 @@ class World:
         self.metadata = SimpleNamespace(image=MetadataImage("cluster", config.node_id))
         self.controller = self
         self.log_level_set = None
+        self.tls = None
         self.written: list[Any] = []  # records
         self.apply(
             [

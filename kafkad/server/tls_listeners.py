@@ -1,0 +1,100 @@
+"""The certificates of a worker's listeners, and new ones while it serves (KIP-226).
+
+A listener's stores are read at the start, and again when the dynamic configuration of this broker changes: if
+one of the listener's keys has another value, or a file of its stores was written meanwhile. So an
+AlterConfigs that sets a location once more takes up a new certificate in the same file. Connections keep what
+they began with; those that come from then on see the new one.
+
+A change is judged before it is written to the metadata log (`check`). What cannot be used when it is applied,
+because the file has changed again, is logged, and the certificate that was there stays."""
+
+import logging
+import os
+from collections.abc import Callable, Collection
+from typing import Any
+
+from kafkad._native.serving.tls import TlsContext
+from kafkad.config.broker import BrokerConfig, base_key
+from kafkad.config.definition import ConfigError
+from kafkad.config.dynamic import SECURITY_KEYS
+from kafkad.security.certificates import subject_of
+from kafkad.security.tls import (
+    TlsListener,
+    check_successor,
+    own_values,
+    store_paths,
+    tls_endpoints,
+    tls_listener,
+)
+
+logger = logging.getLogger("kafkad")
+
+Seen = tuple[tuple[Any, ...], tuple[Any, ...]]  # values of the keys, what the files look like
+
+
+class TlsListeners:
+    """`secure(name, context)` gives a listener of this worker a context; `read` answers a file's bytes or
+    raises OSError."""
+
+    def __init__(
+        self, config: Any, secure: Callable[[str, TlsContext], None], read: Callable[[str], bytes]
+    ) -> None:
+        """Raises ConfigError."""
+        self._secure = secure
+        self._read = read
+        self._seen: dict[str, Seen] = {}
+        self._used: dict[str, TlsListener] = {}
+        for endpoint in tls_endpoints(config):
+            name, seen = endpoint.listener, self._look(config, endpoint.listener)
+            try:
+                first = tls_listener(config, endpoint, read)
+            except ConfigError as wrong:
+                if not config.dynamic_broker:
+                    raise
+                logger.error("listener %s goes back to its static configuration: %s", name, wrong)
+                first = tls_listener(BrokerConfig(config.static), endpoint, read)
+            self._use(name, seen, first)
+
+    def check(self, config: Any, names: Collection[str]) -> None:
+        """Raises ConfigError if a listener cannot serve by `config`, which differs in the keys `names`."""
+        named = {name for name in names if base_key(name) in SECURITY_KEYS}
+        for endpoint in tls_endpoints(config):
+            prefix = f"listener.name.{endpoint.listener.lower()}."
+            values = own_values(config, endpoint.listener)
+            if values == self._seen[endpoint.listener][0] and not any(it.startswith(prefix) for it in named):
+                continue
+            after = tls_listener(config, endpoint, self._read)
+            check_successor(config, endpoint.listener, self._used[endpoint.listener], after)
+
+    def adopt(self, config: Any) -> None:
+        """What has changed of the stores of `config`. Never raises for a store that is wrong."""
+        for endpoint in tls_endpoints(config):
+            name = endpoint.listener
+            seen = self._look(config, name)
+            if seen == self._seen[name]:
+                continue
+            try:
+                after = tls_listener(config, endpoint, self._read)
+                check_successor(config, name, self._used[name], after)
+            except ConfigError as wrong:
+                logger.error("listener %s keeps the certificate that it has: %s", name, wrong)
+                self._seen[name] = seen  # it is not tried again until something changes
+            else:
+                self._use(name, seen, after)
+                logger.info("listener %s has a new certificate: %s", name, subject_of(after.certificate))
+
+    def _use(self, name: str, seen: Seen, listener: TlsListener) -> None:
+        self._seen[name], self._used[name] = seen, listener
+        self._secure(name, listener.context)
+
+    def _look(self, config: Any, name: str) -> Seen:
+        """Before the files are read: one that is written meanwhile is read again."""
+        return own_values(config, name), tuple(map(_looks, store_paths(config, name)))
+
+
+def _looks(path: str) -> tuple[int, ...] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev

@@ -4,7 +4,7 @@ from libc.stdint cimport int16_t
 
 from kafkad._native.serving.connection cimport API_KEYS, Conn, Core
 from kafkad._native.serving.fetch cimport Fetching
-from kafkad._native.serving.produce cimport Producing
+from kafkad._native.serving.produce_state cimport Producing
 
 cdef enum:
     CALLS_US_MAX = 5000                 # of a round, then a connection's turn ends behind the call at hand

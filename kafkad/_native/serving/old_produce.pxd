@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, uint8_t
 
-from kafkad._native.serving.produce cimport Outcome
+from kafkad._native.serving.produce_state cimport Outcome
 
 cdef enum:
     SETS_BELOW = 3                  # versions of Produce

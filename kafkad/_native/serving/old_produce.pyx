@@ -7,7 +7,7 @@ A set may be empty, or end within a message. One that is too short for the appen
 from libc.stdint cimport int32_t, uint8_t
 from libc.string cimport memset
 
-from kafkad._native.serving.produce cimport Outcome
+from kafkad._native.serving.produce_state cimport Outcome
 from kafkad._native.wire.batch cimport LENGTH_OVERHEAD
 from kafkad._native.wire.batch_layout cimport LENGTH_AT, MAGIC_AT
 from kafkad._native.wire.errors cimport CORRUPT_MESSAGE, INVALID_RECORD

@@ -5,7 +5,7 @@ from libc.stdlib cimport free
 
 from kafkad._native.serving.connection cimport Core
 from kafkad._native.log.partition cimport Partition
-from kafkad._native.serving.produce cimport MESSAGE_SIZE_MAX, Outcome
+from kafkad._native.serving.produce_state cimport MESSAGE_SIZE_MAX, Outcome
 
 cdef int note_result(Outcome* outcome, object result) except -1
 # Turns an exception into the outcome's error code; a KafkaError's also into its message.

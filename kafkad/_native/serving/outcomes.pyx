@@ -9,7 +9,7 @@ from kafkad._native.wire.batch cimport BAD_RECORDS_MAX
 from kafkad._native.serving.connection cimport Core
 from kafkad._native.log.guards cimport NEED_TRANSACTION
 from kafkad._native.log.partition cimport Partition
-from kafkad._native.serving.produce cimport Outcome
+from kafkad._native.serving.produce_state cimport Outcome
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 from kafkad._native.wire.errors cimport UNKNOWN_SERVER_ERROR
 

@@ -1,123 +1,11 @@
 """Produce (key 0) in C. See produce.pyx."""
 
-from cpython.object cimport PyObject
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, uint8_t, uint32_t
 
-from kafkad._native.serving.connection cimport Conn, Core, Slot, Timer
-from kafkad._native.log.partition_appends cimport AppendInfo
-from kafkad._native.serving.partition_table cimport Entry, PartitionTable, Watch
-from kafkad._native.serving.unpacking cimport Unpacker
+from kafkad._native.serving.connection cimport Conn
+from kafkad._native.serving.partition_table cimport Entry
 from kafkad._native.wire.primitives cimport Cursor
-
-cdef enum:
-    OUTCOME_TO_COME = 1 << 20       # in place of an error code
-    OUTCOME_TO_ASK = 1 << 21        # its transaction's coordinator must be asked first (produce_gate)
-    OUTCOME_AGAIN = 1 << 22         # to be appended again, with `info.guard`
-    MESSAGE_SIZE_MAX = 2000         # of an error's text in an answer
-
-cdef struct Part:                   # one partition of a request
-    int32_t index
-    int32_t size                    # of records, -1: null
-    uint8_t* records
-
-cdef struct TopicParts:             # one topic of a request: `count` parts from `first`
-    const uint8_t* name             # or its id
-    int32_t name_size               # -1: `name` is an id of 16 bytes
-    uint32_t first
-    uint32_t count
-
-cdef struct Outcome:                # of one partition's append
-    int code
-    bint waits                      # for the high watermark to reach `info.end_offset`
-    Entry* entry
-    char* text                      # owns `info.message`, or NULL
-    uint32_t* bad                   # the records that were refused (batch.bad_records), or NULL
-    int16_t guard_owner             # the worker that gave `info.guard`, -1: this one
-    uint8_t guard_life              # and which life of it
-    AppendInfo info
-
-cdef struct Request:
-    int16_t version
-    int16_t acks
-    int64_t deadline_ms             # monotonic
-    uint32_t topic_count
-    uint32_t part_count
-    bint admin                      # Kafka's own client, which may write to internal topics
-    int admission                   # what it says of transactions (guards.Admission)
-    const uint8_t* transactional_id
-    int32_t transactional_size      # -1: none
-    int refusal                     # of each partition that is there, or 0
-    int refused_whole               # of all of them, there or not, or 0
-    const char* refused_message     # or NULL
-    TopicParts* topics
-    Part* parts
-    Outcome* outcomes               # one a part
-    uint32_t next_topic             # where to go on: a topic, a partition in it, and the number of that one
-    uint32_t next_part
-    uint32_t next_number
-
-cdef struct Wait:                   # one partition whose high watermark has not reached `end_offset`
-    Watch watch                     # first
-    WaitingProduce* produce
-    int64_t end_offset
-    uint32_t code_at                # where in the answer its error code stands
-
-cdef struct WaitingProduce:
-    Timer timer                     # first
-    Slot* slot
-    uint32_t waits_left
-    uint32_t wait_count
-    Wait waits[1]
-
-cdef struct HeldProduce:            # a request that waits: for other workers' outcomes, for batches to be unpacked, for its turns
-    Timer timer                     # first
-    PyObject* producing
-    Slot* slot                      # NULL: answered, or its connection is closed
-    uint8_t* frame                  # the buffer it stands in, retained: owners append from it, and topics' names are there
-    int64_t size                    # of itself and of the messages about it, which count as buffered
-    uint64_t conn_id
-    uint8_t* topic_ids              # of its topics, 16 bytes each: a name may be another topic's when it is answered
-    uint32_t outcomes_left          # one more while it is sliced
-    bint slicing                    # its connection's next turn goes on with it
-    uint32_t unpacking              # of these, our own partitions', whose batches threads unpack
-    uint32_t to_ask                 # of these, those that are TO_ASK or AGAIN
-    bint queued                     # in its connection's `asking`: partitions are to be asked for, or were
-    bint waited                     # for one before it there
-    bint resumes                    # its parts that are AGAIN wait for a turn of the connection
-    bint again                      # the round at hand appends only these
-    bint admitted                   # the coordinator has answered
-    HeldProduce* next_asking
-    PyObject* asked                 # the Asked that is with the coordinator, or NULL
-    Request request                 # its arrays follow this struct
-
-# Sends one partition's records to their owner. 0: `produce_outcome` is called for it later; otherwise an error code.
-ctypedef int (*ForwardFunction)(void* context, HeldProduce* held, uint32_t number, Entry* entry, const Part* part,
-                                const Request* request, const Outcome* outcome) noexcept nogil
-
-# A transaction's coordinator has answered.
-ctypedef void (*AnsweredFunction)(HeldProduce* held) noexcept nogil
-
-cdef class Producing:
-    cdef Core* core
-    cdef ForwardFunction forward    # of several workers
-    cdef void* forward_context
-    cdef PartitionTable table
-    cdef object gate                # asks transaction coordinators (reactor.pyi); None: transactions are not served
-    cdef bint serves_transactions
-    cdef bint verifies              # transaction.partition.verification.enable
-    cdef Part* parts                # scratch of the request at hand
-    cdef Outcome* outcomes          # as many
-    cdef uint32_t part_capacity
-    cdef TopicParts* topics
-    cdef uint32_t topic_capacity
-    cdef Unpacker unpacker
-    cdef dict unpacking             # address of a HeldProduce: its jobs
-    cdef int64_t unpack_ns          # so long this round may go on unpacking
-    cdef object pending             # the append that the last one left to a thread
-    cdef bint from_peer             # the append at hand is of another worker's records
-    cdef Wait* waits                # what the request at hand will wait for
-    cdef uint32_t wait_capacity
-    cdef uint64_t number            # of the last request that named several partitions
+from kafkad._native.serving.produce_state cimport HeldProduce, Outcome, Part, Producing
 
 # NULL, or why the connection must be closed. `body` stands behind the client id.
 cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int32_t correlation_id,
@@ -133,13 +21,8 @@ cdef bint slice_due(const Conn* conn) noexcept nogil
 cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint admin) noexcept nogil
 cdef void append_part(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil
 cdef void drop_text(Outcome* outcome) noexcept nogil
-cdef object take_pending(Producing self)
-# After that work, on the loop: `error` is what it raised, or None.
-cdef void close_work(Core* core, object work) noexcept
-cdef void finish_append(Producing self, object work, object error, Outcome* outcome) noexcept
 
 # The outcome of a part that was to come. It takes over `outcome` and its text. It may free `held`, and call Python.
 cdef void produce_outcome(HeldProduce* held, uint32_t number, const Outcome* outcome) noexcept nogil
 # None will come, since this process ends. The frame is not released: its owner may still read from it.
 cdef void produce_forget(HeldProduce* held) noexcept nogil
-cdef void produce_advanced(Producing self, Entry* entry, uint32_t why) noexcept nogil

@@ -4,10 +4,9 @@ v0-2 message sets of magic 0 and 1 (old_produce.pyx). v1 throttle time. v2 log a
 here: there is one broker). v13 topic ids.
 
 The whole body is parsed before anything is appended, so a frame that does not parse changes nothing. Then each partition's
-records go to `Partition.append`, or to its log in Python when that says so, each leaving an `Outcome`, and the answer is
-written from the outcomes. It is sent when every high watermark has reached the end of what was appended (which also waits
-for a flush that must come first): until then the request waits on the entries (`Watch`), and a timeout only patches error
-codes in the answer.
+records go to `Partition.append`, or to its log in Python when that says so (produce_slow_path.pyx), each leaving an
+`Outcome`, and the answer is written from the outcomes (produce_answers.pyx). It is sent when every high watermark has
+reached the end of what was appended.
 
 Records for a partition that another worker owns go there as a message (`forward` of produce_forwarding.pyx); the bytes stay where
 the socket put them. The request is held (`HeldProduce`) until the last outcome has come, and is then answered in the same way.
@@ -23,59 +22,44 @@ one. The next slice begins when all outcomes of the one before have come, so an 
 The first batch of a transaction in a partition waits until the transaction's coordinator was asked (produce_gate.pyx). It is
 then appended in another round of slices (`resume`), which passes over all parts that need no other try.
 
-Not yet: quotas, authorization.
+Not yet: quotas, authorization."""
 
-Over 900 lines: one request from its frame to its answer."""
-
-from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-cdef extern from "string.h" nogil:
-    size_t strlen(const char* text)
-    size_t strnlen(const char* text, size_t size)
-
-from kafkad._native.wire.batch cimport (
-    COMPRESSION_MASK, HEADER_SIZE, NEED_PYTHON, TRANSACTIONAL, bad_records,
-)
+from kafkad._native.wire.batch cimport COMPRESSION_MASK, HEADER_SIZE, NEED_PYTHON, TRANSACTIONAL, bad_records
 from kafkad._native.serving.buffers cimport buffer_release, buffer_retain
 from kafkad._native.serving.connection cimport (
-    Conn, Core, Slot, Timer, conn_end, conn_run, slot_drop, slot_extend, slot_finish, slot_open, slot_pend,
-)
+    Conn, Core, Slot, Timer, conn_end, conn_run, slot_drop, slot_open, slot_pend)
 from kafkad._native.serving.old_produce cimport NOTHING_TO_APPEND, SETS_BELOW, judge_set, note_nothing
-from kafkad._native.serving.outcomes cimport free_text, note_refusal, note_result
+from kafkad._native.serving.outcomes cimport free_text, note_refusal
 from kafkad._native.log.guards cimport NEED_TRANSACTION, PLAIN
 from kafkad._native.log.partition cimport Partition
-from kafkad._native.log.partition_state cimport PARTITION_GONE
-from kafkad._native.serving.partition_table cimport (
-    Entry, PartitionTable, Topic, Watch, table_listen, topic_by_id, topic_by_name, topic_entry, unwatch,
-    watch_produce,
-)
+from kafkad._native.serving.partition_table cimport Entry, Topic, topic_by_id, topic_by_name, topic_entry
 from kafkad._native.serving.produce_gate cimport (
-    asking_enter, asking_leave, gate_admission, gate_ask, gate_give_up, gate_try_again, has_two_producers,
-)
+    asking_enter, asking_leave, gate_admission, gate_ask, gate_give_up, gate_try_again, has_two_producers)
 from kafkad._native.serving.produce_merge cimport merge_parts
 from kafkad._native.serving.timers cimport timer_start, timer_stop
-from kafkad._native.serving.unpacking cimport Job, unpack_now_ns, unpack_turn
+from kafkad._native.serving.unpacking cimport Job, unpack_now_ns
 from kafkad._native.wire.primitives cimport (
-    Cursor, KAFKAD_CHECK, get_i16, put_i16, put_i32, put_i64, put_uvarint, read_count, read_i16, read_i32, read_raw,
-    read_uvarint, skip_tags,
-)
+    Cursor, KAFKAD_CHECK, get_i16, read_count, read_i16, read_i32, read_raw, read_uvarint, skip_tags)
 from kafkad._native.wire.errors cimport (
-    CORRUPT_MESSAGE, INVALID_PRODUCER_ID_MAPPING, INVALID_RECORD, INVALID_REQUEST, INVALID_REQUIRED_ACKS,
-    INVALID_TOPIC_EXCEPTION, KAFKA_STORAGE_ERROR, MESSAGE_TOO_LARGE, NOT_LEADER_OR_FOLLOWER, RECORD_LIST_TOO_LARGE, REQUEST_TIMED_OUT,
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED, UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION,
-    UNSUPPORTED_COMPRESSION_TYPE,
-)
+    INVALID_PRODUCER_ID_MAPPING, INVALID_RECORD, INVALID_REQUEST, INVALID_REQUIRED_ACKS, INVALID_TOPIC_EXCEPTION,
+    NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, TRANSACTIONAL_ID_AUTHORIZATION_FAILED, UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION, UNSUPPORTED_COMPRESSION_TYPE)
 from kafkad._native.wire.batch_layout cimport ATTRIBUTES_AT, MAGIC_AT
+from kafkad._native.serving.produce_answers cimport drop_texts, produce_answer
+from kafkad._native.serving.produce_slow_path cimport (
+    append_python, close_work, finish_append, hides_log_start, take_pending)
+from kafkad._native.serving.produce_state cimport (
+    OUTCOME_AGAIN, OUTCOME_TO_ASK, OUTCOME_TO_COME, HeldProduce, Outcome, Part, Producing, Request, TopicParts)
 
 cdef enum:
     PARTS_MAX = 1 << 18                 # partitions, and topics, of one request
     SCRATCH_KEPT = 16384                # partitions that there is always room for, and topics
     ZSTD = 4
-    RECORD_ERRORS_MAX = 20_000          # that one answer names; of what is beyond, each partition names its first
     # An owner has so long however short the request's timeout is: that one is for replication, and an append of our own
     # is not bound by it either.
     OWNER_MS_MIN = 1000
@@ -168,80 +152,6 @@ cdef inline int may_append(const Entry* entry, const Part* part, int16_t version
     return check_records(part, version)
 
 
-cdef void append_python(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
-    self.core.stats.python_appends += 1
-    with gil:
-        append_client(self, entry, part, outcome)
-
-
-cdef void append_client(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept:
-    """The slow path. OUTCOME_TO_COME: this round has no time for all of it, and `self.pending` does the rest."""
-    cdef Partition partition = <Partition>entry.partition
-    cdef int64_t began_ns
-    cdef bint kept = False
-    outcome.code = UNKNOWN_SERVER_ERROR
-    try:
-        view = PyMemoryView_FromMemory(<char*>part.records, part.size, 0x200)  # PyBUF_WRITE
-        try:
-            result = work = partition.log.begin_append(view, self.core.now_ms, outcome.info.admission, outcome.info.guard)
-            if hasattr(work, "step"):
-                began_ns = unpack_now_ns()
-                if self.unpack_ns > 0 and unpack_turn(work, self.unpack_ns):
-                    result = work.finish(self.core.now_ms)
-                    work.close()
-                else:
-                    # A peer may die, and its successor use the memory for other bytes.
-                    if self.from_peer and work.large:
-                        work.copy_first()
-                    elif self.from_peer:
-                        work.close()
-                        work = partition.log.begin_append(
-                            bytearray(view), self.core.now_ms, outcome.info.admission, outcome.info.guard)
-                    kept = work.large or not self.from_peer
-                    self.pending = work
-                    outcome.code = OUTCOME_TO_COME
-                self.unpack_ns -= unpack_now_ns() - began_ns
-        finally:
-            if not kept:
-                view.release()                          # the bytes are the socket's: nobody may keep them
-        if outcome.code != OUTCOME_TO_COME:
-            note_result(outcome, result)
-    except BaseException as error:
-        note_refusal(self.core, partition, outcome, error)
-
-
-cdef object take_pending(Producing self):
-    work = self.pending
-    self.pending = None
-    return work
-
-
-cdef void close_work(Core* core, object work) noexcept:
-    """The heap is trimmed after a large batch: its copy may lie in an arena of a thread."""
-    work.close()
-    if work.large:
-        core.freed_bytes += <int64_t>work.size
-
-
-cdef void finish_append(Producing self, object work, object error, Outcome* outcome) noexcept:
-    cdef Partition partition = work.partition
-    outcome.text = NULL
-    outcome.bad = NULL
-    outcome.info.message = NULL
-    outcome.info.bad_record = -1
-    outcome.info.log_start_offset = partition.row.log_start_offset
-    if error is None:
-        try:
-            note_result(outcome, work.finish(self.core.now_ms))
-        except BaseException as refusal:
-            note_refusal(self.core, partition, outcome, refusal)
-    else:
-        note_refusal(self.core, partition, outcome, error)
-    close_work(self.core, work)
-    if outcome.code and hides_log_start(outcome.code):
-        outcome.info.log_start_offset = -1
-
-
 cdef inline void append_own(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
     outcome.text = NULL
     outcome.bad = NULL
@@ -253,12 +163,6 @@ cdef inline void append_own(Producing self, Entry* entry, const Part* part, Outc
             part.records, <size_t>part.size, &(<Partition>entry.partition).rules, self.core.now_ms)
     if outcome.code > 0 and hides_log_start(outcome.code):
         outcome.info.log_start_offset = -1
-
-
-cdef bint hides_log_start(int code) noexcept nogil:
-    """Errors that Kafka answers without the log start offset; the others have it (ReplicaManager.appendRecordsToLeader)."""
-    return (code == CORRUPT_MESSAGE or code == UNKNOWN_TOPIC_OR_PARTITION or code == NOT_LEADER_OR_FOLLOWER
-            or code == MESSAGE_TOO_LARGE or code == RECORD_LIST_TOO_LARGE or code == KAFKA_STORAGE_ERROR)
 
 
 # The owner's part of an append for another worker (produce_forwarding.pyx).
@@ -275,109 +179,6 @@ cdef void append_part(Producing self, Entry* entry, const Part* part, Outcome* o
 
 cdef void drop_text(Outcome* outcome) noexcept nogil:
     free_text(outcome)
-
-
-cdef inline uint8_t* put_text(uint8_t* at, bint flexible, const char* text, size_t size) noexcept nogil:
-    """A nullable string; NULL is null."""
-    if text is NULL:
-        if flexible:
-            at[0] = 0
-            return at + 1
-        put_i16(at, -1)
-        return at + 2
-    if flexible:
-        at += put_uvarint(at, <uint32_t>size + 1)
-    else:
-        put_i16(at, <int16_t>size)
-        at += 2
-    memcpy(at, text, size)
-    return at + size
-
-
-cdef const char* KEY_MISSING = "Compacted topic cannot accept message without key"
-cdef const char* TIMESTAMP_BAD = "Timestamp is out of the range that the topic allows"
-
-
-cdef void put_record_errors(Slot* slot, bint flexible, const Outcome* outcome, uint32_t* room) noexcept nogil:
-    """Each bad record with its index and why, as far as there is room in this answer."""
-    cdef uint32_t count = 0 if outcome.bad is NULL else outcome.bad[0]
-    cdef uint32_t i
-    cdef const char* text
-    cdef size_t size
-    cdef uint8_t* at
-    cdef uint8_t* start
-    if count == 0 or count > room[0]:
-        return
-    room[0] -= count
-    start = at = slot_extend(slot, 5)
-    if flexible:
-        at += put_uvarint(at, count + 1)
-    else:
-        put_i32(at, <int32_t>count)
-        at += 4
-    slot.size -= <uint32_t>(5 - (at - start))
-    for i in range(1, count + 1):
-        text = TIMESTAMP_BAD if outcome.bad[i] & 1 else KEY_MISSING
-        size = strlen(text)
-        start = slot_extend(slot, size + 10)
-        put_i32(start, <int32_t>(outcome.bad[i] >> 1))
-        at = put_text(start + 4, flexible, text, size)
-        if flexible:
-            at[0] = 0
-            at += 1
-        slot.size -= <uint32_t>(size + 10 - (at - start))
-
-
-cdef uint32_t answer_part(Slot* slot, int16_t version, int32_t index, const Outcome* outcome, uint32_t* room) noexcept nogil:
-    """Writes one partition's answer; tells where its error code stands. `room`: for so many bad records."""
-    cdef bint flexible = version >= 9
-    cdef bint failed = outcome.code != 0
-    cdef const char* text = NULL
-    cdef size_t text_size = 0
-    cdef uint8_t* at
-    cdef uint8_t* start
-    cdef int count
-    cdef uint32_t code_at = slot.size + 4
-    if failed and version >= 8:
-        if outcome.info.message is not NULL:
-            text = outcome.info.message
-            text_size = strnlen(text, MESSAGE_SIZE_MAX)
-    start = slot_extend(slot, 64 + 2 * text_size)
-    at = start
-    put_i32(at, index)
-    put_i16(at + 4, <int16_t>outcome.code)
-    put_i64(at + 6, -1 if failed else outcome.info.base_offset)
-    at += 14
-    if version >= 2:
-        put_i64(at, -1 if failed else outcome.info.append_time_ms)
-        at += 8
-    if version >= 5:
-        put_i64(at, outcome.info.log_start_offset)
-        at += 8
-    if version >= 8 and failed and outcome.bad is not NULL and outcome.bad[0] <= room[0]:
-        slot.size -= <uint32_t>(64 + 2 * text_size - (at - start))
-        put_record_errors(slot, flexible, outcome, room)
-        start = at = slot_extend(slot, 64 + 2 * text_size)
-        at = put_text(at, flexible, text, text_size)
-    elif version >= 8:
-        count = 1 if failed and outcome.info.bad_record >= 0 else 0
-        if flexible:
-            at += put_uvarint(at, <uint32_t>count + 1)
-        else:
-            put_i32(at, count)
-            at += 4
-        if count:
-            put_i32(at, outcome.info.bad_record)
-            at = put_text(at + 4, flexible, text, text_size)
-            if flexible:
-                at[0] = 0
-                at += 1
-        at = put_text(at, flexible, text, text_size)
-    if flexible:
-        at[0] = 0
-        at += 1
-    slot.size -= <uint32_t>(64 + 2 * text_size - (at - start))
-    return code_at
 
 
 # -- one request -------------------------------------------------------------------------------------------
@@ -661,74 +462,8 @@ cdef const char* produce_request(Producing self, Conn* conn, int16_t version, in
             conn_end(conn, "a Produce with acks=0 failed")
         return NULL
     slot = slot_open(conn, 0, version, correlation_id)
-    answer(self, &request, slot)
+    produce_answer(self, &request, slot)
     return NULL
-
-
-cdef void drop_texts(Outcome* outcomes, uint32_t count) noexcept nogil:
-    cdef uint32_t i
-    for i in range(count):
-        free_text(&outcomes[i])
-
-
-cdef void answer(Producing self, const Request* request, Slot* slot) noexcept nogil:
-    """Writes the answer from the outcomes, and sends it or waits for high watermarks."""
-    cdef int16_t version = request.version
-    cdef bint flexible = version >= 9
-    cdef uint32_t number = 0, wait_count = 0, i, j, code_at
-    cdef uint32_t room = RECORD_ERRORS_MAX
-    cdef const TopicParts* parts
-    cdef Outcome* outcome
-    cdef Wait* wait
-    cdef uint8_t* at
-    if flexible:
-        slot_extend(slot, 1)[0] = 0
-        at = slot_extend(slot, 5)
-        slot.size -= <uint32_t>(5 - put_uvarint(at, request.topic_count + 1))
-    else:
-        put_i32(slot_extend(slot, 4), <int32_t>request.topic_count)
-    for i in range(request.topic_count):
-        parts = &request.topics[i]
-        if parts.name_size < 0:
-            memcpy(slot_extend(slot, 16), parts.name, 16)
-        else:
-            at = slot_extend(slot, <size_t>parts.name_size + 5)
-            slot.size -= <uint32_t>(
-                <size_t>parts.name_size + 5 - <size_t>(put_text(at, flexible, <char*>parts.name, <size_t>parts.name_size) - at))
-        if flexible:
-            at = slot_extend(slot, 5)
-            slot.size -= <uint32_t>(5 - put_uvarint(at, parts.count + 1))
-        else:
-            put_i32(slot_extend(slot, 4), <int32_t>parts.count)
-        for j in range(parts.count):
-            outcome = &request.outcomes[number]
-            code_at = answer_part(slot, version, request.parts[number].index, outcome, &room)
-            number += 1
-            free_text(outcome)
-            if not outcome.waits:
-                continue
-            if outcome.entry is NULL or outcome.entry.removed:  # since it was appended
-                put_i16(slot.data + code_at, UNKNOWN_TOPIC_OR_PARTITION)
-                continue
-            if wait_count == self.wait_capacity:
-                self.wait_capacity = max(<uint32_t>16, self.wait_capacity * 2)
-                self.waits = <Wait*>realloc(self.waits, self.wait_capacity * sizeof(Wait))
-                KAFKAD_CHECK(self.waits is not NULL)
-            wait = &self.waits[wait_count]
-            wait_count += 1
-            wait.watch.entry = outcome.entry
-            wait.end_offset = outcome.info.end_offset
-            wait.code_at = code_at
-        if flexible:
-            slot_extend(slot, 1)[0] = 0
-    if version >= 1:
-        put_i32(slot_extend(slot, 4), 0)                # throttle_time_ms
-    if flexible:
-        slot_extend(slot, 1)[0] = 0
-    if wait_count == 0:
-        slot_finish(slot)
-    else:
-        wait_for_watermarks(self, slot, wait_count, request.deadline_ms)
 
 
 # -- waiting for other workers' outcomes -----------------------------------------------------------------------
@@ -969,7 +704,7 @@ cdef void held_answer(Producing self, HeldProduce* held) noexcept nogil:
                     (<Partition>outcome.entry.partition).row.high_watermark < outcome.info.end_offset)
             number += 1
     if request.acks != 0:
-        answer(self, request, slot)
+        produce_answer(self, request, slot)
     else:
         drop_texts(request.outcomes, request.part_count)
         slot_drop(slot)                                 # also if the connection is ending already
@@ -1116,103 +851,3 @@ cdef void unpacked(Producing self, HeldProduce* held, uint32_t topic, uint32_t n
     produce_outcome(held, number, &outcome)
 
 
-# -- waiting for high watermarks -----------------------------------------------------------------------------------------------
-
-cdef void wait_for_watermarks(Producing self, Slot* slot, uint32_t count, int64_t deadline_ms) noexcept nogil:
-    cdef WaitingProduce* produce = <WaitingProduce*>malloc(sizeof(WaitingProduce) + (count - 1) * sizeof(Wait))
-    cdef Wait* wait
-    cdef uint32_t i
-    KAFKAD_CHECK(produce is not NULL)
-    produce.slot = slot
-    produce.waits_left = count
-    produce.wait_count = count
-    memcpy(produce.waits, self.waits, count * sizeof(Wait))
-    for i in range(count):
-        wait = &produce.waits[i]
-        wait.produce = produce
-        watch_in_order(wait)
-        if wait.watch.entry.remote:
-            table_listen(wait.watch.entry)
-    self.core.stats.produce_waits += 1
-    timer_start(self.core, &produce.timer, deadline_ms, produce_expired)
-    slot_pend(slot, produce, produce_cancelled, not slot.overtakable)
-
-
-cdef void watch_in_order(Wait* wait) noexcept nogil:
-    """The entry's list is in the order of offsets. A request that was held comes later than some behind it."""
-    cdef Entry* entry = wait.watch.entry
-    cdef Watch* after = entry.last_produce
-    if after is NULL or (<Wait*>after).end_offset <= wait.end_offset:
-        watch_produce(entry, &wait.watch)
-        return
-    while after.previous is not NULL and (<Wait*>after.previous).end_offset > wait.end_offset:
-        after = after.previous
-    wait.watch.next = after
-    wait.watch.previous = after.previous
-    if after.previous is not NULL:
-        after.previous.next = &wait.watch
-    else:
-        entry.produces = &wait.watch
-    after.previous = &wait.watch
-
-
-cdef void produce_settle(Core* core, WaitingProduce* produce) noexcept nogil:
-    cdef Slot* slot = produce.slot
-    timer_stop(core, &produce.timer)
-    free(produce)
-    slot_finish(slot)
-
-
-cdef void produce_expired(Core* core, Timer* timer) noexcept nogil:
-    cdef WaitingProduce* produce = <WaitingProduce*>timer
-    cdef Wait* wait
-    cdef uint32_t i
-    core.stats.produce_timeouts += 1
-    for i in range(produce.wait_count):
-        wait = &produce.waits[i]
-        if wait.watch.entry is not NULL:
-            unwatch(&wait.watch, True)
-            put_i16(produce.slot.data + wait.code_at, REQUEST_TIMED_OUT)
-    produce_settle(core, produce)
-
-
-cdef void produce_cancelled(Slot* slot) noexcept nogil:
-    """The connection is closed."""
-    cdef WaitingProduce* produce = <WaitingProduce*>slot.waiting
-    cdef uint32_t i
-    for i in range(produce.wait_count):
-        unwatch(&produce.waits[i].watch, True)
-    timer_stop(slot.conn.core, &produce.timer)
-    free(produce)
-
-
-cdef void produce_advanced(Producing self, Entry* entry, uint32_t why) noexcept nogil:
-    cdef int64_t high_watermark = (<Partition>entry.partition).row.high_watermark
-    cdef Wait* wait
-    cdef WaitingProduce* produce
-    while entry.produces is not NULL:
-        wait = <Wait*>entry.produces
-        if wait.end_offset > high_watermark:
-            if not (why & PARTITION_GONE):
-                break
-            put_i16(wait.produce.slot.data + wait.code_at,
-                    UNKNOWN_TOPIC_OR_PARTITION if entry.removed else NOT_LEADER_OR_FOLLOWER)
-        unwatch(&wait.watch, True)
-        produce = wait.produce
-        produce.waits_left -= 1
-        if produce.waits_left == 0:
-            produce_settle(self.core, produce)
-    if entry.remote and entry.produces is not NULL:
-        table_listen(entry)
-
-
-cdef class Producing:
-    def __cinit__(self, PartitionTable table not None):
-        self.table = table
-        self.unpacking = {}
-
-    def __dealloc__(self):
-        free(self.parts)
-        free(self.outcomes)
-        free(self.topics)
-        free(self.waits)

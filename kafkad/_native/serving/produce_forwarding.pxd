@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 from kafkad._native.serving.connection cimport Core
 from kafkad._native.shared.mailbox cimport WORKERS_MAX, Mail, Mailboxes
 from kafkad._native.serving.partition_table cimport PartitionTable
-from kafkad._native.serving.produce cimport HeldProduce, Producing
+from kafkad._native.serving.produce_state cimport HeldProduce, Producing
 
 cdef struct Flight:                 # records that are with their owner: its token is generation << 32 | place
     HeldProduce* held               # NULL: free

@@ -41,10 +41,9 @@ from kafkad._native.log.partition cimport Partition
 from kafkad._native.serving.partition_table cimport (
     Entry, PartitionTable, entry_by_row, table_owner_lost, table_remote_advanced,
 )
-from kafkad._native.serving.produce cimport (
-    HeldProduce, OUTCOME_TO_COME, Outcome, Part, Producing, Request, append_part, check_part, close_work, drop_text,
-    finish_append, produce_forget, produce_outcome, take_pending,
-)
+from kafkad._native.serving.produce cimport append_part, check_part, drop_text, produce_forget, produce_outcome
+from kafkad._native.serving.produce_slow_path cimport close_work, finish_append, take_pending
+from kafkad._native.serving.produce_state cimport HeldProduce, OUTCOME_TO_COME, Outcome, Part, Producing, Request
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 from kafkad._native.wire.errors cimport NOT_LEADER_OR_FOLLOWER, UNKNOWN_SERVER_ERROR
 

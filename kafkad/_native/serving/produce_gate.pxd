@@ -3,7 +3,7 @@
 from libc.stdint cimport int16_t
 
 from kafkad._native.serving.partition_table cimport Table
-from kafkad._native.serving.produce cimport AnsweredFunction, HeldProduce, Request
+from kafkad._native.serving.produce_state cimport AnsweredFunction, HeldProduce, Request
 
 # What a request of this version with a transactional id says of transactions.
 cdef int gate_admission(int16_t version, bint verifies) noexcept nogil

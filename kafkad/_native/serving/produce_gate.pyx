@@ -27,7 +27,7 @@ from kafkad._native.log.guards cimport ADDED, IMPLICIT, UNVERIFIED
 from kafkad._native.serving.connection cimport Conn, Core, conn_run
 from kafkad._native.serving.outcomes cimport outcome_text
 from kafkad._native.serving.partition_table cimport Table, Topic, topic_by_id
-from kafkad._native.serving.produce cimport (
+from kafkad._native.serving.produce_state cimport (
     AnsweredFunction, HeldProduce, OUTCOME_AGAIN, OUTCOME_TO_ASK, Outcome, Request, TopicParts,
 )
 from kafkad._native.wire.batch cimport HEADER_SIZE, TRANSACTIONAL

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int16_t, uint32_t, uint64_t
 
-from kafkad._native.serving.produce cimport Part, TopicParts
+from kafkad._native.serving.produce_state cimport Part, TopicParts
 
 ctypedef bint (*InvalidFunction)(const void* part, int16_t version) noexcept nogil
 

@@ -15,7 +15,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp
 
 from kafkad._native.serving.partition_table cimport hash_bytes
-from kafkad._native.serving.produce cimport Part, TopicParts
+from kafkad._native.serving.produce_state cimport Part, TopicParts
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
 

@@ -29,7 +29,7 @@ from kafkad._native.log.group_commit cimport GroupCommit
 from kafkad._native.shared.connection_handover cimport Handover
 from kafkad._native.shared.mailbox cimport Mailboxes
 from kafkad._native.serving.partition_table cimport PartitionTable
-from kafkad._native.serving.produce cimport Outcome, Part, Producing, TopicParts, Wait
+from kafkad._native.serving.produce_state cimport Outcome, Part, Producing, TopicParts, Wait
 from kafkad._native.serving.tls cimport TlsContext
 from kafkad._native.serving.unpacking cimport Unpacker
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK

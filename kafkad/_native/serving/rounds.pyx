@@ -26,7 +26,7 @@ from kafkad._native.serving.produce_forwarding cimport forward_mail, forwarding_
 from kafkad._native.log.group_commit cimport GroupCommit, commit_turn
 from kafkad._native.shared.mailbox cimport Mail, mail_awake, mail_done, mail_lost, mail_peek, mail_ring, mail_sleep
 from kafkad._native.serving.partition_table cimport Entry, Table
-from kafkad._native.serving.produce cimport produce_advanced
+from kafkad._native.serving.produce_answers cimport produce_advanced
 from kafkad._native.serving.timers cimport timers_expire
 from kafkad._native.serving.tls cimport TLS_SHAKES_PER_ROUND
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
@@ -150,7 +150,8 @@ cdef int one_round(Rounds rounds, int timeout_ms, int* mails) noexcept nogil:
     commit_turn(True)
     answer_waiters(rounds)
     timers_expire(core)
-    feed_starved(core)
+    if core.starved_first is not NULL:
+        feed_starved(core)
     conn_reap(core)
     if rounds.has_mail:
         mail_ring(rounds.mailboxes)
@@ -260,14 +261,16 @@ cdef void run_rounds(Rounds rounds) noexcept nogil:
                 served = work_done(rounds)             # peers and clients first: what they send then needs no wake-up
                 sched_yield()
                 continue
-            flush_late(core)
+            if core.late_first is not NULL:
+                flush_late(core)
             if mail_sleep(rounds.mailboxes):
                 asleep = True
                 break
         if core.monotonic_ms - began > POLL_MS:
             break
     commit_turn(False)
-    flush_late(core)
+    if core.late_first is not NULL:
+        flush_late(core)
     if has_more(rounds):
         core_wake(core)
     elif rounds.has_mail and not asleep and not mail_sleep(rounds.mailboxes):
@@ -298,7 +301,8 @@ cdef void run_until_called(Rounds rounds, int64_t wait_ms, PyObject* ready, PyOb
                 sched_yield()
         elif not rounds.has_mail or work_done(rounds) - before <= FEW or (count <= 0 and mails == 0):
             # With few at a time it is not worth a look whether there is more: a call that may sleep tells, too.
-            flush_late(core)
+            if core.late_first is not NULL:
+                flush_late(core)
             expire_idle(rounds)
             conn_reap(core)
             arm(rounds)
@@ -324,7 +328,8 @@ cdef void run_until_called(Rounds rounds, int64_t wait_ms, PyObject* ready, PyOb
                 or (deadline and core.monotonic_ms >= deadline)):
             break
     commit_turn(False)
-    flush_late(core)
+    if core.late_first is not NULL:
+        flush_late(core)
     expire_idle(rounds)
     conn_reap(core)
     arm(rounds)

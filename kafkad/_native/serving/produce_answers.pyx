@@ -1,0 +1,283 @@
+"""The answer of a Produce: written from the outcomes, and sent when the high watermarks have reached what was appended.
+
+That also waits for a flush that must come first. Until then the request waits on the entries of its partitions (`Watch`),
+and a timeout only patches error codes in the answer."""
+
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy
+
+from kafkad._native.serving.connection cimport Core, Slot, Timer, slot_extend, slot_finish, slot_pend
+from kafkad._native.serving.outcomes cimport free_text
+from kafkad._native.log.partition cimport Partition
+from kafkad._native.log.partition_state cimport PARTITION_GONE
+from kafkad._native.serving.partition_table cimport Entry, Watch, table_listen, unwatch, watch_produce
+from kafkad._native.serving.timers cimport timer_start, timer_stop
+from kafkad._native.wire.primitives cimport KAFKAD_CHECK, put_i16, put_i32, put_i64, put_uvarint
+from kafkad._native.wire.errors cimport NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, UNKNOWN_TOPIC_OR_PARTITION
+from kafkad._native.serving.produce_state cimport (
+    MESSAGE_SIZE_MAX, Outcome, Producing, Request, TopicParts, Wait, WaitingProduce)
+
+cdef extern from "string.h" nogil:
+    size_t strlen(const char* text)
+    size_t strnlen(const char* text, size_t size)
+
+cdef enum:
+    RECORD_ERRORS_MAX = 20_000          # that one answer names; of what is beyond, each partition names its first
+
+cdef const char* KEY_MISSING = "Compacted topic cannot accept message without key"
+cdef const char* TIMESTAMP_BAD = "Timestamp is out of the range that the topic allows"
+
+
+cdef void produce_answer(Producing self, const Request* request, Slot* slot) noexcept nogil:
+    """Writes the answer from the outcomes, and sends it or waits for high watermarks."""
+    cdef int16_t version = request.version
+    cdef bint flexible = version >= 9
+    cdef uint32_t number = 0, wait_count = 0, i, j, code_at
+    cdef uint32_t room = RECORD_ERRORS_MAX
+    cdef const TopicParts* parts
+    cdef Outcome* outcome
+    cdef Wait* wait
+    cdef uint8_t* at
+    if flexible:
+        slot_extend(slot, 1)[0] = 0
+        at = slot_extend(slot, 5)
+        slot.size -= <uint32_t>(5 - put_uvarint(at, request.topic_count + 1))
+    else:
+        put_i32(slot_extend(slot, 4), <int32_t>request.topic_count)
+    for i in range(request.topic_count):
+        parts = &request.topics[i]
+        if parts.name_size < 0:
+            memcpy(slot_extend(slot, 16), parts.name, 16)
+        else:
+            at = slot_extend(slot, <size_t>parts.name_size + 5)
+            slot.size -= <uint32_t>(
+                <size_t>parts.name_size + 5 - <size_t>(put_text(at, flexible, <char*>parts.name, <size_t>parts.name_size) - at))
+        if flexible:
+            at = slot_extend(slot, 5)
+            slot.size -= <uint32_t>(5 - put_uvarint(at, parts.count + 1))
+        else:
+            put_i32(slot_extend(slot, 4), <int32_t>parts.count)
+        for j in range(parts.count):
+            outcome = &request.outcomes[number]
+            code_at = answer_part(slot, version, request.parts[number].index, outcome, &room)
+            number += 1
+            free_text(outcome)
+            if not outcome.waits:
+                continue
+            if outcome.entry is NULL or outcome.entry.removed:  # since it was appended
+                put_i16(slot.data + code_at, UNKNOWN_TOPIC_OR_PARTITION)
+                continue
+            if wait_count == self.wait_capacity:
+                self.wait_capacity = max(<uint32_t>16, self.wait_capacity * 2)
+                self.waits = <Wait*>realloc(self.waits, self.wait_capacity * sizeof(Wait))
+                KAFKAD_CHECK(self.waits is not NULL)
+            wait = &self.waits[wait_count]
+            wait_count += 1
+            wait.watch.entry = outcome.entry
+            wait.end_offset = outcome.info.end_offset
+            wait.code_at = code_at
+        if flexible:
+            slot_extend(slot, 1)[0] = 0
+    if version >= 1:
+        put_i32(slot_extend(slot, 4), 0)                # throttle_time_ms
+    if flexible:
+        slot_extend(slot, 1)[0] = 0
+    if wait_count == 0:
+        slot_finish(slot)
+    else:
+        wait_for_watermarks(self, slot, wait_count, request.deadline_ms)
+
+
+cdef uint32_t answer_part(Slot* slot, int16_t version, int32_t index, const Outcome* outcome, uint32_t* room) noexcept nogil:
+    """Writes one partition's answer; tells where its error code stands. `room`: for so many bad records."""
+    cdef bint flexible = version >= 9
+    cdef bint failed = outcome.code != 0
+    cdef const char* text = NULL
+    cdef size_t text_size = 0
+    cdef uint8_t* at
+    cdef uint8_t* start
+    cdef int count
+    cdef uint32_t code_at = slot.size + 4
+    if failed and version >= 8:
+        if outcome.info.message is not NULL:
+            text = outcome.info.message
+            text_size = strnlen(text, MESSAGE_SIZE_MAX)
+    start = slot_extend(slot, 64 + 2 * text_size)
+    at = start
+    put_i32(at, index)
+    put_i16(at + 4, <int16_t>outcome.code)
+    put_i64(at + 6, -1 if failed else outcome.info.base_offset)
+    at += 14
+    if version >= 2:
+        put_i64(at, -1 if failed else outcome.info.append_time_ms)
+        at += 8
+    if version >= 5:
+        put_i64(at, outcome.info.log_start_offset)
+        at += 8
+    if version >= 8 and failed and outcome.bad is not NULL and outcome.bad[0] <= room[0]:
+        slot.size -= <uint32_t>(64 + 2 * text_size - (at - start))
+        put_record_errors(slot, flexible, outcome, room)
+        start = at = slot_extend(slot, 64 + 2 * text_size)
+        at = put_text(at, flexible, text, text_size)
+    elif version >= 8:
+        count = 1 if failed and outcome.info.bad_record >= 0 else 0
+        if flexible:
+            at += put_uvarint(at, <uint32_t>count + 1)
+        else:
+            put_i32(at, count)
+            at += 4
+        if count:
+            put_i32(at, outcome.info.bad_record)
+            at = put_text(at + 4, flexible, text, text_size)
+            if flexible:
+                at[0] = 0
+                at += 1
+        at = put_text(at, flexible, text, text_size)
+    if flexible:
+        at[0] = 0
+        at += 1
+    slot.size -= <uint32_t>(64 + 2 * text_size - (at - start))
+    return code_at
+
+
+cdef void put_record_errors(Slot* slot, bint flexible, const Outcome* outcome, uint32_t* room) noexcept nogil:
+    """Each bad record with its index and why, as far as there is room in this answer."""
+    cdef uint32_t count = 0 if outcome.bad is NULL else outcome.bad[0]
+    cdef uint32_t i
+    cdef const char* text
+    cdef size_t size
+    cdef uint8_t* at
+    cdef uint8_t* start
+    if count == 0 or count > room[0]:
+        return
+    room[0] -= count
+    start = at = slot_extend(slot, 5)
+    if flexible:
+        at += put_uvarint(at, count + 1)
+    else:
+        put_i32(at, <int32_t>count)
+        at += 4
+    slot.size -= <uint32_t>(5 - (at - start))
+    for i in range(1, count + 1):
+        text = TIMESTAMP_BAD if outcome.bad[i] & 1 else KEY_MISSING
+        size = strlen(text)
+        start = slot_extend(slot, size + 10)
+        put_i32(start, <int32_t>(outcome.bad[i] >> 1))
+        at = put_text(start + 4, flexible, text, size)
+        if flexible:
+            at[0] = 0
+            at += 1
+        slot.size -= <uint32_t>(size + 10 - (at - start))
+
+
+cdef inline uint8_t* put_text(uint8_t* at, bint flexible, const char* text, size_t size) noexcept nogil:
+    """A nullable string; NULL is null."""
+    if text is NULL:
+        if flexible:
+            at[0] = 0
+            return at + 1
+        put_i16(at, -1)
+        return at + 2
+    if flexible:
+        at += put_uvarint(at, <uint32_t>size + 1)
+    else:
+        put_i16(at, <int16_t>size)
+        at += 2
+    memcpy(at, text, size)
+    return at + size
+
+
+cdef void drop_texts(Outcome* outcomes, uint32_t count) noexcept nogil:
+    cdef uint32_t i
+    for i in range(count):
+        free_text(&outcomes[i])
+
+# -- waiting for high watermarks ----------------------------------------------------------------------------
+
+cdef void wait_for_watermarks(Producing self, Slot* slot, uint32_t count, int64_t deadline_ms) noexcept nogil:
+    cdef WaitingProduce* produce = <WaitingProduce*>malloc(sizeof(WaitingProduce) + (count - 1) * sizeof(Wait))
+    cdef Wait* wait
+    cdef uint32_t i
+    KAFKAD_CHECK(produce is not NULL)
+    produce.slot = slot
+    produce.waits_left = count
+    produce.wait_count = count
+    memcpy(produce.waits, self.waits, count * sizeof(Wait))
+    for i in range(count):
+        wait = &produce.waits[i]
+        wait.produce = produce
+        watch_in_order(wait)
+        if wait.watch.entry.remote:
+            table_listen(wait.watch.entry)
+    self.core.stats.produce_waits += 1
+    timer_start(self.core, &produce.timer, deadline_ms, produce_expired)
+    slot_pend(slot, produce, produce_cancelled, not slot.overtakable)
+
+
+cdef void watch_in_order(Wait* wait) noexcept nogil:
+    """The entry's list is in the order of offsets. A request that was held comes later than some behind it."""
+    cdef Entry* entry = wait.watch.entry
+    cdef Watch* after = entry.last_produce
+    if after is NULL or (<Wait*>after).end_offset <= wait.end_offset:
+        watch_produce(entry, &wait.watch)
+        return
+    while after.previous is not NULL and (<Wait*>after.previous).end_offset > wait.end_offset:
+        after = after.previous
+    wait.watch.next = after
+    wait.watch.previous = after.previous
+    if after.previous is not NULL:
+        after.previous.next = &wait.watch
+    else:
+        entry.produces = &wait.watch
+    after.previous = &wait.watch
+
+
+cdef void produce_settle(Core* core, WaitingProduce* produce) noexcept nogil:
+    cdef Slot* slot = produce.slot
+    timer_stop(core, &produce.timer)
+    free(produce)
+    slot_finish(slot)
+
+
+cdef void produce_expired(Core* core, Timer* timer) noexcept nogil:
+    cdef WaitingProduce* produce = <WaitingProduce*>timer
+    cdef Wait* wait
+    cdef uint32_t i
+    core.stats.produce_timeouts += 1
+    for i in range(produce.wait_count):
+        wait = &produce.waits[i]
+        if wait.watch.entry is not NULL:
+            unwatch(&wait.watch, True)
+            put_i16(produce.slot.data + wait.code_at, REQUEST_TIMED_OUT)
+    produce_settle(core, produce)
+
+
+cdef void produce_cancelled(Slot* slot) noexcept nogil:
+    """The connection is closed."""
+    cdef WaitingProduce* produce = <WaitingProduce*>slot.waiting
+    cdef uint32_t i
+    for i in range(produce.wait_count):
+        unwatch(&produce.waits[i].watch, True)
+    timer_stop(slot.conn.core, &produce.timer)
+    free(produce)
+
+
+cdef void produce_advanced(Producing self, Entry* entry, uint32_t why) noexcept nogil:
+    cdef int64_t high_watermark = (<Partition>entry.partition).row.high_watermark
+    cdef Wait* wait
+    cdef WaitingProduce* produce
+    while entry.produces is not NULL:
+        wait = <Wait*>entry.produces
+        if wait.end_offset > high_watermark:
+            if not (why & PARTITION_GONE):
+                break
+            put_i16(wait.produce.slot.data + wait.code_at,
+                    UNKNOWN_TOPIC_OR_PARTITION if entry.removed else NOT_LEADER_OR_FOLLOWER)
+        unwatch(&wait.watch, True)
+        produce = wait.produce
+        produce.waits_left -= 1
+        if produce.waits_left == 0:
+            produce_settle(self.core, produce)
+    if entry.remote and entry.produces is not NULL:
+        table_listen(entry)

@@ -151,7 +151,9 @@ class Old(Client):
 
     def state(self):
         request = messages.DescribeTransactionsRequest(transactional_ids=[self.id])
-        (found,) = self.wire.ask(request, 0).transaction_states
+        (found,) = self.until(
+            lambda: self.wire.ask(request, 0).transaction_states, lambda states: states[0].error_code
+        )
         return found.transaction_state, found.producer_epoch
 
 

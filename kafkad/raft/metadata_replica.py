@@ -1,0 +1,250 @@
+"""A replica of the metadata log: what a voter and an observer do alike.
+
+    load        the newest whole snapshot gives the image that the log's batches follow
+    replay      one batch of the log into the Loader; what the quorum says of itself on the way
+    snapshot    after enough new bytes, or an hour; the log below the oldest snapshot kept may then go
+
+Use: single_voter and observer, which say when a batch is committed.
+
+Beware: `write_snapshot` may run in another thread; it reads an image, which never changes, and writes one
+file."""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from kafkad.metadata.image import MetadataImage
+from kafkad.metadata.records import Decoder, encode_record
+from kafkad.metadata.replay import Loader, ReplayError
+from kafkad.protocol import messages
+from kafkad.protocol.errors import Malformed
+from kafkad.raft.control_records import Voter, read_control, read_voters
+from kafkad.raft.election_state import ElectionState
+from kafkad.raft.snapshots import build_snapshot, read_snapshot, read_timestamp
+
+logger = logging.getLogger(__name__)
+
+SnapshotId = tuple[int, int]  # (offset, epoch): it holds what lies below the offset
+
+LEFT_OUT_LOGGED: Final = 10  # records that are logged one by one
+
+
+class UnusableMetadata(Exception):
+    """The metadata directory cannot be served; the text is one sentence for the operator."""
+
+
+class MetadataLog(Protocol):
+    """What is needed of kafkad.log.Log."""
+
+    directory: str
+    log_start_offset: int
+    end_offset: int
+    leader_epoch: int
+    size: int
+    recovery_point: int  # all below is on the disk
+
+    def append(self, batch: bytearray, now_ms: int, *, origin: str = ..., epoch: int | None = ...) -> int: ...
+    def flush(self) -> None: ...
+    def await_flushed(self, offset: int, callback: Callable[[BaseException | None], None]) -> None: ...
+    def batches(self, start: int, end: int) -> Iterable[bytes]: ...
+    def set_leader_epoch(self, epoch: int) -> None: ...
+    def delete_records(self, before_offset: int) -> int: ...
+    def apply_retention(self, now_ms: int) -> int: ...
+    def truncate_fully_and_start_at(self, offset: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    """What is needed of kafkad.log.metadata_files.MetadataFiles."""
+
+    def read_bootstrap(self) -> bytes | None: ...
+    def write_bootstrap(self, content: bytes) -> None: ...
+    def read_quorum_state(self) -> bytes | None: ...
+    def write_quorum_state(self, content: bytes) -> None: ...
+    def snapshots(self) -> list[SnapshotId]: ...
+    def read_snapshot(self, snapshot: SnapshotId) -> bytes: ...
+    def read_beginning(self, snapshot: SnapshotId) -> bytes: ...
+    def write_snapshot(self, snapshot: SnapshotId, pieces: Iterable[bytes | bytearray]) -> int: ...
+    def delete_snapshot(self, snapshot: SnapshotId) -> None: ...
+    def set_aside(self, snapshot: SnapshotId) -> str: ...
+    def size(self, snapshot: SnapshotId) -> int: ...
+    def delete_leftovers(self) -> None: ...
+
+
+@dataclass(slots=True, frozen=True)
+class SnapshotPolicy:
+    """When snapshots are made, and how long they and the log are kept. Kafka's defaults."""
+
+    new_bytes_max: int = 20 << 20  # metadata.log.max.record.bytes.between.snapshots
+    interval_ms_max: int = 3_600_000  # metadata.log.max.snapshot.interval.ms; 0: by size only
+    retention_bytes: int = 100 << 20  # metadata.max.retention.bytes; -1: no limit
+    retention_ms: int = 7 * 86_400_000  # metadata.max.retention.ms; -1: no limit
+
+    @staticmethod
+    def of(config: Any) -> "SnapshotPolicy":
+        return SnapshotPolicy(
+            config.metadata_log_max_record_bytes_between_snapshots,
+            config.metadata_log_max_snapshot_interval_ms,
+            config.metadata_max_retention_bytes,
+            config.metadata_max_retention_ms,
+        )
+
+
+class MetadataReplica:
+    """`image` is what is committed and applied. It is replaced, never changed."""
+
+    def __init__(
+        self, image: MetadataImage, log: Any, files: Files, clock: Any, policy: SnapshotPolicy | None
+    ) -> None:
+        self.image = image
+        self.epoch = 0
+        self.last_snapshot: SnapshotId | None = None
+        self._log = log
+        self._files = files
+        self._clock = clock
+        self._policy = policy or SnapshotPolicy()
+        self._loader = Loader(self.image)
+        self._decoder = Decoder()
+        self._kraft_version = 0
+        self._voters: tuple[Voter, ...] = ()
+        self._voters_offset = -1  # -1: no voters in the log itself
+        self._left_out = 0  # records that could not be applied
+        self._broken = ""  # why nothing can be appended any more
+        self._new_bytes = 0  # of the log, since the last snapshot
+        self._snapshot_ms = 0  # monotonic: when the last snapshot was made, or we started
+
+    # -- loading -------------------------------------------------------------------------------------------
+
+    def _load_snapshot(self) -> SnapshotId | None:
+        """Feed the newest snapshot that is whole. Damaged ones are set aside, those below the log deleted."""
+        start = self._log.log_start_offset
+        for snapshot in reversed(self._files.snapshots()):
+            if snapshot[0] < start:
+                self._files.delete_snapshot(snapshot)
+                continue
+            try:
+                content = read_snapshot(self._files.read_snapshot(snapshot), self._decoder.decode)
+                loader = Loader(self.image, self._leave_out)
+                loader.feed(
+                    content.records,
+                    last_offset=snapshot[0] - 1,
+                    epoch=snapshot[1] if snapshot[0] else -1,
+                    timestamp_ms=content.timestamp_ms,
+                )
+            except Malformed as trouble:
+                path = self._files.set_aside(snapshot)
+                logger.error(
+                    "metadata snapshot is damaged (%s): set aside as %s, an older one is tried", trouble, path
+                )
+                continue
+            self._loader = loader
+            self._kraft_version, self._voters = content.kraft_version, content.voters
+            return snapshot
+        return None
+
+    def _replay_batch(self, batch: Any) -> None:
+        place = {
+            "last_offset": batch.last_offset,
+            "epoch": batch.leader_epoch,
+            "timestamp_ms": batch.max_timestamp,
+        }
+        if not batch.is_control:
+            decode = self._decoder.decode
+            self._loader.feed([decode(record.value or b"") for record in batch.records()], **place)
+            return
+        self._loader.skip(**place)
+        for message in read_control(batch):
+            if type(message) is messages.KRaftVersionRecord:
+                self._kraft_version = message.k_raft_version
+            elif type(message) is messages.VotersRecord:
+                self._voters, self._voters_offset = read_voters(message), batch.base_offset
+
+    def _leave_out(self, trouble: ReplayError) -> None:
+        self._left_out += 1
+        if self._left_out <= LEFT_OUT_LOGGED:
+            logger.error("%s: a metadata record is left out: %s", self._log.directory, trouble)
+
+    def _election(self) -> ElectionState:
+        content = self._files.read_quorum_state()
+        if content is None:
+            return ElectionState(leader_epoch=0)
+        try:
+            return ElectionState.decode(content)
+        except Malformed as trouble:
+            # The log says which epochs were led, and an epoch without a record has nobody it could be mixed
+            # up with.
+            logger.error(
+                "%s/quorum-state is damaged and will be written anew: %s", self._log.directory, trouble
+            )
+            return ElectionState(leader_epoch=0)
+
+    # -- snapshots -----------------------------------------------------------------------------------------
+
+    def snapshot_due(self) -> MetadataImage | None:
+        """The image to make a snapshot of now, or None: ask after appends and from time to time."""
+        image = self.image
+        newer = self.last_snapshot is None or image.offset + 1 > self.last_snapshot[0]
+        if self._broken or not newer or self._loader.in_transaction or image.offset < 0:
+            return None
+        waited_ms = self._clock.monotonic_ms() - self._snapshot_ms
+        policy = self._policy
+        if self._new_bytes >= policy.new_bytes_max or 0 < policy.interval_ms_max <= waited_ms:
+            return image
+        return None
+
+    def begin_snapshot(self, image: MetadataImage) -> SnapshotId:
+        """Start counting towards the next one; the id of this one."""
+        self._new_bytes = 0
+        self._snapshot_ms = self._clock.monotonic_ms()
+        return (image.offset + 1, image.epoch)
+
+    def write_snapshot(self, image: MetadataImage) -> int:
+        """Write it, fsynced, and say its size. Touches nothing of ours but files: it may run in another
+        thread."""
+        level = image.metadata_version
+        return self._files.write_snapshot(
+            (image.offset + 1, image.epoch),
+            build_snapshot(
+                (encode_record(record, level) for record in image.records()),
+                epoch=image.epoch,
+                timestamp_ms=image.timestamp_ms,
+                now_ms=self._clock.now_ms(),
+                kraft_version=self._kraft_version,
+                voters=self._voters,
+            ),
+        )
+
+    def end_snapshot(self, snapshot: SnapshotId) -> None:
+        """It is there. Delete what it makes superfluous. Raises OSError or KafkaError."""
+        self.last_snapshot = snapshot
+        self.clean()
+
+    def clean(self) -> int:
+        """Delete the oldest snapshots, and the log below the next, while they are too old or too much; how
+        many went.
+
+        The newest snapshot always stays (Kafka: KafkaRaftLog.maybeClean).
+        """
+        snapshots = self._files.snapshots()
+        deleted = 0
+        while len(snapshots) > 1 and self._exceeds(snapshots):
+            self._log.delete_records(snapshots[1][0])
+            self._log.apply_retention(self._clock.now_ms())
+            self._files.delete_snapshot(snapshots.pop(0))
+            deleted += 1
+        return deleted
+
+    def _exceeds(self, snapshots: list[SnapshotId]) -> bool:
+        policy = self._policy
+        if policy.retention_bytes >= 0:
+            size = self._log.size + sum(map(self._files.size, snapshots))
+            if size > policy.retention_bytes:
+                return True
+        if policy.retention_ms < 0:
+            return False
+        try:
+            timestamp_ms = read_timestamp(self._files.read_beginning(snapshots[0]))
+        except Malformed:
+            return False
+        return self._clock.now_ms() - timestamp_ms > policy.retention_ms

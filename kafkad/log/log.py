@@ -689,6 +689,10 @@ class Log:
             self.set_log_start(offset)
             self.forget_epochs_below(offset)
 
+    def advance_high_watermark(self, offset: int) -> None:
+        """Never back, at most to LEO: what a quorum's leader has told a follower."""
+        self.native.advance_high_watermark(offset)
+
     def apply_retention(self, now_ms: int) -> int:
         """Delete the oldest segments that retention or the log start offset lets go; how many. Raises
         KafkaError; what is left over goes next time."""

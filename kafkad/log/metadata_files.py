@@ -68,6 +68,20 @@ class MetadataFiles:
         """Its size in bytes. Nothing is left behind where it fails."""
         return _write(self._path(snapshot), pieces, temporary=".part")
 
+    def write_part(self, snapshot: SnapshotId, position: int, piece: bytes | memoryview) -> None:
+        """A piece of a snapshot that arrives in order; at position 0 an older attempt goes."""
+        with open(self._path(snapshot) + ".part", "wb" if position == 0 else "r+b") as file:
+            file.seek(position)
+            file.write(piece)
+
+    def finish_part(self, snapshot: SnapshotId) -> None:
+        """All pieces are there: fsynced, and under its name."""
+        path = self._path(snapshot)
+        with open(path + ".part", "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(path + ".part", path)
+        _sync_directory(self.directory)
+
     def delete_snapshot(self, snapshot: SnapshotId) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(snapshot))
@@ -112,9 +126,13 @@ def _write(path: str, pieces: Iterable[bytes | bytearray], temporary: str = ".tm
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path + temporary)
         raise
-    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    _sync_directory(os.path.dirname(path))
+    return size
+
+
+def _sync_directory(path: str) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
-    return size

@@ -41,6 +41,7 @@ class MetadataLog(Protocol):
     log_start_offset: int
     end_offset: int
     leader_epoch: int
+    epochs: list[tuple[int, int]]  # (epoch, first offset), ascending
     size: int
     recovery_point: int  # all below is on the disk
 
@@ -50,6 +51,9 @@ class MetadataLog(Protocol):
     def batches(self, start: int, end: int) -> Iterable[bytes]: ...
     def set_leader_epoch(self, epoch: int) -> None: ...
     def delete_records(self, before_offset: int) -> int: ...
+    def truncate_to(self, offset: int) -> None: ...
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]: ...
+    def advance_high_watermark(self, offset: int) -> None: ...
     def apply_retention(self, now_ms: int) -> int: ...
     def truncate_fully_and_start_at(self, offset: int) -> None: ...
     def close(self) -> None: ...
@@ -66,6 +70,8 @@ class Files(Protocol):
     def read_snapshot(self, snapshot: SnapshotId) -> bytes: ...
     def read_beginning(self, snapshot: SnapshotId) -> bytes: ...
     def write_snapshot(self, snapshot: SnapshotId, pieces: Iterable[bytes | bytearray]) -> int: ...
+    def write_part(self, snapshot: SnapshotId, position: int, piece: bytes | memoryview) -> None: ...
+    def finish_part(self, snapshot: SnapshotId) -> None: ...
     def delete_snapshot(self, snapshot: SnapshotId) -> None: ...
     def set_aside(self, snapshot: SnapshotId) -> str: ...
     def size(self, snapshot: SnapshotId) -> int: ...
@@ -97,7 +103,7 @@ class MetadataReplica:
     def __init__(
         self, image: MetadataImage, log: Any, files: Files, clock: Any, policy: SnapshotPolicy | None
     ) -> None:
-        self.image = image
+        self.image = self._empty = image
         self.epoch = 0
         self.last_snapshot: SnapshotId | None = None
         self._log = log
@@ -124,24 +130,29 @@ class MetadataReplica:
                 self._files.delete_snapshot(snapshot)
                 continue
             try:
-                content = read_snapshot(self._files.read_snapshot(snapshot), self._decoder.decode)
-                loader = Loader(self.image, self._leave_out)
-                loader.feed(
-                    content.records,
-                    last_offset=snapshot[0] - 1,
-                    epoch=snapshot[1] if snapshot[0] else -1,
-                    timestamp_ms=content.timestamp_ms,
-                )
+                self._adopt_snapshot(snapshot)
             except Malformed as trouble:
                 path = self._files.set_aside(snapshot)
                 logger.error(
                     "metadata snapshot is damaged (%s): set aside as %s, an older one is tried", trouble, path
                 )
                 continue
-            self._loader = loader
-            self._kraft_version, self._voters = content.kraft_version, content.voters
             return snapshot
         return None
+
+    def _adopt_snapshot(self, snapshot: SnapshotId) -> None:
+        """Begin anew with what this snapshot says. Raises Malformed; then nothing has changed."""
+        decoder = Decoder()
+        content = read_snapshot(self._files.read_snapshot(snapshot), decoder.decode)
+        loader = Loader(self._empty, self._leave_out)
+        loader.feed(
+            content.records,
+            last_offset=snapshot[0] - 1,
+            epoch=snapshot[1] if snapshot[0] else -1,
+            timestamp_ms=content.timestamp_ms,
+        )
+        self._loader, self._decoder = loader, decoder
+        self._kraft_version, self._voters = content.kraft_version, content.voters
 
     def _replay_batch(self, batch: Any) -> None:
         place = {

@@ -1,0 +1,137 @@
+"""A broker's part in a quorum of JVM controllers: it follows the metadata, and JVM Kafka reads what it wrote.
+
+No worker serves process.roles=broker yet; here the parts run by themselves against the real thing."""
+
+import asyncio
+import contextlib
+import json
+import re
+
+from kafkad.clock import Clock
+from kafkad.config.topic import TopicConfig
+from kafkad.log.log import Log
+from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
+from kafkad.metadata.image import TOPIC
+from kafkad.metadata.uuids import uuid_bytes
+from kafkad.raft.observer import Observer
+from kafkad.server.metadata_client import MetadataClient
+from tests.jvm import NEWEST, run_tool
+from tests.jvm_cluster import JvmCluster
+from tests.unit.log_world import ManualScheduler, topic_config
+
+WAIT_S = 40
+
+
+class Member:
+    """The observer of broker `node_id`, in a directory that kafka-storage has formatted."""
+
+    def __init__(self, cluster, node, *, snapshot_bytes_max=1 << 20):
+        meta = (node.data_dir / "meta.properties").read_text()
+        directory_id = uuid_bytes(re.search(r"directory.id=(\S+)", meta)[1])
+        config: TopicConfig = topic_config(cleanup_policy=(), retention_ms=-1)
+        log = Log.open(
+            str(node.metadata_dir), METADATA_TOPIC, 0, config, now_ms=Clock().now_ms(), clean=False,
+            scheduler=ManualScheduler(), topic_id=METADATA_TOPIC_ID,
+        )  # fmt: skip
+        addresses = {id: ("127.0.0.1", port) for id, port in cluster.controller_ports.items()}
+        self.observer = Observer(
+            node_id=node.node_id, directory_id=directory_id, cluster_id=cluster.cluster_id, log=log,
+            files=MetadataFiles(str(node.data_dir)), clock=Clock(), snapshot_bytes_max=snapshot_bytes_max,
+            static_voters=addresses if cluster.static else {},
+        )  # fmt: skip
+        self.observer.open()
+        self.client = MetadataClient(self.observer, list(addresses.values()), client_id="kafkad-test")
+
+    @property
+    def image(self):
+        return self.observer.image
+
+    @contextlib.asynccontextmanager
+    async def running(self):
+        task = asyncio.create_task(self.client.run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            self.observer.close()
+
+    async def until(self, condition):
+        async with asyncio.timeout(WAIT_S):
+            await self.client.until(lambda _: condition(self.image))
+
+
+async def tool(name, *arguments):
+    return await asyncio.to_thread(run_tool, NEWEST, name, *arguments)
+
+
+def test_topics_and_configs_appear_and_a_restart_reads_on(tmp_path):
+    async def follow(cluster, node):
+        at = ("--bootstrap-server", cluster.brokers[0].bootstrap)
+        async with Member(cluster, node).running() as member:
+            await tool("kafka-topics", *at, "--create", "--topic", "first", "--partitions", 3)
+            await member.until(lambda image: "first" in image.topics)
+            assert sorted(member.image.topics["first"].partitions) == [0, 1, 2]
+            change = ("--alter", "--add-config", "retention.ms=1234")
+            await tool("kafka-configs", *at, "--entity-type", "topics", "--entity-name", "first", *change)
+            await member.until(lambda image: image.configs.get((TOPIC, "first")) == {"retention.ms": "1234"})
+            # a controller that is killed, and comes back in a later epoch
+            epoch = member.observer.epoch
+            cluster.controllers[0].kill()
+            await asyncio.sleep(0.5)
+            cluster.controllers[0].start()  # here: a JVM ends with the thread that started it
+            await member.until(lambda image: image.epoch > epoch)
+            reached = member.observer.end_offset
+        state = json.loads((node.metadata_dir / "quorum-state").read_bytes())
+        assert (state["leaderId"], state["leaderEpoch"]) == (100, member.observer.epoch)
+
+        again = Member(cluster, node)
+        assert again.observer.end_offset >= reached and not again.image.topics  # nothing known committed
+        async with again.running():
+            await again.until(lambda image: image.offset >= reached - 1)
+            assert again.image.configs[TOPIC, "first"] == {"retention.ms": "1234"}
+            await tool("kafka-topics", *at, "--delete", "--topic", "first")
+            await again.until(lambda image: not image.topics)
+
+    with JvmCluster(tmp_path, brokers=1) as cluster:
+        node = cluster.new_broker(2)
+        node.format()
+        asyncio.run(follow(cluster, node))
+        # and now JVM Kafka goes on with that directory
+        with node:
+            said = run_tool(
+                NEWEST, "kafka-topics", "--bootstrap-server", node.bootstrap, "--create", "--topic", "jvm"
+            )
+            assert "Created" in said.stdout
+            files = sorted(path.name for path in node.metadata_dir.glob("*.log"))
+            assert files[0] == f"{0:020d}.log"
+        assert "truncat" not in node.log.lower() and "ERROR" not in node.log, node.log
+
+
+def test_a_snapshot_is_fetched_in_pieces_where_voters_stand_in_the_log(tmp_path):
+    config = {"metadata.log.max.record.bytes.between.snapshots": 400}
+
+    async def follow(cluster, node):
+        async with Member(cluster, node, snapshot_bytes_max=500).running() as member:
+            await member.until(lambda image: len(image.topics) == 12)
+            assert member.observer.last_snapshot > (0, 0)
+            assert member.image.kraft_version == 1
+            size = MetadataFiles(str(node.data_dir)).size(member.observer.last_snapshot)
+            assert size > 1500  # several pieces
+            assert not list(node.metadata_dir.glob("*.part"))
+        again = Member(cluster, node)
+        assert len(again.image.topics) > 0  # a snapshot is committed
+        again.observer.close()
+
+    with JvmCluster(tmp_path, brokers=1, static=False, config=config) as cluster:
+        at = ("--bootstrap-server", cluster.brokers[0].bootstrap)
+        for number in range(12):
+            run_tool(NEWEST, "kafka-topics", *at, "--create", "--topic", f"topic-{number}", "--partitions", 4)
+        node = cluster.new_broker(2)
+        node.format()
+        asyncio.run(follow(cluster, node))
+        with node:
+            said = run_tool(NEWEST, "kafka-topics", "--bootstrap-server", node.bootstrap, "--list")
+            assert len(said.lines) == 12
+        assert "ERROR" not in node.log, node.log

@@ -9,11 +9,14 @@ import re
 
 from kafkad.clock import Clock
 from kafkad.config.topic import TopicConfig
+from kafkad.controller.brokers import Registration
 from kafkad.log.log import Log
 from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
-from kafkad.metadata.image import TOPIC
+from kafkad.metadata.image import TOPIC, Endpoint
 from kafkad.metadata.uuids import uuid_bytes
 from kafkad.raft.observer import Observer
+from kafkad.server.broker_lifecycle import BrokerLifecycle
+from kafkad.server.controller_channel import ControllerChannel
 from kafkad.server.metadata_client import MetadataClient
 from tests.jvm import NEWEST, run_tool
 from tests.jvm_cluster import JvmCluster
@@ -135,3 +138,117 @@ def test_a_snapshot_is_fetched_in_pieces_where_voters_stand_in_the_log(tmp_path)
             said = run_tool(NEWEST, "kafka-topics", "--bootstrap-server", node.bootstrap, "--list")
             assert len(said.lines) == 12
         assert "ERROR" not in node.log, node.log
+
+
+def registration_of(member, node, incarnation, **more):
+    return Registration(
+        node.node_id,
+        incarnation,
+        {"PLAINTEXT": Endpoint("127.0.0.1", node.port, 0)},
+        (member.observer.directory_id,),
+        **more,
+    )
+
+
+@contextlib.asynccontextmanager
+async def alive(member, node, incarnation, **more):
+    """Register, and send heartbeats; what the controllers take away is taken from this one too."""
+    channel = ControllerChannel(lambda: member.client.leader, client_id="kafkad-test")
+    broker = BrokerLifecycle(
+        registration_of(member, node, incarnation, **more),
+        cluster_id=member.observer.cluster_id,
+        ask=channel.ask,
+        image=lambda: member.image,
+        heartbeat_interval_ms=200,
+        session_timeout_ms=3000,
+    )
+    task = asyncio.create_task(broker.run())
+    try:
+        async with asyncio.timeout(WAIT_S):
+            yield broker
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        channel.close()
+
+
+async def brokers(cluster):
+    """Broker ids by state, as Kafka's own tool has them from a JVM broker."""
+    at = ("--bootstrap-server", cluster.brokers[0].bootstrap, "--include-fenced-brokers")
+    said = await tool("kafka-cluster", "list-endpoints", *at)
+    found = {}
+    for line in said.lines[1:]:
+        words = line.split()
+        found[int(words[0])] = next(word for word in words if word in ("fenced", "unfenced"))
+    return found
+
+
+def test_the_controllers_register_unfence_fence_and_let_go(tmp_path):
+    async def live(cluster, node):
+        async with Member(cluster, node).running() as member:
+            await member.until(lambda image: image.metadata_version > 0)
+            async with alive(member, node, b"first incarnatio") as broker:
+                await broker.caught_up.wait()
+                assert await brokers(cluster) == {1: "unfenced", 2: "fenced"}
+                broker.ready_to_unfence()
+                await broker.unfenced.wait()
+                assert await brokers(cluster) == {1: "unfenced", 2: "unfenced"}
+                await member.until(lambda image: not image.brokers[2].fenced)
+                assert member.image.brokers[2].epoch == broker.epoch
+                assert member.image.brokers[2].directories == (member.observer.directory_id,)
+                at = ("--bootstrap-server", cluster.brokers[0].bootstrap)
+                quorum = await tool("kafka-metadata-quorum", *at, "describe", "--replication")
+                rows = {line.split()[0]: line.split()[-1] for line in quorum.lines[1:] if line.strip()}
+                assert rows == {"100": "Leader", "1": "Observer", "2": "Observer"}
+            first = broker.epoch
+            # silence, as of a broker that was killed: its session ends, and the next one may register
+            async with alive(member, node, b"second incarnati") as broker:
+                broker.ready_to_unfence()
+                await broker.unfenced.wait()
+                assert broker.epoch > first
+                # a partition that nobody else has: when this broker goes, nobody leads it
+                create = ("--create", "--topic", "here", "--replica-assignment", "2")
+                await tool("kafka-topics", *at, *create)
+                await member.until(lambda image: "here" in image.topics)
+                assert member.image.topics["here"].partitions[0].leader == 2
+                broker.begin_shutdown()
+                await broker.gone.wait()
+                await member.until(lambda image: image.topics["here"].partitions[0].leader == -1)
+                assert await brokers(cluster) == {1: "unfenced", 2: "fenced"}
+            # a clean stop: the next incarnation names the epoch of this one, and leads again at once
+            async with alive(member, node, b"third incarnatio", previous_epoch=broker.epoch) as again:
+                again.ready_to_unfence()
+                await again.unfenced.wait()
+                await member.until(lambda image: image.topics["here"].partitions[0].leader == 2)
+
+    with JvmCluster(tmp_path, brokers=1) as cluster:
+        node = cluster.new_broker(2)
+        node.format()
+        asyncio.run(live(cluster, node))
+
+
+def test_heartbeats_go_on_at_the_next_controller(tmp_path):
+    async def live(cluster, node):
+        async with Member(cluster, node).running() as member:
+            await member.until(lambda image: image.metadata_version > 0)
+            async with alive(member, node, b"first incarnatio") as broker:
+                broker.ready_to_unfence()
+                await broker.unfenced.wait()
+                await member.until(lambda image: not image.brokers[2].fenced)
+                leader, epoch = member.client.leader.node_id, broker.epoch
+                next(node for node in cluster.controllers if node.node_id == leader).kill()
+                await member.until(
+                    lambda image: (
+                        image.epoch > 0
+                        and member.client.leader is not None
+                        and member.client.leader.node_id != leader
+                    )
+                )
+                await asyncio.sleep(5)  # more than a session: it is kept alive
+                assert not member.image.brokers[2].fenced and member.image.brokers[2].epoch == epoch
+
+    with JvmCluster(tmp_path, controllers=3, static=False) as cluster:
+        node = cluster.new_broker(2)
+        node.format()
+        asyncio.run(live(cluster, node))

@@ -2,7 +2,7 @@
 
 import pytest
 from log_world import ManualScheduler, topic_config
-from metadata_world import DIR
+from metadata_world import DIR, maybe_snapshot
 
 from kafkad.clock import ManualClock
 from kafkad.log.log import Log
@@ -11,7 +11,7 @@ from kafkad.metadata.records import encode_record
 from kafkad.protocol import codec, errors, messages
 from kafkad.raft.control_records import control_batch, leader_change
 from kafkad.raft.observer import Leader, Observer
-from kafkad.raft.single_voter import UnusableMetadata
+from kafkad.raft.single_voter import SnapshotPolicy, UnusableMetadata
 from kafkad.raft.snapshots import build_snapshot, data_batch
 
 HOST, PORT = "controller.example", 9093
@@ -338,3 +338,21 @@ def test_a_large_log_is_applied_in_steps(world):
     while world.observer.apply():
         steps += 1
     assert steps > 2 and len(world.observer.image.topics) == 4000
+
+
+def test_it_makes_snapshots_of_its_own_and_lets_the_log_below_go(world):
+    """As every node of a quorum does (Kafka: SnapshotGenerator)."""
+    world.fetched(*first(), topics("a", at=2), high_watermark=3)
+    world.apply()
+    world.observer._policy = SnapshotPolicy(new_bytes_max=1, retention_bytes=0)
+    assert maybe_snapshot(world.observer)
+    assert not maybe_snapshot(world.observer)  # nothing new
+    assert world.observer.last_snapshot == (3, 1)
+    world.fetched(topics("b", at=3), topics("waits", at=4), high_watermark=4)
+    world.apply()
+    assert maybe_snapshot(world.observer) and world.observer.last_snapshot == (4, 1)
+    assert world.parts == [f"{4:020d}-{1:010d}.checkpoint"]
+    assert world.observer._log.log_start_offset == 4
+    world.reopen()
+    assert world.apply() == ["a", "b"] and world.asked == (5, 1, 1)
+    assert world.fetched(high_watermark=5) and world.apply() == ["a", "b", "waits"]

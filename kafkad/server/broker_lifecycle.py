@@ -1,0 +1,213 @@
+"""A broker's life in a cluster whose controllers are other nodes: registered, unfenced, and gone in order.
+
+    STARTING     registers, then says by heartbeats how far it has read the metadata; fenced
+    RECOVERY     caught up: `caught_up` is set, logs may be loaded; fenced until `ready_to_unfence`
+    RUNNING      the controller has unfenced it: `unfenced` is set, it may lead
+    LEAVING      `begin_shutdown`: the controller moves its leaders away, and says when it may go
+    GONE         `gone` is set
+
+(Kafka: BrokerLifecycleManager, BrokerState; KIP-631.) Heartbeats go on all the time, every
+broker.heartbeat.interval.ms, at once where something has changed. One that fails is sent again after the
+interval; a controller that hears nothing for broker.session.timeout.ms fences the broker, and unfences it at
+its next heartbeat.
+
+Beware: the features that are registered depend on what the cluster has finalized (`supported_features`), so
+the image must be there before `run`.
+
+Use: tests/integration/test_metadata_member.py; and the worker of a broker without a controller, once
+process.roles=broker is served."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any, Final
+
+from kafkad.controller.brokers import NO_EPOCH, Registration, supported_features
+from kafkad.metadata import features
+from kafkad.metadata.image import MetadataImage
+from kafkad.net.channel import Unreachable
+from kafkad.protocol import messages
+from kafkad.protocol.errors import KafkaError
+
+logger = logging.getLogger("kafkad")
+
+OLDEST_REGISTRATION: Final = 4  # features may begin at level 0
+SOON_S: Final = 0.01  # until the next heartbeat of a broker that starts
+LEAVING_SOON_S: Final = 0.05  # and of one that has just asked to go
+
+
+class State(Enum):
+    STARTING = "starting"
+    RECOVERY = "in recovery"
+    RUNNING = "running"
+    LEAVING = "leaving"
+    GONE = "gone"
+
+
+class NotRegistered(Exception):
+    """The controllers did not take the broker within initial.broker.registration.timeout.ms."""
+
+
+class BrokerLifecycle:
+    """`run` until the broker is gone. `epoch` is the broker's, -1 until it is registered."""
+
+    def __init__(
+        self,
+        registration: Registration,
+        *,
+        cluster_id: str,
+        ask: Callable[..., Any],
+        image: Callable[[], MetadataImage],
+        heartbeat_interval_ms: int = 2000,
+        session_timeout_ms: int = 9000,
+        initial_timeout_ms: int = 60_000,
+    ) -> None:
+        """`ask` is ControllerChannel.ask; `image` answers what is applied here."""
+        self.state = State.STARTING
+        self.epoch = NO_EPOCH
+        self.caught_up = asyncio.Event()
+        self.unfenced = asyncio.Event()
+        self.gone = asyncio.Event()
+        self._registration = registration
+        self._cluster_id = cluster_id
+        self._ask = ask
+        self._image = image
+        self._interval_s = heartbeat_interval_ms / 1000
+        self._timeout_s = session_timeout_ms / 1000
+        self._initial_timeout_s = initial_timeout_ms / 1000
+        self._ready = False
+        self._asked_to_leave = False  # a heartbeat has said so
+        self._offline: set[bytes] = set()
+        self._changed = asyncio.Event()
+
+    # -- what the broker says ------------------------------------------------------------------------------
+
+    def ready_to_unfence(self) -> None:
+        """Logs are loaded: it may lead."""
+        self._ready = True
+        self._changed.set()
+
+    def directories_offline(self, directories: Iterable[bytes]) -> None:
+        """Log directories that have failed, by directory.id; partitions there get other leaders."""
+        self._offline.update(directories)
+        self._changed.set()
+
+    def begin_shutdown(self) -> None:
+        """Ask the controller to move leaders away; a broker that does not run yet is gone at once."""
+        if self.state is State.RUNNING:
+            logger.info("broker %d asks the controller to let it go", self._registration.broker_id)
+            self.state = State.LEAVING
+        elif self.state is not State.LEAVING:
+            self._end()
+        self._changed.set()
+
+    # -- what it asks --------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Raises NotRegistered."""
+        await self._register()
+        while self.state is not State.GONE:
+            self._changed.clear()
+            pause_s = await self._beat()
+            if self.state is State.GONE:
+                return
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    async def _register(self) -> None:
+        clock = asyncio.get_running_loop().time
+        end, reason = clock() + self._initial_timeout_s, ""
+        while self.state is not State.GONE and (left := end - clock()) > 0:
+            try:
+                request = self._registration_request()
+                response = await self._ask(
+                    request, timeout_s=min(left, self._timeout_s), lowest=OLDEST_REGISTRATION
+                )
+            except (Unreachable, KafkaError) as trouble:
+                reason = str(trouble)
+            else:
+                if not response.error_code:
+                    self.epoch = response.broker_epoch
+                    logger.info(
+                        "broker %d is registered in epoch %d", self._registration.broker_id, self.epoch
+                    )
+                    return
+                reason = f"the controller answers {KafkaError(response.error_code)}"
+            logger.warning("broker %d is not registered: %s", self._registration.broker_id, reason)
+            await asyncio.sleep(min(self._interval_s, max(end - clock(), 0)))
+        if self.state is not State.GONE:
+            raise NotRegistered(
+                f"the controllers have not registered broker {self._registration.broker_id} within"
+                f" {self._initial_timeout_s:g} s: {reason}"
+            )
+
+    def _registration_request(self) -> Any:
+        us, cls = self._registration, messages.BrokerRegistrationRequest
+        return cls(
+            broker_id=us.broker_id,
+            cluster_id=self._cluster_id,
+            incarnation_id=us.incarnation_id,
+            listeners=[
+                cls.Listeners(name=name, host=at.host, port=at.port, security_protocol=at.security_protocol)
+                for name, at in us.listeners.items()
+            ],
+            features=[
+                cls.Features(name=name, min_supported_version=low, max_supported_version=high)
+                for name, (low, high) in supported_features(self._image()).items()
+            ],
+            rack=us.rack,
+            log_dirs=sorted(us.directories),
+            previous_broker_epoch=us.previous_epoch,
+        )
+
+    async def _beat(self) -> float:
+        """One heartbeat; seconds until the next."""
+        leaving, image = self.state is State.LEAVING, self._image()
+        request = messages.BrokerHeartbeatRequest(
+            broker_id=self._registration.broker_id,
+            broker_epoch=self.epoch,
+            current_metadata_offset=image.offset,
+            want_fence=not self._ready,
+            want_shut_down=leaving,
+            offline_log_dirs=sorted(self._offline),
+        )
+        if self.state is not State.STARTING and image.metadata_version >= features.CORDONED_LOG_DIRS:
+            request.cordoned_log_dirs = sorted(self._registration.cordoned_directories)
+        try:
+            response = await self._ask(request, timeout_s=self._timeout_s)
+        except (Unreachable, KafkaError) as trouble:
+            logger.warning("broker %d has no heartbeat: %s", self._registration.broker_id, trouble)
+            return self._interval_s
+        if response.error_code:
+            reason = KafkaError(response.error_code)
+            logger.warning("broker %d's heartbeat is refused: %s", self._registration.broker_id, reason)
+            return self._interval_s
+        return self._heard(response, leaving)
+
+    def _heard(self, response: Any, leaving: bool) -> float:
+        if self.state is State.STARTING:
+            if response.is_caught_up:
+                self.state = State.RECOVERY
+                self.caught_up.set()
+            return SOON_S
+        if self.state is State.RECOVERY:
+            if not response.is_fenced:
+                self.state = State.RUNNING
+                self.unfenced.set()
+                logger.info("broker %d is unfenced", self._registration.broker_id)
+        elif self.state is State.LEAVING and leaving:
+            if response.should_shut_down:
+                logger.info("the controller lets broker %d go", self._registration.broker_id)
+                self._end()
+            elif not self._asked_to_leave:
+                self._asked_to_leave = True
+                return LEAVING_SOON_S
+        return self._interval_s
+
+    def _end(self) -> None:
+        self.state = State.GONE
+        self.gone.set()

@@ -39,8 +39,9 @@ class Transactions:
     def __init__(self, run: Run, seed: int, highest: dict[int, int] | None = None) -> None:
         self.run = run
         self.highest = highest or {}
-        # Kafka 3.9 takes a batch of a higher epoch into an open transaction, which then never ends
-        self.above_is_refused = highest is None
+        # Kafka 3.9 takes a batch of a higher epoch into an open transaction, which then never ends, and a
+        # TxnOffsetCommit that it refuses drops the one before it.
+        self.is_older = highest is not None
         self.rng = random.Random(seed)
         self.ids = [f"x{seed}-{number}" for number in range(3)]
         self.topics = [f"tx{seed}-{number}" for number in range(2)]
@@ -104,8 +105,8 @@ class Transactions:
     def name(self) -> str:
         return edges(self.rng, *self.ids, rare=(STRANGER, ""))  # type: ignore[no-any-return]
 
-    def producer(self, name: str, *, others: bool = True) -> Any:
-        other = self.rng.choice(self.ids) if others else name
+    def producer(self, name: str) -> Any:
+        other = self.rng.choice(self.ids)
         return edges(
             self.rng, *[Symbol("txn producer", name, 1 << 40)] * 3, rare=(Symbol("txn producer", other, -1),)
         )
@@ -204,7 +205,7 @@ class Transactions:
         name = rng.choice(self.ids)
         version = self.version(0)
         of = edges(rng, *[name] * 6, rare=(rng.choice(self.ids),))
-        epoch = self.epoch(of, above=self.above_is_refused)
+        epoch = self.epoch(of, above=not self.is_older)
         topics = []
         counts: dict[tuple[str, int], int] = {}
         for topic, index in dict.fromkeys(self.places(2)):
@@ -268,8 +269,8 @@ class Transactions:
         message = cls(
             transactional_id=name,
             group_id=edges(self.rng, *[self.group] * 6, rare=("",)),
-            producer_id=self.producer(name, others=self.above_is_refused),
-            producer_epoch=self.epoch(name, above=self.above_is_refused),
+            producer_id=self.producer(name) if not self.is_older else Symbol("txn producer", name, 1 << 40),
+            producer_epoch=self.epoch(name) if not self.is_older else Symbol("txn epoch", name, 0),
             generation_id=edges(self.rng, *[-1] * 6, rare=(4,)),
             member_id=edges(self.rng, *[""] * 6, rare=("nobody",)),
             topics=_together(topics),

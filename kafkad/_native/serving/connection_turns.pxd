@@ -3,7 +3,7 @@
 from libc.stdint cimport int16_t
 
 from kafkad._native.serving.connection cimport API_KEYS, Conn, Core
-from kafkad._native.serving.fetch cimport Fetching
+from kafkad._native.serving.fetch_state cimport Fetching
 from kafkad._native.serving.produce_state cimport Producing
 
 cdef enum:

@@ -8,55 +8,47 @@ A request becomes a session (an old one, a new one, or one for the time of the r
 partitions are read in order until the bytes are used up; the first that has data gives at least one batch (KIP-74). When
 that is too little and the client will wait, the request waits on the entries of its partitions; each advance of one
 counts its bytes again, and the request is read anew and answered at min_bytes, an error, or the deadline (DelayedFetch).
-The answer is header bytes and regions of log files.
+The answer is header bytes and regions of log files (fetch_answers.pyx).
 
 A request of a session that another still waits on answers that other one first: its epoch is over.
 
 Not yet: followers (NOT_LEADER_OR_FOLLOWER, as from a leader that does not know the replica), preferred read replicas,
-quotas, authorization.
+quotas, authorization."""
 
-Over 900 lines: one request from its frame to its answer."""
-
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t
-from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.stdlib cimport free, malloc
+from libc.string cimport memset
 
 from kafkad._native.wire.batch cimport NEED_PYTHON
-from kafkad._native.serving.connection cimport (
-    Conn, Core, Slot, Timer, core_fatal, slot_extend, slot_finish, slot_open, slot_pend, slot_region,
-)
+from kafkad._native.serving.connection cimport Conn, Core, Slot, Timer, core_fatal, slot_open, slot_pend
 from kafkad._native.serving.fetch_session cimport (
-    Fetched, Session, cache_add, cache_drop_orphans, cache_find, cache_free, cache_init, cache_orphan, cache_remove, cache_touch,
-    next_epoch, session_add, session_find, session_forget, session_move_last, session_new, session_release,
-)
-from kafkad._native.log.aborted cimport (
-    ABORTED_SIZE, TOLD_AT, TOLD_SIZE, Aborted, aborted_search, offset_behind)
+    Fetched, Session, cache_drop_orphans, cache_find, cache_orphan, cache_remove, cache_touch, next_epoch,
+    session_add, session_find, session_forget, session_new, session_release)
+from kafkad._native.log.aborted cimport aborted_search, offset_behind
 from kafkad._native.log.cold_reads cimport ColdJob, cold_ask
 from kafkad._native.log.batch_search cimport COLD, Lookup
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_reads cimport OLDER_SEGMENT, ReadInfo
 from kafkad._native.log.partition_state cimport PARTITION_GONE
-from kafkad._native.log.segments cimport log_file_release
+from kafkad._native.log.segments cimport log_file_release, segment_floor
 from kafkad._native.serving.partition_table cimport (
-    Entry, PartitionTable, Topic, TopicKey, Watch, key_new, key_release, key_retain,
-    table_listen, topic_by_id, topic_by_key, topic_by_name, topic_entry, unwatch, watch_fetch,
-)
-from kafkad._native.log.segments cimport segment_floor
+    Entry, Topic, TopicKey, Watch, key_new, key_release, key_retain, table_listen, topic_by_id, topic_by_name,
+    unwatch, watch_fetch)
 from kafkad._native.serving.old_fetch cimport CONVERTED_BELOW, answer_converted
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.shared.watermarks cimport Row
 from kafkad._native.wire.primitives cimport (
-    Cursor, KAFKAD_CHECK, get_i32, put_i16, put_i32, put_i64, put_uvarint, read_i8, read_i16, read_i32,
-    read_count, read_i64, read_raw, read_uvarint, remaining, skip_tags,
-)
+    Cursor, KAFKAD_CHECK, get_i32, read_i8, read_i16, read_i32, read_count, read_i64, read_raw, read_uvarint,
+    remaining, skip_tags)
 from kafkad._native.wire.errors cimport (
-    FENCED_LEADER_EPOCH, FETCH_SESSION_ID_NOT_FOUND, FETCH_SESSION_TOPIC_ID_ERROR, INVALID_FETCH_SESSION_EPOCH,
-    KAFKA_STORAGE_ERROR, NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE, UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC_ID,
-    UNKNOWN_TOPIC_OR_PARTITION,
-)
+    FETCH_SESSION_ID_NOT_FOUND, FETCH_SESSION_TOPIC_ID_ERROR, INVALID_FETCH_SESSION_EPOCH, KAFKA_STORAGE_ERROR,
+    NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE, UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION)
+from kafkad._native.serving.fetch_answers cimport answer_error, answer_results
+from kafkad._native.serving.fetch_state cimport (
+    FULL, INCREMENTAL, SESSIONLESS, FetchRequest, Fetching, Result, WaitingFetch, count_sessions, drop_data,
+    drop_results, entry_of, hold_session, requires)
 
 import logging
 
@@ -64,15 +56,11 @@ cdef enum:
     INITIAL_EPOCH = 0                   # FetchMetadata: ask for a session
     FINAL_EPOCH = -1                    # close it, ask for none
     REPLICA_STATE_TAG = 1
-    DIVERGING_EPOCH_TAG = 0
-    CURRENT_LEADER_TAG = 1
     REQUEST_SIZE_MAX = 8 * 1024 * 1024
     # Topics and partitions of a request, forgotten ones too, and partitions of a session. A partition costs 0.3 us and 200
     # bytes of memory, up to nine times its bytes in the request: so others wait no longer than some 25 ms for one request.
     ELEMENTS_MAX = 64 * 1024
-    PARTITION_SIZE_MAX = 48             # of a partition's answer without what varies
     COLD_ROUNDS_MAX = 16                # then a request waits for the disk on the loop: it does not get ahead otherwise
-    RESULTS_KEPT = 16384                # scratch for so many partitions is kept
     ANSWER_BYTES_MAX = 1 << 30          # of records: with what stands around them it must be a frame
 
 log = logging.getLogger("kafkad.fetch")
@@ -206,21 +194,6 @@ cdef bint parse(Fetching self, Cursor* body, FetchRequest* request, Cursor* topi
 
 # -- reading -----------------------------------------------------------------------------------------------
 
-cdef Entry* entry_of(Fetching self, Fetched* fetched) noexcept nogil:
-    cdef Topic* topic
-    if fetched.generation != self.table.table.generation:
-        if fetched.session.uses_ids:
-            topic = topic_by_id(&self.table.table, fetched.key.id)
-        else:
-            topic = topic_by_key(&self.table.table, fetched.key)
-        fetched.entry = topic_entry(topic, fetched.index)
-        fetched.generation = self.table.table.generation
-        if topic is not NULL and topic.key is not fetched.key:
-            key_release(fetched.key)                    # known by now, or made anew
-            fetched.key = key_retain(topic.key)
-    return fetched.entry
-
-
 cdef int unknown_code(Fetching self, Fetched* fetched) noexcept nogil:
     if fetched.session.uses_ids and topic_by_id(&self.table.table, fetched.key.id) is NULL:
         return UNKNOWN_TOPIC_ID
@@ -329,17 +302,6 @@ cdef int ask_epoch_end(Core* core, Entry* entry, int32_t* epoch, int64_t* end) n
     return UNKNOWN_SERVER_ERROR
 
 
-cdef inline void drop_aborted(Result* result) noexcept nogil:
-    free(result.aborted.entries)
-    result.aborted.entries = NULL
-
-
-cdef void drop_copy(Result* result) noexcept nogil:
-    with gil:
-        Py_DECREF(<object><PyObject*>result.copy)
-    result.copy = NULL
-
-
 cdef int read_warm(Fetching self, const FetchRequest* request, Entry* entry, Fetched* fetched, int64_t limit,
                    bint at_least_one, ReadInfo* read) noexcept nogil:
     """Partition.read that does not wait for the disk. Where it would, the answer is nothing for now, and `cold_job` is the
@@ -430,286 +392,13 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
     return count
 
 
-cdef void requires(Fetching self, uint32_t count) noexcept nogil:
-    if count > self.result_capacity:
-        self.result_capacity = max(<uint32_t>64, count + count // 4)
-        self.results = <Result*>realloc(self.results, self.result_capacity * sizeof(Result))
-        KAFKAD_CHECK(self.results is not NULL)
-
-
-cdef void drop_data(Result* result) noexcept nogil:
-    if result.copy is not NULL:
-        drop_copy(result)
-    elif result.read.size:
-        log_file_release(result.read.file)
-    if result.aborted.entries is not NULL:
-        drop_aborted(result)
-
-
-cdef void drop_results(Fetching self, uint32_t count) noexcept nogil:
-    cdef uint32_t i
-    for i in range(count):
-        drop_data(&self.results[i])
-    trim_results(self)
-
-
-cdef void trim_results(Fetching self) noexcept nogil:
-    if self.result_capacity > RESULTS_KEPT:
-        free(self.results)
-        self.results = NULL
-        self.result_capacity = 0
-
-
-# -- the answer --------------------------------------------------------------------------------------------
-
-cdef inline bint changed(Result* result) noexcept nogil:
-    """Whether an incremental answer tells of this partition; notes what it tells (CachedPartition)."""
-    cdef Fetched* fetched = result.fetched
-    cdef bint tell = result.read.size > 0 or result.code != 0 or result.diverging_epoch >= 0
-    if fetched.high_watermark != result.read.high_watermark:
-        fetched.high_watermark = result.read.high_watermark
-        tell = True
-    if fetched.log_start_offset != result.read.log_start_offset:
-        fetched.log_start_offset = result.read.log_start_offset
-        tell = True
-    if result.code:
-        fetched.high_watermark = -1                     # told again when the error is over
-    return tell
-
-
-cdef void put_count(Slot* slot, bint flexible, uint32_t count) noexcept nogil:
-    cdef uint8_t* at
-    if flexible:
-        at = slot_extend(slot, 5)
-        slot.size -= <uint32_t>(5 - put_uvarint(at, count + 1))
-    else:
-        put_i32(slot_extend(slot, 4), <int32_t>count)
-
-
-cdef void put_head(Slot* slot, int16_t version, int16_t code, int32_t session_id, uint32_t topics) noexcept nogil:
-    cdef uint8_t* at
-    if version >= 12:
-        slot_extend(slot, 1)[0] = 0                     # tags of the header
-    if version >= 1:
-        put_i32(slot_extend(slot, 4), 0)                # throttle_time_ms
-    if version >= 7:
-        at = slot_extend(slot, 6)
-        put_i16(at, code)
-        put_i32(at + 2, session_id)
-    put_count(slot, version >= 12, topics)
-
-
-cdef void answer_error(Slot* slot, int16_t code, int32_t session_id) noexcept nogil:
-    put_head(slot, slot.api_version, code, session_id, 0)
-    if slot.api_version >= 12:
-        slot_extend(slot, 1)[0] = 0
-    slot_finish(slot)
-
-
-cdef void put_topic(Slot* slot, int16_t version, TopicKey* key) noexcept nogil:
-    cdef uint8_t* at
-    if version >= 13:
-        memcpy(slot_extend(slot, 16), key.id, 16)
-        return
-    if version >= 12:
-        at = slot_extend(slot, 5)
-        slot.size -= <uint32_t>(5 - put_uvarint(at, key.name_size + 1))
-    else:
-        put_i16(slot_extend(slot, 2), <int16_t>key.name_size)
-    memcpy(slot_extend(slot, key.name_size), key.name, key.name_size)
-
-
-cdef inline bint names_leader(int16_t version, const Result* result) noexcept nogil:
-    """Whether the answer helps a client that has the wrong leader, or a leader of before (KIP-951)."""
-    return version >= 16 and (result.code == NOT_LEADER_OR_FOLLOWER or result.code == FENCED_LEADER_EPOCH) and (
-        not result.unknown)
-
-
-cdef void put_nodes(Fetching self, Slot* slot) noexcept nogil:
-    """The tags of an answer that names a leader: this broker, as its clients on this listener reach it."""
-    cdef size_t size
-    with gil:
-        node = (<dict>self.nodes).get(<object>slot.conn.listener) if slot.conn.listener is not NULL else None
-        if node is None:
-            slot_extend(slot, 1)[0] = 0
-        else:
-            size = <size_t>PyBytes_GET_SIZE(node)
-            memcpy(slot_extend(slot, size), PyBytes_AS_STRING(node), size)
-
-
-cdef void put_aborted(Slot* slot, const Aborted* aborted, bint flexible) noexcept nogil:
-    cdef size_t size = TOLD_SIZE + (1 if flexible else 0)
-    cdef uint8_t* at = slot_extend(slot, <size_t>aborted.count * size)
-    cdef int64_t i
-    for i in range(aborted.count):
-        memcpy(at, aborted.entries + i * ABORTED_SIZE + TOLD_AT, TOLD_SIZE)
-        if flexible:
-            at[TOLD_SIZE] = 0                           # no tagged fields
-        at += size
-
-
-cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* result) noexcept nogil:
-    cdef bint flexible = version >= 12
-    cdef uint8_t* start = slot_extend(slot, PARTITION_SIZE_MAX)
-    cdef uint8_t* at = start
-    cdef size_t size
-    cdef int32_t aborted
-    put_i32(at, result.fetched.index)
-    put_i16(at + 4, <int16_t>result.code)
-    put_i64(at + 6, result.read.high_watermark)
-    at += 14
-    if version >= 4:
-        put_i64(at, result.read.last_stable_offset)
-        at += 8
-    if version >= 5:
-        put_i64(at, result.read.log_start_offset)
-        at += 8
-    # Aborted transactions: null when not asked for and when nothing was read, none of a partition that is not known.
-    if result.unknown:
-        aborted = 0
-    elif result.code or result.diverging_epoch >= 0 or not isolation:
-        aborted = -1
-    else:
-        aborted = <int32_t>result.aborted.count
-    if flexible:
-        at += put_uvarint(at, <uint32_t>(aborted + 1))
-    elif version >= 4:
-        put_i32(at, aborted)
-        at += 4
-    if result.aborted.entries is not NULL:
-        slot.size -= <uint32_t>(PARTITION_SIZE_MAX - (at - start))
-        put_aborted(slot, &result.aborted, flexible)
-        drop_aborted(result)
-        start = slot_extend(slot, PARTITION_SIZE_MAX)
-        at = start
-    if version >= 11:
-        put_i32(at, -1)                                 # preferred_read_replica
-        at += 4
-    if flexible:
-        at += put_uvarint(at, <uint32_t>result.read.size + 1)
-    else:
-        put_i32(at, <int32_t>result.read.size)
-        at += 4
-    slot.size -= <uint32_t>(PARTITION_SIZE_MAX - (at - start))
-    if result.copy is not NULL:
-        with gil:
-            memcpy(slot_extend(slot, <size_t>result.read.size), PyBytes_AS_STRING(<object><PyObject*>result.copy),
-                   <size_t>result.read.size)
-        drop_copy(result)
-    elif result.read.size:
-        slot_region(slot, result.read.file, result.read.position, result.read.size)
-    if names_leader(version, result):
-        at = slot_extend(slot, 12)                      # one tag, of 9 bytes, without tags of its own
-        at[0] = 1
-        at[1] = CURRENT_LEADER_TAG
-        at[2] = 9
-        put_i32(at + 3, result.leader_id)
-        put_i32(at + 7, result.leader_epoch)
-        at[11] = 0
-    elif result.diverging_epoch >= 0:
-        at = slot_extend(slot, 16)                      # one tag: 0, of 13 bytes, without tags of its own
-        at[0] = 1
-        at[1] = DIVERGING_EPOCH_TAG
-        at[2] = 13
-        put_i32(at + 3, result.diverging_epoch)
-        put_i64(at + 7, result.diverging_end)
-        at[15] = 0
-    elif flexible:
-        slot_extend(slot, 1)[0] = 0
-
-
-cdef bint find_leader(Fetching self, Result* result) noexcept nogil:
-    """The partition is led here, or was a moment ago. False: -1 and -1, as Kafka's answer about one that it does not know."""
-    cdef Entry* entry = entry_of(self, result.fetched)
-    result.leader_id = -1
-    result.leader_epoch = -1
-    if entry is NULL or self.broker_id < 0:
-        return False
-    if entry.remote:
-        with gil:
-            if (<object>entry.partition).refresh_row():  # its owner has gone
-                return False
-    result.leader_id = self.broker_id
-    result.leader_epoch = (<Partition>entry.partition).row.leader_epoch
-    return True
-
+# -- sessions -----------------------------------------------------------------------------------------------
 
 cdef inline void answer(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
     if request.version < CONVERTED_BELOW:
         answer_converted(self, request, slot, count)
     else:
         answer_results(self, request, slot, count)
-
-
-cdef void answer_results(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
-    """Writes and finishes the answer from `results`."""
-    cdef Session* session = request.session
-    cdef int16_t version = request.version
-    cdef bint flexible = version >= 12
-    cdef uint32_t kept = 0, topics = 0, i, j
-    cdef bint names = False
-    cdef Result* result
-    cdef TopicKey* key = NULL
-    if request.context == INCREMENTAL:
-        if session.epoch != next_epoch(request.session_epoch):
-            drop_results(self, count)
-            answer_error(slot, INVALID_FETCH_SESSION_EPOCH, session.id)
-            return
-        for i in range(count):
-            result = &self.results[i]
-            if changed(result):
-                if result.read.size:
-                    session_move_last(session, result.fetched)
-                if kept != i:
-                    self.results[kept] = result[0]
-                kept += 1
-        count = kept
-    elif request.context == FULL:
-        for i in range(count):
-            changed(&self.results[i])
-        if cache_add(&self.cache, session, self.core.monotonic_ms):
-            hold_session(self, slot.conn, session)
-        count_sessions(self)
-    for i in range(count):                              # neighbours of one topic share its element
-        if i == 0 or self.results[i].fetched.key is not key:
-            key = self.results[i].fetched.key
-            topics += 1
-        if names_leader(version, &self.results[i]):
-            names = find_leader(self, &self.results[i]) or names
-    put_head(slot, version, 0, session.id if request.context != SESSIONLESS else 0, topics)
-    i = 0
-    while i < count:
-        key = self.results[i].fetched.key
-        j = i
-        while j < count and self.results[j].fetched.key is key:
-            j += 1
-        put_topic(slot, version, key)
-        put_count(slot, flexible, j - i)
-        while i < j:
-            put_partition(slot, version, request.isolation, &self.results[i])
-            i += 1
-        if flexible:
-            slot_extend(slot, 1)[0] = 0
-    if names:
-        put_nodes(self, slot)
-    elif flexible:
-        slot_extend(slot, 1)[0] = 0
-    trim_results(self)
-    slot_finish(slot)
-
-
-cdef inline void count_sessions(Fetching self) noexcept nogil:
-    self.core.stats.sessions = self.cache.count
-    self.core.stats.session_partitions = self.cache.partitions
-    self.core.stats.session_evictions = self.cache.evictions
-
-
-cdef inline void hold_session(Fetching self, Conn* conn, Session* session) noexcept nogil:
-    """The connection goes on with this session, and leaves the one that it had."""
-    if conn.fetch_session != session.id:
-        if conn.fetch_session:
-            cache_orphan(&self.cache, conn.fetch_session, self.core.monotonic_ms)
-        conn.fetch_session = session.id
 
 
 cdef void fetch_session_left(Core* core, int32_t id) noexcept nogil:
@@ -985,23 +674,3 @@ cdef void fetch_settle(Fetching self) noexcept nogil:
         self.due = fetch.due_next
         fetch.due = False
         complete(self, fetch)
-
-
-cdef class Fetching:
-    def __cinit__(self, PartitionTable table not None, int32_t max_bytes, uint32_t slots, int64_t eviction_ms,
-                  int64_t partitions_max, int64_t orphan_ms):
-        self.table = table
-        self.max_bytes = max_bytes
-        self.broker_id = -1
-        self.nodes = {}
-        cache_init(&self.cache, &table.table, slots, eviction_ms, partitions_max, orphan_ms)
-
-    def __dealloc__(self):
-        cache_free(&self.cache)
-        free(self.results)
-
-    cdef void forget(self) noexcept:
-        """Every session, at the end."""
-        while self.cache.oldest is not NULL:
-            cache_remove(&self.cache, self.cache.oldest)
-        count_sessions(self)

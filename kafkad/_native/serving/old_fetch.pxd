@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t
 
 from kafkad._native.serving.connection cimport Slot
-from kafkad._native.serving.fetch cimport FetchRequest, Fetching
+from kafkad._native.serving.fetch_state cimport FetchRequest, Fetching
 
 cdef enum:
     CONVERTED_BELOW = 4                 # versions of Fetch

@@ -19,9 +19,9 @@ from kafkad._native.log.cold_reads cimport cold_warm
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.segments cimport log_file_hot
 from kafkad._native.serving.connection cimport Core, Slot, core_fatal, slot_pend
-from kafkad._native.serving.fetch cimport (
-    FetchRequest, Fetching, Result, answer_results, drop_data, go_on, requires,
-)
+from kafkad._native.serving.fetch cimport go_on
+from kafkad._native.serving.fetch_answers cimport answer_results
+from kafkad._native.serving.fetch_state cimport FetchRequest, Fetching, Result, drop_data, requires
 from kafkad._native.serving.fetch_session cimport session_release
 from kafkad._native.serving.unpacking cimport Job, unpack_now_ns
 from kafkad._native.wire.errors cimport KAFKA_STORAGE_ERROR, NOT_LEADER_OR_FOLLOWER, UNKNOWN_SERVER_ERROR

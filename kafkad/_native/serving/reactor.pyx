@@ -23,7 +23,8 @@ from kafkad._native.log.cold_reads cimport cold_hold
 from kafkad._native.serving.connection cimport (
     API_KEYS, Conn, Core, KIND_COMMIT, KIND_LOOP, KIND_MAIL, PHASE_READY, conn_close, conn_handle, conn_reap,
     core_fatal, core_free, core_new, core_shut, core_wake)
-from kafkad._native.serving.fetch cimport Fetching, Result, fetch_session_left
+from kafkad._native.serving.fetch cimport fetch_session_left
+from kafkad._native.serving.fetch_state cimport Fetching, Result
 from kafkad._native.serving.produce_forwarding cimport Forwarding, forwarding_peer_lost
 from kafkad._native.log.group_commit cimport GroupCommit
 from kafkad._native.shared.connection_handover cimport Handover

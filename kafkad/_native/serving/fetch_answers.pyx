@@ -1,0 +1,254 @@
+"""The answer of a Fetch: header bytes, and regions of log files between them.
+
+An incremental answer tells only of partitions that have changed since the last one (KIP-227). An error that means "not the
+leader" names the leader, and the answer ends with its address (KIP-951)."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
+from libc.string cimport memcpy
+
+from kafkad._native.serving.connection cimport Slot, slot_extend, slot_finish, slot_region
+from kafkad._native.serving.fetch_session cimport Fetched, Session, cache_add, next_epoch, session_move_last
+from kafkad._native.log.aborted cimport ABORTED_SIZE, TOLD_AT, TOLD_SIZE, Aborted
+from kafkad._native.log.partition cimport Partition
+from kafkad._native.serving.partition_table cimport Entry, TopicKey
+from kafkad._native.wire.primitives cimport put_i16, put_i32, put_i64, put_uvarint
+from kafkad._native.wire.errors cimport FENCED_LEADER_EPOCH, INVALID_FETCH_SESSION_EPOCH, NOT_LEADER_OR_FOLLOWER
+from kafkad._native.serving.fetch_state cimport (
+    FULL, INCREMENTAL, SESSIONLESS, FetchRequest, Fetching, Result, count_sessions, drop_aborted, drop_copy,
+    drop_results, entry_of, hold_session, trim_results)
+
+cdef enum:
+    DIVERGING_EPOCH_TAG = 0
+    CURRENT_LEADER_TAG = 1
+    PARTITION_SIZE_MAX = 48             # of a partition's answer without what varies
+
+
+cdef void answer_results(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
+    """Writes and finishes the answer from `results`."""
+    cdef Session* session = request.session
+    cdef int16_t version = request.version
+    cdef bint flexible = version >= 12
+    cdef uint32_t kept = 0, topics = 0, i, j
+    cdef bint names = False
+    cdef Result* result
+    cdef TopicKey* key = NULL
+    if request.context == INCREMENTAL:
+        if session.epoch != next_epoch(request.session_epoch):
+            drop_results(self, count)
+            answer_error(slot, INVALID_FETCH_SESSION_EPOCH, session.id)
+            return
+        for i in range(count):
+            result = &self.results[i]
+            if changed(result):
+                if result.read.size:
+                    session_move_last(session, result.fetched)
+                if kept != i:
+                    self.results[kept] = result[0]
+                kept += 1
+        count = kept
+    elif request.context == FULL:
+        for i in range(count):
+            changed(&self.results[i])
+        if cache_add(&self.cache, session, self.core.monotonic_ms):
+            hold_session(self, slot.conn, session)
+        count_sessions(self)
+    for i in range(count):                              # neighbours of one topic share its element
+        if i == 0 or self.results[i].fetched.key is not key:
+            key = self.results[i].fetched.key
+            topics += 1
+        if names_leader(version, &self.results[i]):
+            names = find_leader(self, &self.results[i]) or names
+    put_head(slot, version, 0, session.id if request.context != SESSIONLESS else 0, topics)
+    i = 0
+    while i < count:
+        key = self.results[i].fetched.key
+        j = i
+        while j < count and self.results[j].fetched.key is key:
+            j += 1
+        put_topic(slot, version, key)
+        put_count(slot, flexible, j - i)
+        while i < j:
+            put_partition(slot, version, request.isolation, &self.results[i])
+            i += 1
+        if flexible:
+            slot_extend(slot, 1)[0] = 0
+    if names:
+        put_nodes(self, slot)
+    elif flexible:
+        slot_extend(slot, 1)[0] = 0
+    trim_results(self)
+    slot_finish(slot)
+
+
+cdef void answer_error(Slot* slot, int16_t code, int32_t session_id) noexcept nogil:
+    put_head(slot, slot.api_version, code, session_id, 0)
+    if slot.api_version >= 12:
+        slot_extend(slot, 1)[0] = 0
+    slot_finish(slot)
+
+
+cdef inline bint changed(Result* result) noexcept nogil:
+    """Whether an incremental answer tells of this partition; notes what it tells (CachedPartition)."""
+    cdef Fetched* fetched = result.fetched
+    cdef bint tell = result.read.size > 0 or result.code != 0 or result.diverging_epoch >= 0
+    if fetched.high_watermark != result.read.high_watermark:
+        fetched.high_watermark = result.read.high_watermark
+        tell = True
+    if fetched.log_start_offset != result.read.log_start_offset:
+        fetched.log_start_offset = result.read.log_start_offset
+        tell = True
+    if result.code:
+        fetched.high_watermark = -1                     # told again when the error is over
+    return tell
+
+
+cdef bint find_leader(Fetching self, Result* result) noexcept nogil:
+    """The partition is led here, or was a moment ago. False: -1 and -1, as Kafka's answer about one that it does not know."""
+    cdef Entry* entry = entry_of(self, result.fetched)
+    result.leader_id = -1
+    result.leader_epoch = -1
+    if entry is NULL or self.broker_id < 0:
+        return False
+    if entry.remote:
+        with gil:
+            if (<object>entry.partition).refresh_row():  # its owner has gone
+                return False
+    result.leader_id = self.broker_id
+    result.leader_epoch = (<Partition>entry.partition).row.leader_epoch
+    return True
+
+
+cdef void put_head(Slot* slot, int16_t version, int16_t code, int32_t session_id, uint32_t topics) noexcept nogil:
+    cdef uint8_t* at
+    if version >= 12:
+        slot_extend(slot, 1)[0] = 0                     # tags of the header
+    if version >= 1:
+        put_i32(slot_extend(slot, 4), 0)                # throttle_time_ms
+    if version >= 7:
+        at = slot_extend(slot, 6)
+        put_i16(at, code)
+        put_i32(at + 2, session_id)
+    put_count(slot, version >= 12, topics)
+
+
+cdef void put_count(Slot* slot, bint flexible, uint32_t count) noexcept nogil:
+    cdef uint8_t* at
+    if flexible:
+        at = slot_extend(slot, 5)
+        slot.size -= <uint32_t>(5 - put_uvarint(at, count + 1))
+    else:
+        put_i32(slot_extend(slot, 4), <int32_t>count)
+
+
+cdef void put_topic(Slot* slot, int16_t version, TopicKey* key) noexcept nogil:
+    cdef uint8_t* at
+    if version >= 13:
+        memcpy(slot_extend(slot, 16), key.id, 16)
+        return
+    if version >= 12:
+        at = slot_extend(slot, 5)
+        slot.size -= <uint32_t>(5 - put_uvarint(at, key.name_size + 1))
+    else:
+        put_i16(slot_extend(slot, 2), <int16_t>key.name_size)
+    memcpy(slot_extend(slot, key.name_size), key.name, key.name_size)
+
+
+cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* result) noexcept nogil:
+    cdef bint flexible = version >= 12
+    cdef uint8_t* start = slot_extend(slot, PARTITION_SIZE_MAX)
+    cdef uint8_t* at = start
+    cdef size_t size
+    cdef int32_t aborted
+    put_i32(at, result.fetched.index)
+    put_i16(at + 4, <int16_t>result.code)
+    put_i64(at + 6, result.read.high_watermark)
+    at += 14
+    if version >= 4:
+        put_i64(at, result.read.last_stable_offset)
+        at += 8
+    if version >= 5:
+        put_i64(at, result.read.log_start_offset)
+        at += 8
+    # Aborted transactions: null when not asked for and when nothing was read, none of a partition that is not known.
+    if result.unknown:
+        aborted = 0
+    elif result.code or result.diverging_epoch >= 0 or not isolation:
+        aborted = -1
+    else:
+        aborted = <int32_t>result.aborted.count
+    if flexible:
+        at += put_uvarint(at, <uint32_t>(aborted + 1))
+    elif version >= 4:
+        put_i32(at, aborted)
+        at += 4
+    if result.aborted.entries is not NULL:
+        slot.size -= <uint32_t>(PARTITION_SIZE_MAX - (at - start))
+        put_aborted(slot, &result.aborted, flexible)
+        drop_aborted(result)
+        start = slot_extend(slot, PARTITION_SIZE_MAX)
+        at = start
+    if version >= 11:
+        put_i32(at, -1)                                 # preferred_read_replica
+        at += 4
+    if flexible:
+        at += put_uvarint(at, <uint32_t>result.read.size + 1)
+    else:
+        put_i32(at, <int32_t>result.read.size)
+        at += 4
+    slot.size -= <uint32_t>(PARTITION_SIZE_MAX - (at - start))
+    if result.copy is not NULL:
+        with gil:
+            memcpy(slot_extend(slot, <size_t>result.read.size), PyBytes_AS_STRING(<object><PyObject*>result.copy),
+                   <size_t>result.read.size)
+        drop_copy(result)
+    elif result.read.size:
+        slot_region(slot, result.read.file, result.read.position, result.read.size)
+    if names_leader(version, result):
+        at = slot_extend(slot, 12)                      # one tag, of 9 bytes, without tags of its own
+        at[0] = 1
+        at[1] = CURRENT_LEADER_TAG
+        at[2] = 9
+        put_i32(at + 3, result.leader_id)
+        put_i32(at + 7, result.leader_epoch)
+        at[11] = 0
+    elif result.diverging_epoch >= 0:
+        at = slot_extend(slot, 16)                      # one tag: 0, of 13 bytes, without tags of its own
+        at[0] = 1
+        at[1] = DIVERGING_EPOCH_TAG
+        at[2] = 13
+        put_i32(at + 3, result.diverging_epoch)
+        put_i64(at + 7, result.diverging_end)
+        at[15] = 0
+    elif flexible:
+        slot_extend(slot, 1)[0] = 0
+
+
+cdef void put_aborted(Slot* slot, const Aborted* aborted, bint flexible) noexcept nogil:
+    cdef size_t size = TOLD_SIZE + (1 if flexible else 0)
+    cdef uint8_t* at = slot_extend(slot, <size_t>aborted.count * size)
+    cdef int64_t i
+    for i in range(aborted.count):
+        memcpy(at, aborted.entries + i * ABORTED_SIZE + TOLD_AT, TOLD_SIZE)
+        if flexible:
+            at[TOLD_SIZE] = 0                           # no tagged fields
+        at += size
+
+
+cdef inline bint names_leader(int16_t version, const Result* result) noexcept nogil:
+    """Whether the answer helps a client that has the wrong leader, or a leader of before (KIP-951)."""
+    return version >= 16 and (result.code == NOT_LEADER_OR_FOLLOWER or result.code == FENCED_LEADER_EPOCH) and (
+        not result.unknown)
+
+
+cdef void put_nodes(Fetching self, Slot* slot) noexcept nogil:
+    """The tags of an answer that names a leader: this broker, as its clients on this listener reach it."""
+    cdef size_t size
+    with gil:
+        node = (<dict>self.nodes).get(<object>slot.conn.listener) if slot.conn.listener is not NULL else None
+        if node is None:
+            slot_extend(slot, 1)[0] = 0
+        else:
+            size = <size_t>PyBytes_GET_SIZE(node)
+            memcpy(slot_extend(slot, size), PyBytes_AS_STRING(node), size)

@@ -1,0 +1,105 @@
+"""What is known of a Fetch: its request, the result of each partition, how it waits. See fetch_state.pyx."""
+
+from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t, int8_t
+from libc.stdlib cimport free
+
+from kafkad._native.serving.connection cimport Conn, Core, Slot, Timer
+from kafkad._native.serving.fetch_session cimport Fetched, Session, cache_orphan, SessionCache
+from kafkad._native.log.aborted cimport Aborted
+from kafkad._native.log.cold_reads cimport ColdJob
+from kafkad._native.log.partition_reads cimport ReadInfo
+from kafkad._native.serving.partition_table cimport Entry, PartitionTable
+from kafkad._native.serving.unpacking cimport Unpacker
+
+cdef enum Context:                  # of a request, after Kafka's FetchContext
+    SESSIONLESS = 0
+    FULL = 1                        # asks for a session
+    INCREMENTAL = 2
+
+cdef struct Result:                 # what one partition gives
+    Fetched* fetched
+    int code
+    bint unknown                    # not in the table: an error, but none to answer at once for
+    int32_t diverging_epoch         # where the client's log leaves ours: the epoch and its end; -1 if it does not
+    int64_t diverging_end
+    int32_t leader_id               # for an error that names the leader
+    int32_t leader_epoch
+    ReadInfo read
+    void* copy                      # bytes that Python read, or NULL
+    Aborted aborted                 # transactions whose records it may hold; `entries` NULL when there are none
+
+cdef struct FetchRequest:
+    int16_t version
+    int context
+    int32_t replica_id
+    int32_t wait_ms_max
+    int32_t bytes_min
+    int32_t bytes_max
+    int8_t isolation
+    int32_t session_id
+    int32_t session_epoch
+    Session* session                # retained
+    uint32_t cold_rounds            # how often it had to wait for the disk
+    int64_t began_ms                # of a request that is converted: since when it waits, 0: not yet
+    uint32_t passes                 # how often it went on behind what became nothing
+
+cdef struct WaitingFetch:
+    Timer timer                     # first
+    FetchRequest request
+    Slot* slot
+    int64_t available               # bytes counted over all partitions, each up to its own limit
+    int64_t held                    # bytes of its session, which no cache counts: they count as buffered
+    ColdJob* job                    # what it waits for is on the disk, not in the future
+    bint due                        # to be answered at the end of this turn
+    WaitingFetch* due_next
+
+cdef class Fetching:
+    cdef Core* core
+    cdef PartitionTable table
+    cdef SessionCache cache
+    cdef public int32_t max_bytes   # fetch.max.bytes
+    cdef Result* results            # scratch of the request at hand
+    cdef uint32_t result_capacity
+    cdef int64_t freed              # bytes of sessions that are gone, since the heap was trimmed
+    cdef int32_t broker_id          # -1: no leader is named to clients
+    cdef dict nodes                 # by listener: this broker as an answer has it (NodeEndpoints)
+    cdef int64_t elements           # topics and partitions of the request at hand
+    cdef WaitingFetch* due
+    cdef Unpacker unpacker
+    cdef uint32_t turn              # which partition of an old version's answer comes first
+    cdef ColdJob* cold_job          # asked for by the last `read_all`: bytes that it needs to look further
+    cdef void forget(self) noexcept
+
+# Looks a partition of a session up in the table. NULL: it is not there.
+cdef Entry* find_entry(Fetching self, Fetched* fetched) noexcept nogil
+
+# The scratch in `results`: room for `count`, and the end of what they own.
+cdef void requires(Fetching self, uint32_t count) noexcept nogil
+cdef void drop_data(Result* result) noexcept nogil
+cdef void drop_results(Fetching self, uint32_t count) noexcept nogil
+cdef void drop_copy(Result* result) noexcept nogil
+cdef void trim_results(Fetching self) noexcept nogil
+
+
+cdef inline void count_sessions(Fetching self) noexcept nogil:
+    self.core.stats.sessions = self.cache.count
+    self.core.stats.session_partitions = self.cache.partitions
+    self.core.stats.session_evictions = self.cache.evictions
+
+
+cdef inline void hold_session(Fetching self, Conn* conn, Session* session) noexcept nogil:
+    """The connection goes on with this session, and leaves the one that it had."""
+    if conn.fetch_session != session.id:
+        if conn.fetch_session:
+            cache_orphan(&self.cache, conn.fetch_session, self.core.monotonic_ms)
+        conn.fetch_session = session.id
+
+
+cdef inline void drop_aborted(Result* result) noexcept nogil:
+    free(result.aborted.entries)
+    result.aborted.entries = NULL
+
+
+cdef inline Entry* entry_of(Fetching self, Fetched* fetched) noexcept nogil:
+    """As `find_entry`, which looks it up once for each change of the table."""
+    return fetched.entry if fetched.generation == self.table.table.generation else find_entry(self, fetched)

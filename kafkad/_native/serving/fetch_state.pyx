@@ -1,0 +1,86 @@
+"""What is known of a Fetch at hand, and of those that wait: the structs are in fetch_state.pxd. Here is the scratch in which a
+request's results stand, and what they own: a file, a copy, a list of aborted transactions."""
+
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
+from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdlib cimport free, realloc
+
+from kafkad._native.serving.fetch_session cimport Fetched, cache_free, cache_init, cache_remove
+from kafkad._native.log.segments cimport log_file_release
+from kafkad._native.serving.partition_table cimport (
+    Entry, PartitionTable, Topic, key_release, key_retain, topic_by_id, topic_by_key, topic_entry)
+from kafkad._native.wire.primitives cimport KAFKAD_CHECK
+
+cdef enum:
+    RESULTS_KEPT = 16384                # scratch for so many partitions is kept
+
+
+cdef Entry* find_entry(Fetching self, Fetched* fetched) noexcept nogil:
+    cdef Topic* topic
+    if fetched.session.uses_ids:
+        topic = topic_by_id(&self.table.table, fetched.key.id)
+    else:
+        topic = topic_by_key(&self.table.table, fetched.key)
+    fetched.entry = topic_entry(topic, fetched.index)
+    fetched.generation = self.table.table.generation
+    if topic is not NULL and topic.key is not fetched.key:
+        key_release(fetched.key)                        # known by now, or made anew
+        fetched.key = key_retain(topic.key)
+    return fetched.entry
+
+
+cdef void requires(Fetching self, uint32_t count) noexcept nogil:
+    if count > self.result_capacity:
+        self.result_capacity = max(<uint32_t>64, count + count // 4)
+        self.results = <Result*>realloc(self.results, self.result_capacity * sizeof(Result))
+        KAFKAD_CHECK(self.results is not NULL)
+
+
+cdef void drop_data(Result* result) noexcept nogil:
+    if result.copy is not NULL:
+        drop_copy(result)
+    elif result.read.size:
+        log_file_release(result.read.file)
+    if result.aborted.entries is not NULL:
+        drop_aborted(result)
+
+
+cdef void drop_copy(Result* result) noexcept nogil:
+    with gil:
+        Py_DECREF(<object><PyObject*>result.copy)
+    result.copy = NULL
+
+
+cdef void drop_results(Fetching self, uint32_t count) noexcept nogil:
+    cdef uint32_t i
+    for i in range(count):
+        drop_data(&self.results[i])
+    trim_results(self)
+
+
+cdef void trim_results(Fetching self) noexcept nogil:
+    if self.result_capacity > RESULTS_KEPT:
+        free(self.results)
+        self.results = NULL
+        self.result_capacity = 0
+
+
+cdef class Fetching:
+    def __cinit__(self, PartitionTable table not None, int32_t max_bytes, uint32_t slots, int64_t eviction_ms,
+                  int64_t partitions_max, int64_t orphan_ms):
+        self.table = table
+        self.max_bytes = max_bytes
+        self.broker_id = -1
+        self.nodes = {}
+        cache_init(&self.cache, &table.table, slots, eviction_ms, partitions_max, orphan_ms)
+
+    def __dealloc__(self):
+        cache_free(&self.cache)
+        free(self.results)
+
+    cdef void forget(self) noexcept:
+        """Every session, at the end."""
+        while self.cache.oldest is not NULL:
+            cache_remove(&self.cache, self.cache.oldest)
+        count_sessions(self)

@@ -249,7 +249,6 @@ cdef void core_shut(Core* core) noexcept                           # close its f
 cdef void core_wake(Core* core) noexcept nogil                     # have poll() called soon
 cdef void core_read_clocks(Core* core) noexcept nogil               # a round begins
 cdef int64_t clock_us() noexcept nogil                              # monotonic
-cdef void copies_forget(Core* core) noexcept nogil                 # at the end of a round
 cdef void core_fatal(Core* core) noexcept                          # a Python exception that nobody may swallow
 
 # -- slots. `slot_open` starts an answer and writes its header; `slot_finish` hands it to the socket.
@@ -259,12 +258,12 @@ cdef void slot_region(Slot* slot, LogFile* file, int64_t position, int64_t size)
 cdef void slot_pend(Slot* slot, void* waiting, CancelFunction cancel, bint overtakable) noexcept nogil
 cdef void slot_finish(Slot* slot) noexcept nogil
 cdef void slot_drop(Slot* slot) noexcept nogil                     # finish without an answer
+cdef void slot_free(Slot* slot) noexcept nogil                     # the first of its connection: it was sent
 
 # -- connections
 cdef Conn* conn_new(Core* core, int fd, PyObject* listener, int phase) noexcept
 cdef void conn_run(Conn* conn) noexcept nogil                      # put it in the run list
 cdef void conn_touch(Conn* conn) noexcept nogil                    # it was active now
-cdef void conn_flush(Conn* conn) noexcept nogil                    # send what is ready; may close
 cdef void conn_close(Conn* conn, const char* reason) noexcept nogil
 cdef void conn_reap(Core* core) noexcept nogil                     # free what was closed
 cdef void conn_end(Conn* conn, const char* reason) noexcept nogil      # close it when its answers have left

@@ -18,8 +18,9 @@ from libc.string cimport memcpy
 from kafkad._native.serving.buffers cimport buffer_is_shared, input_grow, input_release, input_reserve, scratch_keep
 from kafkad._native.serving.connection cimport (
     API_KEYS, CALLS_PER_TURN, Conn, Core, ELEMENTS_PER_FRAME, FRAMES_PER_TURN, PHASE_AUTHENTICATING, PHASE_READY,
-    SCRATCH_SIZE, SLOTS_MAX, Slot, UNSENT_MAX, conn_close, conn_end, conn_flush, conn_handle, conn_may_serve,
-    conn_run, conn_touch, clock_us, core_fatal, slot_open)
+    SCRATCH_SIZE, SLOTS_MAX, Slot, UNSENT_MAX, conn_close, conn_end, conn_handle, conn_may_serve, conn_run,
+    conn_touch, clock_us, core_fatal, slot_open)
+from kafkad._native.serving.sending cimport conn_flush
 from kafkad._native.serving.fetch cimport fetch_frame
 from kafkad._native.serving.produce cimport produce_frame, produce_slice, slice_due
 from kafkad._native.serving.tls cimport Tls, iovec, tls_peek, tls_receive, tls_waits

@@ -392,7 +392,7 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
     return count
 
 
-# -- sessions -----------------------------------------------------------------------------------------------
+# -- sessions, the answer -----------------------------------------------------------------------------------
 
 cdef inline void answer(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
     if request.version < CONVERTED_BELOW:

@@ -19,8 +19,8 @@ from kafkad._native.serving.buffers cimport buffers_trim
 from kafkad._native.log.cold_reads cimport cold_settle
 from kafkad._native.serving.connection cimport (
     BLOCKED_SOCKET, Conn, Core, KIND_COMMIT, KIND_CONNECTION, KIND_HANDOVER, KIND_LISTENER, KIND_LOOP, KIND_TIMER,
-    KIND_WAKE, Slot, conn_close, conn_reap, conn_run, clock_us, copies_forget, core_fatal, core_read_clocks,
-    core_wake)
+    KIND_WAKE, Slot, conn_close, conn_reap, conn_run, clock_us, core_fatal, core_read_clocks, core_wake)
+from kafkad._native.serving.sending cimport copies_forget
 from kafkad._native.serving.fetch cimport fetch_advanced, fetch_drop_orphans, fetch_settle
 from kafkad._native.serving.produce_forwarding cimport forward_mail, forwarding_peer_lost
 from kafkad._native.log.group_commit cimport GroupCommit, commit_turn

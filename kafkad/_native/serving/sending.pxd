@@ -1,0 +1,12 @@
+"""Sending answers: see sending.pyx."""
+
+from kafkad._native.serving.connection cimport Conn, Core
+
+cdef enum:
+    COPIES_SIZE = 128 * 1024
+
+# Send what is ready; may close.
+cdef void conn_flush(Conn* conn) noexcept nogil
+
+# At the end of a round.
+cdef void copies_forget(Core* core) noexcept nogil

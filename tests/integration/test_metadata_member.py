@@ -7,16 +7,22 @@ import contextlib
 import json
 import re
 
+import pytest
+
 from kafkad.clock import Clock
+from kafkad.config.broker import BrokerConfig
 from kafkad.config.topic import TopicConfig
 from kafkad.controller.brokers import Registration
 from kafkad.log.log import Log
 from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
 from kafkad.metadata.image import TOPIC, Endpoint
 from kafkad.metadata.uuids import uuid_bytes
+from kafkad.protocol import codec, errors, messages
+from kafkad.protocol.errors import KafkaError
 from kafkad.raft.observer import Observer
 from kafkad.server.broker_lifecycle import BrokerLifecycle
 from kafkad.server.controller_channel import ControllerChannel
+from kafkad.server.controller_requests import ControllerRequests
 from kafkad.server.metadata_client import MetadataClient
 from tests.jvm import NEWEST, run_tool
 from tests.jvm_cluster import JvmCluster
@@ -140,12 +146,12 @@ def test_a_snapshot_is_fetched_in_pieces_where_voters_stand_in_the_log(tmp_path)
         assert "ERROR" not in node.log, node.log
 
 
-def registration_of(member, node, incarnation, **more):
+def registration_of(member, node, incarnation, directories=(), **more):
     return Registration(
         node.node_id,
         incarnation,
         {"PLAINTEXT": Endpoint("127.0.0.1", node.port, 0)},
-        (member.observer.directory_id,),
+        directories or (member.observer.directory_id,),
         **more,
     )
 
@@ -249,6 +255,101 @@ def test_heartbeats_go_on_at_the_next_controller(tmp_path):
                 assert not member.image.brokers[2].fenced and member.image.brokers[2].epoch == epoch
 
     with JvmCluster(tmp_path, controllers=3, static=False) as cluster:
+        node = cluster.new_broker(2)
+        node.format()
+        asyncio.run(live(cluster, node))
+
+
+USER = "User:alice"
+SECOND_DIRECTORY = b"second directory"
+
+
+def test_what_a_broker_asks_of_the_controllers_is_done(tmp_path):
+    def create(name, *, version=7, correlation=9):
+        cls = messages.CreateTopicsRequest
+        topic = cls.Topics(name=name, num_partitions=2, replication_factor=1)
+        return codec.encode_request(cls(topics=[topic], timeout_ms=20_000), version, correlation, "a client")
+
+    async def live(cluster, node):
+        async with Member(cluster, node).running() as member:
+            await member.until(lambda image: image.metadata_version > 0)
+            channel = ControllerChannel(lambda: member.client.leader, client_id="kafkad-test")
+            directories = (member.observer.directory_id, SECOND_DIRECTORY)
+            async with alive(member, node, b"first incarnatio", directories=directories) as broker:
+                broker.ready_to_unfence()
+                await broker.unfenced.wait()
+                requests = ControllerRequests(
+                    channel.ask, broker_id=2, epoch=lambda: broker.epoch, image=lambda: member.image
+                )
+                # a client's request comes back with its own correlation id, in its own version
+                for name, version in (("forwarded", 7), ("older", 5)):
+                    answer = await requests.forward(create(name, version=version), USER, "10.1.2.3")
+                    correlation, response = codec.decode_response(
+                        messages.CreateTopicsResponse, version, answer
+                    )
+                    assert correlation == 9
+                    assert [(row.name, row.error_code) for row in response.topics] == [(name, 0)]
+                answer = await requests.forward(create("forwarded"), USER, "::1")
+                _, response = codec.decode_response(messages.CreateTopicsResponse, 7, answer)
+                assert response.topics[0].error_code == errors.TOPIC_ALREADY_EXISTS
+                await member.until(lambda image: {"forwarded", "older"} <= image.topics.keys())
+                # what no controller forwards, and what is no request
+                produce = codec.encode_request(messages.ProduceRequest(acks=1, timeout_ms=1), 9, 1, "c")
+                with pytest.raises(KafkaError, match="UNKNOWN_SERVER_ERROR"):
+                    await requests.forward(produce, USER, "10.1.2.3")
+                with pytest.raises(KafkaError, match="UNSUPPORTED_VERSION"):
+                    await requests.forward(b"\0\x13\0\x07\0\0\0\x09\0\x01c\0\xff", USER, "10.1.2.3")
+
+                created = await requests.create_topics_in_passing(
+                    ["passing", "older", "no/name"], BrokerConfig()
+                )
+                assert (
+                    created["passing"] is None and created["no/name"].code == errors.INVALID_TOPIC_EXCEPTION
+                )
+                assert "older" not in created
+                await member.until(lambda image: "passing" in image.topics)
+
+                first, count = await requests.allocate_producer_ids()
+                second, _ = await requests.allocate_producer_ids()
+                assert count == 1000 and second >= first + count
+                await member.until(lambda image: image.next_producer_id >= second + count)
+
+                topic = member.image.topics["forwarded"]
+                ours = [index for index, state in topic.partitions.items() if 2 in state.replicas]
+                assert ours == [0, 1]  # the only broker
+                placed = {(topic.topic_id, index): SECOND_DIRECTORY for index in ours}
+                gone = (b"no such topic id", 0)
+                refused = await requests.assign_directories({**placed, gone: SECOND_DIRECTORY})
+                assert {each: trouble.code for each, trouble in refused.items()} == {
+                    gone: errors.UNKNOWN_TOPIC_ID
+                }
+                await member.until(
+                    lambda image: all(
+                        state.directory(2) == SECOND_DIRECTORY
+                        for state in image.topics["forwarded"].partitions.values()
+                    )
+                )
+                # another broker's epoch
+                stale = ControllerRequests(
+                    channel.ask, broker_id=2, epoch=lambda: broker.epoch - 1, image=lambda: member.image
+                )
+                with pytest.raises(KafkaError, match="COORDINATOR_LOAD_IN_PROGRESS"):
+                    await stale.allocate_producer_ids()
+                with pytest.raises(KafkaError, match="STALE_BROKER_EPOCH"):
+                    await stale.assign_directories(placed)
+                cluster.controllers[0].kill()
+                quick = ControllerRequests(
+                    channel.ask,
+                    broker_id=2,
+                    epoch=lambda: broker.epoch,
+                    image=lambda: member.image,
+                    timeout_s=1,
+                )
+                with pytest.raises(KafkaError, match="REQUEST_TIMED_OUT"):
+                    await quick.forward(create("late"), USER, "10.1.2.3")
+            channel.close()
+
+    with JvmCluster(tmp_path) as cluster:
         node = cluster.new_broker(2)
         node.format()
         asyncio.run(live(cluster, node))

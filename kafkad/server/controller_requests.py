@@ -1,0 +1,165 @@
+"""What a broker asks of controllers that are other nodes: for its clients, and for itself.
+
+    forward                  a client's request, as it came, in an Envelope (KIP-590); the answer as it came
+    create_topics_in_passing topics that a client's Metadata, or a coordinator, wants
+    allocate_producer_ids    a block of 1,000 that no other broker gets (KIP-730)
+    assign_directories       in which log directories replicas were put (KIP-858)
+
+All by ControllerChannel.ask, which finds the active controller. Each raises KafkaError with the code that a
+client is told, whatever the way to the controller has met.
+
+Use: tests/integration/test_metadata_member.py; and the worker of a broker without a controller, once
+process.roles=broker is served."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from ipaddress import ip_address
+from itertools import islice
+from typing import Any, Final
+
+from kafkad.controller.topics import auto_created
+from kafkad.metadata.image import MetadataImage
+from kafkad.net.channel import Unreachable
+from kafkad.protocol import codec, errors, messages
+from kafkad.protocol.errors import KafkaError
+
+logger = logging.getLogger("kafkad")
+
+ASSIGNMENTS_MAX: Final = 2250  # of one request; Kafka: AssignReplicasToDirsRequest
+IN_PASSING_MS: Final = 5_000  # as Kafka's AutoTopicCreationManager waits at most: its request.timeout.ms
+
+Placed = Mapping[tuple[bytes, int], bytes]  # directory.id by (topic id, partition index)
+
+
+def principal_bytes(principal: str) -> bytes:
+    """`User:name` as Kafka's DefaultKafkaPrincipalBuilder serializes it: the version, then the message."""
+    kind, _, name = principal.partition(":")
+    data = messages.DefaultPrincipalData(type=kind, name=name, token_authenticated=False)
+    return b"\0\0" + codec.encode(data, 0)
+
+
+class ControllerRequests:
+    """`epoch` answers the broker's epoch, `image` what is applied here."""
+
+    def __init__(
+        self,
+        ask: Callable[..., Any],
+        *,
+        broker_id: int,
+        epoch: Callable[[], int],
+        image: Callable[[], MetadataImage],
+        timeout_s: float = 30.0,
+    ) -> None:
+        self._ask = ask
+        self._broker_id = broker_id
+        self._epoch = epoch
+        self._image = image
+        self._timeout_s = timeout_s
+
+    async def forward(
+        self, frame: bytes, principal: str, client_host: str, *, timeout_s: float | None = None
+    ) -> bytes:
+        """`frame`: a request from its header on; its answer from its header on. Raises KafkaError:
+        REQUEST_TIMED_OUT without a controller, UNSUPPORTED_VERSION where the controller cannot read the
+        request (the client's connection is then closed), else UNKNOWN_SERVER_ERROR."""
+        request = messages.EnvelopeRequest(
+            request_data=frame,
+            request_principal=principal_bytes(principal),
+            client_host_address=ip_address(client_host.partition("%")[0]).packed,
+        )
+        response = await self._answer(request, timeout_s)
+        if response.error_code == errors.UNSUPPORTED_VERSION:
+            raise KafkaError(errors.UNSUPPORTED_VERSION, "the controller cannot read a forwarded request")
+        if response.error_code or response.response_data is None:
+            logger.error("the controller refuses to be forwarded to: %s", KafkaError(response.error_code))
+            raise KafkaError(
+                errors.UNKNOWN_SERVER_ERROR, "the request could not be forwarded to the controller"
+            )
+        return bytes(response.response_data)
+
+    async def create_topics_in_passing(
+        self, names: Iterable[str], config: Any
+    ) -> dict[str, KafkaError | None]:
+        """The trouble with each topic that was not there, or None. `config` is BrokerConfig."""
+        image = self._image()
+        wanted = [auto_created(image, config, name) for name in names if name not in image.topics]
+        if not wanted:
+            return {}
+        request = messages.CreateTopicsRequest(topics=wanted, timeout_ms=IN_PASSING_MS)
+        response = await self._answer(request, IN_PASSING_MS / 1000)
+        return {
+            result.name: KafkaError(result.error_code, result.error_message)
+            if result.error_code not in (errors.NONE, errors.TOPIC_ALREADY_EXISTS)
+            else None
+            for result in response.topics
+        }
+
+    async def allocate_producer_ids(self) -> tuple[int, int]:
+        """(first, count)"""
+        request = messages.AllocateProducerIdsRequest(broker_id=self._broker_id, broker_epoch=self._epoch())
+        try:
+            response = await self._answer(request, None)
+        except KafkaError as trouble:
+            raise _try_again(trouble) from trouble
+        if response.error_code:
+            raise _try_again(KafkaError(response.error_code))
+        if response.producer_id_start < 0 or response.producer_id_len <= 0:
+            raise KafkaError(errors.UNKNOWN_SERVER_ERROR, "the controller gave no producer ids")
+        return response.producer_id_start, response.producer_id_len
+
+    async def assign_directories(self, placed: Placed) -> dict[tuple[bytes, int], KafkaError]:
+        """Those that the controller did not take, and why; a partition that is gone is one of them."""
+        refused: dict[tuple[bytes, int], KafkaError] = {}
+        rest = iter(placed.items())
+        while some := dict(islice(rest, ASSIGNMENTS_MAX)):
+            response = await self._answer(self._assignment(some), None)
+            if response.error_code:
+                raise KafkaError(response.error_code, "log directories could not be assigned")
+            told = {
+                (topic.topic_id, partition.partition_index): partition.error_code
+                for directory in response.directories
+                for topic in directory.topics
+                for partition in topic.partitions
+            }
+            for each in some:
+                code = told.get(each, errors.UNKNOWN_SERVER_ERROR)
+                if code:
+                    refused[each] = KafkaError(code)
+        return refused
+
+    def _assignment(self, placed: Placed) -> Any:
+        cls = messages.AssignReplicasToDirsRequest
+        by_directory: dict[bytes, dict[bytes, list[int]]] = {}
+        for (topic_id, index), directory in placed.items():
+            by_directory.setdefault(directory, {}).setdefault(topic_id, []).append(index)
+        directory, topic = cls.Directories, cls.Directories.Topics
+        return cls(
+            broker_id=self._broker_id,
+            broker_epoch=self._epoch(),
+            directories=[
+                directory(
+                    id=directory_id,
+                    topics=[
+                        topic(
+                            topic_id=topic_id,
+                            partitions=[topic.Partitions(partition_index=index) for index in indexes],
+                        )
+                        for topic_id, indexes in topics.items()
+                    ],
+                )
+                for directory_id, topics in by_directory.items()
+            ],
+        )
+
+    async def _answer(self, request: Any, timeout_s: float | None) -> Any:
+        """Raises KafkaError."""
+        try:
+            return await self._ask(request, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
+        except Unreachable as trouble:
+            raise KafkaError(errors.REQUEST_TIMED_OUT, str(trouble)) from trouble
+
+
+def _try_again(trouble: KafkaError) -> KafkaError:
+    """As Kafka's RPCProducerIdManager: clients try InitProducerId again."""
+    logger.warning("no producer ids could be had from the controller: %s", trouble)
+    return KafkaError(errors.COORDINATOR_LOAD_IN_PROGRESS, trouble.message)

@@ -2,6 +2,9 @@
 several workers, and those who misbehave beside those who do not."""
 
 import asyncio
+import contextlib
+import ctypes
+import ctypes.util
 import os
 import socket
 import ssl
@@ -396,6 +399,91 @@ def test_a_client_cannot_begin_anew(broker, stores):
     said = done.stdout + done.stderr
     assert b"RENEGOTIATING" in said
     assert b"no renegotiation" in said, said[-2000:]
+
+
+class KeyUpdates:
+    """A client of TLS 1.3 by libssl itself, since Python's ssl has no KeyUpdate. What it says goes into
+    `said` first, so that thousands can be sent at once."""
+
+    def __init__(self, port: int) -> None:
+        self.lib = ctypes.CDLL(ctypes.util.find_library("ssl") or "libssl.so.3")
+        for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new", "BIO_s_mem", "BIO_new"):
+            getattr(self.lib, name).restype = ctypes.c_void_p
+        self.context = ctypes.c_void_p(self.lib.SSL_CTX_new(ctypes.c_void_p(self.lib.TLS_client_method())))
+        self.ssl = ctypes.c_void_p(self.lib.SSL_new(self.context))
+        self.heard, self.said = (
+            ctypes.c_void_p(self.lib.BIO_new(ctypes.c_void_p(self.lib.BIO_s_mem()))) for _ in range(2)
+        )
+        self.lib.SSL_set_bio(self.ssl, self.heard, self.said)
+        self.lib.SSL_set_connect_state(self.ssl)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        while self.lib.SSL_do_handshake(self.ssl) != 1:
+            self.send()
+            self.hear()
+        self.send()
+
+    def send(self) -> None:
+        buffer = ctypes.create_string_buffer(1 << 16)
+        text = b""
+        while (count := self.lib.BIO_read(self.said, buffer, len(buffer))) > 0:
+            text += buffer.raw[:count]
+        self.socket.sendall(text)
+
+    def hear(self) -> None:
+        text = self.socket.recv(65536)
+        if not text:
+            raise ConnectionError
+        self.lib.BIO_write(self.heard, text, len(text))
+
+    def update(self, count: int, asking: bool) -> None:
+        for _ in range(count):
+            assert self.lib.SSL_key_update(self.ssl, int(asking)) == 1
+            assert self.lib.SSL_do_handshake(self.ssl) == 1
+
+    def ask(self) -> bytes:
+        frame = bytes.fromhex("0000000a0012000000000001ffff")
+        assert self.lib.SSL_write(self.ssl, frame, len(frame)) == len(frame)
+        self.send()
+        buffer = ctypes.create_string_buffer(1 << 16)
+        while (count := self.lib.SSL_read(self.ssl, buffer, len(buffer))) <= 0:
+            self.hear()
+        return buffer.raw[4:count]
+
+    def close(self) -> None:
+        self.socket.close()
+        self.lib.SSL_free(self.ssl)
+        self.lib.SSL_CTX_free(self.context)
+
+
+FLOODED = "changes keys or asks for handshakes again and again"
+
+
+@pytest.mark.parametrize("asking", [False, True])
+def test_a_client_may_change_its_keys(broker, asking):
+    client = KeyUpdates(broker.ports["SSL"])
+    for _ in range(20):
+        client.update(10, asking)
+        assert client.ask()[:6] == b"\0\0\0\1\0\0"
+    client.close()
+
+
+@pytest.mark.parametrize("asking", [False, True])
+def test_a_flood_of_key_updates_is_cut_off(broker, stores, asking):
+    """Each costs the broker two derivations of keys, and a segment carries fifty."""
+    clients = [KeyUpdates(broker.ports["SSL"]) for _ in range(4)]
+    for client in clients:
+        client.update(10_000, asking)
+    with Neighbour(broker, stores):
+        for client in clients:
+            with contextlib.suppress(ConnectionError):
+                client.send()
+        for client in clients:
+            with pytest.raises(ConnectionError):
+                while True:
+                    client.hear()
+            client.close()
+        time.sleep(0.2)
+    wait_until(lambda: FLOODED in broker.log)
 
 
 def test_a_slow_reader_gets_every_byte(broker, stores):

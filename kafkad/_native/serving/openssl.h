@@ -25,6 +25,7 @@
     X(int, SSL_CTX_use_PrivateKey, (void*, void*)) \
     X(int, SSL_CTX_check_private_key, (void*)) \
     X(void, SSL_CTX_set_verify, (void*, int, void*)) \
+    X(void, SSL_CTX_set_msg_callback, (void*, void (*)(int, int, int, const void*, size_t, void*, void*))) \
     X(int, SSL_CTX_set_session_id_context, (void*, const unsigned char*, unsigned int)) \
     X(void*, SSL_CTX_get_cert_store, (void*)) \
     X(int, SSL_CTX_add_client_CA, (void*, void*)) \
@@ -35,6 +36,7 @@
     X(void, SSL_free, (void*)) \
     X(void, SSL_set_accept_state, (void*)) \
     X(void, SSL_set_bio, (void*, void*, void*)) \
+    X(void*, SSL_get_rbio, (const void*)) \
     X(int, SSL_do_handshake, (void*)) \
     X(int, SSL_read_ex, (void*, void*, size_t, size_t*)) \
     X(int, SSL_peek_ex, (void*, void*, size_t, size_t*)) \

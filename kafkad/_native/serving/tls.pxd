@@ -30,6 +30,7 @@ cdef struct Tls:
     void* ssl
     int state
     bint spoke                      # something came from the client
+    int distractions                # handshake messages of an open connection since a read that brought data
     const uint8_t* source           # ciphertext that OpenSSL has not taken
     size_t source_left
     uint8_t* kept                   # the same between calls

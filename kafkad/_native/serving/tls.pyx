@@ -11,6 +11,11 @@ writes nothing more until it is gone (`tls_waits`).
 **Memory.** `kept` and `out` are bounded by a record and by a turn. OpenSSL holds a record while it is not whole, and
 gives its buffers back between records.
 
+**Floods.** A client of TLS 1.3 may change its keys (KeyUpdate) and one of TLS 1.2 may ask for another handshake, which is
+refused. Both cost much more than they take to send, and a read may bring 10,000. So a connection is closed after
+DISTRACTIONS_MAX of them without a read that brought data, and one read takes no more of them either. A client that is well
+changes its keys once in gigabytes.
+
 A session is not resumed: no tickets, no cache. So a certificate is verified with each connection, against the stores of now."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -39,6 +44,7 @@ cdef extern from "openssl.h" nogil:
         void (*SSL_CTX_set_verify)(void*, int, void*) noexcept nogil
         void* (*SSL_CTX_get_cert_store)(void*) noexcept nogil
         int (*SSL_CTX_add_client_CA)(void*, void*) noexcept nogil
+        void (*SSL_CTX_set_msg_callback)(void*, void (*)(int, int, int, const void*, size_t, void*, void*) noexcept nogil) noexcept nogil
         int (*SSL_CTX_set_session_id_context)(void*, const unsigned char*, unsigned int) noexcept nogil
         void* (*SSL_CTX_get_ciphers)(void*) noexcept nogil
         const char* (*SSL_CIPHER_standard_name)(const void*) noexcept nogil
@@ -47,6 +53,7 @@ cdef extern from "openssl.h" nogil:
         void (*SSL_free)(void*) noexcept nogil
         void (*SSL_set_accept_state)(void*) noexcept nogil
         void (*SSL_set_bio)(void*, void*, void*) noexcept nogil
+        void* (*SSL_get_rbio)(const void*) noexcept nogil
         int (*SSL_do_handshake)(void*) noexcept nogil
         int (*SSL_read_ex)(void*, void*, size_t, size_t*) noexcept nogil
         int (*SSL_peek_ex)(void*, void*, size_t, size_t*) noexcept nogil
@@ -97,6 +104,7 @@ cdef enum:
     RECORD_MAX = RECORD + 512           # with all that TLS puts around it
     INCOMING = 256 * 1024
     OUTGOING = TURN + 32 * 1024
+    DISTRACTIONS_MAX = 32
     # OpenSSL's numbers
     SSL_ERROR_SSL = 1
     SSL_ERROR_WANT_READ = 2
@@ -114,6 +122,8 @@ cdef enum:
     BIO_CTRL_FLUSH = 11
     BIO_READ_AGAIN = 1 | 8              # BIO_FLAGS_READ, BIO_FLAGS_SHOULD_RETRY
     BIO_FLAGS_RWS_AGAIN = 15
+    ALERT = 21                          # kinds of messages
+    HANDSHAKE = 22
     # ours
     HANDSHAKE_RECORD = 0x16
 
@@ -137,7 +147,7 @@ cdef int bio_read(void* bio, char* data, int size) noexcept nogil:
     cdef Tls* tls = <Tls*>openssl.BIO_get_data(bio)
     cdef size_t step = min(<size_t>max(size, 0), tls.source_left)
     openssl.BIO_clear_flags(bio, BIO_FLAGS_RWS_AGAIN)
-    if step == 0:
+    if step == 0 or tls.distractions > DISTRACTIONS_MAX:
         openssl.BIO_set_flags(bio, BIO_READ_AGAIN)
         return -1
     memcpy(data, tls.source, step)
@@ -157,6 +167,17 @@ cdef int bio_write(void* bio, const char* data, int size) noexcept nogil:
 
 cdef long bio_control(void* bio, int command, long number, void* pointer) noexcept nogil:
     return command == BIO_CTRL_FLUSH
+
+
+cdef void on_message(
+        int written, int version, int kind, const void* data, size_t size, void* ssl, void* unused) noexcept nogil:
+    """Of each message: those that an open connection has no need of are counted. A refused handshake of TLS 1.2 shows
+    by the alert that answers it."""
+    cdef Tls* tls
+    if kind == (ALERT if written else HANDSHAKE):
+        tls = <Tls*>openssl.BIO_get_data(openssl.SSL_get_rbio(ssl))
+        if tls.state == TLS_OPEN:
+            tls.distractions += 1
 
 
 # -- one connection ----------------------------------------------------------------------------------------
@@ -352,6 +373,9 @@ cdef ssize_t receive(Tls* tls, iovec* parts, int count, bint peeks, bint* more) 
         if error != SSL_ERROR_WANT_READ:
             fail_by_openssl(tls)
             break
+        if tls.distractions > DISTRACTIONS_MAX:
+            fail(tls, "TLS: the client changes keys or asks for handshakes again and again")
+            break
         if taken:
             more[0] = not drained
             break
@@ -371,6 +395,8 @@ cdef ssize_t receive(Tls* tls, iovec* parts, int count, bint peeks, bint* more) 
     if not tls_push(tls):
         fail(tls, "")
     if total:
+        if tls.state == TLS_OPEN:
+            tls.distractions = 0
         more[0] = more[0] or ended or tls.state == TLS_FAILED
         return total
     if tls.state == TLS_FAILED:
@@ -652,6 +678,7 @@ cdef class TlsContext:
             self.context, SSL_OP_IGNORE_UNEXPECTED_EOF | SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION
             | SSL_OP_CIPHER_SERVER_PREFERENCE | SSL_OP_NO_RENEGOTIATION)
         openssl.SSL_CTX_set_num_tickets(self.context, 0)
+        openssl.SSL_CTX_set_msg_callback(self.context, on_message)
         openssl.SSL_CTX_ctrl(self.context, SSL_CTRL_SET_SESS_CACHE_MODE, 0, NULL)
         openssl.SSL_CTX_ctrl(self.context, SSL_CTRL_MODE, SSL_MODE_AUTO_RETRY | SSL_MODE_RELEASE_BUFFERS, NULL)
         openssl.SSL_CTX_set_session_id_context(self.context, <const unsigned char*>"kafkad", 6)

@@ -10,7 +10,7 @@ Beware: `write_snapshot` may run in another thread; it reads an image, which nev
 file."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -21,12 +21,13 @@ from kafkad.protocol import messages
 from kafkad.protocol.errors import Malformed
 from kafkad.raft.control_records import Voter, read_control, read_voters
 from kafkad.raft.election_state import ElectionState
-from kafkad.raft.snapshots import build_snapshot, read_snapshot, read_timestamp
+from kafkad.raft.snapshots import build_snapshot, read_snapshot_steps, read_timestamp
 
 logger = logging.getLogger(__name__)
 
 SnapshotId = tuple[int, int]  # (offset, epoch): it holds what lies below the offset
 
+STEP: Final = 200  # records that are encoded or replayed before others may run
 LEFT_OUT_LOGGED: Final = 10  # records that are logged one by one
 
 
@@ -141,12 +142,18 @@ class MetadataReplica:
         return None
 
     def _adopt_snapshot(self, snapshot: SnapshotId) -> None:
-        """Begin anew with what this snapshot says. Raises Malformed; then nothing has changed."""
+        """`_adopt_steps`, all of them now."""
+        for _ in self._adopt_steps(snapshot):
+            pass
+
+    def _adopt_steps(self, snapshot: SnapshotId) -> Iterator[None]:
+        """Begin anew with what this snapshot says, in steps. Raises Malformed; then nothing has changed."""
         decoder = Decoder()
-        content = read_snapshot(self._files.read_snapshot(snapshot), decoder.decode)
+        content = yield from read_snapshot_steps(self._files.read_snapshot(snapshot), decoder.decode, STEP)
         loader = Loader(self._empty, self._leave_out)
-        loader.feed(
+        yield from loader.feed_steps(
             content.records,
+            STEP,
             last_offset=snapshot[0] - 1,
             epoch=snapshot[1] if snapshot[0] else -1,
             timestamp_ms=content.timestamp_ms,
@@ -155,6 +162,11 @@ class MetadataReplica:
         self._kraft_version, self._voters = content.kraft_version, content.voters
 
     def _replay_batch(self, batch: Any) -> None:
+        """`_replay_steps`, all of them now."""
+        for _ in self._replay_steps(batch):
+            pass
+
+    def _replay_steps(self, batch: Any) -> Iterator[None]:
         place = {
             "last_offset": batch.last_offset,
             "epoch": batch.leader_epoch,
@@ -162,9 +174,13 @@ class MetadataReplica:
         }
         if not batch.is_control:
             decode = self._decoder.decode
-            self._loader.feed([decode(record.value or b"") for record in batch.records()], **place)
-            return
+            records = batch.records()
+            for first in range(0, len(records), STEP):
+                some = [decode(record.value or b"") for record in records[first : first + STEP]]
+                yield from self._loader.feed_steps(some, STEP, **place)
         self._loader.skip(**place)
+        if not batch.is_control:
+            return
         for message in read_control(batch):
             if type(message) is messages.KRaftVersionRecord:
                 self._kraft_version = message.k_raft_version

@@ -19,7 +19,7 @@ until a leader speaks.
 Rule: an answer counts for the request it belongs to; one of an older epoch is ignored."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from kafkad.metadata import features
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 TOPIC: Final = "__cluster_metadata"
 TOPIC_ID: Final = bytes(15) + b"\x01"  # Kafka: Uuid.METADATA_TOPIC_ID
 FETCH_WAIT_MS: Final = 500  # Kafka: KafkaRaftClient.MAX_FETCH_WAIT_MS
-APPLY_BYTES: Final = 64 << 10  # of one `apply`: about 2 ms
+APPLY_BYTES: Final = 64 << 10  # between two images, where more waits
 OLDEST_FETCH: Final = 17  # with the directory id of a replica, and the leader's endpoint in the answer
 
 
@@ -84,6 +84,8 @@ class Observer(MetadataReplica):
         self._snapshot_bytes_max = snapshot_bytes_max
         self._fetching: SnapshotId | None = None
         self._position = 0  # bytes of the snapshot that are here
+        self._damaged: SnapshotId | None = None  # one that was fetched in vain
+        self._applying: Iterator[None] | None = None
 
     # -- start ---------------------------------------------------------------------------------------------
 
@@ -125,6 +127,7 @@ class Observer(MetadataReplica):
 
     def request(self) -> Any:
         """The next Fetch or FetchSnapshot, for the leader, or for any voter while there is none."""
+        assert self._applying is None, "what was answered is applied first"
         if self._fetching is not None and self.leader is not None:
             return self._snapshot_request(self._fetching)
         cls = messages.FetchRequest
@@ -280,6 +283,9 @@ class Observer(MetadataReplica):
     # -- a snapshot from the leader ------------------------------------------------------------------------
 
     def _begin_snapshot_fetch(self, snapshot: SnapshotId) -> None:
+        if snapshot == self._damaged:
+            self._damaged = None  # once more, but not at once
+            raise Malformed(f"snapshot {snapshot} came damaged")
         if min(snapshot) < 0 or snapshot[0] <= self.image.offset:
             raise Malformed(f"snapshot {snapshot} is offered where {self.image.offset} is applied")
         logger.info("fetching the metadata snapshot at offset %d, epoch %d", *snapshot)
@@ -316,16 +322,20 @@ class Observer(MetadataReplica):
             ) from trouble
         if self._position == partition.size:
             self._fetching = None
-            self._finish_snapshot(snapshot)
+            self._applying = self._take_snapshot(snapshot)
         return True
 
-    def _finish_snapshot(self, snapshot: SnapshotId) -> None:
-        """The image and the log begin anew with it. Raises Malformed: it is damaged and set aside."""
+    def _take_snapshot(self, snapshot: SnapshotId) -> Iterator[None]:
+        """The image and the log begin anew with it, in steps. A damaged one is set aside."""
         try:
-            self._adopt_snapshot(snapshot)
-        except Malformed:
-            self._files.set_aside(snapshot)
-            raise
+            yield from self._adopt_steps(snapshot)
+        except Malformed as trouble:
+            path = self._files.set_aside(snapshot)
+            self._damaged = snapshot
+            logger.error(
+                "the metadata snapshot that was fetched is damaged (%s): it is now %s", trouble, path
+            )
+            return
         self._log.truncate_fully_and_start_at(snapshot[0])
         for older in self._files.snapshots():
             if older < snapshot:
@@ -341,17 +351,26 @@ class Observer(MetadataReplica):
     # -- what is committed ---------------------------------------------------------------------------------
 
     def apply(self) -> bool:
-        """Take some committed batches into `image`; whether more wait. Raises UnusableMetadata."""
-        start, end = self.image.offset + 1, min(self.high_watermark, self._log.end_offset)
-        if start >= end:
-            return False
+        """Do a step towards the `image` of what is committed; whether there are more. `request` waits for the
+        last. Raises UnusableMetadata."""
+        if self._applying is None:
+            if self.image.offset + 1 >= self.high_watermark:
+                return False
+            self._applying = self._take_batches(self.image.offset + 1, self.high_watermark)
+        for _ in self._applying:
+            return True
+        self._applying = None
+        return self.image.offset + 1 < self.high_watermark
+
+    def _take_batches(self, start: int, end: int) -> Iterator[None]:
+        """Some batches into the image, in steps."""
         size = 0
         for raw in self._log.batches(start, end):
             for batch in read_batches(raw):
                 if batch.last_offset < start:
                     continue
                 try:
-                    self._replay_batch(batch)
+                    yield from self._replay_steps(batch)
                 except Malformed as trouble:
                     raise UnusableMetadata(
                         f"{self._log.directory}: the metadata log cannot be used from offset"
@@ -363,7 +382,6 @@ class Observer(MetadataReplica):
         delta = self._take_image()
         if self.on_commit is not None:
             self.on_commit(self.image, delta)
-        return self.image.offset + 1 < end
 
     def _take_image(self) -> Delta:
         image, delta = self._loader.finish()

@@ -39,7 +39,7 @@ from kafkad.raft.control_records import (
     voters_record,
 )
 from kafkad.raft.election_state import ElectionState
-from kafkad.raft.metadata_replica import Files, MetadataLog, MetadataReplica
+from kafkad.raft.metadata_replica import STEP, Files, MetadataLog, MetadataReplica
 from kafkad.raft.metadata_replica import SnapshotPolicy as SnapshotPolicy
 from kafkad.raft.metadata_replica import UnusableMetadata as UnusableMetadata
 from kafkad.raft.snapshots import (
@@ -55,7 +55,6 @@ logger = logging.getLogger(__name__)
 _NO_LISTENER: Final = {"CONTROLLER": ("localhost", 9093)}
 
 
-STEP: Final = 200  # records that are encoded or replayed before others may run
 UNFLUSHED_BYTES_MAX: Final = 32 << 20  # of appends that wait for a flush; more are refused
 
 Committed = Callable[[KafkaError | None], Any]

@@ -59,6 +59,19 @@ def build_snapshot(
 
 def read_snapshot(content: bytes, decode: Callable[[bytes], Any] = decode_record) -> Snapshot:
     """Raises Malformed: the snapshot is not whole."""
+    steps = read_snapshot_steps(content, decode, len(content))
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            snapshot: Snapshot = end.value
+            return snapshot
+
+
+def read_snapshot_steps(
+    content: bytes, decode: Callable[[bytes], Any], step: int
+) -> Generator[None, None, Snapshot]:
+    """`read_snapshot`, so many records a step."""
     header: Any = None
     footer = False
     kraft_version = 0
@@ -72,10 +85,13 @@ def read_snapshot(content: bytes, decode: Callable[[bytes], Any] = decode_record
         if not batch.is_control:
             if header is None:
                 raise Malformed("the snapshot does not begin with its header")
-            for record in batch.records():
+            for number, record in enumerate(batch.records(), 1):
                 if record.value is None:
                     raise Malformed("the snapshot has a record without a value")
                 records.append(decode(record.value))
+                if number % step == 0:
+                    yield
+            yield
             continue
         for message in read_control(batch):
             kind = type(message)

@@ -8,6 +8,7 @@ from kafkad.clock import ManualClock
 from kafkad.log.log import Log
 from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
 from kafkad.metadata.records import encode_record
+from kafkad.metadata.replay import Loader
 from kafkad.protocol import codec, errors, messages
 from kafkad.raft.control_records import control_batch, leader_change
 from kafkad.raft.observer import Leader, Observer
@@ -288,8 +289,6 @@ def test_a_snapshot_that_is_gone_is_asked_for_no_more(world):
         ((50, 1), 5, b"x" * 10, 100),  # from its middle
         ((50, 1), 0, b"", 100),  # nothing, for ever
         ((50, 1), 0, b"x" * 10, 5),  # more than all
-        ((50, 1), 0, b"x" * 100, 100),  # not a snapshot
-        ((50, 1), 0, snapshot_of("a")[:-20], len(snapshot_of("a")) - 20),  # without its end
     ],
 )
 def test_pieces_that_lie_are_refused(world, snapshot, position, piece, size):
@@ -300,6 +299,22 @@ def test_pieces_that_lie_are_refused(world, snapshot, position, piece, size):
     assert world.asked == (3, 1, 1) and world.apply() == ["a"]
     world.reopen()
     assert world.asked == (3, 1, 1)
+
+
+@pytest.mark.parametrize("content", [b"x" * 100, snapshot_of("b")[:-20], b"\0" + snapshot_of("b")])
+def test_a_snapshot_that_comes_damaged_is_set_aside_and_fetched_once_more(world, content):
+    world.fetched(*first(), topics("a", at=2), high_watermark=3)
+    world.apply()
+    world.offers(50, 1)
+    assert world.piece((50, 1), 0, content, len(content))
+    assert world.apply() == ["a"] and world.asked == (3, 1, 1)
+    assert world.parts == [f"{50:020d}-{1:010d}.checkpoint.corrupt"]
+    assert world.offers(50, 1) is False  # not at once
+    assert world.offers(50, 1)
+    whole = snapshot_of("b")
+    assert world.piece((50, 1), 0, whole, len(whole)) and world.apply() == ["b"]
+    world.reopen()
+    assert world.apply() == ["b"]
 
 
 @pytest.mark.parametrize("snapshot", [(2, 1), (-1, 1), (50, -1)])
@@ -324,6 +339,35 @@ def test_a_metadata_version_that_is_too_new_ends_it_with_a_sentence(world):
     world.fetched(*first(), newer, high_watermark=3)
     with pytest.raises(UnusableMetadata, match="metadata"):
         world.apply()
+
+
+def longest(world):
+    """(steps of `apply`, the longest of them in records that reached the loader)"""
+    fed, loader_step = [0], Loader._feed_one
+
+    def count(self, record):
+        fed[-1] += 1
+        loader_step(self, record)
+
+    Loader._feed_one = count
+    try:
+        while world.observer.apply():
+            fed.append(0)
+    finally:
+        Loader._feed_one = loader_step
+    return len(fed), max(fed)
+
+
+def test_a_large_batch_and_a_large_snapshot_are_applied_in_short_steps(world):
+    names = [f"t{number}" for number in range(5000)]
+    world.fetched(*first(), topics(*names, at=2), high_watermark=5002)
+    steps, most = longest(world)
+    assert steps > 20 and most <= 200 and len(world.observer.image.topics) == 5000
+    content = snapshot_of(*names, "one more")
+    world.offers(6000, 1)
+    assert world.piece((6000, 1), 0, content, len(content))
+    steps, most = longest(world)
+    assert steps > 40 and most <= 200 and len(world.observer.image.topics) == 5001
 
 
 def test_a_large_log_is_applied_in_steps(world):

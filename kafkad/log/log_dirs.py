@@ -29,6 +29,7 @@ from kafkad._native.log.partition import Partition
 from kafkad._native.log.producer_table import ProducerTable
 from kafkad._native.shared.watermarks import RowSlot, WatermarkTable
 from kafkad.config.topic import TopicConfig
+from kafkad.log.checkpointing import Checkpointing
 from kafkad.log.checkpoints import (
     CLEANER_OFFSETS,
     HIGH_WATERMARKS,
@@ -100,7 +101,7 @@ class LogDirs:
         self._told = Told(len(config.log_dirs) + 1)
         self._directories: list[Directory] = []
         self._renames = Renames(self._go_offline)
-        self._starts: dict[int, LogStarts] = {}  # by the number of their directory
+        self._checkpoints = Checkpointing(self._go_offline)
         self._logs: dict[Key, tuple[Log, Directory]] = {}
         self._unloaded: dict[Key, Unloaded] = {}  # `create` tries them again
         self._removals = Removals()
@@ -767,56 +768,18 @@ class LogDirs:
         the loop."""
         self._follow_failures()
         for directory in self.directories():
-            self._write_checkpoints_later(directory, CHECKPOINTS)
+            self._checkpoints.write_later(self.scheduler, directory, CHECKPOINTS)
 
     def checkpoint_high_watermarks(self) -> None:
         self._follow_failures()
         for directory in self.directories():
-            self._write_checkpoints_later(directory, (HIGH_WATERMARKS,))
-
-    def _write_checkpoints_later(self, directory: Directory, names: tuple[str, ...]) -> None:
-        if directory.offline or directory.writing:
-            return
-        changed = {}
-        for name in names:
-            offsets = directory.offsets_now(name)
-            if directory.is_due(name, offsets):
-                changed[name] = offsets
-        if not changed:
-            return
-        directory.writing = True
-        directory.serial += 1
-        serial = directory.serial
-        directory.in_flight.extend(changed.values())
-
-        def done(error: BaseException | None) -> None:
-            directory.writing = False
-            for offsets in changed.values():
-                directory.in_flight.remove(offsets)
-            if isinstance(error, OSError):
-                self._checkpoint_failed(directory, error)
-            elif error is not None:
-                raise error
-
-        self.scheduler.run_in_thread(lambda: directory.write(changed, serial), done)
+            self._checkpoints.write_later(self.scheduler, directory, (HIGH_WATERMARKS,))
 
     def checkpoint_work(self, log: Log, name: str) -> Callable[[], int]:
         """A call for another thread, which writes one checkpoint of the log's directory as it is now. It
         returns what the file says of the log then, and raises OSError."""
         key = log.topic, log.partition
         return self._logs[key][1].work_to_write(name, key)
-
-    def _write_checkpoints(self, directory: Directory) -> bool:
-        """At once: before what they say would be wrong, and at the end. Whether they stand."""
-        if directory.offline:
-            return False
-        directory.serial += 1
-        try:
-            directory.write({name: directory.offsets_now(name) for name in CHECKPOINTS}, directory.serial)
-        except OSError as e:
-            self._checkpoint_failed(directory, e)
-            return False
-        return True
 
     def _log_start_moved(self, log: Log) -> None:
         self._log_starts(self._logs[log.topic, log.partition][1]).move(log)
@@ -827,12 +790,7 @@ class LogDirs:
         keeper.keep(done)
 
     def _log_starts(self, directory: Directory) -> LogStarts:
-        known = self._starts.get(directory.number)
-        if known is None:
-            known = self._starts[directory.number] = LogStarts(
-                directory, self.scheduler, lambda error: self._checkpoint_failed(directory, error)
-            )
-        return known
+        return self._checkpoints.log_starts(self.scheduler, directory)
 
     def keep_log_starts(self, logs: Iterable[Log], done: Callable[[dict[Log, OSError]], None]) -> None:
         """Write the log starts that DeleteRecords moved, once for each directory and off the loop. Then call
@@ -849,11 +807,6 @@ class LogDirs:
 
         keep_all([self._log_starts(directory) for directory, _ in by_directory.values()], kept)
 
-    def _checkpoint_failed(self, directory: Directory, error: OSError) -> None:
-        logger.error("checkpoints of %s could not be written: %s", directory.path, error)
-        if error.errno in FATAL:
-            self._go_offline(directory)
-
     # -- closing -------------------------------------------------------------------------------------------
 
     def close(self, clean: bool = True) -> None:
@@ -869,7 +822,7 @@ class LogDirs:
                 logger.error("%s was not closed cleanly: %s", log.directory, trouble)
                 whole = False
             if whole and not directory.offline:
-                whole = self._write_checkpoints(directory)
+                whole = self._checkpoints.write_now(directory)
             if not whole:
                 self._told.set(directory.number, NOT_CLEAN)
         if not self.shared:

@@ -401,7 +401,7 @@ def test_an_older_checkpoint_never_overwrites_a_newer_one(world):
     world.dirs.delete("t", 0)
     again = world.create("t", topic_id=b"B" * 16)
     world.scheduler.threads = []
-    world.dirs._write_checkpoints(world.dirs.directories()[0])
+    world.dirs._checkpoints.write_now(world.dirs.directories()[0])
     late[0]()
     path = os.path.join(world.paths[0], "replication-offset-checkpoint")
     assert read_offsets(path) == {("t", 0): again.high_watermark} == {("t", 0): 0}

@@ -5,6 +5,7 @@ import shutil
 import signal
 import ssl
 import subprocess
+import threading
 
 import pytest
 
@@ -22,10 +23,12 @@ CONNECTIONS = 16  # with two workers each has some
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
-    """More servers: `next`, for the same names; `fewer`, with one name less; `renamed`, another subject."""
+    """More servers: `next` and `twin`, for one name more; `fewer`, with one name less; `renamed`, another
+    subject."""
     here = make_stores(tmp_path_factory.mktemp("stores"))
     for name, subject, names in (
         ("next", "/CN=server", "IP:127.0.0.1,DNS:localhost,DNS:more.example.com"),
+        ("twin", "/CN=server", "IP:127.0.0.1,DNS:localhost,DNS:more.example.com"),
         ("fewer", "/CN=server", "IP:127.0.0.1"),
         ("renamed", "/CN=another", "IP:127.0.0.1,DNS:localhost"),
     ):
@@ -150,6 +153,55 @@ def test_a_new_certificate_in_the_same_file(served, stores):
     code, told = served.alter(keystore_location=str(served.own))
     assert code == errors.INVALID_REQUEST and "it has 0 PEM private keys" in told
     assert served.shown() == {serial_of(stores, "next")}
+
+
+@pytest.mark.soak
+def test_many_rotations_under_load(served, stores, rounds):
+    """No request of a connection that is there fails, and a handshake finds the certificate of its moment."""
+    done, served_requests = threading.Event(), []
+
+    def busy() -> None:
+        with served.connect() as wire:
+            count = 0
+            while not done.is_set():
+                assert wire.works()
+                count += 1
+            served_requests.append(count)
+
+    threads = [threading.Thread(target=busy) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(rounds(20, 200)):
+            name = ("next", "twin")[number % 2]
+            partial = served.own.with_suffix(".partial")
+            shutil.copy(stores / f"{name}.pem", partial)
+            partial.replace(served.own)
+            assert served.alter(keystore_location=str(served.own)) == (0, None)
+            for _ in range(4):
+                with served.connect() as wire:
+                    assert wire.serial == serial_of(stores, name) and wire.works()
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert len(served_requests) == len(threads) and min(served_requests) > 0
+
+
+def test_stores_that_are_gone_at_a_start_give_way_to_the_files_own(tmp_path, stores):
+    served = Served(tmp_path, stores, 2)
+    with served.broker:
+        moved = tmp_path / "moved.pem"
+        shutil.copy(stores / "next.pem", moved)
+        assert served.alter(keystore_location=str(moved)) == (0, None)
+        served.broker.stop()
+        moved.unlink()
+        served.broker.start()
+        assert served.shown() == {serial_of(stores, "server")}
+        assert "goes back to its static configuration" in served.broker.log
+        shutil.copy(stores / "next.pem", moved)
+        assert served.alter(keystore_location=str(moved)) == (0, None)
+        assert served.shown() == {serial_of(stores, "next")}
 
 
 def test_what_is_wrong_changes_nothing(served, stores, tmp_path):

@@ -70,10 +70,10 @@ def serve(config: Any, workers: int = 1) -> int:
     return supervisor.run()
 
 
-def serve_alone(config: Any) -> int:
+def serve_alone(config: Any, kind: type[Worker] = Worker) -> int:
     """One process, which is the whole broker."""
     loop, fatal = new_loop()
-    worker = Worker(config, loop, fatal)
+    worker = kind(config, loop, fatal)
     signals = Signals(loop, ENDING)
     try:
         signals.catch()

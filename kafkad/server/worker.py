@@ -340,7 +340,7 @@ class Worker:
     def _make_answering(self) -> None:
         """What the handlers of worker 0 are given as the controller."""
         if self.place is None:
-            self.answering = AnsweringController(self.controller, self.turns, self.loop, self.changes)
+            self.answering: Any = AnsweringController(self.controller, self.turns, self.loop, self.changes)
         else:
             self.answering = LeadingController(self.controller, self.turns, self.loop, self.feed)
 

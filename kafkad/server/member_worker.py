@@ -1,0 +1,326 @@
+"""A broker whose controllers are other nodes: process.roles=broker, as one process.
+
+    start   the metadata log is followed until the controllers call us registered and caught up; then logs are
+            opened with that image, and when all is loaded we ask to be unfenced, and accept
+    runs    each committed change comes from the observer; what changes metadata goes to the controllers
+    stop    controlled shutdown first: the controllers move leaders away, or leave partitions without one
+
+Not there yet, so the command line refuses process.roles=broker: several workers, followers (partitions with
+more than one replica), a coordinator's partition that comes back, principals of AlterConfigs.
+
+Use: tests/member_process.py, which runs this between JVM controllers and brokers."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final
+
+from kafkad.api.context import ANONYMOUS, RequestContext
+from kafkad.controller.brokers import Registration
+from kafkad.controller.configs import Absolute, Incremental, Outcome
+from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
+from kafkad.metadata.image import MetadataImage
+from kafkad.metadata.uuids import random_uuid
+from kafkad.protocol import codec, errors, messages
+from kafkad.protocol.errors import KafkaError
+from kafkad.raft.metadata_replica import SnapshotPolicy, UnusableMetadata
+from kafkad.raft.observer import Observer
+from kafkad.server.broker_lifecycle import BrokerLifecycle
+from kafkad.server.changes import Changes
+from kafkad.server.controller_channel import ControllerChannel
+from kafkad.server.controller_requests import ControllerRequests, Placed
+from kafkad.server.metadata_client import MetadataClient
+from kafkad.server.metadata_feed import difference
+from kafkad.server.turns import Steps
+from kafkad.server.worker import MetadataCache, Worker
+
+logger = logging.getLogger("kafkad")
+
+KNOWN_S: Final = 1.0  # an answer waits so long for this broker to know what it says
+LEAVE_S: Final = 300.0  # for the controllers to let us go; Kafka: BrokerServer.shutdown
+RETRY_S: Final = 5.0  # after directories could not be assigned
+LOCALHOST: Final = "127.0.0.1"
+
+
+def address_of(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class MemberController:
+    """What the handlers see as the controller: each method answers an awaitable."""
+
+    def __init__(
+        self,
+        requests: ControllerRequests,
+        client: MetadataClient,
+        metadata: MetadataCache,
+        changes: Changes,
+        config: Any,
+    ) -> None:
+        self.config = config
+        self._requests = requests
+        self._client = client
+        self._metadata = metadata
+        self._changes = changes
+        self._assigning: set[asyncio.Task[None]] = set()
+
+    def update_config(self, config: Any) -> None:
+        self.config = config
+
+    def drain(self) -> None:
+        """Nothing waits here: the controllers have it."""
+
+    async def create_topics(self, request: Any, context: RequestContext | None = None) -> Any:
+        response = await self._forward(request, context)
+        if not request.validate_only:
+            made = [row.name for row in response.topics if not row.error_code]
+            await self._known(lambda image: all(name in image.topics for name in made))
+        return response
+
+    async def delete_topics(self, request: Any, context: RequestContext | None = None) -> Any:
+        response = await self._forward(request, context)
+        gone = [row.topic_id for row in response.responses if not row.error_code]
+        await self._known(lambda image: not any(topic_id in image.topics_by_id for topic_id in gone))
+        return response
+
+    async def create_partitions(self, request: Any, context: RequestContext | None = None) -> Any:
+        response = await self._forward(request, context)
+        counts = {topic.name: topic.count for topic in request.topics}
+        grown = [] if request.validate_only else [r.name for r in response.results if not r.error_code]
+        await self._known(
+            lambda image: all(
+                name not in image.topics or len(image.topics[name].partitions) >= counts[name]
+                for name in grown
+            )
+        )
+        return response
+
+    async def auto_create(self, names: Iterable[str]) -> dict[str, KafkaError | None]:
+        troubles = await self._requests.create_topics_in_passing(names, self.config)
+        made = [name for name, trouble in troubles.items() if trouble is None]
+        await self._known(lambda image: all(name in image.topics for name in made))
+        return troubles
+
+    async def incremental_alter_configs(self, changes: Incremental, validate_only: bool = False) -> Outcome:
+        cls = messages.IncrementalAlterConfigsRequest
+        row = cls.Resources.Configs
+        resources = [
+            cls.Resources(
+                resource_type=kind,
+                resource_name=name,
+                configs=[
+                    row(name=key, config_operation=operation, value=value)
+                    for key, (operation, value) in keys.items()
+                ],
+            )
+            for (kind, name), keys in changes.items()
+        ]
+        return await self._altered(cls(resources=resources, validate_only=validate_only))
+
+    async def alter_configs(self, wanted: Absolute, validate_only: bool = False) -> Outcome:
+        cls = messages.AlterConfigsRequest
+        resources = [
+            cls.Resources(
+                resource_type=kind,
+                resource_name=name,
+                configs=[cls.Resources.Configs(name=key, value=value) for key, value in keys.items()],
+            )
+            for (kind, name), keys in wanted.items()
+        ]
+        return await self._altered(cls(resources=resources, validate_only=validate_only))
+
+    async def _altered(self, request: Any) -> Outcome:
+        response = await self._forward(request, None)
+        return {
+            (row.resource_type, row.resource_name): KafkaError(row.error_code, row.error_message)
+            if row.error_code
+            else None
+            for row in response.responses
+        }
+
+    async def alter_user_scram_credentials(self, request: Any) -> Any:
+        return await self._forward(request, None)
+
+    async def allocate_producer_ids(self) -> tuple[int, int]:
+        return await self._requests.allocate_producer_ids()
+
+    def assign_directories(self, placed: Placed) -> None:
+        """No client waits for it; what is refused is tried again with the next change of a topic."""
+        task = asyncio.get_running_loop().create_task(self._assign(placed))
+        self._assigning.add(task)
+        task.add_done_callback(self._assigning.discard)
+
+    async def _assign(self, placed: Placed) -> None:
+        while True:
+            try:
+                refused = await self._requests.assign_directories(placed)
+            except KafkaError as trouble:
+                logger.warning("log directories could not be assigned, will try again: %s", trouble)
+                await asyncio.sleep(RETRY_S)
+                continue
+            for (_, index), reason in refused.items():
+                logger.warning("the directory of a partition %d was not taken: %s", index, reason)
+            return
+
+    async def _forward(self, request: Any, context: RequestContext | None) -> Any:
+        version = context.version if context is not None else request.MAX_VERSION
+        client_id = context.client_id if context is not None else "kafkad"
+        principal = context.principal if context is not None else ANONYMOUS
+        host = context.client_host if context is not None else LOCALHOST
+        frame = codec.encode_request(request, version, 0, client_id)
+        answer = await self._requests.forward(frame, principal, host)
+        try:
+            _, response = codec.decode_response(codec.response_class(request.API_KEY), version, answer)
+        except errors.Malformed as trouble:
+            raise KafkaError(errors.UNKNOWN_SERVER_ERROR, "the controller's answer is damaged") from trouble
+        return response
+
+    async def _known(self, condition: Callable[[MetadataImage], bool]) -> None:
+        """Until it is so here too, but not for long: the answer is right in any case."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KNOWN_S):
+                await self._client.until(lambda observer: condition(observer.image))
+                await self._changes.wait(self._metadata.image.offset)
+
+
+class MemberWorker(Worker):
+    def _open_metadata(self) -> None:
+        assert self.place is None, "several workers are not served yet"
+        config = self.config
+        directory = config.metadata_log_dir or config.log_dirs[0]
+        voters = {
+            int(node): address_of(at)
+            for node, _, at in (voter.partition("@") for voter in config.controller_quorum_voters)
+        }
+        log: Any = self.log_dirs.open_metadata_log(METADATA_TOPIC, METADATA_TOPIC_ID)
+        self.raft: Any = Observer(
+            node_id=config.node_id,
+            directory_id=self.log_dirs.directory_id(directory),
+            cluster_id=self.cluster_id,
+            log=log,
+            files=MetadataFiles(directory),
+            clock=self.clock,
+            policy=SnapshotPolicy.of(config),
+            static_voters=voters,
+            fetch_bytes_max=config.controller_quorum_fetch_max_bytes,
+            snapshot_bytes_max=config.controller_quorum_fetch_snapshot_max_bytes,
+        )
+        self.raft.open()
+        self._started("metadata log", self.raft.close)
+        self.metadata = MetadataCache(self.raft.image)
+        name = f"kafkad-{config.node_id}"
+        bootstrap = [address_of(each) for each in config.controller_quorum_bootstrap_servers]
+        self.client = MetadataClient(
+            self.raft,
+            bootstrap or list(voters.values()),
+            client_id=name,
+            request_timeout_ms=config.controller_quorum_request_timeout_ms,
+            retry_backoff_ms=config.controller_quorum_retry_backoff_ms,
+        )
+        self.channel = ControllerChannel(lambda: self.client.leader, client_id=name)
+        self.lifecycle = BrokerLifecycle(
+            self._registration(),
+            cluster_id=self.cluster_id,
+            ask=self.channel.ask,
+            image=lambda: self.raft.image,
+            heartbeat_interval_ms=config.broker_heartbeat_interval_ms,
+            session_timeout_ms=config.broker_session_timeout_ms,
+            initial_timeout_ms=config.initial_broker_registration_timeout_ms,
+        )
+        requests = ControllerRequests(
+            self.channel.ask,
+            broker_id=config.node_id,
+            epoch=lambda: self.lifecycle.epoch,
+            image=lambda: self.metadata.image,
+        )
+        self.controller = self.answering = MemberController(
+            requests, self.client, self.metadata, self.changes, config
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started("registration", self._leave)
+        self.loop.run_until_complete(self._catch_up())
+        self.metadata.image = self.raft.image
+
+    def _registration(self) -> Registration:
+        return Registration(
+            broker_id=self.config.node_id,
+            incarnation_id=random_uuid(self.random),
+            listeners=self._advertised(),
+            directories=tuple(self.log_dirs.directory_ids()),
+            rack=self.config.broker_rack,
+            previous_epoch=self.log_dirs.previous_broker_epoch,
+        )
+
+    async def _catch_up(self) -> None:
+        self._run(self.client.run())
+        timeout_s = self.config.initial_broker_registration_timeout_ms / 1000
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.client.until(lambda observer: observer.image.metadata_version > 0)
+        except TimeoutError:
+            raise UnusableMetadata(
+                f"no controller of controller.quorum.voters or controller.quorum.bootstrap.servers has said"
+                f" what the cluster's metadata is, within {timeout_s:g} s"
+            ) from None
+        self._run(self.lifecycle.run())
+        await self.lifecycle.caught_up.wait()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (trouble := task.exception()) is not None:
+                self.fatal(trouble)
+
+        task = self.loop.create_task(work)
+        task.add_done_callback(ended)
+        self._tasks.append(task)
+
+    def _register(self) -> None:
+        image = self.metadata.image
+        self.partitions.apply(image)
+        self.changes.applied = image.offset
+        self.log_dirs.broker_epoch = self.lifecycle.epoch
+        self.raft.on_commit = lambda image, delta: self._on_change(delta, image)
+        self.raft.on_snapshot = lambda image: self._on_change(difference(self.metadata.image, image), image)
+
+    def _accept(self) -> None:
+        self.lifecycle.ready_to_unfence()
+        self.loop.run_until_complete(self.lifecycle.unfenced.wait())
+        self.loop.call_soon(self._assign_directories)
+        super()._accept()
+
+    def _follow(self, delta: Any, image: MetadataImage, defaults: Any | None) -> Steps:
+        for name in delta.topics_changed:
+            for index, state in image.topics[name].partitions.items():
+                log = self.partitions.find(name, index)
+                if log is not None and log.native.open and state.leader != self.config.node_id:
+                    log.resign()
+            yield
+        return (yield from super()._follow(delta, image, defaults))
+
+    def _directory_offline(self, path: str) -> None:
+        self.lifecycle.directories_offline(
+            directory.id for directory in self.log_dirs.directories() if directory.offline
+        )
+        super()._directory_offline(path)
+
+    def stop(self) -> None:
+        if hasattr(self, "_tasks"):
+            self.loop.run_until_complete(self._depart())
+        super().stop()
+
+    async def _depart(self) -> None:
+        self.lifecycle.begin_shutdown()
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await self.lifecycle.gone.wait()
+        except TimeoutError:
+            logger.warning("the controllers have not let this broker go for %g s", LEAVE_S)
+
+    def _leave(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks and not self.loop.is_running():
+            self.loop.run_until_complete(asyncio.wait(self._tasks))
+        self.channel.close()

@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kafkad.api.metadata_answers import MetadataAnswers
+from kafkad.clock import Clock
+from kafkad.config.broker import BrokerConfig
+from kafkad.log.log_dirs import LogDirs
 from kafkad.protocol import errors
+from kafkad.replication.partitions import Partitions
 
 ANONYMOUS = "User:ANONYMOUS"  # who did not have to say who it is
 
@@ -32,15 +36,15 @@ class RequestContext:
 
 @dataclass(slots=True)
 class Services:
-    """The parts of a broker that handlers talk to. Filled once, by `server.lifecycle`."""
+    """The parts of a broker that handlers talk to. Filled once, by `server.worker`."""
 
-    config: Any  # config.BrokerConfig, replaced when a dynamic key changes
-    static_config: Any  # as read at the start
-    clock: Any  # clock.Clock
+    config: BrokerConfig  # replaced when a dynamic key changes
+    static_config: BrokerConfig  # as read at the start
+    clock: Clock
     metadata: Any  # metadata cache: `.image`
     controller: Any  # controller.Controller
-    partitions: Any  # replication.Partitions
-    log_dirs: Any  # log.LogDirs
+    partitions: Partitions
+    log_dirs: LogDirs
     groups: Any = None  # coordinator.GroupCoordinator
     producer_ids: Any = None
     transactions: Any = None  # coordinator.TransactionCoordinator; None: transactions are refused

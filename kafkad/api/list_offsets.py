@@ -103,7 +103,7 @@ def _look_up(
     timestamp = asked.timestamp
     if timestamp < EARLIEST_PENDING_UPLOAD or context.version < SPECIAL_SINCE.get(timestamp, 0):
         raise KafkaError(errors.UNSUPPORTED_VERSION)
-    log = services.partitions.find(topic, asked.partition_index)
+    log: Any = services.partitions.find(topic, asked.partition_index)  # or a reader, which has IN_ROWS only
     if log is None:
         log = services.partitions.reader(topic, asked.partition_index) if timestamp in IN_ROWS else None
         if log is None:

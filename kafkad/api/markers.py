@@ -58,9 +58,11 @@ def write_marker(
     if log.high_watermark > offset:
         done(errors.NONE)
     else:
-        log.await_high_watermark(
-            offset + 1, lambda trouble: done(errors.NONE if trouble is None else code_of(trouble))
-        )
+
+        def reached(trouble: BaseException | None) -> None:
+            done(errors.NONE if trouble is None else code_of(trouble))
+
+        log.await_high_watermark(offset + 1, reached)
 
 
 def write_txn_markers(services: Services, context: RequestContext, request: Any) -> Any:

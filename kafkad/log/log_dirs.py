@@ -23,11 +23,12 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
 
 from kafkad._native.log.partition import Partition
 from kafkad._native.log.producer_table import ProducerTable
 from kafkad._native.shared.watermarks import RowSlot, WatermarkTable
+from kafkad.clock import Clock
+from kafkad.config.broker import BrokerConfig
 from kafkad.config.topic import TopicConfig
 from kafkad.log.checkpointing import Checkpointing
 from kafkad.log.checkpoints import (
@@ -84,7 +85,11 @@ class LogDirs:
     `load` and `close` in each worker; `finish` in the supervisor when all have gone."""
 
     def __init__(
-        self, config: Any, clock: Any, scheduler: Scheduler | None, table: WatermarkTable | None = None
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        scheduler: Scheduler | None,
+        table: WatermarkTable | None = None,
     ) -> None:
         self.config = config
         self.clock = clock

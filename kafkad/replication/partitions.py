@@ -22,13 +22,24 @@ made; another worker's may still be there then, and the new one is made a little
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kafkad._native.log.partition import Partition
+from kafkad._native.serving.partition_table import PartitionTable
+from kafkad.config.broker import BrokerConfig
 from kafkad.config.topic import TopicConfig, unusable
-from kafkad.log.log_dirs import DirectoryOccupied
+from kafkad.log.log import Log
+from kafkad.log.log_dirs import DirectoryOccupied, LogDirs
 from kafkad.log.reader import ReaderLog
-from kafkad.metadata.image import DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED, TOPIC
+from kafkad.metadata.image import (
+    DIRECTORY_MIGRATING,
+    DIRECTORY_UNASSIGNED,
+    TOPIC,
+    MetadataImage,
+    PartitionState,
+    Topic,
+)
+from kafkad.metadata.replay import Delta
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
 from kafkad.replication.ownership import owner_of
@@ -53,22 +64,29 @@ class Partitions:
     """The partitions of this broker: name and index, or topic id and index, to `log.Log`."""
 
     def __init__(
-        self, broker_id: int, config: Any, log_dirs: Any, table: Any, *, me: int = 0, workers: int = 1
+        self,
+        broker_id: int,
+        config: BrokerConfig,
+        log_dirs: LogDirs,
+        table: PartitionTable,
+        *,
+        me: int = 0,
+        workers: int = 1,
     ) -> None:
         self.broker_id = broker_id
         self.me = me
         self.workers = workers
-        self.on_opened: Callable[[Any], None] | None = None  # (log), when it is led and in the table
-        self.on_led: Callable[[Any], None] | None = None  # the same, for this worker's own use
+        self.on_opened: Callable[[Log], None] | None = None  # (log), when it is led and in the table
+        self.on_led: Callable[[Log], None] | None = None  # the same, for this worker's own use
         self.on_failed: Callable[[str, int, bytes], None] | None = None  # (topic, index, topic id), at first
         self.on_dropped: Callable[[str, int, bytes], None] | None = None  # (topic, index, topic id), at once
-        self.config = config  # config.BrokerConfig
+        self.config = config
         self._configs: dict[frozenset[tuple[str, str]], TopicConfig] = {}  # by their own values
         self.log_dirs = log_dirs
-        self.table = table  # _native.serving.partition_table.PartitionTable
-        self._logs: dict[tuple[str, int], Any] = {}
+        self.table = table
+        self._logs: dict[tuple[str, int], Log] = {}
         self._absent: set[tuple[str, int]] = set()  # their directory is not there; stand-ins are in the table
-        self._image: Any = None
+        self._image: MetadataImage | None = None
         self._following = self._deleting = False  # a change, in steps; its deletions
         self._announced: dict[tuple[bytes, int], Announced] = {}
         # other workers' partitions that are in the table, a stand-in where the directory is not there
@@ -93,7 +111,7 @@ class Partitions:
 
     # -- look-ups ------------------------------------------------------------------------------------------
 
-    def get(self, topic: str, index: int) -> Any:
+    def get(self, topic: str, index: int) -> Log:
         """The led log of a partition. KafkaError: UNKNOWN_TOPIC_OR_PARTITION, KAFKA_STORAGE_ERROR, and
         NOT_LEADER_OR_FOLLOWER for another worker's."""
         log = self._logs.get((topic, index))
@@ -109,16 +127,16 @@ class Partitions:
                 raise KafkaError(errors.KAFKA_STORAGE_ERROR if here else errors.NOT_LEADER_OR_FOLLOWER)
         raise KafkaError(errors.UNKNOWN_TOPIC_OR_PARTITION)
 
-    def find(self, topic: str, index: int) -> Any | None:
+    def find(self, topic: str, index: int) -> Log | None:
         """As `get`, but None where there is no log."""
         return self._logs.get((topic, index))
 
-    def reader(self, topic: str, index: int) -> Any | None:
+    def reader(self, topic: str, index: int) -> ReaderLog | None:
         """The reader of another worker's partition (log/reader.ReaderLog), None where there is none."""
         known = self._readers.get((topic, index))
         return None if known is None or known[1] is None else self.table.get(topic, index).log
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Log]:
         return iter(list(self._logs.values()))
 
     def __len__(self) -> int:
@@ -126,7 +144,7 @@ class Partitions:
 
     # -- following the image -------------------------------------------------------------------------------
 
-    def topic_config(self, image: Any, topic: str) -> TopicConfig:
+    def topic_config(self, image: MetadataImage, topic: str) -> TopicConfig:
         """One object for all topics that have the same values of their own."""
         overrides = image.configs.get((TOPIC, topic))
         key = frozenset(overrides.items()) if overrides else frozenset()
@@ -137,7 +155,7 @@ class Partitions:
                 logger.error("topic %s: %s=%s cannot be applied and is left out", topic, name, text)
         return config
 
-    def apply(self, image: Any) -> None:
+    def apply(self, image: MetadataImage) -> None:
         """Bring all partitions in line with `image`: at the start, when everything may have changed."""
         self._image = image
         wanted = {
@@ -156,12 +174,12 @@ class Partitions:
             for _ in self._ensure_topic(image, topic, new=False):
                 pass
 
-    def apply_delta(self, delta: Any, image: Any) -> None:
+    def apply_delta(self, delta: Delta, image: MetadataImage) -> None:
         """Follow one committed change, all of it now."""
         for _ in self.follow(delta, image):
             pass
 
-    def follow(self, delta: Any, image: Any) -> Iterator[None]:
+    def follow(self, delta: Delta, image: MetadataImage) -> Iterator[None]:
         """Follow one committed change, a partition a step. Deletions first: a name may come back under a new
         id. Nobody else may follow another change before the last step."""
         self._image = image
@@ -181,28 +199,29 @@ class Partitions:
                 yield
         self._deleting = False
         for name in delta.topics_changed:
-            topic = image.topics.get(name)
-            if topic is not None:
-                yield from self._ensure_topic(image, topic, new=True)
+            changed = image.topics.get(name)
+            if changed is not None:
+                yield from self._ensure_topic(image, changed, new=True)
         for resource_type, name in delta.configs_changed:
             if resource_type == TOPIC and name in image.topics:
                 yield from self._update_topic(image, name)
         self._following = False
 
-    def update_defaults(self, config: Any) -> None:
+    def update_defaults(self, config: BrokerConfig) -> None:
         """The broker's own configuration changed: every log's effective configuration may have."""
         for _ in self.follow_defaults(config):
             pass
 
-    def follow_defaults(self, config: Any) -> Iterator[None]:
+    def follow_defaults(self, config: BrokerConfig) -> Iterator[None]:
         """As `update_defaults`, a partition a step. What is opened meanwhile has the new ones."""
         self.config = config
         self._configs.clear()
         image = self._image
+        assert image is not None  # the first one is applied before any configuration changes
         for name in image.topics:
             yield from self._update_topic(image, name)
 
-    def _update_topic(self, image: Any, name: str) -> Iterator[None]:
+    def _update_topic(self, image: MetadataImage, name: str) -> Iterator[None]:
         config = self.topic_config(image, name)
         for index in image.topics[name].partitions:
             log = self._logs.get((name, index))
@@ -210,7 +229,7 @@ class Partitions:
                 self._configure(log, config)
             yield
 
-    def _configure(self, log: Any, config: TopicConfig) -> None:
+    def _configure(self, log: Log, config: TopicConfig) -> None:
         """What is committed cannot be taken back: a log that cannot apply its configuration keeps the one
         it has."""
         before = log.config
@@ -222,7 +241,7 @@ class Partitions:
             )
             log.update_config(before)
 
-    def _ensure_topic(self, image: Any, topic: Any, *, new: bool) -> Iterator[None]:
+    def _ensure_topic(self, image: MetadataImage, topic: Topic, *, new: bool) -> Iterator[None]:
         config: TopicConfig | None = None
         for index, state in topic.partitions.items():
             yield
@@ -235,7 +254,9 @@ class Partitions:
                 config = self.topic_config(image, topic.name)
             self._ensure_log(topic, index, state, config, new)
 
-    def _ensure_log(self, topic: Any, index: int, state: Any, config: TopicConfig | None, new: bool) -> None:
+    def _ensure_log(
+        self, topic: Topic, index: int, state: PartitionState, config: TopicConfig | None, new: bool
+    ) -> None:
         """Open and lead a partition of this worker's; `config` is of one that is not open."""
         log = self._logs.get((topic.name, index))
         opened = log is None
@@ -252,7 +273,7 @@ class Partitions:
                 if listener is not None:
                     listener(log)
 
-    def _lead(self, log: Any, epoch: int) -> bool:
+    def _lead(self, log: Log, epoch: int) -> bool:
         """Lead a partition; if the disk does not allow it, try again later."""
         key = log.topic, log.partition
         try:
@@ -268,7 +289,7 @@ class Partitions:
         self._unled.discard(key)
         return True
 
-    def _is_absent(self, state: Any, new: bool) -> bool:
+    def _is_absent(self, state: PartitionState, new: bool) -> bool:
         """Whether a partition that has no log here has one in a directory that is not there. Without an
         assignment, one that is not new may lie in any."""
         directory = state.directory(self.broker_id)
@@ -276,7 +297,9 @@ class Partitions:
             return not new and any(each.offline for each in self.log_dirs.directories())
         return directory not in self.log_dirs.directory_ids()
 
-    def _open(self, topic: Any, index: int, config: TopicConfig, state: Any, new: bool) -> Any | None:
+    def _open(
+        self, topic: Topic, index: int, config: TopicConfig, state: PartitionState, new: bool
+    ) -> Log | None:
         log = self.log_dirs.get(topic.name, index)
         if log is not None and log.topic_id != topic.topic_id:
             # Loading moves strangers away, and deletions come before creations: delete nothing on a guess.
@@ -383,12 +406,15 @@ class Partitions:
         if (name, index) not in self._waiting:
             return  # deleted meanwhile
         self._waiting.remove((name, index))
-        topic = self._image.topics.get(name)
-        state = None if topic is None else topic.partitions.get(index)
-        if state is None or self.broker_id not in state.replicas or (name, index) in self._absent:
+        image = self._image
+        topic = None if image is None else image.topics.get(name)
+        if image is None or topic is None or index not in topic.partitions or (name, index) in self._absent:
+            return
+        state = topic.partitions[index]
+        if self.broker_id not in state.replicas:
             return
         if self.mine(name, topic.topic_id, index):
-            self._ensure_log(topic, index, state, self.topic_config(self._image, name), True)
+            self._ensure_log(topic, index, state, self.topic_config(image, name), True)
 
     def failed(self) -> list[tuple[str, int, bytes]]:
         """(topic, index, topic id) of the partitions that could not be opened yet."""
@@ -421,7 +447,9 @@ class Partitions:
         if reader is not None and reader[0] == topic_id:
             self._drop_reader(topic, index)
 
-    def _ensure_reader(self, topic: Any, index: int, state: Any = None, new: bool = False) -> None:
+    def _ensure_reader(
+        self, topic: Topic, index: int, state: PartitionState | None = None, new: bool = False
+    ) -> None:
         key = topic.name, index
         told = self._announced.get((topic.topic_id, index))
         absent = told is not None and (told.row == NO_ROW or self.log_dirs.is_offline(told.directory))
@@ -429,8 +457,9 @@ class Partitions:
             if self._readers.get(key) == (topic.topic_id, told):
                 return
             slot = self.log_dirs.table.row(told.row)
-            reader = Partition.reader(topic.name, index, topic.topic_id, told.directory, slot, told.owner)
-            ReaderLog(reader, told.directory)
+            read = Partition.reader(topic.name, index, topic.topic_id, told.directory, slot, told.owner)
+            ReaderLog(read, told.directory)
+            reader: Partition = read
         elif (absent or (state is not None and self._is_absent(state, new))) and key not in self._readers:
             told = None
             reader = self.log_dirs.stand_in(topic.name, index, topic.topic_id)

@@ -13,7 +13,7 @@ from kafkad.protocol import errors, messages
 from kafkad.testing import Broker
 from tests.certificates import PASSWORD, make_stores, openssl
 from tests.clients import wait_until
-from tests.jvm import free_port
+from tests.jvm import free_port, run_tool
 from tests.wire import Wire
 
 PREFIX = "listener.name.ssl."
@@ -237,6 +237,21 @@ def test_it_holds_over_deaths_and_restarts(served, stores):
     served.broker.stop()
     served.broker.start()
     assert served.shown() == {serial_of(stores, "next")}
+
+
+@pytest.mark.java
+def test_kafkas_own_tool_rotates(tmp_path, stores):
+    """With a password, which nobody is told."""
+    served = Served(tmp_path, stores, 2)
+    with served.broker:
+        own = ("--bootstrap-server", f"127.0.0.1:{served.ports['PLAINTEXT']}", "--entity-type", "brokers")
+        changes = {"type": "PKCS12", "location": stores / "next.p12", "password": PASSWORD}
+        text = ",".join(f"{PREFIX}ssl.keystore.{name}={value}" for name, value in changes.items())
+        run_tool("4.3.1", "kafka-configs", *own, "--entity-name", "1", "--alter", "--add-config", text)
+        assert served.shown() == {serial_of(stores, "next")}
+        told = run_tool("4.3.1", "kafka-configs", *own, "--entity-name", "1", "--describe").stdout
+        assert f"{PREFIX}ssl.keystore.location={stores / 'next.p12'}" in told and PASSWORD not in told
+        assert PASSWORD not in served.broker.log
 
 
 def test_a_client_is_out_as_soon_as_its_authority_is(tmp_path, stores):

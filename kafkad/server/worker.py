@@ -69,6 +69,7 @@ from kafkad.server.authentication import (
 from kafkad.server.background import Background
 from kafkad.server.changes import Changes
 from kafkad.server.controller_queue import AnsweringController
+from kafkad.server.descriptors import make_room
 from kafkad.server.dispatch import Dispatcher
 from kafkad.server.event_loop import EventLoop
 from kafkad.server.group_loader import GroupLoader
@@ -160,6 +161,7 @@ class Worker:
         """Everything up to accepting connections; of several workers, each does that when it has joined the
         others. Raises what server.lifecycle turns into one sentence."""
         gc.disable()  # what a start makes stays, and is much to look through again and again
+        make_room()
         try:
             self._open_directories()
             self._bind()

@@ -1,0 +1,26 @@
+"""Room in the kernel's table of a worker's descriptors, made before there are threads.
+
+The table doubles when it is full (256, 512, 1024, ...). In a process with threads Linux then waits until no
+CPU looks at the old one (expand_fdtable: synchronize_rcu), so an `open` takes 10 to 30 ms, and so do the
+requests behind it. A worker that is about to have threads asks for a wide table instead; it costs 8 bytes a
+descriptor. Beware: a fork copies only what is open, so each worker does this for itself."""
+
+import fcntl
+import os
+import resource
+
+ROOM = 1 << 15  # descriptors: 256 KB of the kernel's memory
+
+
+def make_room(room: int = ROOM) -> None:
+    """At most as many as the process may open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = (room if soft == resource.RLIM_INFINITY else min(room, soft)) - 1
+    read, write = os.pipe()
+    try:
+        os.close(fcntl.fcntl(read, fcntl.F_DUPFD_CLOEXEC, highest))
+    except OSError:
+        pass  # no memory, or it is in use: the table grows when it must
+    finally:
+        os.close(read)
+        os.close(write)

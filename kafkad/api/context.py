@@ -8,12 +8,14 @@ needs off `services` and keeps nothing between requests.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from kafkad.api.metadata_answers import MetadataAnswers
 from kafkad.clock import Clock
 from kafkad.config.broker import BrokerConfig
+from kafkad.coordinator.runtime import GroupCoordinator
 from kafkad.log.log_dirs import LogDirs
+from kafkad.metadata.image import MetadataImage
 from kafkad.protocol import errors
 from kafkad.replication.partitions import Partitions
 
@@ -34,6 +36,12 @@ class RequestContext:
     principal: str = ANONYMOUS
 
 
+class Images(Protocol):
+    """Where the newest metadata image is found."""
+
+    image: MetadataImage
+
+
 @dataclass(slots=True)
 class Services:
     """The parts of a broker that handlers talk to. Filled once, by `server.worker`."""
@@ -41,11 +49,11 @@ class Services:
     config: BrokerConfig  # replaced when a dynamic key changes
     static_config: BrokerConfig  # as read at the start
     clock: Clock
-    metadata: Any  # metadata cache: `.image`
+    metadata: Images
     controller: Any  # controller.Controller
     partitions: Partitions
     log_dirs: LogDirs
-    groups: Any = None  # coordinator.GroupCoordinator
+    groups: GroupCoordinator
     producer_ids: Any = None
     transactions: Any = None  # coordinator.TransactionCoordinator; None: transactions are refused
     transaction_gate: Any = None  # coordinator.admission.Gate

@@ -24,6 +24,7 @@ from typing import Final, Protocol
 from kafkad._native.log.cleaned_transactions import CleanedTransactions
 from kafkad._native.log.cleaner import Cleaning, Mapping
 from kafkad._native.log.offset_map import OffsetMap
+from kafkad._native.wire.records import Record
 from kafkad.log.checkpoints import sync_directory, write_new
 from kafkad.log.filenames import (
     CLEANED,
@@ -37,8 +38,10 @@ from kafkad.log.filenames import (
     TXN_INDEX,
     segment_file,
 )
+from kafkad.log.legacy_cleaning import as_batch, is_legacy, run_of
 from kafkad.protocol import compression
 from kafkad.protocol.errors import Malformed
+from kafkad.protocol.legacy_records import LegacyEntry
 from kafkad.protocol.records import DECOMPRESSED_MAX, HEADER_SIZE, Batch
 
 CHUNK: Final = 1 << 20
@@ -61,7 +64,8 @@ class Segment:
 class Job:
     """`segments`: all from the log's first one up to `first_uncleanable`, which is where the next one begins.
     `aborted`: of all transactions that have a record there. `memory`: of the offset map, at most. `progress`
-    gets the bytes that were read or written; it may wait, or raise to end the cleaning."""
+    gets the bytes that were read or written; it may wait, or raise to end the cleaning. `legacy_horizon_ms`:
+    a segment that was modified then or before loses its tombstones of magic 0 and 1."""
 
     directory: str
     segments: tuple[Segment, ...]
@@ -77,6 +81,7 @@ class Job:
     aborted: tuple[Aborted, ...] = ()
     last_records: Callable[[], LastRecords] = dict
     progress: Callable[[int], None] = lambda size: None
+    legacy_horizon_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,10 @@ class _Pass(Protocol):
     def feed(self, data: memoryview, position: int) -> int: ...
 
 
+Decompressed = Callable[[memoryview, Batch, bytes, int], bool]
+Convert = Callable[[list[LegacyEntry]], bytearray | None]
+
+
 def clean(job: Job, swap: Callable[[Cleaned], None]) -> Outcome:
     """Clean the log once. Raises Malformed for batches that do not parse, OSError, and what `progress`
     raises; groups that were handed to `swap` before stay as they are."""
@@ -125,14 +134,14 @@ def clean(job: Job, swap: Callable[[Cleaned], None]) -> Outcome:
         )
         for group in groups(job, end):
             try:
-                cleaned = _clean_group(job, group, cleaning, transactions)
+                cleaned = _clean_group(job, group, cleaning, transactions, offsets.latest_offset)
                 swap(cleaned)
             except BaseException:
                 _discard(job.directory, group[0].base_offset)
                 raise
             outcome.groups.append(cleaned)
+            outcome.bytes_before += sum(segment.size for segment in group)
             outcome.bytes_after += cleaned.size
-        outcome.bytes_before = cleaning.bytes_read
         outcome.records_before = cleaning.records_read
         outcome.records_after = cleaning.records_kept
         outcome.keyless = cleaning.keyless
@@ -215,11 +224,14 @@ def _map_dirty(job: Job, offsets: OffsetMap) -> int:
     def decompressed(data: memoryview, batch: Batch, plain: bytes, position: int) -> bool:
         return mapping.feed_plain(data, position, plain) != position
 
+    def convert(run: list[LegacyEntry]) -> bytearray | None:
+        return as_batch(run, packed=False) if run[-1].offset >= job.first_dirty else None
+
     for at, segment in enumerate(job.segments):
         behind = _behind(job.segments, at, job.first_uncleanable)
         if behind <= job.first_dirty:
             continue
-        for _ in _feed(job, segment, mapping, decompressed):
+        for _ in _feed(job, segment, mapping, decompressed, convert):
             pass
         if mapping.full:
             break
@@ -228,10 +240,10 @@ def _map_dirty(job: Job, offsets: OffsetMap) -> int:
 
 
 def _feed(
-    job: Job, segment: Segment, passing: _Pass, decompressed: Callable[[memoryview, Batch, bytes, int], bool]
+    job: Job, segment: Segment, passing: _Pass, decompressed: Decompressed, convert: Convert
 ) -> Iterator[None]:
     """Hand the segment's batches to a pass, and stop after each chunk. `decompressed` gets those that it
-    wants decompressed; False: the pass takes no more."""
+    wants decompressed; False: the pass takes no more. `convert` makes a batch of old messages, or None."""
     path = segment_file(job.directory, segment.base_offset, LOG)
     buffer = bytearray(min(CHUNK, segment.size))
     position = 0
@@ -242,14 +254,22 @@ def _feed(
             size = os.preadv(fd, [view], position)
             data = view[:size]
             taken = passing.feed(data, 0)
-            while taken < size and (batch := _whole_batch(data, taken)) is not None:
-                if not batch.compression:
-                    return  # the map is full
-                records = batch.bytes[HEADER_SIZE:]
-                plain = compression.decompress(batch.compression, records, DECOMPRESSED_MAX)
-                if not decompressed(data, batch, plain, taken):
+            while taken < size:
+                if is_legacy(data, taken):
+                    run, behind = run_of(data, taken)
+                    if not run:
+                        break
+                    if (converted := convert(run)) is not None:
+                        view = memoryview(converted)
+                        if not passing.feed(view, 0) and not _unpack(view, 0, decompressed):
+                            return
+                    taken = passing.feed(data, behind)
+                elif (batch := _whole_batch(data, taken)) is None:
+                    break
+                elif _unpack(data, taken, decompressed):
+                    taken = passing.feed(data, taken + batch.size)
+                else:
                     return
-                taken = passing.feed(data, taken + batch.size)
             job.progress(taken)
             yield
             position += taken
@@ -257,6 +277,15 @@ def _feed(
                 buffer = _buffer_for(path, data, position, segment.size - position)
     finally:
         os.close(fd)
+
+
+def _unpack(data: memoryview, position: int, decompressed: Decompressed) -> bool:
+    """Hand over the batch at `position`, which a pass did not take as it is. False: the pass is full."""
+    batch = Batch(data, position)
+    if not batch.compression:
+        return False
+    plain = compression.decompress(batch.compression, batch.bytes[HEADER_SIZE:], DECOMPRESSED_MAX)
+    return decompressed(data, batch, plain, position)
 
 
 def _whole_batch(data: memoryview, position: int) -> Batch | None:
@@ -275,8 +304,16 @@ def _buffer_for(path: str, data: memoryview, position: int, left: int) -> bytear
     return bytearray(size)
 
 
+def _modified_ms(job: Job, segment: Segment) -> int:
+    return os.stat(segment_file(job.directory, segment.base_offset, LOG)).st_mtime_ns // 1_000_000
+
+
 def _clean_group(
-    job: Job, group: Iterable[Segment], cleaning: Cleaning, transactions: CleanedTransactions
+    job: Job,
+    group: Iterable[Segment],
+    cleaning: Cleaning,
+    transactions: CleanedTransactions,
+    latest_offset: int,
 ) -> Cleaned:
     segments = list(group)
     base = segments[0].base_offset
@@ -288,11 +325,22 @@ def _clean_group(
             cleaning.put_compressed(compression.compress(batch.compression, kept))
         return True
 
+    def convert(run: list[LegacyEntry]) -> bytearray | None:
+        is_end = run[-1].offset + 1 == job.first_uncleanable  # it says where the log ends
+        if is_end or segment_modified_ms > job.legacy_horizon_ms:
+            return as_batch(run)
+        return as_batch(run, keep=stays)
+
+    def stays(record: Record) -> bool:
+        # An old tombstone that is retained no longer; one of magic 2 has its horizon in its batch.
+        return record.value is not None or record.key is None or record.offset > latest_offset
+
     log = segment_file(job.directory, base, LOG)
     fd = os.open(log + CLEANED, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         for segment in segments:
-            for _ in _feed(job, segment, cleaning, decompressed):
+            segment_modified_ms = _modified_ms(job, segment)
+            for _ in _feed(job, segment, cleaning, decompressed, convert):
                 job.progress(cleaning.write_to(fd))
         os.fsync(fd)
     finally:

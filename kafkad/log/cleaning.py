@@ -26,7 +26,7 @@ from kafkad.log.checkpoints import CLEANER_OFFSETS, RECOVERY_POINTS, sync_direct
 from kafkad.log.cleaner import Aborted, Cleaned, Job, LastRecords, Outcome, Segment
 from kafkad.log.cleaning_choice import Choice, choice_of
 from kafkad.log.exchange import Changed, exchange, remove_old
-from kafkad.log.filenames import INDEX, TIME_INDEX, segment_file
+from kafkad.log.filenames import INDEX, LOG, TIME_INDEX, segment_file
 from kafkad.log.flusher import FATAL
 from kafkad.log.log import Log
 from kafkad.log.log_dirs import LogDirs
@@ -253,7 +253,16 @@ class _Cleaning:
             aborted=self._on_loop(self._aborted),
             last_records=lambda: self._on_loop(self._last_records),
             progress=self._progress,
+            legacy_horizon_ms=self._legacy_horizon_ms(),
         )
+
+    def _legacy_horizon_ms(self) -> int:
+        """Tombstones of magic 0 and 1 are retained from the newest clean segment's last change on."""
+        clean = [base for base, _ in self.choice.segments if base < self.choice.first_dirty]
+        if not clean:
+            return 0
+        modified = os.stat(segment_file(self._directory, clean[-1], LOG)).st_mtime_ns // 1_000_000
+        return modified - self._config.delete_retention_ms
 
     def _size_of(self, base: int, suffix: str) -> int:
         try:

@@ -236,11 +236,16 @@ def test_a_marker_that_says_it_has_two_thousand_million_records_takes_no_memory(
         cleaning.feed(slow_cleaner.sealed(marker))
 
 
-def test_old_formats_are_refused_by_name():
+def test_old_formats_are_the_callers_and_unknown_ones_are_refused_by_name():
     data = bytearray(simple((b"a", b"1")))
-    data[16] = 1
-    with pytest.raises(Malformed, match="magic 1, and the cleaner knows 2 only"):
-        Mapping(OffsetMap(1000), CleanedTransactions(), 0).feed(data)
+    for magic in (0, 1):
+        data[16] = magic
+        assert Mapping(OffsetMap(1000), CleanedTransactions(), 0).feed(data) == 0
+        assert Cleaning(OffsetMap(1000), CleanedTransactions(), 9, NOW, RETENTION).feed(data) == 0
+    for magic in (3, 255):
+        data[16] = magic
+        with pytest.raises(Malformed, match=f"magic {magic}, and there is none above 2"):
+            Mapping(OffsetMap(1000), CleanedTransactions(), 0).feed(data)
 
 
 def test_an_offset_map_fills_up_and_gives_its_memory_back():

@@ -5,7 +5,8 @@
 
 Both take whole batches from a chunk and give back the position of the first that they did not take: the chunk ends in
 it, or it is compressed. Then the caller decompresses that one batch and calls `feed_plain`; a batch of which all records
-stay is copied as it is, so only one that loses some is compressed again (`put_compressed`).
+stay is copied as it is, so only one that loses some is compressed again (`put_compressed`). Neither takes a message of
+magic 0 or 1: the caller makes a batch of it (legacy_cleaning).
 
 What stays, in Kafka's words (Cleaner, MemoryRecords.filterTo):
 - Records of an aborted transaction go. A marker goes when the pass saw no batch of its transaction, and then only
@@ -65,14 +66,16 @@ cdef int malformed(int64_t base_offset, str trouble) except -1:
 
 
 cdef inline int next_batch(const uint8_t* data, size_t size, BatchInfo* info) except -1 nogil:
-    """False when the bytes end before the batch does."""
+    """False when the bytes end before the batch does, or it is a message of magic 0 or 1."""
     cdef int32_t length
     if size < HEADER_SIZE:
         return False
     length = get_i32(data + LENGTH_AT)
     if data[MAGIC_AT] != 2:
+        if data[MAGIC_AT] < 2:
+            return False
         with gil:
-            raise Malformed(f"a batch has magic {data[MAGIC_AT]}, and the cleaner knows 2 only")
+            raise Malformed(f"a batch has magic {data[MAGIC_AT]}, and there is none above 2")
     if length < HEADER_SIZE - LENGTH_OVERHEAD or length > INT32_MAX - LENGTH_OVERHEAD:
         with gil:
             raise Malformed(f"a batch has the length {length}")

@@ -24,6 +24,7 @@ import struct
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,7 @@ from kafkad.spark.options import TopicPartition, shown
 
 SETTLE_SECONDS = 10.0  # for a checkpoint that is about to be written, and for the cleaner's renames
 PAUSE_S = 0.1
+SWAP_PAUSE_S = 0.003  # between two looks at a directory whose segments are exchanged
 
 _HEADER = struct.Struct(">qiib")  # base offset, length, leader epoch (magic 0 and 1: CRC), magic
 _MAX_TIMESTAMP = struct.Struct(">q")
@@ -97,9 +99,13 @@ class PartitionLog:
         or is another topic's of that name."""
         deadline = time.monotonic() + SETTLE_SECONDS
         before: list[str] | None = None
+        at_work: list[tuple[str, int]] = []
         while True:
             names = sorted(self._names())
             swaps = [name for name in names if name.endswith(SWAP)]
+            if (found := self._inodes(swaps)) != at_work:  # one exchange may follow the other
+                deadline = time.monotonic() + SETTLE_SECONDS
+                at_work = found
             # A name that moves while the directory is read may be seen under neither: two lists must agree.
             if names == before and not swaps:
                 return sorted(
@@ -111,8 +117,16 @@ class PartitionLog:
                     "to be started once, which ends it"
                 )
             if swaps:
-                time.sleep(PAUSE_S)
+                time.sleep(SWAP_PAUSE_S)
             before = names
+
+    def _inodes(self, names: list[str]) -> list[tuple[str, int]]:
+        """What tells these files from later ones of the same names."""
+        found = []
+        for name in names:
+            with suppress(FileNotFoundError):
+                found.append((name, os.stat(os.path.join(self.directory, name)).st_ino))
+        return found
 
     def _names(self) -> list[str]:
         try:

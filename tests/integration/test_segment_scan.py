@@ -44,10 +44,6 @@ def running(request, tmp_path_factory):
         yield broker
 
 
-# kafkad has neither transactions nor compaction yet
-jvm_only = pytest.mark.parametrize("running", [pytest.param("jvm", marks=pytest.mark.java)], indirect=True)
-
-
 def table(options, filters=None):
     reader = BatchReader(
         read_options(options, streaming=False),
@@ -181,8 +177,7 @@ def test_scans_while_segments_roll_and_retention_deletes(running):
     assert whole >= 5 and moved >= 2, (whole, moved, lost)
 
 
-@jvm_only
-def test_transactions_of_a_jvm_directory(running):
+def test_transactions(running):
     topic = create_topic(running, f"transactions-{time.monotonic_ns()}", 2, {"segment.bytes": "1048576"})
     rng = random.Random(3)
     clients = []
@@ -214,8 +209,7 @@ def test_transactions_of_a_jvm_directory(running):
     wait_until(lambda: both(running, topic, **COMMITTED).num_rows == committed.num_rows + 1)
 
 
-@jvm_only
-def test_a_compacted_topic_of_a_jvm_directory(running):
+def test_a_compacted_topic(running):
     topic = create_topic(
         running, f"compacted-{time.monotonic_ns()}", 1,
         {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable.dirty.ratio": "0.01",
@@ -244,6 +238,80 @@ def test_a_compacted_topic_of_a_jvm_directory(running):
     wait_until(compacted, 60)
     asked = {"kafka.bootstrap.servers": running.bootstrap, "subscribe": topic}
     wait_until(lambda: table(asked) == table(options), 60)  # between two rounds of the cleaner
+
+
+def test_scans_beside_the_cleaner_see_each_keys_last_value(tmp_path):
+    """Keys that are written once are in each scan that ends behind them. While the writer rests, so is the
+    last value of all others: segments are exchanged under the scans all the time."""
+    config = CONFIG | {"log.cleaner.backoff.ms": 10, "log.cleaner.dedupe.buffer.size": 8 << 20}
+    with Broker(data_dir=tmp_path / "data", config=config) as broker:
+        broker.directory = tmp_path / "data"
+        topic = create_topic(
+            broker, "table", 1,
+            {"cleanup.policy": "compact", "internal.segment.bytes": "60000",
+             "min.cleanable.dirty.ratio": "0.01", "file.delete.delay.ms": "50"},
+        )  # fmt: skip
+        writes, resting, stop = threading.Event(), threading.Event(), threading.Event()
+        writes.set()
+        made = 0
+        latest: dict[bytes, int] = {}
+
+        def write():
+            nonlocal made
+            client = producer(broker, **{"linger.ms": 1, "batch.size": 8_000, "enable.idempotence": True})
+            while not stop.is_set():
+                for _ in range(100):
+                    key = b"once %d" % made if made % 50 == 0 else b"often %d" % (made % 97)
+                    client.produce(topic, b"%d " % made + bytes(300), key)
+                    latest[key] = made
+                    made += 1
+                assert client.flush(30) == 0
+                if not writes.is_set():
+                    resting.set()
+                    writes.wait()
+                    resting.clear()
+
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        options = {"logDir": str(broker.directory), "topic": topic, "targetPartitionBytes": "100k"}
+        layout = source.result_layout(read_options(options, streaming=False)).schema
+
+        def scan(rests):
+            parts = segment_scan.plan(read_options(options, streaming=False))
+            rows = [pa.Table.from_batches(segment_scan.read(part), layout) for part in parts]
+            found = pa.concat_tables(rows)
+            offsets = found["offset"].to_pylist()
+            assert offsets == sorted(set(offsets))
+            assert [int(value.split(b" ")[0]) for value in found["value"].to_pylist()] == offsets
+            seen = dict(zip(found["key"].to_pylist(), offsets, strict=True))
+            end = parts[-1].end
+            assert set(range(0, end, 50)) <= set(offsets)
+            if rests:
+                assert end == made and seen == latest
+
+        def exchanges():
+            return broker.log.count("is clean up to offset")
+
+        scans = begun = 0
+        try:
+            wait_until(lambda: made > 2000 and exchanges() > 2)
+            begun = exchanges()
+            deadline = time.monotonic() + 45
+            while (exchanges() < begun + 15 or scans < 30) and time.monotonic() < deadline:
+                rests = scans % 3 == 2
+                if rests:
+                    writes.clear()
+                    assert resting.wait(30)
+                    settled(broker, topic)
+                scan(rests)
+                scans += 1
+                writes.set()
+        finally:
+            stop.set()
+            writes.set()
+            writer.join(60)
+        assert exchanges() >= begun + 15 and scans >= 30, (exchanges() - begun, scans)
+        assert " ERROR " not in broker.log
 
 
 def test_what_a_killed_broker_had_not_checkpointed_is_not_read(tmp_path):

@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import struct
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -530,6 +531,31 @@ def test_a_hole_between_segments_is_data_loss_unless_it_was_compacted(directory,
     assert directory.scan(failOnDataLoss="false") == expected
     write_offsets(str(directory.root / CLEANER_OFFSETS), {directory.key: 90})
     assert directory.scan() == expected
+
+
+def test_exchanges_that_follow_each_other_are_not_one_that_hangs(directory, monkeypatch):
+    filled(directory, segments=2)
+    monkeypatch.setattr(segment_files, "SETTLE_SECONDS", 0.3)
+    swap = directory.file(LOG, 0) + ".swap"
+    looks = 0
+
+    def listed(self):
+        nonlocal looks
+        looks += 1
+        if looks < 200:  # each time another file of that name
+            with open(swap + ".new", "wb"):
+                os.replace(swap + ".new", swap)
+        elif os.path.exists(swap):
+            os.unlink(swap)
+        return names(self)
+
+    names = segment_files.PartitionLog._names
+    monkeypatch.setattr(segment_files.PartitionLog, "_names", listed)
+    log = directory.plan()[0].log
+    began = time.monotonic()
+    looks = 0
+    assert log.bases() == [0, 30]
+    assert time.monotonic() - began > 0.3
 
 
 def test_what_the_cleaner_merged_while_it_was_read_is_not_passed_over(directory, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 from kafkad.log import cleaner
 from kafkad.log.cleaner import Cleaned, Job, Outcome, Segment
 from kafkad.log.filenames import LOG, segment_file
+from kafkad.protocol import legacy_records
 from kafkad.protocol.errors import Malformed
 from kafkad.protocol.records import Batch, Record, build_batch, read_batches
 from tests.reference import message_sets
@@ -255,3 +256,26 @@ def test_what_does_not_parse_is_malformed_and_changes_nothing(tmp_path, data, tr
         world.clean()
     assert [path.name for path in tmp_path.iterdir()] == [f"{0:020}.log"]
     assert Path(segment_file(str(tmp_path), 0, LOG)).read_bytes() == data
+
+
+@pytest.mark.parametrize("codec", [1, 2, 3, 4])
+@pytest.mark.parametrize("old", [False, True])
+def test_a_batch_that_unpacks_to_more_than_the_bound_is_refused_by_name(tmp_path, monkeypatch, codec, old):
+    if old and codec == 4:
+        codec = 3  # there is no zstd in old formats
+    monkeypatch.setattr(cleaner, "DECOMPRESSED_MAX", 1 << 20)
+    monkeypatch.setattr(legacy_records, "DECOMPRESSED_MAX", 1 << 20)
+    world = World(tmp_path)
+    large = Record(b"k", bytes(1 << 20), None, -1, 0)
+    if old:
+        data = message_sets.wrapper(1, codec, message_sets.message(1, large.key, large.value))
+    else:
+        data = bytes(build_batch([large], compression=codec))
+    world.add(data, [large])
+    world.write(0)
+    with pytest.raises(Malformed, match=f"holds more than {1 << 20} bytes"):
+        world.clean()
+    assert [path.name for path in tmp_path.iterdir()] == [f"{0:020}.log"]
+    assert Path(segment_file(str(tmp_path), 0, LOG)).read_bytes() == data
+    monkeypatch.undo()
+    assert world.clean().records_after == 1

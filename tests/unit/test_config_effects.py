@@ -62,11 +62,14 @@ DERIVED = {
 
 @cache
 def attributes_read() -> frozenset[str]:
-    """What the broker reads of a configuration: `config.x`, `self._config.x`, `getattr(config, "x")`."""
+    """What the broker reads of a configuration: `config.x`, `self._config.x`, `getattr(config, "x")`.
+
+    Not what only a broker with process.roles=broker reads: that role is refused.
+    """
     found = set()
     for path in SOURCE.rglob("*.py"):
         place = path.relative_to(SOURCE)
-        if place.parts[0] in CLIENTS:
+        if place.parts[0] in CLIENTS or place.as_posix() == "server/member_worker.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and _is_config(node.value):

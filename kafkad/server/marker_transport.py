@@ -95,12 +95,16 @@ class MarkerTransport:
     def _flush(self) -> None:
         shares, self._shares = self._shares, {}
         for worker, its in shares.items():
-            while its:
-                # An answer names producers, so each is in a request once.
-                once = {share[0].producer_id: share for share in reversed(its)}
-                its = [share for share in its if once[share[0].producer_id] is not share]
-                sent = self._loop.create_task(self._send(worker, list(once.values())))
-                sent.add_done_callback(_raise)
+            sent = self._loop.create_task(self._send_all(worker, its))
+            sent.add_done_callback(_raise)
+
+    async def _send_all(self, worker: int, shares: list[Share]) -> None:
+        """An answer names producers, so each is in a request once. What is left waits for the answer: the
+        worker writes in turns, and a producer's markers must not overtake each other."""
+        while shares:
+            once = {share[0].producer_id: share for share in reversed(shares)}
+            shares = [share for share in shares if once[share[0].producer_id] is not share]
+            await self._send(worker, list(once.values()))
 
     async def _send(self, worker: int, shares: list[Share]) -> None:
         request = Request(markers=[entry for entry, _, _ in shares])

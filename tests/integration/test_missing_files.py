@@ -12,6 +12,7 @@ import itertools
 import random
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +64,12 @@ class Started:
     def settle(self) -> None:
         """Let the loop do what is to be done at once."""
         self.loop.run_until_complete(asyncio.sleep(0.01))
+
+    def settle_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline, condition
+            self.settle()
 
     def create(self, name: str, partitions: int) -> None:
         topic = messages.CreateTopicsRequest.Topics(
@@ -263,9 +270,8 @@ def test_a_partition_that_is_missing_is_made_where_it_was(tmp_path, disks):
         shutil.copytree(today, live)
         shutil.rmtree(live / name)
         broker = Started(live)
-        broker.settle()
+        broker.settle_until((live / name).is_dir)
         broker.stop()
-        assert (live / name).is_dir(), name
         assert len(list(live.glob(f"?/{name.name}"))) == 1, name
 
 

@@ -1,0 +1,385 @@
+"""ACLs: what one says, which of them a filter finds, and the index that answers questions.
+
+A question is: may this principal, from this host, do this operation on the resource of this kind and name?
+Every ACL that is about the resource is looked at: those of its literal name, of each prefix of it, and of the
+literal name `*`. One that denies wins over all that allow. If none decides, the answer is no, unless no ACL
+at all is about the resource: then it is the default, allow.everyone.if.no.acl.found.
+(StandardAuthorizerData, AclBindingFilter.)
+
+`Rights` are the answers for one principal, host, kind and operation, prepared: names and prefixes with what
+the ACLs about them say, so a question is one look into a dict, and one more for each length of prefix.
+
+What an ACL of a later Kafka says in words that are not known here (an address range as its host, an unknown
+operation) never allows anything, and denies all that it might mean.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+
+class Kind(IntEnum):
+    """Of a resource (ResourceType)."""
+
+    UNKNOWN = 0
+    ANY = 1
+    TOPIC = 2
+    GROUP = 3
+    CLUSTER = 4
+    TRANSACTIONAL_ID = 5
+    DELEGATION_TOKEN = 6
+    USER = 7
+
+
+class Operation(IntEnum):
+    """AclOperation."""
+
+    UNKNOWN = 0
+    ANY = 1
+    ALL = 2
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+    CREATE_TOKENS = 13
+    DESCRIBE_TOKENS = 14
+    TWO_PHASE_COMMIT = 15
+
+
+class Pattern(IntEnum):
+    """How an ACL names its resource (PatternType)."""
+
+    UNKNOWN = 0
+    ANY = 1
+    MATCH = 2
+    LITERAL = 3
+    PREFIXED = 4
+
+
+class Permission(IntEnum):
+    """AclPermissionType."""
+
+    UNKNOWN = 0
+    ANY = 1
+    DENY = 2
+    ALLOW = 3
+
+
+CLUSTER_NAME: Final = "kafka-cluster"  # of the one resource of kind CLUSTER
+ANYTHING: Final = "*"  # as a literal name: every resource; as a host: every host
+ANYBODY: Final = "User:*"
+
+# What a kind of resource knows: the bits of "authorized operations" in answers (AclEntry.supportedOperations).
+SUPPORTED: Final = {
+    Kind.TOPIC: (3, 4, 5, 6, 7, 8, 10, 11),
+    Kind.GROUP: (3, 6, 8, 10, 11),
+    Kind.CLUSTER: (5, 7, 8, 9, 10, 11, 12),
+    Kind.TRANSACTIONAL_ID: (4, 8, 15),
+    Kind.DELEGATION_TOKEN: (8,),
+    Kind.USER: (13, 14),
+}
+_IMPLY: Final = {  # an ALLOW of one of these allows this, too; a DENY denies nothing else
+    Operation.DESCRIBE: frozenset((Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER)),
+    Operation.DESCRIBE_CONFIGS: frozenset((Operation.ALTER_CONFIGS,)),
+}
+
+# What ACLs about a name say, as bits
+THERE: Final = 1  # there is one, of anybody
+ALLOWED: Final = 2
+DENIED: Final = 4
+
+
+class Acl(NamedTuple):
+    """One ACL. The numbers are those of the wire: a metadata log may hold ones that have no name here."""
+
+    kind: int
+    name: str
+    pattern: int
+    principal: str
+    host: str
+    operation: int
+    permission: int
+
+    @classmethod
+    def of(cls, record: Any) -> "Acl":
+        """Of an AccessControlEntryRecord."""
+        return cls(
+            record.resource_type,
+            record.resource_name,
+            record.pattern_type,
+            record.principal,
+            record.host,
+            record.operation,
+            record.permission_type,
+        )
+
+    def decides(self, host: str, operation: int) -> int:
+        """ALLOWED or DENIED where it is about this host and operation, else 0."""
+        if self.permission == Permission.ALLOW:
+            if self.host not in (ANYTHING, host):
+                return 0
+            if self.operation in (operation, Operation.ALL) or self.operation in _IMPLY.get(operation, ()):
+                return ALLOWED
+            return 0
+        if self.host not in (ANYTHING, host) and "/" not in self.host:
+            return 0
+        if self.operation in (operation, Operation.ALL) or self.operation not in _KNOWN:
+            return DENIED
+        return 0
+
+    def __str__(self) -> str:
+        """As Kafka's audit log writes it."""
+        return (
+            f"StandardAcl(resourceType={_name(Kind, self.kind)}, resourceName={self.name},"
+            f" patternType={_name(Pattern, self.pattern)}, principal={self.principal}, host={self.host},"
+            f" operation={_name(Operation, self.operation)},"
+            f" permissionType={_name(Permission, self.permission)})"
+        )
+
+
+_KNOWN: Final = frozenset(int(operation) for operation in Operation if operation > Operation.ANY)
+
+
+def _name(words: type[IntEnum], number: int) -> str:
+    return words(number).name if number in words._value2member_map_ else "UNKNOWN"
+
+
+class Filter(NamedTuple):
+    """Which ACLs are meant (AclBindingFilter). None, and ANY, is everything."""
+
+    kind: int = Kind.ANY
+    name: str | None = None
+    pattern: int = Pattern.ANY
+    principal: str | None = None
+    host: str | None = None
+    operation: int = Operation.ANY
+    permission: int = Permission.ANY
+
+    @property
+    def is_unknown(self) -> str | None:
+        """What of it has no meaning, in Kafka's words; None: it is sound."""
+        if not Kind.ANY <= self.kind <= Kind.USER or not Pattern.ANY <= self.pattern <= Pattern.PREFIXED:
+            return "Unknown patternFilter."
+        if not Operation.ANY <= self.operation <= Operation.TWO_PHASE_COMMIT:
+            return "Unknown entryFilter."
+        if not Permission.ANY <= self.permission <= Permission.ALLOW:
+            return "Unknown entryFilter."
+        return None
+
+    def finds(self, acl: Acl) -> bool:
+        return (
+            self.kind in (Kind.ANY, acl.kind)
+            and self.principal in (None, acl.principal)
+            and self.host in (None, acl.host)
+            and self.operation in (Operation.ANY, acl.operation)
+            and self.permission in (Permission.ANY, acl.permission)
+            and self._names(acl)
+        )
+
+    def _names(self, acl: Acl) -> bool:
+        if self.pattern not in (Pattern.ANY, Pattern.MATCH, acl.pattern):
+            return False
+        if self.name is None:
+            return True
+        if self.pattern != Pattern.MATCH:
+            return self.name == acl.name
+        if acl.pattern == Pattern.PREFIXED:
+            return self.name.startswith(acl.name)
+        return acl.name in (self.name, ANYTHING)
+
+
+class Rights:
+    """What ACLs say of one kind of resource to one principal, host and operation."""
+
+    __slots__ = ("_there", "always", "default", "everywhere", "literals", "prefixes")
+
+    def __init__(self, default: bool, there: "_Names | None") -> None:
+        self.default = default
+        self.literals: dict[str, int] = {}  # bits by name
+        self.prefixes: dict[int, dict[str, int]] = {}  # by length, by prefix
+        self.everywhere = 0  # of ACLs about `*`
+        self.always: bool | None = None  # the answer, where the name does not matter
+        self._there = there  # names that any ACL is about; None: it makes no difference
+
+    def add(self, acl: Acl, bits: int) -> None:
+        if acl.pattern == Pattern.PREFIXED:
+            same = self.prefixes.setdefault(len(acl.name), {})
+            same[acl.name] = same.get(acl.name, 0) | bits
+        elif acl.name == ANYTHING:
+            self.everywhere |= bits
+        else:
+            self.literals[acl.name] = self.literals.get(acl.name, 0) | bits
+
+    def settle(self) -> "Rights":
+        """All ACLs are in it."""
+        if self.everywhere & DENIED:
+            self.always = False
+        elif self._denies_nothing() and self.everywhere & ALLOWED:
+            self.always = True
+        elif not self.literals and not self.prefixes and not self.everywhere and self._there is None:
+            self.always = self.default
+        return self
+
+    def _denies_nothing(self) -> bool:
+        named = (self.literals, *self.prefixes.values())
+        return not any(bits & DENIED for same in named for bits in same.values())
+
+    def allow(self, name: str) -> bool:
+        if self.always is not None:
+            return self.always
+        bits = self.everywhere | self.literals.get(name, 0)
+        for length, same in self.prefixes.items():
+            if length <= len(name):
+                bits |= same.get(name[:length], 0)
+        if bits & DENIED:
+            return False
+        if bits & ALLOWED:
+            return True
+        if not self.default or bits:
+            return False
+        return self._there is None or not self._there.are_about(name)
+
+    def entries(self) -> Iterator[tuple[str, bool, int]]:
+        """(name, whether it is a prefix, bits) of all that `allow` looks at but `*`."""
+        there = self._there
+        literals = self.literals
+        prefixes = self.prefixes
+        yield from ((name, False, bits) for name, bits in literals.items())
+        yield from ((name, True, bits) for same in prefixes.values() for name, bits in same.items())
+        if there is not None:
+            yield from ((name, False, THERE) for name in there.literals)
+            yield from ((name, True, THERE) for same in there.prefixes.values() for name in same)
+
+    @property
+    def about_all(self) -> int:
+        """What is said of every name."""
+        return self.everywhere | (THERE if self._there is not None and self._there.everywhere else 0)
+
+
+class _Names:
+    """The names that ACLs of one kind are about, with their numbers."""
+
+    __slots__ = ("everywhere", "literals", "prefixes")
+
+    def __init__(self) -> None:
+        self.literals: Counter[str] = Counter()
+        self.prefixes: dict[int, Counter[str]] = {}
+        self.everywhere = 0
+
+    def add(self, acl: Acl, number: int) -> None:
+        if acl.pattern == Pattern.PREFIXED:
+            same = self.prefixes.setdefault(len(acl.name), Counter())
+            _count(same, acl.name, number)
+            if not same:
+                del self.prefixes[len(acl.name)]
+        elif acl.name == ANYTHING:
+            self.everywhere += number
+        else:
+            _count(self.literals, acl.name, number)
+
+    def are_about(self, name: str) -> bool:
+        if self.everywhere or name in self.literals:
+            return True
+        return any(length <= len(name) and name[:length] in same for length, same in self.prefixes.items())
+
+
+def _count(numbers: Counter[str], name: str, number: int) -> None:
+    numbers[name] += number
+    if not numbers[name]:
+        del numbers[name]
+
+
+class AclIndex:
+    """All ACLs, for questions. It belongs to one thread."""
+
+    def __init__(self) -> None:
+        self._by_principal: dict[tuple[int, str], dict[Acl, int]] = {}
+        self._names: dict[int, _Names] = {}
+        self.count = 0
+
+    def add(self, acl: Acl) -> None:
+        same = self._by_principal.setdefault((acl.kind, acl.principal), {})
+        same[acl] = same.get(acl, 0) + 1
+        self._names.setdefault(acl.kind, _Names()).add(acl, 1)
+        self.count += 1
+
+    def remove(self, acl: Acl) -> None:
+        key = acl.kind, acl.principal
+        same = self._by_principal.get(key, {})
+        if acl not in same:
+            return
+        same[acl] -= 1
+        if not same[acl]:
+            del same[acl]
+        if not same:
+            del self._by_principal[key]
+        self._names[acl.kind].add(acl, -1)
+        self.count -= 1
+
+    def of(self, principal: str, kind: int) -> Iterator[Acl]:
+        """Those that are about `principal`."""
+        for who in dict.fromkeys((principal, ANYBODY)):
+            yield from self._by_principal.get((kind, who), ())
+
+    def rights(self, principal: str, host: str, kind: int, operation: int, default: bool) -> Rights:
+        rights = Rights(default, self._names.get(kind) if default else None)
+        for acl in self.of(principal, kind):
+            bits = acl.decides(host, operation)
+            if bits:
+                rights.add(acl, bits)
+        return rights.settle()
+
+    def reason(self, principal: str, host: str, kind: int, operation: int, name: str) -> Acl | None:
+        """The ACL that decides, one that denies before one that allows."""
+        found = None
+        for acl in self.of(principal, kind):
+            if acl.pattern == Pattern.PREFIXED:
+                is_about = name.startswith(acl.name)
+            else:
+                is_about = acl.name in (name, ANYTHING)
+            bits = acl.decides(host, operation) if is_about else 0
+            if bits == DENIED:
+                return acl
+            if bits:
+                found = acl
+        return found
+
+    def on_any(self, principal: str, host: str, kind: int, operation: int) -> bool:
+        """Whether at least one resource of this kind, whatever its name, is allowed by name. Implied
+        operations do not count (Authorizer.authorizeByResourceType)."""
+        allowed: dict[int, set[str]] = {Pattern.LITERAL: set(), Pattern.PREFIXED: set()}
+        denied: dict[int, set[str]] = {Pattern.LITERAL: set(), Pattern.PREFIXED: set()}
+        allows_all = False
+        for acl in self.of(principal, kind):
+            bits = acl.decides(host, operation)
+            if not bits or (bits == ALLOWED and acl.operation not in (operation, Operation.ALL)):
+                continue
+            if acl.pattern != Pattern.PREFIXED and acl.name == ANYTHING:
+                if bits == DENIED:
+                    return False
+                allows_all = True
+            else:
+                pattern = Pattern.PREFIXED if acl.pattern == Pattern.PREFIXED else Pattern.LITERAL
+                (denied if bits == DENIED else allowed)[pattern].add(acl.name)
+        if allows_all:
+            return True
+        lengths = sorted({len(prefix) for prefix in denied[Pattern.PREFIXED]})
+
+        def is_under_denied(name: str) -> bool:
+            return any(
+                length <= len(name) and name[:length] in denied[Pattern.PREFIXED] for length in lengths
+            )
+
+        if any(not is_under_denied(prefix) for prefix in allowed[Pattern.PREFIXED]):
+            return True
+        return any(
+            name not in denied[Pattern.LITERAL] and not is_under_denied(name)
+            for name in allowed[Pattern.LITERAL]
+        )

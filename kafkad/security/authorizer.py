@@ -1,0 +1,194 @@
+"""The authorizer: who may do what, by the ACLs of the metadata (Kafka's StandardAuthorizer).
+
+    index of ACLs ── rights of a Subject, made when first asked for ── its answer ── a line of the audit log
+
+A Subject is a principal at a host. Its rights hold until the next change of ACLs (`Authorizer.version`).
+
+The audit log is Kafka's logger `kafka.authorizer.logger` in Kafka's words: what was denied at INFO, what was
+allowed at DEBUG. A line that is the same as one of the last minute is not written; how many were left out is
+said by the next one. A client may ask for a thing that it must not have a million times a minute.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from ipaddress import IPv6Address, ip_address
+from typing import Final
+
+from kafkad.security.acls import CLUSTER_NAME, SUPPORTED, Acl, AclIndex, Kind, Operation, Rights
+
+audit = logging.getLogger("kafka.authorizer.logger")
+
+SUBJECTS_MAX: Final = 10_000  # that are remembered
+REPEATED_AFTER_MS: Final = 60_000
+REMEMBERED_LINES: Final = 10_000
+
+
+def java_address(host: str) -> str:
+    """An address as Java's InetAddress.getHostAddress writes it, and so the ACLs: an IPv6 address in full
+    groups without leading zeros, an IPv4 address that is mapped into IPv6 as IPv4."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if not isinstance(address, IPv6Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return ":".join(f"{int(group, 16):x}" for group in address.exploded.split(":"))
+
+
+class Subject:
+    """Who asks. `api` of its methods is the API of the request, for the audit log."""
+
+    __slots__ = ("_authorizer", "_rights", "_version", "host", "is_super", "principal")
+
+    def __init__(self, authorizer: "Authorizer", principal: str, host: str) -> None:
+        self._authorizer = authorizer
+        self.principal = principal
+        self.host = java_address(host)
+        self.is_super = principal in authorizer.super_users
+        self._version = -1
+        self._rights: dict[tuple[int, int], Rights] = {}
+
+    def rights(self, kind: int, operation: int) -> Rights:
+        """Of one that is no super user."""
+        if self._version != self._authorizer.version:
+            self._rights.clear()
+            self._version = self._authorizer.version
+        rights = self._rights.get((kind, operation))
+        if rights is None:
+            authorizer = self._authorizer
+            rights = self._rights[(kind, operation)] = authorizer.index.rights(
+                self.principal, self.host, kind, operation, authorizer.allows_what_nobody_names
+            )
+        return rights
+
+    def may(self, operation: int, kind: int, name: str, api: str, *, told: bool = True) -> bool:
+        """Whether the request may do it. `told`: a refusal goes to the audit log (Kafka: logIfDenied)."""
+        allowed = self.is_super or self.rights(kind, operation).allow(name)
+        if allowed:
+            if audit.isEnabledFor(logging.DEBUG):
+                self.write(True, operation, kind, name, api)
+        elif told:
+            self.write(False, operation, kind, name, api)
+        return allowed
+
+    def may_cluster(self, operation: int, api: str, *, told: bool = True) -> bool:
+        return self.may(operation, Kind.CLUSTER, CLUSTER_NAME, api, told=told)
+
+    def may_any(self, operation: int, kind: int, api: str) -> bool:
+        """Whether it may do it to at least one resource of a kind. The name that Kafka asks for first is
+        there for super users, and where what nobody names is allowed."""
+        if self.may(operation, kind, "hardcode", api, told=False):
+            return True
+        return self._authorizer.index.on_any(self.principal, self.host, kind, operation)
+
+    def operations(self, kind: Kind, name: str) -> int:
+        """The bits of "authorized operations"."""
+        if self.is_super:
+            return all_operations(kind)
+        return sum(
+            1 << operation for operation in SUPPORTED[kind] if self.rights(kind, operation).allow(name)
+        )
+
+    def write(self, allowed: bool, operation: int, kind: int, name: str, api: str) -> None:
+        """One line of the audit log."""
+        self._authorizer.write(self, allowed, operation, kind, name, api)
+
+
+def all_operations(kind: Kind) -> int:
+    """The bits of "authorized operations" of who may do everything."""
+    return sum(1 << operation for operation in SUPPORTED[kind])
+
+
+_KIND_NAMES: Final = {
+    Kind.TOPIC: "Topic",
+    Kind.GROUP: "Group",
+    Kind.CLUSTER: "Cluster",
+    Kind.TRANSACTIONAL_ID: "TransactionalId",
+    Kind.DELEGATION_TOKEN: "DelegationToken",
+    Kind.USER: "User",
+}
+
+
+class Authorizer:
+    """One a worker. `now_ms` is a monotonic clock's."""
+
+    def __init__(
+        self,
+        super_users: Iterable[str],
+        allows_what_nobody_names: bool,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.super_users = frozenset(super_users)
+        self.allows_what_nobody_names = allows_what_nobody_names
+        self.index = AclIndex()
+        self.version = 0  # raised by every change
+        self.on_change: Callable[[], object] = lambda: None
+        self._now_ms = now_ms
+        self._subjects: dict[tuple[str, str], Subject] = {}
+        self._written: dict[tuple[object, ...], tuple[int, int]] = {}  # when, and how often since
+
+    def change(self, added: Iterable[Acl], removed: Iterable[Acl]) -> None:
+        for acl in removed:
+            self.index.remove(acl)
+        for acl in added:
+            self.index.add(acl)
+        self.version += 1
+        self.on_change()
+
+    def subject(self, principal: str, host: str) -> Subject:
+        subject = self._subjects.get((principal, host))
+        if subject is None:
+            if len(self._subjects) >= SUBJECTS_MAX:
+                self._subjects.clear()
+            subject = self._subjects[(principal, host)] = Subject(self, principal, host)
+        return subject
+
+    def write(self, subject: Subject, allowed: bool, operation: int, kind: int, name: str, api: str) -> None:
+        now_ms = self._now_ms()
+        line = subject.principal, subject.host, allowed, operation, kind, name, api
+        before = self._written.get(line)
+        if before is not None and now_ms - before[0] < REPEATED_AFTER_MS:
+            self._written[line] = before[0], before[1] + 1
+            return
+        if len(self._written) >= REMEMBERED_LINES:
+            self._written.clear()
+        self._written[line] = now_ms, 0
+        again = f" ({before[1]} more like it since the last line)" if before is not None and before[1] else ""
+        audit.log(
+            logging.DEBUG if allowed else logging.INFO,
+            "Principal = %s is %s operation = %s from host = %s on resource = %s:LITERAL:%s for request = %s"
+            " with resourceRefCount = 1 based on rule %s%s",
+            _printable(subject.principal),
+            "Allowed" if allowed else "Denied",
+            Operation(operation).name,
+            subject.host,
+            _KIND_NAMES[Kind(kind)],
+            _printable(name),
+            api,
+            self._rule(subject, operation, kind, name),
+            again,
+        )
+
+    def _rule(self, subject: Subject, operation: int, kind: int, name: str) -> str:
+        if subject.is_super:
+            return "SuperUser"
+        acl = self.index.reason(subject.principal, subject.host, kind, operation, name)
+        if acl is not None:
+            return f"MatchingAcl(acl={_printable(str(acl))})"
+        return "DefaultAllow" if subject.rights(kind, operation).allow(name) else "DefaultDeny"
+
+
+def _printable(text: str) -> str:
+    """Without what would forge another line of the log."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
+def parse_super_users(text: str) -> frozenset[str]:
+    """super.users: `User:alice;User:bob`. Raises ValueError with what is wrong of it."""
+    users = [user.strip() for user in text.split(";")]
+    for user in users:
+        if user and ":" not in user:
+            raise ValueError(f"{user} has no type: write User:{user}")
+    return frozenset(user for user in users if user)

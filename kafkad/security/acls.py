@@ -10,7 +10,7 @@ at all is about the resource: then it is the default, allow.everyone.if.no.acl.f
 the ACLs about them say, so a question is one look into a dict, and one more for each length of prefix.
 
 What an ACL of a later Kafka says in words that are not known here (an address range as its host, an unknown
-operation) never allows anything, and denies all that it might mean.
+operation or pattern) never allows anything, and denies all that it might mean.
 """
 
 from collections import Counter
@@ -76,7 +76,8 @@ CLUSTER_NAME: Final = "kafka-cluster"  # of the one resource of kind CLUSTER
 ANYTHING: Final = "*"  # as a literal name: every resource; as a host: every host
 ANYBODY: Final = "User:*"
 
-# What a kind of resource knows: the bits of "authorized operations" in answers (AclEntry.supportedOperations).
+# What a kind of resource knows: the bits of "authorized operations" in answers (Kafka:
+# AclEntry.supportedOperations).
 SUPPORTED: Final = {
     Kind.TOPIC: (3, 4, 5, 6, 7, 8, 10, 11),
     Kind.GROUP: (3, 6, 8, 10, 11),
@@ -85,7 +86,8 @@ SUPPORTED: Final = {
     Kind.DELEGATION_TOKEN: (8,),
     Kind.USER: (13, 14),
 }
-_IMPLY: Final = {  # an ALLOW of one of these allows this, too; a DENY denies nothing else
+# An ALLOW of one of these allows this, too; a DENY denies nothing else.
+_IMPLY: Final[dict[int, frozenset[int]]] = {
     Operation.DESCRIBE: frozenset((Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER)),
     Operation.DESCRIBE_CONFIGS: frozenset((Operation.ALTER_CONFIGS,)),
 }
@@ -123,7 +125,7 @@ class Acl(NamedTuple):
     def decides(self, host: str, operation: int) -> int:
         """ALLOWED or DENIED where it is about this host and operation, else 0."""
         if self.permission == Permission.ALLOW:
-            if self.host not in (ANYTHING, host):
+            if self.host not in (ANYTHING, host) or self.pattern not in (Pattern.LITERAL, Pattern.PREFIXED):
                 return 0
             if self.operation in (operation, Operation.ALL) or self.operation in _IMPLY.get(operation, ()):
                 return ALLOWED
@@ -134,13 +136,23 @@ class Acl(NamedTuple):
             return DENIED
         return 0
 
+    @property
+    def is_of_all(self) -> bool:
+        """Whether it is about every resource of its kind."""
+        return self.name == ANYTHING and self.pattern != Pattern.PREFIXED
+
+    @property
+    def is_of_prefix(self) -> bool:
+        """Whether it is about all names that begin with its own; a pattern that has no name here might be."""
+        return self.pattern != Pattern.LITERAL and not self.is_of_all
+
     def __str__(self) -> str:
         """As Kafka's audit log writes it."""
         return (
-            f"StandardAcl(resourceType={_name(Kind, self.kind)}, resourceName={self.name},"
+            f"StandardAcl[resourceType={_name(Kind, self.kind)}, resourceName={self.name},"
             f" patternType={_name(Pattern, self.pattern)}, principal={self.principal}, host={self.host},"
             f" operation={_name(Operation, self.operation)},"
-            f" permissionType={_name(Permission, self.permission)})"
+            f" permissionType={_name(Permission, self.permission)}]"
         )
 
 
@@ -209,11 +221,11 @@ class Rights:
         self._there = there  # names that any ACL is about; None: it makes no difference
 
     def add(self, acl: Acl, bits: int) -> None:
-        if acl.pattern == Pattern.PREFIXED:
+        if acl.is_of_all:
+            self.everywhere |= bits
+        elif acl.is_of_prefix:
             same = self.prefixes.setdefault(len(acl.name), {})
             same[acl.name] = same.get(acl.name, 0) | bits
-        elif acl.name == ANYTHING:
-            self.everywhere |= bits
         else:
             self.literals[acl.name] = self.literals.get(acl.name, 0) | bits
 
@@ -274,13 +286,13 @@ class _Names:
         self.everywhere = 0
 
     def add(self, acl: Acl, number: int) -> None:
-        if acl.pattern == Pattern.PREFIXED:
+        if acl.is_of_all:
+            self.everywhere += number
+        elif acl.is_of_prefix:
             same = self.prefixes.setdefault(len(acl.name), Counter())
             _count(same, acl.name, number)
             if not same:
                 del self.prefixes[len(acl.name)]
-        elif acl.name == ANYTHING:
-            self.everywhere += number
         else:
             _count(self.literals, acl.name, number)
 
@@ -340,10 +352,10 @@ class AclIndex:
         """The ACL that decides, one that denies before one that allows."""
         found = None
         for acl in self.of(principal, kind):
-            if acl.pattern == Pattern.PREFIXED:
+            if acl.is_of_prefix:
                 is_about = name.startswith(acl.name)
             else:
-                is_about = acl.name in (name, ANYTHING)
+                is_about = acl.is_of_all or acl.name == name
             bits = acl.decides(host, operation) if is_about else 0
             if bits == DENIED:
                 return acl
@@ -361,12 +373,12 @@ class AclIndex:
             bits = acl.decides(host, operation)
             if not bits or (bits == ALLOWED and acl.operation not in (operation, Operation.ALL)):
                 continue
-            if acl.pattern != Pattern.PREFIXED and acl.name == ANYTHING:
+            if acl.is_of_all:
                 if bits == DENIED:
                     return False
                 allows_all = True
             else:
-                pattern = Pattern.PREFIXED if acl.pattern == Pattern.PREFIXED else Pattern.LITERAL
+                pattern = Pattern.PREFIXED if acl.is_of_prefix else Pattern.LITERAL
                 (denied if bits == DENIED else allowed)[pattern].add(acl.name)
         if allows_all:
             return True

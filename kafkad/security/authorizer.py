@@ -21,6 +21,7 @@ audit = logging.getLogger("kafka.authorizer.logger")
 SUBJECTS_MAX: Final = 10_000  # that are remembered
 REPEATED_AFTER_MS: Final = 60_000
 REMEMBERED_LINES: Final = 10_000
+REMEMBERED_NAME: Final = 255  # characters; of a longer name the hash is remembered
 
 
 def java_address(host: str) -> str:
@@ -147,7 +148,8 @@ class Authorizer:
 
     def write(self, subject: Subject, allowed: bool, operation: int, kind: int, name: str, api: str) -> None:
         now_ms = self._now_ms()
-        line = subject.principal, subject.host, allowed, operation, kind, name, api
+        known = name if len(name) <= REMEMBERED_NAME else hash(name)
+        line = subject.principal, subject.host, allowed, operation, kind, known, api
         before = self._written.get(line)
         if before is not None and now_ms - before[0] < REPEATED_AFTER_MS:
             self._written[line] = before[0], before[1] + 1

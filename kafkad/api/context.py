@@ -18,6 +18,7 @@ from kafkad.log.log_dirs import LogDirs
 from kafkad.metadata.image import MetadataImage
 from kafkad.protocol import errors
 from kafkad.replication.partitions import Partitions
+from kafkad.security.authorizer import Authorizer
 
 ANONYMOUS = "User:ANONYMOUS"  # who did not have to say who it is
 
@@ -57,6 +58,7 @@ class Services:
     producer_ids: Any = None
     transactions: Any = None  # coordinator.TransactionCoordinator; None: transactions are refused
     transaction_gate: Any = None  # coordinator.admission.Gate
+    authorizer: Authorizer | None = None  # None: every client may do everything
     api_versions: tuple[tuple[int, int, int], ...] = ()  # (key, lowest, highest) as ApiVersions tells them
     advertised: dict[str, tuple[str, int]] = field(default_factory=dict)  # listener name -> host, port
     metadata_answers: MetadataAnswers = field(default_factory=MetadataAnswers)

@@ -50,6 +50,7 @@ class Delta:
     """What one `apply` changed. Names of topics are those of the new image, Topics those of the old."""
 
     __slots__ = (
+        "acls_changed",
         "brokers_changed",
         "configs_changed",
         "features_changed",
@@ -66,6 +67,7 @@ class Delta:
         self.configs_changed: set[Config] = set()  # (resource type, name)
         self.brokers_changed: set[int] = set()
         self.features_changed: bool = False
+        self.acls_changed: set[bytes] = set()  # their ids
         self.security_changed: bool = False  # ACLs, SCRAM credentials, tokens or quotas
 
     def __bool__(self) -> bool:
@@ -367,9 +369,11 @@ class Replay:
 
     def _acl(self, record: Any) -> None:
         self._keep("acls", record.id, record)
+        self._delta.acls_changed.add(record.id)
 
     def _remove_acl(self, record: Any) -> None:
         self._drop("acls", record.id)
+        self._delta.acls_changed.add(record.id)
 
     def _scram(self, record: Any) -> None:
         self._keep("scram_credentials", (record.mechanism, record.name), record)

@@ -66,6 +66,7 @@ from kafkad.server.authentication import (
     CertificateNames,
     read_bytes,
 )
+from kafkad.server.authorization import authorizer_of, follow_acls
 from kafkad.server.background import Background
 from kafkad.server.changes import Changes
 from kafkad.server.controller_queue import AnsweringController
@@ -278,7 +279,7 @@ class Worker:
         self._started("metadata log", self.raft.close)
         self.metadata = MetadataCache(self.raft.image)
         self.controller = Controller(self.raft, self.clock, self.random, self.config)
-        if kept := not_enforced(self.raft.image):
+        if kept := not_enforced(self.raft.image, has_authorizer=bool(self.config.authorizer_class_name)):
             logger.warning("%s", kept)
         if self.place is not None:
             self.place.first_image.publish(encode_image(self.raft.image))
@@ -294,6 +295,7 @@ class Worker:
     def _open_logs(self) -> None:
         image = self.metadata.image
         self._apply_dynamic_config(image)
+        self.authorizer = authorizer_of(self.config, image, self.clock)
         self.table = PartitionTable()
         self.partitions = Partitions(
             self.config.node_id, self.config, self.log_dirs, self.table, me=self.me, workers=self.count
@@ -478,6 +480,7 @@ class Worker:
             owner_of=self._owner_of,
             group_owner=self._group_owner,
             transaction_owner=self._transaction_owner,
+            authorizer=self.authorizer,
             log_level_set=self._log_level_set if self.place is not None else None,
         )
         authentication = None
@@ -629,8 +632,18 @@ class Worker:
         defaults_changed = any(kind == BROKER for kind, _ in delta.configs_changed)
         if defaults_changed:
             self._apply_dynamic_config(image)
-        self.metadata.image = image
-        self.changes.put(image.offset, self._follow(delta, image, self.config if defaults_changed else None))
+        before, self.metadata.image = self.metadata.image, image
+        defaults = self.config if defaults_changed else None
+        steps = self._follow(delta, image, defaults)
+        if delta.acls_changed and self.authorizer is not None:
+            steps = self._follow_acls(delta.acls_changed, before.acls, image.acls, steps)
+        self.changes.put(image.offset, steps)
+
+    def _follow_acls(self, changed: set[bytes], before: Any, after: Any, steps: Steps) -> Steps:
+        """The work of a change with ACLs in it, before its other work."""
+        assert self.authorizer is not None
+        yield from follow_acls(self.authorizer, changed, before, after)
+        return (yield from steps)
 
     def _follow(self, delta: Any, image: MetadataImage, defaults: Any | None) -> Steps:
         """The work of a change that grows with it, in steps. `defaults`: the configuration that is new."""
@@ -809,18 +822,19 @@ class Worker:
             self._failed, self._clean = True, False
 
 
-def not_enforced(image: MetadataImage) -> str | None:
+def not_enforced(image: MetadataImage, *, has_authorizer: bool = False) -> str | None:
     """One sentence about the security records of a metadata log, which a JVM broker may have written; None
     without any. They are kept for a Kafka that opens the directory again."""
     counts = {
-        "ACLs": len(image.acls),
+        "ACLs": 0 if has_authorizer else len(image.acls),
         "delegation tokens": len(image.delegation_tokens),
         "client quotas": len(image.client_quotas),
     }
     found = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     if not found:
         return None
-    return f"the metadata log holds {found}: they are kept, but not enforced. Every client may do everything"
+    everybody = "" if has_authorizer else ". Every client may do everything"
+    return f"the metadata log holds {found}: they are kept, but not enforced{everybody}"
 
 
 def known_topics(image: MetadataImage) -> dict[str, bytes]:

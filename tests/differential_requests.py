@@ -40,7 +40,7 @@ WEIGHTS = {
     "describe_groups": 3,
     "list_groups": 2,
     "api_versions": 2, "sasl_handshake": 1, "sasl_authenticate": 1, "scram_described": 1,
-    "scram_altered": 1,
+    "scram_altered": 1, "acls_described": 1, "acls_created": 1, "acls_deleted": 1,
     "create_topics": 3, "delete_topics": 2,
     "delete_records": 4,
     "init_producer_id": 3, "offset_for_leader_epoch": 4, "describe_configs": 3, "alter_configs": 1,
@@ -540,6 +540,45 @@ class Script:
             for _ in range(edges(rng, 1, 0, rare=(2,)))
         ]
         return Request(cls(deletions=gone, upsertions=new), 0, changes="configs")
+
+    def acls_described(self) -> Request:
+        return Request(messages.DescribeAclsRequest(**self.acl_filter()), self.version(29))
+
+    def acls_created(self) -> Request:
+        """There is no authorizer: only the number 0 (UNKNOWN) is told from the others."""
+        rng, cls = self.rng, messages.CreateAclsRequest
+        new = [
+            cls.Creations(
+                resource_type=edges(rng, 2, 3, rare=(0, 1, 9)),
+                resource_name=rng.choice(("t", "", "*")),
+                resource_pattern_type=edges(rng, 3, 4, rare=(0, 1, 2, 9)),
+                principal=rng.choice(("User:u", "u")),
+                host="*",
+                operation=edges(rng, 3, 2, rare=(0, 1, 99)),
+                permission_type=edges(rng, 2, 3, rare=(0, 1, 9)),
+            )
+            for _ in range(edges(rng, 1, 2, rare=(0,)))
+        ]
+        return Request(cls(creations=new), self.version(30))
+
+    def acls_deleted(self) -> Request:
+        filters = [
+            messages.DeleteAclsRequest.Filters(**self.acl_filter())
+            for _ in range(edges(self.rng, 1, 2, rare=(0,)))
+        ]
+        return Request(messages.DeleteAclsRequest(filters=filters), self.version(31))
+
+    def acl_filter(self) -> dict[str, Any]:
+        rng = self.rng
+        return {
+            "resource_type_filter": edges(rng, 1, 2, rare=(0, 9)),
+            "resource_name_filter": rng.choice(("t", None, "")),
+            "pattern_type_filter": edges(rng, 1, 3, rare=(0, 2, 4, 9)),
+            "principal_filter": rng.choice(("User:u", None)),
+            "host_filter": rng.choice(("*", None)),
+            "operation": edges(rng, 1, 3, rare=(0, 99)),
+            "permission_type": edges(rng, 1, 3, rare=(0, 9)),
+        }
 
     def find_coordinator(self) -> Request:
         message = messages.FindCoordinatorRequest(

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from kafkad.api import (
+    acls,
     cluster,
     configs,
     coordinators,
@@ -81,6 +82,9 @@ ROWS = (
     Api(26, "EndTxn",                  0, 5,  transactions.end_txn,               Route.TRANSACTION),
     Api(27, "WriteTxnMarkers",         0, 2,  markers.write_txn_markers,          Route.PARTITIONS),
     Api(28, "TxnOffsetCommit",         0, 5,  transactions.txn_offset_commit,     Route.GROUP),
+    Api(29, "DescribeAcls",            0, 3,  acls.describe_acls),
+    Api(30, "CreateAcls",              0, 3,  acls.create_acls,                   Route.CONTROLLER),
+    Api(31, "DeleteAcls",              0, 3,  acls.delete_acls,                   Route.CONTROLLER),
     Api(32, "DescribeConfigs",         0, 4,  configs.describe_configs),
     Api(33, "AlterConfigs",            0, 2,  configs.alter_configs,              Route.CONTROLLER),
     Api(35, "DescribeLogDirs",         0, 5,  log_dirs.describe_log_dirs,         Route.EVERY),

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
-from kafkad.controller import brokers, configs, producer_ids, scram, topics
+from kafkad.controller import acls, brokers, configs, producer_ids, scram, topics
 from kafkad.controller.brokers import NO_EPOCH, Registration
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.replay import Delta
@@ -45,6 +45,7 @@ class Controller:
         self._raft = raft
         self._clock = clock
         self._random = random
+        self._held_acls = acls.Held()
         # (encoded records, offset before, image) of each change, after the subscribers: to replay it
         # elsewhere
         self.on_commit: Callable[[Sequence[bytes], int, MetadataImage], None] | None = None
@@ -192,6 +193,25 @@ class Controller:
         records, response = yield from scram.plan_alter(self.head, request)
         yield from self._append_or_refuse(records, response.results)
         return response
+
+    def create_acls(self, request: Any) -> Steps:
+        """CreateAclsResponse."""
+        before = self.head
+        records, response = yield from acls.plan_create(before, self._held_acls, self._random, request)
+        yield from self._append_acls(before, records, response.results)
+        return response
+
+    def delete_acls(self, request: Any) -> Steps:
+        """DeleteAclsResponse. Raises KafkaError(INVALID_REQUEST)."""
+        before = self.head
+        records, response = yield from acls.plan_delete(before, request)
+        yield from self._append_acls(before, records, response.filter_results)
+        return response
+
+    def _append_acls(self, before: MetadataImage, records: list[Any], results: Iterable[Any]) -> Steps:
+        yield from self._append_or_refuse(records, results)
+        if self.head is not before:
+            yield from self._held_acls.follow(before, records, self.head)
 
     # -- producer ids --------------------------------------------------------------------------------------
 

@@ -292,6 +292,10 @@ SHARE_SESSION_LIMIT_REACHED: Final = 133
 MESSAGE_MAX: Final = 4_000  # characters; a response takes 32,767 bytes
 
 
+class Meaningless(Malformed):
+    """A request that parses, but that no client of Kafka can make: its connection is closed."""
+
+
 class KafkaError(Exception):
     """A refusal for a client: `code` is one of the constants above, `message` is for people. A message that
     lists what a request names may be long: it is cut."""

@@ -164,6 +164,14 @@ class AnsweringController:
         steps = self._controller.alter_user_scram_credentials(request)
         return self._answer(steps, lambda answer: answer.results)
 
+    def create_acls(self, request: Any, context: Any = None) -> Any:
+        steps = self._controller.create_acls(request)
+        return self._answer(steps, lambda answer: answer.results)
+
+    def delete_acls(self, request: Any, context: Any = None) -> Any:
+        steps = self._controller.delete_acls(request)
+        return self._answer(steps, lambda answer: answer.filter_results)
+
     def allocate_producer_ids(self) -> Any:
         """(first, count). No other worker has to know. Raises KafkaError."""
         steps = self._controller.allocate_producer_ids()

@@ -30,7 +30,7 @@ from kafkad.api.table import Api, Route
 from kafkad.api.versions import unsupported
 from kafkad.coordinator.runtime import at_once
 from kafkad.protocol import codec, errors
-from kafkad.protocol.errors import KafkaError, Malformed
+from kafkad.protocol.errors import KafkaError, Malformed, Meaningless
 from kafkad.server.authentication import Authentication
 from kafkad.server.refusal import refusal
 from kafkad.server.routing import HELD, Router
@@ -261,6 +261,11 @@ class Dispatcher:
         """Log it. The response that says so, or None, in steps."""
         if isinstance(trouble, AssertionError):
             self.fatal(trouble)
+        if isinstance(trouble, Meaningless):
+            logger.warning(
+                "%s v%d from %s is refused: %s", api.name, context.version, context.client_host, trouble
+            )
+            return _no_response()
         if not isinstance(trouble, KafkaError):
             logger.error(
                 "%s v%d from %s failed", api.name, context.version, context.client_host, exc_info=trouble
@@ -330,6 +335,12 @@ class Dispatcher:
         response = unsupported(self.services)
         assert response.error_code == errors.UNSUPPORTED_VERSION
         connection.respond(request_id, codec.encode_response(response, 0, header.correlation_id))
+
+
+def _no_response() -> Steps:
+    """The connection is closed instead."""
+    return None
+    yield
 
 
 def _context(connection: Any, header: Any) -> RequestContext:

@@ -143,6 +143,12 @@ class MemberController:
     async def alter_user_scram_credentials(self, request: Any) -> Any:
         return await self._forward(request, None)
 
+    async def create_acls(self, request: Any, context: RequestContext | None = None) -> Any:
+        return await self._forward(request, context)
+
+    async def delete_acls(self, request: Any, context: RequestContext | None = None) -> Any:
+        return await self._forward(request, context)
+
     async def allocate_producer_ids(self) -> tuple[int, int]:
         return await self._requests.allocate_producer_ids()
 

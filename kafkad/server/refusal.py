@@ -13,6 +13,8 @@ from kafkad.server.turns import Steps
 # (response struct, its array) -> what the request calls it, where the names differ
 RENAMED = {
     ("AlterUserScramCredentialsResponse", "results"): ("deletions", "upsertions"),
+    ("CreateAclsResponse", "results"): ("creations",),
+    ("DeleteAclsResponse", "filter_results"): ("filters",),
     ("CreatePartitionsResponse", "results"): ("topics",),
     ("DescribeConfigsResponse", "results"): ("resources",),
     ("AlterConfigsResponse", "responses"): ("resources",),

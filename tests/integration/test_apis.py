@@ -2,6 +2,8 @@
 
 A client library uses one version of each API; this test uses them all. The requests of a version are built
 from the same values, with the fields that the version has.
+
+Over 900 lines: one test for each API, and the last one checks that this file has them all.
 """
 
 import re
@@ -412,6 +414,28 @@ def test_describe_user_scram_credentials(wire, version):
         (found,) = [it for it in wire.ask(ask(users=users), version).results if it.user == "v"]
         assert [(info.mechanism, info.iterations) for info in found.credential_infos] == [(2, 8192)]
     assert wire.ask(cls(deletions=[cls.Deletions(name="v", mechanism=2)]), version).results[0].error_code == 0
+
+
+@every_version("DescribeAcls")
+def test_describe_acls_without_an_authorizer(wire, version):
+    request = messages.DescribeAclsRequest(resource_type_filter=1, operation=1, permission_type=1)
+    response = wire.ask(request, version)
+    assert (response.error_code, response.resources) == (errors.SECURITY_DISABLED, [])
+
+
+@every_version("CreateAcls")
+def test_create_acls_without_an_authorizer(wire, version):
+    cls = messages.CreateAclsRequest.Creations
+    acl = cls(resource_type=2, resource_name="t", principal="User:u", operation=3, permission_type=3)
+    response = wire.ask(messages.CreateAclsRequest(creations=[acl, acl]), version)
+    assert [it.error_code for it in response.results] == [errors.SECURITY_DISABLED] * 2
+
+
+@every_version("DeleteAcls")
+def test_delete_acls_without_an_authorizer(wire, version):
+    every = messages.DeleteAclsRequest.Filters(resource_type_filter=1, operation=1, permission_type=1)
+    (result,) = wire.ask(messages.DeleteAclsRequest(filters=[every]), version).filter_results
+    assert (result.error_code, result.matching_acls) == (errors.SECURITY_DISABLED, [])
 
 
 @every_version("ApiVersions")

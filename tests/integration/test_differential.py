@@ -67,6 +67,7 @@ DEAD = [
     ("groups[].protocol_type", ""),
     ("groups[].protocol_data", ""),
     ("groups[].members", []),
+    ("groups[].authorized_operations", -(2**31)),  # with an error there are none
 ]
 
 

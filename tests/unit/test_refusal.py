@@ -167,6 +167,17 @@ ASKED = {
         lambda r: [(x.user, x.error_code) for x in r.results],
         [("u", CODE), ("v", CODE)],
     ),
+    "DescribeAcls": (m.DescribeAclsRequest(), lambda r: (r.error_code, r.resources), (CODE, [])),
+    "CreateAcls": (
+        m.CreateAclsRequest(creations=[m.CreateAclsRequest.Creations(), m.CreateAclsRequest.Creations()]),
+        lambda r: [x.error_code for x in r.results],
+        [CODE, CODE],
+    ),
+    "DeleteAcls": (
+        m.DeleteAclsRequest(filters=[m.DeleteAclsRequest.Filters()]),
+        lambda r: [(x.error_code, x.matching_acls) for x in r.filter_results],
+        [(CODE, [])],
+    ),
     "CreatePartitions": (
         m.CreatePartitionsRequest(topics=[m.CreatePartitionsRequest.Topics(name="t", count=3)]),
         lambda r: [(x.name, x.error_code) for x in r.results],

@@ -18,14 +18,20 @@ from kafkad.security.acls import Acl, Permission
 from kafkad.security.authorizer import Authorizer, parse_super_users
 from kafkad.server.turns import Steps
 
+AUTHORIZER: Final = "authorizer.class.name"
 SUPER_USERS: Final = "super.users"
 ALLOW_EVERYONE: Final = "allow.everyone.if.no.acl.found"
 ACLS_A_STEP: Final = 50
 
 
+def has_authorizer(config: Any) -> bool:
+    """Whether a BrokerConfig names one."""
+    return bool(config.given.get(AUTHORIZER, "").strip())
+
+
 def authorizer_of(config: Any, image: MetadataImage, clock: Clock) -> Authorizer | None:
     """None where `config` (BrokerConfig) names no authorizer. Raises ConfigError."""
-    if not config.authorizer_class_name:
+    if not has_authorizer(config):
         return None
     users = config.given.get(SUPER_USERS, "")
     try:

@@ -66,7 +66,7 @@ from kafkad.server.authentication import (
     CertificateNames,
     read_bytes,
 )
-from kafkad.server.authorization import authorizer_of, follow_acls
+from kafkad.server.authorization import authorizer_of, follow_acls, has_authorizer
 from kafkad.server.background import Background
 from kafkad.server.changes import Changes
 from kafkad.server.controller_queue import AnsweringController
@@ -279,7 +279,7 @@ class Worker:
         self._started("metadata log", self.raft.close)
         self.metadata = MetadataCache(self.raft.image)
         self.controller = Controller(self.raft, self.clock, self.random, self.config)
-        if kept := not_enforced(self.raft.image, has_authorizer=bool(self.config.authorizer_class_name)):
+        if kept := not_enforced(self.raft.image, has_authorizer=has_authorizer(self.config)):
             logger.warning("%s", kept)
         if self.place is not None:
             self.place.first_image.publish(encode_image(self.raft.image))

@@ -38,6 +38,7 @@ NEWEST, ZOOKEEPER_LINE = "4.3.1", "3.9.1"
 VERSIONS = (NEWEST, ZOOKEEPER_LINE)
 
 MAIN_CLASSES = {
+    "kafka-acls": "org.apache.kafka.tools.AclCommand",
     "kafka-broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
     "kafka-cluster": "org.apache.kafka.tools.ClusterTool",
     "kafka-configs": "kafka.admin.ConfigCommand",
@@ -63,6 +64,7 @@ MAIN_CLASSES = {
 }
 # where 3.9 had another class
 MAIN_CLASSES_3 = {
+    "kafka-acls": "kafka.admin.AclCommand",
     "kafka-broker-api-versions": "kafka.admin.BrokerApiVersionsCommand",
     "kafka-console-producer": "kafka.tools.ConsoleProducer",
     "kafka-dump-log": "kafka.tools.DumpLogSegments",

@@ -29,6 +29,7 @@ COMMANDS = {
     "offsets": ("kafkad.cli.offsets", "Show where partitions begin and end; delete records."),
     "produce": ("kafkad.cli.produce", "Write records from standard input or a file to a topic."),
     "consume": ("kafkad.cli.consume", "Print the records of a topic."),
+    "acls": ("kafkad.cli.acls", "Say who may do what: add, remove and list ACLs."),
     "certs": ("kafkad.cli.certs", "Make certificates for TLS, for development."),
     "cluster": ("kafkad.cli.cluster", "Show brokers, metadata, API versions, log directories."),
     "doctor": ("kafkad.cli.doctor", "Look for what keeps Spark from reading and writing topics."),

@@ -51,6 +51,15 @@ def filled(cls, version):
     for name, value in {"acks": 1, "session_timeout_ms": 6000, "rebalance_timeout_ms": 100}.items():
         if hasattr(message, name):
             setattr(message, name, value)
+    return with_known_words(message)
+
+
+def with_known_words(message):
+    """An ACL, or a filter of ACLs, with what no client could name otherwise; else the message as it is."""
+    if hasattr(message, "permission_type"):
+        for name in ("resource_type", "resource_type_filter", "operation", "permission_type"):
+            if hasattr(message, name):
+                setattr(message, name, 3)
     return message
 
 
@@ -62,7 +71,7 @@ def every_request():
             empty = cls()
             if hasattr(empty, "acks"):
                 empty.acks = 1  # else there is no answer
-            yield empty, version
+            yield with_known_words(empty), version
             yield filled(cls, version), version
 
 

@@ -243,13 +243,23 @@ class Rights:
         named = (self.literals, *self.prefixes.values())
         return not any(bits & DENIED for same in named for bits in same.values())
 
-    def allow(self, name: str) -> bool:
-        if self.always is not None:
-            return self.always
+    def bits(self, name: str) -> int:
+        """What the ACLs that decide say of a name."""
         bits = self.everywhere | self.literals.get(name, 0)
         for length, same in self.prefixes.items():
             if length <= len(name):
                 bits |= same.get(name[:length], 0)
+        return bits
+
+    @property
+    def size(self) -> int:
+        """The names and prefixes in it."""
+        return len(self.literals) + sum(map(len, self.prefixes.values()))
+
+    def allow(self, name: str) -> bool:
+        if self.always is not None:
+            return self.always
+        bits = self.bits(name)
         if bits & DENIED:
             return False
         if bits & ALLOWED:
@@ -314,12 +324,14 @@ class AclIndex:
     def __init__(self) -> None:
         self._by_principal: dict[tuple[int, str], dict[Acl, int]] = {}
         self._names: dict[int, _Names] = {}
+        self._hosts: Counter[str] = Counter()
         self.count = 0
 
     def add(self, acl: Acl) -> None:
         same = self._by_principal.setdefault((acl.kind, acl.principal), {})
         same[acl] = same.get(acl, 0) + 1
         self._names.setdefault(acl.kind, _Names()).add(acl, 1)
+        self._hosts[acl.host] += 1
         self.count += 1
 
     def remove(self, acl: Acl) -> None:
@@ -333,7 +345,13 @@ class AclIndex:
         if not same:
             del self._by_principal[key]
         self._names[acl.kind].add(acl, -1)
+        _count(self._hosts, acl.host, -1)
         self.count -= 1
+
+    def named(self, principal: str, host: str, kind: int) -> tuple[str, str]:
+        """A principal and a host about whom the ACLs of a kind say the same: all that no ACL names are one."""
+        who = principal if (kind, principal) in self._by_principal else ANYBODY
+        return who, host if host in self._hosts else ANYTHING
 
     def of(self, principal: str, kind: int) -> Iterator[Acl]:
         """Those that are about `principal`."""

@@ -19,6 +19,7 @@ from kafkad.security.acls import CLUSTER_NAME, SUPPORTED, Acl, AclIndex, Kind, O
 audit = logging.getLogger("kafka.authorizer.logger")
 
 SUBJECTS_MAX: Final = 10_000  # that are remembered
+RIGHTS_MAX: Final = 1_000_000  # names and prefixes in all rights that are remembered
 REPEATED_AFTER_MS: Final = 60_000
 REMEMBERED_LINES: Final = 10_000
 REMEMBERED_NAME: Final = 255  # characters; of a longer name the hash is remembered
@@ -58,10 +59,8 @@ class Subject:
             self._version = self._authorizer.version
         rights = self._rights.get((kind, operation))
         if rights is None:
-            authorizer = self._authorizer
-            rights = self._rights[(kind, operation)] = authorizer.index.rights(
-                self.principal, self.host, kind, operation, authorizer.allows_what_nobody_names
-            )
+            rights = self._authorizer.rights(self.principal, self.host, kind, operation)
+            self._rights[(kind, operation)] = rights
         return rights
 
     def may(self, operation: int, kind: int, name: str, api: str, *, told: bool = True) -> bool:
@@ -128,6 +127,8 @@ class Authorizer:
         self.on_change: Callable[[], object] = lambda: None
         self._now_ms = now_ms
         self._subjects: dict[tuple[str, str], Subject] = {}
+        self._rights: dict[tuple[str, str, int, int], Rights] = {}
+        self._rights_size = 0
         self._written: dict[tuple[object, ...], tuple[int, int]] = {}  # when, and how often since
 
     def change(self, added: Iterable[Acl], removed: Iterable[Acl]) -> None:
@@ -135,8 +136,28 @@ class Authorizer:
             self.index.remove(acl)
         for acl in added:
             self.index.add(acl)
-        self.version += 1
+        self._forget()
         self.on_change()
+
+    def _forget(self) -> None:
+        """All rights are to be made again, by subjects that others hold, too."""
+        self.version += 1
+        self._rights.clear()
+        self._rights_size = 0
+
+    def rights(self, principal: str, host: str, kind: int, operation: int) -> Rights:
+        """Shared by all principals and hosts that the same ACLs are about. A host is often a client's own
+        choice, and so are many of them."""
+        who, where = self.index.named(principal, host, kind)
+        key = who, where, kind, operation
+        rights = self._rights.get(key)
+        if rights is None:
+            rights = self.index.rights(who, where, kind, operation, self.allows_what_nobody_names)
+            if self._rights_size + rights.size > RIGHTS_MAX:
+                self._forget()
+            self._rights_size += rights.size + 1
+            self._rights[key] = rights
+        return rights
 
     def subject(self, principal: str, host: str) -> Subject:
         subject = self._subjects.get((principal, host))
@@ -176,10 +197,11 @@ class Authorizer:
     def _rule(self, subject: Subject, operation: int, kind: int, name: str) -> str:
         if subject.is_super:
             return "SuperUser"
-        acl = self.index.reason(subject.principal, subject.host, kind, operation, name)
-        if acl is not None:
+        rights = subject.rights(kind, operation)
+        if rights.bits(name):
+            acl = self.index.reason(subject.principal, subject.host, kind, operation, name)
             return f"MatchingAcl(acl={_printable(str(acl))})"
-        return "DefaultAllow" if subject.rights(kind, operation).allow(name) else "DefaultDeny"
+        return "DefaultAllow" if rights.allow(name) else "DefaultDeny"
 
 
 def _printable(text: str) -> str:

@@ -6,7 +6,18 @@ refusal (tests/unguarded), which nothing but a test can do."""
 
 from pathlib import Path
 
+import confluent_kafka.admin
+import kafka
+import kafka.admin
 import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from kafkad.protocol import errors, messages
 from kafkad.security.acls import Acl
@@ -192,6 +203,58 @@ def test_acls_survive_a_restart_and_a_kill():
         with Wire(broker.bootstrap, timeout=20) as wire:
             assert describe(wire) == [READ_T]
         assert "not enforced" not in broker.log
+
+
+@pytest.mark.java
+def test_acls_go_to_jvm_kafka_and_back_with_their_directory(tmp_path):
+    """In the log and, after a restart, in a snapshot."""
+    prefix, denial = READ_T._replace(pattern=4), READ_T._replace(permission=2, host="10.0.0.1")
+    config = {**STANDARD, "node.id": 1}
+    with Broker(config=config, env=UNGUARDED, data_dir=tmp_path / "data") as broker:
+        with Wire(broker.bootstrap, timeout=20) as wire:
+            assert create(wire, READ_T, prefix, READ_T._replace(name="gone")) == [(0, "")] * 3
+            delete(wire, {"resource_name_filter": "gone"})
+    with JvmKafka(tmp_path / "data", config=STANDARD) as kafka, Wire(kafka.bootstrap, timeout=30) as wire:
+        assert describe(wire) == [READ_T, prefix]
+        assert create(wire, denial, READ_T._replace(name="u")) == [(0, "")] * 2
+        delete(wire, {"pattern_type_filter": 4})
+        assert describe(wire) == sorted([READ_T, denial, READ_T._replace(name="u")])
+        assert kafka.stop() == 0
+    with Broker(config=config, env=UNGUARDED, data_dir=tmp_path / "data") as broker:
+        with Wire(broker.bootstrap, timeout=20) as wire:
+            assert describe(wire) == sorted([READ_T, denial, READ_T._replace(name="u")])
+            assert create(wire, READ_T) == [(0, "")]
+
+
+def test_clients_administrate_acls(broker):
+    """librdkafka and kafka-python, each with classes of its own for what an ACL says."""
+    with Wire(broker.bootstrap, timeout=20) as wire:
+        delete(wire, {})
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": broker.bootstrap})
+    said = (ResourceType.TOPIC, "t", ResourcePatternType.PREFIXED, "User:anna", "*",
+            AclOperation.WRITE, AclPermissionType.ALLOW)  # fmt: skip
+    for future in admin.create_acls([AclBinding(*said)], request_timeout=20).values():
+        future.result(20)
+    python = kafka.KafkaAdminClient(bootstrap_servers=broker.bootstrap)
+    group = kafka.admin.ACL("User:bob", "*", kafka.admin.ACLOperation.READ, kafka.admin.ACLPermissionType.ALLOW,
+                            kafka.admin.ResourcePattern(kafka.admin.ResourceType.GROUP, "g"))  # fmt: skip
+    python.create_acls([group])
+    every = (
+        ResourceType.ANY,
+        None,
+        ResourcePatternType.ANY,
+        None,
+        None,
+        AclOperation.ANY,
+        AclPermissionType.ANY,
+    )
+    found = admin.describe_acls(AclBindingFilter(*every), request_timeout=20).result(20)
+    assert {(acl.name, acl.principal) for acl in found} == {("t", "User:anna"), ("g", "User:bob")}
+    [gone] = admin.delete_acls([AclBindingFilter(*every)], request_timeout=20).values()
+    assert len(gone.result(20)) == 2
+    with Wire(broker.bootstrap, timeout=20) as wire:
+        assert describe(wire) == []
+    python.close()
 
 
 def test_an_answer_with_ten_thousand_acls(broker):

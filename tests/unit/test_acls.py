@@ -271,6 +271,39 @@ def test_the_audit_log_is_kafkas_and_does_not_repeat_itself(caplog):
     assert "is Allowed operation = READ" in allowed
 
 
+def test_clients_whom_no_acl_names_share_their_rights():
+    """Else each address of a client's own choice would cost memory for all ACLs."""
+    about_all = [acl(name=f"t{number}", principal="User:*") for number in range(100)]
+    authorizer = authorizer_of(*about_all, acl(host="10.0.0.9"), acl(name="u"))
+
+    def rights(principal, host):
+        return authorizer.subject(principal, host).rights(Kind.TOPIC, Operation.READ)
+
+    assert rights("User:bob", "10.0.0.1") is rights("User:carol", "10.0.0.2")
+    assert rights(ALICE, "10.0.0.1") is rights(ALICE, "10.0.0.2")
+    assert rights(ALICE, "10.0.0.9") is not rights(ALICE, "10.0.0.1")
+    assert rights(ALICE, "10.0.0.1") is not rights("User:bob", "10.0.0.1")
+    assert may(authorizer, Operation.READ, "t", host="10.0.0.9") and not may(authorizer, Operation.READ, "t")
+    authorizer.change((), [acl(host="10.0.0.9")])
+    assert rights(ALICE, "10.0.0.9") is rights(ALICE, "10.0.0.1")
+
+
+def test_rights_are_forgotten_before_they_are_too_many(monkeypatch):
+    monkeypatch.setattr("kafkad.security.authorizer.RIGHTS_MAX", 250)
+    about_all = [acl(name=f"t{number}", principal="User:*") for number in range(100)]
+    authorizer = authorizer_of(*about_all, *(acl(principal=f"User:{number}") for number in range(20)))
+    for number in range(20):
+        for operation in (Operation.READ, Operation.DESCRIBE, Operation.WRITE):
+            assert may(authorizer, operation, "t", principal=f"User:{number}") == (
+                operation != Operation.WRITE
+            )
+            held = authorizer._rights.values()
+            assert sum(rights.size for rights in held) <= 250
+            assert may(authorizer, operation, "t7", principal=f"User:{number}") == (
+                operation != Operation.WRITE
+            )
+
+
 def test_a_change_takes_effect_at_once_and_is_told():
     authorizer = authorizer_of()
     told = []

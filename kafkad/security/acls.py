@@ -349,7 +349,7 @@ class AclIndex:
         self.count -= 1
 
     def named(self, principal: str, host: str, kind: int) -> tuple[str, str]:
-        """A principal and a host about whom the ACLs of a kind say the same: all that no ACL names are one."""
+        """Principal and host about whom the ACLs of this kind say the same; all that no ACL names are one."""
         who = principal if (kind, principal) in self._by_principal else ANYBODY
         return who, host if host in self._hosts else ANYTHING
 

@@ -210,20 +210,19 @@ def test_acls_go_to_jvm_kafka_and_back_with_their_directory(tmp_path):
     """In the log and, after a restart, in a snapshot."""
     prefix, denial = READ_T._replace(pattern=4), READ_T._replace(permission=2, host="10.0.0.1")
     config = {**STANDARD, "node.id": 1}
-    with Broker(config=config, env=UNGUARDED, data_dir=tmp_path / "data") as broker:
-        with Wire(broker.bootstrap, timeout=20) as wire:
-            assert create(wire, READ_T, prefix, READ_T._replace(name="gone")) == [(0, "")] * 3
-            delete(wire, {"resource_name_filter": "gone"})
+    ours = Broker(config=config, env=UNGUARDED, data_dir=tmp_path / "data")
+    with ours, Wire(ours.bootstrap, timeout=20) as wire:
+        assert create(wire, READ_T, prefix, READ_T._replace(name="gone")) == [(0, "")] * 3
+        delete(wire, {"resource_name_filter": "gone"})
     with JvmKafka(tmp_path / "data", config=STANDARD) as kafka, Wire(kafka.bootstrap, timeout=30) as wire:
         assert describe(wire) == [READ_T, prefix]
         assert create(wire, denial, READ_T._replace(name="u")) == [(0, "")] * 2
         delete(wire, {"pattern_type_filter": 4})
         assert describe(wire) == sorted([READ_T, denial, READ_T._replace(name="u")])
-        assert kafka.stop() == 0
-    with Broker(config=config, env=UNGUARDED, data_dir=tmp_path / "data") as broker:
-        with Wire(broker.bootstrap, timeout=20) as wire:
-            assert describe(wire) == sorted([READ_T, denial, READ_T._replace(name="u")])
-            assert create(wire, READ_T) == [(0, "")]
+    ours = Broker(config=config, env=UNGUARDED, data_dir=tmp_path / "data")
+    with ours, Wire(ours.bootstrap, timeout=20) as wire:
+        assert describe(wire) == sorted([READ_T, denial, READ_T._replace(name="u")])
+        assert create(wire, READ_T) == [(0, "")]
 
 
 def test_clients_administrate_acls(broker):
@@ -236,9 +235,9 @@ def test_clients_administrate_acls(broker):
     for future in admin.create_acls([AclBinding(*said)], request_timeout=20).values():
         future.result(20)
     python = kafka.KafkaAdminClient(bootstrap_servers=broker.bootstrap)
-    group = kafka.admin.ACL("User:bob", "*", kafka.admin.ACLOperation.READ, kafka.admin.ACLPermissionType.ALLOW,
-                            kafka.admin.ResourcePattern(kafka.admin.ResourceType.GROUP, "g"))  # fmt: skip
-    python.create_acls([group])
+    loaders = kafka.admin.ResourcePattern(kafka.admin.ResourceType.GROUP, "g")
+    allow, read = kafka.admin.ACLPermissionType.ALLOW, kafka.admin.ACLOperation.READ
+    python.create_acls([kafka.admin.ACL("User:bob", "*", read, allow, loaders)])
     every = (
         ResourceType.ANY,
         None,

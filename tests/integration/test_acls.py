@@ -22,7 +22,10 @@ from confluent_kafka.admin import (
 from kafkad.protocol import errors, messages
 from kafkad.security.acls import Acl
 from kafkad.testing import Broker
+from tests.clients import wait_until
 from tests.jvm import JvmKafka
+from tests.jvm_cluster import JvmCluster
+from tests.member_process import MemberProcess
 from tests.wire import Wire
 
 STANDARD = {
@@ -254,6 +257,27 @@ def test_clients_administrate_acls(broker):
     with Wire(broker.bootstrap, timeout=20) as wire:
         assert describe(wire) == []
     python.close()
+
+
+@pytest.mark.java
+def test_acls_of_a_cluster_whose_controllers_are_jvms(tmp_path):
+    """kafkad as one of its brokers: it follows their ACLs, and its clients' changes go to them."""
+    with JvmCluster(tmp_path, brokers=1, config=STANDARD) as cluster:
+        node = cluster.new_broker(2)
+        node.format()
+        member = MemberProcess(node)
+        with member, Wire(member.bootstrap) as wire, Wire(cluster.brokers[0].bootstrap) as other:
+            assert create(wire, READ_T, READ_T._replace(kind=9)) == [
+                (0, ""),
+                (errors.INVALID_REQUEST, "Invalid resourceType UNKNOWN"),
+            ]
+            assert create(other, READ_T._replace(name="u")) == [(0, "")]
+            both = [READ_T, READ_T._replace(name="u")]
+            wait_until(lambda: describe(wire) == both and describe(other) == both)
+            [(code, _, found)] = delete(wire, {"resource_name_filter": "u"})
+            assert (code, len(found)) == (0, 1)
+            wait_until(lambda: describe(wire) == describe(other) == [READ_T])
+            assert member.stop() == 0, member.log
 
 
 def test_an_answer_with_ten_thousand_acls(broker):

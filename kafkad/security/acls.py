@@ -6,15 +6,15 @@ literal name `*`. One that denies wins over all that allow. If none decides, the
 at all is about the resource: then it is the default, allow.everyone.if.no.acl.found.
 (StandardAuthorizerData, AclBindingFilter.)
 
-`Rights` are the answers for one principal, host, kind and operation, prepared: names and prefixes with what
-the ACLs about them say, so a question is one look into a dict, and one more for each length of prefix.
+ACLs are kept by kind, principal and name, so a question is one look into a dict, and one more for each length
+of prefix, and then at the ACLs that it finds. `Rights` are what one principal at one host needs to ask.
 
 What an ACL of a later Kafka says in words that are not known here (an address range as its host, an unknown
 operation or pattern) never allows anything, and denies all that it might mean.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
@@ -207,84 +207,6 @@ class Filter(NamedTuple):
         return acl.name in (self.name, ANYTHING)
 
 
-class Rights:
-    """What ACLs say of one kind of resource to one principal, host and operation."""
-
-    __slots__ = ("_there", "always", "default", "everywhere", "literals", "prefixes")
-
-    def __init__(self, default: bool, there: "_Names | None") -> None:
-        self.default = default
-        self.literals: dict[str, int] = {}  # bits by name
-        self.prefixes: dict[int, dict[str, int]] = {}  # by length, by prefix
-        self.everywhere = 0  # of ACLs about `*`
-        self.always: bool | None = None  # the answer, where the name does not matter
-        self._there = there  # names that any ACL is about; None: it makes no difference
-
-    def add(self, acl: Acl, bits: int) -> None:
-        if acl.is_of_all:
-            self.everywhere |= bits
-        elif acl.is_of_prefix:
-            same = self.prefixes.setdefault(len(acl.name), {})
-            same[acl.name] = same.get(acl.name, 0) | bits
-        else:
-            self.literals[acl.name] = self.literals.get(acl.name, 0) | bits
-
-    def settle(self) -> "Rights":
-        """All ACLs are in it."""
-        if self.everywhere & DENIED:
-            self.always = False
-        elif self._denies_nothing() and self.everywhere & ALLOWED:
-            self.always = True
-        elif not self.literals and not self.prefixes and not self.everywhere and self._there is None:
-            self.always = self.default
-        return self
-
-    def _denies_nothing(self) -> bool:
-        named = (self.literals, *self.prefixes.values())
-        return not any(bits & DENIED for same in named for bits in same.values())
-
-    def bits(self, name: str) -> int:
-        """What the ACLs that decide say of a name."""
-        bits = self.everywhere | self.literals.get(name, 0)
-        for length, same in self.prefixes.items():
-            if length <= len(name):
-                bits |= same.get(name[:length], 0)
-        return bits
-
-    @property
-    def size(self) -> int:
-        """The names and prefixes in it."""
-        return len(self.literals) + sum(map(len, self.prefixes.values()))
-
-    def allow(self, name: str) -> bool:
-        if self.always is not None:
-            return self.always
-        bits = self.bits(name)
-        if bits & DENIED:
-            return False
-        if bits & ALLOWED:
-            return True
-        if not self.default or bits:
-            return False
-        return self._there is None or not self._there.are_about(name)
-
-    def entries(self) -> Iterator[tuple[str, bool, int]]:
-        """(name, whether it is a prefix, bits) of all that `allow` looks at but `*`."""
-        there = self._there
-        literals = self.literals
-        prefixes = self.prefixes
-        yield from ((name, False, bits) for name, bits in literals.items())
-        yield from ((name, True, bits) for same in prefixes.values() for name, bits in same.items())
-        if there is not None:
-            yield from ((name, False, THERE) for name in there.literals)
-            yield from ((name, True, THERE) for same in there.prefixes.values() for name in same)
-
-    @property
-    def about_all(self) -> int:
-        """What is said of every name."""
-        return self.everywhere | (THERE if self._there is not None and self._there.everywhere else 0)
-
-
 class _Names:
     """The names that ACLs of one kind are about, with their numbers."""
 
@@ -312,104 +234,203 @@ class _Names:
         return any(length <= len(name) and name[:length] in same for length, same in self.prefixes.items())
 
 
-def _count(numbers: Counter[str], name: str, number: int) -> None:
-    numbers[name] += number
-    if not numbers[name]:
-        del numbers[name]
+def _count(numbers: "Counter[Any]", what: Any, number: int) -> None:
+    numbers[what] += number
+    if not numbers[what]:
+        del numbers[what]
+
+
+class _Acls:
+    """The ACLs of one kind about one principal, by their names. An ACL may be there more than once."""
+
+    __slots__ = ("denials", "everywhere", "literals", "prefixes")
+
+    def __init__(self) -> None:
+        self.everywhere: Counter[Acl] = Counter()  # about `*`
+        self.literals: dict[str, Counter[Acl]] = {}
+        self.prefixes: dict[int, dict[str, Counter[Acl]]] = {}  # by length
+        self.denials = 0  # of the last two
+
+    def add(self, acl: Acl, number: int) -> None:
+        if acl.is_of_all:
+            _count(self.everywhere, acl, number)
+            return
+        if acl.permission != Permission.ALLOW:
+            self.denials += number
+        same = self.prefixes.setdefault(len(acl.name), {}) if acl.is_of_prefix else self.literals
+        acls = same.setdefault(acl.name, Counter())
+        _count(acls, acl, number)
+        if not acls:
+            del same[acl.name]
+            if not same and same is not self.literals:
+                del self.prefixes[len(acl.name)]
+
+    def __bool__(self) -> bool:
+        return bool(self.everywhere or self.literals or self.prefixes)
+
+    def __contains__(self, acl: Acl) -> bool:
+        if acl.is_of_all:
+            return acl in self.everywhere
+        same = self.prefixes.get(len(acl.name), {}) if acl.is_of_prefix else self.literals
+        return acl in same.get(acl.name, ())
+
+    def of_names(self) -> Iterator[tuple[str, bool, Iterable[Acl]]]:
+        """(name, whether it is a prefix, its ACLs) of all but those about `*`."""
+        yield from ((name, False, acls) for name, acls in self.literals.items())
+        yield from ((name, True, acls) for same in self.prefixes.values() for name, acls in same.items())
+
+    def about(self, name: str, *, all_under: bool = False) -> Iterator[Acl]:
+        """Those about a name, or about all that begin with it; without those about `*`."""
+        if not all_under:
+            yield from self.literals.get(name, ())
+        for length, same in self.prefixes.items():
+            if length <= len(name):
+                yield from same.get(name[:length], ())
+
+
+class Rights:
+    """What ACLs say of one kind of resource to one principal, host and operation, until they change. A
+    question looks at the ACLs about its name alone, however many there are."""
+
+    __slots__ = ("_acls", "_host", "_operation", "_there", "always", "default", "everywhere")
+
+    def __init__(
+        self, acls: tuple[_Acls, ...], host: str, operation: int, default: bool, there: _Names | None
+    ) -> None:
+        """`there`: the names that any ACL is about; None: it makes no difference."""
+        self._acls = acls
+        self._host = host
+        self._operation = operation
+        self._there = there
+        self.default = default
+        self.everywhere = 0  # bits of ACLs about `*`
+        for each in acls:
+            self.everywhere |= self._bits(each.everywhere)
+        self.always: bool | None = None  # the answer, where the name does not matter
+        if self.everywhere & DENIED:
+            self.always = False
+        elif self.everywhere & ALLOWED and not any(each.denials for each in acls):
+            self.always = True
+        elif not any(acls) and there is None:
+            self.always = default
+
+    def _bits(self, acls: Iterable[Acl]) -> int:
+        bits = 0
+        for acl in acls:
+            bits |= acl.decides(self._host, self._operation)
+        return bits
+
+    def bits(self, name: str) -> int:
+        """What the ACLs that decide say of a name."""
+        bits = self.everywhere
+        for each in self._acls:
+            bits |= self._bits(each.about(name))
+        return bits
+
+    def allow(self, name: str) -> bool:
+        if self.always is not None:
+            return self.always
+        bits = self.bits(name)
+        if bits & DENIED:
+            return False
+        if bits & ALLOWED:
+            return True
+        if not self.default:
+            return False
+        return self._there is None or not self._there.are_about(name)
+
+    def entries(self) -> Iterator[tuple[str, bool, int]]:
+        """(name, whether a prefix, bits) of all that `allow` looks at but `*`; a name may come twice."""
+        for each in self._acls:
+            for name, is_prefix, acls in each.of_names():
+                bits = self._bits(acls)
+                if bits:
+                    yield name, is_prefix, bits
+        there = self._there
+        if there is not None:
+            yield from ((name, False, THERE) for name in there.literals)
+            yield from ((name, True, THERE) for same in there.prefixes.values() for name in same)
+
+    @property
+    def about_all(self) -> int:
+        """What is said of every name."""
+        return self.everywhere | (THERE if self._there is not None and self._there.everywhere else 0)
 
 
 class AclIndex:
     """All ACLs, for questions. It belongs to one thread."""
 
     def __init__(self) -> None:
-        self._by_principal: dict[tuple[int, str], dict[Acl, int]] = {}
+        self._by_principal: dict[tuple[int, str], _Acls] = {}
         self._names: dict[int, _Names] = {}
         self._hosts: Counter[str] = Counter()
         self.count = 0
 
     def add(self, acl: Acl) -> None:
-        same = self._by_principal.setdefault((acl.kind, acl.principal), {})
-        same[acl] = same.get(acl, 0) + 1
-        self._names.setdefault(acl.kind, _Names()).add(acl, 1)
-        self._hosts[acl.host] += 1
-        self.count += 1
+        self._by_principal.setdefault((acl.kind, acl.principal), _Acls()).add(acl, 1)
+        self._count(acl, 1)
 
     def remove(self, acl: Acl) -> None:
         key = acl.kind, acl.principal
-        same = self._by_principal.get(key, {})
-        if acl not in same:
+        same = self._by_principal.get(key)
+        if same is None or acl not in same:
             return
-        same[acl] -= 1
-        if not same[acl]:
-            del same[acl]
+        same.add(acl, -1)
         if not same:
             del self._by_principal[key]
-        self._names[acl.kind].add(acl, -1)
-        _count(self._hosts, acl.host, -1)
-        self.count -= 1
+        self._count(acl, -1)
+
+    def _count(self, acl: Acl, number: int) -> None:
+        self._names.setdefault(acl.kind, _Names()).add(acl, number)
+        _count(self._hosts, acl.host, number)
+        self.count += number
 
     def named(self, principal: str, host: str, kind: int) -> tuple[str, str]:
         """Principal and host about whom the ACLs of this kind say the same; all that no ACL names are one."""
         who = principal if (kind, principal) in self._by_principal else ANYBODY
         return who, host if host in self._hosts else ANYTHING
 
-    def of(self, principal: str, kind: int) -> Iterator[Acl]:
+    def of(self, principal: str, kind: int) -> tuple[_Acls, ...]:
         """Those that are about `principal`."""
-        for who in dict.fromkeys((principal, ANYBODY)):
-            yield from self._by_principal.get((kind, who), ())
+        found = (self._by_principal.get((kind, who)) for who in dict.fromkeys((principal, ANYBODY)))
+        return tuple(acls for acls in found if acls is not None)
 
     def rights(self, principal: str, host: str, kind: int, operation: int, default: bool) -> Rights:
-        rights = Rights(default, self._names.get(kind) if default else None)
-        for acl in self.of(principal, kind):
-            bits = acl.decides(host, operation)
-            if bits:
-                rights.add(acl, bits)
-        return rights.settle()
+        there = self._names.get(kind) if default else None
+        return Rights(self.of(principal, kind), host, operation, default, there)
 
     def reason(self, principal: str, host: str, kind: int, operation: int, name: str) -> Acl | None:
         """The ACL that decides, one that denies before one that allows."""
         found = None
-        for acl in self.of(principal, kind):
-            if acl.is_of_prefix:
-                is_about = name.startswith(acl.name)
-            else:
-                is_about = acl.is_of_all or acl.name == name
-            bits = acl.decides(host, operation) if is_about else 0
-            if bits == DENIED:
-                return acl
-            if bits:
-                found = acl
+        for each in self.of(principal, kind):
+            for acl in (*each.everywhere, *each.about(name)):
+                bits = acl.decides(host, operation)
+                if bits == DENIED:
+                    return acl
+                if bits:
+                    found = acl
         return found
 
     def on_any(self, principal: str, host: str, kind: int, operation: int) -> bool:
         """Whether at least one resource of this kind, whatever its name, is allowed by name. Implied
         operations do not count (Authorizer.authorizeByResourceType)."""
-        allowed: dict[int, set[str]] = {Pattern.LITERAL: set(), Pattern.PREFIXED: set()}
-        denied: dict[int, set[str]] = {Pattern.LITERAL: set(), Pattern.PREFIXED: set()}
-        allows_all = False
-        for acl in self.of(principal, kind):
-            bits = acl.decides(host, operation)
-            if not bits or (bits == ALLOWED and acl.operation not in (operation, Operation.ALL)):
-                continue
-            if acl.is_of_all:
-                if bits == DENIED:
-                    return False
-                allows_all = True
-            else:
-                pattern = Pattern.PREFIXED if acl.is_of_prefix else Pattern.LITERAL
-                (denied if bits == DENIED else allowed)[pattern].add(acl.name)
-        if allows_all:
-            return True
-        lengths = sorted({len(prefix) for prefix in denied[Pattern.PREFIXED]})
+        named = self.of(principal, kind)
 
-        def is_under_denied(name: str) -> bool:
-            return any(
-                length <= len(name) and name[:length] in denied[Pattern.PREFIXED] for length in lengths
-            )
+        def allows(acl: Acl) -> bool:
+            return acl.decides(host, operation) == ALLOWED and acl.operation in (operation, Operation.ALL)
 
-        if any(not is_under_denied(prefix) for prefix in allowed[Pattern.PREFIXED]):
+        about_all = [acl for each in named for acl in each.everywhere]
+        if any(acl.decides(host, operation) == DENIED for acl in about_all):
+            return False
+        if any(map(allows, about_all)):
             return True
-        return any(
-            name not in denied[Pattern.LITERAL] and not is_under_denied(name)
-            for name in allowed[Pattern.LITERAL]
-        )
+        for each in named:
+            for name, is_prefix, acls in each.of_names():
+                if any(map(allows, acls)) and not any(
+                    acl.decides(host, operation) == DENIED
+                    for other in named
+                    if other.denials
+                    for acl in other.about(name, all_under=is_prefix)
+                ):
+                    return True
+        return False

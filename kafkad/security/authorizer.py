@@ -19,7 +19,7 @@ from kafkad.security.acls import CLUSTER_NAME, SUPPORTED, Acl, AclIndex, Kind, O
 audit = logging.getLogger("kafka.authorizer.logger")
 
 SUBJECTS_MAX: Final = 10_000  # that are remembered
-RIGHTS_MAX: Final = 1_000_000  # names and prefixes in all rights that are remembered
+RIGHTS_MAX: Final = 100_000  # that are remembered
 REPEATED_AFTER_MS: Final = 60_000
 REMEMBERED_LINES: Final = 10_000
 REMEMBERED_NAME: Final = 255  # characters; of a longer name the hash is remembered
@@ -81,7 +81,7 @@ class Subject:
         there for super users, and where what nobody names is allowed."""
         if self.may(operation, kind, "hardcode", api, told=False):
             return True
-        return self._authorizer.index.on_any(self.principal, self.host, kind, operation)
+        return self._authorizer.on_any(self.principal, self.host, kind, operation)
 
     def operations(self, kind: Kind, name: str) -> int:
         """The bits of "authorized operations"."""
@@ -128,7 +128,7 @@ class Authorizer:
         self._now_ms = now_ms
         self._subjects: dict[tuple[str, str], Subject] = {}
         self._rights: dict[tuple[str, str, int, int], Rights] = {}
-        self._rights_size = 0
+        self._on_any: dict[tuple[str, str, int, int], bool] = {}
         self._written: dict[tuple[object, ...], tuple[int, int]] = {}  # when, and how often since
 
     def change(self, added: Iterable[Acl], removed: Iterable[Acl]) -> None:
@@ -143,7 +143,7 @@ class Authorizer:
         """All rights are to be made again, by subjects that others hold, too."""
         self.version += 1
         self._rights.clear()
-        self._rights_size = 0
+        self._on_any.clear()
 
     def rights(self, principal: str, host: str, kind: int, operation: int) -> Rights:
         """Shared by all principals and hosts that the same ACLs are about. A host is often a client's own
@@ -152,12 +152,21 @@ class Authorizer:
         key = who, where, kind, operation
         rights = self._rights.get(key)
         if rights is None:
-            rights = self.index.rights(who, where, kind, operation, self.allows_what_nobody_names)
-            if self._rights_size + rights.size > RIGHTS_MAX:
+            if len(self._rights) >= RIGHTS_MAX:
                 self._forget()
-            self._rights_size += rights.size + 1
+            rights = self.index.rights(who, where, kind, operation, self.allows_what_nobody_names)
             self._rights[key] = rights
         return rights
+
+    def on_any(self, principal: str, host: str, kind: int, operation: int) -> bool:
+        """AclIndex.on_any, which may have to look at all ACLs of the principal, remembered."""
+        key = *self.index.named(principal, host, kind), kind, operation
+        allowed = self._on_any.get(key)
+        if allowed is None:
+            if len(self._on_any) >= RIGHTS_MAX:
+                self._on_any.clear()
+            allowed = self._on_any[key] = self.index.on_any(*key)
+        return allowed
 
     def subject(self, principal: str, host: str) -> Subject:
         subject = self._subjects.get((principal, host))

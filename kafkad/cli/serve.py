@@ -70,6 +70,7 @@ def command(
     """
     from kafkad.config.broker import BrokerConfig, ConfigError
     from kafkad.config.served import check_served, ignored
+    from kafkad.security.authorizer import authorizer_settings
     from kafkad.security.listeners import sasl_listeners
     from kafkad.security.principal_rules import principal_rules
     from kafkad.security.tls import tls_contexts
@@ -100,6 +101,7 @@ def command(
         sasl_listeners(config)
         tls_contexts(config, read_bytes)
         principal_rules(config)
+        authorizer_settings(config)
     except OSError as trouble:
         end(f"{trouble.filename}: {trouble.strerror}", 2)
     except (ConfigError, ValueError) as wrong:

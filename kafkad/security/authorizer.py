@@ -12,9 +12,14 @@ said by the next one. A client may ask for a thing that it must not have a milli
 import logging
 from collections.abc import Callable, Iterable
 from ipaddress import IPv6Address, ip_address
-from typing import Final
+from typing import Any, Final, NamedTuple
 
+from kafkad.config.definition import ConfigError
 from kafkad.security.acls import CLUSTER_NAME, SUPPORTED, Acl, AclIndex, Kind, Operation, Rights
+
+AUTHORIZER: Final = "authorizer.class.name"
+SUPER_USERS: Final = "super.users"
+ALLOW_EVERYONE: Final = "allow.everyone.if.no.acl.found"
 
 audit = logging.getLogger("kafka.authorizer.logger")
 
@@ -216,6 +221,23 @@ class Authorizer:
 def _printable(text: str) -> str:
     """Without what would forge another line of the log."""
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
+class Settings(NamedTuple):
+    super_users: frozenset[str]
+    allows_what_nobody_names: bool
+
+
+def authorizer_settings(config: Any) -> Settings | None:
+    """What a BrokerConfig says of its authorizer; None if it names none. Raises ConfigError."""
+    if not config.given.get(AUTHORIZER, "").strip():
+        return None
+    users = config.given.get(SUPER_USERS, "")
+    try:
+        super_users = parse_super_users(users)
+    except ValueError as wrong:
+        raise ConfigError(f"Invalid value {users} for configuration {SUPER_USERS}: {wrong}") from None
+    return Settings(super_users, config.given.get(ALLOW_EVERYONE, "").strip().lower() == "true")
 
 
 def parse_super_users(text: str) -> frozenset[str]:

@@ -12,34 +12,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from kafkad.clock import Clock
-from kafkad.config.definition import ConfigError
 from kafkad.metadata.image import MetadataImage
 from kafkad.security.acls import Acl, Permission
-from kafkad.security.authorizer import Authorizer, parse_super_users
+from kafkad.security.authorizer import Authorizer, authorizer_settings
 from kafkad.server.turns import Steps
 
-AUTHORIZER: Final = "authorizer.class.name"
-SUPER_USERS: Final = "super.users"
-ALLOW_EVERYONE: Final = "allow.everyone.if.no.acl.found"
 ACLS_A_STEP: Final = 50
-
-
-def has_authorizer(config: Any) -> bool:
-    """Whether a BrokerConfig names one."""
-    return bool(config.given.get(AUTHORIZER, "").strip())
 
 
 def authorizer_of(config: Any, image: MetadataImage, clock: Clock) -> Authorizer | None:
     """None where `config` (BrokerConfig) names no authorizer. Raises ConfigError."""
-    if not has_authorizer(config):
+    settings = authorizer_settings(config)
+    if settings is None:
         return None
-    users = config.given.get(SUPER_USERS, "")
-    try:
-        super_users = parse_super_users(users)
-    except ValueError as wrong:
-        raise ConfigError(f"Invalid value {users} for configuration {SUPER_USERS}: {wrong}") from None
-    allows = config.given.get(ALLOW_EVERYONE, "").strip().lower() == "true"
-    authorizer = Authorizer(super_users, allows, clock.monotonic_ms)
+    authorizer = Authorizer(*settings, clock.monotonic_ms)
     authorizer.change(map(Acl.of, image.acls.values()), ())
     return authorizer
 

@@ -58,6 +58,7 @@ from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 from kafkad.raft.single_voter import SingleVoter
 from kafkad.replication.ownership import owner_of
 from kafkad.replication.partitions import Partitions
+from kafkad.security.authorizer import authorizer_settings
 from kafkad.server import host_limits
 from kafkad.server.authentication import (
     PHASE_HANDSHAKE,
@@ -66,7 +67,7 @@ from kafkad.server.authentication import (
     CertificateNames,
     read_bytes,
 )
-from kafkad.server.authorization import authorizer_of, follow_acls, has_authorizer
+from kafkad.server.authorization import authorizer_of, follow_acls
 from kafkad.server.background import Background
 from kafkad.server.changes import Changes
 from kafkad.server.controller_queue import AnsweringController
@@ -279,7 +280,7 @@ class Worker:
         self._started("metadata log", self.raft.close)
         self.metadata = MetadataCache(self.raft.image)
         self.controller = Controller(self.raft, self.clock, self.random, self.config)
-        if kept := not_enforced(self.raft.image, has_authorizer=has_authorizer(self.config)):
+        if kept := not_enforced(self.raft.image, has_authorizer=authorizer_settings(self.config) is not None):
             logger.warning("%s", kept)
         if self.place is not None:
             self.place.first_image.publish(encode_image(self.raft.image))

@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
 
 from kafkad.protocol import errors, messages
 from kafkad.security.acls import Acl
-from kafkad.testing import Broker
+from kafkad.testing import Broker, BrokerFailed
 from tests.clients import wait_until
 from tests.jvm import JvmKafka
 from tests.jvm_cluster import JvmCluster
@@ -180,6 +180,15 @@ def test_what_kafkas_clients_cannot_ask_closes_the_connection(broker, jvm):
         for wrong in ({"operation": 3}, {"permission_type": 3}):
             assert closes(each, messages.CreateAclsRequest(creations=[creation(**plain, **wrong)]))
     assert "UNKNOWN elements" in broker.log
+
+
+def test_super_users_without_a_type_end_the_start(tmp_path):
+    wrong = Broker(
+        config={**STANDARD, "super.users": "User:a;bob"}, env=UNGUARDED, data_dir=tmp_path / "data"
+    )
+    with pytest.raises(BrokerFailed, match=r"super\.users: bob has no type: write User:bob"):
+        wrong.start()
+    assert not (tmp_path / "data").exists()
 
 
 def test_version_0_knows_literal_names_only(broker):

@@ -66,12 +66,13 @@ def read_control(batch: Any) -> list[Any]:
     return found
 
 
-def leader_change(leader_id: int, voters: Iterable[int]) -> Any:
+def leader_change(leader_id: int, voters: Iterable[int], granting: Iterable[int] = ()) -> Any:
+    """`granting`: who has voted for it, beside itself."""
     cls = messages.LeaderChangeMessage
     return cls(
         leader_id=leader_id,
         voters=[cls.Voters(voter_id=voter) for voter in voters],
-        granting_voters=[cls.GrantingVoters(voter_id=leader_id)],
+        granting_voters=[cls.GrantingVoters(voter_id=voter) for voter in sorted({leader_id, *granting})],
     )
 
 

@@ -224,6 +224,11 @@ class Observer(MetadataReplica):
             return True
         at = next(((node.host, node.port) for node in endpoints if node.node_id == leader_id), None)
         at = at or self._static_voters.get(leader_id) or self._voter_endpoint(leader_id)
+        self._enter(epoch, leader_id, at)
+        return True
+
+    def _enter(self, epoch: int, leader_id: int, at: tuple[str, int] | None) -> None:
+        """This epoch, this leader (-1: not known), which listens there: quorum-state first."""
         election = ElectionState(
             leader_epoch=epoch,
             leader_id=leader_id if leader_id >= 0 else NOBODY,
@@ -234,7 +239,6 @@ class Observer(MetadataReplica):
         self._fetching = None
         self.leader = Leader(leader_id, *at) if leader_id >= 0 and at is not None else None
         logger.info("the metadata quorum is in epoch %d, its leader is %s", epoch, self.leader or "not known")
-        return True
 
     def _voter_endpoint(self, voter_id: int) -> tuple[str, int] | None:
         for voter in self._voters:
@@ -266,9 +270,7 @@ class Observer(MetadataReplica):
     def _truncate(self, epoch: int, end_offset: int) -> None:
         """To the end of what both logs have of `epoch`, or of the next older one of ours (Kafka:
         RaftLog.truncateToEndOffset)."""
-        ours, our_end = self._log.end_offset_for_epoch(epoch)
-        if ours < 0:
-            ours, our_end = self.last_fetched_epoch, self._log.end_offset
+        ours, our_end = self._end_of_epoch(epoch)
         offset = min(our_end, end_offset) if ours == epoch or epoch == 0 else our_end
         if offset < self.high_watermark:
             raise UnusableMetadata(
@@ -279,6 +281,18 @@ class Observer(MetadataReplica):
             raise Malformed(f"the leader's log parts from ours at {offset}, and ours ends there")
         logger.info("the metadata log is cut at offset %d: the leader's has another end", offset)
         self._log.truncate_to(offset)
+
+    def _end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """(epoch, end offset) in our log: of this epoch, or of the next older one there is; of the oldest
+        snapshot where the log begins with a newer one (Kafka: KafkaRaftLog.endOffsetForEpoch)."""
+        found, end_offset = self._log.end_offset_for_epoch(epoch)
+        if found < 0:
+            return self.last_fetched_epoch, self._log.end_offset
+        if found == epoch:
+            for snapshot in self._files.snapshots()[:1]:
+                if snapshot[0] == end_offset:
+                    return snapshot[1], snapshot[0]
+        return found, end_offset
 
     # -- a snapshot from the leader ------------------------------------------------------------------------
 

@@ -1,0 +1,104 @@
+"""What a leader of the quorum knows of the others: how far each has the log, and when it last asked.
+
+    fetched            a Fetch from an offset: all below it is on that voter's disk
+    high_watermark     what a majority has, once a record of this epoch is among it (Raft, 5.4.2)
+    quorum_deadline    when the leader has to resign, if no majority asks before
+    silent             voters that have not asked for half a fetch time-out: they are told who leads
+    successors         the voters, best first, for when the leader goes
+
+Kafka: LeaderState. Pure: time is an argument."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from kafkad.raft.elections import Timings
+
+FORGOTTEN_MS: Final = 300_000  # an observer that does not ask any more (Kafka: OBSERVER_SESSION_TIMEOUT_MS)
+OBSERVERS_MAX: Final = 10_000
+
+
+@dataclass(slots=True)
+class Progress:
+    """Of one replica. `end_offset` -1: it has not asked yet. `caught_up_ms`: when it last had it all."""
+
+    end_offset: int = -1
+    fetched_ms: int = -1
+    caught_up_ms: int = -1
+    leader_end_offset: int = -1  # when it last asked
+
+
+class Leadership:
+    """The leader of one epoch, whose log began at `start_offset` then. Itself is one of `voters`."""
+
+    def __init__(
+        self, me: int, voters: Iterable[int], start_offset: int, now_ms: int, timings: Timings
+    ) -> None:
+        self.me = me
+        self.start_offset = start_offset
+        self.voters = {voter: Progress() for voter in voters}
+        self.observers: dict[tuple[int, bytes], Progress] = {}
+        self.quorum_deadline_ms = now_ms + timings.check_quorum_ms
+        self._begin_ms = timings.fetch_ms // 2
+        self._check_quorum_ms = timings.check_quorum_ms
+        self._asked: set[int] = set()  # since quorum_deadline_ms was moved
+
+    def fetched(self, voter: int, offset: int, end_offset: int, now_ms: int) -> None:
+        """A voter asked for what follows `offset` of our log, which ends at `end_offset`."""
+        _note(self.voters[voter], offset, end_offset, now_ms)
+        self.heard(voter, now_ms)
+
+    def heard(self, voter: int, now_ms: int) -> None:
+        """A voter asked for something: records, or a piece of a snapshot."""
+        self._asked.add(voter)
+        if len(self._asked) >= len(self.voters) // 2 + 1 - (self.me in self.voters):
+            self._asked.clear()
+            self.quorum_deadline_ms = now_ms + self._check_quorum_ms
+
+    def observed(self, observer: tuple[int, bytes], offset: int, end_offset: int, now_ms: int) -> None:
+        """One that has no vote asked. Those that are not heard of any more are forgotten."""
+        if observer not in self.observers:
+            for key, each in list(self.observers.items()):
+                if now_ms - each.fetched_ms > FORGOTTEN_MS:
+                    del self.observers[key]
+            if len(self.observers) >= OBSERVERS_MAX:
+                return
+            self.observers[observer] = Progress()
+        _note(self.observers[observer], offset, end_offset, now_ms)
+
+    def flushed(self, offset: int) -> None:
+        """All below it is on our own disk."""
+        self.voters[self.me].end_offset = max(self.voters[self.me].end_offset, offset)
+
+    @property
+    def high_watermark(self) -> int:
+        """-1: not known in this epoch yet."""
+        ends = sorted((each.end_offset for each in self.voters.values()), reverse=True)
+        offset = ends[len(ends) // 2]
+        return offset if offset > self.start_offset else -1
+
+    def is_overdue(self, now_ms: int) -> bool:
+        return len(self.voters) > 1 and now_ms >= self.quorum_deadline_ms
+
+    def silent(self, now_ms: int) -> list[int]:
+        return [
+            voter
+            for voter, each in self.voters.items()
+            if voter != self.me and (each.fetched_ms < 0 or now_ms - each.fetched_ms >= self._begin_ms)
+        ]
+
+    def successors(self) -> list[int]:
+        others = [voter for voter in self.voters if voter != self.me]
+        return sorted(others, key=lambda voter: -self.voters[voter].end_offset)
+
+
+def _note(progress: Progress, offset: int, end_offset: int, now_ms: int) -> None:
+    """Caught up at the time of a request, if it has all; at the time of the one before, if it has all that
+    there was then (Kafka: ReplicaState.updateFollowerState)."""
+    if offset >= end_offset:
+        progress.caught_up_ms = max(progress.caught_up_ms, now_ms)
+    elif progress.leader_end_offset >= 0 and offset >= progress.leader_end_offset:
+        progress.caught_up_ms = max(progress.caught_up_ms, progress.fetched_ms)
+    progress.end_offset = offset
+    progress.fetched_ms = now_ms
+    progress.leader_end_offset = end_offset

@@ -1,0 +1,788 @@
+"""A node of a KRaft quorum: a voter, which elects and may lead, or one that follows as an observer does.
+
+    poll       do what is due: ask for votes, tell who leads, fetch; says when it wants to be called again
+    handle     the requests of others: Vote, BeginQuorumEpoch, EndQuorumEpoch, Fetch, FetchSnapshot
+    response   to a request that we sent with `send`
+    append     a batch, where we lead; it is committed when a majority has it on its disks
+    apply      what is committed becomes the next `image`, step by step (observer)
+
+The roles and the rules of votes stand in elections, what a leader knows of the others in leadership. No I/O
+of our own: the log, the files, the clock, chance and `send` are arguments, so that a quorum can run in one
+process from one seed (tests/sim). Kafka: KafkaRaftClient.
+
+Rule: quorum-state is on the disk before anybody hears what follows from it: a vote, or a new epoch.
+Rule: a voter flushes what it has fetched before it fetches on: an offset that it asks for is a promise.
+Rule: our own end counts for the majority when it is flushed, not when it is written.
+Rule: a leader commits nothing before a record of its own epoch."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import KafkaError, Malformed
+from kafkad.raft import quorum_messages as wire
+from kafkad.raft.control_records import control_batch, leader_change, voters_record
+from kafkad.raft.election_state import NOBODY, ElectionState
+from kafkad.raft.elections import UNKNOWN_DIRECTORY, Role, Tally, Timings, VoteKey, may_grant
+from kafkad.raft.leadership import Leadership
+from kafkad.raft.observer import Leader, Observer
+from kafkad.raft.quorum_messages import Standing
+
+logger = logging.getLogger(__name__)
+
+NEVER: Final = 1 << 62
+PARKED_MAX: Final = 10_000  # Fetches that wait for records
+PIECE_MAX: Final = 8 << 20  # bytes of an answer
+
+Reply = Callable[[Any], Any]
+Send = Callable[[int, str, int, Any, int], Any]  # node id, host, port, request, token
+
+
+class Place(NamedTuple):
+    """Where a voter is. Its directory is not known with controller.quorum.voters (kraft.version 0)."""
+
+    directory_id: bytes
+    host: str
+    port: int
+
+
+class Flight(NamedTuple):
+    """A request that was sent and not answered yet."""
+
+    node_id: int
+    kind: Any
+    epoch: int
+    deadline_ms: int
+
+
+class Parked(NamedTuple):
+    """A Fetch that waits for records or a higher high watermark."""
+
+    request: Any
+    partition: Any  # of the request
+    response: Any  # when it came; also the answer where nothing happens
+    reply: Reply
+    deadline_ms: int
+
+
+class RaftNode(Observer):
+    """`on_role` is called when role, epoch or leader have changed; `wake` asks for a `poll` soon."""
+
+    def __init__(
+        self,
+        *,
+        random: Any,
+        send: Send,
+        timings: Timings | None = None,
+        endpoints: Mapping[str, tuple[str, int]] | None = None,
+        wake: Callable[[], Any] = lambda: None,
+        **replica: Any,
+    ) -> None:
+        """`endpoints`: our controller listeners, as advertised. `replica`: what an Observer takes."""
+        super().__init__(**replica)
+        self.role = Role.UNATTACHED
+        self.on_role: Callable[[], Any] = lambda: None
+        self._random = random
+        self._send = send
+        self._timings = timings or Timings()
+        self._endpoints = dict(endpoints or {})
+        self._wake = wake
+        self._leader_id = NOBODY  # also where it is not known where it listens
+        self._voted: VoteKey | None = None
+        self._tally: Tally | None = None
+        self._leadership: Leadership | None = None
+        self._successors: list[int] = []  # as a leader that resigned named them
+        self._acknowledged: set[int] = set()  # EndQuorumEpoch
+        self._has_fetched = False  # from the leader of this epoch
+        self._deadline_ms = NEVER  # of the election, or of the leader that is followed
+        self._flights: dict[int, Flight] = {}
+        self._token = 0
+        self._backoff_ms: dict[int, int] = {}  # until when, by node
+        self._next_voter = 0  # for who is asked where the leader is
+        self._parked: list[Parked] = []
+        self._flushing = False
+
+    # -- who votes -----------------------------------------------------------------------------------------
+
+    @property
+    def voters(self) -> dict[int, Place]:
+        """By id: the set in the log, or controller.quorum.voters."""
+        if self._voters:
+            return {
+                voter.voter_id: Place(voter.directory_id, *next(iter(voter.endpoints.values()), ("", 0)))
+                for voter in self._voters
+            }
+        return {each: Place(UNKNOWN_DIRECTORY, *at) for each, at in self._static_voters.items()}
+
+    @property
+    def is_voter(self) -> bool:
+        return self._is_voter(self.node_id, self.directory_id)
+
+    def _is_voter(self, node_id: int, directory_id: bytes) -> bool:
+        place = self.voters.get(node_id)
+        return place is not None and place.directory_id in (UNKNOWN_DIRECTORY, directory_id)
+
+    @property
+    def _others(self) -> list[int]:
+        return sorted(voter for voter in self.voters if voter != self.node_id)
+
+    # -- start ---------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """As an Observer; then the role that quorum-state leaves us in. Raises UnusableMetadata."""
+        super().open()
+        election = self._election()
+        if election.leader_epoch == self.epoch:
+            self._leader_id = election.leader_id
+            if election.voted_id != NOBODY:
+                self._voted = (election.voted_id, election.voted_directory_id)
+        at = self.voters.get(self._leader_id)
+        if self._leader_id == self.node_id:
+            self._resign(self._others)
+        elif self._voted is not None and self._voted[0] == self.node_id and self.is_voter:
+            self._stand(Role.CANDIDATE)
+        elif at is not None:
+            self.leader = Leader(self._leader_id, at.host, at.port)
+            self.role, self._deadline_ms = Role.FOLLOWER, self._now() + self._timings.fetch_ms
+        else:
+            self._deadline_ms = self._election_deadline()
+        if self.is_voter and not self._others and self.role is not Role.CANDIDATE:
+            self._stand(Role.PROSPECTIVE)  # nobody to wait for
+        self._win_if_won()
+
+    def _now(self) -> int:
+        return int(self._clock.monotonic_ms())
+
+    def _election_deadline(self) -> int:
+        wait_ms = self._timings.election_ms
+        return self._now() + wait_ms + int(self._random.randrange(wait_ms))
+
+    @property
+    def is_leader(self) -> bool:
+        return self.role is Role.LEADER
+
+    @property
+    def is_broken(self) -> bool:
+        return bool(self._broken)
+
+    # -- roles ---------------------------------------------------------------------------------------------
+
+    def _persist(
+        self, epoch: int, leader_id: int = NOBODY, voted: VoteKey | None = None, *, vote: bool = True
+    ) -> None:
+        """quorum-state, fsynced; then in memory."""
+        election = ElectionState(
+            leader_epoch=epoch,
+            leader_id=leader_id,
+            voted_id=voted[0] if voted is not None else NOBODY,
+            voted_directory_id=voted[1] if voted is not None else UNKNOWN_DIRECTORY,
+            voters=tuple(self.voters),
+        )
+        self._files.write_quorum_state(election.encode(self._kraft_version))
+        if epoch != self.epoch or leader_id != self._leader_id:
+            self._has_fetched = False
+        self.epoch, self._leader_id, self._voted = epoch, leader_id, voted
+
+    def _change(self, role: Role, deadline_ms: int) -> None:
+        """What is on its way, and who waits for us, belongs to the role before."""
+        was_leader = self.role is Role.LEADER
+        self.role, self._deadline_ms = role, deadline_ms
+        self._flights.clear()
+        self._backoff_ms.clear()
+        self._fetching = None
+        if role is not Role.LEADER:
+            self._leadership = None
+        if role not in (Role.PROSPECTIVE, Role.CANDIDATE):
+            self._tally = None
+        if was_leader and role is not Role.LEADER:
+            for each in self._take_parked():
+                each.reply(self._fetch_error(each.request, errors.NOT_LEADER_OR_FOLLOWER))
+        logger.info(
+            "node %d of the metadata quorum is %s in epoch %d, the leader is %s",
+            self.node_id, role.value, self.epoch, self._leader_id if self._leader_id >= 0 else "not known",
+        )  # fmt: skip
+        self.on_role()
+        self._wake()
+
+    def _detach(self, epoch: int) -> None:
+        """Unattached in this epoch, which is ours or a higher one. Whoever waited for an election goes on
+        waiting as long."""
+        keeps = self.role in (Role.CANDIDATE, Role.UNATTACHED, Role.RESIGNED) or (
+            self.role is Role.PROSPECTIVE and self._tally is not None and not self._tally.is_lost
+        )
+        deadline_ms = self._deadline_ms if keeps else self._election_deadline()
+        same = epoch == self.epoch
+        self._persist(epoch, self._leader_id if same else NOBODY, self._voted if same else None)
+        self.leader = None
+        self._change(Role.UNATTACHED, deadline_ms)
+
+    def _follow(self, epoch: int, leader: Leader) -> None:
+        self._persist(epoch, leader.node_id, self._voted if epoch == self.epoch else None)
+        self.leader = leader
+        self._change(Role.FOLLOWER, self._now() + self._timings.fetch_ms)
+
+    def _stand(self, role: Role) -> None:
+        """Prospective in our epoch, or candidate in the one after, with our own vote."""
+        if role is Role.CANDIDATE and self.role is not Role.UNATTACHED:
+            self._persist(self.epoch + 1, NOBODY, (self.node_id, self.directory_id))
+            self.leader = None
+        self._tally = Tally.of(self.voters, self.node_id)
+        self._change(role, self._election_deadline())
+
+    def _win_if_won(self) -> None:
+        """A prospective with a majority is a candidate, and that one with a majority a leader."""
+        if self.role is Role.PROSPECTIVE and self._tally is not None and self._tally.is_won:
+            self._stand(Role.CANDIDATE)
+        if self.role is Role.CANDIDATE and self._tally is not None and self._tally.is_won:
+            self._lead(self._tally)
+
+    def _lead(self, tally: Tally) -> None:
+        """LeaderChange is the epoch's first record: until it is committed, nothing is."""
+        granting, epoch = tally.granted, self.epoch
+        self._persist(epoch, self.node_id, self._voted)
+        host, port = next(iter(self._endpoints.values()), ("", 0))
+        self.leader = Leader(self.node_id, host, port)
+        now_ms = self._now()
+        self._leadership = Leadership(self.node_id, self.voters, self._log.end_offset, now_ms, self._timings)
+        self._change(Role.LEADER, NEVER)
+        self._log.set_leader_epoch(epoch)
+        records = [leader_change(self.node_id, sorted(self.voters), granting)]
+        if self._kraft_version >= 1 and self._voters_offset < 0:
+            records.append(messages.KRaftVersionRecord(k_raft_version=self._kraft_version))
+            records.append(voters_record(self._voters))
+        try:
+            self.append(
+                lambda base_offset: control_batch(
+                    records, base_offset=base_offset, epoch=epoch, now_ms=self._clock.now_ms()
+                )
+            )
+        except (KafkaError, OSError) as trouble:
+            logger.error("node %d cannot lead, its log cannot be written: %s", self.node_id, trouble)
+            self.resign()
+
+    def resign(self) -> None:
+        """The leader goes: the others are told who had most of the log."""
+        if self._leadership is not None:
+            self._resign(self._leadership.successors())
+
+    def _resign(self, successors: list[int]) -> None:
+        self._successors, self._acknowledged = successors, set()
+        self.leader = None
+        self._change(Role.RESIGNED, self._election_deadline())
+
+    def _enter(self, epoch: int, leader_id: int, at: tuple[str, int] | None) -> None:
+        """A higher epoch, or the leader of ours, in an answer or a request."""
+        if leader_id == self.node_id:
+            raise Malformed(f"we are said to lead epoch {epoch}, and are {self.role.value}")
+        if leader_id >= 0 and at is not None:
+            self._follow(epoch, Leader(leader_id, *at))
+        elif epoch > self.epoch:
+            self._detach(epoch)
+
+    def _hear(self, epoch: int, leader_id: int, endpoints: Any) -> None:
+        """What any message says of the quorum. Raises Malformed: an epoch has two leaders."""
+        if epoch == self.epoch and leader_id >= 0 and self._leader_id not in (NOBODY, leader_id):
+            raise Malformed(f"epoch {epoch} is led by {self._leader_id}, and by {leader_id} too")
+        if epoch < self.epoch or (epoch == self.epoch and (leader_id < 0 or self._leader_id >= 0)):
+            return
+        at = next(((each.host, each.port) for each in endpoints if each.node_id == leader_id), None)
+        place = self.voters.get(leader_id)
+        self._enter(epoch, leader_id, at or ((place.host, place.port) if place is not None else None))
+
+    # -- what is due ---------------------------------------------------------------------------------------
+
+    def poll(self) -> int:
+        """Do what is due; in how many ms there will be more."""
+        if self._broken:
+            return NEVER
+        now_ms = self._now()
+        for token, flight in list(self._flights.items()):
+            if flight.deadline_ms <= now_ms:
+                self._flight_failed(token, flight, now_ms)
+        if self._parked and any(each.deadline_ms <= now_ms for each in self._parked):
+            for each in self._take_parked(lambda parked: parked.deadline_ms <= now_ms):
+                each.reply(each.response)  # it is no sign of life that we let it wait
+        due_ms = self._poll_role(now_ms)
+        times = [flight.deadline_ms for flight in self._flights.values()]
+        times += [each.deadline_ms for each in self._parked]
+        times += [until for until in self._backoff_ms.values() if until > now_ms]
+        return max(min([due_ms, *times]) - self._now(), 0)
+
+    def _poll_role(self, now_ms: int) -> int:
+        """Its deadline, after what is due was done."""
+        if self.role is Role.LEADER:
+            return self._poll_leader(now_ms)
+        if self.role is Role.RESIGNED:
+            if now_ms >= self._deadline_ms:
+                self._detach(self.epoch + 1)  # nobody may take us for the leader of the one before
+                return now_ms
+            self._tell_end(now_ms)
+            return self._deadline_ms
+        if self.role is Role.CANDIDATE and now_ms >= self._deadline_ms:
+            self._stand(Role.PROSPECTIVE)
+            self._win_if_won()
+            return now_ms
+        if self.role is Role.PROSPECTIVE and now_ms >= self._deadline_ms:
+            self._lose()
+            return now_ms
+        if self.role in (Role.CANDIDATE, Role.PROSPECTIVE):
+            self._ask_for_votes(now_ms)
+            return self._deadline_ms
+        if self.is_voter and now_ms >= self._deadline_ms:
+            self._stand(Role.PROSPECTIVE)
+            self._win_if_won()
+            return now_ms
+        self._ask_for_records(now_ms)
+        return self._deadline_ms if self.is_voter else NEVER
+
+    def _poll_leader(self, now_ms: int) -> int:
+        leadership = self._leadership
+        assert leadership is not None
+        if leadership.is_overdue(now_ms):
+            logger.warning("node %d resigns: a majority of the metadata quorum is silent", self.node_id)
+            self.resign()
+            return now_ms
+        for voter in leadership.silent(now_ms):
+            key = (voter, self.voters[voter].directory_id)
+            request = wire.begin_epoch(self.cluster_id, key, self.node_id, self.epoch, self._endpoints)
+            self._ask(voter, request, now_ms, again_ms=self._timings.fetch_ms // 2)
+        times = [
+            each.fetched_ms + self._timings.fetch_ms // 2
+            for voter, each in leadership.voters.items()
+            if voter != self.node_id and each.fetched_ms >= 0
+        ]
+        later = [each for each in times if each > now_ms]
+        if len(leadership.voters) > 1:
+            later.append(leadership.quorum_deadline_ms)
+        return min(later, default=NEVER)
+
+    def _lose(self) -> None:
+        """Not enough would vote for us: back to the leader, if one is known."""
+        if self.leader is not None and self._leader_id >= 0:
+            self._follow(self.epoch, self.leader)
+        else:
+            self._detach(self.epoch)
+
+    def _ask_for_votes(self, now_ms: int) -> None:
+        tally = self._tally
+        assert tally is not None
+        if tally.is_lost:
+            return
+        last = (self.last_fetched_epoch, self.end_offset)
+        for voter in sorted(tally.silent):
+            place = self.voters.get(voter)
+            if place is not None:
+                request = wire.vote(
+                    self.cluster_id, (voter, place.directory_id), (self.node_id, self.directory_id),
+                    self.epoch, last, pre_vote=self.role is Role.PROSPECTIVE,
+                )  # fmt: skip
+                self._ask(voter, request, now_ms)
+
+    def _tell_end(self, now_ms: int) -> None:
+        voters = self.voters
+        named = [(each, voters[each].directory_id) for each in self._successors if each in voters]
+        for voter in self._others:
+            if voter not in self._acknowledged:
+                request = wire.end_epoch(self.cluster_id, self.node_id, self.epoch, named, self._endpoints)
+                self._ask(voter, request, now_ms)
+
+    def _ask_for_records(self, now_ms: int) -> None:
+        """The leader; or any voter, where the leader is not known or does not answer."""
+        if self._applying is not None or not self._is_flushed():
+            return
+        leader = self.leader
+        if leader is not None and self._backoff_ms.get(leader.node_id, 0) <= now_ms:
+            if not any(flight.node_id == leader.node_id for flight in self._flights.values()):
+                self._ask(leader.node_id, self.request(), now_ms, at=(leader.host, leader.port))
+            return
+        others = [each for each in self._others if leader is None or each != leader.node_id]
+        if any(flight.node_id in others for flight in self._flights.values()):
+            return
+        for turn in range(len(others)):
+            voter = others[(self._next_voter + turn) % len(others)]
+            if self._backoff_ms.get(voter, 0) <= now_ms:
+                self._next_voter += turn + 1
+                fetching, self._fetching = self._fetching, None
+                self._ask(voter, self.request(), now_ms)
+                self._fetching = fetching
+                return
+
+    def _is_flushed(self) -> bool:
+        """Whether all that we have is on the disk; if not, it soon will be."""
+        if not self.is_voter or self._log.recovery_point >= self._log.end_offset:
+            return True
+        self._flush()
+        return False
+
+    # -- requests that we send -----------------------------------------------------------------------------
+
+    def _ask(
+        self, node_id: int, request: Any, now_ms: int, *, at: tuple[str, int] | None = None, again_ms: int = 0
+    ) -> None:
+        """One at a time goes to each node. `again_ms`: and not again before, be it answered or not."""
+        if any(flight.node_id == node_id for flight in self._flights.values()):
+            return
+        if self._backoff_ms.get(node_id, 0) > now_ms:
+            return
+        place = self.voters.get(node_id)
+        host, port = at or ((place.host, place.port) if place is not None else ("", 0))
+        self._token += 1
+        self._flights[self._token] = Flight(
+            node_id, type(request), self.epoch, now_ms + self._timings.request_ms
+        )
+        if again_ms:
+            self._backoff_ms[node_id] = now_ms + again_ms
+        self._send(node_id, host, port, request, self._token)
+
+    def _flight_failed(self, token: int, flight: Flight, now_ms: int) -> None:
+        del self._flights[token]
+        until = now_ms + self._timings.retry_ms
+        self._backoff_ms[flight.node_id] = max(self._backoff_ms.get(flight.node_id, 0), until)
+
+    def response(self, token: int, response: Any | None) -> None:
+        """To the request that was sent with this token; None: it could not be sent, or the connection broke.
+        Raises UnusableMetadata, KafkaError (KAFKA_STORAGE_ERROR)."""
+        flight = self._flights.get(token)
+        if flight is None or self._broken:
+            return  # of a role that is over
+        now_ms = self._now()
+        if response is None:
+            self._flight_failed(token, flight, now_ms)
+            self._wake()
+            return
+        del self._flights[token]
+        try:
+            good = self._take_response(flight, response, now_ms)
+        except Malformed as trouble:
+            logger.error("node %d of the metadata quorum sent what cannot be: %s", flight.node_id, trouble)
+            good = False
+        if not good:
+            until = now_ms + self._timings.retry_ms
+            self._backoff_ms[flight.node_id] = max(self._backoff_ms.get(flight.node_id, 0), until)
+        self._wake()
+
+    def _take_response(self, flight: Flight, response: Any, now_ms: int) -> bool:
+        if flight.kind in (wire.Fetch, wire.FetchSnapshot):
+            return self._take_records(response, now_ms)
+        if response.error_code:
+            if response.error_code == errors.UNSUPPORTED_VERSION and self.role is Role.PROSPECTIVE:
+                self._stand(Role.CANDIDATE)  # one that knows no pre-vote
+                return True
+            logger.warning("node %d: %s", flight.node_id, KafkaError(response.error_code))
+            return False
+        partition = wire.told(response)
+        if partition is None:
+            raise Malformed("an answer that is not of the metadata log's one partition")
+        code = partition.error_code
+        self._hear(partition.leader_epoch, partition.leader_id, response.node_endpoints)
+        if partition.leader_epoch != flight.epoch or self.epoch != flight.epoch:
+            return True  # about an epoch that is over, or was not ours yet
+        if code:
+            return code not in (errors.BROKER_NOT_AVAILABLE, errors.INVALID_REQUEST)
+        if flight.kind is wire.Vote and self._tally is not None:
+            self._tally.count(flight.node_id, partition.vote_granted)
+            self._win_if_won()
+            if self.role is Role.PROSPECTIVE and self._tally is not None and self._tally.is_lost:
+                self._lose()
+        elif flight.kind is wire.End and self.role is Role.RESIGNED:
+            self._acknowledged.add(flight.node_id)
+        return True
+
+    def _take_records(self, response: Any, now_ms: int) -> bool:
+        """Of Fetch and FetchSnapshot: the observer's part, for one who follows."""
+        if self.role not in (Role.FOLLOWER, Role.UNATTACHED):
+            return True
+        good = self.answered(response)
+        partition = wire.told(response) if good else None
+        if partition is not None and partition.error_code == errors.NONE and self.role is Role.FOLLOWER:
+            self._has_fetched = True
+            self._deadline_ms = now_ms + self._timings.fetch_ms
+        return good
+
+    # -- requests of others --------------------------------------------------------------------------------
+
+    def handle(self, request: Any, reply: Reply) -> None:
+        """Answer now, or a Fetch later: `reply(response)`. Raises UnusableMetadata."""
+        if self._broken:
+            reply(wire.refusal(request, errors.KAFKA_STORAGE_ERROR))
+            return
+        if request.cluster_id is not None and request.cluster_id != self.cluster_id:
+            reply(wire.refusal(request, errors.INCONSISTENT_CLUSTER_ID))
+            return
+        partition = wire.asked(request)
+        if partition is None:
+            reply(wire.refusal(request, errors.INVALID_REQUEST))
+            return
+        kind = type(request)
+        try:
+            if kind is wire.Fetch:
+                self._handle_fetch(request, partition, reply)
+            elif kind is wire.FetchSnapshot:
+                reply(self._handle_fetch_snapshot(request, partition))
+            elif kind is wire.Vote:
+                reply(self._handle_vote(request, partition))
+            elif kind is wire.Begin:
+                reply(self._handle_begin(request, partition))
+            else:
+                assert kind is wire.End, kind
+                reply(self._handle_end(request, partition))
+        except Malformed as trouble:
+            logger.error("a request of the metadata quorum cannot be: %s", trouble)
+            reply(wire.refusal(request, errors.INVALID_REQUEST))
+
+    @property
+    def standing(self) -> Standing:
+        leader = self.leader if self.leader is not None and self.role is not Role.UNATTACHED else None
+        if leader is not None and leader.node_id == self._leader_id:
+            return Standing(self.epoch, self._leader_id, leader.host, leader.port)
+        return Standing(self.epoch, self._leader_id)
+
+    def _voters_only(self, node_id: int, epoch: int) -> int:
+        if epoch < self.epoch:
+            return errors.FENCED_LEADER_EPOCH
+        return errors.INVALID_REQUEST if node_id < 0 else errors.NONE
+
+    def _is_for_us(self, voter_id: int, directory_id: bytes) -> bool:
+        return voter_id in (-1, self.node_id) and directory_id in (UNKNOWN_DIRECTORY, self.directory_id)
+
+    def _handle_vote(self, request: Any, partition: Any) -> Any:
+        epoch, candidate = partition.replica_epoch, (partition.replica_id, partition.replica_directory_id)
+        last = (partition.last_offset_epoch, partition.last_offset)
+        illegal = last[0] > epoch if partition.pre_vote else last[0] >= epoch
+        code = self._voters_only(candidate[0], epoch)
+        if min(last) < 0 or illegal:
+            code = errors.INVALID_REQUEST
+        if code:
+            return wire.answer(request, code, self.standing, vote_granted=False)
+        if epoch > self.epoch:
+            self._detach(epoch)
+        if not self._is_for_us(request.voter_id, partition.voter_directory_id):
+            return wire.answer(request, errors.INVALID_VOTER_KEY, self.standing, vote_granted=False)
+        granted = may_grant(
+            self.role,
+            candidate,
+            pre_vote=partition.pre_vote,
+            up_to_date=last >= (self.last_fetched_epoch, self.end_offset),
+            voted=self._voted,
+            leader_known=self._leader_id >= 0,
+            has_fetched=self._has_fetched,
+        )
+        if granted and not partition.pre_vote and self._voted is None:
+            self._persist(self.epoch, self._leader_id, candidate)
+            self._deadline_ms = self._election_deadline()
+            self._wake()
+        logger.info(
+            "node %d %s %s a %svote in epoch %d", self.node_id, "gives" if granted else "refuses",
+            candidate[0], "pre-" if partition.pre_vote else "", epoch,
+        )  # fmt: skip
+        return wire.answer(request, errors.NONE, self.standing, vote_granted=granted)
+
+    def _handle_begin(self, request: Any, partition: Any) -> Any:
+        code = self._voters_only(partition.leader_id, partition.leader_epoch)
+        if code:
+            return wire.answer(request, code, self.standing)
+        self._hear_of_leader(request, partition)
+        if not self._is_for_us(request.voter_id, partition.voter_directory_id):
+            code = errors.INVALID_VOTER_KEY
+        return wire.answer(request, code, self.standing)
+
+    def _handle_end(self, request: Any, partition: Any) -> Any:
+        code = self._voters_only(partition.leader_id, partition.leader_epoch)
+        if code:
+            return wire.answer(request, code, self.standing)
+        self._hear_of_leader(request, partition)
+        if self.role is Role.FOLLOWER and self._leader_id == partition.leader_id:
+            named = [
+                (each.candidate_id, each.candidate_directory_id) for each in partition.preferred_candidates
+            ]
+            named = named or [(each, UNKNOWN_DIRECTORY) for each in partition.preferred_successors]
+            ours = [(self.node_id, self.directory_id), (self.node_id, UNKNOWN_DIRECTORY)]
+            position = next((at for at, each in enumerate(named) if each in ours), len(named))
+            self._deadline_ms = self._now() + self._timings.backoff_ms(position, len(named))
+            self._wake()
+        return wire.answer(request, errors.NONE, self.standing)
+
+    def _hear_of_leader(self, request: Any, partition: Any) -> None:
+        """Of one who says that it leads. An older request does not say where it listens."""
+        at = [(each.host, each.port) for each in request.leader_endpoints][:1]
+        node = messages.FetchResponse.NodeEndpoints
+        told = [node(node_id=partition.leader_id, host=host, port=port) for host, port in at]
+        self._hear(partition.leader_epoch, partition.leader_id, told)
+
+    # -- leading -------------------------------------------------------------------------------------------
+
+    def append(self, build: Callable[[int], bytearray]) -> int:
+        """`build(base offset)` is a batch of our epoch; its last offset. Raises KafkaError:
+        NOT_LEADER_OR_FOLLOWER, or the log cannot be written; then it is as it was."""
+        if self.role is not Role.LEADER or self._broken:
+            raise KafkaError(errors.NOT_LEADER_OR_FOLLOWER)
+        batch = build(self._log.end_offset)
+        self._log.append(batch, self._clock.now_ms(), origin="raft", epoch=self.epoch)
+        self._new_bytes += len(batch)
+        self._flush()
+        self._answer_parked(lambda parked: True)
+        return self._log.end_offset - 1
+
+    def _flush(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._log.await_flushed(self._log.end_offset, self._flushed)
+
+    def _flushed(self, trouble: BaseException | None) -> None:
+        self._flushing = False
+        if trouble is not None:
+            # The kernel may have dropped the pages: nobody may be told anything on the word of this log.
+            self._broken = str(trouble) or type(trouble).__name__
+            logger.error("the metadata log in %s could not be flushed: %s", self._log.directory, self._broken)
+            self._change(Role.UNATTACHED, NEVER)
+            return
+        if self._leadership is not None:
+            self._leadership.flushed(self._log.recovery_point)
+            self._commit()
+            if self._log.recovery_point < self._log.end_offset:
+                self._flush()
+        self._wake()
+
+    def _commit(self) -> None:
+        assert self._leadership is not None
+        offset = self._leadership.high_watermark
+        if offset > self.high_watermark:
+            self.high_watermark = offset
+            self._log.advance_high_watermark(offset)
+            self._answer_parked(lambda parked: parked.partition.high_watermark < offset)
+
+    # -- Fetch ---------------------------------------------------------------------------------------------
+
+    def _handle_fetch(self, request: Any, partition: Any, reply: Reply) -> None:
+        if (
+            min(request.max_wait_ms, partition.fetch_offset, partition.last_fetched_epoch) < 0
+            or partition.last_fetched_epoch > partition.current_leader_epoch
+        ):
+            reply(self._fetch_error(request, errors.INVALID_REQUEST))
+            return
+        now_ms = self._now()
+        response, is_news = self._fetch_answer(request, partition, now_ms)
+        if is_news or not request.max_wait_ms or len(self._parked) >= PARKED_MAX:
+            reply(response)
+        else:
+            self._parked.append(Parked(request, partition, response, reply, now_ms + request.max_wait_ms))
+
+    def _take_parked(self, ripe: Callable[[Parked], bool] = lambda parked: True) -> list[Parked]:
+        taken = [each for each in self._parked if ripe(each)]
+        self._parked = [each for each in self._parked if each not in taken]
+        return taken
+
+    def _answer_parked(self, ripe: Callable[[Parked], bool]) -> None:
+        """Answers may move the high watermark, and with it others: `_commit` comes back here."""
+        now_ms = self._now()
+        for each in self._take_parked(ripe):
+            each.reply(self._fetch_answer(each.request, each.partition, now_ms)[0])
+
+    def _fetch_error(self, request: Any, code: int) -> Any:
+        return wire.answer(request, code, self.standing, high_watermark=-1, records=b"")
+
+    def _leaders_only(self, epoch: int) -> int:
+        if epoch < self.epoch:
+            return errors.FENCED_LEADER_EPOCH
+        if epoch > self.epoch:
+            return errors.UNKNOWN_LEADER_EPOCH
+        return errors.NONE if self.role is Role.LEADER else errors.NOT_LEADER_OR_FOLLOWER
+
+    def _fetch_answer(self, request: Any, partition: Any, now_ms: int) -> tuple[Any, bool]:
+        """The answer, and whether it holds anything that is not to wait."""
+        code = self._leaders_only(partition.current_leader_epoch)
+        if code:
+            return self._fetch_error(request, code), True
+        leadership, log = self._leadership, self._log
+        assert leadership is not None
+        offset, of_epoch = partition.fetch_offset, partition.last_fetched_epoch
+        part = messages.FetchResponse.Responses.Partitions
+        fields: dict[str, Any] = {}
+        snapshot = self._snapshot_for(offset, of_epoch)
+        diverging = self._diverging(offset, of_epoch) if snapshot is None else None
+        records = b""
+        if snapshot is not None:
+            fields["snapshot_id"] = part.SnapshotId(end_offset=snapshot[0], epoch=snapshot[1])
+        elif diverging is not None:
+            fields["diverging_epoch"] = part.DivergingEpoch(epoch=diverging[0], end_offset=diverging[1])
+        else:
+            records = self._read(offset, min(max(request.max_bytes, 1), PIECE_MAX))
+            node_id, directory_id = request.replica_state.replica_id, partition.replica_directory_id
+            if node_id == self.node_id:
+                raise Malformed(f"another node fetches as node {node_id}, which is ours")
+            if node_id in leadership.voters and self._is_voter(node_id, directory_id):
+                leadership.fetched(node_id, offset, log.end_offset, now_ms)
+                self._commit()
+            elif node_id >= 0:
+                leadership.observed((node_id, directory_id), offset, log.end_offset, now_ms)
+        told = self.high_watermark if leadership.high_watermark >= 0 else -1
+        response = wire.answer(
+            request, errors.NONE, self.standing, high_watermark=told, log_start_offset=log.log_start_offset,
+            records=records, **fields,
+        )  # fmt: skip
+        return response, bool(fields) or bool(records) or partition.high_watermark < told
+
+    def _snapshot_for(self, offset: int, of_epoch: int) -> tuple[int, int] | None:
+        """The snapshot that one who has the log up to `offset` has to begin with (Kafka:
+        tryCompleteFetchRequest, RaftLog.validateOffsetAndEpoch)."""
+        start, snapshots = self._log.log_start_offset, self._files.snapshots()
+        if not snapshots:
+            return None
+        oldest, newest = snapshots[0], snapshots[-1]
+        if offset == 0:
+            return newest if newest != (0, 0) else None
+        if offset < start or (offset == start and of_epoch != oldest[1]) or of_epoch < oldest[1]:
+            return newest
+        return None
+
+    def _diverging(self, offset: int, of_epoch: int) -> tuple[int, int] | None:
+        """Where our log leaves the one that has a record of `of_epoch` before `offset`."""
+        if offset == 0 and self._log.log_start_offset == 0:
+            return None
+        epoch, end_offset = self._end_of_epoch(of_epoch)
+        return (epoch, end_offset) if epoch != of_epoch or end_offset < offset else None
+
+    def _read(self, offset: int, max_bytes: int) -> bytes:
+        """Whole batches from `offset` on; one at least, if there is one."""
+        pieces: list[bytes] = []
+        size = 0
+        for raw in self._log.batches(offset, self._log.end_offset):
+            if pieces and size + len(raw) > max_bytes:
+                break
+            pieces.append(bytes(raw))
+            size += len(raw)
+        return b"".join(pieces)
+
+    def _handle_fetch_snapshot(self, request: Any, partition: Any) -> Any:
+        snapshot = (partition.snapshot_id.end_offset, partition.snapshot_id.epoch)
+        part = messages.FetchSnapshotResponse.Topics.Partitions
+        fields: dict[str, Any] = {
+            "snapshot_id": part.SnapshotId(end_offset=snapshot[0], epoch=snapshot[1]),
+            "position": partition.position,
+        }
+        code = self._leaders_only(partition.current_leader_epoch)
+        if not code and (snapshot == (0, 0) or snapshot not in self._files.snapshots()):
+            code = errors.SNAPSHOT_NOT_FOUND
+        if code:
+            return wire.answer(request, code, self.standing, unaligned_records=b"", **fields)
+        content = self._files.read_snapshot(snapshot)
+        if not 0 <= partition.position < len(content):
+            code = errors.POSITION_OUT_OF_RANGE
+            return wire.answer(request, code, self.standing, unaligned_records=b"", **fields)
+        node_id = request.replica_id
+        assert self._leadership is not None
+        if node_id != self.node_id and self._is_voter(node_id, partition.replica_directory_id):
+            self._leadership.heard(node_id, self._now())
+        end = partition.position + min(max(request.max_bytes, 1), PIECE_MAX)
+        piece = bytes(content[partition.position : end])
+        return wire.answer(
+            request, errors.NONE, self.standing, size=len(content), unaligned_records=piece, **fields
+        )
+
+    # -- end -----------------------------------------------------------------------------------------------
+
+    def apply_all(self) -> Iterator[None]:
+        """What is committed, in steps."""
+        while self.apply():
+            yield

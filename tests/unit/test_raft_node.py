@@ -1,0 +1,209 @@
+"""A node of the quorum and the requests of others: what is refused, with which error, and what a vote leaves
+on the disk. (What happens among nodes: tests/sim.)"""
+
+import pytest
+
+from kafkad.protocol import errors, messages
+from kafkad.raft import quorum_messages as wire
+from kafkad.raft.election_state import ElectionState
+from kafkad.raft.elections import Role
+from tests.sim.raft_world import CLUSTER, Quorum
+
+OTHER = (2, bytes([2]) * 16)
+
+
+@pytest.fixture
+def world():
+    """Three voters, of which the first is alone: nobody has been elected."""
+    world = Quorum(1, 3)
+    world.isolate(1)
+    return world
+
+
+@pytest.fixture
+def led():
+    world = Quorum(1, 3)
+    world.run(10_000)
+    return world
+
+
+def ask(node, request):
+    answers = []
+    node.handle(request, answers.append)
+    assert len(answers) <= 1
+    return answers[0] if answers else None
+
+
+def vote(epoch=5, last=(0, 0), *, pre_vote=False, candidate=OTHER, to=(1, bytes([1]) * 16), cluster=CLUSTER):
+    return wire.vote(cluster, to, candidate, epoch, last, pre_vote=pre_vote)
+
+
+def fetch(node, **changed):
+    request = node.request()
+    request.replica_state.replica_id = 9
+    partition = request.topics[0].partitions[0]
+    partition.replica_directory_id = b"9" * 16
+    for name, value in changed.items():
+        setattr(partition if hasattr(partition, name) else request, name, value)
+    return request
+
+
+def code_of(response):
+    return response.error_code or wire.told(response).error_code
+
+
+REFUSED = {
+    "another cluster": (vote(cluster="another"), errors.INCONSISTENT_CLUSTER_ID),
+    "an epoch below the candidate's log": (vote(5, (5, 3)), errors.INVALID_REQUEST),
+    "a pre-vote of an epoch below the log": (vote(5, (6, 3), pre_vote=True), errors.INVALID_REQUEST),
+    "a negative offset": (vote(5, (0, -1)), errors.INVALID_REQUEST),
+    "a negative epoch": (vote(5, (-1, 0)), errors.INVALID_REQUEST),
+    "no candidate": (vote(candidate=(-1, bytes(16))), errors.INVALID_REQUEST),
+    "an old epoch": (vote(-1, (0, 0), pre_vote=True), errors.INVALID_REQUEST),
+    "another voter": (vote(to=(2, bytes(16))), errors.INVALID_VOTER_KEY),
+    "another disk of ours": (vote(to=(1, b"x" * 16)), errors.INVALID_VOTER_KEY),
+    "a leader with another voter in mind": (
+        wire.begin_epoch(CLUSTER, (2, bytes(16)), 2, 5, {"C": ("h", 1)}),
+        errors.INVALID_VOTER_KEY,
+    ),
+    "no leader": (wire.begin_epoch(CLUSTER, (1, bytes(16)), -1, 5, {}), errors.INVALID_REQUEST),
+    "the end of no leader": (wire.end_epoch(CLUSTER, -1, 5, [], {}), errors.INVALID_REQUEST),
+    "a leader that is us": (
+        wire.begin_epoch(CLUSTER, (1, bytes(16)), 1, 5, {"C": ("h", 1)}),
+        errors.INVALID_REQUEST,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(world, name):
+    request, code = REFUSED[name]
+    assert code_of(ask(world.nodes[1], request)) == code
+    assert world.nodes[1].role is not Role.LEADER
+
+
+@pytest.mark.parametrize("name", ["topics", "partitions", "name", "index"])
+def test_another_partition_is_refused(world, name):
+    request = vote()
+    if name == "topics":
+        request.topics = []
+    elif name == "partitions":
+        request.topics[0].partitions *= 2
+    elif name == "name":
+        request.topics[0].topic_name = "orders"
+    else:
+        request.topics[0].partitions[0].partition_index = 1
+    assert ask(world.nodes[1], request).error_code == errors.INVALID_REQUEST
+
+
+def test_a_vote_is_on_the_disk_before_it_is_given(world):
+    node = world.nodes[1]
+    assert wire.told(ask(node, vote(5))).vote_granted
+    kept = ElectionState.decode(world.disks[1].quorum_state)
+    assert (kept.leader_epoch, kept.voted_id, kept.leader_id) == (5, 2, -1)
+    assert not wire.told(ask(node, vote(5, candidate=(3, bytes([3]) * 16)))).vote_granted
+    assert wire.told(ask(node, vote(5))).vote_granted
+    assert code_of(ask(node, vote(4))) == errors.FENCED_LEADER_EPOCH
+    world.crash(1)
+    world.start(1)
+    assert not wire.told(ask(world.nodes[1], vote(5, candidate=(3, bytes([3]) * 16)))).vote_granted
+    assert wire.told(ask(world.nodes[1], vote(6, candidate=(3, bytes([3]) * 16)))).vote_granted
+
+
+def test_a_pre_vote_leaves_nothing_behind(world):
+    node = world.nodes[1]
+    before = world.disks[1].quorum_state, node.epoch
+    assert wire.told(ask(node, vote(node.epoch, pre_vote=True))).vote_granted
+    assert (world.disks[1].quorum_state, node.epoch) == before
+
+
+def test_only_the_leader_of_this_epoch_answers_a_fetch(led):
+    (leader,) = led.leaders
+    node, other = led.nodes[leader], led.nodes[leader % 3 + 1]
+    told = wire.told(ask(other, fetch(other)))
+    assert told.error_code == errors.NOT_LEADER_OR_FOLLOWER
+    assert (told.current_leader.leader_id, told.current_leader.leader_epoch) == (leader, node.epoch)
+    endpoints = ask(other, fetch(other)).node_endpoints
+    assert [(each.node_id, each.host, each.port) for each in endpoints] == [(leader, f"node-{leader}", 9093)]
+    epoch = node.epoch
+    assert code_of(ask(node, fetch(node, current_leader_epoch=epoch - 1, last_fetched_epoch=0))) == (
+        errors.FENCED_LEADER_EPOCH
+    )
+    assert code_of(ask(node, fetch(node, current_leader_epoch=epoch + 1))) == errors.UNKNOWN_LEADER_EPOCH
+    for name, value in (("fetch_offset", -1), ("last_fetched_epoch", -1), ("last_fetched_epoch", epoch + 1)):
+        assert code_of(ask(node, fetch(node, **{name: value}))) == errors.INVALID_REQUEST
+    assert code_of(ask(node, fetch(node, max_wait_ms=-1))) == errors.INVALID_REQUEST
+
+
+def test_a_fetch_waits_for_records_and_for_the_high_watermark(led):
+    (leader,) = led.leaders
+    node = led.nodes[leader]
+    led.append(leader)
+    led.run(1_000)
+    answers = []
+    node.handle(fetch(node), answers.append)
+    node.handle(fetch(node, high_watermark=0, max_wait_ms=0), answers.append)
+    assert [wire.told(each).high_watermark for each in answers] == [node.high_watermark]  # it need not wait
+    led.append(leader)
+    assert len(answers) == 2
+    assert wire.told(answers[1]).records
+    node.handle(fetch(node), answers.append)
+    assert len(answers) == 2
+    led.run(1_000)
+    assert wire.told(answers[2]).high_watermark == node.end_offset
+    node.handle(fetch(node), answers.append)
+    node.resign()
+    assert wire.told(answers[3]).error_code == errors.NOT_LEADER_OR_FOLLOWER
+
+
+def test_where_the_logs_part_is_told(led):
+    (leader,) = led.leaders
+    node = led.nodes[leader]
+    told = wire.told(ask(node, fetch(node, fetch_offset=99)))
+    assert (told.diverging_epoch.epoch, told.diverging_epoch.end_offset) == (node.epoch, node.end_offset)
+    assert not told.records
+    assert wire.told(ask(node, fetch(node, fetch_offset=0, last_fetched_epoch=0))).records
+
+
+def test_pieces_of_snapshots(led):
+    (leader,) = led.leaders
+    node = led.nodes[leader]
+    led.append(leader, 5)
+    led.run(1_000)
+    led.snapshot(leader)
+    (snapshot,) = led.disks[leader].snapshots
+    cls = messages.FetchSnapshotRequest
+
+    def piece(position=0, of=snapshot, epoch=node.epoch, max_bytes=100):
+        partition = cls.Topics.Partitions(
+            partition=0, current_leader_epoch=epoch, position=position,
+            snapshot_id=cls.Topics.Partitions.SnapshotId(end_offset=of[0], epoch=of[1]),
+        )  # fmt: skip
+        topic = cls.Topics(name="__cluster_metadata", partitions=[partition])
+        return wire.told(
+            ask(node, cls(cluster_id=CLUSTER, replica_id=9, max_bytes=max_bytes, topics=[topic]))
+        )
+
+    content = led.disks[leader].snapshots[snapshot]
+    assert (piece().unaligned_records, piece().size) == (content[:100], len(content))
+    assert piece(100).unaligned_records == content[100:200]
+    assert piece(len(content)).error_code == errors.POSITION_OUT_OF_RANGE
+    assert piece(-1).error_code == errors.POSITION_OUT_OF_RANGE
+    assert piece(of=(1, 1)).error_code == errors.SNAPSHOT_NOT_FOUND
+    assert piece(of=(0, 0)).error_code == errors.SNAPSHOT_NOT_FOUND
+    assert piece(epoch=0).error_code == errors.FENCED_LEADER_EPOCH
+    told = wire.told(ask(node, fetch(node, fetch_offset=0, last_fetched_epoch=0)))
+    assert (told.snapshot_id.end_offset, told.snapshot_id.epoch) == snapshot
+
+
+def test_a_disk_that_cannot_flush_ends_it_all(led):
+    (leader,) = led.leaders
+    node = led.nodes[leader]
+    led.append(leader)
+    node._flushed(OSError(5, "Input/output error"))
+    assert node.is_broken and node.role is not Role.LEADER
+    assert ask(node, vote(node.epoch + 1, (1, 99))).error_code == errors.KAFKA_STORAGE_ERROR
+    assert node.poll() > 1 << 60
+    led.run(10_000)
+    (other,) = led.leaders
+    assert other != leader

@@ -5,14 +5,14 @@ more than RECORDS_MAX records writes none. (AclApis, AclControlManager.)
 `Held` are the ACLs of an image by what they say, so a request for one ACL does not walk over all."""
 
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.uuids import random_uuid
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
-from kafkad.security.acls import CLUSTER_NAME, Acl, Filter, Kind, Operation, Pattern, Permission
+from kafkad.security.acls import ANYTHING, CLUSTER_NAME, Acl, Filter, Kind, Operation, Pattern, Permission
 
 RECORDS_MAX: Final = 10_000  # of one request; Kafka: MAX_RECORDS_PER_USER_OP
 LISTED_MAX: Final = 100_000  # of one answer: an ACL stands there for each filter that finds it
@@ -162,12 +162,41 @@ def filter_of(asked: Any) -> Filter:
     )
 
 
+class _ByName:
+    """The ACLs of an image by the names in them: a request may have thousands of filters."""
+
+    def __init__(self) -> None:
+        self._acls: dict[str, list[tuple[bytes, Acl]]] = {}
+        self._lengths: set[int] = set()
+
+    def fill(self, image: MetadataImage) -> Steps:
+        for number, (acl_id, record) in enumerate(image.acls.items(), 1):
+            acl = Acl.of(record)
+            self._acls.setdefault(acl.name, []).append((acl_id, acl))
+            self._lengths.add(len(acl.name))
+            if number % A_STEP == 0:
+                yield
+
+    def candidates(self, wanted: Filter) -> Iterator[tuple[bytes, Acl]]:
+        """All that a filter can find, and others."""
+        names: Iterable[str] = self._acls
+        if wanted.name is not None:
+            names = {wanted.name}
+            if wanted.pattern == Pattern.MATCH:
+                longest = len(wanted.name)
+                names |= {ANYTHING, *(wanted.name[:length] for length in self._lengths if length <= longest)}
+        for name in names:
+            yield from self._acls.get(name, ())
+
+
 def plan_delete(image: MetadataImage, request: Any) -> Steps:
     """(records, DeleteAclsResponse). Raises KafkaError(INVALID_REQUEST) if they are too many."""
     records: dict[bytes, Any] = {}
     listed = 0
     results = []
     response = messages.DeleteAclsResponse
+    acls = _ByName()
+    yield from acls.fill(image)
     for asked in request.filters:
         yield
         wanted = filter_of(asked)
@@ -176,10 +205,9 @@ def plan_delete(image: MetadataImage, request: Any) -> Steps:
         if wrong := wanted.is_unknown:
             result.error_code, result.error_message = errors.INVALID_REQUEST, wrong
             continue
-        for number, (acl_id, record) in enumerate(image.acls.items(), 1):
+        for number, (acl_id, acl) in enumerate(acls.candidates(wanted), 1):
             if number % A_STEP == 0:
                 yield
-            acl = Acl.of(record)
             if not wanted.finds(acl):
                 continue
             if len(records) >= RECORDS_MAX:

@@ -1,5 +1,7 @@
 """ACLs: what requests make of the image. The texts are Kafka's."""
 
+from random import Random
+
 import pytest
 from metadata_world import Cluster
 
@@ -7,7 +9,8 @@ from kafkad.controller import acls
 from kafkad.controller.acls import TOO_MANY_GONE, TOO_MANY_LISTED, TOO_MANY_NEW
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
-from kafkad.security.acls import Acl
+from kafkad.security.acls import Acl, Kind
+from tests.reference import slow_acls
 
 READ_T = Acl(2, "t", 3, "User:alice", "*", 3, 3)
 
@@ -166,6 +169,36 @@ def test_deletes_by_filters(cluster):
         (0, None, []),
     ]
     assert held(cluster) == [group]
+
+
+def test_many_filters_do_not_each_look_at_all_acls(cluster, monkeypatch):
+    """10,000 filters with names, as kafka-acls sends them, would hold up the controller for a minute."""
+    created(cluster, *[READ_T._replace(name=f"t{number}") for number in range(300)])
+    looked = []
+    finds = acls.Filter.finds
+    monkeypatch.setattr(acls.Filter, "finds", lambda *about: looked.append(about) or finds(*about))
+    filters = [one_filter(name=f"t{number}") for number in range(200)]
+    filters += [one_filter(name=f"t{number}x", pattern=2) for number in range(200)]
+    assert [len(row[2]) for row in deleted(cluster, *filters)] == [1] * 200 + [0] * 200
+    assert len(looked) < 2_000
+    assert len(held(cluster)) == 100
+
+
+def test_deletes_find_what_a_walk_over_all_finds(cluster):
+    random = Random(11)
+    questions = slow_acls.Questions(random)
+    there = [acl for acl in dict.fromkeys(questions.acl(Acl) for _ in range(80)) if acl.kind != Kind.CLUSTER]
+    created(cluster, *there)
+    for _ in range(25):
+        like = random.choice(there)
+        fields = {name: getattr(like, name) for name in Acl._fields if random.random() < 0.4}
+        if random.random() < 0.7:
+            fields |= {"name": random.choice((like.name, "abc", "*")), "pattern": random.choice((1, 2, 4))}
+        expected = [acl for acl in there if acls.Filter(**fields).finds(acl)]
+        [(code, _, gone)] = deleted(cluster, one_filter(**fields))
+        assert (code, sorted(gone)) == (0, sorted(expected)), fields
+        created(cluster, *gone)
+        assert held(cluster) == sorted(there)
 
 
 def test_too_many_deletes_are_none(cluster, monkeypatch):

@@ -21,6 +21,7 @@ from kafkad.replication.partitions import Partitions
 from kafkad.security.authorizer import Authorizer
 
 ANONYMOUS = "User:ANONYMOUS"  # who did not have to say who it is
+OURSELVES = ""  # the principal of what the broker asks itself: it may do everything
 
 
 @dataclass(slots=True, frozen=True)

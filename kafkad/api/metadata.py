@@ -7,7 +7,7 @@ A broker is told by the address of the listener that the request came in on; one
 listener is not told at all. A topic that is not there is made if request and auto.create.topics.enable allow
 it, and told at once: Kafka answers UNKNOWN_TOPIC_OR_PARTITION once more, since its controller works
 elsewhere.
-Not yet: authorization.
+Where an authorizer decides, `permitted` answers whoever is no super user (server/guard).
 """
 
 import heapq
@@ -22,7 +22,11 @@ from kafkad.coordinator.runtime import at_once
 from kafkad.metadata.image import INTERNAL_TOPICS, BrokerRegistration, MetadataImage, PartitionState, Topic
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
+from kafkad.security.acls import CLUSTER_NAME, Operation
+from kafkad.security.acls import Kind as Resource
+from kafkad.security.authorizer import Subject
 
+API = "Metadata"  # in the audit log
 LOOKED_AT = 64  # topics that are looked up in one go
 NO_NODE = -1
 NO_ID = bytes(16)
@@ -46,6 +50,116 @@ def metadata(services: Services, context: RequestContext, request: Any) -> Any:
     named = _Named()
     named.add(asked)
     return at_once(_some(services, context, request, named))
+
+
+def permitted(services: Services, context: RequestContext, request: Any, subject: Subject) -> Any:
+    """The answer to one who may not see or do everything: topics that may not be described are left out, or
+    refused where they are named, be they there or not."""
+    asked = request.topics
+    if asked is None or (context.version == 0 and not asked):
+        return _permitted_of_all(services, context, request, subject)
+    return _permitted_of_named(services, context, request, subject)
+
+
+def _permitted_of_all(services: Services, context: RequestContext, request: Any, subject: Subject) -> Steps:
+    named = _Named()
+    for number, name in enumerate(services.metadata.image.topics, 1):
+        if subject.may(Operation.DESCRIBE, Resource.TOPIC, name, API, told=False):
+            named.names[name] = None
+        if number % LOOKED_AT == 0:
+            yield
+    return (yield from _answer(services, context, request, named, {}, subject))
+
+
+def _permitted_of_named(services: Services, context: RequestContext, request: Any, subject: Subject) -> Steps:
+    image, named = services.metadata.image, _Named()
+    for start in range(0, len(request.topics), LOOKED_AT):
+        named.add(request.topics[start : start + LOOKED_AT])
+        yield
+    if context.version < 12 and (named.nameless or named.ids):
+        return (yield from _refused(services, context, request))
+    makes = request.allow_auto_topic_creation and services.config.auto_create_topics_enable
+    hidden: list[Any] = []
+    creatable = []
+    for topic_id in list(named.ids):
+        topic = image.topics_by_id.get(topic_id)
+        if topic is not None and not subject.may(Operation.DESCRIBE, Resource.TOPIC, topic.name, API):
+            del named.ids[topic_id]
+            hidden.append(_denied(None, topic_id))
+        yield
+    for name in () if named.ids or hidden else list(named.names):
+        may = subject.may(Operation.DESCRIBE, Resource.TOPIC, name, API)
+        if may and makes and name not in image.topics and invalid_name(name) is None:
+            may = subject.may_cluster(Operation.CREATE, API, told=False) or subject.may(
+                Operation.CREATE, Resource.TOPIC, name, API
+            )
+            if may:
+                creatable.append(name)
+        if not may:
+            del named.names[name]
+            hidden.append(_denied(name, NO_ID))
+        yield
+    troubles: Troubles = {}
+    if creatable:
+        created = services.controller.auto_create(creatable)
+        if inspect.isawaitable(created):
+            return _permitted_later(services, context, request, named, creatable, created, subject, hidden)
+        troubles = created
+    return (yield from _permitted_answer(services, context, request, named, troubles, subject, hidden))
+
+
+async def _permitted_later(
+    services: Services,
+    context: RequestContext,
+    request: Any,
+    named: "_Named",
+    names: list[str],
+    created: Awaitable[Troubles],
+    subject: Subject,
+    hidden: list[Any],
+) -> Steps:
+    troubles = await _created(names, created)
+    return _permitted_answer(services, context, request, named, troubles, subject, hidden)
+
+
+def _permitted_answer(
+    services: Services,
+    context: RequestContext,
+    request: Any,
+    named: "_Named",
+    troubles: Troubles,
+    subject: Subject,
+    hidden: list[Any],
+) -> Steps:
+    if hidden and all(topic.name is None for topic in hidden) and not named.ids:
+        named.names.clear()  # all that was asked for by id is hidden
+    response = yield from _answer(services, context, request, named, troubles, subject)
+    response.topics.extend(hidden)
+    return response
+
+
+def _denied(name: str | None, topic_id: bytes) -> Any:
+    return messages.MetadataResponse.Topics(
+        error_code=errors.TOPIC_AUTHORIZATION_FAILED, name=name, topic_id=topic_id
+    )
+
+
+def cluster_operations(subject: Subject | None, api: str) -> int:
+    """The bits of what may be done to the cluster; 0 for one who may not describe it."""
+    if subject is None:
+        return CLUSTER_OPERATIONS
+    return (
+        subject.operations(Resource.CLUSTER, CLUSTER_NAME)
+        if subject.may_cluster(Operation.DESCRIBE, api)
+        else 0
+    )
+
+
+async def _created(names: list[str], created: Awaitable[Troubles]) -> Troubles:
+    try:
+        return await created
+    except KafkaError:  # the controller is gone for a moment: what is there is told all the same
+        return dict.fromkeys(names, KafkaError(errors.LEADER_NOT_AVAILABLE))
 
 
 class _Named:
@@ -148,10 +262,7 @@ async def _answer_later(
     names: list[str],
     created: Awaitable[Troubles],
 ) -> Steps:
-    try:
-        troubles = await created
-    except KafkaError:  # the controller is gone for a moment: what is there is told all the same
-        troubles = dict.fromkeys(names, KafkaError(errors.LEADER_NOT_AVAILABLE))
+    troubles = await _created(names, created)
     return _answer(services, context, request, named, troubles)
 
 
@@ -169,23 +280,31 @@ def _refused(services: Services, context: RequestContext, request: Any) -> Steps
 
 
 def _answer(
-    services: Services, context: RequestContext, request: Any, named: _Named, troubles: Troubles
+    services: Services,
+    context: RequestContext,
+    request: Any,
+    named: _Named,
+    troubles: Troubles,
+    subject: Subject | None = None,
 ) -> Steps:
+    """`subject`: None may do everything."""
     told = _Told(services.metadata.image, context)
-    response = _response(told, context, request)
+    response = _response(told, context, request, subject)
     with_operations = request.include_topic_authorized_operations and context.version >= 8
     topics: Iterable[Any] = map(told.identified, named.ids)
     if not named.ids:
         topics = (told.named(name, troubles) for name in named.names)
     for topic in topics:
         if with_operations and topic.error_code != errors.UNKNOWN_TOPIC_ID:  # a resource is known by its name
-            topic.topic_authorized_operations = TOPIC_OPERATIONS
+            topic.topic_authorized_operations = (
+                TOPIC_OPERATIONS if subject is None else subject.operations(Resource.TOPIC, topic.name)
+            )
         response.topics.append(topic)
         yield
     return response
 
 
-def _response(told: "_Told", context: RequestContext, request: Any) -> Any:
+def _response(told: "_Told", context: RequestContext, request: Any, subject: Subject | None = None) -> Any:
     up = [broker for broker in told.image.brokers.values() if not broker.fenced and told.listens(broker)]
     response = messages.MetadataResponse(
         brokers=[
@@ -201,7 +320,7 @@ def _response(told: "_Told", context: RequestContext, request: Any) -> Any:
         controller_id=up[0].broker_id if up else NO_NODE,
     )
     if request.include_cluster_authorized_operations and 8 <= context.version <= 10:
-        response.cluster_authorized_operations = CLUSTER_OPERATIONS
+        response.cluster_authorized_operations = cluster_operations(subject, API)
     return response
 
 

@@ -11,7 +11,7 @@ DescribeTransactions (key 65), v0.
 ListTransactions (key 66), v0-2.   v1 by duration. v2 by a regular expression, which needs google-re2.
 
 A partition that does not exist fails all of its transaction: the others are OPERATION_NOT_ATTEMPTED.
-Not yet: authorization."""
+"""
 
 import logging
 from collections.abc import Callable, Generator, Iterable

@@ -25,13 +25,15 @@ from typing import Any, NamedTuple
 
 from kafkad._native.serving.long_answer import LongAnswer
 from kafkad._native.serving.shared_answer import SharedAnswer
-from kafkad.api.context import ANONYMOUS, RequestContext, Services, code_of
+from kafkad.api.context import ANONYMOUS, OURSELVES, RequestContext, Services, code_of
 from kafkad.api.table import Api, Route
 from kafkad.api.versions import unsupported
 from kafkad.coordinator.runtime import at_once
 from kafkad.protocol import codec, errors
 from kafkad.protocol.errors import KafkaError, Malformed, Meaningless
+from kafkad.security.authorizer import Subject
 from kafkad.server.authentication import Authentication
+from kafkad.server.guard import admit, finish
 from kafkad.server.refusal import refusal
 from kafkad.server.routing import HELD, Router
 from kafkad.server.turns import Steps, Turns
@@ -197,20 +199,35 @@ class Dispatcher:
 
     def _execute(self, api: Api, context: RequestContext, request: Any) -> Any:
         """The handler's response or an awaitable of it, all trouble told in it; None: it has no place."""
-        assert api.handler is not None
         try:
-            answer = api.handler(self.services, context, request)
+            answer = self._handled(api, context, request)
             while isinstance(answer, Generator):
                 answer = self.turns.run(answer)
         except Exception as trouble:
             return self.turns.run(self._failed(api, context, request, trouble))
         return self._settled(api, context, request, answer) if inspect.isawaitable(answer) else answer
 
+    def _handled(self, api: Api, context: RequestContext, request: Any) -> Any:
+        """What the handler returns; where there is an authorizer, steps that ask it first."""
+        assert api.handler is not None
+        authorizer = self.services.authorizer
+        if authorizer is None or context.principal == OURSELVES:
+            return api.handler(self.services, context, request)
+        subject = authorizer.subject(context.principal, context.client_host)
+        return self._admitted(subject, api, context, request)
+
+    def _admitted(self, subject: Subject, api: Api, context: RequestContext, request: Any) -> Steps:
+        gate = yield from admit(subject, self.services, context, request, api.name)
+        if gate.refused is not None:
+            return gate.refused
+        assert api.handler is not None
+        served = gate.serve() if gate.serve is not None else api.handler(self.services, context, request)
+        return finish(gate, served)
+
     def _executed_in_steps(self, api: Api, context: RequestContext, request: Any) -> Steps:
         """What `_execute` answers."""
-        assert api.handler is not None
         try:
-            answer = api.handler(self.services, context, request)
+            answer = self._handled(api, context, request)
             while isinstance(answer, Generator):
                 answer = yield from answer
         except Exception as trouble:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from kafkad.api.context import ANONYMOUS, RequestContext, Services
+from kafkad.api.context import OURSELVES, RequestContext, Services
 from kafkad.api.markers import write_marker
 from kafkad.coordinator.markers import Marker, Written
 from kafkad.coordinator.transaction import TopicPartition
@@ -108,7 +108,7 @@ class MarkerTransport:
 
     async def _send(self, worker: int, shares: list[Share]) -> None:
         request = Request(markers=[entry for entry, _, _ in shares])
-        client = RemoteClient("", "", ANONYMOUS, "", "")
+        client = RemoteClient("", "", OURSELVES, "", "")
         context = RequestContext(WRITE_TXN_MARKERS, VERSION, 0, US, "", "", client)
         frame = codec.encode_request(request, VERSION, 0, US)
         codes: dict[tuple[int, TopicPartition], int] = {}

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kafkad.api.context import ANONYMOUS, RequestContext, Services
+from kafkad.api.context import OURSELVES, RequestContext, Services
 from kafkad.coordinator.transaction import TopicPartition
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -101,7 +101,7 @@ class TransactionGate:
 
     async def _send(self, worker: int, asked: list[tuple[Any, Answered]]) -> None:
         request = Request(transactions=[entry for entry, _ in asked])
-        client = RemoteClient("", "", ANONYMOUS, "", "")
+        client = RemoteClient("", "", OURSELVES, "", "")
         context = RequestContext(ADD_PARTITIONS_TO_TXN, VERSION, 0, US, "", "", client)
         frame = codec.encode_request(request, VERSION, 0, US)
         results: Sequence[Any] = ()

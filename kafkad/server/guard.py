@@ -1,0 +1,605 @@
+"""The guard: what a client may do of what it asks, where there is an authorizer.
+
+    admit      asks for all that api/access says; what is not allowed is taken out of the request, or refused
+    Gate       one request on its way: who asks, and what is to be done to the answer
+
+It stands around the handler, in the worker that serves the request. Requests of the broker to itself have no
+principal and pass. What does not fit the table is a function here, named as `custom` there.
+
+Rule: whether a topic exists is not told to one who may not describe it."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Final
+
+from kafkad.api import metadata
+from kafkad.api.access import ACCESS, CODES, MESSAGES, Each, Whole
+from kafkad.api.context import RequestContext, Services
+from kafkad.metadata.image import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC
+from kafkad.protocol import errors, messages
+from kafkad.security.acls import Kind, Operation
+from kafkad.security.authorizer import Subject
+from kafkad.server.refusal import refusal
+from kafkad.server.turns import Steps
+
+AT_ONCE: Final = 64  # elements of one step
+NO_ID: Final = bytes(16)
+METADATA_TOPIC: Final = "__cluster_metadata"
+CONFIG_KINDS: Final = {
+    TOPIC: Kind.TOPIC,
+    BROKER: Kind.CLUSTER,
+    BROKER_LOGGER: Kind.CLUSTER,
+    CLIENT_METRICS: Kind.CLUSTER,
+    GROUP: Kind.GROUP,
+}
+After = Callable[[Any], Steps]
+
+
+class Gate:
+    """`after`: steps that finish the response, given it. `refused`: the response, if all is refused."""
+
+    __slots__ = ("after", "context", "name", "refused", "request", "serve", "services", "subject")
+
+    def __init__(
+        self, subject: Subject, services: Services, context: RequestContext, request: Any, name: str
+    ) -> None:
+        self.subject = subject
+        self.services = services
+        self.context = context
+        self.request = request
+        self.name = name  # of the API
+        self.after: list[After] = []
+        self.refused: Any = None
+        self.serve: Callable[[], Any] | None = None  # in place of the handler
+
+    def may(self, operation: Operation, kind: Kind, name: str, *, told: bool = True) -> bool:
+        return self.subject.may(operation, kind, name, self.name, told=told)
+
+    def may_cluster(self, operation: Operation, *, told: bool = True) -> bool:
+        return self.subject.may_cluster(operation, self.name, told=told)
+
+    def refuse(self, code: int) -> Steps:
+        """The whole request."""
+        self.refused = yield from refusal(
+            self.context.api_key, self.context.version, self.request, code, MESSAGES[code]
+        )
+
+    def split(
+        self,
+        array: str,
+        name_of: Callable[[Any], str | None],
+        allows: Callable[[str], bool],
+    ) -> Generator[None, None, list[Any]]:
+        """Leave in the request what is allowed; what is not. None for a name is the handler's."""
+        allowed: list[Any] = []
+        denied: list[Any] = []
+        known: dict[str, bool] = {}
+        for number, element in enumerate(getattr(self.request, array), 1):
+            name = name_of(element)
+            if name is None:
+                allowed.append(element)
+            else:
+                if name not in known:
+                    known[name] = allows(name)
+                (allowed if known[name] else denied).append(element)
+            if number % AT_ONCE == 0:
+                yield
+        if denied:
+            setattr(self.request, array, allowed)
+        return denied
+
+    def deny(
+        self, array: str, denied: list[Any], code: int, answers: str, message: str | None = None
+    ) -> None:
+        """These elements of the request are answered with an error, after those that are served."""
+        if not denied:
+            return
+
+        def after(response: Any) -> Steps:
+            if getattr(response, "error_code", errors.NONE):
+                return  # nothing was served
+            outline = type(self.request)(**{array: denied})
+            refused = yield from refusal(self.context.api_key, self.context.version, outline, code, message)
+            getattr(response, answers).extend(getattr(refused, answers))
+
+        self.after.append(after)
+
+    def topic_name(self, element: Any, field: str = "name") -> str | None:
+        """Of an element that names its topic by name or by id; None: nothing has this id."""
+        name, topic_id = getattr(element, field), getattr(element, "topic_id", NO_ID)
+        if name or topic_id == NO_ID:
+            return str(name or "")
+        topic = self.services.metadata.image.topics_by_id.get(topic_id)
+        return None if topic is None else topic.name
+
+
+def admit(
+    subject: Subject, services: Services, context: RequestContext, request: Any, name: str
+) -> Generator[None, None, Gate]:
+    """Decide, in steps; the request may have lost elements then."""
+    gate = Gate(subject, services, context, request, name)
+    access = ACCESS.get(context.api_key)
+    if access is None:
+        if not subject.is_super:
+            yield from gate.refuse(errors.CLUSTER_AUTHORIZATION_FAILED)
+        return gate
+    for whole in access.whole:
+        if not _has(gate, whole):
+            yield from gate.refuse(CODES[whole.kind])
+            _bare(gate)
+            return gate
+    if access.each is not None:
+        yield from _each(gate, access.each)
+    if access.custom:
+        yield from CUSTOM[access.custom](gate)
+    return gate
+
+
+def finish(gate: Gate, answer: Any) -> Any:
+    """The handler's answer, made whole: as it is, steps that return it, or an awaitable of it."""
+    if not gate.after:
+        return answer
+    if inspect.isawaitable(answer):
+        return _finish_later(gate, answer)
+    return _finish(gate, answer)
+
+
+async def _finish_later(gate: Gate, answer: Awaitable[Any]) -> Any:
+    return _finish(gate, await answer)
+
+
+def _finish(gate: Gate, answer: Any) -> Steps:
+    while isinstance(answer, Generator):
+        answer = yield from answer
+    if inspect.isawaitable(answer):
+        return _finish_later(gate, answer)
+    for after in gate.after:
+        yield from after(answer)
+    return answer
+
+
+def _has(gate: Gate, whole: Whole) -> bool:
+    name = getattr(gate.request, whole.field) if whole.field else ""
+    if whole.kind is not Kind.CLUSTER:
+        return gate.may(whole.operation, whole.kind, name or "")
+    if whole.or_else is not None and gate.may_cluster(whole.or_else, told=False):
+        return True
+    return gate.may_cluster(whole.operation)
+
+
+def _bare(gate: Gate) -> None:
+    """Kafka's answer has the error alone."""
+    if type(gate.refused) is messages.OffsetDeleteResponse:
+        gate.refused.topics = []
+    elif type(gate.refused) is messages.LeaveGroupResponse:
+        gate.refused.members = []
+
+
+def _each(gate: Gate, each: Each) -> Steps:
+    def name_of(element: Any) -> str | None:
+        return gate.topic_name(element, each.name) if each.name else str(element)
+
+    denied = yield from gate.split(
+        each.array, name_of, lambda name: gate.may(each.operation, each.kind, name)
+    )
+    code = CODES[each.kind]
+    gate.deny(each.array, denied, code, each.response or each.array)
+
+
+# -- topics ------------------------------------------------------------------------------------------------
+
+
+def _metadata(gate: Gate) -> Steps:
+    if not gate.subject.is_super:
+        gate.serve = lambda: metadata.permitted(gate.services, gate.context, gate.request, gate.subject)
+    return
+    yield
+
+
+def _describe_topic_partitions(gate: Gate) -> Steps:
+    request = gate.request
+    Topic = messages.DescribeTopicPartitionsResponse.Topics
+    asked = {topic.name: None for topic in request.topics}
+    Asked = messages.DescribeTopicPartitionsRequest.Topics
+    allowed: list[str] = []
+    denied: list[str] = []
+    for number, name in enumerate(asked or gate.services.metadata.image.topics, 1):
+        may = gate.may(Operation.DESCRIBE, Kind.TOPIC, name, told=bool(asked))
+        (allowed if may else denied).append(name)
+        if number % AT_ONCE == 0:
+            yield
+    refused = []
+    if asked:
+        first = request.cursor.topic_name if request.cursor is not None else ""
+        for name in sorted(denied):
+            if name >= first:
+                refused.append(Topic(error_code=errors.TOPIC_AUTHORIZATION_FAILED, name=name))
+            yield
+    if denied and not allowed:  # no topics would be all of them
+        gate.refused = messages.DescribeTopicPartitionsResponse(topics=refused)
+        return
+    if denied:
+        request.topics = [Asked(name=name) for name in allowed]
+
+    def after(response: Any) -> Steps:
+        for topic in response.topics:
+            if not topic.error_code:
+                topic.topic_authorized_operations = gate.subject.operations(Kind.TOPIC, topic.name)
+            yield
+        response.topics.extend(refused)
+
+    gate.after.append(after)
+
+
+def _create_topics(gate: Gate) -> Steps:
+    """CREATE on the cluster allows every topic. Names that are there twice are refused as such, by the
+    handler."""
+    request = gate.request
+    if not gate.may_cluster(Operation.CREATE, told=False):
+        seen: dict[str, int] = {}
+        for number, topic in enumerate(request.topics, 1):
+            seen[topic.name] = seen.get(topic.name, 0) + 1
+            if number % AT_ONCE == 0:
+                yield
+        denied = yield from gate.split(
+            "topics",
+            lambda topic: topic.name,
+            lambda name: (
+                seen[name] > 1 or name == METADATA_TOPIC or gate.may(Operation.CREATE, Kind.TOPIC, name)
+            ),
+        )
+        code = errors.TOPIC_AUTHORIZATION_FAILED
+        gate.deny("topics", denied, code, "topics", "Authorization failed.")
+
+    def after(response: Any) -> Steps:
+        for topic in response.topics:
+            yield
+            if topic.error_code or gate.may(Operation.DESCRIBE_CONFIGS, Kind.TOPIC, topic.name, told=False):
+                continue
+            topic.configs, topic.num_partitions, topic.replication_factor = None, -1, -1
+            topic.topic_config_error_code = errors.TOPIC_AUTHORIZATION_FAILED
+
+    gate.after.append(after)
+
+
+def _delete_topics(gate: Gate) -> Steps:
+    """DELETE on the cluster allows every topic. A topic that is asked for by its id is not named to one who
+    may not describe it."""
+    if gate.may_cluster(Operation.DELETE, told=False):
+        return
+    array = "topics" if gate.context.version >= 6 else "topic_names"
+
+    def name_of(element: Any) -> str | None:
+        return str(element) if isinstance(element, str) else gate.topic_name(element)
+
+    denied = yield from gate.split(array, name_of, lambda name: gate.may(Operation.DELETE, Kind.TOPIC, name))
+    code = errors.TOPIC_AUTHORIZATION_FAILED
+    Result = messages.DeleteTopicsResponse.Responses
+    refused = []
+    for element in denied:
+        name, topic_id = name_of(element), getattr(element, "topic_id", NO_ID)
+        if topic_id != NO_ID and not gate.may(Operation.DESCRIBE, Kind.TOPIC, name or ""):
+            name = None
+        refused.append(Result(name=name, topic_id=topic_id, error_code=code, error_message=MESSAGES[code]))
+        yield
+    if refused:
+        gate.after.append(_extends("responses", refused))
+
+
+def _extends(array: str, more: list[Any]) -> After:
+    def after(response: Any) -> Steps:
+        getattr(response, array).extend(more)
+        return
+        yield
+
+    return after
+
+
+def _offset_for_leader_epoch(gate: Gate) -> Steps:
+    if not gate.may_cluster(Operation.CLUSTER_ACTION, told=False):
+        yield from _each(gate, Each(Operation.DESCRIBE, Kind.TOPIC, "topics", "topic"))
+
+
+# -- groups ------------------------------------------------------------------------------------------------
+
+
+def _offset_fetch(gate: Gate) -> Steps:
+    request, version = gate.request, gate.context.version
+    code = errors.GROUP_AUTHORIZATION_FAILED
+    if version < 8:
+        if not gate.may(Operation.DESCRIBE, Kind.GROUP, request.group_id):
+            yield from gate.refuse(code)
+            if version >= 2:
+                gate.refused.topics = []
+            return
+        hidden = yield from _hidden_topics(gate, request)
+
+        def after(response: Any) -> Steps:
+            yield from _hide(gate, response, request, hidden, messages.OffsetFetchResponse.Topics)
+
+        gate.after.append(after)
+        return
+    Group = messages.OffsetFetchResponse.Groups
+    denied = yield from gate.split(
+        "groups",
+        lambda group: group.group_id,
+        lambda name: gate.may(Operation.DESCRIBE, Kind.GROUP, name),
+    )
+    asked = request.groups
+    hidden_of: list[list[Any]] = [[] for _ in asked]
+    for group, hidden in zip(asked, hidden_of, strict=True):
+        hidden.extend((yield from _hidden_topics(gate, group)))
+
+    def after_all(response: Any) -> Steps:
+        for group, answer, hidden in zip(asked, response.groups, hidden_of, strict=True):
+            yield from _hide(gate, answer, group, hidden, Group.Topics)
+        response.groups.extend(Group(group_id=group.group_id, error_code=code) for group in denied)
+
+    gate.after.append(after_all)
+
+
+def _hidden_topics(gate: Gate, group: Any) -> Generator[None, None, list[Any]]:
+    """Take out of a group's question what may not be described; a question for everything stays."""
+    allowed: list[Any] = []
+    hidden: list[Any] = []
+    for number, topic in enumerate(group.topics or (), 1):
+        name = gate.topic_name(topic)
+        may = name is None or gate.may(Operation.DESCRIBE, Kind.TOPIC, name)
+        (allowed if may else hidden).append(topic)
+        if number % AT_ONCE == 0:
+            yield
+    if hidden:
+        group.topics = allowed
+    return hidden
+
+
+def _hide(gate: Gate, answer: Any, group: Any, hidden: list[Any], cls: Any) -> Steps:
+    if answer.error_code:
+        return
+    if group.topics is None:
+        seen = []
+        for topic in answer.topics:
+            name = gate.topic_name(topic)
+            if name is not None and gate.may(Operation.DESCRIBE, Kind.TOPIC, name, told=False):
+                seen.append(topic)
+            yield
+        answer.topics = seen
+    for topic in hidden:
+        failed = cls(name=topic.name)
+        if hasattr(topic, "topic_id"):
+            failed.topic_id = topic.topic_id
+        for number, index in enumerate(topic.partition_indexes, 1):
+            failed.partitions.append(
+                cls.Partitions(
+                    partition_index=index,
+                    committed_offset=-1,
+                    committed_leader_epoch=-1,
+                    metadata="",
+                    error_code=errors.TOPIC_AUTHORIZATION_FAILED,
+                )
+            )
+            if number % AT_ONCE == 0:
+                yield
+        answer.topics.append(failed)
+        yield
+
+
+def _find_coordinator(gate: Gate) -> Steps:
+    request = gate.request
+    kind = {0: Kind.GROUP, 1: Kind.TRANSACTIONAL_ID}.get(request.key_type)
+    if kind is None:  # nothing has keys of another type yet
+        return
+    code = CODES[kind]
+    if gate.context.version < 4:
+        if not gate.may(Operation.DESCRIBE, kind, request.key):
+            gate.refused = messages.FindCoordinatorResponse(
+                error_code=code, error_message=MESSAGES[code], node_id=-1, host="", port=-1
+            )
+        return
+    denied = yield from gate.split(
+        "coordinator_keys", lambda key: key, lambda key: gate.may(Operation.DESCRIBE, kind, key)
+    )
+    Answer = messages.FindCoordinatorResponse.Coordinators
+    refused = [
+        Answer(key=key, error_code=code, error_message=MESSAGES[code], node_id=-1, host="", port=-1)
+        for key in denied
+    ]
+    if refused:
+        gate.after.append(_extends("coordinators", refused))
+
+
+def _sync_group(gate: Gate) -> Steps:
+    """From v5 on a request without a protocol is refused as such, before the group is looked at."""
+    request = gate.request
+    named = request.protocol_type is not None and request.protocol_name is not None
+    if (gate.context.version < 5 or named) and not gate.may(Operation.READ, Kind.GROUP, request.group_id):
+        yield from gate.refuse(errors.GROUP_AUTHORIZATION_FAILED)
+
+
+def _describe_groups(gate: Gate) -> Steps:
+    yield from _each(gate, Each(Operation.DESCRIBE, Kind.GROUP, "groups", ""))
+    if gate.request.include_authorized_operations:
+
+        def after(response: Any) -> Steps:
+            for group in response.groups:
+                if not group.error_code:
+                    group.authorized_operations = gate.subject.operations(Kind.GROUP, group.group_id)
+                yield
+
+        gate.after.append(after)
+
+
+def _list_groups(gate: Gate) -> Steps:
+    yield from _listed(gate, "groups", Kind.GROUP, lambda group: group.group_id)
+
+
+def _listed(gate: Gate, array: str, kind: Kind, name_of: Callable[[Any], str]) -> Steps:
+    """Show what may be described; the cluster's DESCRIBE shows all groups."""
+    if kind is Kind.GROUP and gate.may_cluster(Operation.DESCRIBE, told=False):
+        return
+
+    def after(response: Any) -> Steps:
+        shown = []
+        for number, each in enumerate(getattr(response, array), 1):
+            if gate.may(Operation.DESCRIBE, kind, name_of(each), told=False):
+                shown.append(each)
+            if number % AT_ONCE == 0:
+                yield
+        setattr(response, array, shown)
+
+    gate.after.append(after)
+    return
+    yield
+
+
+# -- transactions ------------------------------------------------------------------------------------------
+
+
+def _init_producer_id(gate: Gate) -> Steps:
+    name, code = gate.request.transactional_id, errors.NONE
+    if name is not None:
+        if not gate.may(Operation.WRITE, Kind.TRANSACTIONAL_ID, name):
+            code = errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    elif not gate.may_cluster(Operation.IDEMPOTENT_WRITE, told=False) and not gate.subject.may_any(
+        Operation.WRITE, Kind.TOPIC, gate.name
+    ):
+        gate.subject.write(False, Operation.IDEMPOTENT_WRITE, Kind.CLUSTER, "kafka-cluster", gate.name)
+        code = errors.CLUSTER_AUTHORIZATION_FAILED
+    if code:
+        gate.refused = messages.InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)
+    return
+    yield
+
+
+def _add_partitions_to_txn(gate: Gate) -> Steps:
+    """From v4 on brokers ask. Before, one partition that is refused keeps the others from being tried."""
+    request = gate.request
+    Response = messages.AddPartitionsToTxnResponse
+    if gate.context.version >= 4:
+        if not gate.may_cluster(Operation.CLUSTER_ACTION):
+            gate.refused = Response(error_code=errors.CLUSTER_AUTHORIZATION_FAILED)
+        return
+    if not gate.may(Operation.WRITE, Kind.TRANSACTIONAL_ID, request.v3_and_below_transactional_id):
+        yield from gate.refuse(errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        return
+    topics = request.v3_and_below_topics
+    denied = set()
+    for number, topic in enumerate(topics, 1):
+        if not gate.may(Operation.WRITE, Kind.TOPIC, topic.name):
+            denied.add(topic.name)
+        if number % AT_ONCE == 0:
+            yield
+    if not denied:
+        return
+    Topic = Response.ResultsByTopicV3AndBelow
+    known = gate.services.metadata.image.topics
+    response = Response()
+    for topic in topics:
+        answer = Topic(name=topic.name)
+        response.results_by_topic_v3_and_below.append(answer)
+        there = known[topic.name].partitions if topic.name in known else ()
+        for number, index in enumerate(topic.partitions, 1):
+            code = errors.OPERATION_NOT_ATTEMPTED
+            if topic.name in denied:
+                code = errors.TOPIC_AUTHORIZATION_FAILED
+            elif index not in there:
+                code = errors.UNKNOWN_TOPIC_OR_PARTITION
+            answer.results_by_partition.append(
+                Topic.ResultsByPartition(partition_index=index, partition_error_code=code)
+            )
+            if number % AT_ONCE == 0:
+                yield
+        yield
+    gate.refused = response
+
+
+def _describe_transactions(gate: Gate) -> Steps:
+    each = Each(Operation.DESCRIBE, Kind.TRANSACTIONAL_ID, "transactional_ids", "", "transaction_states")
+
+    def after(response: Any) -> Steps:
+        for state in response.transaction_states:
+            shown = []
+            for topic in state.topics:
+                if gate.may(Operation.DESCRIBE, Kind.TOPIC, topic.topic):
+                    shown.append(topic)
+                yield
+            state.topics = shown
+
+    gate.after.append(after)
+    yield from _each(gate, each)
+
+
+def _list_transactions(gate: Gate) -> Steps:
+    def name_of(state: Any) -> str:
+        return str(state.transactional_id)
+
+    yield from _listed(gate, "transaction_states", Kind.TRANSACTIONAL_ID, name_of)
+
+
+# -- the cluster, configurations ---------------------------------------------------------------------------
+
+
+def _describe_cluster(gate: Gate) -> Steps:
+    if gate.request.include_cluster_authorized_operations:
+
+        def after(response: Any) -> Steps:
+            response.cluster_authorized_operations = metadata.cluster_operations(gate.subject, gate.name)
+            return
+            yield
+
+        gate.after.append(after)
+    return
+    yield
+
+
+def _describe_configs(gate: Gate) -> Steps:
+    yield from _configs(gate, Operation.DESCRIBE_CONFIGS)
+
+
+def _alter_configs(gate: Gate) -> Steps:
+    yield from _configs(gate, Operation.ALTER_CONFIGS)
+
+
+def _configs(gate: Gate, operation: Operation) -> Steps:
+    """By kind of resource; one of an unknown kind is the handler's to refuse."""
+    answers = "results" if operation is Operation.DESCRIBE_CONFIGS else "responses"
+    allowed: list[Any] = []
+    denied: dict[int, list[Any]] = {}
+    for number, resource in enumerate(gate.request.resources, 1):
+        kind = CONFIG_KINDS.get(resource.resource_type)
+        if kind is Kind.CLUSTER:
+            may = gate.may_cluster(operation)
+        else:
+            may = kind is None or gate.may(operation, kind, resource.resource_name)
+        if may:
+            allowed.append(resource)
+        else:
+            assert kind is not None
+            denied.setdefault(CODES[kind], []).append(resource)
+        if number % AT_ONCE == 0:
+            yield
+    if denied:
+        gate.request.resources = allowed
+    for code, resources in denied.items():
+        gate.deny("resources", resources, code, answers, MESSAGES[code])
+
+
+CUSTOM: Final[dict[str, Callable[[Gate], Steps]]] = {
+    "metadata": _metadata,
+    "describe_topic_partitions": _describe_topic_partitions,
+    "create_topics": _create_topics,
+    "delete_topics": _delete_topics,
+    "offset_for_leader_epoch": _offset_for_leader_epoch,
+    "offset_fetch": _offset_fetch,
+    "find_coordinator": _find_coordinator,
+    "sync_group": _sync_group,
+    "describe_groups": _describe_groups,
+    "list_groups": _list_groups,
+    "init_producer_id": _init_producer_id,
+    "add_partitions_to_txn": _add_partitions_to_txn,
+    "describe_transactions": _describe_transactions,
+    "list_transactions": _list_transactions,
+    "describe_cluster": _describe_cluster,
+    "describe_configs": _describe_configs,
+    "alter_configs": _alter_configs,
+}

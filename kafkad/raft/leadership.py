@@ -57,14 +57,16 @@ class Leadership:
 
     def observed(self, observer: tuple[int, bytes], offset: int, end_offset: int, now_ms: int) -> None:
         """One that has no vote asked. Those that are not heard of any more are forgotten."""
-        if observer not in self.observers:
-            for key, each in list(self.observers.items()):
-                if now_ms - each.fetched_ms > FORGOTTEN_MS:
-                    del self.observers[key]
-            if len(self.observers) >= OBSERVERS_MAX:
-                return
-            self.observers[observer] = Progress()
-        _note(self.observers[observer], offset, end_offset, now_ms)
+        progress = self.observers.pop(observer, None)
+        while self.observers:  # in the order of their last question
+            oldest = next(iter(self.observers))
+            if now_ms - self.observers[oldest].fetched_ms <= FORGOTTEN_MS:
+                break
+            del self.observers[oldest]
+        if progress is None and len(self.observers) >= OBSERVERS_MAX:
+            return
+        self.observers[observer] = progress = progress or Progress()
+        _note(progress, offset, end_offset, now_ms)
 
     def flushed(self, offset: int) -> None:
         """All below it is on our own disk."""

@@ -669,8 +669,11 @@ class RaftNode(Observer):
             self._parked.append(Parked(request, partition, response, reply, now_ms + request.max_wait_ms))
 
     def _take_parked(self, ripe: Callable[[Parked], bool] = lambda parked: True) -> list[Parked]:
-        taken = [each for each in self._parked if ripe(each)]
-        self._parked = [each for each in self._parked if each not in taken]
+        taken: list[Parked] = []
+        left: list[Parked] = []
+        for each in self._parked:
+            (taken if ripe(each) else left).append(each)
+        self._parked = left
         return taken
 
     def _answer_parked(self, ripe: Callable[[Parked], bool]) -> None:

@@ -529,6 +529,9 @@ class Worker:
         self.host_limits.set(config.host_connection_limits)
         self.services.tls = TlsListeners(config, self.reactor.secure, read_bytes)
         self.reactor.on_certificate = CertificateNames(config)
+        if self.authorizer is not None:
+            self.reactor.authorize(self.authorizer)
+            self.authorizer.on_change = self.reactor.acls_changed
         for row in table.NATIVE:
             self.reactor.serve_native(row.key, row.low, row.high)
         self.loop.join(self.reactor)

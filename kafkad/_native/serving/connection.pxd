@@ -140,6 +140,7 @@ cdef struct Conn:
     uint16_t peer_port
     int32_t fetch_session           # the last one that it used; 0: none
     void* tls                       # Tls, or NULL: its bytes are plain
+    PyObject* rights                # SubjectRights, from its first Produce or Fetch on where there is an authorizer
 
 cdef struct Stats:
     int64_t connections
@@ -205,6 +206,10 @@ cdef struct Core:
     int64_t timer_armed_ms          # 0: disarmed
     PyObject* reactor
     PyObject* fetching              # Fetching, for what only has the core
+    bint authorizing                # there is an authorizer: Produce and Fetch ask for rights
+    PyObject* rights                # TopicRights, or NULL
+    uint64_t acl_version            # raised by every change of ACLs
+    uint64_t acl_stamps             # that were given to subjects
     void (*session_left)(Core*, int32_t) noexcept nogil     # a connection closed that had a fetch session
     Arena* arena                    # where buffers come from, so that other workers can read them; NULL: malloc
     uint8_t* scratch                # a buffer; another one takes its place when a request keeps it

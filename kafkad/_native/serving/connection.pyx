@@ -451,6 +451,9 @@ cdef void conn_closed(Conn* conn, const char* reason) noexcept:
             handle.conn = NULL
             Py_DECREF(handle)
             conn.handle = NULL
+        if conn.rights is not NULL:
+            Py_DECREF(<object>conn.rights)
+            conn.rights = NULL
         if conn.writer is not NULL:
             writer = <object>conn.writer
             conn.writer = NULL

@@ -38,13 +38,15 @@ from kafkad._native.serving.partition_table cimport (
     unwatch, watch_fetch)
 from kafkad._native.serving.old_fetch cimport CONVERTED_BELOW, answer_converted
 from kafkad._native.serving.timers cimport timer_start, timer_stop
+from kafkad._native.serving.topic_rights cimport RIGHT_READ, may_replicate, may_topic, rights_of
 from kafkad._native.shared.watermarks cimport Row
 from kafkad._native.wire.primitives cimport (
     Cursor, KAFKAD_CHECK, get_i32, read_i8, read_i16, read_i32, read_count, read_i64, read_raw, read_uvarint,
     remaining, skip_tags)
 from kafkad._native.wire.errors cimport (
     FETCH_SESSION_ID_NOT_FOUND, FETCH_SESSION_TOPIC_ID_ERROR, INVALID_FETCH_SESSION_EPOCH, KAFKA_STORAGE_ERROR,
-    NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE, UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION)
+    NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE, TOPIC_AUTHORIZATION_FAILED,
+    UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION)
 from kafkad._native.serving.fetch_answers cimport answer_error, answer_results
 from kafkad._native.serving.fetch_state cimport (
     FULL, INCREMENTAL, SESSIONLESS, FetchRequest, Fetching, Result, WaitingFetch, count_sessions, drop_data,
@@ -355,7 +357,10 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
         result.read.available = 0
         result.read.file = NULL
         entry = entry_of(self, fetched)
-        if entry is NULL:
+        if request.stamp and is_denied(request, fetched):
+            result.code = TOPIC_AUTHORIZATION_FAILED
+            result.unknown = True
+        elif entry is NULL:
             result.code = unknown_code(self, fetched)
             result.unknown = True
         elif request.replica_id >= 0:
@@ -486,8 +491,29 @@ cdef const char* fetch_frame(Fetching self, Conn* conn, int16_t version, int32_t
     if request.context == INCREMENTAL:
         hold_session(self, conn, request.session)
     self.core.elements += request.session.count
+    if self.core.authorizing:
+        decide(self, conn, &request)
     go_on(self, &request, slot)
     return NULL
+
+
+cdef inline bint is_denied(const FetchRequest* request, const Fetched* fetched) noexcept nogil:
+    return request.denied or fetched.right == 2 * request.stamp
+
+
+cdef void decide(Fetching self, Conn* conn, FetchRequest* request) noexcept nogil:
+    """What of the session the client may read. An id that nobody knows is no topic: its error comes first."""
+    cdef Fetched* fetched = request.session.first
+    cdef bint allowed
+    request.stamp = rights_of(self.core, conn)
+    if request.replica_id >= 0:
+        request.denied = not may_replicate(self.core, conn)
+        return
+    while fetched is not NULL:
+        if fetched.right >> 1 != request.stamp:
+            allowed = not fetched.key.has_name or may_topic(self.core, conn, fetched.key, NULL, 0, RIGHT_READ)
+            fetched.right = 2 * request.stamp + allowed if fetched.key.has_name else 0
+        fetched = fetched.next
 
 
 cdef void go_on(Fetching self, FetchRequest* request, Slot* slot) noexcept nogil:
@@ -534,7 +560,7 @@ cdef void wait_for_data(Fetching self, Slot* slot, FetchRequest* request, uint32
     fetched = request.session.first
     while fetched is not NULL:
         entry = entry_of(self, fetched)
-        if entry is not NULL:
+        if entry is not NULL and not (request.stamp and is_denied(request, fetched)):
             watch_fetch(entry, &fetched.watch)
             if entry.remote:
                 table_listen(entry)

@@ -18,6 +18,7 @@ cdef struct Fetched:                # one partition of a session
     Entry* entry                    # valid while `generation` is the table's
     uint64_t generation
     int64_t available               # bytes that a waiting Fetch counted for it
+    uint64_t right                  # twice the stamp of the subject that it was decided for, and 1: it may read it
     Fetched* previous               # in the order of the next answer
     Fetched* next
     Fetched* bucket_next

@@ -1,6 +1,6 @@
 """What is known of a Fetch: its request, the result of each partition, how it waits. See fetch_state.pyx."""
 
-from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t, int8_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t, uint64_t, int8_t
 from libc.stdlib cimport free
 
 from kafkad._native.serving.connection cimport Conn, Core, Slot, Timer
@@ -39,6 +39,8 @@ cdef struct FetchRequest:
     int32_t session_id
     int32_t session_epoch
     Session* session                # retained
+    uint64_t stamp                  # of the subject's rights; 0: there is no authorizer
+    bint denied                     # all of it: a replica's, of one that is no broker
     uint32_t cold_rounds            # how often it had to wait for the disk
     int64_t began_ms                # of a request that is converted: since when it waits, 0: not yet
     uint32_t passes                 # how often it went on behind what became nothing

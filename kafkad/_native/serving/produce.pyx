@@ -42,12 +42,14 @@ from kafkad._native.serving.produce_gate cimport (
     asking_enter, asking_leave, gate_admission, gate_ask, gate_give_up, gate_try_again, has_two_producers)
 from kafkad._native.serving.produce_merge cimport merge_parts
 from kafkad._native.serving.timers cimport timer_start, timer_stop
+from kafkad._native.serving.topic_rights cimport RIGHT_WRITE, may_topic, may_transact
 from kafkad._native.serving.unpacking cimport Job, unpack_now_ns
 from kafkad._native.wire.primitives cimport (
     Cursor, KAFKAD_CHECK, get_i16, read_count, read_i16, read_i32, read_raw, read_uvarint, skip_tags)
 from kafkad._native.wire.errors cimport (
     INVALID_PRODUCER_ID_MAPPING, INVALID_RECORD, INVALID_REQUEST, INVALID_REQUIRED_ACKS, INVALID_TOPIC_EXCEPTION,
-    NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, TRANSACTIONAL_ID_AUTHORIZATION_FAILED, UNKNOWN_TOPIC_ID,
+    NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, TOPIC_AUTHORIZATION_FAILED,
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED, UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION, UNSUPPORTED_COMPRESSION_TYPE)
 from kafkad._native.wire.batch_layout cimport ATTRIBUTES_AT, MAGIC_AT
 from kafkad._native.serving.produce_answers cimport drop_texts, produce_answer
@@ -276,10 +278,16 @@ cdef bint append_some(Producing self, Conn* conn, Request* request, HeldProduce*
     cdef Topic* topic
     cdef Entry* entry
     cdef uint64_t generation
+    cdef bint denied
     cdef Outcome* outcome
     for i in range(request.next_topic, request.topic_count):
         parts = &request.topics[i]
         topic = same_topic(held, i, find_topic(self, parts))
+        denied = False
+        if self.core.authorizing and not again and request.refused_whole == 0 and (topic is not NULL or parts.name_size >= 0):
+            denied = not may_topic(self.core, conn, topic.key if topic is not NULL else NULL, <const char*>parts.name,
+                                   <size_t>parts.name_size, RIGHT_WRITE)
+            topic = same_topic(held, i, find_topic(self, parts))
         generation = self.table.table.generation
         for j in range(request.next_part, parts.count):
             if unseen >= LOOK_BYTES:
@@ -309,6 +317,8 @@ cdef bint append_some(Producing self, Conn* conn, Request* request, HeldProduce*
             outcome.waits = False
             if request.refused_whole:
                 outcome.code = request.refused_whole
+            elif denied:
+                outcome.code = TOPIC_AUTHORIZATION_FAILED
             elif entry is NULL:
                 outcome.code = UNKNOWN_TOPIC_ID if topic is NULL and request.version >= 13 else UNKNOWN_TOPIC_OR_PARTITION
             elif request.refusal:
@@ -427,6 +437,8 @@ cdef const char* produce_request(Producing self, Conn* conn, int16_t version, in
     if transactional_size < 0:
         if has_transactional(&request):
             request.refused_whole = TRANSACTIONAL_ID_AUTHORIZATION_FAILED   # also if unknown: it is looked at first
+    elif self.core.authorizing and not may_transact(self.core, conn, request.transactional_id, <size_t>transactional_size):
+        request.refused_whole = TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     elif not self.serves_transactions:
         request.refusal = INVALID_REQUEST
     else:

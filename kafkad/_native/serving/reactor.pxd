@@ -4,6 +4,7 @@ from cpython.object cimport PyObject
 
 from kafkad._native.serving.connection cimport Conn
 from kafkad._native.serving.rounds cimport Rounds
+from kafkad._native.serving.topic_rights cimport TopicRights
 
 cdef class Reactor(Rounds):
     cdef PyObject* arena            # Mailboxes, a reference: the core's buffers lie there
@@ -11,6 +12,7 @@ cdef class Reactor(Rounds):
     cdef int loop_kind              # what epoll points to: KIND_LOOP
     cdef object on_fatal, log
     cdef public object on_certificate   # (connection, DER of a client's certificate), or None
+    cdef TopicRights rights         # None: there is no authorizer
     cdef list commits               # (address of a Commits, its group)
     cdef object admitted(self, Conn* conn)
     cdef void finish(self) noexcept

@@ -56,6 +56,11 @@ class Reactor:
         `ready` has something, `scheduled` has more, a signal came, or `timeout` seconds are over."""
     def join_commits(self, group: GroupCommit) -> None:
         """What `group` has synced is published by the reactor, until it is closed."""
+    def authorize(self, authorizer: Any) -> None:
+        """Hold Produce and Fetch against the rights that `authorizer` (security/authorizer) gives; what it
+        said is remembered until `acls_changed`."""
+    def acls_changed(self) -> None:
+        """Requests that come from now on are decided anew."""
     def serve_native(self, key: int, low: int, high: int) -> None:
         """Serve Produce (0) or Fetch (1) in these versions; others of that key close the connection."""
     def serve_transactions(self, gate: Gate | None, *, verify: bool = True) -> None:

@@ -152,6 +152,17 @@ cdef class Reactor(Rounds):
         self.producing.serves_transactions = gate is not None
         self.producing.verifies = verify
 
+    def authorize(self, authorizer not None):
+        """Hold Produce and Fetch against the rights that `authorizer` gives (security/authorizer)."""
+        self.rights = TopicRights(self.table, authorizer)
+        self.core.rights = <PyObject*>self.rights
+        self.core.acl_version += 1
+        self.core.authorizing = True
+
+    def acls_changed(self):
+        """What was decided is decided again, for requests that come from now on."""
+        self.core.acl_version += 1
+
     # -- listeners and connections
 
     def add_listener(self, int fd, str name not None, *, int phase=PHASE_READY):

@@ -529,7 +529,8 @@ TABLE = {
 }  # fmt: skip
 KEYS = {row.name: row.key for row in ROWS}
 SHOWN = {"error_code", "partition_error_code", "topic_config_error_code", "name", "topic", "group_id", "key",
-         "transactional_id", "index", "resource_name", "resource_type", "partition_index", "partition"}  # fmt: skip
+         "transactional_id", "index", "resource_name", "resource_type", "partition_index",
+         "partition"}  # fmt: skip
 OWN = {"__consumer_offsets", "__transaction_state", "__cluster_metadata"}
 
 

@@ -210,6 +210,7 @@ cdef struct Core:
     PyObject* rights                # TopicRights, or NULL
     uint64_t acl_version            # raised by every change of ACLs
     uint64_t acl_stamps             # that were given to subjects
+    uint64_t acl_asks               # how often the authorizer was asked
     void (*session_left)(Core*, int32_t) noexcept nogil     # a connection closed that had a fetch session
     Arena* arena                    # where buffers come from, so that other workers can read them; NULL: malloc
     uint8_t* scratch                # a buffer; another one takes its place when a request keeps it

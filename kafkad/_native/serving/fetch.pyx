@@ -17,7 +17,7 @@ quotas, authorization."""
 
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
@@ -39,6 +39,7 @@ from kafkad._native.serving.partition_table cimport (
 from kafkad._native.serving.old_fetch cimport CONVERTED_BELOW, answer_converted
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.serving.topic_rights cimport RIGHT_READ, may_replicate, may_topic, rights_of
+from kafkad._native.serving.unpacking cimport unpack_now_ns
 from kafkad._native.shared.watermarks cimport Row
 from kafkad._native.wire.primitives cimport (
     Cursor, KAFKAD_CHECK, get_i32, read_i8, read_i16, read_i32, read_count, read_i64, read_raw, read_uvarint,
@@ -62,6 +63,7 @@ cdef enum:
     # Topics and partitions of a request, forgotten ones too, and partitions of a session. A partition costs 0.3 us and 200
     # bytes of memory, up to nine times its bytes in the request: so others wait no longer than some 25 ms for one request.
     ELEMENTS_MAX = 64 * 1024
+    DECIDING_NS = 4_000_000             # one turn asks the authorizer for so long for one request
     COLD_ROUNDS_MAX = 16                # then a request waits for the disk on the loop: it does not get ahead otherwise
     ANSWER_BYTES_MAX = 1 << 30          # of records: with what stands around them it must be a frame
 
@@ -491,9 +493,10 @@ cdef const char* fetch_frame(Fetching self, Conn* conn, int16_t version, int32_t
     if request.context == INCREMENTAL:
         hold_session(self, conn, request.session)
     self.core.elements += request.session.count
-    if self.core.authorizing:
-        decide(self, conn, &request)
-    go_on(self, &request, slot)
+    if self.core.authorizing and not decide(self, conn, &request):
+        wait_for_rights(self, slot, &request)
+    else:
+        go_on(self, &request, slot)
     return NULL
 
 
@@ -501,19 +504,32 @@ cdef inline bint is_denied(const FetchRequest* request, const Fetched* fetched) 
     return request.denied or fetched.right == 2 * request.stamp
 
 
-cdef void decide(Fetching self, Conn* conn, FetchRequest* request) noexcept nogil:
-    """What of the session the client may read. An id that nobody knows is no topic: its error comes first."""
+cdef bint decide(Fetching self, Conn* conn, FetchRequest* request) noexcept nogil:
+    """What of the session the client may read. False: the authorizer was asked for as long as one turn may take.
+
+    An id that nobody knows is no topic: its error comes first."""
     cdef Fetched* fetched = request.session.first
+    cdef uint64_t asked = self.core.acl_asks
+    cdef int64_t end_ns = 0
     cdef bint allowed
     request.stamp = rights_of(self.core, conn)
     if request.replica_id >= 0:
         request.denied = not may_replicate(self.core, conn)
-        return
+        return True
     while fetched is not NULL:
-        if fetched.right >> 1 != request.stamp:
-            allowed = not fetched.key.has_name or may_topic(self.core, conn, fetched.key, NULL, 0, RIGHT_READ)
-            fetched.right = 2 * request.stamp + allowed if fetched.key.has_name else 0
+        if fetched.right >> 1 != request.stamp and fetched.key.has_name:
+            if asked != self.core.acl_asks:
+                asked = self.core.acl_asks
+                if end_ns == 0:
+                    end_ns = unpack_now_ns() + DECIDING_NS
+                elif unpack_now_ns() >= end_ns:
+                    return False
+            allowed = may_topic(self.core, conn, fetched.key, NULL, 0, RIGHT_READ)
+            if conn.closed:
+                return True
+            fetched.right = 2 * request.stamp + allowed
         fetched = fetched.next
+    return True
 
 
 cdef void go_on(Fetching self, FetchRequest* request, Slot* slot) noexcept nogil:
@@ -524,12 +540,17 @@ cdef void go_on(Fetching self, FetchRequest* request, Slot* slot) noexcept nogil
     if slot.conn.closed:                                # by Python, in between
         drop_results(self, count)
         session_release(request.session)
-    elif failed or bytes_read >= request.bytes_min and (bytes_read or self.cold_job is NULL) or (
-            self.cold_job is NULL and (request.wait_ms_max <= 0 or known == 0 or not may_wait(self, request))):
+    elif has_answer(self, request, bytes_read, failed, known):
         answer(self, request, slot, count)
         session_release(request.session)
     else:
         wait_for_data(self, slot, request, count, bytes_read)
+
+
+cdef inline bint has_answer(Fetching self, const FetchRequest* request, int64_t bytes_read, bint failed,
+                            uint32_t known) noexcept nogil:
+    return failed or bytes_read >= request.bytes_min and (bytes_read or self.cold_job is NULL) or (
+        self.cold_job is NULL and (request.wait_ms_max <= 0 or known == 0 or not may_wait(self, request)))
 
 
 cdef inline bint may_wait(Fetching self, const FetchRequest* request) noexcept nogil:
@@ -540,20 +561,26 @@ cdef inline bint may_wait(Fetching self, const FetchRequest* request) noexcept n
 
 # -- waiting -----------------------------------------------------------------------------------------------
 
-cdef void wait_for_data(Fetching self, Slot* slot, FetchRequest* request, uint32_t count,
-                        int64_t bytes_read) noexcept nogil:
+cdef WaitingFetch* waiting_new(Fetching self, Slot* slot, FetchRequest* request) noexcept nogil:
     cdef WaitingFetch* fetch = <WaitingFetch*>malloc(sizeof(WaitingFetch))
-    cdef Fetched* fetched
-    cdef Entry* entry
-    cdef uint32_t i
     KAFKAD_CHECK(fetch is not NULL)
     memset(fetch, 0, sizeof(WaitingFetch))
     fetch.request = request[0]
     fetch.slot = slot
-    fetch.available = bytes_read
     if not request.session.cached:
         fetch.held = request.session.bytes
         self.core.stats.buffered_bytes += fetch.held
+    request.session.waiting = fetch
+    return fetch
+
+
+cdef void wait_for_data(Fetching self, Slot* slot, FetchRequest* request, uint32_t count,
+                        int64_t bytes_read) noexcept nogil:
+    cdef WaitingFetch* fetch = waiting_new(self, slot, request)
+    cdef Fetched* fetched
+    cdef Entry* entry
+    cdef uint32_t i
+    fetch.available = bytes_read
     for i in range(count):
         self.results[i].fetched.available = self.results[i].read.available
     drop_results(self, count)
@@ -565,7 +592,6 @@ cdef void wait_for_data(Fetching self, Slot* slot, FetchRequest* request, uint32
             if entry.remote:
                 table_listen(entry)
         fetched = fetched.next
-    request.session.waiting = fetch
     self.core.stats.fetch_waits += 1
     fetch.job = self.cold_job
     if fetch.job is not NULL:                           # which ends, whatever the client's patience
@@ -594,16 +620,21 @@ cdef void stop_waiting(Core* core, WaitingFetch* fetch) noexcept nogil:
 
 cdef void complete(Fetching self, WaitingFetch* fetch) noexcept nogil:
     """Answers with what there is by now."""
+    stop_waiting(self.core, fetch)
+    fetch.slot.cancel = fetch_abandoned                 # while Python may run
+    settle_fetch(self, fetch, False)
+
+
+cdef void settle_fetch(Fetching self, WaitingFetch* fetch, bint patient) noexcept nogil:
+    """Answers, or begins to wait anew: for the disk, or if `patient` for data. `fetch` itself waits no more."""
     cdef int64_t bytes_read
     cdef bint failed
     cdef uint32_t known, count
-    cdef Conn* conn = fetch.slot.conn
-    stop_waiting(self.core, fetch)
-    fetch.slot.cancel = fetch_abandoned                 # while Python may run
     count = read_all(self, &fetch.request, &bytes_read, &failed, &known)
     if fetch.slot is NULL:
         drop_results(self, count)
-    elif self.cold_job is not NULL and bytes_read == 0 and not failed:
+    elif (patient and not has_answer(self, &fetch.request, bytes_read, failed, known)) or (
+            self.cold_job is not NULL and bytes_read == 0 and not failed):
         wait_for_data(self, fetch.slot, &fetch.request, count, bytes_read)
         free(fetch)
         return
@@ -611,6 +642,29 @@ cdef void complete(Fetching self, WaitingFetch* fetch) noexcept nogil:
         answer(self, &fetch.request, fetch.slot, count)
     session_release(fetch.request.session)
     free(fetch)
+
+
+cdef void wait_for_rights(Fetching self, Slot* slot, FetchRequest* request) noexcept nogil:
+    """The others have their turn before more of it is decided."""
+    cdef WaitingFetch* fetch = waiting_new(self, slot, request)
+    timer_start(self.core, &fetch.timer, self.core.monotonic_ms + 1, fetch_undecided)
+    slot_pend(slot, fetch, fetch_cancelled, False)
+
+
+cdef void fetch_undecided(Core* core, Timer* timer) noexcept nogil:
+    decide_more(<Fetching>core.fetching, <WaitingFetch*>timer)
+
+
+cdef void decide_more(Fetching self, WaitingFetch* fetch) noexcept nogil:
+    cdef bint decided
+    stop_waiting(self.core, fetch)
+    fetch.slot.cancel = fetch_abandoned
+    decided = decide(self, fetch.slot.conn, &fetch.request)
+    if decided or fetch.slot is NULL:
+        settle_fetch(self, fetch, True)
+    else:
+        wait_for_rights(self, fetch.slot, &fetch.request)
+        free(fetch)
 
 
 cdef void fetch_abandoned(Slot* slot) noexcept nogil:

@@ -166,6 +166,7 @@ cdef bint ask_topic(Core* core, Conn* conn, TopicKey* key, const char* name, siz
     cdef Cell* cell
     cdef int known = READ_KNOWN if right == RIGHT_READ else WRITE_KNOWN
     cdef bint allowed = False
+    core.acl_asks += 1
     try:
         text = (<const char*>key.name)[:key.name_size] if key is not NULL else name[:size]
         allowed = rights.subject.may(

@@ -60,7 +60,7 @@ def command(
 
     PROPERTIES is Kafka's own server.properties; its keys and their meaning are Kafka's. Without it the
     broker listens on 127.0.0.1:9092 and keeps its data in ./data. An existing Kafka data directory (KRaft)
-    opens as it is. A file that asks for what is not there (ACLs, quotas, several brokers) ends the
+    opens as it is. A file that asks for what is not there (quotas, several brokers) ends the
     start with a message that names the key.
 
     \b

@@ -77,15 +77,10 @@ def _refused(because: str, instead: str, keys: str, *, allowed: tuple[str, ...] 
 # -- security ----------------------------------------------------------------------------------------------
 
 _refused(
-    "authorizers and ACLs are not supported yet, so every client may do everything",
-    "remove the key to run an open broker",
-    "authorizer.class.name super.users",
-)
-_refused(
-    "authorizers and ACLs are not supported yet, so every client may do everything",
-    "use true, or remove the key, to run an open broker",
-    "allow.everyone.if.no.acl.found",
-    allowed=("true",),
+    "kafkad cannot load Java classes",
+    "use org.apache.kafka.metadata.authorizer.StandardAuthorizer, whose rules it has",
+    "authorizer.class.name",
+    allowed=("org.apache.kafka.metadata.authorizer.StandardAuthorizer",),
 )
 _refused(
     "delegation tokens are not supported yet",
@@ -155,7 +150,7 @@ _ignored(
     delegation.token.max.lifetime.ms
     """,
 )
-_ignored("there is no authorizer to wait for", "early.start.listeners")
+_ignored("the ACLs are loaded before any listener opens", "early.start.listeners")
 
 # -- quotas and metrics ------------------------------------------------------------------------------------
 

@@ -8,11 +8,14 @@
 On the loopback only this machine's processes can reach a listener."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from kafkad.config.listeners import Endpoint
+from kafkad.security.authorizer import authorizer_settings
 from kafkad.security.listeners import ENABLED
 from kafkad.security.tls import CLIENT_AUTH
+
+ANONYMOUS: Final = "User:ANONYMOUS"
 
 
 def open_to_anyone(config: Any, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
@@ -23,6 +26,14 @@ def open_to_anyone(config: Any, endpoints: Iterable[Endpoint]) -> list[Endpoint]
         if endpoint.protocol == "PLAINTEXT"
         or (endpoint.protocol == "SSL" and config.for_listener(endpoint.listener, CLIENT_AUTH) != "required")
     ]
+
+
+def whom(config: Any) -> str:
+    """Who anyone is, for the ready line."""
+    settings = authorizer_settings(config)
+    if settings is None:
+        return ""
+    return ", a super user" if ANONYMOUS in settings.super_users else f", who is {ANONYMOUS} to the ACLs"
 
 
 def warnings(config: Any, is_loopback: Callable[[str], bool]) -> Iterator[str]:

@@ -236,7 +236,7 @@ def say_ready(config: Any, endpoints: list[Any], cluster_id: str) -> None:
     try:
         about = f"cluster {cluster_id}, pid {os.getpid()}, {milliseconds} ms"
         if anyone := exposure.open_to_anyone(config, endpoints):
-            about += f"; open to anyone: {', '.join(map(str, anyone))}"
+            about += f"; open to anyone{exposure.whom(config)}: {', '.join(map(str, anyone))}"
         print(f"kafkad is ready on {address} ({about})", flush=True)
         if sys.stdout is not None and sys.stdout.isatty():  # None: it was closed at the start
             address = address.replace("0.0.0.0", "127.0.0.1")

@@ -1,11 +1,6 @@
 """What a client may do, API by API, on kafkad and on JVM Kafka 4.3.1: with no right at all, with rights on
 some of what it names, and with the cluster's. The same requests have the same answers, cell by cell: error
-codes, what is shown, and the operations that are told as authorized.
-
-The keys of an authorizer are refused until all requests are guarded; these tests start a broker past that
-refusal (tests/unguarded), which nothing but a test can do."""
-
-from pathlib import Path
+codes, what is shown, and the operations that are told as authorized."""
 
 import pytest
 
@@ -32,7 +27,6 @@ CONFIG = {
     "super.users": "User:admin;User:ANONYMOUS",
     "auto.create.topics.enable": "true",
 }
-UNGUARDED = {"PYTHONPATH": str(Path(__file__).parent.parent / "unguarded")}
 TOPIC, GROUP, CLUSTER, TXN = Kind.TOPIC, Kind.GROUP, Kind.CLUSTER, Kind.TRANSACTIONAL_ID
 
 
@@ -101,7 +95,7 @@ def ours(request, tmp_path_factory):
     }  # fmt: skip
     properties = directory / "server.properties"
     properties.write_text("".join(f"{key}={value}\n" for key, value in given.items()))
-    with Broker(properties=properties, workers=request.param, env=UNGUARDED) as broker:
+    with Broker(properties=properties, workers=request.param) as broker:
         yield World(broker)
 
 

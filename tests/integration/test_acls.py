@@ -1,10 +1,5 @@
 """ACLs over the wire: the same requests to kafkad and to JVM Kafka, each with StandardAuthorizer, have the
-same answers. What an ACL lets a client do is tested elsewhere.
-
-The keys of an authorizer are refused until all requests are guarded; these tests start a broker past that
-refusal (tests/unguarded), which nothing but a test can do."""
-
-from pathlib import Path
+same answers. What an ACL lets a client do is tested elsewhere."""
 
 import confluent_kafka.admin
 import kafka
@@ -32,7 +27,6 @@ STANDARD = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
 }
-UNGUARDED = {"PYTHONPATH": str(Path(__file__).parent.parent / "unguarded")}
 READ_T = Acl(2, "t", 3, "User:alice", "*", 3, 3)
 EVERY = {
     "resource_type_filter": 1,
@@ -48,7 +42,7 @@ VERSIONS = (1, 2, 3)  # of Kafka 4.3
 
 @pytest.fixture(scope="module", params=[1, 2])
 def broker(request):
-    with Broker(workers=request.param, config=STANDARD, env=UNGUARDED) as broker:
+    with Broker(workers=request.param, config=STANDARD) as broker:
         yield broker
 
 
@@ -183,9 +177,7 @@ def test_what_kafkas_clients_cannot_ask_closes_the_connection(broker, jvm):
 
 
 def test_super_users_without_a_type_end_the_start(tmp_path):
-    wrong = Broker(
-        config={**STANDARD, "super.users": "User:a;bob"}, env=UNGUARDED, data_dir=tmp_path / "data"
-    )
+    wrong = Broker(config={**STANDARD, "super.users": "User:a;bob"}, data_dir=tmp_path / "data")
     with pytest.raises(BrokerFailed, match=r"super\.users: bob has no type: write User:bob"):
         wrong.start()
     assert not (tmp_path / "data").exists()
@@ -203,7 +195,7 @@ def test_version_0_knows_literal_names_only(broker):
 
 
 def test_acls_survive_a_restart_and_a_kill():
-    with Broker(workers=2, config=STANDARD, env=UNGUARDED) as broker:
+    with Broker(workers=2, config=STANDARD) as broker:
         with Wire(broker.bootstrap, timeout=20) as wire:
             assert create(wire, READ_T, READ_T._replace(name="u")) == [(0, "")] * 2
         broker.restart()
@@ -222,7 +214,7 @@ def test_acls_go_to_jvm_kafka_and_back_with_their_directory(tmp_path):
     """In the log and, after a restart, in a snapshot."""
     prefix, denial = READ_T._replace(pattern=4), READ_T._replace(permission=2, host="10.0.0.1")
     config = {**STANDARD, "node.id": 1}
-    ours = Broker(config=config, env=UNGUARDED, data_dir=tmp_path / "data")
+    ours = Broker(config=config, data_dir=tmp_path / "data")
     with ours, Wire(ours.bootstrap, timeout=20) as wire:
         assert create(wire, READ_T, prefix, READ_T._replace(name="gone")) == [(0, "")] * 3
         delete(wire, {"resource_name_filter": "gone"})
@@ -231,7 +223,7 @@ def test_acls_go_to_jvm_kafka_and_back_with_their_directory(tmp_path):
         assert create(wire, denial, READ_T._replace(name="u")) == [(0, "")] * 2
         delete(wire, {"pattern_type_filter": 4})
         assert describe(wire) == sorted([READ_T, denial, READ_T._replace(name="u")])
-    ours = Broker(config=config, env=UNGUARDED, data_dir=tmp_path / "data")
+    ours = Broker(config=config, data_dir=tmp_path / "data")
     with ours, Wire(ours.bootstrap, timeout=20) as wire:
         assert describe(wire) == sorted([READ_T, denial, READ_T._replace(name="u")])
         assert create(wire, READ_T) == [(0, "")]

@@ -1,5 +1,5 @@
 """`kafkad acls` beside Kafka's kafka-acls.sh, each on kafkad and on JVM Kafka: the same words make the same
-ACLs. (How kafkad starts with an authorizer: see test_acls.)"""
+ACLs."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from kafkad.testing import Broker
-from tests.integration.test_acls import STANDARD, UNGUARDED, delete, describe
+from tests.integration.test_acls import STANDARD, delete, describe
 from tests.jvm import NEWEST, ZOOKEEPER_LINE, JvmKafka, ToolFailed, run_tool
 from tests.wire import Wire
 
@@ -37,7 +37,7 @@ SCRIPT = [
 
 @pytest.fixture(scope="module")
 def broker():
-    with Broker(config=STANDARD, env=UNGUARDED) as broker:
+    with Broker(config=STANDARD) as broker:
         yield broker
 
 

@@ -28,7 +28,7 @@ sasl.enabled.mechanisms=SCRAM-SHA-512
 sasl.mechanism.inter.broker.protocol=SCRAM-SHA-512
 ssl.keystore.location=/no/such/keystore.p12
 ssl.keystore.password=hush
-authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+authorizer.class.name={authorizer}
 super.users=User:admin
 log.dirs={data}
 """
@@ -44,15 +44,26 @@ def serve(*arguments: object) -> tuple[int, str, str]:
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
+STANDARD = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+OTHER = "com.example.OtherAuthorizer"
+
+
+@pytest.mark.parametrize(
+    ("authorizer", "told"),
+    [(OTHER, f"{OTHER} for configuration authorizer.class.name: "), (STANDARD, "/no/such/keystore.p12")],
+)
 @pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL"])
-def test_a_secured_configuration_starts_no_open_broker(tmp_path: Path, protocol: str) -> None:
+def test_a_secured_configuration_starts_no_open_broker(
+    tmp_path: Path, protocol: str, authorizer: str, told: str
+) -> None:
     """The issue's first finding: it said that it was ready, in plaintext, with nobody checked."""
     file, data = tmp_path / "server.properties", tmp_path / "data"
     listener = f"{protocol}://127.0.0.1:0"
-    file.write_text(SECURED.format(listeners=listener, protocol=protocol, data=data))
+    given = {"listeners": listener, "protocol": protocol, "data": data, "authorizer": authorizer}
+    file.write_text(SECURED.format(**given))
     code, out, err = serve(file)
     assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert "StandardAuthorizer for configuration authorizer.class.name: " in err
+    assert told in err
     assert "hush" not in err
     assert not data.exists()
 

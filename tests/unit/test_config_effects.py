@@ -201,8 +201,8 @@ def test_no_row_is_about_a_key_that_does_not_exist() -> None:
          "of one; name this node (node.id 1) alone"),
         ({"controller.quorum.bootstrap.servers": "a:1,b:1"},
          "a:1,b:1 for configuration controller.quorum.bootstrap.servers: kafkad is a controller quorum"),
-        ({"super.users": "User:a"}, "Invalid value User:a for configuration super.users: authorizers"),
-        ({"allow.everyone.if.no.acl.found": "false"}, "allow.everyone.if.no.acl.found: authorizers"),
+        ({"authorizer.class.name": "kafka.security.authorizer.AclAuthorizer"},
+         "authorizer.class.name: kafkad cannot load Java classes; use org.apache.kafka.metadata.authorizer."),
         ({"delegation.token.master.key": "hush"}, "value [hidden] for configuration delegation.token.master"),
         ({"listener.name.plaintext.max.connections": "3"},
          "3 for configuration listener.name.plaintext.max.connections: kafkad applies it to all "
@@ -219,16 +219,19 @@ def test_what_is_not_there_is_refused_by_name(given: dict[str, str], message: st
 
 
 def test_all_refused_values_stand_in_one_message() -> None:
-    config = BrokerConfig({"authorizer.class.name": "a.B", "super.users": "User:a", "num.partitions": "3"})
-    with pytest.raises(ConfigError, match=r"^2 values ask .*authorizer\.class\.name.*super\.users"):
+    config = BrokerConfig(
+        {"authorizer.class.name": "a.B", "delegation.token.secret.key": "s", "num.partitions": "3"}
+    )
+    with pytest.raises(ConfigError, match=r"^2 values ask .*authorizer\.class\.name.*delegation\.token"):
         check_served(config)
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        {"super.users": ""},
+        {"super.users": "User:a"},
         {"allow.everyone.if.no.acl.found": "true"},
+        {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"},
         {"authorizer.class.name": ""},
         {"principal.builder.class": PRINCIPAL_BUILDER},
         {"controller.quorum.voters": "1@localhost:9093"},

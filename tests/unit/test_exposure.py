@@ -35,6 +35,14 @@ def test_a_listener_is_open_unless_it_wants_a_login_or_a_certificate():
     ]
 
 
+def test_who_anyone_is_to_an_authorizer():
+    standard = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
+    assert exposure.whom(config("127.0.0.1")) == ""
+    assert exposure.whom(config("127.0.0.1", **standard)) == ", who is User:ANONYMOUS to the ACLs"
+    root = {"super.users": "User:admin;User:ANONYMOUS"}
+    assert exposure.whom(config("127.0.0.1", **standard, **root)) == ", a super user"
+
+
 def test_nothing_is_said_of_the_loopback():
     assert list(exposure.warnings(config("127.0.0.1"), is_loopback)) == []
 

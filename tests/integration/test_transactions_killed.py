@@ -161,8 +161,12 @@ def open_transactions(broker, topic, partitions=PARTITIONS):
     cls = messages.DescribeProducersRequest
     with Wire(broker.bootstrap) as wire:
         request = cls(topics=[cls.Topics(name=topic, partition_indexes=list(range(partitions)))])
-        parts = wire.ask(request, 0).topics[0].partitions
-    assert all(part.error_code == 0 for part in parts)
+
+        def described():
+            parts = wire.ask(request, 0).topics[0].partitions
+            return parts if all(part.error_code == 0 for part in parts) else None
+
+        parts = wait_until(described)  # a worker that was killed comes back first
     return [
         (part.partition_index, each.producer_id)
         for part in parts

@@ -1,5 +1,5 @@
-"""Writes docs/configuration.md from the tables of keys. `--check` only says whether it is current (exit 1
-if not)."""
+"""Write docs/configuration.md from the tables of keys. With `--check`, change nothing and exit with 1 if the
+page is out of date."""
 
 import sys
 from collections.abc import Mapping
@@ -18,37 +18,43 @@ HEAD = """# Configuration
 
 <!-- Written by tools/config_docs.py from kafkad/config; change it there. -->
 
-kafkad takes Kafka's `server.properties` and Kafka's keys: those of Kafka 4.3, and, so that older files
-load, those of 3.9. `kafkad serve server.properties --override num.partitions=3` reads the file and lets the
-override win. A wrong value stops the start with one sentence that names the key, the value and what is
-allowed; a key that nobody knows gives a warning that names it.
+kafkad reads Kafka's `server.properties`. It knows the keys of Kafka 4.3, and those of 3.9, so that older
+files load. `kafkad serve server.properties --override num.partitions=3` reads the file; the override wins. A
+wrong value ends the start with an error message that names the key, the value and the allowed values. An
+unknown key is logged as a warning.
 
-Without a file kafkad is broker and controller in one, with `node.id` 1. Where Kafka 4.3 differs: it insists
-on `process.roles`, `node.id` and `controller.listener.names`.
+Without a file, kafkad is broker and controller in one process, with `node.id` 1. Unlike Kafka 4.3, kafkad
+does not require `process.roles`, `node.id` and `controller.listener.names`.
 
 The column *effect* says what kafkad does with a key:
 
-- acted on: as in Kafka.
-- ignored: it cannot change what a client sees here. A value of its own gives one warning that names the key.
-- **refused**: it asks for something that kafkad does not have. The start ends with an error message that
-names the
-  key, the value and what is allowed, and a change while the broker runs is refused with INVALID_CONFIG. The
-  default may be given, and so may the values in the table at the end. A listener must be PLAINTEXT, whether
-  it is named after its protocol or mapped to it; `controller.quorum.voters` and
-  `controller.quorum.bootstrap.servers` may name one node, this one; and `listener.name.<listener>.<key>` is
-  refused where kafkad applies the key to all listeners alike.
+- acted on: The key works as in Kafka.
+- ignored: The key has no effect, and clients cannot notice. If the value is not the default, the broker logs
+  one warning that names the key.
+- **refused**: The key asks for something that kafkad does not have. The start ends with an error message that
+  names the key, the value and what to do. A change while the broker runs is refused with INVALID_CONFIG. The
+  default is allowed, and so are the values in the table at the end.
 
-A broker's keys change at a restart, or while it runs for one broker or for all of them (`kafka-configs
---alter --entity-type brokers`), as the column *changes* says: `read-only`, `per-broker` or `cluster-wide`.
-The value that applies is the first there is of: the topic's, this broker's dynamic one, that of all
-brokers, the file's, the default.
+Also refused: TLS for controller listeners; more than one node in `controller.quorum.voters` or
+`controller.quorum.bootstrap.servers`; and `listener.name.<listener>.<key>` if kafkad applies the key to all
+listeners alike.
+
+The column *changes* says when a key can change: `read-only` keys at a restart; `per-broker` and
+`cluster-wide` keys while the broker runs, for one broker or for all of them (`kafka-configs --alter
+--entity-type brokers`). If a key is set in several places, the first of these wins: the topic, this broker's
+dynamic value, the dynamic value of all brokers, the file, the default.
 """
 
 SECTIONS = (
     ("Broker", "", BROKER_KEYS, True),
-    ("Broker, dynamic only", "Set while the broker runs, never in the file.", BROKER_QUOTA_KEYS, True),
-    ("Topic", "*From* is where a topic's default comes from.", TOPIC_KEYS, False),
-    ("Group", "*From* is where a group's default comes from.", GROUP_KEYS, False),
+    (
+        "Broker, dynamic only",
+        "These keys are set while the broker runs, never in the file.",
+        BROKER_QUOTA_KEYS,
+        True,
+    ),
+    ("Topic", "The column *from* names the broker's key that is the topic's default.", TOPIC_KEYS, False),
+    ("Group", "The column *from* names the broker's key that is the group's default.", GROUP_KEYS, False),
     ("Client metrics subscription", "", CLIENT_METRICS_KEYS, False),
 )
 
@@ -58,18 +64,16 @@ def page() -> str:
     for title, introduction, keys, of_broker in SECTIONS:
         parts.append(f"\n## {title}\n" + (f"\n{introduction}\n" if introduction else ""))
         parts.append(table(keys, of_broker))
-    parts.append(
-        "\n## Refused, and ignored\n\nThe parts that are missing, and the keys that they would read.\n"
-    )
-    parts.append("\n| because | keys | effect | may be |\n|---|---|---|---|\n")
+    parts.append("\n## Refused and ignored keys\n\nEach reason, and the keys that it applies to.\n")
+    parts.append("\n| reason | keys | effect | allowed values |\n|---|---|---|---|\n")
     because: dict[tuple[str, ...], list[str]] = {}
     for name, what in OF.items():
         allowed = ", ".join(map(code, what.allowed))
         because.setdefault((what.because, what.effect.value, allowed), []).append(name)
     for (reason, effect, allowed), names in because.items():
         parts.append(f"| {reason} | {', '.join(map(code, names))} | {effect} | {allowed} |\n")
-    parts.append("\n## Keys of Kafka 3.9 and older\n\nAccepted, and without effect.\n")
-    parts.append("\n| key | because |\n|---|---|\n")
+    parts.append("\n## Keys of Kafka 3.9 and older\n\nThese keys are accepted and have no effect.\n")
+    parts.append("\n| key | reason |\n|---|---|\n")
     parts += [f"| `{name}` | {reason} |\n" for name, reason in sorted(RETIRED_KEYS.items()) if name not in OF]
     return "".join(parts)
 
@@ -109,7 +113,7 @@ def main(arguments: list[str]) -> int:
     if "--check" in arguments:
         if written == page():
             return 0
-        print(f"{PAGE.name} is not what the tables say: run python tools/config_docs.py", file=sys.stderr)
+        print(f"{PAGE.name} is out of date: run python tools/config_docs.py", file=sys.stderr)
         return 1
     PAGE.write_text(page())
     return 0

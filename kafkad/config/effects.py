@@ -4,9 +4,10 @@ Kafka has more keys than kafkad has parts. A key without a row here is ACTED on:
 test checks by walking the source. The rows are grouped by the missing part, so the engineer who adds the
 part deletes its rows.
 
-    IGNORED   the value cannot change what a client sees; a start with a value of its own logs one warning
-    by name REFUSED   the value asks for something that is not there; a start ends with an error message
-    that names it
+    IGNORED   The value cannot change what a client sees. If it is not the default, the start logs one
+              warning that names the key.
+    REFUSED   The value asks for something that kafkad does not have. The start ends with an error message
+              that names the key.
 
 A REFUSED key may still have the values in `allowed`: they ask for what kafkad does anyway. The default is
 always allowed, and a key that is not given is neither warned about nor refused.
@@ -27,13 +28,13 @@ class Effect(Enum):
 
 class Treatment(NamedTuple):
     effect: Effect
-    because: str = ""  # why the key is not acted on, as it is logged
-    allowed: tuple[str, ...] = ()  # of a REFUSED key: values that may be given, as text
-    instead: str = ""  # of a REFUSED key: what to do
+    because: str = ""  # why the key is not acted on, as logged
+    allowed: tuple[str, ...] = ()  # REFUSED keys only: allowed values, as text
+    instead: str = ""  # REFUSED keys only: what to do
 
 
 ACTED: Final = Treatment(Effect.ACTED)
-# Acted on for one listener: listener.name.<listener>.<key>. They are read at the start
+# Keys that kafkad acts on per listener: listener.name.<listener>.<key>. They are read at the start
 # (security/listeners, security/tls).
 PER_LISTENER: Final = frozenset(
     (
@@ -59,7 +60,7 @@ PER_LISTENER: Final = frozenset(
         "ssl.truststore.type",
     )
 )
-# of these, what may change while the listener serves: its stores are read again
+# The keys of PER_LISTENER that may change while the listener serves; its stores are then read again.
 RELOADED: Final = frozenset(
     key for key in PER_LISTENER if key.startswith(("ssl.key.", "ssl.keystore.", "ssl.truststore."))
 )

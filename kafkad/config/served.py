@@ -1,11 +1,10 @@
-"""The table of effects (effects.py) applied to a configuration.
+"""Apply the table of effects (effects.py) to a configuration.
 
-`BrokerConfig` holds what Kafka's rules allow. Here is decided what kafkad can do of it: a start with a
-REFUSED value ends with one error message (`check_served`), and each IGNORED value gives one warning
-(`ignored`). A change while the broker runs is refused in the same words (`refuse_changes`).
+`BrokerConfig` has checked the values by Kafka's rules. This module checks what kafkad supports of them: a
+REFUSED value ends the start with an error message (`check_served`), and each IGNORED value is logged as one
+warning (`ignored`). A change while the broker runs is refused with the same message (`refuse_changes`).
 
-Beware: `listener.name.<listener>.<key>` is refused where kafkad acts on the key itself, since it applies it
-to all listeners alike."""
+Beware: if kafkad acts on a key for all listeners alike, `listener.name.<listener>.<key>` is refused."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ logger = logging.getLogger("kafkad")
 
 CONTROLLER_PROTOCOLS: Final = ("PLAINTEXT", "SASL_PLAINTEXT")
 NOT_FOR_ONE_LISTENER: Final = "kafkad applies it to all listeners alike"
-PREFIXES: Final = {  # of keys that a plug-in would read, by a key that stands for them
+PREFIXES: Final = {  # prefix of keys that only a plug-in reads -> a key with the same treatment
     "metrics.context.": "metric.reporters",
     "rlmm.config.": "remote.log.metadata.manager.class.name",
     "rsm.config.": "remote.log.storage.manager.class.name",
@@ -29,7 +28,7 @@ PREFIXES: Final = {  # of keys that a plug-in would read, by a key that stands f
 
 
 def treatment(name: str) -> Treatment:
-    """What kafkad does with a broker's key, which may be given for a listener."""
+    """Return what kafkad does with a broker's key, which may have a listener's prefix."""
     for prefix, like in PREFIXES.items():
         if name.startswith(prefix):
             return OF[like]
@@ -43,18 +42,18 @@ def treatment(name: str) -> Treatment:
 
 
 def refusals(config: BrokerConfig) -> list[str]:
-    """One sentence for each value that asks for what is not there."""
+    """Return one error message per refused value."""
     found = [sentence for name, text in config.given.items() if (sentence := refusal(name, text))]
     return [*_protocol_refusals(config), *found, *_quorum_refusals(config)]
 
 
 def ignored(config: BrokerConfig) -> list[str]:
-    """One sentence for each value that has no effect."""
+    """Return one warning per value that has no effect."""
     return [sentence for name, text in config.given.items() if (sentence := ignorance(name, text))]
 
 
 def check_served(config: BrokerConfig) -> None:
-    """Raises ConfigError with one message about all values that are refused."""
+    """Raise ConfigError with one message about all refused values, if there are any."""
     found = refusals(config)
     if len(found) == 1:
         raise ConfigError(found[0])
@@ -63,9 +62,9 @@ def check_served(config: BrokerConfig) -> None:
 
 
 def refuse_changes(changes: Mapping[str, str | None], keys: Mapping[str, Key] | None = None) -> None:
-    """Raises KafkaError(INVALID_CONFIG) for a refused value among changes of a broker, or of what has
-    `keys`; and for any change of a key that a listener reads at the start (DynamicListenerConfig: existing
-    listeners keep theirs)."""
+    """Raise KafkaError(INVALID_CONFIG) if `changes` has a refused value. `keys` is the table of the changed
+    resource; None means a broker. Also raise it for a broker's key that a listener reads only at the start
+    (Kafka's DynamicListenerConfig: existing listeners keep their values)."""
     for name, text in changes.items():
         if keys is None and base_key(name) != name and base_key(name) in PER_LISTENER - RELOADED:
             reason = "it cannot be updated dynamically for an existing listener; restart the broker"
@@ -95,7 +94,7 @@ def ignorance(name: str, text: str, keys: Mapping[str, Key] | None = None) -> st
 
 
 def _asks_for_more(name: str, text: str, what: Treatment, keys: Mapping[str, Key] | None) -> bool:
-    """Whether a value is neither the default nor one of those that may be given."""
+    """Return whether a value is neither the default nor one of the allowed values."""
     key = _row(name, keys)
     if key is None:
         return text.strip() not in ("", *what.allowed)
@@ -118,7 +117,8 @@ def _shown(name: str, text: str, keys: Mapping[str, Key] | None) -> str:
 
 
 def _protocol_refusals(config: BrokerConfig) -> Iterator[str]:
-    """Of each controller's listener with TLS, by its name or by the listener.security.protocol.map."""
+    """Yield an error message per controller listener whose protocol is not supported. The protocol comes from
+    the listener's name or from listener.security.protocol.map."""
     for endpoint in config.controller_endpoints:
         if endpoint.protocol in CONTROLLER_PROTOCOLS:
             continue
@@ -142,8 +142,8 @@ _warned: set[str] = set()
 
 
 def warn_ignored(kind: str, texts: Mapping[str, str], keys: Mapping[str, Key]) -> None:
-    """Logs what has no effect of a topic's, group's or subscription's values: each key once a process, since
-    clients such as Connect set some of them for each topic that they create."""
+    """Log the values of a topic, group or subscription that have no effect. Each key is logged once per
+    process, because clients such as Connect set some of them for each topic that they create."""
     for name, text in texts.items():
         if name not in _warned and (sentence := ignorance(name, text, keys)):
             _warned.add(name)

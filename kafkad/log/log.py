@@ -284,11 +284,15 @@ class Log:
 
     # -- leading ---------------------------------------------------------------------------------------------
 
-    def set_leader_epoch(self, epoch: int) -> None:
-        """This broker leads the partition from LEO on under `epoch`: appends and reads are served. Raises
-        KafkaError; then it does not."""
+    def set_leader_epoch(
+        self, epoch: int, leader_id: int = -1, partition_epoch: int = 0, *, alone: bool = True
+    ) -> None:
+        """This broker (`leader_id`) leads the partition from LEO on under `epoch`: appends and reads are
+        served. `alone`: it is the only replica, so HW follows LEO; else HW stays where the log has it until
+        the followers have fetched. Raises KafkaError; then it does not lead."""
         self._change_epochs(lambda: self.leader_epochs.assign(epoch, self.end_offset))
-        self.native.lead(epoch)
+        self.native.follows_end = alone
+        self.native.lead(epoch, leader_id, partition_epoch)
         if self.end_offset - self.native.flushed_offset >= self._config.flush_messages:
             self.request_flush()
 
@@ -301,6 +305,12 @@ class Log:
                 raise self.refuse(e) from e
             report(self.directory, "writing the leader epochs", e)
 
+    def follow(self, epoch: int, leader_id: int, partition_epoch: int = 0) -> None:
+        """Another broker leads under `epoch`, or nobody (-1). The log stays open for the broker itself;
+        clients get NOT_LEADER_OR_FOLLOWER, also those that wait for what we appended."""
+        self.native.follow(epoch, leader_id, partition_epoch)
+        self._fail_waiters(KafkaError(NOT_LEADER_OR_FOLLOWER))
+
     def resign(self, code: int = NOT_LEADER_OR_FOLLOWER) -> None:
         """Clients get `code` from now on; whoever waits is answered."""
         self.native.close_to_clients(code)
@@ -309,7 +319,7 @@ class Log:
     def update_config(self, config: "TopicConfig") -> None:
         self._configure(config)
         if self.native.open:
-            self.native.settle_high_watermark()
+            self.native.settle()
             if self.end_offset - self.native.flushed_offset >= config.flush_messages:
                 self.request_flush()
 

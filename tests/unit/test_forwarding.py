@@ -210,12 +210,27 @@ def test_acks_0_with_an_error_of_the_owner_closes(workers):
     nothing_is_held(workers, 0)
 
 
-@pytest.mark.parametrize("acks", [1, -1])
-def test_an_answer_waits_for_the_owners_high_watermark(workers, acks):
+def test_acks_1_does_not_wait_for_the_owners_high_watermark(workers):
+    workers.partition("t", 0, 1, follows_end=False)
+    answer = workers.connect(0).ask(produce("t", {0: batch(3)}, 1), 9)
+    assert codes_of(answer) == [0]
+
+
+def test_what_the_owner_reaches_in_a_later_term_is_no_success(workers):
+    workers.partition("t", 0, 1, follows_end=False)
+    client = workers.connect(0)
+    waiting = client.send_request(produce("t", {0: batch(3)}, -1), 9)
+    workers.ask_until(1, "end_offset", "t", 0, want=lambda end: end == 3)
+    workers.ask(1, "follow_and_lead", "t", 0, 4, 3)
+    found = codes_of(client.receive(messages.ProduceResponse, 9, waiting))
+    assert found == [errors.NOT_LEADER_OR_FOLLOWER]
+
+
+def test_an_answer_waits_for_the_owners_high_watermark(workers):
     workers.partition("t", 0, 1, follows_end=False)
     workers.partition("t", 1, 0, follows_end=False)
     client = workers.connect(0)
-    waiting = client.send_request(produce("t", {0: batch(3), 1: batch()}, acks), 9)
+    waiting = client.send_request(produce("t", {0: batch(3), 1: batch()}, -1), 9)
     workers.ask_until(1, "end_offset", "t", 0, want=lambda end: end == 3)
     workers.ask(0, "advance", "t", 1, 1)
     workers.ask(1, "advance", "t", 0, 2)

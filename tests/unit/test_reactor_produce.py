@@ -174,11 +174,57 @@ def test_more_elements_claimed_than_bytes_remain_close(world, count):
 # -- waiting -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("acks", [1, -1])
-def test_an_answer_waits_for_the_high_watermark(world, acks):
+def test_acks_1_does_not_wait_for_the_high_watermark(world):
+    partition = world.partition("t", follows_end=False)
+    answer = world.connect().ask(produce("t", {0: batch(3)}, acks=1), 9)
+    assert answer.responses[0].partition_responses[0].error_code == 0
+    assert (partition.high_watermark, partition.durable_offset) == (0, 3)
+
+
+def refused_with(client, waiting):
+    return client.receive(messages.ProduceResponse, 9, waiting).responses[0].partition_responses[0].error_code
+
+
+def test_who_waits_is_refused_when_another_broker_leads(world):
     partition = world.partition("t", follows_end=False)
     client = world.connect()
-    waiting = client.send_produce("t", batch(3), acks=acks)
+    waiting = client.send_produce("t", batch(3), acks=-1)
+    world.poll()
+    partition.follow(1, 2)
+    assert refused_with(client, waiting) == errors.NOT_LEADER_OR_FOLLOWER
+    answer = client.ask(produce("t", {0: batch(3)}, acks=1), 9)
+    assert answer.responses[0].partition_responses[0].error_code == errors.NOT_LEADER_OR_FOLLOWER
+
+
+def test_what_is_reached_in_a_later_term_is_no_success(world):
+    """Resigned and elected again before the reactor looks: other records may stand at the offsets."""
+    partition = world.partition("t", follows_end=False)
+    client = world.connect()
+    waiting = client.send_produce("t", batch(3), acks=-1)
+    world.poll()
+    partition.follow(1, 2)
+    partition.lead(2)
+    partition.advance_high_watermark(3)
+    assert refused_with(client, waiting) == errors.NOT_LEADER_OR_FOLLOWER
+
+
+def test_an_epoch_more_of_the_same_leader_ends_no_wait(world):
+    partition = world.partition("t", follows_end=False)
+    client = world.connect()
+    waiting = client.send_produce("t", batch(3), acks=-1)
+    world.poll()
+    partition.lead(1)
+    assert (partition.leader_epoch, partition.led_since, partition.epoch_start) == (1, 0, 3)
+    world.poll()
+    assert not client.has_answer()
+    partition.advance_high_watermark(3)
+    assert refused_with(client, waiting) == 0
+
+
+def test_an_answer_of_acks_all_waits_for_the_high_watermark(world):
+    partition = world.partition("t", follows_end=False)
+    client = world.connect()
+    waiting = client.send_produce("t", batch(3), acks=-1)
     world.poll()
     partition.advance_high_watermark(2)
     assert not client.has_answer()

@@ -87,6 +87,12 @@ class Worker(World):
     def advance(self, topic, index, offset):
         self.table.get(topic, index).advance_high_watermark(offset)
 
+    def follow_and_lead(self, topic, index, epoch, offset):
+        partition = self.table.get(topic, index)
+        partition.follow(epoch - 1, 7)
+        partition.lead(epoch)
+        partition.advance_high_watermark(offset)
+
     def end_offset(self, topic, index):
         return self.table.get(topic, index).end_offset
 

@@ -18,10 +18,10 @@ from kafkad._native.log.guards cimport guards_free
 from kafkad._native.log.batch_search cimport lookup_forget, lookup_free_places, lookup_free_ring, lookup_make_ring
 from kafkad._native.log.next_segment cimport NextSegment
 from kafkad._native.log.segments cimport UNKNOWN, LogFile, Segment, log_file_release, segment_close, segment_drop
-from kafkad._native.shared.watermarks cimport RowSlot, row_begin, row_end
+from kafkad._native.shared.watermarks cimport ROLE_FOLLOWER, ROLE_LEADER, ROLE_NONE, RowSlot, row_begin, row_end
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 from kafkad._native.wire.errors cimport NOT_LEADER_OR_FOLLOWER
-from kafkad._native.log.partition_state cimport PARTITION_GONE
+from kafkad._native.log.partition_state cimport EPOCH_RAISED, PARTITION_GONE
 from kafkad._native.log.partition_appends cimport PartitionAppends
 
 
@@ -33,15 +33,43 @@ cdef class Partition(PartitionAppends):
 
         return reader_partition(topic, index, topic_id, directory, slot, owner)
 
-    def lead(self, int32_t epoch) -> None:
-        """Appends and reads are served from now on, under this leader epoch."""
+    def lead(self, int32_t epoch, int32_t leader_id=-1, int32_t partition_epoch=0, int32_t last_epoch=-1) -> None:
+        """Appends and reads are served from now on, under this leader epoch. `leader_id` is this broker, `last_epoch` the
+        latest epoch that the log has noted."""
+        cdef bint higher = epoch > self.row.leader_epoch
+        cdef bint led = self.row.role == ROLE_LEADER
         self.row_begin()
         self.row.leader_epoch = epoch
+        self.row.partition_epoch = partition_epoch
+        self.row.leader_id = leader_id
+        if not led:
+            self.row.role = ROLE_LEADER
+            self.row.led_since = epoch
+        if higher or not led:
+            self.row.epoch_start = self.row.log_end_offset
+        self.row.last_epoch = max(last_epoch, epoch)
         self.row_end()
         self.flush_by_log = True                        # and notes where the epoch begins
         self.open = self.failure == 0
-        if self.follows_end:
-            self.settle_high_watermark()
+        self.settle_durable()
+        if led and higher:
+            self.tell(EPOCH_RAISED)
+
+    def follow(self, int32_t epoch, int32_t leader_id, int32_t partition_epoch=0) -> None:
+        """Another broker leads under this epoch, or nobody (-1): clients are refused, waiting ones too. HW moves no more by
+        itself, `advance_high_watermark` does it."""
+        self.open = False
+        self.closed_code = NOT_LEADER_OR_FOLLOWER
+        self.follows_end = False
+        guards_free(&self.guards)
+        self.row_begin()
+        self.row.leader_epoch = epoch
+        self.row.partition_epoch = partition_epoch
+        self.row.leader_id = leader_id
+        self.row.role = ROLE_FOLLOWER if leader_id >= 0 else ROLE_NONE
+        self.row.led_since = -1
+        self.row_end()
+        self.tell(PARTITION_GONE)
 
     def close_to_clients(self, int code=NOT_LEADER_OR_FOLLOWER, int failure=0) -> None:
         """Answers `code` from now on, and whoever waits is told that the partition is gone."""
@@ -54,6 +82,7 @@ cdef class Partition(PartitionAppends):
                 sync_give_up(self.sync)
         self.row_begin()
         self.row.leader_epoch = -1
+        self.row.role = ROLE_NONE                       # `led_since` stays: what was appended in that term is as it was
         self.row_end()
         self.tell(PARTITION_GONE)
 

@@ -341,12 +341,14 @@ cdef class PartitionAppends(PartitionFlushes):
         self.row.end_position = segment.size
         if aborts_before >= 0:
             self.row.aborted_end = last_offset + 1
-        if self.follows_end and self.row.log_end_offset - self.row.flushed_offset < self.flush_interval:
-            self.row.high_watermark = self.row.log_end_offset
-            self.row.high_watermark_segment = segment.base_offset
-            self.row.high_watermark_position = segment.size
-            self.move_stable()
-            why |= ADVANCED_HIGH_WATERMARK
+        if self.row.log_end_offset - self.row.flushed_offset < self.flush_interval:
+            self.row.durable_offset = self.row.log_end_offset
+            if self.follows_end:
+                self.row.high_watermark = self.row.log_end_offset
+                self.row.high_watermark_segment = segment.base_offset
+                self.row.high_watermark_position = segment.size
+                self.move_stable()
+                why |= ADVANCED_HIGH_WATERMARK
         self.row_end()
 
         info.base_offset = base_offset

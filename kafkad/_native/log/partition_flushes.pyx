@@ -38,8 +38,7 @@ cdef class PartitionFlushes(PartitionWatermarks):
         self.flush_asked = False
         if generation == self.row.generation - self.exchanges and end_offset > self.row.flushed_offset:
             self.set_flushed(end_offset)
-        if self.follows_end:
-            self.settle_high_watermark()
+        self.settle_durable()
         if self.row.log_end_offset - self.row.flushed_offset >= self.flush_interval:
             self.flush_asked = True
         return self.flush_asked

@@ -1,6 +1,6 @@
 """A partition that another worker owns, as this one reads it: see partition_reader.pyx."""
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.segments cimport Segment
@@ -19,6 +19,9 @@ cdef class ReaderPartition(Partition):
     cdef int64_t read_max           # bytes, of the read at hand
     cdef int64_t looked_high        # watermarks as of the last `look`
     cdef int64_t looked_stable
+    cdef int64_t looked_end
+    cdef int64_t looked_durable
+    cdef int32_t looked_epoch
     cdef int64_t moved_ms           # when the row was copied last
     cdef Found* found               # scratch of `list_directory`
     cdef int found_count

@@ -32,7 +32,8 @@ from kafkad._native.log.fileio cimport WINDOW, open_path, read_at
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_appends cimport AppendInfo
 from kafkad._native.log.partition_reads cimport ReadInfo
-from kafkad._native.log.partition_state cimport ADVANCED_END, ADVANCED_HIGH_WATERMARK, PARTITION_GONE
+from kafkad._native.log.partition_state cimport (
+    ADVANCED_DURABLE, ADVANCED_END, ADVANCED_HIGH_WATERMARK, EPOCH_RAISED, PARTITION_GONE)
 from kafkad._native.log.index cimport OFFSET_ENTRY_SIZE
 from kafkad._native.log.batch_search cimport (
     COLD, RecentBatch, lookup_at, lookup_forget, lookup_make_ring, lookup_missing, lookup_newest, lookup_place,
@@ -42,7 +43,7 @@ from kafkad._native.log.producer_table cimport ProducerTable
 from kafkad._native.log.segments cimport (
     HOT_MS, PATH_SIZE, LogFile, Segment, log_file_new, log_file_release, log_file_written, segment_close, segment_drop,
     segment_floor, segment_open, segment_path, segment_walk)
-from kafkad._native.shared.watermarks cimport Row, RowSlot, kafkad_load, row_read
+from kafkad._native.shared.watermarks cimport ROLE_LEADER, Row, RowSlot, kafkad_load, row_read
 from kafkad._native.wire.primitives cimport get_i32
 from kafkad._native.wire.errors cimport CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR, NOT_LEADER_OR_FOLLOWER
 
@@ -138,7 +139,7 @@ cdef class ReaderPartition(Partition):
     # -- the row -------------------------------------------------------------------------------------------
 
     cdef bint is_ours(self, const Row* row) noexcept nogil:
-        return (row.leader_epoch >= 0 and row.partition == self.index
+        return (row.role == ROLE_LEADER and row.partition == self.index
                 and memcmp(row.topic_id, self.expected_id, 16) == 0)
 
     cdef bint read_row(self, Row* fresh) noexcept nogil:
@@ -214,10 +215,16 @@ cdef class ReaderPartition(Partition):
         cdef int why = 0
         if code != 0:
             return PARTITION_GONE
-        if self.row.high_watermark != self.looked_high or self.row.last_stable_offset != self.looked_stable:
+        if self.row.high_watermark != self.looked_high or self.row.last_stable_offset != self.looked_stable or (
+                self.row.log_end_offset != self.looked_end or self.row.durable_offset != self.looked_durable):
             self.looked_high = self.row.high_watermark
             self.looked_stable = self.row.last_stable_offset
-            why = ADVANCED_HIGH_WATERMARK | ADVANCED_END
+            self.looked_end = self.row.log_end_offset
+            self.looked_durable = self.row.durable_offset
+            why = ADVANCED_HIGH_WATERMARK | ADVANCED_END | ADVANCED_DURABLE
+        if self.row.leader_epoch != self.looked_epoch:
+            self.looked_epoch = self.row.leader_epoch
+            why |= EPOCH_RAISED
         return why
 
     cdef bint has_names(self) noexcept nogil:

@@ -14,6 +14,8 @@ cdef enum Advance:                  # why `advanced` is called
     ADVANCED_HIGH_WATERMARK = 1     # HW (and so LSO) moved: acks and consumers
     ADVANCED_END = 2                # LEO moved: followers
     PARTITION_GONE = 4              # deleted, offline or no longer led: answer every waiter
+    ADVANCED_DURABLE = 8            # what our own disk holds moved: acks=1
+    EPOCH_RAISED = 16               # we lead on under another epoch: fetches that wait carry the one before
 
 ctypedef void (*AdvanceFunction)(void* context, void* partition, int why) noexcept nogil
 

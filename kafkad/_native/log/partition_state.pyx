@@ -59,6 +59,9 @@ cdef class PartitionState:
                 raise ValueError("a topic id is 16 bytes")
             memcpy(self.row.topic_id, PyBytes_AS_STRING(topic_id), 16)
         self.row.leader_epoch = -1
+        self.row.led_since = -1
+        self.row.leader_id = -1
+        self.row.last_epoch = -1
         self.row.highest_tiered_offset = -1
         self.row_end()
 
@@ -123,6 +126,34 @@ cdef class PartitionState:
     @property
     def leader_epoch(self) -> int:
         return self.row.leader_epoch
+
+    @property
+    def role(self) -> int:
+        """watermarks.LEADER, FOLLOWER, or 0."""
+        return self.row.role
+
+    @property
+    def led_since(self) -> int:
+        """The term: the leader epoch in which this broker began to lead without a break; -1 while it follows."""
+        return self.row.led_since
+
+    @property
+    def leader_id(self) -> int:
+        return self.row.leader_id
+
+    @property
+    def partition_epoch(self) -> int:
+        return self.row.partition_epoch
+
+    @property
+    def epoch_start(self) -> int:
+        """Where the leader's epoch begins in the log."""
+        return self.row.epoch_start
+
+    @property
+    def durable_offset(self) -> int:
+        """LEO, as far as the flush policy lets it: what acks=1 waits for."""
+        return self.row.durable_offset
 
     @property
     def aborted_end(self) -> int:

@@ -11,4 +11,5 @@ cdef class PartitionWatermarks(PartitionReads):
     cdef public bint follows_end            # HW follows LEO by itself (the only replica); else a replication layer moves it
 
     cdef void move_stable(self) noexcept nogil
+    cdef void settle_durable(self)
     cdef bint put_high_watermark(self, int64_t offset, int64_t segment, int64_t position) noexcept

@@ -15,7 +15,7 @@ from kafkad._native.log.segments cimport UNKNOWN, Segment, segment_close, segmen
 from kafkad._native.log.transactions cimport (
     Transaction, transactions_free, transactions_oldest, transactions_raise, transactions_rebuild)
 from kafkad._native.shared.watermarks cimport ROW_WORDS, Row, RowSlot, row_begin, row_end
-from kafkad._native.log.partition_state cimport ADVANCED_HIGH_WATERMARK
+from kafkad._native.log.partition_state cimport ADVANCED_DURABLE, ADVANCED_HIGH_WATERMARK
 from kafkad._native.log.partition_reads cimport PartitionReads
 
 
@@ -121,6 +121,24 @@ cdef class PartitionWatermarks(PartitionReads):
         elif self.row.flushed_offset > self.row.high_watermark:
             self.advance_high_watermark(self.row.flushed_offset)
 
+    def settle(self) -> None:
+        """The flush policy is another one: what acks wait for moves as far as it lets it."""
+        self.settle_durable()
+
+    cdef void settle_durable(self):
+        # `durable_offset` moves as far as the flush policy lets it, and HW with it where nothing else holds HW back.
+        cdef int64_t offset = self.row.log_end_offset
+        if offset - self.row.flushed_offset >= self.flush_interval:
+            offset = self.row.flushed_offset
+        if offset > self.row.durable_offset:
+            self.row_begin()
+            self.row.durable_offset = offset
+            self.row_end()
+            if not self.follows_end or self.row.high_watermark >= offset:
+                self.tell(ADVANCED_DURABLE)
+        if self.follows_end:
+            self.settle_high_watermark()
+
     def refresh_stable(self) -> None:
         """Finds the transactions that hold LSO again, and the end of the aborted ones, after loading or truncation.
         OSError when the disk fails."""
@@ -162,6 +180,9 @@ cdef class PartitionWatermarks(PartitionReads):
             self.row.log_start_offset = end_offset
         if self.row.flushed_offset > end_offset:
             self.row.flushed_offset = end_offset
+        if self.row.durable_offset > end_offset:
+            self.row.durable_offset = end_offset
+        self.row.epochs_changed += 1
         if self.row.high_watermark >= end_offset:
             self.row.high_watermark = end_offset
             self.row.high_watermark_segment = segment.base_offset
@@ -189,6 +210,17 @@ cdef class PartitionWatermarks(PartitionReads):
                 self.row_end()
             if self.row.leader_epoch < 0:
                 self.row.leader_epoch = shared.leader_epoch
+                self.row.led_since = shared.led_since
+                self.row.epoch_start = shared.epoch_start
+                self.row.partition_epoch = shared.partition_epoch
+                self.row.role = shared.role
+                self.row.isr_count = shared.isr_count
+                self.row.isr_count_max = shared.isr_count_max
+                self.row.isr_count_min = shared.isr_count_min
+                self.row.leader_id = shared.leader_id
+                self.row.last_epoch = shared.last_epoch
+            self.row.durable_offset = min(shared.durable_offset, self.row.log_end_offset)
+            self.row.epochs_changed = shared.epochs_changed + 1
             self.row.flushed_offset = max(self.row.flushed_offset, min(shared.flushed_offset, self.row.log_end_offset))
         row_begin(shared)
         self.row.sequence = shared.sequence

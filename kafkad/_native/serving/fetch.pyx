@@ -31,7 +31,7 @@ from kafkad._native.log.cold_reads cimport ColdJob, cold_ask
 from kafkad._native.log.batch_search cimport COLD, Lookup
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_reads cimport OLDER_SEGMENT, ReadInfo
-from kafkad._native.log.partition_state cimport PARTITION_GONE
+from kafkad._native.log.partition_state cimport EPOCH_RAISED, PARTITION_GONE
 from kafkad._native.log.segments cimport log_file_release, segment_floor
 from kafkad._native.serving.partition_table cimport (
     Entry, Topic, TopicKey, Watch, key_new, key_release, key_retain, table_listen, topic_by_id, topic_by_name,
@@ -723,10 +723,10 @@ cdef void fetch_advanced(Fetching self, Entry* entry, uint32_t why) noexcept nog
         watch = watch.next
         if fetch.due:
             continue
-        if fetch.job is not NULL and not (why & PARTITION_GONE):
+        if fetch.job is not NULL and not (why & (PARTITION_GONE | EPOCH_RAISED)):
             some_wait = True                            # for the disk, which answers by itself
             continue
-        if not (why & PARTITION_GONE):
+        if not (why & (PARTITION_GONE | EPOCH_RAISED)):
             read.size = 0
             self.cold_job = NULL
             code = read_warm(self, &fetch.request, entry, fetched, fetched.bytes_max, True, &read)

@@ -44,6 +44,7 @@ from kafkad._native.serving.produce_merge cimport merge_parts
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.serving.topic_rights cimport RIGHT_WRITE, may_topic, may_transact
 from kafkad._native.serving.unpacking cimport Job, unpack_now_ns
+from kafkad._native.shared.watermarks cimport Row
 from kafkad._native.wire.primitives cimport (
     Cursor, KAFKAD_CHECK, get_i16, read_count, read_i16, read_i32, read_raw, read_uvarint, skip_tags)
 from kafkad._native.wire.errors cimport (
@@ -154,9 +155,16 @@ cdef inline int may_append(const Entry* entry, const Part* part, int16_t version
     return check_records(part, version)
 
 
+cdef inline bint is_open(const Row* row, int16_t acks, const Outcome* outcome) noexcept nogil:
+    """Whether an append has not reached yet what its acks wait for. The row of another worker's partition may be older than
+    the append: then this is looked at again when the request waits."""
+    return (row.high_watermark if acks < 0 else row.durable_offset) < outcome.info.end_offset or row.led_since != outcome.term
+
+
 cdef inline void append_own(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
     outcome.text = NULL
     outcome.bad = NULL
+    outcome.term = (<Partition>entry.partition).row.led_since
     outcome.code = (<Partition>entry.partition).append(part.records, <size_t>part.size, self.core.now_ms, &outcome.info)
     if outcome.code == NEED_PYTHON:
         append_python(self, entry, part, outcome)
@@ -341,8 +349,8 @@ cdef bint append_some(Producing self, Conn* conn, Request* request, HeldProduce*
                         outcome.info.guard = 0          # another worker's: this one has led it since, and knows none
                     append_own(self, entry, part, outcome)
                     if outcome.code == 0:
-                        outcome.waits = request.acks != 0 and (entry.removed or (
-                            (<Partition>entry.partition).row.high_watermark < outcome.info.end_offset))
+                        outcome.waits = request.acks != 0 and (entry.removed or is_open(
+                            (<Partition>entry.partition).row, request.acks, outcome))
                     elif outcome.code == OUTCOME_TO_COME or outcome.code == NEED_TRANSACTION:
                         held = held_for(self, conn, request, held_at)
                         put_off(self, conn, held, i, number - 1, outcome)
@@ -720,8 +728,8 @@ cdef void held_answer(Producing self, HeldProduce* held) noexcept nogil:
                     if topic is not NULL and memcmp(topic.key.id, &held.topic_ids[16 * i], 16) != 0:
                         topic = NULL                    # deleted, and made again with other offsets
                 outcome.entry = topic_entry(topic, request.parts[number].index)
-                outcome.waits = outcome.entry is NULL or (
-                    (<Partition>outcome.entry.partition).row.high_watermark < outcome.info.end_offset)
+                outcome.waits = outcome.entry is NULL or is_open(
+                    (<Partition>outcome.entry.partition).row, request.acks, outcome)
             number += 1
     if request.acks != 0:
         produce_answer(self, request, slot)
@@ -863,6 +871,7 @@ cdef void unpacked(Producing self, HeldProduce* held, uint32_t topic, uint32_t n
         outcome.code = NOT_LEADER_OR_FOLLOWER
         close_work(self.core, work)
     else:
+        outcome.term = (<Partition>entry.partition).row.led_since
         finish_append(self, work, error, &outcome)
         outcome.waits = outcome.code == 0
     conn.unpacking -= 1

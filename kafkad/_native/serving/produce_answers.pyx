@@ -1,7 +1,10 @@
-"""The answer of a Produce: written from the outcomes, and sent when the high watermarks have reached what was appended.
+"""The answer of a Produce: written from the outcomes, and sent when what was appended is safe enough for its acks.
 
-That also waits for a flush that must come first. Until then the request waits on the entries of its partitions (`Watch`),
-and a timeout only patches error codes in the answer."""
+acks=all waits for the high watermark, acks=1 for our own flush policy. Until then the request waits on the entries of its
+partitions (`Watch`), and a timeout only patches error codes in the answer.
+
+Beware: a wait is of one term (Row.led_since). A broker that resigned and leads again may have other records at the offsets
+that were waited for, so that reaching them says nothing."""
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc
@@ -10,11 +13,13 @@ from libc.string cimport memcpy
 from kafkad._native.serving.connection cimport Core, Slot, Timer, slot_extend, slot_finish, slot_pend
 from kafkad._native.serving.outcomes cimport free_text
 from kafkad._native.log.partition cimport Partition
-from kafkad._native.log.partition_state cimport PARTITION_GONE
+from kafkad._native.log.partition_state cimport ADVANCED_DURABLE, ADVANCED_END, PARTITION_GONE
 from kafkad._native.serving.partition_table cimport Entry, Watch, table_listen, unwatch, watch_produce
 from kafkad._native.serving.timers cimport timer_start, timer_stop
+from kafkad._native.shared.watermarks cimport Row
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK, put_i16, put_i32, put_i64, put_uvarint
-from kafkad._native.wire.errors cimport NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, UNKNOWN_TOPIC_OR_PARTITION
+from kafkad._native.wire.errors cimport (
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND, NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, UNKNOWN_TOPIC_OR_PARTITION)
 from kafkad._native.serving.produce_state cimport (
     MESSAGE_SIZE_MAX, Outcome, Producing, Request, TopicParts, Wait, WaitingProduce)
 
@@ -76,6 +81,8 @@ cdef void produce_answer(Producing self, const Request* request, Slot* slot) noe
             wait_count += 1
             wait.watch.entry = outcome.entry
             wait.end_offset = outcome.info.end_offset
+            wait.term = outcome.term
+            wait.committed = request.acks < 0
             wait.code_at = code_at
         if flexible:
             slot_extend(slot, 1)[0] = 0
@@ -264,20 +271,29 @@ cdef void produce_cancelled(Slot* slot) noexcept nogil:
 
 
 cdef void produce_advanced(Producing self, Entry* entry, uint32_t why) noexcept nogil:
-    cdef int64_t high_watermark = (<Partition>entry.partition).row.high_watermark
-    cdef Wait* wait
+    cdef const Row* row = (<Partition>entry.partition).row
+    cdef bint gone = why & PARTITION_GONE != 0
+    cdef Wait* wait = <Wait*>entry.produces
     cdef WaitingProduce* produce
-    while entry.produces is not NULL:
-        wait = <Wait*>entry.produces
-        if wait.end_offset > high_watermark:
-            if not (why & PARTITION_GONE):
-                break
+    if why == ADVANCED_END:
+        return
+    while wait is not NULL:
+        if wait.end_offset > row.high_watermark and not gone and wait.term == row.led_since:
+            if wait.end_offset > row.durable_offset or not why & ADVANCED_DURABLE:
+                break                                   # and so are all behind it
+            if wait.committed:
+                wait = <Wait*>wait.watch.next
+                continue
+        if wait.term != row.led_since or wait.end_offset > (row.high_watermark if wait.committed else row.durable_offset):
             put_i16(wait.produce.slot.data + wait.code_at,
                     UNKNOWN_TOPIC_OR_PARTITION if entry.removed else NOT_LEADER_OR_FOLLOWER)
-        unwatch(&wait.watch, True)
+        elif wait.committed and row.isr_count_max < row.isr_count_min:
+            put_i16(wait.produce.slot.data + wait.code_at, NOT_ENOUGH_REPLICAS_AFTER_APPEND)
         produce = wait.produce
+        unwatch(&wait.watch, True)
         produce.waits_left -= 1
         if produce.waits_left == 0:
             produce_settle(self.core, produce)
+        wait = <Wait*>entry.produces                    # others may have gone with their connection
     if entry.remote and entry.produces is not NULL:
         table_listen(entry)

@@ -53,6 +53,7 @@ cdef enum:
     FROM_ADMIN = 1                      # Mail.flags
     ADMISSION_SHIFT = 1                 # the next two: guards.Admission
     ADMISSION_MASK = 3
+    ACKS_ALL = 8
     BAD_A_MAIL = TEXT_MAX // 4
 
 
@@ -112,7 +113,8 @@ cdef int send_append(Forwarding self, HeldProduce* held, uint32_t number, Partit
     mail.at = <uint64_t>(part.records - arena_of(self.mailboxes, self.mailboxes.me))
     mail.size = <uint32_t>part.size
     mail.api_version = request.version
-    mail.flags = <uint8_t>((FROM_ADMIN if request.admin else 0) | request.admission << ADMISSION_SHIFT)
+    mail.flags = <uint8_t>((FROM_ADMIN if request.admin else 0) | request.admission << ADMISSION_SHIFT
+                           | (ACKS_ALL if request.acks < 0 else 0))
     mail.code = partition.index
     mail.bad_record = <int32_t>outcome.info.guard
     mail.base_offset = <int64_t>held.conn_id
@@ -162,7 +164,8 @@ cdef void mail_appended(Forwarding self, int sender, const Mail* mail) noexcept 
     if not is_in_flight(self, sender, mail):
         return
     outcome.code = mail.code
-    outcome.waits = mail.code == 0 and <int64_t>mail.at < mail.end_offset
+    outcome.waits = mail.code == 0 and (<int64_t>mail.at if mail.flags & ACKS_ALL else mail.durable_offset) < mail.end_offset
+    outcome.term = mail.term
     outcome.entry = NULL
     outcome.text = NULL
     outcome.info.base_offset = mail.base_offset
@@ -216,6 +219,7 @@ cdef bint append_now(Forwarding self, int sender, const Mail* mail) noexcept nog
     memset(&outcome.info, 0, sizeof(outcome.info))
     outcome.text = NULL
     outcome.bad = NULL
+    outcome.term = -1
     outcome.info.bad_record = -1
     outcome.info.log_start_offset = -1
     if entry is NULL or entry.remote or entry.index != mail.code or memcmp(entry.key.id, mail.topic_id, 16) != 0:
@@ -243,7 +247,7 @@ cdef bint append_now(Forwarding self, int sender, const Mail* mail) noexcept nog
 
 cdef void answer_append(Forwarding self, int sender, const Mail* mail, Entry* entry, Outcome* outcome) noexcept nogil:
     cdef Mail answer
-    cdef int64_t high_watermark = -1
+    cdef int64_t high_watermark = -1, durable_offset = -1
     cdef uint32_t told = 0
     if outcome.code and outcome.bad is not NULL:
         answer.kind = MAIL_BAD_RECORDS
@@ -257,6 +261,7 @@ cdef void answer_append(Forwarding self, int sender, const Mail* mail, Entry* en
             told += answer.size
     if entry is not NULL and not entry.remote:
         high_watermark = (<Partition>entry.partition).row.high_watermark
+        durable_offset = (<Partition>entry.partition).row.durable_offset
     answer.kind = MAIL_APPENDED
     answer.row = mail.row
     answer.token = mail.token
@@ -264,7 +269,9 @@ cdef void answer_append(Forwarding self, int sender, const Mail* mail, Entry* en
     answer.at = <uint64_t>high_watermark
     answer.size = mail.size
     answer.api_version = mail.api_version
-    answer.flags = 0
+    answer.flags = mail.flags & ACKS_ALL
+    answer.term = outcome.term
+    answer.durable_offset = durable_offset
     answer.code = outcome.code
     answer.bad_record = <int32_t>outcome.info.guard if outcome.code == NEED_TRANSACTION else outcome.info.bad_record
     answer.base_offset = outcome.info.base_offset
@@ -357,6 +364,7 @@ cdef void forwarded_unpacked(Forwarding self, ForwardedPart part, object work, o
         entry = NULL
         close_work(self.core, work)
     else:
+        outcome.term = partition.row.led_since
         finish_append(self.producing, work, error, &outcome)
         if entry.removed:
             entry = NULL

@@ -30,7 +30,8 @@ cdef struct TopicParts:             # one topic of a request: `count` parts from
 
 cdef struct Outcome:                # of one partition's append
     int code
-    bint waits                      # for the high watermark to reach `info.end_offset`
+    bint waits                      # for what the acks ask for: `info.end_offset` durable here, or committed
+    int32_t term                    # of the leader that appended it: Row.led_since
     Entry* entry
     char* text                      # owns `info.message`, or NULL
     uint32_t* bad                   # the records that were refused (batch.bad_records), or NULL
@@ -58,10 +59,12 @@ cdef struct Request:
     uint32_t next_part
     uint32_t next_number
 
-cdef struct Wait:                   # one partition whose high watermark has not reached `end_offset`
+cdef struct Wait:                   # one partition in which `end_offset` is not reached yet
     Watch watch                     # first
     WaitingProduce* produce
     int64_t end_offset
+    int32_t term                    # a leader of another term may have other records at these offsets
+    bint committed                  # by HW (acks=all), else by what our own disk has (acks=1)
     uint32_t code_at                # where in the answer its error code stands
 
 cdef struct WaitingProduce:

@@ -30,7 +30,8 @@ cdef struct Mail:                   # 256 bytes, one ring entry; only APPENDED c
     uint64_t at                     # APPEND: where its bytes are in the sender's arena
     uint32_t size
     int16_t api_version
-    uint8_t flags                   # APPEND: bit 0: from the admin client; bits 1 and 2: its admission (log/guards.pxd)
+    uint8_t flags                   # APPEND: bit 0: from the admin client; bits 1 and 2: its admission (log/guards.pxd);
+                                    # bit 3, and of APPENDED: acks=all
     uint8_t spare
     int32_t code                    # APPEND: the partition. APPENDED: an error code, and what it tells (partition.AppendInfo)
     int32_t bad_record              # or a guard (log/guards.pxd): APPEND's, and of an APPENDED that needs a transaction
@@ -39,9 +40,11 @@ cdef struct Mail:                   # 256 bytes, one ring entry; only APPENDED c
     int64_t end_offset
     int64_t append_time_ms
     int64_t log_start_offset
+    int64_t durable_offset          # of the owner's log (`at` has its high watermark), and the term that the append is of
+    int32_t term
     uint16_t text_size
     char text[TEXT_MAX]
-    uint8_t unused[38]
+    uint8_t unused[26]
 
 cdef struct Ring:                   # from one sender to one receiver
     uint64_t head                   # written by the sender: messages ever put

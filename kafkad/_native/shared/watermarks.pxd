@@ -13,7 +13,7 @@ cdef struct Row:
     int32_t partition
     uint8_t topic_id[16]
     uint32_t generation             # raised by swap, re-creation and truncation: readers drop their segment lists
-    int32_t leader_epoch            # -1: not led here
+    int32_t leader_epoch            # the partition's, whoever leads it; -1: it has no role here yet, or no more
     int64_t log_end_offset
     int64_t high_watermark
     int64_t last_stable_offset
@@ -28,14 +28,30 @@ cdef struct Row:
     int64_t stable_segment
     int64_t stable_position
     int64_t aborted_end             # behind the newest abort marker: from here on nothing was aborted; 0: nothing ever
-    uint32_t unused
+    int32_t led_since               # the term: the leader epoch in which we began to lead without a break; -1: we follow
     uint32_t state                  # the table's: RowState, and of a row that is taken by whom
-    uint8_t spare[40]
+    int64_t durable_offset          # LEO, as far as our own flush policy lets it: what acks=1 waits for
+    int64_t epoch_start             # where the current epoch of a leader begins
+    int32_t partition_epoch
+    uint32_t epochs_changed         # counts changes of the leader epochs that are no new role: truncations, appended epochs
+    uint8_t role                    # Role
+    uint8_t isr_count               # as committed: what min.insync.replicas is held against before an append
+    uint8_t isr_count_max           # with those that an AlterPartition in flight may add: after HW has passed it
+    uint8_t isr_count_min           # min.insync.replicas, at most as many as there are replicas
+    int32_t last_epoch              # the latest leader epoch that the log has; -1: none
+    int32_t leader_id               # -1: nobody leads
+    uint32_t spare
     uint64_t waiters                # one bit a worker that wants its doorbell rung on advance
     uint8_t more_spare[56]          # to 256 bytes
 
 cdef enum:
-    ROW_WORDS = 19                  # what readers copy: up to `spare`
+    ROW_WORDS = 24                  # what readers copy: up to `waiters`
+    STATE_WORD = 18                 # which of them has `state`
+
+cdef enum Role:                     # of the broker, for this partition
+    ROLE_NONE = 0                   # not known yet, nobody leads, or it serves nothing any more
+    ROLE_FOLLOWER = 1
+    ROLE_LEADER = 2
 
 cdef enum RowState:
     ROW_NEW = 0                     # never used

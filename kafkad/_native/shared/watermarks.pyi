@@ -1,4 +1,7 @@
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+FOLLOWER: Final = 1
+LEADER: Final = 2
 
 class RowValues(NamedTuple):
     whole: bool
@@ -15,6 +18,15 @@ class RowValues(NamedTuple):
     end_segment: int
     end_position: int
     waiters: int
+    role: int
+    led_since: int
+    leader_id: int
+    durable_offset: int
+    epoch_start: int
+    partition_epoch: int
+    isr_count: int
+    isr_count_max: int
+    isr_count_min: int
 
 class WatermarkTable:
     def __init__(self, capacity: int = ..., shared: bool = False) -> None: ...

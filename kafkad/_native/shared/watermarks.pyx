@@ -67,10 +67,14 @@ cdef enum:
 if sizeof(Row) != ROW_SIZE:
     raise ImportError("a partition's row is 256 bytes")
 
+FOLLOWER = ROLE_FOLLOWER
+LEADER = ROLE_LEADER
+
 RowValues = namedtuple(
     "RowValues",
     "whole topic_id partition generation leader_epoch log_end_offset high_watermark last_stable_offset log_start_offset "
-    "local_log_start_offset flushed_offset end_segment end_position waiters")
+    "local_log_start_offset flushed_offset end_segment end_position waiters role led_since leader_id durable_offset "
+    "epoch_start partition_epoch isr_count isr_count_max isr_count_min")
 
 
 cdef bint row_read(const Row* shared, Row* copy) noexcept nogil:
@@ -220,9 +224,12 @@ cdef void row_empty(Row* row) noexcept nogil:
     cdef int i
     row_begin(row)
     row.partition = 0
-    for i in range(1, ROW_WORDS - 1):
-        word[i] = 0
-    row.unused = 0                  # beside it, `state` stays: others may look at it
+    for i in range(1, ROW_WORDS):
+        if i != STATE_WORD:
+            word[i] = 0
+    row.led_since = -1              # beside it, `state` stays: others may look at it
+    row.leader_id = -1
+    row.last_epoch = -1
     row.generation = generation + 1
     row.leader_epoch = -1
     row_end(row)
@@ -253,7 +260,9 @@ cdef class RowSlot:
         return RowValues(
             whole, PyBytes_FromStringAndSize(<char*>copy.topic_id, 16), copy.partition, copy.generation, copy.leader_epoch,
             copy.log_end_offset, copy.high_watermark, copy.last_stable_offset, copy.log_start_offset,
-            copy.local_log_start_offset, copy.flushed_offset, copy.end_segment, copy.end_position, row.waiters)
+            copy.local_log_start_offset, copy.flushed_offset, copy.end_segment, copy.end_position, row.waiters,
+            copy.role, copy.led_since, copy.leader_id, copy.durable_offset, copy.epoch_start, copy.partition_epoch,
+            copy.isr_count, copy.isr_count_max, copy.isr_count_min)
 
 
 def leave_odd(RowSlot slot not None) -> None:

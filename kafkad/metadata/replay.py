@@ -54,6 +54,7 @@ class Delta:
         "brokers_changed",
         "configs_changed",
         "features_changed",
+        "partitions_changed",
         "security_changed",
         "topics_changed",
         "topics_created",
@@ -64,6 +65,7 @@ class Delta:
         self.topics_created: set[str] = set()
         self.topics_changed: set[str] = set()  # created, or with a partition added or changed
         self.topics_deleted: list[Topic] = []  # as they were
+        self.partitions_changed: dict[bytes, set[int]] = {}  # of these topics, by id; with those created
         self.configs_changed: set[Config] = set()  # (resource type, name)
         self.brokers_changed: set[int] = set()
         self.features_changed: bool = False
@@ -215,6 +217,13 @@ class Replay:
         self._part("topics_by_id")[topic.topic_id] = topic
         self._own_topics.add(topic.topic_id)
         self._delta.topics_changed.add(topic.name)
+        self._delta.partitions_changed.setdefault(topic.topic_id, set())
+
+    def _changed(self, topic_id: bytes, index: int) -> dict[int, PartitionState]:
+        """The partitions of a topic, of which `index` is about to change."""
+        topic = self._topic_to_change(topic_id)
+        self._delta.partitions_changed[topic_id].add(index)
+        return topic.partitions
 
     def _topic_to_change(self, topic_id: bytes) -> Topic:
         topic = self._image.topics_by_id.get(topic_id)
@@ -233,6 +242,7 @@ class Replay:
             )
         del self._part("topics")[topic.name]
         del self._part("topics_by_id")[topic.topic_id]
+        self._delta.partitions_changed.pop(topic.topic_id, None)
         if (TOPIC, topic.name) in self._image.configs:
             del self._part("configs")[TOPIC, topic.name]
             self._own_configs.discard((TOPIC, topic.name))
@@ -243,13 +253,13 @@ class Replay:
             self._delta.topics_deleted.append(topic)
 
     def _partition(self, record: Any) -> None:
-        self._topic_to_change(record.topic_id).partitions[record.partition_id] = self._state_of(record)
+        self._changed(record.topic_id, record.partition_id)[record.partition_id] = self._state_of(record)
 
     def _partition_like(self, record: PartitionLike) -> None:
         known = self._copied.get(id(record.other))
         if known is None:
             known = self._copied[id(record.other)] = record.other, self._state_of(record.other)
-        self._topic_to_change(record.topic_id).partitions[record.partition_id] = known[1]
+        self._changed(record.topic_id, record.partition_id)[record.partition_id] = known[1]
 
     def _state_of(self, record: Any) -> PartitionState:
         replicas = self._share(record.replicas)
@@ -280,11 +290,11 @@ class Replay:
             raise Superfluous(
                 f"a metadata record changes {known.name}-{record.partition_id}, which does not exist"
             )
-        topic = self._topic_to_change(record.topic_id)
+        partitions = self._changed(record.topic_id, record.partition_id)
         elected = record.leader != NO_LEADER_CHANGE
         replicas = self._or(record.replicas, old.replicas)
         state = record.leader_recovery_state
-        topic.partitions[record.partition_id] = PartitionState(
+        partitions[record.partition_id] = PartitionState(
             leader=record.leader if elected else old.leader,
             leader_epoch=old.leader_epoch + 1 if elected else old.leader_epoch,
             replicas=replicas,
@@ -326,7 +336,7 @@ class Replay:
         for topic in topics:
             for index, state in list(topic.partitions.items()):
                 if state.elr or state.last_known_elr:
-                    self._topic_to_change(topic.topic_id).partitions[index] = state._replace(
+                    self._changed(topic.topic_id, index)[index] = state._replace(
                         elr=(), last_known_elr=(), partition_epoch=state.partition_epoch + 1
                     )
 

@@ -1,9 +1,10 @@
-"""Which partitions live here: the metadata image turned into open logs.
+"""Which partitions live here: what the metadata assigns to this broker, turned into open logs with a role.
 
-`Partitions` follows the image. A partition that the image places here gets a log (created, or the one that
-was found at start), is led in the image's leader epoch, and is entered in the table by which the data plane
-finds it; one that is gone is taken out of the table first, so that its waiters are answered, then its log
-goes.
+`Partitions` follows the assignments (metadata/assignments). A partition that has a replica here gets a log
+(created, or the one that was found at start), is entered in the table by which the data plane finds it, and
+has one of three roles: this broker leads it, follows its leader, or does neither while nobody leads. One
+that is gone, with its topic or because a reassignment took our replica, is taken out of the table first, so
+that its waiters are answered, then its log goes.
 
 A partition whose directory is not there has a stand-in in the table, which answers KAFKA_STORAGE_ERROR
 until the directory is back at another start: an empty log elsewhere would look as if all of it were lost.
@@ -26,11 +27,14 @@ from typing import NamedTuple
 
 from kafkad._native.log.partition import Partition
 from kafkad._native.serving.partition_table import PartitionTable
+from kafkad._native.shared.watermarks import LEADER
 from kafkad.config.broker import BrokerConfig
 from kafkad.config.topic import TopicConfig, unusable
 from kafkad.log.log import Log
 from kafkad.log.log_dirs import DirectoryOccupied, LogDirs
 from kafkad.log.reader import ReaderLog
+from kafkad.metadata import assignments
+from kafkad.metadata.assignments import Delete, Local
 from kafkad.metadata.image import (
     DIRECTORY_MIGRATING,
     DIRECTORY_UNASSIGNED,
@@ -76,8 +80,9 @@ class Partitions:
         self.broker_id = broker_id
         self.me = me
         self.workers = workers
-        self.on_opened: Callable[[Log], None] | None = None  # (log), when it is led and in the table
-        self.on_led: Callable[[Log], None] | None = None  # the same, for this worker's own use
+        self.on_opened: Callable[[Log], None] | None = None  # (log), when it has a role and is in the table
+        self.on_led: Callable[[Log], None] | None = None  # (log), when it is led that was not
+        self.on_role: Callable[[Log, PartitionState], None] | None = None  # (log, state), after each change
         self.on_failed: Callable[[str, int, bytes], None] | None = None  # (topic, index, topic id), at first
         self.on_dropped: Callable[[str, int, bytes], None] | None = None  # (topic, index, topic id), at once
         self.config = config
@@ -159,10 +164,9 @@ class Partitions:
         """Bring all partitions in line with `image`: at the start, when everything may have changed."""
         self._image = image
         wanted = {
-            (topic.name, index): topic.topic_id
-            for topic in image.topics.values()
-            for index, state in topic.partitions.items()
-            if self.broker_id in state.replicas
+            (local.topic.name, local.partition): local.topic.topic_id
+            for local in assignments.of_image(image, self.broker_id)
+            if isinstance(local, Local)
         }
         for (name, index), log in list(self._logs.items()):
             if wanted.get((name, index)) != log.topic_id:
@@ -170,9 +174,9 @@ class Partitions:
         for (name, index), (topic_id, _) in list(self._readers.items()):
             if wanted.get((name, index)) != topic_id:
                 self._drop_reader(name, index)
-        for topic in image.topics.values():
-            for _ in self._ensure_topic(image, topic, new=False):
-                pass
+        for assigned in assignments.of_image(image, self.broker_id):
+            if isinstance(assigned, Local):
+                self._ensure(image, assigned)
 
     def apply_delta(self, delta: Delta, image: MetadataImage) -> None:
         """Follow one committed change, all of it now."""
@@ -182,26 +186,17 @@ class Partitions:
     def follow(self, delta: Delta, image: MetadataImage) -> Iterator[None]:
         """Follow one committed change, a partition a step. Deletions first: a name may come back under a new
         id. Nobody else may follow another change before the last step."""
-        self._image = image
+        before, self._image = self._image, image
         self._following = self._deleting = True
-        for topic in delta.topics_deleted:
-            for index in list(topic.partitions):
-                if (topic.name, index) in self._logs:
-                    self._drop(topic.name, index)
-                elif (topic.name, index) in self._absent:
-                    self._absent.remove((topic.name, index))
-                    self.table.remove(topic.name, index)
-                elif (topic.name, index) in self._readers:
-                    self._drop_reader(topic.name, index)
-                else:
-                    self._forget(topic.name, index)
-                self._announced.pop((topic.topic_id, index), None)
-                yield
+        for assigned in assignments.of_delta(delta, before, image, self.broker_id):
+            if isinstance(assigned, Delete):
+                self._delete(assigned)
+            else:
+                self._deleting = False
+                if assigned is not None:
+                    self._ensure(image, assigned)
+            yield
         self._deleting = False
-        for name in delta.topics_changed:
-            changed = image.topics.get(name)
-            if changed is not None:
-                yield from self._ensure_topic(image, changed, new=True)
         for resource_type, name in delta.configs_changed:
             if resource_type == TOPIC and name in image.topics:
                 yield from self._update_topic(image, name)
@@ -241,18 +236,29 @@ class Partitions:
             )
             log.update_config(before)
 
-    def _ensure_topic(self, image: MetadataImage, topic: Topic, *, new: bool) -> Iterator[None]:
-        config: TopicConfig | None = None
-        for index, state in topic.partitions.items():
-            yield
-            if self.broker_id not in state.replicas or (topic.name, index) in self._absent:
-                continue
-            if not self.mine(topic.name, topic.topic_id, index):
-                self._ensure_reader(topic, index, state, new)
-                continue
-            if config is None and (topic.name, index) not in self._logs:
-                config = self.topic_config(image, topic.name)
-            self._ensure_log(topic, index, state, config, new)
+    def _delete(self, gone: Delete) -> None:
+        key = gone.topic, gone.partition
+        if key in self._logs:
+            self._drop(*key)
+        elif key in self._absent:
+            self._absent.remove(key)
+            self.table.remove(*key)
+        elif key in self._readers:
+            self._drop_reader(*key)
+        else:
+            self._forget(*key)
+        self._announced.pop((gone.topic_id, gone.partition), None)
+
+    def _ensure(self, image: MetadataImage, local: Local) -> None:
+        topic, index, state, new = local
+        key = topic.name, index
+        if key in self._absent:
+            return
+        if not self.mine(topic.name, topic.topic_id, index):
+            self._ensure_reader(topic, index, state, new)
+            return
+        config = None if key in self._logs else self.topic_config(image, topic.name)
+        self._ensure_log(topic, index, state, config, new)
 
     def _ensure_log(
         self, topic: Topic, index: int, state: PartitionState, config: TopicConfig | None, new: bool
@@ -266,18 +272,34 @@ class Partitions:
             if log is None:
                 return
         opened = opened or (topic.name, index) in self._unled
-        if state.leader == self.broker_id and not self._lead(log, state.leader_epoch):
-            return
-        if opened:
-            for listener in (self.on_opened, self.on_led):
-                if listener is not None:
-                    listener(log)
+        led = log.native.role == LEADER
+        if state.leader == self.broker_id:
+            if not self._lead(log, state):
+                return
+        else:
+            self._follow(log, state)
+        if opened and self.on_opened is not None:
+            self.on_opened(log)
+        if self.on_role is not None:
+            self.on_role(log, state)
+        if state.leader == self.broker_id and not led and self.on_led is not None:
+            self.on_led(log)
 
-    def _lead(self, log: Log, epoch: int) -> bool:
+    def _follow(self, log: Log, state: PartitionState) -> None:
+        key = log.topic, log.partition
+        if key in self._unled:  # of what kept us from leading it nothing matters now
+            self._unled.discard(key)
+            self._waiting.discard(key)
+            self._failed.pop(key, "")
+        if not log.closed:
+            log.follow(state.leader_epoch, state.leader, state.partition_epoch)
+
+    def _lead(self, log: Log, state: PartitionState) -> bool:
         """Lead a partition; if the disk does not allow it, try again later."""
         key = log.topic, log.partition
+        alone = state.replicas == (self.broker_id,)
         try:
-            log.set_leader_epoch(epoch)
+            log.set_leader_epoch(state.leader_epoch, self.broker_id, state.partition_epoch, alone=alone)
         except KafkaError as trouble:
             self._unled.add(key)
             if not log.closed:

@@ -17,6 +17,7 @@ import os
 from collections import deque
 from typing import Any
 
+from kafkad._native.shared.watermarks import LEADER
 from kafkad.coordinator.loading import Replay
 from kafkad.coordinator.shard import Shard
 from kafkad.log.filenames import LOG, segment_file
@@ -111,7 +112,7 @@ class GroupLoader:
     def load(self, index: int) -> None:
         """Load a partition, if it is led here and neither loaded nor loading."""
         log = self._partitions.find(self._topic, index)
-        if log is None or index in self._groups.shards:
+        if log is None or log.native.role != LEADER or index in self._groups.shards:
             return
         shard = self._groups.begin_load(index)
         files = SegmentFiles(log)

@@ -32,7 +32,6 @@ from kafkad.server.controller_channel import ControllerChannel
 from kafkad.server.controller_requests import ControllerRequests, Placed
 from kafkad.server.metadata_client import MetadataClient
 from kafkad.server.metadata_feed import difference
-from kafkad.server.turns import Steps
 from kafkad.server.worker import MetadataCache, Worker
 
 logger = logging.getLogger("kafkad")
@@ -295,15 +294,6 @@ class MemberWorker(Worker):
         self.loop.run_until_complete(self.lifecycle.unfenced.wait())
         self.loop.call_soon(self._assign_directories)
         super()._accept()
-
-    def _follow(self, delta: Any, image: MetadataImage, defaults: Any | None) -> Steps:
-        for name in delta.topics_changed:
-            for index, state in image.topics[name].partitions.items():
-                log = self.partitions.find(name, index)
-                if log is not None and log.native.open and state.leader != self.config.node_id:
-                    log.resign()
-            yield
-        return (yield from super()._follow(delta, image, defaults))
 
     def _directory_offline(self, path: str) -> None:
         self.lifecycle.directories_offline(

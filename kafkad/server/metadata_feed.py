@@ -181,8 +181,13 @@ def difference(old: MetadataImage, new: MetadataImage) -> Delta:
     for name, topic in new.topics.items():
         if topic.topic_id not in old.topics_by_id:
             delta.topics_created.add(name)
-        if old.topics.get(name) != topic:
+        before = old.topics.get(name)
+        if before != topic:
             delta.topics_changed.add(name)
+            known = {} if before is None or before.topic_id != topic.topic_id else before.partitions
+            delta.partitions_changed[topic.topic_id] = {
+                index for index, state in topic.partitions.items() if known.get(index) != state
+            }
     delta.configs_changed = _differing(old.configs, new.configs)
     delta.brokers_changed = _differing(old.brokers, new.brokers)
     delta.features_changed = old.features != new.features

@@ -165,10 +165,10 @@ def test_a_partition_on_a_failed_directory_is_a_storage_error(tmp_path):
 def test_a_partition_that_we_are_not_let_lead_is_led_later(world, monkeypatch):
     lead, opened = Log.set_leader_epoch, []
 
-    def refused(log, epoch):
+    def refused(log, *arguments, **options):
         if log.partition == 1:
             raise KafkaError(errors.KAFKA_STORAGE_ERROR)
-        lead(log, epoch)
+        lead(log, *arguments, **options)
 
     monkeypatch.setattr(Log, "set_leader_epoch", refused)
     world.partitions.on_opened = lambda log: opened.append(log.partition)

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from tests.jvm import FAST_JVM
+from tests.sparks import SPARK_JVM, prepare_spark
 
 SOAK = os.environ.get("KAFKAD_SOAK") == "1"
 JOB_SECONDS = 3000 if SOAK else 240
@@ -31,7 +31,7 @@ SPARK = f"""
 [spark]
 master = "local[2]"
 conf."spark.driver.memory" = "1g"
-conf."spark.driver.extraJavaOptions" = "{" ".join(FAST_JVM)}"
+conf."spark.driver.extraJavaOptions" = "{" ".join(SPARK_JVM)}"
 """
 
 
@@ -101,6 +101,7 @@ class Job:
         self.errors = pipeline.with_suffix(".log")
         self.summary: dict[str, Any] = {}
         self.rows = 0
+        prepare_spark()
         with open(self.errors, "ab") as errors:
             self.process = subprocess.Popen(
                 [*(command or [sys.executable, "-m", "kafkad", "ingest", "run"]), str(pipeline), *arguments],

@@ -20,6 +20,7 @@ from kafkad.spark import writer
 from kafkad.spark.exactly_once import Task
 from kafkad.spark.writer import WriteFailed, WriterConfig, WriteRefused
 from tests.clients import create_topic
+from tests.sparks import SPARK_JVM, prepare_spark
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -155,10 +156,11 @@ DRIVER = """
 import json, sys
 from pyspark.sql import SparkSession
 import kafkad.spark
-bootstrap, source, sink, checkpoint = json.loads(sys.argv[1])
+bootstrap, source, sink, checkpoint, java_options = json.loads(sys.argv[1])
 spark = (
     SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    .config("spark.sql.shuffle.partitions", "2").getOrCreate()
+    .config("spark.sql.shuffle.partitions", "2").config("spark.driver.extraJavaOptions", java_options)
+    .getOrCreate()
 )
 kafkad.spark.register(spark)
 frame = (
@@ -184,7 +186,9 @@ def test_a_driver_that_is_killed_again_and_again(broker, unique, tmp_path, round
         for number in range(count):
             producer.send(b"%d" % number, partition=number % 2)
         producer.flush()
-    arguments = json.dumps([broker.bootstrap, source, sink, str(tmp_path / "checkpoint")])
+    prepare_spark()
+    checkpoint = str(tmp_path / "checkpoint")
+    arguments = json.dumps([broker.bootstrap, source, sink, checkpoint, " ".join(SPARK_JVM)])
     log = tmp_path / "driver.log"
 
     def start():

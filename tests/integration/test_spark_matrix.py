@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkad.protocol import codec, messages
-from tests.jvm import FAST_JVM
-from tests.sparks import end
+from tests.sparks import SPARK_JVM, end, prepare_spark
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -44,7 +43,8 @@ SHORT = [
 def worlds(tmp_path_factory):
     scratch = tmp_path_factory.mktemp("spark-matrix")
     with ExitStack() as until_the_end:
-        spark = make_spark(**{"spark.driver.extraJavaOptions": " ".join(FAST_JVM)})
+        prepare_spark()
+        spark = make_spark(**{"spark.driver.extraJavaOptions": " ".join(SPARK_JVM)})
         until_the_end.callback(end, spark)
         yield [
             until_the_end.enter_context(

@@ -102,6 +102,7 @@ class Log:
         "on_offline",
         "partition",
         "producer_expiration_ms",
+        "replica_joins",
         "scanned_bytes",
         "scheduler",
         "snapshot_offset",
@@ -167,6 +168,7 @@ class Log:
         self.scheduler = scheduler
         self.producer_expiration_ms = producer_expiration_ms
         self.on_log_start: Callable[[Log], None] | None = None  # notes what DeleteRecords moved
+        self.replica_joins: Callable[[Log, int], None] | None = None  # the ISR, of a leader
         self.keep_log_start: Callable[[Log, Callable[[OSError | None], None]], None] | None = None
         self.first_base_synced = 0  # the first segment when the directory was last synced
         self.next_start = -1  # to which retention is about to move the log start, when that is on the disk
@@ -197,6 +199,7 @@ class Log:
             index_interval_bytes=config.index_interval_bytes,
             index_size_max=config.segment_index_bytes,
             flush_interval=config.flush_messages,
+            insync_min=config.min_insync_replicas,
         )
         self._next.watch()
 
@@ -292,7 +295,11 @@ class Log:
         the followers have fetched. Raises KafkaError; then it does not lead."""
         self._change_epochs(lambda: self.leader_epochs.assign(epoch, self.end_offset))
         self.native.follows_end = alone
-        self.native.lead(epoch, leader_id, partition_epoch)
+        if alone:
+            self.native.forget_replicas()
+        entries = self.leader_epochs.entries
+        previous = entries[-2][0] if len(entries) > 1 else -1
+        self.native.lead(epoch, leader_id, partition_epoch, entries[-1][1], previous)
         if self.end_offset - self.native.flushed_offset >= self._config.flush_messages:
             self.request_flush()
 
@@ -634,6 +641,11 @@ class Log:
         self.native.notify_log = bool(self._waiting_watermark)
         for callback in ready:
             callback(None)
+
+    def on_replica(self, broker_id: int) -> None:
+        """A follower has all that is committed, and is not in the ISR."""
+        if self.replica_joins is not None:
+            self.replica_joins(self, broker_id)
 
     def on_shortage(self, error: OSError) -> None:
         """A request was refused for want of room, descriptors or memory; the log is as it was."""

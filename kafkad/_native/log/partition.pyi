@@ -104,12 +104,41 @@ class Partition:
         index_interval_bytes: int,
         index_size_max: int,
         flush_interval: int,
+        insync_min: int = 1,
     ) -> None: ...
     def set_directory(self, directory: str) -> None: ...
     def set_topic_id(self, topic_id: bytes) -> None: ...
     def lead(
-        self, epoch: int, leader_id: int = -1, partition_epoch: int = 0, last_epoch: int = -1
+        self,
+        epoch: int,
+        leader_id: int = -1,
+        partition_epoch: int = 0,
+        epoch_start: int = -1,
+        previous_epoch: int = -1,
     ) -> None: ...
+    def replicate(
+        self,
+        rows: list[tuple[int, bool, bool, bool, int]],
+        *,
+        isr_count: int,
+        isr_count_max: int,
+        reset: int,
+        now_ms: int,
+        lag_ms_max: int,
+    ) -> None: ...
+    def forget_replicas(self) -> None: ...
+    def lagging(self, now_ms: int) -> list[int]: ...
+    def replica_epoch(self, broker_id: int) -> int: ...
+    def replica_rows(self) -> list[tuple[int, int, int, int, int, int]]: ...
+    def note_fetch(
+        self,
+        broker_id: int,
+        broker_epoch: int,
+        offset: int,
+        log_start: int,
+        time_ms: int,
+        leader_end: int | None = None,
+    ) -> int: ...
     def follow(self, epoch: int, leader_id: int, partition_epoch: int = 0) -> None: ...
     def close_to_clients(self, code: int = ..., failure: int = 0) -> None: ...
     def add_segment(

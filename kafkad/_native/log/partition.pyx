@@ -33,9 +33,10 @@ cdef class Partition(PartitionAppends):
 
         return reader_partition(topic, index, topic_id, directory, slot, owner)
 
-    def lead(self, int32_t epoch, int32_t leader_id=-1, int32_t partition_epoch=0, int32_t last_epoch=-1) -> None:
-        """Appends and reads are served from now on, under this leader epoch. `leader_id` is this broker, `last_epoch` the
-        latest epoch that the log has noted."""
+    def lead(self, int32_t epoch, int32_t leader_id=-1, int32_t partition_epoch=0, int64_t epoch_start=-1,
+             int32_t previous_epoch=-1) -> None:
+        """Appends and reads are served from now on, under this leader epoch. `leader_id` is this broker; `epoch_start` where
+        the epoch begins in the log (-1: at its end), and `previous_epoch` the one that the log notes before it."""
         cdef bint higher = epoch > self.row.leader_epoch
         cdef bint led = self.row.role == ROLE_LEADER
         self.row_begin()
@@ -45,10 +46,13 @@ cdef class Partition(PartitionAppends):
         if not led:
             self.row.role = ROLE_LEADER
             self.row.led_since = epoch
-        if higher or not led:
+        if epoch_start >= 0:
+            self.row.epoch_start = epoch_start
+        elif higher or not led:
             self.row.epoch_start = self.row.log_end_offset
-        self.row.last_epoch = max(last_epoch, epoch)
+        self.row.last_epoch = epoch
         self.row_end()
+        self.previous_epoch = previous_epoch
         self.flush_by_log = True                        # and notes where the epoch begins
         self.open = self.failure == 0
         self.settle_durable()
@@ -62,6 +66,7 @@ cdef class Partition(PartitionAppends):
         self.closed_code = NOT_LEADER_OR_FOLLOWER
         self.follows_end = False
         guards_free(&self.guards)
+        self.forget_replicas()
         self.row_begin()
         self.row.leader_epoch = epoch
         self.row.partition_epoch = partition_epoch
@@ -75,6 +80,7 @@ cdef class Partition(PartitionAppends):
         """Answers `code` from now on, and whoever waits is told that the partition is gone."""
         self.open = False
         self.closed_code = code
+        self.forget_replicas()
         guards_free(&self.guards)                       # who led meanwhile may have seen the transaction end
         if failure:
             self.failure = failure

@@ -30,8 +30,8 @@ from kafkad._native.log.transactions cimport (
     transactions_stable_after)
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK, get_i16, get_i32, get_i64, put_i32, put_i64
 from kafkad._native.wire.errors cimport (
-    INVALID_REQUEST, INVALID_TXN_STATE, KAFKA_STORAGE_ERROR, RECORD_LIST_TOO_LARGE, TRANSACTION_COORDINATOR_FENCED,
-    UNKNOWN_SERVER_ERROR)
+    INVALID_REQUEST, INVALID_TXN_STATE, KAFKA_STORAGE_ERROR, NOT_ENOUGH_REPLICAS, RECORD_LIST_TOO_LARGE,
+    TRANSACTION_COORDINATOR_FENCED, UNKNOWN_SERVER_ERROR)
 from kafkad._native.wire.batch_layout cimport (
     ATTRIBUTES_AT, BASE_SEQUENCE_AT, LAST_OFFSET_DELTA_AT, LEADER_EPOCH_AT, LENGTH_AT, MAGIC_AT, MAX_TIMESTAMP_AT,
     PRODUCER_EPOCH_AT, PRODUCER_ID_AT)
@@ -107,7 +107,8 @@ cdef class PartitionAppends(PartitionFlushes):
 
     def configure(self, *, int32_t max_message_bytes, int compression_type, bint log_append_time, int64_t before_max_ms,
                   int64_t after_max_ms, bint compacted, int64_t segment_bytes, int64_t segment_age_max_ms,
-                  int32_t index_interval_bytes, int64_t index_size_max, int64_t flush_interval) -> None:
+                  int32_t index_interval_bytes, int64_t index_size_max, int64_t flush_interval,
+                  int32_t insync_min=1) -> None:
         self.rules.max_message_bytes = max_message_bytes
         self.rules.compression_type = compression_type
         self.rules.log_append_time = log_append_time
@@ -119,6 +120,10 @@ cdef class PartitionAppends(PartitionFlushes):
         self.index_interval_bytes = index_interval_bytes
         self.index_size_max = index_size_max
         self.flush_interval = flush_interval
+        if insync_min != self.insync_min:
+            self.insync_min = insync_min
+            if self.replicas is not NULL:
+                self.count_isr(self.row.isr_count, self.row.isr_count_max)
 
     cdef bint must_roll(self, Segment* segment, int64_t size, int64_t max_timestamp, int64_t last_offset,
                         int64_t now_ms) noexcept nogil:
@@ -350,6 +355,8 @@ cdef class PartitionAppends(PartitionFlushes):
                 self.move_stable()
                 why |= ADVANCED_HIGH_WATERMARK
         self.row_end()
+        if not self.follows_end and self.replicas is not NULL and self.raise_replicated():
+            why |= ADVANCED_HIGH_WATERMARK
 
         info.base_offset = base_offset
         info.end_offset = last_offset + 1
@@ -425,6 +432,8 @@ cdef class PartitionAppends(PartitionFlushes):
                 raise ValueError("append takes exactly one batch")
             if self.failure:
                 return (KAFKA_STORAGE_ERROR, -1, os.strerror(self.failure))
+            if origin == COORDINATOR and self.row.isr_count < self.row.isr_count_min:
+                return (NOT_ENOUGH_REPLICAS, -1, None)
             if epoch != self.row.leader_epoch:
                 self.flush_by_log = True                # the log is about to note where this epoch begins
             info.base_offset = -1
@@ -461,6 +470,8 @@ cdef class PartitionAppends(PartitionFlushes):
         cdef int code
         if not self.open:
             return (self.closed_code, -1, None)
+        if self.row.isr_count < self.row.isr_count_min:
+            return (NOT_ENOUGH_REPLICAS, -1, None)
         if producer_id < 0 or producer_epoch == -1 or version == -1:        # Kafka's code for it
             return (UNKNOWN_SERVER_ERROR, -1, "a marker has a producer id, its epoch and a transaction.version")
         marker_write(batch, producer_id, producer_epoch, coordinator_epoch, commit, now_ms)

@@ -6,25 +6,49 @@ left.
 
 LSO is HW, or the start of the oldest transaction that holds it back (transactions.pyx)."""
 
-from libc.stdint cimport INT64_MAX, int64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t
+from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
 from kafkad._native.log.aborted cimport aborted_end
-from kafkad._native.log.batch_search cimport lookup_forget
+from kafkad._native.log.batch_search cimport RecentBatch, lookup_forget, lookup_recent
+from kafkad._native.log.replica_set cimport (
+    NOT_FETCHED, Mark, Replica, ReplicaSet, replica_fetched, replica_is_caught_up, replica_joins, replica_of, replicas_bound,
+    replicas_new)
 from kafkad._native.log.segments cimport UNKNOWN, Segment, segment_close, segment_end_offset, segment_open
 from kafkad._native.log.transactions cimport (
     Transaction, transactions_free, transactions_oldest, transactions_raise, transactions_rebuild)
 from kafkad._native.shared.watermarks cimport ROW_WORDS, Row, RowSlot, row_begin, row_end
-from kafkad._native.log.partition_state cimport ADVANCED_DURABLE, ADVANCED_HIGH_WATERMARK
+from kafkad._native.log.partition_state cimport ADVANCED_DURABLE, ADVANCED_HIGH_WATERMARK, unexpected
 from kafkad._native.log.partition_reads cimport PartitionReads
+from kafkad._native.wire.errors cimport NOT_LEADER_OR_FOLLOWER
+
+cdef extern from * nogil:
+    """
+    #include <time.h>
+    static inline int64_t kafkad_monotonic_ms(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+        return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+    }
+    """
+    int64_t kafkad_monotonic_ms()
+
+cpdef enum:                         # of `replicate`
+    SAME_EPOCH = 0
+    RE_ELECTED = 1
+    NEW_LEADER = 2
 
 
 cdef class PartitionWatermarks(PartitionReads):
     def __cinit__(self):
         self.follows_end = True
         self.flush_interval = INT64_MAX
+        self.insync_min = 1
+        self.previous_epoch = -1
 
     def __dealloc__(self):
+        free(self.replicas)
         transactions_free(&self.transactions)
 
     cdef void move_stable(self) noexcept nogil:
@@ -138,6 +162,159 @@ cdef class PartitionWatermarks(PartitionReads):
                 self.tell(ADVANCED_DURABLE)
         if self.follows_end:
             self.settle_high_watermark()
+        elif self.replicas is not NULL and self.raise_replicated():
+            self.tell(ADVANCED_HIGH_WATERMARK)
+
+    # -- the followers of a leader -----------------------------------------------------------------------------
+
+    def replicate(self, list rows not None, *, int isr_count, int isr_count_max, int reset, int64_t now_ms,
+                  int64_t lag_ms_max) -> None:
+        """The followers: (broker id, in the committed ISR, in the maximal ISR, eligible, broker epoch in the metadata) of
+        each. What is known of those that were there stays, unless this is a new leader epoch: `reset` RE_ELECTED, or
+        NEW_LEADER if we did not lead before (Kafka: Replica.resetReplicaState). The counts are with the leader."""
+        cdef ReplicaSet* known = self.replicas
+        cdef ReplicaSet* fresh = replicas_new(len(rows))
+        cdef Replica* replica
+        cdef Replica* before
+        cdef int32_t i = 0
+        for broker_id, in_isr, in_maximal, eligible, known_epoch in rows:
+            replica = &fresh.replicas[i]
+            i += 1
+            before = replica_of(known, broker_id)
+            if before is not NULL:
+                replica[0] = before[0]
+            if before is NULL or reset == NEW_LEADER:
+                replica.broker_id = broker_id
+                replica.broker_epoch = NOT_FETCHED
+                replica.end_offset = -1
+                replica.end_segment = -1
+                replica.end_position = -1
+                replica.log_start = -1
+                replica.fetched_leader_end = -1
+                replica.fetched_ms = 0
+                replica.caught_up_ms = now_ms if in_isr else 0
+            elif reset == RE_ELECTED:
+                replica.fetched_leader_end = self.row.log_end_offset
+                replica.fetched_ms = now_ms if in_isr else 0
+                replica.caught_up_ms = now_ms if in_isr else 0
+            replica.in_isr = in_isr
+            replica.in_maximal = in_maximal
+            replica.eligible = eligible
+            replica.known_epoch = known_epoch
+            replica.asked = False
+        fresh.isr_count = isr_count
+        fresh.lag_ms_max = lag_ms_max
+        self.replicas = fresh
+        free(known)
+        self.count_isr(isr_count, isr_count_max)
+        if self.raise_replicated():
+            self.tell(ADVANCED_HIGH_WATERMARK)
+
+    def count_isr(self, int isr_count, int isr_count_max) -> None:
+        """How many replicas are in sync, as committed and at most, for what holds appends against min.insync.replicas."""
+        cdef int count = 0 if self.replicas is NULL else self.replicas.count
+        self.row_begin()
+        self.row.isr_count = min(isr_count, 255)
+        self.row.isr_count_max = min(isr_count_max, 255)
+        self.row.isr_count_min = min(self.insync_min, count + 1, 255)
+        self.row_end()
+
+    def forget_replicas(self) -> None:
+        """We do not lead, or alone."""
+        free(self.replicas)
+        self.replicas = NULL
+        self.row_begin()
+        self.row.isr_count = 0
+        self.row.isr_count_max = 0
+        self.row.isr_count_min = 0
+        self.row_end()
+
+    def lagging(self, int64_t now_ms) -> list:
+        """The members of the committed ISR that have not been caught up for replica.lag.time.max.ms."""
+        cdef int32_t i
+        found = []
+        if self.replicas is not NULL:
+            for i in range(self.replicas.count):
+                if self.replicas.replicas[i].in_isr and not replica_is_caught_up(
+                        &self.replicas.replicas[i], self.row.log_end_offset, now_ms, self.replicas.lag_ms_max):
+                    found.append(self.replicas.replicas[i].broker_id)
+        return found
+
+    def replica_epoch(self, int32_t broker_id) -> int:
+        """The broker epoch of a follower's last Fetch; -1 if it is not known."""
+        cdef Replica* replica = replica_of(self.replicas, broker_id)
+        return -1 if replica is NULL else max(replica.broker_epoch, -1)
+
+    def replica_rows(self) -> list:
+        """(broker id, LEO, log start, broker epoch, last Fetch, last caught up) of each follower."""
+        cdef int32_t i
+        found = []
+        if self.replicas is not NULL:
+            for i in range(self.replicas.count):
+                found.append((
+                    self.replicas.replicas[i].broker_id, self.replicas.replicas[i].end_offset,
+                    self.replicas.replicas[i].log_start, self.replicas.replicas[i].broker_epoch,
+                    self.replicas.replicas[i].fetched_ms, self.replicas.replicas[i].caught_up_ms))
+        return found
+
+    def note_fetch(self, int32_t broker_id, int64_t broker_epoch, int64_t offset, int64_t log_start, int64_t time_ms,
+                   leader_end=None) -> int:
+        """A follower's Fetch, as the reactor notes it; Kafka's error code. For tests."""
+        cdef Mark at
+        at.offset = offset
+        at.segment = -1
+        at.position = -1
+        return self.replica_told(broker_id, broker_epoch, &at, log_start, time_ms,
+                                 self.row.log_end_offset if leader_end is None else leader_end)
+
+    cdef int replica_told(self, int32_t broker_id, int64_t broker_epoch, const Mark* at, int64_t log_start, int64_t time_ms,
+                          int64_t leader_end) noexcept nogil:
+        # The state of a follower, the ISR that it may join, HW: in this order, as Kafka's Partition.updateFollowerFetchState.
+        cdef Replica* replica = replica_of(self.replicas, broker_id)
+        if replica is NULL or not replica_fetched(replica, broker_epoch, at, log_start, time_ms, leader_end):
+            return NOT_LEADER_OR_FOLLOWER
+        if replica_joins(replica, self.row.high_watermark, self.row.epoch_start):
+            replica.asked = True
+            with gil:
+                call_replica(self, broker_id)
+        if self.replicas is not NULL and self.raise_replicated():
+            self.tell(ADVANCED_HIGH_WATERMARK)
+        return 0
+
+    cdef int raise_replicated(self) noexcept nogil:
+        # HW as far as the followers let it; whether it moved. It stands still below min.insync.replicas (Kafka, since 3.7).
+        cdef Mark mark
+        cdef RecentBatch recent
+        cdef int64_t following
+        if self.row.isr_count < self.row.isr_count_min:
+            return 0
+        mark.offset = self.row.durable_offset
+        mark.segment = -1
+        mark.position = -1
+        replicas_bound(self.replicas, kafkad_monotonic_ms(), self.row.log_end_offset, &mark)
+        if mark.offset <= self.row.high_watermark:
+            return 0
+        if mark.offset >= self.row.log_end_offset:
+            mark.offset = self.row.log_end_offset
+            mark.segment = self.row.end_segment
+            mark.position = self.row.end_position
+        elif mark.segment < 0:
+            if mark.offset >= self.active().base_offset and lookup_recent(
+                    &self.lookup, mark.offset, self.active().size, &recent, &following) and (
+                    recent.base_offset == mark.offset):
+                mark.segment = self.active().base_offset
+                mark.position = recent.position
+            else:
+                with gil:
+                    if not find_boundary(self, &mark):
+                        return 0                        # the disk: it will be seen again with the next Fetch
+        row_begin(self.row)
+        self.row.high_watermark = mark.offset
+        self.row.high_watermark_segment = mark.segment
+        self.row.high_watermark_position = mark.position
+        self.move_stable()
+        row_end(self.row)
+        return 1
 
     def refresh_stable(self) -> None:
         """Finds the transactions that hold LSO again, and the end of the aborted ones, after loading or truncation.
@@ -231,3 +408,21 @@ cdef class PartitionWatermarks(PartitionReads):
         self.row = shared
         self.shared = shared
         self.slot = slot
+
+
+cdef void call_replica(PartitionWatermarks partition, int32_t broker_id) noexcept:
+    try:
+        partition.log.on_replica(broker_id)
+    except Exception as e:
+        unexpected(partition, e)
+
+
+cdef bint find_boundary(PartitionWatermarks partition, Mark* mark) noexcept:
+    try:
+        mark.segment, mark.position = partition.boundary_of(mark.offset)
+    except OSError:
+        return False
+    except Exception as e:
+        unexpected(partition, e)
+        return False
+    return True

@@ -12,8 +12,9 @@ The answer is header bytes and regions of log files (fetch_answers.pyx).
 
 A request of a session that another still waits on answers that other one first: its epoch is over.
 
-Not yet: followers (NOT_LEADER_OR_FOLLOWER, as from a leader that does not know the replica), preferred read replicas,
-quotas, authorization."""
+A follower's Fetch reads to the end of the log, and says by its offsets how far the follower has it (`read_for_replica`).
+
+Not yet: followers of another worker's partition (NOT_LEADER_OR_FOLLOWER), preferred read replicas, quotas."""
 
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
@@ -30,6 +31,7 @@ from kafkad._native.log.aborted cimport aborted_search, offset_behind
 from kafkad._native.log.cold_reads cimport ColdJob, cold_ask
 from kafkad._native.log.batch_search cimport COLD, Lookup
 from kafkad._native.log.partition cimport Partition
+from kafkad._native.log.replica_set cimport Mark, replica_of
 from kafkad._native.log.partition_reads cimport OLDER_SEGMENT, ReadInfo
 from kafkad._native.log.partition_state cimport EPOCH_RAISED, PARTITION_GONE
 from kafkad._native.log.segments cimport log_file_release, segment_floor
@@ -42,12 +44,12 @@ from kafkad._native.serving.topic_rights cimport RIGHT_READ, may_replicate, may_
 from kafkad._native.serving.unpacking cimport unpack_now_ns
 from kafkad._native.shared.watermarks cimport Row
 from kafkad._native.wire.primitives cimport (
-    Cursor, KAFKAD_CHECK, get_i32, read_i8, read_i16, read_i32, read_count, read_i64, read_raw, read_uvarint,
+    Cursor, KAFKAD_CHECK, get_i32, get_i64, read_i8, read_i16, read_i32, read_count, read_i64, read_raw, read_uvarint,
     remaining, skip_tags)
 from kafkad._native.wire.errors cimport (
     FETCH_SESSION_ID_NOT_FOUND, FETCH_SESSION_TOPIC_ID_ERROR, INVALID_FETCH_SESSION_EPOCH, KAFKA_STORAGE_ERROR,
     NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE, TOPIC_AUTHORIZATION_FAILED,
-    UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION)
+    UNKNOWN_LEADER_EPOCH, UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION)
 from kafkad._native.serving.fetch_answers cimport answer_error, answer_results
 from kafkad._native.serving.fetch_state cimport (
     FULL, INCREMENTAL, SESSIONLESS, FetchRequest, Fetching, Result, WaitingFetch, count_sessions, drop_data,
@@ -66,6 +68,8 @@ cdef enum:
     DECIDING_NS = 4_000_000             # one turn asks the authorizer for so long for one request
     COLD_ROUNDS_MAX = 16                # then a request waits for the disk on the loop: it does not get ahead otherwise
     ANSWER_BYTES_MAX = 1 << 30          # of records: with what stands around them it must be a frame
+
+BELOW = ("high_watermark", "stable", "end")
 
 log = logging.getLogger("kafkad.fetch")
 
@@ -107,7 +111,7 @@ cdef void walk_topics(Fetching self, Cursor* body, int16_t version, Session* ses
     cdef TopicKey* key
     cdef Fetched* fetched
     cdef int32_t index, leader_epoch, last_epoch, bytes_max
-    cdef int64_t offset
+    cdef int64_t offset, log_start = -1
     self.elements += topics
     while topics and not body.failed:
         topics -= 1
@@ -123,7 +127,7 @@ cdef void walk_topics(Fetching self, Cursor* body, int16_t version, Session* ses
             offset = read_i64(body)
             last_epoch = read_i32(body) if version >= 12 else -1
             if version >= 5:
-                read_i64(body)                          # log_start_offset: followers'
+                log_start = read_i64(body)
             bytes_max = read_i32(body)
             if flexible:
                 skip_tags(body)
@@ -132,6 +136,7 @@ cdef void walk_topics(Fetching self, Cursor* body, int16_t version, Session* ses
                 fetched.leader_epoch = leader_epoch
                 fetched.last_epoch = last_epoch
                 fetched.offset = offset
+                fetched.replica_start = log_start
                 fetched.bytes_max = max(bytes_max, 0)
         if flexible:
             skip_tags(body)
@@ -170,6 +175,7 @@ cdef bint parse(Fetching self, Cursor* body, FetchRequest* request, Cursor* topi
     if version >= 12:
         skip_tags(body)                                 # of the header
     request.replica_id = read_i32(body) if version <= 14 else -1
+    request.replica_epoch = -1
     request.wait_ms_max = read_i32(body)
     request.bytes_min = read_i32(body)
     request.bytes_max = read_i32(body) if version >= 3 else INT32_MAX
@@ -191,8 +197,9 @@ cdef bint parse(Fetching self, Cursor* body, FetchRequest* request, Cursor* topi
             tag = read_uvarint(body)
             size = read_uvarint(body)
             data = read_raw(body, size)
-            if version >= 15 and tag == REPLICA_STATE_TAG and data is not NULL and size >= 4:
+            if version >= 15 and tag == REPLICA_STATE_TAG and data is not NULL and size >= 12:
                 request.replica_id = get_i32(data)
+                request.replica_epoch = get_i64(data + 4)
     return not body.failed                              # bytes behind the body are ignored, as Kafka ignores them
 
 
@@ -217,7 +224,7 @@ cdef void read_slow(Core* core, Entry* entry, int64_t offset, int64_t bytes_max,
     cdef bytes data
     result.code = UNKNOWN_SERVER_ERROR
     try:
-        data = partition.log.read(offset, bytes_max, below="stable" if isolation else "high_watermark")
+        data = partition.log.read(offset, bytes_max, below=BELOW[isolation])
         if len(data) <= bytes_max or at_least_one:
             Py_INCREF(data)
             result.copy = <void*><PyObject*>data
@@ -268,6 +275,8 @@ cdef void compare_logs(Core* core, Entry* entry, Result* result) noexcept nogil:
     cdef int code = 0
     if epoch > row.leader_epoch:
         code = OFFSET_OUT_OF_RANGE
+    elif epoch < row.leader_epoch and epoch == (<Partition>entry.partition).previous_epoch:
+        end = row.epoch_start
     elif epoch < row.leader_epoch:
         with gil:
             code = ask_epoch_end(core, entry, &epoch, &end)
@@ -315,7 +324,7 @@ cdef int read_warm(Fetching self, const FetchRequest* request, Entry* entry, Fet
     cdef int code
     lookup.cold = &self.core.cold if request.cold_rounds < COLD_ROUNDS_MAX else NULL
     code = (<Partition>entry.partition).read(
-        fetched.offset, limit, at_least_one, request.isolation, fetched.leader_epoch, read)
+        fetched.offset, limit, at_least_one, request.below, fetched.leader_epoch, read)
     lookup.cold = NULL
     if code != COLD:
         return code
@@ -323,9 +332,63 @@ cdef int read_warm(Fetching self, const FetchRequest* request, Entry* entry, Fet
     log_file_release(lookup.missing)
     if job is NULL:
         return (<Partition>entry.partition).read(
-            fetched.offset, limit, at_least_one, request.isolation, fetched.leader_epoch, read)
+            fetched.offset, limit, at_least_one, request.below, fetched.leader_epoch, read)
     self.cold_job = job
     return 0
+
+
+cdef void read_for_replica(Fetching self, const FetchRequest* request, Entry* entry, Partition partition, Fetched* fetched,
+                           int64_t limit, bint at_least_one, Result* result) noexcept nogil:
+    """A follower's Fetch (Kafka: Partition.fetchRecords): is it one of the replicas, where does its log leave ours, what
+    stands behind its end; and what that says of it. Its state is noted once a request, and not where it diverges."""
+    cdef int64_t leader_end = partition.row.log_end_offset      # before the read: what came since is for the next Fetch
+    cdef Mark at
+    if entry.remote:
+        result.code = NOT_LEADER_OR_FOLLOWER                    # not yet: only the owner notes what followers have
+        return
+    result.code = read_warm(self, request, entry, fetched, limit, at_least_one, &result.read)
+    if result.code == NEED_PYTHON:
+        read_python(self, entry, fetched, limit, at_least_one, request.below, result)
+    if result.code != 0 and result.code != OFFSET_OUT_OF_RANGE:
+        return
+    if replica_of(partition.replicas, request.replica_id) is NULL:
+        # With an epoch it is one that the metadata has given us already, but not this broker yet: it tries again.
+        refuse_replica(result, UNKNOWN_LEADER_EPOCH if fetched.leader_epoch >= 0 else NOT_LEADER_OR_FOLLOWER)
+        return
+    if fetched.last_epoch >= 0:
+        compare_logs(self.core, entry, result)
+    if result.code or result.diverging_epoch >= 0 or request.counted:
+        return
+    at.offset = fetched.offset
+    mark_read(partition, result, &at)
+    result.code = partition.replica_told(
+        request.replica_id, request.replica_epoch, &at, fetched.replica_start, self.core.monotonic_ms, leader_end)
+    if result.code:
+        refuse_replica(result, result.code)
+    else:
+        result.read.high_watermark = partition.row.high_watermark
+        result.read.last_stable_offset = partition.row.last_stable_offset
+
+
+cdef inline void refuse_replica(Result* result, int code) noexcept nogil:
+    drop_data(result)
+    result.code = code
+
+
+cdef inline void mark_read(Partition partition, const Result* result, Mark* at) noexcept nogil:
+    """Where a fetch offset stands, if the read has found it by the way."""
+    cdef int i = partition.segment_count - 1
+    at.segment = -1
+    at.position = -1
+    if at.offset == partition.row.log_end_offset:
+        at.segment = partition.row.end_segment
+        at.position = partition.row.end_position
+    elif result.read.size and result.copy is NULL:
+        while i >= 0 and partition.segments[i].file != result.read.file:
+            i -= 1
+        if i >= 0:
+            at.segment = partition.segments[i].base_offset
+            at.position = result.read.position
 
 
 cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read, bint* failed,
@@ -366,7 +429,9 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
             result.code = unknown_code(self, fetched)
             result.unknown = True
         elif request.replica_id >= 0:
-            result.code = NOT_LEADER_OR_FOLLOWER
+            limit = min(left, <int64_t>fetched.bytes_max)
+            read_for_replica(self, request, entry, <Partition>entry.partition, fetched, limit, at_least_one, result)
+            failed[0] = failed[0] or result.diverging_epoch >= 0
         else:
             limit = min(left, <int64_t>fetched.bytes_max)
             result.code = read_warm(self, request, entry, fetched, limit, at_least_one, &result.read)
@@ -396,6 +461,7 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
             bytes_read[0] += result.read.available
             left = max(left - result.read.size, 0)
         fetched = fetched.next
+    request.counted = True
     return count
 
 
@@ -433,6 +499,7 @@ cdef int open_session(Fetching self, FetchRequest* request, Cursor* topics) noex
             count_sessions(self)
         request.context = SESSIONLESS if request.session_epoch == FINAL_EPOCH else FULL
         request.session = session_new(request.version >= 13, &self.freed)
+        request.session.privileged = request.replica_id >= 0
         walk_topics(self, topics, request.version, request.session, False)
         return 0
     if session is NULL:
@@ -458,6 +525,7 @@ cdef int open_session(Fetching self, FetchRequest* request, Cursor* topics) noex
             return FETCH_SESSION_ID_NOT_FOUND
         session_release(session)                        # empty: what the request names is read
         request.session = session_new(request.version >= 13, &self.freed)
+        request.session.privileged = request.replica_id >= 0
         walk_topics(self, topics, request.version, request.session, False)
     else:
         cache_touch(&self.cache, session, self.core.monotonic_ms)
@@ -484,6 +552,7 @@ cdef const char* fetch_frame(Fetching self, Conn* conn, int16_t version, int32_t
     if request.isolation != 0 and request.isolation != 1:
         answer_error(slot, UNKNOWN_SERVER_ERROR, 0)     # as Kafka: IsolationLevel.forId fails after parsing
         return NULL
+    request.below = 2 if request.replica_id >= 0 else request.isolation
     request.bytes_max = min(request.bytes_max, self.max_bytes)
     request.bytes_min = min(request.bytes_min, request.bytes_max)
     code = open_session(self, &request, &topics)

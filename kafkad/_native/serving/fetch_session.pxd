@@ -15,6 +15,7 @@ cdef struct Fetched:                # one partition of a session
     int64_t offset
     int64_t high_watermark          # as last told to the client
     int64_t log_start_offset
+    int64_t replica_start           # a follower's log start; -1 of consumers
     Entry* entry                    # valid while `generation` is the table's
     uint64_t generation
     int64_t available               # bytes that a waiting Fetch counted for it

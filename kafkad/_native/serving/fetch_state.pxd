@@ -31,7 +31,10 @@ cdef struct Result:                 # what one partition gives
 cdef struct FetchRequest:
     int16_t version
     int context
-    int32_t replica_id
+    int32_t replica_id              # of a follower; -1: a consumer
+    int64_t replica_epoch           # its broker's epoch; -1: not said
+    bint counted                    # its offsets were noted: only the first read of a request does
+    int8_t below                    # reads end at: 0 HW, 1 LSO, 2 LEO (Partition.read)
     int32_t wait_ms_max
     int32_t bytes_min
     int32_t bytes_max

@@ -18,7 +18,7 @@ cdef bint slice_due(const Conn* conn) noexcept nogil
 
 # The steps of one partition: check whether it may be appended, and append. The caller sets the outcome's admission and guard,
 # and drops its text. OUTCOME_TO_COME: `take_pending` returns the work that is left, on a copy of the records.
-cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint admin) noexcept nogil
+cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint admin, bint acks_all) noexcept nogil
 cdef void append_part(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil
 cdef void drop_text(Outcome* outcome) noexcept nogil
 

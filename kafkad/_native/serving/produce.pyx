@@ -49,7 +49,7 @@ from kafkad._native.wire.primitives cimport (
     Cursor, KAFKAD_CHECK, get_i16, read_count, read_i16, read_i32, read_raw, read_uvarint, skip_tags)
 from kafkad._native.wire.errors cimport (
     INVALID_PRODUCER_ID_MAPPING, INVALID_RECORD, INVALID_REQUEST, INVALID_REQUIRED_ACKS, INVALID_TOPIC_EXCEPTION,
-    NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, TOPIC_AUTHORIZATION_FAILED,
+    NOT_ENOUGH_REPLICAS, NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, TOPIC_AUTHORIZATION_FAILED,
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED, UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION, UNSUPPORTED_COMPRESSION_TYPE)
 from kafkad._native.wire.batch_layout cimport ATTRIBUTES_AT, MAGIC_AT
@@ -155,6 +155,12 @@ cdef inline int may_append(const Entry* entry, const Part* part, int16_t version
     return check_records(part, version)
 
 
+cdef inline bint lacks_replicas(const Entry* entry) noexcept nogil:
+    """Whether acks=all is refused: fewer replicas are in sync than min.insync.replicas."""
+    cdef const Row* row = (<Partition>entry.partition).row
+    return row.isr_count < row.isr_count_min
+
+
 cdef inline bint is_open(const Row* row, int16_t acks, const Outcome* outcome) noexcept nogil:
     """Whether an append has not reached yet what its acks wait for. The row of another worker's partition may be older than
     the append: then this is looked at again when the request waits."""
@@ -177,8 +183,9 @@ cdef inline void append_own(Producing self, Entry* entry, const Part* part, Outc
 
 # The owner's part of an append for another worker (produce_forwarding.pyx).
 
-cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint admin) noexcept nogil:
-    return may_append(entry, part, version, admin)
+cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint admin, bint acks_all) noexcept nogil:
+    cdef int code = may_append(entry, part, version, admin)
+    return NOT_ENOUGH_REPLICAS if code == 0 and acks_all and lacks_replicas(entry) else code
 
 
 cdef void append_part(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
@@ -341,6 +348,8 @@ cdef bint append_some(Producing self, Conn* conn, Request* request, HeldProduce*
                 outcome.code = request.refusal
             else:
                 outcome.code = may_append(entry, part, request.version, request.admin)
+                if outcome.code == 0 and request.acks < 0 and not entry.remote and lacks_replicas(entry):
+                    outcome.code = NOT_ENOUGH_REPLICAS
                 outcome.info.admission = request.admission
                 if not again:
                     outcome.info.guard = 0

@@ -230,7 +230,7 @@ cdef bint append_now(Forwarding self, int sender, const Mail* mail) noexcept nog
         part.index = entry.index
         part.size = <int32_t>mail.size
         part.records = arena_of(self.mailboxes, sender) + mail.at
-        outcome.code = check_part(entry, &part, mail.api_version, mail.flags & FROM_ADMIN)
+        outcome.code = check_part(entry, &part, mail.api_version, mail.flags & FROM_ADMIN, mail.flags & ACKS_ALL)
         outcome.info.admission = mail.flags >> ADMISSION_SHIFT & ADMISSION_MASK
         outcome.info.guard = <uint32_t>mail.bad_record
         if outcome.code == 0:

@@ -2,11 +2,11 @@
 level. v4 leader epochs. v6 flexible. v7 max timestamp (KIP-734). v8 earliest local (KIP-405). v9 last tiered
 (KIP-1005). v10 timeout. v11 earliest pending upload (KIP-1023).
 
-Latest is the high watermark, or the last stable offset under read_committed; both stand in memory, and so
-does the log start: Spark asks thousands of times a second. With several workers they stand in the shared
-row, and any worker answers (`in_rows`); timestamps are the owner's, and so is all of v0. A timestamp is
-looked up through the time index and is exact inside its batch. Nothing is tiered yet: earliest local is
-earliest, last tiered is -1.
+Latest is the high watermark, or the last stable offset under read_committed (of followers: the log's end);
+all stand in memory, and so does the log start: Spark asks thousands of times a second. With several workers
+they stand in the shared row, and any worker answers (`in_rows`); timestamps are the owner's, and so is all
+of v0. A timestamp is looked up through the time index and is exact inside its batch. Nothing is tiered yet:
+earliest local is earliest, last tiered is -1.
 """
 
 from collections.abc import Generator
@@ -27,6 +27,7 @@ IN_ROWS = frozenset({LATEST, EARLIEST, EARLIEST_LOCAL, LAST_TIERED, EARLIEST_PEN
 
 LOOKED_AT = 64  # partitions of one step
 LEADER_EPOCH_SINCE = 4
+OFFSET_NOT_AVAILABLE_SINCE = 5
 CONSUMER = -1
 DEBUGGING_CONSUMER = -2
 
@@ -118,6 +119,10 @@ def _look_up(
     isolation = request.isolation_level if request.replica_id == CONSUMER else 0
 
     if timestamp == LATEST:
+        if request.replica_id != CONSUMER:
+            found.offset, found.leader_epoch = log.native.end_offset, log.native.leader_epoch
+            return
+        _refuse_if_behind(context, log)
         _, found.offset, found.leader_epoch = log.latest(isolation)
     elif timestamp in (EARLIEST, EARLIEST_LOCAL):
         _, found.offset, found.leader_epoch = log.earliest()
@@ -126,7 +131,18 @@ def _look_up(
     elif timestamp == MAX_TIMESTAMP:
         _fill(found, (yield from log.seek_max_timestamp()))
     else:
-        _fill(found, (yield from log.seek_timestamp(timestamp, isolation)))
+        hit = yield from log.seek_timestamp(timestamp, isolation)
+        if hit is None and request.replica_id == CONSUMER:
+            _refuse_if_behind(context, log)
+        _fill(found, hit)
+
+
+def _refuse_if_behind(context: RequestContext, log: Any) -> None:
+    """KIP-207: a new leader's high watermark may be lower than one that clients have seen. Until it has
+    reached what the leader began with, nobody is told an offset that would go back."""
+    if log.native.epoch_start > log.native.high_watermark:
+        since = context.version >= OFFSET_NOT_AVAILABLE_SINCE
+        raise KafkaError(errors.OFFSET_NOT_AVAILABLE if since else errors.LEADER_NOT_AVAILABLE)
 
 
 def _offsets_before(log: Any, asked: Any, replica_id: int, now_ms: int) -> Generator[None, None, list[int]]:

@@ -26,6 +26,8 @@ from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.raft.metadata_replica import SnapshotPolicy, UnusableMetadata
 from kafkad.raft.observer import Observer
+from kafkad.replication.replicas import Replicas
+from kafkad.server.alter_partition import AlterPartitions
 from kafkad.server.broker_lifecycle import BrokerLifecycle
 from kafkad.server.changes import Changes
 from kafkad.server.controller_channel import ControllerChannel
@@ -244,6 +246,12 @@ class MemberWorker(Worker):
             requests, self.client, self.metadata, self.changes, config
         )
         self._tasks: list[asyncio.Task[None]] = []
+        alter = AlterPartitions(
+            self.channel.ask, self._run, broker_id=config.node_id, epoch=lambda: self.lifecycle.epoch
+        )
+        self.replicas = Replicas(
+            config.node_id, alter.send, lambda: self.metadata.image, self.clock.monotonic_ms
+        )
         self._started("registration", self._leave)
         self.loop.run_until_complete(self._catch_up())
         self.metadata.image = self.raft.image
@@ -283,13 +291,27 @@ class MemberWorker(Worker):
 
     def _register(self) -> None:
         image = self.metadata.image
+        self.replicas.lag_ms_max = self.config.replica_lag_time_max_ms
+        self.partitions.on_role = self.replicas.on_role
+        self.partitions.on_dropped = self.replicas.on_dropped
         self.partitions.apply(image)
         self.changes.applied = image.offset
         self.log_dirs.broker_epoch = self.lifecycle.epoch
         self.raft.on_commit = lambda image, delta: self._on_change(delta, image)
         self.raft.on_snapshot = lambda image: self._on_change(difference(self.metadata.image, image), image)
 
+    def _on_change(self, delta: Any, image: MetadataImage) -> None:
+        super()._on_change(delta, image)
+        if delta.brokers_changed:
+            self.replicas.on_brokers()
+
+    async def _watch_replicas(self) -> None:
+        while True:
+            await asyncio.sleep(self.replicas.lag_ms_max / 2000)
+            self.replicas.tick()
+
     def _accept(self) -> None:
+        self._run(self._watch_replicas())
         self.lifecycle.ready_to_unfence()
         self.loop.run_until_complete(self.lifecycle.unfenced.wait())
         self.loop.call_soon(self._assign_directories)

@@ -1,0 +1,167 @@
+"""The followers of the partitions that this worker leads: their state in the native partition, and the ISR.
+
+    metadata        gives a partition its role: its followers are (re)made natively, the ISR is what it says
+    Fetch           natively notes how far a follower is, and calls `joins` once when it may join the ISR
+    `tick`          every half replica.lag.time.max.ms: members that lag are to leave the ISR
+    `send`          takes each proposal to the controller, and `answered` brings what it says
+
+Nothing here waits or reads a clock; `now_ms` is monotonic, the reactor's.
+
+Use: server/member_worker."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from kafkad._native.log.partition_watermarks import NEW_LEADER, RE_ELECTED, SAME_EPOCH
+from kafkad._native.shared.watermarks import LEADER
+from kafkad.log.log import Log
+from kafkad.metadata.image import MetadataImage, PartitionState
+from kafkad.replication.isr import Answer, Isr, Proposal, Verdict
+
+logger: Final = logging.getLogger("kafkad.replication")
+
+Done = Callable[[int, Answer | None], None]  # (error code, what the controller has)
+Send = Callable[[bytes, int, Proposal, Done], None]  # (topic id, partition, …)
+
+
+class Led:
+    """A partition with followers that this broker leads."""
+
+    __slots__ = ("isr", "led_since", "log", "replicas")
+
+    def __init__(self, log: Log, me: int) -> None:
+        self.log = log
+        self.isr = Isr(me)
+        self.replicas: tuple[int, ...] = ()  # the others
+        self.led_since = -1
+
+
+class Replicas:
+    def __init__(
+        self, me: int, send: Send, image: Callable[[], MetadataImage], now_ms: Callable[[], int]
+    ) -> None:
+        self.me = me
+        self.lag_ms_max = 30_000  # replica.lag.time.max.ms
+        self._send = send
+        self._image = image
+        self._now_ms = now_ms
+        self._led: dict[tuple[str, int], Led] = {}
+
+    def __len__(self) -> int:
+        return len(self._led)
+
+    def isr(self, topic: str, index: int) -> Isr | None:
+        led = self._led.get((topic, index))
+        return None if led is None else led.isr
+
+    # -- roles ---------------------------------------------------------------------------------------------
+
+    def on_role(self, log: Log, state: PartitionState) -> None:
+        """Partitions.on_role: the metadata has said something of a partition."""
+        key = log.topic, log.partition
+        if state.leader != self.me or log.native.role != LEADER or len(state.replicas) == 1:
+            self._led.pop(key, None)
+            return
+        led = self._led.get(key)
+        if led is None or led.log is not log:
+            led = self._led[key] = Led(log, self.me)
+            log.replica_joins = self.joins
+        before = led.isr.leader_epoch
+        if not led.isr.learn(state):
+            return
+        led.replicas = tuple(each for each in state.replicas if each != self.me)
+        reset = SAME_EPOCH
+        if led.led_since != log.native.led_since:
+            reset = NEW_LEADER
+        elif before != state.leader_epoch:
+            reset = RE_ELECTED
+        led.led_since = log.native.led_since
+        self._show(led, reset)
+
+    def on_dropped(self, topic: str, index: int, topic_id: bytes) -> None:
+        self._led.pop((topic, index), None)
+
+    def on_brokers(self) -> None:
+        """A broker was fenced, unfenced, or registered anew: who may be in an ISR is another question now."""
+        for led in list(self._led.values()):
+            self._show(led, SAME_EPOCH)
+
+    def _show(self, led: Led, reset: int) -> None:
+        """Give the native partition what is known here."""
+        brokers, isr = self._image().brokers, led.isr
+        rows = []
+        for each in led.replicas:
+            broker = brokers.get(each)
+            rows.append(
+                (
+                    each,
+                    each in isr.committed,
+                    each in isr.committed or each in isr.adding,
+                    broker is not None and broker.active,
+                    -1 if broker is None else broker.epoch,
+                )
+            )
+        led.log.native.replicate(
+            rows,
+            isr_count=len(isr.committed),
+            isr_count_max=len(isr.maximal),
+            reset=reset,
+            now_ms=self._now_ms(),
+            lag_ms_max=self.lag_ms_max,
+        )
+
+    # -- the ISR -------------------------------------------------------------------------------------------
+
+    def joins(self, log: Log, broker_id: int) -> None:
+        """A follower has caught up that is not in the ISR."""
+        led = self._led.get((log.topic, log.partition))
+        if led is None or led.log is not log:
+            return
+        proposal = led.isr.expand(broker_id, self._epoch_of(led))
+        if proposal is not None:
+            logger.info(
+                "%s-%d: broker %d joins the ISR %s", log.topic, log.partition, broker_id, led.isr.committed
+            )
+            self._propose(led, proposal)
+
+    def tick(self) -> None:
+        """Propose to remove the members that lag."""
+        now_ms = self._now_ms()
+        for led in list(self._led.values()):
+            lagging = led.log.native.lagging(now_ms) if led.isr.pending is None else ()
+            proposal = led.isr.shrink(lagging, self._epoch_of(led)) if lagging else None
+            if proposal is not None:
+                log = led.log
+                logger.info(
+                    "%s-%d: brokers %s leave the ISR %s; %s",
+                    log.topic, log.partition, lagging, led.isr.committed, log.native.replica_rows(),
+                )  # fmt: skip
+                self._propose(led, proposal)
+
+    def _epoch_of(self, led: Led) -> Callable[[int], int]:
+        def epoch_of(broker_id: int) -> int:
+            if broker_id != self.me:
+                return led.log.native.replica_epoch(broker_id)
+            own = self._image().brokers.get(self.me)
+            return -1 if own is None else own.epoch
+
+        return epoch_of
+
+    def _propose(self, led: Led, proposal: Proposal) -> None:
+        self._show(led, SAME_EPOCH)
+        self._send(
+            led.log.topic_id, led.log.partition, proposal, lambda *said: self._answered(led, proposal, *said)
+        )
+
+    def _answered(self, led: Led, proposal: Proposal, code: int, answer: Answer | None) -> None:
+        if self._led.get((led.log.topic, led.log.partition)) is not led:
+            return
+        verdict = led.isr.answered(proposal, code, answer)
+        if verdict is Verdict.AGAIN:
+            self._propose(led, proposal)
+        elif verdict is Verdict.COMMITTED:
+            self._show(led, SAME_EPOCH)
+        if code:
+            logger.info("%s-%d: the ISR stays %s: error %d, %s",
+                        led.log.topic, led.log.partition, led.isr.committed, code, verdict.name)  # fmt: skip

@@ -1,26 +1,53 @@
 """Elections: which broker leads a partition when its replicas come and go.
 
 `change_of` is a pure function from one partition's state to the PartitionChangeRecord that Kafka's controller
-would write (PartitionChangeBuilder), or None where nothing changes. Rules, in their order:
+would write (PartitionChangeBuilder), or None where nothing changes. Its steps, in their order:
 
+    a reassignment that can be completed is: adding and removing replicas are settled (KIP-455)
+    the ELR gathers those that leave an ISR below min.insync.replicas (KIP-966), but not unclean stops
+    a leader is elected, see below
+    a replica list that lacks an old replica raises the leader epoch, so that the old one's Fetch is fenced
+
+Who leads:
+
+    the preferred replica, if that is what is asked for and it is in sync and acceptable
     the leader stays while it is acceptable and in sync
     else the first replica that is in sync and acceptable
-    else, with an empty ISR, one of the eligible leader replicas (ELR, KIP-966): they had all committed data
+    else, with an empty ISR, one of the eligible leader replicas (ELR): they had all committed data
     else the last known leader, alone known: it may have lost data, so the partition is RECOVERING
-    else, if the topic allows unclean elections, any acceptable replica: RECOVERING too
+    else, if unclean elections are allowed, any acceptable replica: RECOVERING too
     else nobody
-
-The ELR gathers those that leave an ISR while it is below min.insync.replicas, but not those that stopped
-uncleanly.
 
 Beware: naming a leader raises the leader epoch, even if it is the one that led before.
 """
 
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, NamedTuple
 
-from kafkad.metadata.image import NO_LEADER, RECOVERING, PartitionState
+from kafkad.metadata import features
+from kafkad.metadata.image import (
+    DIRECTORY_MIGRATING,
+    DIRECTORY_UNASSIGNED,
+    NO_LEADER,
+    RECOVERING,
+    MetadataImage,
+    PartitionState,
+)
+from kafkad.metadata.replay import NO_LEADER_CHANGE
 from kafkad.protocol import messages
+
+Acceptable = Callable[[int], bool]
+Replicas = tuple[int, ...]
+
+_NO_DIRECTORIES: Final[Mapping[int, bytes]] = {}
+
+
+class Assignment(NamedTuple):
+    """What a reassignment wants: `replicas` include those that are `removing`."""
+
+    replicas: Replicas
+    adding: Replicas
+    removing: Replicas
 
 
 def change_of(
@@ -28,46 +55,88 @@ def change_of(
     index: int,
     state: PartitionState,
     *,
-    target_isr: tuple[int, ...],
-    acceptable: Callable[[int], bool],
+    target_isr: Replicas,
+    acceptable: Acceptable,
     elr_enabled: bool,
     min_insync_replicas: int = 1,
     unclean_allowed: bool = False,
+    preferred: bool = False,
     unclean_shutdown: Collection[int] = (),
+    recovery_state: int | None = None,
+    assignment: Assignment | None = None,
+    directories: Mapping[int, bytes] = _NO_DIRECTORIES,
+    default_directory: Callable[[int], bytes] | None = None,
+    level: int = features.BY_NAME[features.METADATA_VERSION].highest,
 ) -> Any | None:
-    """The PartitionChangeRecord that takes the partition to `target_isr`, with an election if one is due."""
+    """The PartitionChangeRecord that takes the partition to `target_isr`, with an election if one is due.
+
+    `preferred`: elect the first replica, never uncleanly. `recovery_state`: as the leader reports it.
+    `directories`: where these replicas were put. `default_directory`: where a replica that is new goes.
+    `level`: the finalized metadata.version."""
     record = messages.PartitionChangeRecord(partition_id=index, topic_id=topic_id)
+    wanted = assignment or Assignment(state.replicas, state.adding_replicas, state.removing_replicas)
+    target_isr, wanted = _completed(target_isr, wanted)
     elr = _next_elr(state, target_isr, min_insync_replicas, unclean_shutdown) if elr_enabled else state.elr
-    leader, unclean = _elect(state, target_isr, elr, acceptable, elr_enabled, unclean_allowed)
+    leader, unclean = _elect(
+        state, wanted.replicas, target_isr, elr, acceptable, elr_enabled, unclean_allowed, preferred
+    )
     if leader != state.leader:
         record.leader = leader
         if leader in elr:
             target_isr = (leader,)
             elr = tuple(replica for replica in elr if replica != leader)
-        elif unclean:
+        if unclean:
             record.isr = [leader]
             if state.leader_recovery_state != RECOVERING:
                 record.leader_recovery_state = RECOVERING
-    if unclean or not elr_enabled:
+    elif not set(state.replicas) <= set(wanted.replicas):
+        record.leader = state.leader
+    if record.isr is not None or not elr_enabled:
         elr = ()
     if elr != state.elr:
         record.eligible_leader_replicas = list(elr)
     if record.isr is None and target_isr != state.isr and (target_isr or elr_enabled):
         record.isr = list(target_isr)
+    if (
+        level < features.NO_EPOCH_ON_SHRINK
+        and record.leader == NO_LEADER_CHANGE
+        and record.isr is not None
+        and not set(state.isr) <= set(record.isr)
+    ):
+        record.leader = state.leader
     if elr_enabled:
         if record.leader == NO_LEADER and not state.last_known_elr:
             record.last_known_elr = [state.leader]
         elif record.leader >= 0 and state.last_known_elr:
             record.last_known_elr = []
+    _assign(record, state, wanted, directories, default_directory, level)
+    if recovery_state is not None and recovery_state != state.leader_recovery_state:
+        record.leader_recovery_state = recovery_state
     return None if record == messages.PartitionChangeRecord(partition_id=index, topic_id=topic_id) else record
+
+
+def _completed(isr: Replicas, wanted: Assignment) -> tuple[Replicas, Assignment]:
+    """ISR and replicas after the reassignment, if it can be completed (Kafka:
+    PartitionReassignmentReplicas.maybeCompleteReassignment): all adding replicas are in sync, and where there
+    will be fewer replicas, all that stay are."""
+    replicas, adding, removing = wanted
+    if not adding and not removing:
+        return isr, wanted
+    left = tuple(replica for replica in isr if replica not in removing)
+    stay = tuple(replica for replica in replicas if replica not in removing)
+    if removing and (not left or not stay):
+        return isr, wanted
+    if not set(adding) <= set(left) or (len(adding) < len(removing) and not set(stay) <= set(left)):
+        return isr, wanted
+    return left, Assignment(stay, (), ())
 
 
 def _next_elr(
     state: PartitionState,
-    target_isr: tuple[int, ...],
+    target_isr: Replicas,
     min_insync_replicas: int,
     unclean_shutdown: Collection[int],
-) -> tuple[int, ...]:
+) -> Replicas:
     if len(target_isr) >= min_insync_replicas:
         return ()
     candidates = {*state.elr, *state.isr} - {*target_isr} - {*unclean_shutdown}
@@ -76,20 +145,24 @@ def _next_elr(
 
 def _elect(
     state: PartitionState,
-    isr: tuple[int, ...],
-    elr: tuple[int, ...],
-    acceptable: Callable[[int], bool],
+    replicas: Replicas,
+    isr: Replicas,
+    elr: Replicas,
+    acceptable: Acceptable,
     elr_enabled: bool,
     unclean_allowed: bool,
+    preferred: bool,
 ) -> tuple[int, bool]:
     """(leader, was it unclean?)"""
 
     def valid(replica: int) -> bool:
         return (replica in isr or (not isr and replica in elr)) and acceptable(replica)
 
+    if preferred and valid(replicas[0]):
+        return replicas[0], False
     if valid(state.leader):
         return state.leader, False
-    for replica in state.replicas:
+    for replica in replicas:
         if valid(replica):
             return replica, False
     if (
@@ -100,8 +173,62 @@ def _elect(
         and acceptable(state.last_known_elr[0])
     ):
         return state.last_known_elr[0], True
-    if unclean_allowed:
-        for replica in state.replicas:
+    if unclean_allowed and not preferred:
+        for replica in replicas:
             if acceptable(replica):
                 return replica, True
     return NO_LEADER, False
+
+
+def _assign(
+    record: Any,
+    state: PartitionState,
+    wanted: Assignment,
+    placed: Mapping[int, bytes],
+    default_directory: Callable[[int], bytes] | None,
+    level: int,
+) -> None:
+    """Replicas, and the directories they are in."""
+    if wanted.replicas == state.replicas and not placed:
+        directories = state.directories
+    else:
+        known = dict(zip(state.replicas, state.directories, strict=True)) | dict(placed)
+        unknown = [replica for replica in wanted.replicas if replica not in known]
+        assert not unknown or default_directory is not None, "a new replica needs a directory"
+        known |= {replica: default_directory(replica) for replica in unknown if default_directory}
+        directories = tuple(known[replica] for replica in wanted.replicas)
+    if level >= features.DIRECTORY_ASSIGNMENT and directories != state.directories:
+        record.directories = list(directories)
+    if wanted.replicas != state.replicas:
+        record.replicas = list(wanted.replicas)
+    if wanted.removing != state.removing_replicas:
+        record.removing_replicas = list(wanted.removing)
+    if wanted.adding != state.adding_replicas:
+        record.adding_replicas = list(wanted.adding)
+
+
+def default_directory(image: MetadataImage, broker_id: int) -> bytes:
+    """Where a new replica goes: known if the broker has one directory; else the broker chooses, and reports
+    (Kafka: ClusterControlManager.defaultDir)."""
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        return DIRECTORY_UNASSIGNED
+    if not broker.directories:
+        return DIRECTORY_MIGRATING
+    return broker.directories[0] if len(broker.directories) == 1 else DIRECTORY_UNASSIGNED
+
+
+def acceptable_leader(
+    image: MetadataImage, state: PartitionState, *, remove: Collection[int] = (), add: int = -1
+) -> Acceptable:
+    """Who may lead this partition: active, and with the directory of its replica online (Kafka:
+    LeaderAcceptor). `add` counts as active though the image has it fenced still, `remove` never does: the
+    brokers as they will be after the records that are being planned."""
+
+    def acceptable(replica: int) -> bool:
+        broker = image.brokers.get(replica)
+        if broker is None or replica in remove or replica not in state.replicas:
+            return False
+        return (replica == add or broker.active) and broker.has_online(state.directory(replica))
+
+    return acceptable

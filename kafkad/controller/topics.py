@@ -15,9 +15,8 @@ from typing import Any, Final, NamedTuple
 from kafkad.config.definition import to_string
 from kafkad.config.served import warn_ignored
 from kafkad.config.topic import TOPIC_KEYS, topic_values, validate_topic_configs
+from kafkad.controller.elections import default_directory
 from kafkad.metadata.image import (
-    DIRECTORY_MIGRATING,
-    DIRECTORY_UNASSIGNED,
     INTERNAL_TOPICS,
     TOPIC,
     MetadataImage,
@@ -257,7 +256,13 @@ def _placed(image: MetadataImage, cluster: Cluster, topic: Any) -> list[list[int
 
 
 def usable_brokers(image: MetadataImage) -> list[UsableBroker]:
-    return [UsableBroker(b.broker_id, b.rack, b.fenced) for b in image.brokers.values() if b.placeable]
+    """Those that new replicas may be put on: not on one that is shutting down, nor on one whose directories
+    are all cordoned."""
+    return [
+        UsableBroker(b.broker_id, b.rack, b.fenced)
+        for b in image.brokers.values()
+        if b.placeable and (b.fenced or not b.in_controlled_shutdown)
+    ]
 
 
 def new_partition(image: MetadataImage, topic_id: bytes, index: int, replicas: Sequence[int]) -> Any:
@@ -278,15 +283,6 @@ def new_partition(image: MetadataImage, topic_id: bytes, index: int, replicas: S
         partition_epoch=0,
     )
     return partition_record(topic_id, index, state)
-
-
-def default_directory(image: MetadataImage, broker_id: int) -> bytes:
-    """Where a new replica goes: known if the broker has one directory; else the broker chooses, and
-    reports."""
-    directories = image.brokers[broker_id].directories
-    if not directories:
-        return DIRECTORY_MIGRATING
-    return directories[0] if len(directories) == 1 else DIRECTORY_UNASSIGNED
 
 
 def described_configs(config: Any, overrides: Mapping[str, str]) -> list[Any]:

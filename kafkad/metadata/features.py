@@ -22,6 +22,7 @@ ELIGIBLE_LEADER_REPLICAS_VERSION: Final = "eligible.leader.replicas.version"
 # levels of metadata.version from which on something holds (Kafka: MetadataVersion)
 ZK_MIGRATION: Final = 8  # 3.4-IV0
 SCRAM: Final = 11  # 3.5-IV2
+NO_EPOCH_ON_SHRINK: Final = 12  # 3.6-IV0: an ISR that shrinks leaves the leader epoch as it is (KAFKA-15021)
 TRANSACTIONS: Final = 13  # 3.6-IV1: metadata records may be grouped by Begin- and EndTransactionRecord
 DELEGATION_TOKENS: Final = 14  # 3.6-IV2
 CONTROLLER_REGISTRATION: Final = 15  # 3.7-IV0

@@ -1,0 +1,161 @@
+"""Heartbeats: which brokers the active controller hears of, and what becomes of each.
+
+    session    a broker that is not heard of for broker.session.timeout.ms is to be fenced, one at a time: so
+               that the change of the first is known when the second is planned
+    state      next_state: fenced, unfenced, in controlled shutdown, may shut down
+    offsets    how far each broker has read the metadata: a controlled shutdown ends when every active broker
+               knows of the leaders that were moved
+
+All of it is in memory, and begins anew with each active controller: every broker that is not fenced then has
+a fresh session, so a broker that dies along with the controller is fenced a session and a failover later.
+
+Time is an argument, monotonic ms. (Kafka: BrokerHeartbeatManager, BrokerHeartbeatTracker.)"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from kafkad.metadata.image import MetadataImage
+
+UNKNOWN = -1  # offset
+BrokerKey = tuple[int, int]  # id and epoch
+
+
+class BrokerState(Enum):
+    """What a heartbeat makes of its broker."""
+
+    FENCED = "fenced"
+    UNFENCED = "unfenced"
+    CONTROLLED_SHUTDOWN = "in controlled shutdown"
+    SHUTDOWN_NOW = "may shut down"
+
+    @property
+    def is_fenced(self) -> bool:
+        return self in (BrokerState.FENCED, BrokerState.SHUTDOWN_NOW)
+
+
+@dataclass(slots=True)
+class Tracked:
+    """One broker. `shutdown_offset`: the metadata that moves its leaders away; UNKNOWN if it stays."""
+
+    fenced: bool
+    metadata_offset: int = UNKNOWN
+    shutdown_offset: int = UNKNOWN
+    registered_offset: int = UNKNOWN  # of its RegisterBroker record: caught up from there on
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.shutdown_offset >= 0
+
+    @property
+    def is_active(self) -> bool:
+        return not self.fenced and not self.is_leaving
+
+
+class Heartbeats:
+    """Of the active controller, from the image it began with."""
+
+    def __init__(self, image: MetadataImage, session_ms: int, now_ms: int) -> None:
+        self._session_ms = session_ms
+        self._contacts: dict[BrokerKey, int] = {}  # in the order of their last contact
+        # Where the record of a registration stands in the log is not in the image. A fenced broker has to
+        # reach what was there at the beginning: no less.
+        self.brokers = {
+            each.broker_id: Tracked(each.fenced, registered_offset=image.offset)
+            for each in image.brokers.values()
+        }
+        for each in image.brokers.values():
+            if not each.fenced:
+                self.contact((each.broker_id, each.epoch), now_ms)
+
+    # -- sessions ------------------------------------------------------------------------------------------
+
+    def contact(self, broker: BrokerKey, now_ms: int) -> None:
+        """It has sent a heartbeat, be its epoch right or not."""
+        self._contacts.pop(broker, None)
+        self._contacts[broker] = now_ms
+
+    def has_session(self, broker: BrokerKey, now_ms: int) -> bool:
+        at = self._contacts.get(broker)
+        return at is not None and now_ms - at <= self._session_ms
+
+    def expired(self, now_ms: int) -> BrokerKey | None:
+        """The broker, with its epoch, whose session ended first, or None. It is forgotten by this."""
+        for broker, at in self._contacts.items():
+            if now_ms - at <= self._session_ms:
+                return None
+            del self._contacts[broker]
+            return broker
+        return None
+
+    def next_expiry_ms(self, now_ms: int) -> int | None:
+        """In how many ms a session may end; None without sessions."""
+        for at in self._contacts.values():
+            return max(at + self._session_ms + 1 - now_ms, 0)
+        return None
+
+    # -- brokers -------------------------------------------------------------------------------------------
+
+    def registered(self, broker_id: int, *, fenced: bool, offset: int, is_new: bool) -> None:
+        """Its RegisterBroker record is at `offset`. `is_new`: it is another incarnation."""
+        before = self.brokers.get(broker_id)
+        tracked = Tracked(fenced) if before is None or is_new else before
+        tracked.registered_offset = offset
+        self.brokers[broker_id] = tracked
+        if fenced:
+            tracked.fenced, tracked.shutdown_offset = True, UNKNOWN
+
+    def touch(self, broker_id: int, *, fenced: bool, metadata_offset: int) -> None:
+        """What a heartbeat says, and what became of it. A broker that is fenced leaves its controlled
+        shutdown: the next heartbeat lets it go."""
+        tracked = self.brokers[broker_id]
+        tracked.fenced, tracked.metadata_offset = fenced, metadata_offset
+        if fenced:
+            tracked.shutdown_offset = UNKNOWN
+
+    def fence(self, broker_id: int) -> None:
+        if broker_id in self.brokers:
+            self.brokers[broker_id].fenced = True
+
+    def remove(self, broker_id: int) -> None:
+        self.brokers.pop(broker_id, None)
+
+    def leaves_at(self, broker_id: int, offset: int) -> None:
+        """It is in controlled shutdown, and `offset` is the metadata that says so. The first time counts."""
+        tracked = self.brokers[broker_id]
+        assert not tracked.fenced, "a fenced broker has nothing to shut down"
+        if not tracked.is_leaving:
+            tracked.shutdown_offset = offset
+
+    @property
+    def lowest_active_offset(self) -> int | None:
+        """What every active broker knows; None if there is no active broker."""
+        return min((each.metadata_offset for each in self.brokers.values() if each.is_active), default=None)
+
+    def state(self, broker_id: int) -> BrokerState:
+        tracked = self.brokers[broker_id]
+        if tracked.is_leaving:
+            return BrokerState.CONTROLLED_SHUTDOWN
+        return BrokerState.FENCED if tracked.fenced else BrokerState.UNFENCED
+
+    def next_state(self, request: Any, leads: Callable[[], bool]) -> BrokerState:
+        """After this BrokerHeartbeatRequest of a known broker (Kafka: calculateNextBrokerState). `leads`: is
+        it the leader of anything?"""
+        state, tracked = self.state(request.broker_id), self.brokers[request.broker_id]
+        if state is BrokerState.FENCED:
+            if request.want_shut_down:
+                return BrokerState.SHUTDOWN_NOW
+            caught_up = request.current_metadata_offset >= tracked.registered_offset
+            return BrokerState.UNFENCED if caught_up and not request.want_fence else state
+        if state is BrokerState.UNFENCED:
+            if request.want_fence:
+                return BrokerState.SHUTDOWN_NOW if request.want_shut_down else BrokerState.FENCED
+            if request.want_shut_down:
+                return BrokerState.CONTROLLED_SHUTDOWN if leads() else BrokerState.SHUTDOWN_NOW
+            return state
+        if leads():
+            return state
+        lowest = self.lowest_active_offset
+        is_known = lowest is None or tracked.shutdown_offset <= lowest
+        return BrokerState.SHUTDOWN_NOW if is_known else state

@@ -60,7 +60,15 @@ ONLY = {
 }
 
 # what such a layer takes of another one, and no more: modules without a broker's configuration in them
-ALSO = {"client": ("kafkad.security.jaas", "kafkad.security.stores")}
+ALSO = {
+    "client": (
+        "kafkad.net.https",
+        "kafkad.security.client_tls",
+        "kafkad.security.jaas",
+        "kafkad.security.jwt",
+        "kafkad.security.stores",
+    )
+}
 
 # what the broker does without
 APART = {

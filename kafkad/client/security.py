@@ -4,8 +4,8 @@
     sasl.mechanism      PLAIN, SCRAM-SHA-256, SCRAM-SHA-512
 
 User and password come from `sasl.jaas.config` as the Java client has it, or from `sasl.username` and
-`sasl.password`, librdkafka's. The options of TLS are in client/tls.py. GSSAPI, OAUTHBEARER and AWS_MSK_IAM
-are refused.
+`sasl.password`, librdkafka's. The options of TLS are in security/client_tls.py. GSSAPI, OAUTHBEARER and
+AWS_MSK_IAM are refused.
 
 SCRAM is RFC 5802 with Kafka's two hashes; the server proves itself, too, and one that does not is not
 believed. Sources: SaslClientAuthenticator, ScramSaslClient, KIP-43, KIP-84, KIP-152, KIP-651."""
@@ -62,7 +62,7 @@ class Security:
             username, password = credentials(options)
         if not protocol.endswith("SSL"):
             return cls(protocol, mechanism, username, password)
-        from kafkad.client.tls import tls_context
+        from kafkad.security.client_tls import tls_context
 
         return cls(protocol, mechanism, username, password, tls_context(options))
 

@@ -41,6 +41,15 @@ PER_LISTENER: Final = frozenset(
         "connections.max.reauth.ms",
         "sasl.enabled.mechanisms",
         "sasl.jaas.config",
+        "sasl.oauthbearer.clock.skew.seconds",
+        "sasl.oauthbearer.expected.audience",
+        "sasl.oauthbearer.expected.issuer",
+        "sasl.oauthbearer.jwks.endpoint.refresh.ms",
+        "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms",
+        "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms",
+        "sasl.oauthbearer.jwks.endpoint.url",
+        "sasl.oauthbearer.scope.claim.name",
+        "sasl.oauthbearer.sub.claim.name",
         "ssl.allow.dn.changes",
         "ssl.allow.san.changes",
         "ssl.cipher.suites",
@@ -64,6 +73,8 @@ PER_LISTENER: Final = frozenset(
 RELOADED: Final = frozenset(
     key for key in PER_LISTENER if key.startswith(("ssl.key.", "ssl.keystore.", "ssl.truststore."))
 )
+# acted on for one mechanism of one listener, and refused for any other
+OAUTH_HANDLER: Final = ".oauthbearer.sasl.server.callback.handler.class"
 OF: Final[dict[str, Treatment]] = {}  # by key
 
 
@@ -94,10 +105,25 @@ _refused(
     """
     alter.config.policy.class.name client.quota.callback.class create.topic.policy.class.name
     group.share.persister.class.name principal.builder.class sasl.client.callback.handler.class
-    sasl.login.callback.handler.class sasl.login.class sasl.oauthbearer.jwt.retriever.class
-    sasl.oauthbearer.jwt.validator.class sasl.server.callback.handler.class security.providers
-    ssl.engine.factory.class
+    sasl.login.class sasl.oauthbearer.jwt.retriever.class security.providers ssl.engine.factory.class
     """,
+)
+_refused(
+    "kafkad cannot load Java classes",
+    "use org.apache.kafka.common.security.oauthbearer.DefaultJwtValidator, or BrokerJwtValidator",
+    "sasl.oauthbearer.jwt.validator.class",
+    allowed=("org.apache.kafka.common.security.oauthbearer.BrokerJwtValidator",),
+)
+_refused(
+    "kafkad cannot load Java classes, and a broker that is alone logs in nowhere",
+    "remove the key",
+    "sasl.login.callback.handler.class",
+    allowed=("org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler",),
+)
+_refused(
+    "kafkad cannot load Java classes, and reads it for OAUTHBEARER of one listener",
+    "set listener.name.<listener>.oauthbearer.sasl.server.callback.handler.class",
+    "sasl.server.callback.handler.class",
 )
 _refused(
     "kafkad cannot load Java classes, and with one broker there is one replica to read from",
@@ -122,11 +148,17 @@ _ignored(
     "sasl.mechanism.controller.protocol sasl.mechanism.inter.broker.protocol",
 )
 _ignored(
-    "GSSAPI and OAUTHBEARER are not supported yet, and a listener that enables them is refused",
+    "GSSAPI is not supported yet, and a listener that enables it is refused",
     """
     sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin
     sasl.kerberos.principal.to.local.rules sasl.kerberos.service.name sasl.kerberos.ticket.renew.jitter
-    sasl.kerberos.ticket.renew.window.factor sasl.login.connect.timeout.ms sasl.login.read.timeout.ms
+    sasl.kerberos.ticket.renew.window.factor
+    """,
+)
+_ignored(
+    "a broker that is alone logs in nowhere",
+    """
+    sasl.login.connect.timeout.ms sasl.login.read.timeout.ms
     sasl.login.refresh.buffer.seconds sasl.login.refresh.min.period.seconds
     sasl.login.refresh.window.factor sasl.login.refresh.window.jitter sasl.login.retry.backoff.max.ms
     sasl.login.retry.backoff.ms
@@ -136,11 +168,7 @@ _ignored(
     sasl.oauthbearer.assertion.claim.sub sasl.oauthbearer.assertion.file
     sasl.oauthbearer.assertion.private.key.file sasl.oauthbearer.assertion.private.key.passphrase
     sasl.oauthbearer.assertion.template.file sasl.oauthbearer.client.credentials.client.id
-    sasl.oauthbearer.client.credentials.client.secret sasl.oauthbearer.clock.skew.seconds
-    sasl.oauthbearer.expected.audience sasl.oauthbearer.expected.issuer
-    sasl.oauthbearer.jwks.endpoint.refresh.ms sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms
-    sasl.oauthbearer.jwks.endpoint.retry.backoff.ms sasl.oauthbearer.jwks.endpoint.url
-    sasl.oauthbearer.scope sasl.oauthbearer.scope.claim.name sasl.oauthbearer.sub.claim.name
+    sasl.oauthbearer.client.credentials.client.secret sasl.oauthbearer.scope
     sasl.oauthbearer.token.endpoint.url
     """,
 )

@@ -13,7 +13,7 @@ from typing import Final
 from kafkad.config.broker import BrokerConfig, base_key
 from kafkad.config.broker_keys import BROKER_KEYS, BROKER_QUOTA_KEYS, RETIRED_KEYS
 from kafkad.config.definition import HIDDEN, ConfigError, Key
-from kafkad.config.effects import ACTED, OF, PER_LISTENER, RELOADED, Effect, Treatment
+from kafkad.config.effects import ACTED, OAUTH_HANDLER, OF, PER_LISTENER, RELOADED, Effect, Treatment
 from kafkad.protocol.errors import INVALID_CONFIG, KafkaError
 
 logger = logging.getLogger("kafkad")
@@ -34,7 +34,7 @@ def treatment(name: str) -> Treatment:
             return OF[like]
     base = base_key(name)
     known = OF.get(base, ACTED)
-    if base != name and base in PER_LISTENER:
+    if base != name and (base in PER_LISTENER or name.endswith(OAUTH_HANDLER)):
         return ACTED
     if base != name and base in BROKER_KEYS and known.effect is Effect.ACTED:
         return Treatment(Effect.REFUSED, NOT_FOR_ONE_LISTENER, instead=f"set {base}")

@@ -3,26 +3,74 @@
     sasl.enabled.mechanisms, or listener.name.<listener>.sasl.enabled.mechanisms
     listener.name.<listener>.<mechanism>.sasl.jaas.config   PLAIN's passwords: options user_NAME="PASSWORD"
     connections.max.reauth.ms, or with either prefix
+    listener.name.<listener>.oauthbearer.sasl.server.callback.handler.class   of signed tokens
+    sasl.oauthbearer.jwks.*, .expected.*, .clock.skew.seconds, .*.claim.name, or with either prefix
 
 A JAAS file that `java.security.auth.login.config` names is not read. (ChannelBuilders, JaasContext.)"""
 
+from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from kafkad.config.broker_keys import BROKER_KEYS
 from kafkad.config.definition import ConfigError
-from kafkad.security import jaas
+from kafkad.security import jaas, oauthbearer
 from kafkad.security.mechanisms import MECHANISMS, PLAIN_MODULE, SCRAM_MODULE
+from kafkad.security.oauthbearer import OAUTHBEARER, Expectations, Unsecured
 
 ENABLED: Final = "sasl.enabled.mechanisms"
 JAAS: Final = "sasl.jaas.config"
 REAUTH: Final = "connections.max.reauth.ms"
 USER: Final = "user_"  # of PLAIN's options: the rest of the name is a user's
+MODULES: Final = {"PLAIN": PLAIN_MODULE, OAUTHBEARER: oauthbearer.MODULE}
+HANDLER: Final = "sasl.server.callback.handler.class"
+PREFIX: Final = "org.apache.kafka.common.security.oauthbearer."
+SIGNED: Final = (  # the second is Kafka 3's name of it
+    f"{PREFIX}OAuthBearerValidatorCallbackHandler",
+    f"{PREFIX}secured.OAuthBearerValidatorCallbackHandler",
+)
+UNSECURED: Final = f"{PREFIX}internals.unsecured.OAuthBearerUnsecuredValidatorCallbackHandler"
+JWKS_URL: Final = "sasl.oauthbearer.jwks.endpoint.url"
+REFRESH: Final = "sasl.oauthbearer.jwks.endpoint.refresh.ms"
+BACKOFF: Final = "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms"
+BACKOFF_MAX: Final = "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms"
+AUDIENCE: Final = "sasl.oauthbearer.expected.audience"
+ISSUER: Final = "sasl.oauthbearer.expected.issuer"
+SKEW: Final = "sasl.oauthbearer.clock.skew.seconds"
+SCOPE_CLAIM: Final = "sasl.oauthbearer.scope.claim.name"
+NAME_CLAIM: Final = "sasl.oauthbearer.sub.claim.name"
+
+
+class TlsOptions(dict[str, str]):
+    """Kafka's client options of TLS, as a value."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
+class KeySource(NamedTuple):
+    """Where the keys are that sign tokens. `tls` of an https server; `jaas`: the key that has these."""
+
+    url: str
+    path: str  # of a file
+    refresh_ms: int
+    backoff_ms: int
+    backoff_max_ms: int
+    tls: TlsOptions
+    jaas: str
+
+
+class SignedTokens(NamedTuple):
+    keys: KeySource
+    expected: Expectations
 
 
 class SaslListener(NamedTuple):
     mechanisms: list[str]
     passwords: dict[str, str]  # of PLAIN, by user
     max_reauth_ms: dict[str, int]  # by mechanism; 0: a session does not end
+    tokens: SignedTokens | Unsecured | None = None  # of OAUTHBEARER
 
 
 def sasl_listeners(config: Any) -> dict[str, SaslListener]:
@@ -45,9 +93,10 @@ def _listener(config: Any, listener: str) -> SaslListener:
         raise _wrong("", ENABLED, f"listener {listener} needs one of: {', '.join(MECHANISMS)}")
     passwords: dict[str, str] = {}
     reauth: dict[str, int] = {}
+    tokens: SignedTokens | Unsecured | None = None
     for mechanism in mechanisms:
         prefix = f"listener.name.{listener.lower()}.{mechanism.lower()}."
-        module = _module(config, prefix + JAAS, PLAIN_MODULE if mechanism == "PLAIN" else SCRAM_MODULE)
+        module = _module(config, prefix + JAAS, MODULES.get(mechanism, SCRAM_MODULE))
         if mechanism == "PLAIN":
             if module is None:
                 raise ConfigError(
@@ -56,10 +105,83 @@ def _listener(config: Any, listener: str) -> SaslListener:
                 )
             options = module.options.items()
             passwords = {name.removeprefix(USER): text for name, text in options if name.startswith(USER)}
+        if mechanism == OAUTHBEARER:
+            if module is None:
+                raise ConfigError(
+                    f"Missing configuration {prefix}{JAAS}: OAUTHBEARER takes its options from it, as"
+                    f" {oauthbearer.MODULE} required;"
+                )
+            tokens = _tokens(config, listener, module.options)
         text = config.given.get(prefix + REAUTH)
         found: Any = BROKER_KEYS[REAUTH].parse(text) if text is not None else None
         reauth[mechanism] = config.for_listener(listener, REAUTH) if found is None else found
-    return SaslListener(mechanisms, passwords, reauth)
+    return SaslListener(mechanisms, passwords, reauth, tokens)
+
+
+def _tokens(config: Any, listener: str, options: Mapping[str, str]) -> SignedTokens | Unsecured:
+    """Raises ConfigError."""
+    prefix = f"listener.name.{listener.lower()}.{OAUTHBEARER.lower()}."
+    handler = config.given.get(prefix + HANDLER, "").strip() or UNSECURED
+    url = _own(config, listener, JWKS_URL) or ""
+    if handler not in (*SIGNED, UNSECURED):
+        reason = f"kafkad cannot load Java classes; it has {SIGNED[0]} and {UNSECURED}"
+        raise _wrong(handler, prefix + HANDLER, reason)
+    if handler == UNSECURED:
+        if url.strip():
+            reason = f"no token would be checked by it; set {prefix}{HANDLER}={SIGNED[0]}"
+            raise _wrong(url, JWKS_URL, reason)
+        try:
+            return Unsecured(options)
+        except ValueError as trouble:
+            raise _wrong("[hidden]", prefix + JAAS, str(trouble)) from None
+    if not url.strip():
+        raise ConfigError(f"Missing configuration {JWKS_URL}: {prefix}{HANDLER} checks tokens by its keys")
+    if find_spec("cryptography") is None:
+        reason = "it needs the package cryptography: pip install 'kafkad[oauth]'"
+        raise _wrong(handler, prefix + HANDLER, reason)
+    tls = {name: text for name, text in options.items() if name.startswith("ssl.")}
+    return SignedTokens(_source(config, listener, url.strip(), TlsOptions(tls), prefix + JAAS),
+                        _expectations(config, listener))  # fmt: skip
+
+
+def _source(config: Any, listener: str, url: str, tls: TlsOptions, jaas_key: str) -> KeySource:
+    try:
+        parts = urlsplit(url)
+        scheme, _ = parts.scheme.lower(), parts.port
+    except ValueError as trouble:
+        raise _wrong(url, JWKS_URL, str(trouble)) from None
+    if scheme not in ("http", "https", "file"):
+        raise _wrong(url, JWKS_URL, "it must begin with https://, http:// or file://")
+    if scheme != "file" and not parts.hostname:
+        raise _wrong(url, JWKS_URL, "it names no host")
+    if parts.username is not None:
+        raise _wrong("[hidden]", JWKS_URL, "a URL with a password is not supported")
+    times = [_own(config, listener, name) for name in (REFRESH, BACKOFF, BACKOFF_MAX)]
+    for name, value, least in zip((REFRESH, BACKOFF, BACKOFF_MAX), times, (1, 0, 0), strict=True):
+        if value < least:
+            raise _wrong(str(value), name, f"Value must be at least {least}")
+    return KeySource(url, unquote(parts.path), times[0], times[1], times[2], tls, jaas_key)
+
+
+def _expectations(config: Any, listener: str) -> Expectations:
+    issuer = _own(config, listener, ISSUER)
+    scope, name = (_own(config, listener, key) for key in (SCOPE_CLAIM, NAME_CLAIM))
+    for key, value in ((SCOPE_CLAIM, scope), (NAME_CLAIM, name)):
+        if not value or not value.strip():
+            raise _wrong(str(value), key, "it names no claim")
+    return Expectations(
+        audiences=tuple(_own(config, listener, AUDIENCE)),
+        issuer=issuer.strip() if issuer and issuer.strip() else None,
+        skew_seconds=_own(config, listener, SKEW),
+        scope_claim=scope.strip(),
+        name_claim=name.strip(),
+    )
+
+
+def _own(config: Any, listener: str, name: str) -> Any:
+    """A key's value for OAUTHBEARER of one listener: with both prefixes, with the listener's, or without."""
+    text = config.given.get(f"listener.name.{listener.lower()}.{OAUTHBEARER.lower()}.{name}")
+    return config.for_listener(listener, name) if text is None else BROKER_KEYS[name].parse(text)
 
 
 def _module(config: Any, name: str, expected: str) -> jaas.LoginModule | None:

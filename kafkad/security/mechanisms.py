@@ -1,4 +1,5 @@
-"""The server's half of SASL mechanisms: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512.
+"""The server's half of SASL mechanisms: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512. OAUTHBEARER is in
+security/oauthbearer.
 
 A mechanism is a value with `step(token)`, which answers what to send back. `done` and `user` tell how it
 ended. What a client may read of a failure is `Refused.told`; None stands for a sentence that names the
@@ -16,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 
 SCRAM_HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 SCRAM_TYPES: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}  # as requests and records have them
-MECHANISMS: Final = ("PLAIN", *SCRAM_HASHES)
+MECHANISMS: Final = ("PLAIN", *SCRAM_HASHES, "OAUTHBEARER")
 ITERATIONS_MIN: Final = 4096
 ITERATIONS_MAX: Final = 16384
 PLAIN_MODULE: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -56,6 +57,7 @@ class Credential(NamedTuple):
 class Mechanism(Protocol):
     done: bool
     user: str
+    lifetime_ms: int | None  # how long what was proved holds, once `done`; None: for ever
 
     def step(self, token: bytes) -> bytes:
         """What to send back. Raises Refused."""
@@ -68,6 +70,7 @@ class Plain:
         self._passwords = passwords
         self.done = False
         self.user = ""
+        self.lifetime_ms: int | None = None
 
     def step(self, token: bytes) -> bytes:
         parts = token.decode("utf-8", "replace").split("\0", 3)
@@ -103,6 +106,7 @@ class Scram:
         self._nonce = ""
         self.done = False
         self.user = ""
+        self.lifetime_ms: int | None = None
 
     def step(self, token: bytes) -> bytes:
         text = token.decode("utf-8", "replace")

@@ -61,7 +61,7 @@ class Authenticator:
         self._before: tuple[str, str] | None = None  # mechanism and principal, when it authenticates anew
         self.state = State.HANDSHAKE_OR_VERSIONS
         self.principal = ""
-        self.session_ms = 0  # how long it is good for, once COMPLETE; 0: for ever
+        self.session_ms: int | None = None  # how long it is good for, once COMPLETE; None: for ever
 
     @property
     def raw(self) -> bool:
@@ -142,7 +142,7 @@ class Authenticator:
         failed = None
         try:
             response.auth_bytes = self._step(bytes(request.auth_bytes))
-            response.session_lifetime_ms = self.session_ms
+            response.session_lifetime_ms = self.session_ms or 0
         except Refused as refused:
             failed = self._refused(refused)
             again = "re-authentication" if self._before is not None else "authentication"
@@ -176,7 +176,8 @@ class Authenticator:
                 reason = f"Cannot change principals during re-authentication from {old}: {new}"
                 raise Refused(reason, reason)
             self.principal = principal
-            self.session_ms = max(self._settings.max_reauth_ms.get(self._name, 0), 0)
+            limits = [self._mechanism.lifetime_ms, self._settings.max_reauth_ms.get(self._name, 0) or None]
+            self.session_ms = min((it for it in limits if it is not None and it >= 0), default=None)
             self.state = State.COMPLETE
             self._mechanism = None
         return answer

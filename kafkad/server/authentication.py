@@ -15,10 +15,12 @@ from kafkad.api import versions
 from kafkad.api.context import RequestContext, Services
 from kafkad.protocol import codec
 from kafkad.security.certificates import subject_of
-from kafkad.security.listeners import sasl_listeners
+from kafkad.security.listeners import SaslListener, SignedTokens, sasl_listeners
 from kafkad.security.mechanisms import SCRAM_HASHES, SCRAM_TYPES, Credential, Mechanism, Plain, Scram
+from kafkad.security.oauthbearer import OAUTHBEARER, Jwks, OAuthBearer, Validator
 from kafkad.security.principal_rules import principal_rules
 from kafkad.security.sasl import API_VERSIONS, SASL_HANDSHAKE, Answer, Authenticator, Settings, State
+from kafkad.server.oauth_keys import OAuthKeySets
 
 logger = logging.getLogger("kafkad")
 
@@ -68,31 +70,42 @@ class CertificateNames:
 
 
 class Authentication:
-    """`nonce()` is fresh, random text without commas."""
+    """`nonce()` is fresh, random text without commas. `keys` of the providers whose tokens are taken."""
 
     def __init__(
         self,
         services: Services,
         call_later: Callable[[int, Callable[[], None]], Any],
         nonce: Callable[[], str],
+        keys: OAuthKeySets,
     ) -> None:
         self._services = services
         self._call_later = call_later
         self._nonce = nonce
+        self._keys = keys
         config = services.config
         self._delay_ms: int = config.connection_failed_authentication_delay_ms
         self._listeners = {
-            name: Settings(
-                {it: self._maker(it, found.passwords) for it in found.mechanisms}, found.max_reauth_ms
-            )
+            name: Settings({it: self._maker(it, found) for it in found.mechanisms}, found.max_reauth_ms)
             for name, found in sasl_listeners(config).items()
         }
 
-    def _maker(self, name: str, passwords: dict[str, str]) -> Callable[[], Mechanism]:
+    def _maker(self, name: str, listener: SaslListener) -> Callable[[], Mechanism]:
+        if name == OAUTHBEARER:
+            validator = self._validator(listener)
+            return lambda: OAuthBearer(validator, self._services.clock.now_ms)
         if name not in SCRAM_HASHES:
-            return lambda: Plain(passwords)
+            return lambda: Plain(listener.passwords)
         number = SCRAM_TYPES[name]
         return lambda: Scram(name, lambda user: self._credential(number, user), self._nonce)
+
+    def _validator(self, listener: SaslListener) -> Validator:
+        tokens = listener.tokens
+        assert tokens is not None
+        if not isinstance(tokens, SignedTokens):
+            return tokens
+        keys = self._keys.of(tokens.keys)
+        return Jwks(tokens.expected, lambda: keys.current, keys.missing)
 
     def _credential(self, mechanism: int, user: str) -> Credential | None:
         record = self._services.metadata.image.scram_credentials.get((mechanism, user))
@@ -109,7 +122,7 @@ class Authentication:
         if int.from_bytes(frame[:2], "big", signed=True) != SASL_HANDSHAKE:
             return False
         session = connection.state
-        if not isinstance(session, Session) or not session.authenticator.session_ms:
+        if not isinstance(session, Session) or session.authenticator.session_ms is None:
             return False
         now_ms = self._services.clock.monotonic_ms()
         if session.reauth_ms and now_ms - session.reauth_ms < REAUTH_MIN_MS:
@@ -135,7 +148,7 @@ class Authentication:
         if authenticator.state is State.COMPLETE:
             connection.principal = authenticator.principal
             connection.phase = PHASE_READY
-            if authenticator.session_ms:
+            if authenticator.session_ms is not None:
                 now_ms = self._services.clock.monotonic_ms()
                 connection.session_expires_ms = now_ms + authenticator.session_ms
         else:

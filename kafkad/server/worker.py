@@ -59,6 +59,7 @@ from kafkad.raft.single_voter import SingleVoter
 from kafkad.replication.ownership import owner_of
 from kafkad.replication.partitions import Partitions
 from kafkad.security.authorizer import authorizer_settings
+from kafkad.security.listeners import SignedTokens, sasl_listeners
 from kafkad.server import host_limits
 from kafkad.server.authentication import (
     PHASE_HANDSHAKE,
@@ -91,6 +92,7 @@ from kafkad.server.metadata_feed import (
     image_of,
 )
 from kafkad.server.metadata_snapshots import MetadataSnapshots
+from kafkad.server.oauth_keys import OAuthKeySets
 from kafkad.server.peers import PeerLost, Peers
 from kafkad.server.produce_gate import produce_gate
 from kafkad.server.producer_ids import ProducerIds
@@ -165,6 +167,7 @@ class Worker:
         gc.disable()  # what a start makes stays, and is much to look through again and again
         make_room()
         try:
+            self._fetch_keys()
             self._open_directories()
             self._bind()
             self._meet()
@@ -196,6 +199,15 @@ class Worker:
 
     def _started(self, what: str, undo: Callable[[], Any]) -> None:
         self._undo.append((what, undo))
+
+    def _fetch_keys(self) -> None:
+        """Of OAuth providers, before anything is opened. Raises ConfigError."""
+        self.oauth_keys = OAuthKeySets(self.scheduler, self.clock)
+        self._started("keys of OAuth providers", self.oauth_keys.close)
+        for found in sasl_listeners(self.config).values():
+            if isinstance(found.tokens, SignedTokens):
+                self.oauth_keys.of(found.tokens.keys)
+        self.oauth_keys.begin(required=self.place is None or not self.place.restarted)
 
     def _open_directories(self) -> None:
         try:
@@ -487,7 +499,7 @@ class Worker:
         authentication = None
         if any(endpoint.protocol.startswith("SASL_") for endpoint in config.broker_endpoints):
             authentication = Authentication(
-                self.services, self.scheduler.call_later, lambda: secrets.token_urlsafe(24)
+                self.services, self.scheduler.call_later, lambda: secrets.token_urlsafe(24), self.oauth_keys
             )
         dispatcher = Dispatcher(self.services, table.BY_KEY, self.fatal, self.turns, authentication)
         self.reactor = Reactor(

@@ -83,10 +83,13 @@ BESIDE = {
             {},
             f"value GSSAPI for configuration {ENABLED}: of listener SASL_PLAINTEXT, GSSAPI is not supported",
         ),
-        ({ENABLED: "SCRAM-SHA-512,OAUTHBEARER"}, "OAUTHBEARER is not supported yet"),
+        (
+            {ENABLED: "OAUTHBEARER"},
+            f"Missing configuration {JAAS.replace('.plain.', '.oauthbearer.')}: OAUTHBEARER takes",
+        ),
         (
             {ENABLED: "", **BESIDE},
-            "listener SASL_PLAINTEXT needs one of: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512",
+            "listener SASL_PLAINTEXT needs one of: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER",
         ),
         ({ENABLED: "PLAIN"}, f"Missing configuration {JAAS}: PLAIN takes its passwords from it"),
         (

@@ -2,13 +2,15 @@
 
 Blocking, and without threads: `ask` sends and waits. `send` and `receive` may be called apart, to have
 several requests under way; answers come in the order of the requests, as every Kafka broker keeps it. The
-version of a request is the highest that both sides speak, learned once by ApiVersions (KIP-511).
+version of a request is the highest that both sides speak, learned once by ApiVersions (KIP-511). If the
+broker limits the session, the connection logs in again in time, between two requests (KIP-368).
 
 Beware: whatever ends a `send` or `receive` before its time (the network, a lie, Ctrl-C in its middle) closes
 the connection, since the next answer would be taken for another's. `closed` says so.
 """
 
 import socket
+import time
 from collections import deque
 from typing import Any
 
@@ -18,6 +20,8 @@ from kafkad.protocol import codec, errors, messages
 
 FRAME_SIZE_MAX = 1 << 30
 CONNECT_SECONDS_MAX = 10.0
+SESSION_USED = 0.85  # of a session's lifetime; Java: 85 to 95%
+RENEW_PAUSE_S = 1.1  # a broker takes a new login once a second at most
 
 
 class Unreachable(Exception):
@@ -39,6 +43,8 @@ class Connection:
         self.closed = False
         self.features: dict[str, int] = {}  # that the cluster has finalized, and their levels
         self._correlation = 0
+        self._security = security
+        self._renew_at: float | None = None  # monotonic; None: the session does not end
         self._waiting: deque[tuple[int, type, int]] = deque()
         try:
             self._socket = socket.create_connection((host, port), min(timeout, CONNECT_SECONDS_MAX))
@@ -80,6 +86,10 @@ class Connection:
         return answer
 
     def send(self, request: Any, version: int | None = None, *, answered: bool = True) -> None:
+        if self._renew_at is not None and time.monotonic() >= self._renew_at and not self._waiting:
+            self._renew_at = None
+            assert self._security is not None
+            self._authenticate(self._security)
         if version is None:
             version = self.version_for(type(request))
         self._correlation += 1
@@ -159,11 +169,14 @@ class Connection:
                 answer = self.ask(messages.SaslAuthenticateRequest(auth_bytes=said))
                 if answer.error_code:
                     raise AuthenticationFailed(
-                        f"the broker on {self.address} refuses {security.username!r}: {answer.error_message}"
+                        f"the broker on {self.address} refuses {security.who}: {answer.error_message}"
                     )
                 try:
                     said = conversation.send(answer.auth_bytes)
                 except StopIteration:
+                    if answer.session_lifetime_ms > 0:
+                        used_s = answer.session_lifetime_ms / 1000 * SESSION_USED
+                        self._renew_at = time.monotonic() + max(used_s, RENEW_PAUSE_S)
                     return
         except BaseException:
             self.close()

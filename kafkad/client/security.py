@@ -1,11 +1,12 @@
 """How a client proves who it is, and hides what it says: TLS and SASL, by Kafka's client options.
 
     security.protocol   PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL
-    sasl.mechanism      PLAIN, SCRAM-SHA-256, SCRAM-SHA-512
+    sasl.mechanism      PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER
 
-User and password come from `sasl.jaas.config` as the Java client has it, or from `sasl.username` and
-`sasl.password`, librdkafka's. The options of TLS are in security/client_tls.py. GSSAPI, OAUTHBEARER and
-AWS_MSK_IAM are refused.
+client/oauth.py gets the token of OAUTHBEARER. For the other mechanisms, user and password come from
+`sasl.jaas.config` as in the Java client, or from `sasl.username` and `sasl.password` as in librdkafka. With
+`tokenauth=true` in sasl.jaas.config they are the id and the HMAC of a delegation token (KIP-48). The options
+of TLS are in security/client_tls.py. GSSAPI and AWS_MSK_IAM are refused.
 
 SCRAM is RFC 5802 with Kafka's two hashes; the server proves itself, too, and one that does not is not
 believed. Sources: SaslClientAuthenticator, ScramSaslClient, KIP-43, KIP-84, KIP-152, KIP-651."""
@@ -20,11 +21,14 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import ssl
 
+    from kafkad.client.oauth import Tokens
+
 Conversation = Generator[bytes, bytes, None]
 
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SCRAM_HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
-MECHANISMS: Final = ("PLAIN", *SCRAM_HASHES)
+OAUTHBEARER: Final = "OAUTHBEARER"
+MECHANISMS: Final = ("PLAIN", *SCRAM_HASHES, OAUTHBEARER)
 ITERATIONS_MIN: Final = 4096  # RFC 7677; a server that asks for less is after the password
 ITERATIONS_MAX: Final = 10_000_000
 
@@ -42,6 +46,8 @@ class Security:
     username: str = field(default="", repr=False)
     password: str = field(default="", repr=False)
     context: "ssl.SSLContext | None" = field(default=None, repr=False)
+    tokens: "Tokens | None" = field(default=None, repr=False)  # of OAUTHBEARER
+    delegated: bool = False  # username and password are a delegation token's
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "Security | None":
@@ -52,6 +58,7 @@ class Security:
         if protocol == "PLAINTEXT":
             return None
         mechanism = username = password = ""
+        tokens, delegated = None, False
         if protocol.startswith("SASL_"):
             mechanism = str(options.get("sasl.mechanism", options.get("sasl.mechanisms", "GSSAPI"))).upper()
             if mechanism not in MECHANISMS:
@@ -59,12 +66,24 @@ class Security:
                     f"sasl.mechanism {mechanism} is not supported: {', '.join(MECHANISMS)} are"
                     + (" (GSSAPI is the default of Kafka's clients)" if mechanism == "GSSAPI" else "")
                 )
-            username, password = credentials(options)
-        if not protocol.endswith("SSL"):
-            return cls(protocol, mechanism, username, password)
-        from kafkad.security.client_tls import tls_context
+            if mechanism == OAUTHBEARER:
+                from kafkad.client.oauth import tokens_of
 
-        return cls(protocol, mechanism, username, password, tls_context(options))
+                tokens = tokens_of(options)
+            else:
+                username, password = credentials(options)
+                delegated = mechanism in SCRAM_HASHES and is_delegated(options)
+        context = None
+        if protocol.endswith("SSL"):
+            from kafkad.security.client_tls import tls_context
+
+            context = tls_context(options)
+        return cls(protocol, mechanism, username, password, context, tokens, delegated)
+
+    @property
+    def who(self) -> str:
+        """The user in an error message."""
+        return "the token" if self.tokens is not None else repr(self.username)
 
     def wrap(self, plain: socket.socket, host: str) -> socket.socket:
         """The socket to speak through; a TLS handshake where TLS is wanted. AuthenticationFailed when the
@@ -82,7 +101,16 @@ class Security:
         """A generator of what to say; it is sent what the broker answered. AuthenticationFailed."""
         if self.mechanism == "PLAIN":
             return plain_conversation(self.username, self.password)
-        return scram_conversation(SCRAM_HASHES[self.mechanism], self.username, self.password)
+        if self.tokens is not None:
+            from kafkad.client.oauth import NoToken, oauth_conversation
+
+            try:
+                return oauth_conversation(self.tokens.get(), self.tokens.extensions)
+            except NoToken as trouble:
+                raise AuthenticationFailed(f"no token: {trouble}") from None
+        return scram_conversation(
+            SCRAM_HASHES[self.mechanism], self.username, self.password, delegated=self.delegated
+        )
 
 
 # -- options -----------------------------------------------------------------------------------------------
@@ -106,6 +134,16 @@ def credentials(options: Mapping[str, Any]) -> tuple[str, str]:
     raise ValueError("SASL needs sasl.jaas.config, or sasl.username and sasl.password")
 
 
+def is_delegated(options: Mapping[str, Any]) -> bool:
+    """Whether the login is one of a delegation token."""
+    text = options.get("sasl.jaas.config")
+    if text is None:
+        return False
+    from kafkad.security import jaas
+
+    return jaas.parse(str(text)).options.get("tokenauth", "").lower() == "true"
+
+
 # -- mechanisms: generators that yield what is said, and are sent what is answered ---------------------------
 
 
@@ -115,15 +153,20 @@ def plain_conversation(username: str, password: str) -> Conversation:
 
 
 def scram_conversation(
-    hash_name: str, username: str, password: str, nonce: Callable[[], str] | None = None
+    hash_name: str,
+    username: str,
+    password: str,
+    nonce: Callable[[], str] | None = None,
+    *,
+    delegated: bool = False,
 ) -> Conversation:
-    """SCRAM (RFC 5802) without channel binding, as Kafka has it."""
+    """SCRAM (RFC 5802) without channel binding, as Kafka has it. `delegated`: with a delegation token."""
     import hashlib
     import hmac
 
     own = nonce() if nonce else base64.b64encode(os.urandom(24)).decode()
     name = username.replace("=", "=3D").replace(",", "=2C")
-    first_bare = f"n={name},r={own}"
+    first_bare = f"n={name},r={own}" + (",tokenauth=true" if delegated else "")
     server_first = (yield b"n,," + first_bare.encode()).decode("utf-8", "replace")
     told = _attributes(server_first)
     try:

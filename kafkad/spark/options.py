@@ -64,6 +64,11 @@ EFFECTIVE = frozenset((
     "ssl.keystore.location", "ssl.keystore.password", "ssl.keystore.type", "ssl.keystore.key",
     "ssl.keystore.certificate.chain", "ssl.key.password", "ssl.endpoint.identification.algorithm",
     "ssl.ca.location", "ssl.certificate.location", "ssl.key.location",
+    "sasl.login.callback.handler.class", "sasl.login.connect.timeout.ms", "sasl.login.read.timeout.ms",
+    "sasl.login.retry.backoff.max.ms", "sasl.login.retry.backoff.ms", "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.credentials.client.id", "sasl.oauthbearer.client.credentials.client.secret",
+    "sasl.oauthbearer.client.secret", "sasl.oauthbearer.header.urlencode",
+    "sasl.oauthbearer.jwt.retriever.class", "sasl.oauthbearer.scope", "sasl.oauthbearer.token.endpoint.url",
 ))  # fmt: skip
 # Kafka's, and without a meaning here: we never join a group, hand out batches rather than polls, and so on
 WITHOUT_EFFECT = frozenset((

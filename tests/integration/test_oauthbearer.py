@@ -12,6 +12,8 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.abc import AbstractTokenProvider
 from confluent_kafka import Consumer, KafkaError, Producer
 
+from kafkad.client.connection import Connection
+from kafkad.client.security import Security
 from kafkad.protocol import messages
 from kafkad.security.jwt import unsecured
 from kafkad.testing import Broker
@@ -445,6 +447,67 @@ def test_aiokafka(ours, provider):
             await producer.stop()
 
     assert asyncio.run(asyncio.wait_for(send(), WAIT_S)).topic == "aio"
+
+
+def test_kafkads_own_commands(ours, provider, tmp_path):
+    """Unsecured, and by a provider's client id and secret; the provider's certificate is checked."""
+    client = tmp_path / "client.properties"
+    login = "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=OAUTHBEARER\n"
+    fetched = (
+        f"sasl.oauthbearer.token.endpoint.url={provider.token_url}\n"
+        "sasl.oauthbearer.client.credentials.client.id=anna\n"
+        "sasl.oauthbearer.client.credentials.client.secret=anna-secret\n"
+    )
+
+    def kafkad(at: str, text: str, *arguments: str, stdin: str = "", code: int = 0) -> str:
+        client.write_text(login + text)
+        command = [sys.executable, "-m", "kafkad", *arguments, "--bootstrap-server", at]
+        done = subprocess.run(
+            [*command, "--command-config", str(client)],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    jaas = f'sasl.jaas.config={MODULE} unsecuredLoginStringClaim_sub="anna";\n'
+    assert kafkad(ours.unsecured_at, jaas, "produce", "--topic", "own", stdin="one\n") is not None
+    trust = f'sasl.jaas.config={MODULE} ssl.truststore.type="PEM" ssl.truststore.location="{{}}";\n'
+    known, other = (trust.format(provider.stores / name) for name in ("ca.pem", "other.pem"))
+    read = ("consume", "--topic", "own", "--from-beginning", "--max-messages", "1")
+    assert kafkad(ours.signed_at, fetched + known, *read) == "one\n"
+    said = kafkad(ours.signed_at, fetched + other, "topics", "--list", code=1)
+    assert "no token: " in said and "certificate" in said
+    wrong = fetched.replace("anna-secret", "hush") + known
+    said = kafkad(ours.signed_at, wrong, "topics", "--list", code=1)
+    assert "answers 401: invalid_client" in said and "hush" not in said
+    said = kafkad(ours.signed_at, jaas, "topics", "--list", code=1)
+    assert "refuses the token" in said and "invalid_token" in said
+
+
+def test_our_client_logs_in_again_before_its_session_ends(tmp_path, provider):
+    """KIP-368, while requests go on over the same connection."""
+    served = serve(tmp_path, provider, **{f"{SIGNED}.connections.max.reauth.ms": "2000"})
+    with served.broker:
+        host, _, port = served.signed_at.rpartition(":")
+        security = Security.of(
+            {
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "OAUTHBEARER",
+                "sasl.oauthbearer.token.endpoint.url": provider.token_url,
+                "sasl.oauthbearer.client.id": "anna",
+                "sasl.oauthbearer.client.secret": "anna-secret",
+                "sasl.jaas.config": f'{MODULE} ssl.truststore.location="{provider.stores / "ca.pem"}";',
+            }
+        )
+        connection = Connection(host, int(port), "x", security=security)
+        end = time.monotonic() + 4.5
+        while time.monotonic() < end:
+            assert connection.ask(messages.MetadataRequest(topics=[])).brokers
+            time.sleep(0.05)
+        connection.close()
 
 
 @pytest.mark.java

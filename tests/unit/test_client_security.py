@@ -111,7 +111,10 @@ def test_plaintext_needs_nothing():
     [
         ({"security.protocol": "TLS"}, "PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL is wanted"),
         ({"security.protocol": "SASL_SSL"}, "GSSAPI is not supported"),
-        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}, "OAUTHBEARER is not supported"),
+        (
+            {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"},
+            "OAUTHBEARER needs sasl.oauthbearer.token.endpoint.url",
+        ),
         ({"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}, "SASL needs"),
         (
             {

@@ -1,0 +1,162 @@
+"""OAuth tokens of a client: options, providers that answer oddly, and what no message ever holds."""
+
+import base64
+import json
+import time
+
+import pytest
+
+from kafkad.client.oauth import NoToken, Tokens, oauth_conversation, tokens_of
+from kafkad.client.security import AuthenticationFailed, Security
+from kafkad.security.jwt import parse, section, unsecured
+from tests.oauth_provider import Provider
+
+MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
+ID, SECRET = (f"sasl.oauthbearer.client.credentials.client.{name}" for name in ("id", "secret"))
+URL = "sasl.oauthbearer.token.endpoint.url"
+HANDLER = "sasl.login.callback.handler.class"
+SIGNED = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
+
+
+@pytest.fixture
+def provider():
+    with Provider() as provider:
+        yield provider
+
+
+def options(provider: Provider, **more: str) -> dict[str, str]:
+    pause = {"sasl.login.retry.backoff.ms": "10", "sasl.login.retry.backoff.max.ms": "200"}
+    return {URL: provider.token_url, ID: "anna", SECRET: "anna-secret", **pause, **more}
+
+
+def claims_of(token: str) -> dict:
+    return section(parse(token).claims)
+
+
+def test_a_token_for_a_client_id_and_a_secret(provider):
+    tokens = tokens_of(options(provider, **{"sasl.oauthbearer.scope": "a b"}))
+    assert claims_of(tokens.get())["sub"] == "anna"
+    assert tokens.get() == tokens.get() and provider.asked == ["/token"], "it is used again"
+    assert tokens_of(options(provider, **{"sasl.oauthbearer.scope": "a b"})) is tokens
+
+
+def test_the_names_of_jaas_and_of_librdkafka(provider):
+    login = f'{MODULE} clientId="bert" clientSecret="bert-secret" scope="s" extension_x="y";'
+    tokens = tokens_of({URL: provider.token_url, "sasl.jaas.config": login, HANDLER: SIGNED})
+    found = claims_of(tokens.get())
+    assert (found["sub"], found["scope"], tokens.extensions) == ("bert", "s", {"x": "y"})
+    own = {"sasl.oauthbearer.client.id": "anna", "sasl.oauthbearer.client.secret": "anna-secret"}
+    assert claims_of(tokens_of({URL: provider.token_url, **own}).get())["sub"] == "anna"
+
+
+def test_a_token_is_replaced_before_its_end(provider):
+    provider.lifetime_s = 1
+    tokens = tokens_of(options(provider))
+    tokens.get()
+    time.sleep(1)
+    tokens.get()
+    assert len(provider.asked) == 2
+
+
+def test_a_provider_is_asked_again_unless_it_says_no(provider):
+    provider.answers = [(503, b"x"), (500, b"{}")]
+    assert tokens_of(options(provider)).get()
+    assert len(provider.asked) == 3
+    provider.answers = [(503, b"x")] * 50
+    with pytest.raises(NoToken, match="answers 503"):
+        tokens_of(options(provider, **{"sasl.oauthbearer.scope": "again"})).get()
+    before = len(provider.asked)
+    provider.answers = []
+    with pytest.raises(NoToken, match="answers 401: invalid_client") as caught:
+        tokens_of(options(provider, **{SECRET: "hush"})).get()
+    assert len(provider.asked) == before + 1 and "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"", "without JSON"),
+        (b"[" * 100_000, "without JSON"),
+        (b"[]", "without an access_token"),
+        (b'{"access_token":""}', "without an access_token"),
+        (b'{"access_token":7}', "without an access_token"),
+    ],
+)
+def test_an_answer_without_a_token(provider, answer, reason):
+    provider.answers = [(200, answer)]
+    with pytest.raises(NoToken, match=reason):
+        tokens_of(options(provider, **{"sasl.oauthbearer.scope": reason + str(len(answer))})).get()
+
+
+def test_an_answer_that_is_too_large(provider):
+    provider.answers = [(200, b"x" * (600 << 10))] * 50
+    with pytest.raises(NoToken, match="larger than"):
+        tokens_of(options(provider, **{"sasl.oauthbearer.scope": "large"})).get()
+
+
+def test_a_token_in_a_file(tmp_path):
+    path = tmp_path / "token"
+    tokens = tokens_of({URL: f"file://{path}"})
+    with pytest.raises(NoToken, match="No such file"):
+        tokens.get()
+    path.write_text("a.b.c\n")
+    assert tokens.get() == "a.b.c"
+    path.write_text("")
+    with pytest.raises(NoToken, match="holds no token"):
+        tokens.get()
+
+
+def test_an_unsecured_token():
+    login = (
+        f'{MODULE} unsecuredLoginStringClaim_sub="an\\"na" unsecuredLoginNumberClaim_n="1.5"'
+        ' unsecuredLoginListClaim_scope=",a,b" unsecuredLoginLifetimeSeconds="60"'
+        ' unsecuredLoginExtension_x="y";'
+    )
+    tokens = tokens_of({"sasl.jaas.config": login})
+    found = claims_of(tokens.get())
+    assert (found["sub"], found["n"], found["scope"]) == ('an"na', 1.5, ["a", "b"])
+    assert 59 < found["exp"] - time.time() <= 60 and tokens.extensions == {"x": "y"}
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({}, "OAUTHBEARER needs"),
+        ({HANDLER: SIGNED}, f"{URL} is missing"),
+        ({HANDLER: "x.Y"}, "x.Y is not supported"),
+        ({"sasl.oauthbearer.jwt.retriever.class": "x.Y"}, "x.Y is not supported"),
+        ({URL: "https://a.test"}, "are missing"),
+        ({URL: "ftp://a.test", ID: "a", SECRET: "b"}, "is not supported"),
+        ({URL: "https://a.test:x", ID: "a", SECRET: "b"}, "Port"),
+        ({"sasl.oauthbearer.assertion.file": "x"}, "use a client id"),
+        ({URL: "https://a.test", ID: "a", SECRET: "b", "sasl.login.read.timeout.ms": "-1"}, "milliseconds"),
+        ({"sasl.jaas.config": f"{MODULE} unsecuredLoginStringClaim_exp=a;"}, "cannot be set"),
+        ({"sasl.jaas.config": f"{MODULE} unsecuredLoginLifetimeSeconds=a;"}, "a number of seconds"),
+        ({"sasl.jaas.config": f"{MODULE} unsecuredLoginExtension_auth=a;"}, "extension auth is not valid"),
+        ({"sasl.jaas.config": "x"}, "sasl.jaas.config: "),
+    ],
+)
+def test_options_that_are_wrong(more, reason):
+    given = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER", **more}
+    with pytest.raises(ValueError, match=reason):
+        Security.of(given)
+
+
+def test_the_conversation():
+    talk = oauth_conversation("a.b.c", {"x": "y"})
+    assert next(talk) == b"n,,\x01auth=Bearer a.b.c\x01x=y\x01\x01"
+    with pytest.raises(StopIteration):
+        talk.send(b"")
+    talk = oauth_conversation("a.b.c", {})
+    next(talk)
+    assert talk.send(b'{"status":"invalid_token"}') == b"\x01"
+
+
+def test_no_secret_is_shown(provider):
+    security = Security.of({"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER",
+                            **options(provider, **{SECRET: "hush"})})  # fmt: skip
+    with pytest.raises(AuthenticationFailed) as caught:
+        security.conversation()
+    told = repr(security) + str(caught.value)
+    assert "hush" not in told and base64.b64encode(b"anna:hush").decode() not in told
+    assert json.dumps("x") and isinstance(Tokens(lambda: unsecured({}, {}), {}).get(), str)

@@ -39,9 +39,14 @@ class DataLoss(Exception):
     """Records were gone before they were read; the message says where and how many."""
 
 
+def client_options(source: Source) -> dict[str, str]:
+    """[source] kafka. A table holds what was committed, unless the file says otherwise."""
+    return {"isolation.level": "read_committed", **source.kafka}
+
+
 def source_options(source: Source, *, headers: bool = False) -> dict[str, str]:
     """A pipeline's [source] as options of format("kafkad")."""
-    options = {f"kafka.{name}": value for name, value in source.kafka.items()}
+    options = {f"kafka.{name}": value for name, value in client_options(source).items()}
     if source.bootstrap:
         options["kafka.bootstrap.servers"] = source.bootstrap
     if source.log_dir:

@@ -57,6 +57,7 @@ class StreamRun(Run):
         self.written: dict[int, dict[str, Any]] = {}
         self.trouble: BaseException | None = None
         self.check_table()
+        self.settle_letters()
         self.begin()
         self.progress.doing("starting Spark")
         trouble = self.watch(self.attempt("starting Spark", self.start))
@@ -165,9 +166,9 @@ class StreamRun(Run):
         reports = reports_of(rows.mapInArrow(tasks.write_tasks(staging), tasks.REPORT_SCHEMA))
         read = tasks.read_reports(staging).values()
         reports += [TaskReport(told.files) for told in read]
-        if self.pipeline.dlq.topic and any(file.dlq for report in reports for file in report.files):
-            self.send_letters(reports)
-        return outcome(self.table.commit(self.application, number, reports), read)
+        committed = self.commit(self.application, number, reports)
+        self.settle_letters()
+        return outcome(committed, read)
 
     def follow(self, progress: Any) -> None:
         """Notes in our checkpoint what Spark's has done."""

@@ -4,8 +4,7 @@ It is a Parquet table of its own (`_dlq` inside of the pipeline's table, or `[dl
 with the batch (table.py: intents); its files end in .dlq, so that globs over the table do not take them for
 its own. Any reader of Parquet reads it: `duckdb -c "from read_parquet('table/_dlq/*.dlq')"`.
 
-`send` writes a batch's bad records to a topic as well, before the batch is committed: at least once. Their
-headers say where each is from and why.
+A topic may get them as well: letter_topic.py. Their headers (`headers_of`) say where each is from and why.
 
 `replay` decodes what is in the DLQ again, with the schema that the pipeline has now. What is good lands in
 the table and leaves the DLQ in one commit (the intent carries both), once; what is still bad stays, with its
@@ -14,19 +13,16 @@ new reason. Its batches are numbered by themselves, under the application REPLAY
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import compute, parquet
 
 from kafkad.ingest import landing
 from kafkad.ingest.table import REPLAY, FileEntry, Letters, Table, TaskReport, gone, step
-
-if TYPE_CHECKING:
-    from kafkad.client.producer import Producer
 
 BATCH_ROWS = 8192
 HEADER = "kafkad."  # + topic, partition, offset, timestamp, reason: as badRecords = dlq:<topic> of the source
@@ -65,25 +61,6 @@ def reasons(dlq: Letters, most: int = 10) -> list[tuple[str, int]]:
         for row in batch.column("error").value_counts().to_pylist():
             counts[row["values"]] = counts.get(row["values"], 0) + row["counts"]
     return sorted(counts.items(), key=lambda each: -each[1])[:most]
-
-
-def send(table: Table, reports: Iterable[TaskReport], producer: Producer) -> int:
-    """Writes a batch's bad records to a topic; how many. To be called before the batch is committed, so that
-    a driver that dies in between sends them again rather than never.
-    """
-    count = 0
-    for report in reports:
-        for file in report.files:
-            if not file.dlq:
-                continue
-            for batch in rows_of(table.dlq_root / file.staged):
-                for row in batch.set_column(
-                    3, "_timestamp", batch.column("_timestamp").cast(pa.int64())
-                ).to_pylist():
-                    producer.send(row["value"], row["key"], headers=headers_of(row))
-                    count += 1
-    producer.flush()
-    return count
 
 
 def headers_of(row: dict[str, Any]) -> list[tuple[str, bytes | None]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafkad.ingest import session as sessions
 from kafkad.ingest import tasks
+from kafkad.ingest.backlog import client_options
 from kafkad.ingest.checkpoint import Checkpoint
 from kafkad.ingest.pipeline import Pipeline
 from kafkad.ingest.run import (
@@ -51,7 +52,7 @@ def verify(pipeline: Pipeline) -> Verified:
     ends = checkpoint.landed()  # before the table is read, which may grow meanwhile
     return compared(
         table_of(pipeline),
-        Broker(pipeline.source.bootstrap, dict(pipeline.source.kafka)),
+        Broker(pipeline.source.bootstrap, client_options(pipeline.source)),
         drops_rows=bool(pipeline.transform.sql or pipeline.dedup.keys),
         repeats_rows=bool(pipeline.transform.sql),
         starts=checkpoint.starts() or None,

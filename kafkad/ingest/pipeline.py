@@ -145,6 +145,9 @@ class Trigger:
 class Dlq:
     topic: str | None = key(text, "A topic that gets bad records as well, with headers that say why.")
     path: str | None = key(text, "The directory that gets them as Parquet; default: _dlq within the table.")
+    exactly_once: bool = key(
+        flag, "Whether the topic gets them in transactions, each once for readers of committed data.", True
+    )
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from kafkad.ingest.landing import LandSettings
+    from kafkad.ingest.letter_topic import LetterTopic
     from kafkad.ingest.table import Committed, Staging, Table, TaskReport
 
 RETRY_PAUSES_S = (0.5, 2, 5, 10, 20)  # the last one again and again
@@ -139,6 +140,7 @@ class Run:
         for sentence in self.table.recover(self.checkpoint.id):
             self.say(sentence)
         self.check_table()
+        self.settle_letters()
         upto = self.begin()
         batch = self.checkpoint.unfinished()
         while True:
@@ -243,6 +245,7 @@ class Run:
             did: dict[str, Any] = {"offsets": batch.records, "again": True}
         else:
             did = self.attempt(f"batch {batch.id}", lambda: self.work(batch))
+        self.settle_letters()
         did["seconds"] = round(time.monotonic() - started, 4)
         did["lag"] = self.backlog.lag(batch.end)
         record = self.checkpoint.done(batch, did)
@@ -262,18 +265,38 @@ class Run:
             )
         else:
             reports = []
-        if self.pipeline.dlq.topic and any(file.dlq for report in reports for file in report.files):
-            self.send_letters(reports)
-        committed = self.table.commit(self.checkpoint.id, batch.id, reports)
-        return {"offsets": batch.records, **outcome(committed, reports)}
+        return {
+            "offsets": batch.records,
+            **outcome(self.commit(self.checkpoint.id, batch.id, reports), reports),
+        }
 
-    def send_letters(self, reports: list[TaskReport]) -> None:
-        """To the topic, before the table has the batch: at least once, as all that goes to topics."""
-        from kafkad.client.producer import Producer
-        from kafkad.ingest.dlq import send
+    def commit(self, application: str, batch: int, reports: list[TaskReport]) -> Committed:
+        """To the table. Its dead letters are on their way to the topic then, if there is one."""
+        letters = self.letter_topic(application)
+        if letters is not None:
+            letters.keep(batch, reports)
+        return self.table.commit(application, batch, reports)
 
-        producer = Producer(self.backlog.reader.cluster, self.pipeline.dlq.topic or "")
-        send(self.table, reports, producer)
+    # --- the topic of dead letters
+
+    def letter_topic(self, application: str) -> LetterTopic | None:
+        topic = self.pipeline.dlq.topic
+        if topic is None:
+            return None
+        from kafkad.ingest.letter_topic import LetterTopic
+        from kafkad.spark.connections import cluster_of
+
+        bootstrap, config = self.pipeline.source.bootstrap or "", self.backlog.options.client_config
+        name, once = self.pipeline.name, self.pipeline.dlq.exactly_once
+        return LetterTopic(
+            self.table, application, name, topic, lambda: cluster_of(bootstrap, config), exactly_once=once
+        )
+
+    def settle_letters(self) -> None:
+        """Send what batches that the table has, of this run or of one that died, have left for the topic."""
+        topics = [self.letter_topic(name) for name in (self.checkpoint.id, f"{self.checkpoint.id}-stream")]
+        for letters in filter(None, topics):
+            self.attempt(f"sending dead letters to {letters.topic}", letters.settle)
 
     def landed(self, batch: Batch, staging: Staging) -> list[TaskReport]:
         if self.pipeline.source.engine == "kafka-jar":

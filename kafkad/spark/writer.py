@@ -14,8 +14,8 @@ broker that was killed and came back) is not doubled.
     RecordWriter(config).write(batch) … .close()       a RecordBatch with these columns, to one topic or many
     TopicWriter(...).append(value, key, …) … .flush()   columns, to one topic: dead letters, benchmarks
 
-A streaming query writes each row once: a task's rows are one transaction (spark/exactly_once). So does a
-batch job that has a `jobId`.
+A streaming query writes each row once: a task's rows are one transaction (client/batch_transaction;
+spark/exactly_once tells whose). So does a batch job that has a `jobId`.
 
 Beware: at least once otherwise. Spark runs a task that failed again, or twice (speculation): its rows are
 then written again, under another producer id."""
@@ -36,13 +36,14 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructType
 
 from kafkad._native.wire.record_encode import NoSuchPartition, RecordEncoder
+from kafkad.client.batch_transaction import BatchTransaction
 from kafkad.client.cluster import Cluster
 from kafkad.client.connection import Unreachable
 from kafkad.client.producer import EncodedBatch, Producer
 from kafkad.client.security import Security
 from kafkad.protocol import compression as codecs
 from kafkad.protocol.errors import KafkaError
-from kafkad.spark.exactly_once import Task, TaskTransaction, task_of
+from kafkad.spark.exactly_once import Task, task_of
 
 BATCH_BYTES = 512 << 10  # kafka.batch.size: bulk, where Java's 16 KB are for a record now and then
 REQUEST_BYTES = 4 << 20  # kafka.max.request.size
@@ -276,7 +277,7 @@ class TopicWriter:
         topic: str,
         config: WriterConfig,
         sender: ThreadPoolExecutor,
-        transaction: TaskTransaction | None = None,
+        transaction: BatchTransaction | None = None,
     ) -> None:
         self.topic = topic
         self._transaction = transaction
@@ -371,7 +372,7 @@ class RecordWriter:
     def __init__(self, config: WriterConfig, task: Task | None = None) -> None:
         self.config = config
         self.task = task
-        self._transaction: TaskTransaction | None = None
+        self._transaction: BatchTransaction | None = None
         self._cluster = config.cluster()
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="kafkad-sender")
         self._topics: dict[str, TopicWriter] = {}
@@ -393,7 +394,9 @@ class RecordWriter:
         if task is None or self._transaction is not None:
             return
         self._transaction = self._in_transaction(
-            lambda: TaskTransaction(self._cluster, task, config.transaction_timeout_ms, config.block_seconds)
+            lambda: BatchTransaction(
+                self._cluster, task.name, task.batch, config.transaction_timeout_ms, config.block_seconds
+            )
         )
 
     def _in_transaction(self, job: Any) -> Any:

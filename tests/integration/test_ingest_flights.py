@@ -10,6 +10,11 @@ import signal
 
 import pytest
 
+from kafkad.client.cluster import Cluster
+from kafkad.client.consumer import READ_COMMITTED, Consumer
+from kafkad.client.offsets import LATEST, list_offsets
+from kafkad.client.transactions import Transactions
+from tests.clients import wait_until
 from tests.ingest_world import (
     SOAK,
     SPARK,
@@ -74,6 +79,7 @@ schema = "{flights.SPARK_SCHEMA}"
 bad_records = "dlq"
 [dlq]
 path = "table/_dlq"
+topic = "flights-bad"
 [sink]
 path = "table"
 partition_by = "month"
@@ -83,8 +89,38 @@ partition_by = "month"
     return file
 
 
-def prove(place, pipeline, flights, counts):
-    """Audit, counts, totals."""
+def abort_records(bootstrap):
+    """No table may have them."""
+    with Cluster(bootstrap) as cluster:
+        transactions = Transactions(cluster, "aborter")
+        producer = transactions.producer("flights")
+        for number in range(100):
+            producer.send(b"{}" if number % 2 else b"no flight", partition=number % PARTITIONS)
+        producer.flush()
+        transactions.abort()
+
+
+def sent_letters(bootstrap):
+    """The headers of what is in the topic of dead letters, for a reader of committed data."""
+    with Cluster(bootstrap) as cluster:
+        partitions = dict.fromkeys(cluster.partitions("flights-bad"), LATEST)
+        ends = list_offsets(cluster, "flights-bad", partitions)
+        wait_until(lambda: list_offsets(cluster, "flights-bad", partitions, READ_COMMITTED) == ends)
+        consumer = Consumer(cluster, "flights-bad", wait_ms=50, isolation=READ_COMMITTED)
+        consumer.assign(dict.fromkeys(partitions, 0))
+        rows = []
+        while any(consumer.positions[p] < end for p, end in ends.items()):
+            rows += [dict(received.headers) for received in consumer.poll()]
+    return rows
+
+
+def prove(place, pipeline, flights, counts, bootstrap):
+    """Audit, counts, totals; and each dead letter once in its topic."""
+    told = [
+        (row["kafkad.topic"], row["kafkad.partition"], row["kafkad.offset"])
+        for row in sent_letters(bootstrap)
+    ]
+    assert len(told) == len(set(told)) == counts["bad"]
     partitions = verified(pipeline)
     assert sum(each["rows"] + each["in_dlq"] for each in partitions) == counts["sent"]
     assert sum(each["in_dlq"] for each in partitions) == counts["bad"] == letters(place / "table")
@@ -98,10 +134,11 @@ def test_the_same_table_though_driver_worker_and_broker_are_killed(make_broker, 
     broker = make_broker()
     counts = fill(broker.bootstrap, "flights", sent(flights), PARTITIONS, BAD_EVERY)
     assert counts["bad"] == FLIGHTS // BAD_EVERY
+    abort_records(broker.bootstrap)
     pipeline = write_pipeline(tmp_path, broker.bootstrap, FLIGHTS // 10)
 
     through_every_kill(pipeline, broker)
-    prove(tmp_path, pipeline, flights, counts)
+    prove(tmp_path, pipeline, flights, counts, broker.bootstrap)
 
     status = json.loads(kafkad("ingest", "status", str(pipeline), "--json").stdout)
     assert (status["lag"], status["running"], status["rows"]) == (0, False, FLIGHTS - counts["bad"])
@@ -109,7 +146,7 @@ def test_the_same_table_though_driver_worker_and_broker_are_killed(make_broker, 
     told = kafkad("ingest", "status", str(pipeline)).stdout
     assert ["pipeline", status["pipeline"]] in [line.split() for line in told.splitlines()]
     kafkad("ingest", "compact", str(pipeline))
-    prove(tmp_path, pipeline, flights, counts)
+    prove(tmp_path, pipeline, flights, counts, broker.bootstrap)
     with Job(pipeline) as job:  # nothing is left to read
         assert job.finish()["rows"] == 0
 

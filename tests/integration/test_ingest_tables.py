@@ -16,6 +16,7 @@ from kafkad.client.producer import Producer
 from kafkad.ingest import dlq, landing, verify
 from kafkad.ingest.checkpoint import Checkpoint
 from kafkad.ingest.dead_letters import DlqSink
+from kafkad.ingest.letter_topic import LetterTopic
 from kafkad.ingest.table import Table, TaskReport
 from kafkad.ingest.tables import open_table
 from kafkad.spark.range_reader import RangeReader
@@ -83,9 +84,10 @@ def test_a_topic_lands_is_verified_and_its_dead_letters_are_replayed(
     half = {where: (0, end // 2) for where, (_, end) in bounds.items()}
     land(there, broker.bootstrap, topic, 0, half)[1]()
     reports, commit = land(there, broker.bootstrap, topic, 1, bounds)
-    with Cluster(broker.bootstrap) as cluster:
-        sent = dlq.send(there, reports, Producer(cluster, letters))
+    to_topic = LetterTopic(there, "q", topic, letters, lambda: Cluster(broker.bootstrap))
+    to_topic.keep(1, reports)
     commit()
+    sent = to_topic.settle()
 
     found = verify.verify(there, asked, starts=dict.fromkeys(partitions, 0))
     assert found.clean, found.sentences()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kafkad.ingest.pipeline import SECTIONS, manual
+from kafkad.ingest.backlog import source_options
+from kafkad.ingest.pipeline import SECTIONS, Source, manual
 from kafkad.ingest.pipeline_file import PipelineError, parse
 from kafkad.ingest.pipeline_values import duration, size
 from kafkad.ingest.toml_lines import key_lines
@@ -196,3 +197,10 @@ def test_the_manual_in_docs_is_that_of_the_code():
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, root / "tools" / "ingest_manual.py"])
     assert done.returncode == 0, "python tools/ingest_manual.py --write brings docs/ingest.md up to date"
+
+
+def test_a_table_holds_what_was_committed_unless_the_file_says_otherwise():
+    level = "kafka.isolation.level"
+    assert source_options(Source(bootstrap="b:1", topics=("t",)))[level] == "read_committed"
+    told = Source(bootstrap="b:1", topics=("t",), kafka={"isolation.level": "read_uncommitted"})
+    assert source_options(told)[level] == "read_uncommitted"

@@ -1,0 +1,40 @@
+"""A batch that is written once: its records and the mark that says so are one transaction.
+
+    transactional id, and group    the name of whoever writes; who writes again fences whoever tried before
+    the mark                       an offset of that group: the number of the batch, plus one
+
+A writer asks for its transactional id first. That ends what an earlier try left open, so what is read next is
+decided: the mark of this batch is there, and nothing is written, or it is not, and all of it is written.
+Records and mark are committed together, so readers of committed data see each record once, whatever dies
+meanwhile: the writer or the broker.
+
+Beware: the numbers of a writer's batches only rise, and a batch that is written again has the same records.
+Marks live as long as committed offsets do (offsets.retention.minutes, 7 days)."""
+
+from kafkad.client.cluster import Cluster
+from kafkad.client.offsets import committed_offsets
+from kafkad.client.transactions import Transactions
+
+
+class BatchTransaction:
+    """The transaction of one batch. Raises KafkaError and Unreachable."""
+
+    def __init__(
+        self, cluster: Cluster, name: str, batch: int, timeout_ms: int, retry_seconds: float
+    ) -> None:
+        """Ends what an earlier try left open. `is_done`: the batch is there already.
+
+        timeout_ms: the coordinator aborts a transaction that takes longer."""
+        self.name = name
+        self.batch = batch
+        self.transactions = Transactions(cluster, name, timeout_ms=timeout_ms, retry_seconds=retry_seconds)
+        marks = committed_offsets(cluster, name, stable=True)
+        self.is_done = any(mark > batch for mark in marks.values())
+
+    def commit(self, topic: str, records: int) -> None:
+        """All that was written, which went to `topic` among others, and the mark."""
+        self.transactions.send_offsets(self.name, {(topic, 0): self.batch + 1}, metadata=f"rows={records}")
+        self.transactions.commit()
+
+    def abort(self) -> None:
+        self.transactions.abort()

@@ -32,10 +32,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import (
+    cleaner,
     durable,
     fetch,
     killed,
     mixed,
+    old_formats,
     produce,
     recovery,
     report,
@@ -64,6 +66,9 @@ GROUPS: dict[str, Callable[[Bench], None]] = {
     "disk": durable.run,
     "cold": fetch.cold,
     "many partitions": scale.partitions,
+    "transactional ids": transactions.run_ids,
+    "cleaner": cleaner.run_group,
+    "old formats": old_formats.run_group,
     "restart": recovery.crash,
     "worker killed": killed.run,
     "recovery": recovery.recover,
@@ -73,10 +78,14 @@ QUICK = (
     "start",
     "produce",
     "fetch",
+    "transactions",
     "connections",
     "memory",
     "disk",
     "many partitions",
+    "transactional ids",
+    "cleaner",
+    "old formats",
     "restart",
     "worker killed",
     "recovery",
@@ -116,6 +125,10 @@ def arguments() -> argparse.ArgumentParser:
     add("--partition-counts", type=numbers, default=(1, 1000, 5000, 10000))
     add("--connection-counts", type=numbers, default=(1000, 10000))
     add("--client-records", type=int, default=600_000, help="that each real client moves")
+    add("--aborts", type=int, default=100_000, help="transactions that readers find aborted")
+    add("--transactional-ids", type=int, default=100_000, help="that a broker finds at its start")
+    add("--clean-mb", type=int, default=512, help="MB that the cleaner reads")
+    add("--old-fetch-mb", type=int, default=64, help="MB of a partition that clients of format 1 read")
     add("--json", type=Path, default=CACHE / "results.json")
     add("--plot", type=Path, default=CACHE / "ratios", help="writes PLOT.png and PLOT.svg")
     add("--merge", action="store_true", help="keep what the JSON file has of other scenarios")

@@ -48,14 +48,27 @@ class Verdict(NamedTuple):
 
 
 LEAST, MOST = True, False
+OLD_MB_MORE = 8  # of one run: flat, since a conversion holds pieces and gives them back
 RECOVERY = "unclean recovery"
 KILLED = "partitions of a killed worker"
 TRANSACTIONAL = "64 KB batches of librdkafka, transactional"
 IDEMPOTENT = "64 KB batches of librdkafka, idempotent"
 ONE_OLD, ONE_NEW = "1 record a transaction, librdkafka (TV1)", "1 record a transaction, frames (TV2)"
 MANY = "10 records a transaction, 50 producers (TV2)"
+COPIES = "copies of 200 records a transaction, librdkafka"
+UNCOMMITTED, COMMITTED = "read_uncommitted behind aborts", "read_committed behind aborts"
+IDS = "empty transactional ids"
+CLEAN_SMALL, CLEAN_LARGE = "clean 100 B records", "clean 1 KB records"
+CLEAN_COMPRESSED = {codec: f"clean 1 KB records, {codec}" for codec in ("gzip", "lz4", "zstd")}
+HELD_ALONE, BESIDE_CLEANER = "60 MB/s held, no cleaner at work", "60 MB/s held beside the cleaner"
 CONNECTIONS_ALONE = "50 busy connections alone"
 CONNECTIONS_MANY = "50 busy of 10,000 connections"
+
+
+def old_format(load: str, codec: str) -> str:
+    """The scenario of a client of before Kafka 0.11."""
+    return f"{load} format 1, 1 KB, {codec}"
+
 
 # fmt: off
 BOUNDS = (
@@ -93,6 +106,19 @@ BOUNDS = (
     Bound(ONE_NEW,                             "commit p50 ms",  MOST,  1 / 3),
     Bound(MANY,                                "transactions/s", LEAST, 2),
     Bound(MANY,                                "CPU us/transaction", MOST, 1 / 2),
+    Bound(COPIES,                              "records/s",      LEAST, 1.5),
+    Bound(COMMITTED,                           "MB/s",           LEAST, 0.95, UNCOMMITTED),
+    Bound(IDS,                                 "ready s",        MOST,  1 / 5),
+    Bound(IDS,                                 "MB more",        MOST,  80, ABSOLUTE),
+    Bound(CLEAN_SMALL,                         "MB/s",           LEAST, 5),
+    Bound(CLEAN_LARGE,                         "MB/s",           LEAST, 5),
+    *(Bound(name,                              "MB/s",           LEAST, 2)
+      for name in CLEAN_COMPRESSED.values()),
+    Bound(BESIDE_CLEANER,                      "p99 ms",         MOST,  1.1, HELD_ALONE),
+    *(Bound(old_format(load, codec),           "MB/s",           LEAST, 2)
+      for load in ("produce", "fetch") for codec in ("none", "gzip")),
+    *(Bound(old_format(load, codec),           "MB more",        MOST,  OLD_MB_MORE, ABSOLUTE)
+      for load in ("produce", "fetch") for codec in ("none", "gzip")),
     Bound(RECOVERY,                            "GB/s",           LEAST, 2, ABSOLUTE),
     Bound(KILLED,                              "last ack ms",    MOST,  1000, ABSOLUTE),
     Bound(KILLED,                              "last fetch ms",  MOST,  1000, ABSOLUTE),

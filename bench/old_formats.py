@@ -1,41 +1,35 @@
 """Clients of before Kafka 0.11: Produce v2 and Fetch v2 of 1 KB messages in format 1, beside Kafka 3.9.1.
 
-    python -m bench.old_formats
-    python -m bench.old_formats --rounds 5 --seconds 3 --workers 1,2 --kafka none
+    python -m bench --groups "old formats"
 
 Both brokers store format 2, so both convert all that comes and goes. Produce sends sets of 64 messages, made
 before the run, over four connections with five requests in flight each. Fetch reads batches v2 of 64 records
 from the beginning, one partition a connection, 1 MB a request, and looks at each message's offset.
-Interleaved rounds, medians; memory is the largest of all rounds (PSS of all the broker's processes), beside
-what the broker had before the first.
+"MB more" is what the broker's memory (PSS of all its processes) grew by in a run.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
+import shutil
 import socket
 import struct
-import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from functools import partial
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from bench.bounds import old_format
 from bench.brokers import Jvm, Kafkad, Process
-from bench.figures import medians, spread_percent
+from bench.running import Bench, Cell
 from kafkad.protocol import codec, compression, messages
 from kafkad.protocol.records import Record, build_batch
 from tests.reference.message_sets import message_set, wrapper
 
+GROUP = "old formats"
+KAFKA_VERSION = "3.9.1"  # the last that has these versions
 PARTITIONS, IN_FLIGHT, SET, VALUE = 4, 5, 64, 1000
-FETCHED_MB = 64  # of values, in each partition
 CODECS = ("none", "gzip", "lz4")
 VERSION = 2  # of Produce and of Fetch: format 1
 MB = 1e6
@@ -73,14 +67,14 @@ def produce_request(topic: str, partition: int, data: bytes) -> messages.Produce
     )
 
 
-def fill(broker: Process, topic: str, name: str) -> None:
-    """Batches v2 of `FETCHED_MB`, in each partition."""
+def fill(broker: Process, topic: str, name: str, megabytes: int) -> None:
+    """Batches v2 of so many MB of values, in each partition."""
     rows = [Record(key=None, value=value, timestamp=NOW) for value in values()]
     data = bytes(build_batch(rows, compression=compression.NAMES.index(name)))
     for partition in range(PARTITIONS):
         frame = framed(produce_request(topic, partition, data), 7)
         with connect(broker.port) as to:
-            for _ in range(FETCHED_MB * 1_000_000 // (SET * VALUE)):
+            for _ in range(max(1, megabytes * 1_000_000 // (SET * VALUE))):
                 to.sendall(frame)
                 heard(to)
 
@@ -164,6 +158,7 @@ LOADS = {"produce": produce, "fetch": fetch}
 
 
 def measure(broker: Process, load: str, name: str, seconds: float) -> dict[str, float]:
+    memory = broker.pss_bytes()
     cpu, began = broker.cpu_seconds(), time.perf_counter()
     done = LOADS[load](broker, f"{load}-{name}", name, began + seconds)
     took = time.perf_counter() - began
@@ -171,66 +166,45 @@ def measure(broker: Process, load: str, name: str, seconds: float) -> dict[str, 
     return {
         "MB/s": done / MB / took,
         "CPU s/GB": cpu / (done / 1e9),
-        "memory": broker.pss_bytes() / MB,
+        "MB more": (broker.pss_bytes() - memory) / MB,
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.old_formats",
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    add = parser.add_argument
-    add("--workers", default="2")
-    add("--kafka", default="3.9.1", help="a version of JVM Kafka that has these versions, or none")
-    add("--rounds", type=int, default=3)
-    add("--seconds", type=float, default=2.0, help="of each run")
-    add("--codecs", default=",".join(CODECS))
-    options = parser.parse_args()
-    codecs = options.codecs.split(",")
-    with TemporaryDirectory(prefix="kafkad-old-formats-") as scratch:
-        brokers: list[Process] = [
-            Kafkad(Path(scratch) / f"kafkad-{n}", int(n), name=f"kafkad, {n} worker{'s' * (n != '1')}")
-            for n in options.workers.split(",")
+def run_group(bench: Bench) -> None:
+    rows = [
+        (old_format(load, name), load, name)
+        for name in CODECS
+        for load in LOADS
+        if bench.wanted(old_format(load, name))
+    ]
+    if not rows:
+        return
+    bench.stop_main_fleet()
+    directory = bench.plain / "old-formats"
+    directory.mkdir(parents=True, exist_ok=True)
+    brokers: list[Process] = [Kafkad(directory / "kafkad", bench.options.workers[0])]
+    if bench.options.kafka:
+        brokers.append(Jvm(directory / "jvm", KAFKA_VERSION))
+    try:
+        for broker in brokers:
+            bench.say(f"{broker.name}: batches for {GROUP}")
+            broker.start()
+            for name in dict.fromkeys(name for _, _, name in rows):
+                limits = {"retention.bytes": "200000000", "segment.bytes": "50000000"}
+                broker.create_topic(f"produce-{name}", PARTITIONS, limits)
+                broker.create_topic(f"fetch-{name}", PARTITIONS)
+                fill(broker, f"fetch-{name}", name, bench.options.old_fetch_mb)
+        cells = [
+            Cell(title, broker, partial(measure, broker, load, name, bench.options.seconds))
+            for title, load, name in rows
+            for broker in brokers
         ]
-        if options.kafka != "none":
-            brokers.append(Jvm(Path(scratch) / "jvm", options.kafka))
-        rounds: dict[tuple[str, str, str], list[dict[str, float]]] = defaultdict(list)
-        before: dict[str, float] = {}
-        try:
-            for broker in brokers:
-                broker.start()
-                before[broker.name] = broker.pss_bytes() / MB
-                for name in codecs:
-                    limits = {"retention.bytes": "200000000", "segment.bytes": "50000000"}
-                    broker.create_topic(f"produce-{name}", PARTITIONS, limits)
-                    broker.create_topic(f"fetch-{name}", PARTITIONS)
-                    fill(broker, f"fetch-{name}", name)
-                    for load in LOADS:
-                        measure(broker, load, name, options.seconds)  # a JVM wants to be warm
-            for _ in range(options.rounds):
-                for name in codecs:
-                    for load in LOADS:
-                        for broker in brokers:
-                            rounds[load, name, broker.name].append(
-                                measure(broker, load, name, options.seconds)
-                            )
-        finally:
-            for broker in brokers:
-                broker.kill()
-    drawn = Table(title="messages of format 1, 1 KB: medians")
-    for column in ("load", "codec", "broker", "MB/s", "spread", "CPU s/GB", "memory MB", "before"):
-        drawn.add_column(column, justify="left" if column in ("load", "codec", "broker") else "right")
-    for (load, name, who), figures in rounds.items():
-        found = medians(figures)
-        drawn.add_row(
-            load, name, who, f"{found['MB/s']['median']:,.0f}", f"±{spread_percent(found['MB/s']):.0f} %",
-            f"{found['CPU s/GB']['median']:.2f}", f"{max(each['memory'] for each in figures):.0f}",
-            f"{before[who]:.0f}",
-        )  # fmt: skip
-    Console(width=None if sys.stdout.isatty() else 120).print(drawn)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        for _ in range(bench.options.warm):
+            for cell in cells:
+                bench.say(f"warming {cell.broker.name}: {cell.scenario}")
+                cell.run()
+        bench.rounds(GROUP, cells)
+    finally:
+        for broker in brokers:
+            broker.kill()
+        shutil.rmtree(directory, ignore_errors=True)

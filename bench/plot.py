@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 from bench.bounds import BOUNDS, KAFKA, OURS, Results, reference
 
-MORE_IS_BETTER = ("MB/s", "MB/s read", "requests/s", "transactions/s", "GB/s")
+MORE_IS_BETTER = ("MB/s", "MB/s read", "requests/s", "transactions/s", "records/s", "GB/s")
 TITLES = {
     "CPU s/GB": "CPU per GB",
     "CPU us/request": "CPU per request",
     "CPU us/transaction": "CPU per transaction",
     "PSS MB": "memory",
+    "ready s": "time",
     "seconds": "time",
     "restart s": "time",
 }
@@ -41,7 +42,9 @@ def figures_of(scenario: str, ours: dict[str, Any]) -> list[str]:
         return any(mark in f" {scenario} " for mark in marks)
 
     small, held, caught_up = one_of(SMALL), one_of(HELD), one_of(CAUGHT_UP)
-    wanted = ["GB/s", "PSS MB", "seconds", "restart s"]
+    wanted = ["GB/s", "PSS MB", "seconds", "ready s", "restart s"]
+    if "records/s" in ours and "MB/s" not in ours:
+        return ["records/s", "CPU us/record", "commit p50 ms"]
     if "transactions/s" in ours:
         return ["transactions/s", "CPU us/transaction", "commit p50 ms"]
     if caught_up:

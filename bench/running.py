@@ -51,6 +51,10 @@ class Options:
     partition_counts: tuple[int, ...] = (1, 1000, 5000, 10000)
     connection_counts: tuple[int, ...] = (1000, 10000)
     client_records: int = 600_000
+    aborts: int = 100_000
+    transactional_ids: int = 100_000
+    clean_mb: int = 512
+    old_fetch_mb: int = 64  # in each of four partitions
 
 
 class Cell(NamedTuple):

@@ -3,11 +3,18 @@
     python -m bench.transaction_load frames HOST:PORT TOPIC PARTITIONS PRODUCERS SECONDS
     python -m bench.transaction_load librdkafka HOST:PORT TOPIC PARTITIONS SECONDS
     python -m bench.transaction_load batches HOST:PORT TOPIC RECORDS RECORDS_A_TRANSACTION
+    python -m bench.transaction_load copy HOST:PORT TOPIC TARGET SECONDS RECORDS_A_TRANSACTION
+    python -m bench.transaction_load aborts HOST:PORT TOPIC PARTITIONS PRODUCERS COUNT
+    python -m bench.transaction_load read HOST:PORT TOPIC PARTITIONS ISOLATION SECONDS
+    python -m bench.transaction_load ids HOST:PORT PREFIX COUNT
 
 `frames` costs little beside the broker: each producer sends one Produce (v12, which adds its partitions, TV2)
 with a record of 100 B for each of its partitions, then EndTxn (v5), and begins anew. `librdkafka` commits one
 record at a time, and adds partitions by itself (TV1). `batches` fills batches of 64 KB; 0 records a
-transaction: idempotent only.
+transaction: idempotent only. `copy` consumes a topic from its beginning, and commits what it has read, its
+copies and its offsets, in one transaction each (librdkafka). `aborts` are of `frames`, each of 10 records in
+one partition. `read` fetches 1 MB at a time, of all partitions in turn, again and again, and looks at
+batches' headers alone. `ids` asks for COUNT transactional ids, and leaves them empty.
 
 A commit's time is from the client's call, or the EndTxn, to its end."""
 
@@ -18,13 +25,17 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from kafkad._native.wire.crc32c import checksum
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.records import Record, build_batch
 
-PRODUCE, INIT, END, FIND = 12, 4, 5, 4  # versions
+PRODUCE, FETCH, INIT, END, FIND = 12, 11, 4, 5, 4  # versions
+RECORDS_ABORTED = 10
+IDS_CONNECTIONS = 50
+BATCH_HEADER, LAST_DELTA_AT = 61, 23
 RETRY_S = 0.020  # of the Java client, when the transaction before is not over yet
 SETUP_S = 30.0
 AGAIN = {
@@ -45,8 +56,17 @@ def framed(request: Any, version: int) -> bytearray:
 class FrameProducer:
     """One connection with at most one request on its way."""
 
-    def __init__(self, at: tuple[str, int], name: str, topic: str, partitions: list[int]) -> None:
-        self.name, self.topic = name, topic
+    def __init__(
+        self,
+        at: tuple[str, int],
+        name: str,
+        topic: str,
+        partitions: list[int],
+        *,
+        records: int = 1,
+        commits: bool = True,
+    ) -> None:
+        self.name, self.topic, self.commit = name, topic, commits
         self.socket = socket.create_connection(at)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.producer_id, self.epoch = self._init()
@@ -58,7 +78,7 @@ class FrameProducer:
         now_ms = int(time.time() * 1000)
         batch = bytes(
             build_batch(
-                [Record(None, bytes(100), timestamp=now_ms)],
+                [Record(None, bytes(100), timestamp=now_ms)] * records,
                 producer_id=0x7A7A7A7A7A7A,
                 producer_epoch=0,
                 base_sequence=0,
@@ -116,7 +136,7 @@ class FrameProducer:
             transactional_id=self.name,
             producer_id=self.producer_id,
             producer_epoch=self.epoch,
-            committed=True,
+            committed=self.commit,
         )
         self.socket.sendall(framed(request, END))
 
@@ -161,6 +181,25 @@ def frames(
         FrameProducer(at, f"{topic}-{number}", topic, [(number + i) % partitions for i in range(wide)])
         for number in range(producers)
     ]
+    began = time.perf_counter()
+    took = driven(each, lambda: time.perf_counter() >= began + seconds)
+    commits = [commit for producer in each for commit in producer.commits]
+    return told(commits, took, retries=sum(producer.retries for producer in each))
+
+
+def aborts(at: tuple[str, int], topic: str, partitions: int, producers: int, count: int) -> dict[str, Any]:
+    each = [
+        FrameProducer(
+            at, f"{topic}-{number}", topic, [number % partitions], records=RECORDS_ABORTED, commits=False
+        )
+        for number in range(producers)
+    ]
+    took = driven(each, lambda: sum(len(producer.commits) for producer in each) >= count)
+    return {"aborts": sum(len(producer.commits) for producer in each), "seconds": took}
+
+
+def driven(each: list[FrameProducer], is_over: Callable[[], bool]) -> float:
+    """All of them until then, and each at least once; the seconds that it took."""
     poll = select.epoll()
     by_number = {producer.socket.fileno(): producer for producer in each}
     for number in by_number:
@@ -169,15 +208,82 @@ def frames(
     for producer in each:
         producer.produce()
     began = time.perf_counter()
-    while (now := time.perf_counter()) < began + seconds or not all(producer.commits for producer in each):
+    while not is_over() or not all(producer.commits for producer in each):
+        now = time.perf_counter()
         while later and later[0][0] <= now:
             by_number[heapq.heappop(later)[1]].again()
         for number, _ in poll.poll(max(0.0, later[0][0] - now) if later else 0.1):
             if not by_number[number].hear():
                 heapq.heappush(later, (time.perf_counter() + RETRY_S, number))
-    took = time.perf_counter() - began
-    commits = [commit for producer in each for commit in producer.commits]
-    return told(commits, took, retries=sum(producer.retries for producer in each))
+    return time.perf_counter() - began
+
+
+def ids(at: tuple[str, int], prefix: str, count: int) -> dict[str, Any]:
+    """Over IDS_CONNECTIONS connections, with one request each on its way."""
+    sockets = [socket.create_connection(at) for _ in range(min(IDS_CONNECTIONS, count))]
+    _ = FrameProducer(at, f"{prefix}-first", prefix, [])  # waits for the coordinator
+    names = [f"{prefix}-{number}" for number in range(count)]
+    asked: dict[int, str] = {}
+    by_number = {each.fileno(): each for each in sockets}
+    poll = select.poll()
+
+    def ask(number: int) -> None:
+        asked[number] = name = names.pop()
+        request = messages.InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=60_000)
+        by_number[number].sendall(framed(request, INIT))
+
+    for number in by_number:
+        poll.register(number, select.POLLIN)
+        ask(number)
+    began = time.perf_counter()
+    while asked:
+        for number, _ in poll.poll():
+            size = int.from_bytes(by_number[number].recv(4, socket.MSG_WAITALL), "big")
+            answer = by_number[number].recv(size, socket.MSG_WAITALL)
+            code = codec.decode_response(messages.InitProducerIdResponse, INIT, answer)[1].error_code
+            name = asked.pop(number)
+            if code in AGAIN:
+                names.append(name)
+            elif code:
+                raise RuntimeError(f"InitProducerId of {name} failed: {code}")
+            if names:
+                ask(number)
+    return {"ids": count, "seconds": time.perf_counter() - began}
+
+
+def read(at: tuple[str, int], topic: str, partitions: int, isolation: int, seconds: float) -> dict[str, Any]:
+    sock = socket.create_connection(at)
+    places = [0] * partitions
+    cls = messages.FetchRequest.Topics
+    done = aborted = 0
+    began = time.perf_counter()
+    until, index, passes = began + seconds, 0, 0
+    while time.perf_counter() < until or not passes:
+        part = cls.Partitions(partition=index, fetch_offset=places[index], partition_max_bytes=1 << 20)
+        request = messages.FetchRequest(
+            max_wait_ms=100, min_bytes=1, max_bytes=1 << 20, isolation_level=isolation,
+            topics=[cls(topic=topic, partitions=[part])],
+        )  # fmt: skip
+        sock.sendall(framed(request, FETCH))
+        size = int.from_bytes(sock.recv(4, socket.MSG_WAITALL), "big")
+        answer = codec.decode_response(messages.FetchResponse, FETCH, sock.recv(size, socket.MSG_WAITALL))[1]
+        told_of = answer.responses[0].partitions[0]
+        if told_of.error_code:
+            raise RuntimeError(f"Fetch of {topic}-{index} failed: {told_of.error_code}")
+        data, at_byte = told_of.records or b"", 0
+        while len(data) - at_byte >= BATCH_HEADER:
+            offset, length = struct.unpack_from(">qi", data, at_byte)
+            if length > len(data) - at_byte - 12:
+                break
+            places[index] = offset + struct.unpack_from(">i", data, at_byte + LAST_DELTA_AT)[0] + 1
+            at_byte += 12 + length
+        done += at_byte
+        aborted += len(told_of.aborted_transactions or ())
+        if not at_byte or places[index] >= told_of.last_stable_offset:
+            places[index] = 0
+            index = (index + 1) % partitions
+            passes += index == 0
+    return {"bytes": done, "aborted": aborted, "seconds": time.perf_counter() - began}
 
 
 def told(commits: list[float], seconds: float, **more: Any) -> dict[str, Any]:
@@ -241,11 +347,59 @@ def batches(bootstrap: str, topic: str, records: int, size: int) -> dict[str, An
     return {"bytes": records * len(value), "seconds": time.perf_counter() - began}
 
 
+def copy(bootstrap: str, source: str, target: str, seconds: float, records: int) -> dict[str, Any]:
+    """Records a second of one copier; the first transaction, in which all is set up, does not count."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    producer = _librdkafka(bootstrap, target, **{"linger.ms": 0})
+    reader = Consumer(
+        {
+            "bootstrap.servers": bootstrap, "group.id": target, "enable.auto.commit": False,
+            "auto.offset.reset": "earliest", "isolation.level": "read_committed",
+        }
+    )  # fmt: skip
+    partitions = list(reader.list_topics(source, SETUP_S).topics[source].partitions)
+    reader.assign([TopicPartition(source, index, 0) for index in partitions])
+    copied, began = -1, time.perf_counter()
+    commits: list[float] = []
+    while copied <= 0 or time.perf_counter() < began + seconds:
+        rows = reader.consume(records, SETUP_S)
+        rows = [row for row in rows if not row.error()]
+        if len(rows) < records:  # all is read: from the beginning
+            for index in partitions:
+                reader.seek(TopicPartition(source, index, 0))
+        producer.begin_transaction()
+        for row in rows:
+            producer.produce(target, row.value(), row.key())
+        called = time.perf_counter()
+        places = reader.position([TopicPartition(source, index) for index in partitions])
+        places = [place for place in places if place.offset >= 0]
+        producer.send_offsets_to_transaction(places, reader.consumer_group_metadata(), SETUP_S)
+        producer.commit_transaction(SETUP_S)
+        if copied < 0:
+            copied, began = 0, time.perf_counter()
+        else:
+            copied += len(rows)
+            commits.append(time.perf_counter() - called)
+    took = time.perf_counter() - began
+    reader.close()
+    return told(commits, took, records=copied)
+
+
 def main() -> None:
     kind, bootstrap, topic, *rest = sys.argv[1:]
+    host, _, port = bootstrap.rpartition(":")
+    at = (host, int(port))
     if kind == "frames":
-        host, _, port = bootstrap.rpartition(":")
-        found = frames((host, int(port)), topic, int(rest[0]), int(rest[1]), float(rest[2]))
+        found = frames(at, topic, int(rest[0]), int(rest[1]), float(rest[2]))
+    elif kind == "aborts":
+        found = aborts(at, topic, *map(int, rest))
+    elif kind == "ids":
+        found = ids(at, topic, int(rest[0]))
+    elif kind == "read":
+        found = read(at, topic, int(rest[0]), int(rest[1]), float(rest[2]))
+    elif kind == "copy":
+        found = copy(bootstrap, topic, rest[0], float(rest[1]), int(rest[2]))
     elif kind == "librdkafka":
         found = librdkafka(bootstrap, topic, int(rest[0]), float(rest[1]))
     else:

@@ -8,12 +8,26 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench import bounds, plot, produce, report, scenarios, spark, spark_report
+from bench import (
+    bounds,
+    cleaner,
+    old_formats,
+    plot,
+    produce,
+    report,
+    scenarios,
+    spark,
+    spark_report,
+    transactions,
+)  # fmt: skip
+from bench.__main__ import GROUPS, QUICK
 from bench.bounds import ABSOLUTE, BOUNDS, Bound, check
 from bench.figures import figures, medians, spread_percent, summary
 
 JVM = "Kafka 4.3.1"
 TRANSACTION_FIGURES = ("transactions/s", "commit p50 ms", "commit p99 ms", "CPU us/transaction")  # one row's
+
+COPY_FIGURES = ("records/s", "commit p50 ms", "CPU us/record")
 
 
 def row(figure: str, ours: list[float], theirs: list[float] | None = None) -> dict[str, dict[str, Any]]:
@@ -131,7 +145,14 @@ def test_every_bound_of_a_row_names_a_scenario_that_is_run_even_when_quick() -> 
     quick = {r.name for rows in produce.GROUPS.values() for r in rows if r.bound}
     quick |= {r.name for r in scenarios.FETCH if r.bound}
     named = {b.scenario for b in BOUNDS if b.scenario.startswith(("produce ", "fetch "))}
-    assert named == quick
+    old = {bounds.old_format(load, codec) for load in old_formats.LOADS for codec in old_formats.CODECS}
+    assert named - old == quick
+    assert len(named & old) == 4
+    run = {r.name for r in (*transactions.ROWS, *cleaner.ROWS)} | {*transactions.READERS}
+    starts = ("clean ", "read_", "copies ", "10 rec", "1 rec")
+    whole = {b.scenario for b in BOUNDS if b.scenario.startswith(starts)}
+    assert whole <= run
+    assert {"transactions", "transactional ids", "cleaner", "old formats"} <= set(QUICK) <= set(GROUPS)
 
 
 def test_names_of_scenarios_are_unique() -> None:
@@ -212,6 +233,10 @@ def test_every_bound_against_kafka_is_drawn() -> None:
         }  # fmt: skip
         if named & set(TRANSACTION_FIGURES):
             all_figures = {name: summary([1.0]) for name in TRANSACTION_FIGURES}
+        elif "records/s" in named:
+            all_figures = {name: summary([1.0]) for name in COPY_FIGURES}
+        elif "ready s" in named:
+            all_figures = {name: summary([1.0]) for name in ("ready s", "stop s", "MB more")}
         assert named <= set(plot.figures_of(scenario, all_figures)), scenario
 
 

@@ -1,4 +1,4 @@
-"""A record batch v2 where it stands: its header fields, and the checks that Kafka makes of client appends.
+"""The layout of a record batch v2, and the checks of a client's append. Batches are read in place.
 
     0 base_offset i64 | 8 length i32 | 12 leader_epoch i32 | 16 magic i8 | 17 crc u32 | 21 attributes i16
     23 last_offset_delta i32 | 27 base_timestamp i64 | 35 max_timestamp i64 | 43 producer_id i64
@@ -6,12 +6,12 @@
 
 The CRC-32C covers bytes 21 to the end, so base offset and leader epoch may be patched in place.
 
-A record is a varint length and then so many bytes:
+A record is a varint length, followed by that many bytes:
 
-attributes i8 | timestamp_delta varlong | offset_delta varint | key_size varint, key | value_size varint,
-value headers_count varint | headers_count times (key_size varint, key | value_size varint, value)
+    attributes i8 | timestamp_delta varlong | offset_delta varint | key_size varint, key | value_size varint, value
+    headers_count varint | headers_count times (key_size varint, key | value_size varint, value)
 
-A size below 0 is null (a header's key cannot be null).
+A negative size means null. A header's key cannot be null.
 """
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -19,7 +19,7 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 cdef enum:
     HEADER_SIZE = 61
     LENGTH_OVERHEAD = 12          # bytes before and including the length field
-    NEED_PYTHON = -1000           # a verdict: not the common case, the slow path decides
+    NEED_PYTHON = -1000           # verdict: not the common case; the slow path decides
 
 cdef enum:                        # attributes
     COMPRESSION_MASK = 0x07       # 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd
@@ -42,40 +42,40 @@ cdef struct BatchInfo:
     int32_t base_sequence
     int32_t records_count
     uint32_t crc
-    # found by the walk over the records (uncompressed, or after decompression)
+    # set by the walk over the records (uncompressed, or after decompression)
     int64_t walked_max_timestamp  # largest record timestamp, -1 if none
     int64_t walked_max_offset     # base_offset + delta of the record that has it
-    int32_t bad_record            # index of the record that was refused, -1 if the trouble is not one record's
-    const char* message           # one static sentence about a refusal, NULL if none
+    int32_t bad_record            # index of the refused record, -1 if the error is not about one record
+    const char* message           # error message (static), NULL if the batch is accepted
 
-cdef struct Rules:                # what a partition's configuration asks of a client append
-    int32_t max_message_bytes     # max.message.bytes: size of a batch
-    int compression_type          # -1 producer's own, else 0..4 as in attributes
+cdef struct Rules:                # a partition's configuration that applies to client appends
+    int32_t max_message_bytes     # max.message.bytes: largest size of a batch
+    int compression_type          # -1: keep the producer's codec, else 0..4 as in attributes
     bint log_append_time          # message.timestamp.type=LogAppendTime
     int64_t before_max_ms         # message.timestamp.before.max.ms
     int64_t after_max_ms          # message.timestamp.after.max.ms
     bint compacted                # cleanup.policy has compact: every record needs a key
-    bint transactions             # transactional batches may come; else they are refused with INVALID_REQUEST
+    bint transactions             # accept transactional batches; otherwise refuse them with INVALID_REQUEST
 
-# Parses the header at `data`. 0, or -1 when fewer than HEADER_SIZE bytes, a length that does not fit or a magic
-# other than 2. Checks nothing else.
+# Parse the header at `data`. Return 0, or -1 if there are fewer than HEADER_SIZE bytes, if the length does not fit
+# into `size` or if the magic is not 2. Check nothing else.
 cdef int parse_header(const uint8_t* data, size_t size, BatchInfo* info) noexcept nogil
 
-# Everything that Kafka's LogValidator checks of a client's append, for one partition's `records` field.
-# 0: append as it is (base offset and leader epoch are the caller's to patch); then info.size == size. NEED_PYTHON:
-# compressed, or must be rebuilt, or a magic below 2: `kafkad.protocol.validation` decides. Else a Kafka error code,
-# with info.message set. May patch max_timestamp, the timestamp type bit and then the CRC in place (LogAppendTime,
-# wrong max_timestamp).
+# Check everything that Kafka's LogValidator checks of a client's append, for one partition's `records` field. Return
+#   0            append the batch as it is, after patching base offset and leader epoch; info.size == size
+#   NEED_PYTHON  compressed, must be rebuilt, or a magic below 2: `kafkad.protocol.validation` decides
+#   else         a Kafka error code; info.message is set
+# For LogAppendTime or a wrong max_timestamp, patch max_timestamp, the timestamp type and the CRC in place.
 cdef int validate(uint8_t* data, size_t size, const Rules* rules, int64_t now_ms, BatchInfo* info) noexcept nogil
 
-# The first part of `validate`, which looks at the header alone: exactly one batch that may be this large.
+# The first part of `validate`, which reads the header only: there is exactly one batch, and its size is allowed.
 cdef int check_outline(const uint8_t* data, size_t size, const Rules* rules, BatchInfo* info) noexcept nogil
 
-# After a refusal: all bad records of an uncompressed batch, of which `BatchInfo.bad_record` is one. Their count, then for each
-# its index << 1, | 1 if its timestamp is bad (otherwise its key is missing). NULL: none. The caller frees it.
+# After a refusal, return all bad records of an uncompressed batch (`BatchInfo.bad_record` is one of them): their count,
+# then (index << 1) | 1 if the timestamp is bad, or index << 1 if the key is missing. NULL: none. The caller frees it.
 cdef uint32_t* bad_records(const uint8_t* data, size_t size, const Rules* rules, int64_t now_ms) noexcept nogil
 
-# The CRC in the header is that of the bytes; `info` as parse_header gave it.
+# Return whether the CRC in the header matches the bytes. `info` comes from parse_header.
 cdef bint crc_matches(const uint8_t* data, const BatchInfo* info) noexcept nogil
 
 
@@ -94,61 +94,61 @@ cdef extern from "record.h" nogil:
 
     cdef enum:
         RECORD_COMPLETE
-        RECORD_INCOMPLETE         # its length, or what it says, runs past `end`
+        RECORD_INCOMPLETE         # the length field, or the record, extends beyond `end`
         RECORD_MALFORMED
 
-    # Reads the record at `p`; when complete, next[0] is where the one after it starts. Nothing of the view points
-    # outside of the record; its headers were looked through.
+    # Read the record at `p`. If it is complete, set next[0] to the start of the next record. All pointers of the view
+    # are inside the record, and its headers are checked.
     int record_read(const uint8_t* p, const uint8_t* end, RecordView* view, const uint8_t** next)
 
-    # A varint at p: where it ends, NULL if not before `end`.
+    # Read a varint at p. Return where it ends, or NULL if it does not end before `end`.
     const uint8_t* record_varint(const uint8_t* p, const uint8_t* end, int32_t* value)
 
 
-# -- records that come in pieces ---------------------------------------------------------------------------
+# -- records in chunks -------------------------------------------------------------------------------------
 
-# A walk over all records of a batch, fed with its (decompressed) bytes in chunks cut anywhere: a state machine of
-# constant size, so that a bomb costs a chunk and not what it claims to hold.
+# A walk over all records of a batch. It is fed the (decompressed) bytes in chunks that may be cut anywhere. The state
+# has a constant size, so a decompression bomb costs the memory of one chunk.
 cdef struct Walk:
-    # what to ask of the records
+    # what to check
     int32_t records_count
     int64_t base_timestamp
     int64_t delta_mask            # 0 under LogAppendTime: every record has base_timestamp; else all ones
-    int64_t earliest_timestamp    # none from here to `latest_timestamp` is bad; the others are judged
+    int64_t earliest_timestamp    # timestamps from here to `latest_timestamp` are good; others are checked in full
     int64_t latest_timestamp
-    int64_t now_ms                # and the limits, in ms, of what is judged; -1 always passes
+    int64_t now_ms                # for the full check, with its limits in ms; a timestamp of -1 is always good
     int64_t before_max_ms
     int64_t after_max_ms
     bint compacted
     int64_t target_timestamp      # find the first record at or after it
     int64_t target_delta          # and with at least this offset delta
-    # where it is inside a record that a chunk's end cut
+    # position inside a record that the end of a chunk cut
     int stage
     int shift
     uint64_t varint
-    int64_t left                  # bytes of this record
-    int64_t skip                  # bytes of this key or value
+    int64_t left                  # remaining bytes of this record
+    int64_t skip                  # remaining bytes of this key or value
     int32_t headers_left
     RecordView cut
-    # what was found
+    # results
     int32_t records
     bint consecutive              # offset deltas 0, 1, 2, …
     int64_t max_timestamp         # -1 if no record has one
     int32_t max_timestamp_delta   # offset delta of the first that has it
-    bint found                    # the first at or after target_timestamp
+    bint found                    # a record at or after target_timestamp
     int64_t found_timestamp
     int32_t found_delta
     int32_t bad_record
-    uint32_t* bad                 # their count, then all of them up to BAD_RECORDS_MAX; NULL: none. The caller frees it
+    uint32_t* bad                 # count of bad records, then up to BAD_RECORDS_MAX; NULL: none. The caller frees it
     int verdict                   # 0 or the error code
     const char* message
 
 cdef enum:
-    BAD_RECORDS_MAX = 10_000      # of one batch that an answer names: as many as librdkafka puts into one
+    BAD_RECORDS_MAX = 10_000      # bad records per batch that an answer names; librdkafka's batches have no more records
 
 cdef void walk_begin(Walk* walk, const BatchInfo* info) noexcept nogil
 cdef void walk_rules(Walk* walk, const Rules* rules, int64_t now_ms) noexcept nogil
-cdef int walk_feed(Walk* walk, const uint8_t* data, size_t size) noexcept nogil    # 0, or the records do not parse
+cdef int walk_feed(Walk* walk, const uint8_t* data, size_t size) noexcept nogil    # 0, or the error if they do not parse
 cdef int walk_end(Walk* walk) noexcept nogil                                       # 0 or an error code
 
 

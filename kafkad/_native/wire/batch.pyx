@@ -1,22 +1,19 @@
-"""Record batches where they stand: the header, the walk over the records, and what Kafka checks of a client
-append.
+"""Check record batches in place: the header, the walk over the records, and the rules for a client's append.
 
 The rules are those of Kafka's ProduceRequest.validateRecords, UnifiedLog.analyzeAndValidateRecords and
-LogValidator, in their order, so that a batch with two faults gets Kafka's answer for the first. Four
-differences, all on purpose:
+LogValidator, in the same order, so a batch with two faults gets Kafka's error for the first one. There are four
+deliberate differences:
 
-- Bytes behind the one batch are refused (INVALID_RECORD); Kafka cuts off a partial second batch in silence.
-- An uncompressed batch with wrong inner offset deltas is rebuilt like a compressed one; Kafka stores it as
-  it is.
-- A client batch marked LogAppendTime is always refused (INVALID_TIMESTAMP); Kafka resets the mark when the
+- Bytes after the batch are refused (INVALID_RECORD). Kafka cuts off a partial second batch without an error.
+- An uncompressed batch with wrong offset deltas is rebuilt like a compressed one. Kafka stores it as it is.
+- A client's batch marked LogAppendTime is always refused (INVALID_TIMESTAMP). Kafka resets the mark if the
   topic has CreateTime and the timestamp happens to be in range.
-- An unknown compression type is UNSUPPORTED_COMPRESSION_TYPE; Kafka fails with UNKNOWN_SERVER_ERROR.
+- An unknown compression type is UNSUPPORTED_COMPRESSION_TYPE. Kafka returns UNKNOWN_SERVER_ERROR.
 
-One walk serves all: `walk_feed` takes the records in pieces. While a record lies in the piece as a whole it
-is read at once (`record.h`); one that a border cuts goes byte by byte through a state machine that keeps sizes only,
-never contents.
+All checks use one walk: `walk_feed` takes the records in chunks. A record that is complete in its chunk is read at
+once (`record.h`). A record that a chunk's end cuts goes byte by byte through a state machine, which keeps sizes only.
 
-Beware: the timestamps of a client are any 64 bits, so sums and differences are made unsigned."""
+Beware: a client's timestamps are arbitrary 64-bit numbers, so sums and differences use unsigned arithmetic."""
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -35,12 +32,12 @@ from kafkad._native.wire.batch_layout cimport (
 )
 
 cdef enum:
-    MINIMUM_LENGTH = 14           # of the oldest format's smallest record
+    MINIMUM_LENGTH = 14           # length of the smallest record of the oldest format
     UP_TO_MAGIC = 17
     LAST_CODEC = 4
-    BAD_RECORDS_FIRST = 16        # room for so many at first; a power of two
+    BAD_RECORDS_FIRST = 16        # first size of the list of bad records; a power of two
 
-cdef enum Stage:                  # which varint, or byte, a cut record goes on with
+cdef enum Stage:                  # the next field of a cut record
     LENGTH = 0
     ATTRIBUTES
     TIMESTAMP
@@ -94,7 +91,7 @@ cdef inline int refuse(BatchInfo* info, int code, const char* message) noexcept 
     return code
 
 
-# The outline: exactly one batch of magic 2 that may be this large. Afterwards `info` holds the header.
+# Check that there is exactly one batch of magic 2 and that its size is allowed. Then `info` holds the header.
 cdef int check_outline(const uint8_t* data, size_t size, const Rules* rules, BatchInfo* info) noexcept nogil:
     cdef int32_t length
     memset(info, 0, sizeof(BatchInfo))
@@ -124,7 +121,7 @@ cdef int check_outline(const uint8_t* data, size_t size, const Rules* rules, Bat
     return NONE
 
 
-# What the header says, after the CRC has shown that it says what the producer meant.
+# Check the CRC, then the header fields.
 cdef int check_fields(const uint8_t* data, const Rules* rules, BatchInfo* info) noexcept nogil:
     if not crc_matches(data, info):
         return refuse(info, CORRUPT_MESSAGE, "The record batch's CRC does not match its bytes")
@@ -148,7 +145,7 @@ cdef int check_fields(const uint8_t* data, const Rules* rules, BatchInfo* info) 
     return NONE
 
 
-# Makes timestamp type and max_timestamp what the topic and the records say, and the CRC with them.
+# Correct the timestamp type and max_timestamp in place, by the topic and the records, and update the CRC.
 cdef void settle_timestamps(uint8_t* data, const Rules* rules, int64_t now_ms, BatchInfo* info) noexcept nogil:
     cdef int16_t attributes = info.attributes
     if rules.log_append_time:
@@ -157,7 +154,7 @@ cdef void settle_timestamps(uint8_t* data, const Rules* rules, int64_t now_ms, B
         info.walked_max_offset = info.base_offset
     if info.attributes == attributes and info.max_timestamp == info.walked_max_timestamp:
         return
-    info.attributes = attributes & KNOWN_ATTRIBUTES  # as Kafka does when it writes them anew
+    info.attributes = attributes & KNOWN_ATTRIBUTES  # Kafka does so, too, when it rewrites the attributes
     info.max_timestamp = info.walked_max_timestamp
     put_i16(data + ATTRIBUTES_AT, info.attributes)
     put_i64(data + MAX_TIMESTAMP_AT, info.max_timestamp)
@@ -241,7 +238,7 @@ cdef void walk_rules(Walk* walk, const Rules* rules, int64_t now_ms) noexcept no
     if rules.before_max_ms < INT64_MAX:
         walk.earliest_timestamp = now_ms - rules.before_max_ms
     elif rules.after_max_ms < INT64_MAX:
-        walk.earliest_timestamp = INT64_MIN + now_ms      # Kafka's difference overflows below it
+        walk.earliest_timestamp = INT64_MIN + now_ms      # below this, Kafka's difference overflows
     if rules.after_max_ms < INT64_MAX - now_ms:
         walk.latest_timestamp = now_ms + rules.after_max_ms
 
@@ -255,12 +252,12 @@ cdef int walk_refuse(Walk* walk, const char* message) noexcept nogil:
 
 
 cdef void refuse_record(Walk* walk, int code, const char* message) noexcept nogil:
-    # A bad timestamp outranks a missing key, as in Kafka. Among equals the first bad record decides.
+    # A bad timestamp takes precedence over a missing key, as in Kafka. Otherwise the first bad record decides.
     cdef uint32_t count = 0 if walk.bad is NULL else walk.bad[0]
     cdef uint32_t* grown
     if count < BAD_RECORDS_MAX:
         if count & (count - 1) == 0 and (count == 0 or count >= BAD_RECORDS_FIRST):
-            # Full, since its room is doubled. Answers hold the list of each partition until they are written.
+            # The list is full, because its size doubles each time. It lives until the answer is written.
             grown = <uint32_t*>realloc(walk.bad, (max(2 * count, <uint32_t>BAD_RECORDS_FIRST) + 1) * sizeof(uint32_t))
         else:
             grown = walk.bad
@@ -274,14 +271,15 @@ cdef void refuse_record(Walk* walk, int code, const char* message) noexcept nogi
         walk.message = message
 
 
-# Kafka's rule, with its overflow (LogValidator.recordHasInvalidTimestamp): a timestamp near INT64_MIN counts as one in
-# the far future.
+# Kafka's rule, including its overflow (LogValidator.recordHasInvalidTimestamp): a timestamp near INT64_MIN counts as
+# one in the far future.
 cdef bint is_bad_timestamp(const Walk* walk, int64_t timestamp) noexcept nogil:
     cdef uint64_t difference = <uint64_t>walk.now_ms - <uint64_t>timestamp
     return <int64_t>difference > walk.before_max_ms or <int64_t>(0 - difference) > walk.after_max_ms
 
 
-# What is asked of one record beside its shape; `walk_whole` waves through those that cannot be concerned.
+# Check one record's timestamp and key, and compare it with the target. `walk_whole` calls this only for records that
+# may be bad or may be the target.
 cdef void judge_record(Walk* walk, int64_t timestamp, int32_t offset_delta, int32_t key_size) noexcept nogil:
     if timestamp >= walk.target_timestamp and offset_delta >= walk.target_delta and not walk.found:
         walk.found = True
@@ -306,8 +304,8 @@ cdef void take_record(Walk* walk, const RecordView* view) noexcept nogil:
     walk.records += 1
 
 
-# Goes on with a record that is not in memory as a whole. Answers where it ended, `end` if it did not, NULL if it is
-# malformed.
+# Continue with a record that is not complete in memory. Return where it ends, `end` if it is still incomplete, NULL if
+# it is malformed.
 cdef const uint8_t* walk_cut(Walk* walk, const uint8_t* p, const uint8_t* end) noexcept nogil:
     cdef int64_t n
     cdef uint32_t byte
@@ -384,8 +382,8 @@ cdef const uint8_t* walk_cut(Walk* walk, const uint8_t* p, const uint8_t* end) n
         walk.shift = 0
 
 
-# The records that lie in the piece as a whole. Answers where the first one starts that does not; NULL if one is
-# malformed. What the loop asks and finds stands in locals, so that it lives in registers.
+# Walk over the complete records of the chunk. Return the start of the first incomplete one; NULL if one is malformed.
+# The loop uses local variables so that they stay in registers.
 cdef const uint8_t* walk_whole(Walk* walk, const uint8_t* p, const uint8_t* end) noexcept nogil:
     cdef int32_t records = walk.records
     cdef int32_t records_count = walk.records_count
@@ -429,7 +427,7 @@ cdef int walk_feed(Walk* walk, const uint8_t* data, size_t size) noexcept nogil:
     cdef const uint8_t* p = data
     cdef const uint8_t* end = data + size
     if walk.verdict != NONE and walk.bad_record < 0:
-        return walk.verdict                       # it did not parse: nothing more to learn
+        return walk.verdict                       # the records did not parse; ignore the rest
     while p < end:
         if walk.stage == LENGTH and walk.shift == 0:
             p = walk_whole(walk, p, end)
@@ -453,7 +451,7 @@ cdef int walk_end(Walk* walk) noexcept nogil:
 # -- for Python --------------------------------------------------------------------------------------------
 
 def copied(const uint8_t[::1] data not None) -> bytearray:
-    """The same bytes. The GIL is not held while they are copied, and nothing is zeroed before."""
+    """Return a copy of the bytes. The GIL is released during the copy, and the memory is not zeroed first."""
     cdef bytearray copy = PyByteArray_FromStringAndSize(NULL, data.shape[0])
     cdef char* into = PyByteArray_AS_STRING(copy)
     cdef size_t size = data.shape[0]
@@ -465,7 +463,7 @@ def copied(const uint8_t[::1] data not None) -> bytearray:
 
 
 cdef class BatchHeader:
-    """The header fields of one batch, and what a walk or a refusal added. `BatchHeader(buffer, position=0)`."""
+    """`BatchHeader(buffer, position=0)`: the header fields of one batch, and the results of a walk or a refusal."""
 
     def __init__(self, const uint8_t[::1] buffer not None, Py_ssize_t position=0):
         cdef Py_ssize_t size = buffer.shape[0]
@@ -516,7 +514,7 @@ cdef class BatchHeader:
     def message(self): return None if self.info.message == NULL else self.info.message.decode()
 
     def crc_matches(self, const uint8_t[::1] buffer not None, Py_ssize_t position=0):
-        """The CRC of the batch's bytes, which stand at `position`, is the header's."""
+        """Return whether the header's CRC matches the bytes of the batch at `position`."""
         if position < 0 or self.info.size > buffer.shape[0] - position:
             raise ValueError("the batch is not at this position")
         cdef bint matches
@@ -525,8 +523,8 @@ cdef class BatchHeader:
         return matches
 
     def seal(self, uint8_t[::1] buffer not None):
-        """Length and CRC of the batch that fills `buffer` put right, after its records were exchanged;
-        then these are its header fields. What a walk found stays."""
+        """Update length and CRC of the batch that fills `buffer`, after its records were replaced, and read its header
+        fields again. The results of a walk stay."""
         cdef BatchInfo walked = self.info
         cdef size_t size = buffer.shape[0]
         if size < HEADER_SIZE or size > INT32_MAX:
@@ -539,7 +537,7 @@ cdef class BatchHeader:
 
 
 cdef class AppendRules:
-    """What a partition's configuration asks of client appends; the defaults are Kafka's."""
+    """The configuration of a partition that applies to client appends. The defaults are Kafka's."""
 
     def __init__(
         self, *, int32_t max_message_bytes=1048588, int compression_type=-1, bint log_append_time=False,
@@ -561,7 +559,7 @@ cdef class AppendRules:
     def log_append_time(self): return self.rules.log_append_time
 
     def validate(self, uint8_t[::1] buffer not None, int64_t now_ms):
-        """`validate` of batch.pxd: (verdict, BatchHeader). The header is zeros as far as it was not reached."""
+        """Run `validate` of batch.pxd: return (verdict, BatchHeader). The header is zeros if it was not reached."""
         cdef BatchHeader header = BatchHeader.__new__(BatchHeader)
         cdef size_t size = buffer.shape[0]
         cdef uint8_t nothing = 0
@@ -572,7 +570,7 @@ cdef class AppendRules:
         return verdict, header
 
     def check_header(self, const uint8_t[::1] buffer not None):
-        """All that `validate` checks before the walk, also of compressed batches: (verdict, BatchHeader)."""
+        """Check all that `validate` checks before the walk, for compressed batches, too. Return (verdict, BatchHeader)."""
         cdef BatchHeader header = BatchHeader.__new__(BatchHeader)
         cdef size_t size = buffer.shape[0]
         cdef uint8_t nothing = 0
@@ -585,17 +583,17 @@ cdef class AppendRules:
         return verdict, header
 
     def settle(self, uint8_t[::1] buffer not None, BatchHeader header not None, int64_t now_ms):
-        """Timestamp type, max_timestamp and CRC put right in place, after a walk that found nothing wrong."""
+        """Correct timestamp type, max_timestamp and CRC in place, after a walk without errors."""
         if header.info.size != buffer.shape[0] or header.info.size < HEADER_SIZE:
             raise ValueError("the buffer must hold exactly the batch")
         settle_timestamps(&buffer[0], &self.rules, now_ms, &header.info)
 
 
 cdef class RecordWalk:
-    """A walk over the records of a batch, fed with their uncompressed bytes in chunks cut anywhere.
+    """A walk over the records of a batch. It is fed their uncompressed bytes in chunks that may be cut anywhere.
 
-    With `rules` the records are checked as a client's append; with `target` the first record is sought whose
-    timestamp is at or after it and whose offset is at least `from_offset`."""
+    With `rules`, the records are checked like a client's append. With `target`, the walk finds the first record whose
+    timestamp is `target` or later and whose offset is at least `from_offset`."""
 
     cdef Walk walk
     cdef BatchHeader header
@@ -614,7 +612,7 @@ cdef class RecordWalk:
             self.walk.target_delta = from_offset - header.info.base_offset if from_offset > 0 else INT64_MIN
 
     def feed(self, const uint8_t[::1] chunk not None):
-        """0, or INVALID_RECORD as soon as the records do not parse. The GIL is not held."""
+        """Return 0, or INVALID_RECORD once the records do not parse. The GIL is released meanwhile."""
         cdef size_t size = chunk.shape[0]
         cdef int verdict = self.walk.verdict if self.walk.bad_record < 0 else NONE
         if size:
@@ -623,14 +621,14 @@ cdef class RecordWalk:
         return verdict
 
     def end(self):
-        """0 or the error code; notes what was found in the header."""
+        """Return 0 or the error code, and store the results in the header."""
         cdef int verdict = walk_end(&self.walk)
         note_walk(&self.walk, &self.header.info)
         return verdict
 
     @property
     def bad_records(self):
-        """Those that were refused, the first BAD_RECORDS_MAX: index << 1, | 1 where the timestamp is bad."""
+        """The refused records, at most BAD_RECORDS_MAX: (index << 1) | 1 if the timestamp is bad, else index << 1."""
         cdef uint32_t i
         return [] if self.walk.bad is NULL else [self.walk.bad[i + 1] for i in range(self.walk.bad[0])]
 
@@ -644,7 +642,7 @@ cdef class RecordWalk:
 
     @property
     def found(self):
-        """(timestamp, offset) of what was sought, or None."""
+        """(timestamp, offset) of the record that `target` asks for, or None."""
         if not self.walk.found:
             return None
         return self.walk.found_timestamp, self.header.info.base_offset + self.walk.found_delta

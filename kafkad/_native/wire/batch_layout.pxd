@@ -1,11 +1,11 @@
-"""Where the fields of a batch's header stand, from its first byte on (DefaultRecordBatch). The base offset is at 0; formats
-before v2 have base offset, length and magic at the same places."""
+"""Positions of the header fields of a batch, from its first byte (Kafka's DefaultRecordBatch). The base offset is at 0.
+Older formats have base offset, length and magic at the same positions."""
 
 cdef enum:
-    LENGTH_AT = 8                   # of what follows it
+    LENGTH_AT = 8                   # the length counts the bytes after this field
     LEADER_EPOCH_AT = 12
     MAGIC_AT = 16
-    CRC_AT = 17                     # of all from the attributes on
+    CRC_AT = 17                     # covers the bytes from the attributes to the end
     ATTRIBUTES_AT = 21
     LAST_OFFSET_DELTA_AT = 23
     BASE_TIMESTAMP_AT = 27

@@ -1,9 +1,9 @@
-"""WriteBuffer: bytes that grow at the end, for encoding on the control plane.
+"""WriteBuffer: a growing byte buffer for encoding on the control plane.
 
-One malloc'd block, doubled when full. `reserve` makes room and answers where to write; the caller moves
-`size` on. The functions that may allocate say `except -1` (or NULL) and raise MemoryError; they take the GIL
-only then. Sizes that are not known beforehand are back-filled: `back_fill_uvarint` moves what was written
-since, and puts its size before it. Beware: growing moves the block, so keep positions, not pointers.
+It is one malloc'd block that doubles when it is full. `reserve` makes room and returns where to write; the caller
+then increases `size`. Functions that may allocate are declared `except -1` (or NULL) and raise MemoryError; they take
+the GIL only for that. A size that is not known beforehand is back-filled: `back_fill_uvarint` moves the bytes written
+since and puts their size in front. Beware: growing moves the block, so keep positions instead of pointers.
 """
 
 from cpython.mem cimport PyMem_RawFree, PyMem_RawRealloc
@@ -87,7 +87,7 @@ cdef inline int write_raw(WriteBuffer* b, const void* data, size_t size) except 
 
 
 cdef inline int back_fill_uvarint(WriteBuffer* b, size_t start) except -1 nogil:
-    """Puts the number of bytes written since `start` in front of them."""
+    """Insert, at `start`, the number of bytes that were written since."""
     cdef size_t size = b.size - start
     cdef uint8_t length[5]
     cdef int width = put_uvarint(length, <uint32_t>size)

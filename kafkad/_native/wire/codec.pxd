@@ -1,4 +1,5 @@
-"""What the modules of the codec share: how a message looks, and how one value is read and written (codec.pyx)."""
+"""Declarations that the codec's modules share: the description of a message, and reading and writing one value
+(codec.pyx)."""
 
 from cpython.object cimport PyObject, PyTypeObject
 from libc.stdint cimport int32_t, int64_t
@@ -28,24 +29,24 @@ cdef struct Step:
     Kind element
     bint compact
     bint nullable
-    bint must_be_default  # the version lacks the field, and it may not be dropped in silence
-    bint has_constant     # an absent or tagged field starts as `constant`, else as a fresh default
+    bint must_be_default  # the version lacks the field, and dropping another value would lose data
+    bint has_constant     # an absent or tagged field starts as `constant`, otherwise as a fresh default
     int32_t tag
     Py_ssize_t slot
     PyObject* constant    # borrowed from the field
     PyObject* field       # borrowed: Field
     PyObject* plan        # borrowed: Plan of the struct or of the array's elements
-    size_t element_size   # least bytes of an array's element
-    int element_values    # what an element counts for, where values are counted
+    size_t element_size   # smallest size of an array's element in bytes
+    int element_values    # values that an element adds to `values_left`
 
 
 cdef struct Reader:
-    Cursor cursor                        # first: a Cursor* of the codec points to a Reader
+    Cursor cursor                        # must be first: the codec casts a Cursor* to Reader*
     int64_t values_left
 
 
 cdef struct Writer:
-    WriteBuffer buffer                   # first: a WriteBuffer* of the codec points to a Writer
+    WriteBuffer buffer                   # must be first: the codec casts a WriteBuffer* to Writer*
     int64_t values_left
 
 
@@ -56,7 +57,7 @@ cdef class Field:
     cdef readonly str name
     cdef readonly str type
     cdef readonly object default         # None for null; [] for an array, a Message class for a struct
-    cdef readonly Spec struct            # of a struct, or of an array's elements
+    cdef readonly Spec struct            # the struct's spec, or that of an array's elements
     cdef readonly tuple versions
     cdef readonly tuple nullable
     cdef readonly tuple tagged
@@ -66,7 +67,7 @@ cdef class Field:
     cdef Kind kind
     cdef Kind element
     cdef Py_ssize_t slot
-    cdef object empty_struct             # to compare with
+    cdef object empty_struct             # the default, for comparisons
     cdef object fresh_default(self)
     cdef bint is_default(self, object value) except -1
 
@@ -75,7 +76,7 @@ cdef class Plan
 
 
 cdef class Spec:
-    cdef readonly str path               # "MetadataResponse.Topics", for people
+    cdef readonly str path               # "MetadataResponse.Topics", for error messages
     cdef readonly tuple fields
     cdef readonly tuple versions
     cdef readonly tuple flexible
@@ -90,14 +91,14 @@ cdef class Plan:
     cdef PyTypeObject* cls
     cdef int version
     cdef bint flexible
-    cdef bint nests                     # it has arrays that are not tagged, or a struct of it has
+    cdef bint nests                     # it, or a struct in it, has arrays that are not tagged
     cdef Step* steps                    # [:present] in wire order, [present:tagged] by tag,
-    cdef int present                    # [tagged:count] the fields that the version lacks
+    cdef int present                    # [tagged:count] fields that this version lacks
     cdef int tagged
     cdef int count
     cdef size_t least_size
     cdef list children
-    cdef frozenset other_tags           # tags of other versions
+    cdef frozenset other_tags           # tags that only other versions have
     cdef int prepare(self, Step* step, Field field) except -1
     cdef size_t size_at_least(self, Step* step) noexcept
 

@@ -40,7 +40,7 @@ class Spec:
     def __init__(self, path: str, fields: Iterable[Field], versions: Range, flexible: Range) -> None: ...
     def bind(self, cls: type[Message]) -> None: ...
     def prepare(self, version: int) -> None:
-        """Make the plan of a version ahead of its first use."""
+        """Build the plan of a version before its first use."""
 
 class Message:
     SPEC: ClassVar[Spec]

@@ -1,24 +1,25 @@
 """The codec: one interpreter for every Kafka message, driven by plans instead of generated code.
 
-A message class is a `Message` with one slot a field, described by a `Spec` (protocol/schema.py and
-messages.py make both from the notation). For each version somebody uses, the spec builds a `Plan` once: an
-array of C steps, the fields in wire order, then the tagged ones by tag, then those that this version does not
-have. Decoding and encoding walk the steps and switch on their kind; values go straight in and out of the
-objects' slots, whose places in memory the steps know.
+A message class is a `Message` with one slot per field. A `Spec` describes it; protocol/schema.py and messages.py build
+both from the notation. At the first use of a version, the spec builds a `Plan`: an array of C steps with the fields in
+wire order, then the tagged fields by tag, then the fields that this version lacks. Decoding and encoding walk the
+steps and switch on their kind. They read and write the objects' slots directly; a step knows its slot's address.
 
-Rules, all as Kafka's generated classes have them unless it says otherwise:
-  Reading. An array may claim no more elements than the bytes left could hold, each at its least size, so a
-    small frame cannot claim millions; and a message has no more values in all than its reader allows. A null where the version has none, a length below -1, a string that is
-    longer than 32767 bytes or not UTF-8: Malformed (Kafka takes lengths below -1 for null, and replaces bad
-    UTF-8). Fields that the version lacks get their default.
-  Writing. A field that the version lacks must have its default unless it is ignorable, else ValueError; so
-    for a null that the version has not, an integer out of range, and whatever does not fit its type.
-  Tagged fields (KIP-482). A known tag is read by its content, its size is not looked at; the last one of
-    duplicates counts; a tag that this message has in other versions only is Malformed; unknown ones are kept
-    in `unknown_tags` and written back in the order of tags. A tagged field that has its default is not
-    written.
-  A nullable struct has an int8 before it, negative for null; a tagged one an unsigned varint, 0 for null.
-There is no recursion but along the nesting of the schema, so depth is bounded by the schemas.
+The rules are those of Kafka's generated classes, except where noted:
+
+- Reading. An array cannot claim more elements than the remaining bytes can hold, each at its smallest size, so a small
+  frame cannot claim millions. A message has at most as many values as its reader allows. These are Malformed: a null
+  that the version does not allow, a length below -1 (Kafka reads it as null), and a string above 32767 bytes. Fields
+  that the version lacks get their default.
+- Writing. These raise ValueError: a field that the version lacks and that is neither ignorable nor at its default, a
+  null that the version does not allow, an integer out of range, and any value of a wrong type.
+- Tagged fields (KIP-482). A known tag is read by its content; its size is ignored. If a tag is repeated, the last one
+  wins. A tag that this message has only in other versions is Malformed. Unknown tags are kept in `unknown_tags` and
+  written back in the order of their numbers. A tagged field at its default is not written.
+- Nullable structs. An int8 precedes the struct, negative for null. Before a tagged one it is an unsigned varint, 0 for
+  null.
+
+Recursion follows the nesting of the schema only, so the schemas bound its depth.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -73,7 +74,7 @@ cdef extern from "Python.h":
     void PyObject_GC_UnTrack(void* object)
 
 
-# kind by its name in the notation, and the bytes of those that have a fixed size
+# The kind by its name in the notation, then the sizes in bytes of the kinds with a fixed size.
 KINDS = {
     "bool": BOOL,
     "int8": INT8,
@@ -96,7 +97,7 @@ cdef int64_t[7] LOWEST = [0, -0x80, -0x8000, 0, -0x80000000, 0, INT64_MIN]
 cdef int64_t[7] HIGHEST = [1, 0x7F, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FFFFFFFFFFFFFFF]
 
 cdef enum:
-    UNKNOWN_TAG_VALUES = 16             # each is an entry of a dict, and they are read in one go
+    UNKNOWN_TAG_VALUES = 16             # values that an unknown tag counts for: it is a dict entry and read in one go
 
 cdef tuple NOTHING = ()
 
@@ -161,7 +162,7 @@ cdef class Spec:
         self.plans = [None] * (versions[1] + 1)
 
     def bind(self, cls):
-        """Takes the class whose __slots__ are the fields' names."""
+        """Set the class, whose __slots__ are the fields' names."""
         cdef Field field
         self.cls = cls
         for field in self.fields:
@@ -169,7 +170,7 @@ cdef class Spec:
             field.slot = (<PyMemberDescrObject*><PyObject*>descriptor).d_member.offset
 
     def prepare(self, int version):
-        """Make the plan of a version ahead of its first use."""
+        """Build the plan of a version before its first use."""
         self.plan(version)
 
     cdef Plan plan(self, int version):
@@ -183,7 +184,7 @@ cdef class Spec:
 
 
 cdef class Plan:
-    """How one version of a struct lies on the wire."""
+    """The wire layout of one version of a struct."""
 
     def __cinit__(self, Spec spec, int version):
         cdef Field field
@@ -271,13 +272,13 @@ cdef list untracked_list(Py_ssize_t size):
 
 
 cdef class Message:
-    """Base of all message classes. Fields by keyword, the others get the schema's defaults.
+    """The base of all message classes. Fields are given by keyword; the others get the schema's defaults.
 
-    `unknown_tags`: tagged fields that the schema does not know, {tag: content}, or None.
+    `unknown_tags` has the tagged fields that the schema does not know, as {tag: content}, or None.
 
-    The garbage collector does not look at messages, nor at the lists that the codec makes: they are trees, which
-    reference counts free. Walking the objects of a wide message would take longer than decoding it. So a message
-    must not refer to anything that refers to the message."""
+    The garbage collector does not track messages and the lists that the codec creates: they are trees, so reference
+    counts free them, and walking the objects of a wide message would take longer than decoding it. So a message must
+    not refer to anything that refers to the message."""
 
     def __init__(self, **values):
         cdef Spec spec = type(self).SPEC
@@ -318,7 +319,7 @@ cdef class Message:
 
 
 def rebuild(cls, values, unknown_tags):
-    """For copy and pickle."""
+    """Build a message again, for copy and pickle."""
     message = cls(**values)
     message.unknown_tags = unknown_tags
     return message
@@ -341,7 +342,7 @@ cdef object malformed(Plan plan, Step* step, str trouble):
 
 
 cdef inline int spend(Plan plan, Cursor* c, int64_t values) except -1:
-    """Counts values of arrays before they are made, and unknown tags."""
+    """Count values of arrays before they are created, and unknown tags. Raise Malformed if there are too many."""
     cdef Reader* reader = <Reader*>c
     reader.values_left -= values
     if reader.values_left < 0:
@@ -350,7 +351,7 @@ cdef inline int spend(Plan plan, Cursor* c, int64_t values) except -1:
 
 
 cdef Message new_message(Plan plan):
-    """One whose slots are empty yet."""
+    """Return a message with empty slots."""
     cdef Message message = <Message>plan.cls.tp_new(<object>plan.cls, <PyObject*>NOTHING, NULL)
     PyObject_GC_UnTrack(<PyObject*>message)
     return message
@@ -368,7 +369,7 @@ cdef Message read_struct(Plan plan, Cursor* c):
 
 
 cdef int read_rest(Plan plan, Message message, Cursor* c) except -1:
-    """What follows the fields in wire order: the tagged ones, and defaults for those that the version lacks."""
+    """Read the tagged fields, which follow the others, and set the defaults of fields that the version lacks."""
     cdef Step* step
     cdef int at
     for at in range(plan.present, plan.count):
@@ -491,7 +492,7 @@ cdef object read_fixed(Plan plan, Step* step, Kind kind, Cursor* c):
 
 
 cdef int64_t read_size(Plan plan, Step* step, Kind kind, Cursor* c) except -2:
-    """Of a string, bytes or an array; -1 for null."""
+    """Read the size of a string, bytes or an array; -1 for null."""
     cdef int64_t size
     if step.compact:
         size = <int64_t>read_uvarint(c) - 1
@@ -513,7 +514,7 @@ cdef object read_text(Plan plan, Step* step, int64_t size, Cursor* c):
     raw = read_raw(c, size)
     if raw == NULL:
         raise malformed(plan, step, f"a string of {size} bytes where {remaining(c)} remain")
-    # As Java reads it: what is not UTF-8 becomes U+FFFD. Clients in C do send binary offset metadata.
+    # As in Java, bytes that are not UTF-8 become U+FFFD. Clients in C do send binary offset metadata.
     return PyUnicode_DecodeUTF8(<const char*>raw, size, b"replace")
 
 
@@ -525,7 +526,7 @@ cdef object read_bytes(Plan plan, Step* step, int64_t size, Cursor* c):
 
 
 cdef list new_array(Plan plan, Step* step, int64_t count, Cursor* c):
-    """A list of `count` empty places, if so many elements can follow."""
+    """Return a list of `count` empty places. Raise Malformed if the remaining bytes cannot hold so many elements."""
     if <size_t>count > remaining(c) // step.element_size:
         raise malformed(plan, step, f"{count} elements where {remaining(c)} bytes remain")
     spend(plan, c, count * step.element_values)
@@ -578,7 +579,7 @@ cdef int write_struct(Plan plan, object message, WriteBuffer* out) except -1:
             held = slot_of(message, step.slot)[0]
             if held == NULL:
                 raise ValueError(f"{plan.spec.path}.{(<Field>step.field).name} was deleted")
-            value = <object>held  # ours while it is written, whatever its buffer or __index__ may do
+            value = <object>held  # keep a reference while it is written, whatever its buffer or __index__ does
             write_value(plan, step, value, out)
     except (TypeError, OverflowError, BufferError) as error:
         raise ValueError(f"{plan.spec.path}.{(<Field>step.field).name}: {error}")
@@ -586,7 +587,7 @@ cdef int write_struct(Plan plan, object message, WriteBuffer* out) except -1:
 
 
 cdef int write_rest(Plan plan, Message message, WriteBuffer* out) except -1:
-    """What follows the fields in wire order: the tagged ones. Those that the version lacks have their defaults."""
+    """Write the tagged fields, which follow the others, and check that fields that the version lacks are defaults."""
     cdef Step* step = NULL
     cdef int at
     cdef PyObject* held
@@ -782,16 +783,16 @@ cdef int write_element(Plan plan, Step* step, object item, WriteBuffer* out) exc
     return write_bytes(step, item, out)
 
 
-# -- the two doors ------------------------------------------------------------------------------------------
+# -- entry points -------------------------------------------------------------------------------------------
 
 
 class TooWide(Exception):
-    """The arrays of a message have more values than were to be written in one go."""
+    """The arrays of a message have more values than the limit for one call."""
 
 
 def encode(Message message, int version, bytes prefix=b"", int64_t values_max=INT64_MAX):
-    """The message's bytes, after `prefix`. Raises ValueError for what this version cannot say, and TooWide if its arrays
-    have more than `values_max` values, counted as `decode` counts them."""
+    """Return `prefix` and the message's bytes. Raise ValueError if this version cannot express a value, and TooWide if
+    the arrays have more than `values_max` values, counted as in `decode`."""
     cdef Writer writer
     cdef WriteBuffer* out = &writer.buffer
     cdef Spec spec = type(message).SPEC
@@ -808,8 +809,8 @@ def encode(Message message, int version, bytes prefix=b"", int64_t values_max=IN
 
 
 def decode(cls, int version, buffer, Py_ssize_t offset=0, int64_t values_max=INT64_MAX):
-    """(message, position of the first byte after it). Raises Malformed, also for more than `values_max` values in
-    arrays, where an object counts for two more than its fields, and an unknown tag for 16."""
+    """Return (message, position of the first byte after it). Raise Malformed, also for more than `values_max` values in
+    arrays. An object counts for two values more than its fields, and an unknown tag for 16."""
     cdef Py_buffer view
     cdef Reader reader
     cdef Spec spec = cls.SPEC

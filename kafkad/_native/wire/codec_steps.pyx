@@ -1,19 +1,19 @@
-"""The codec in steps: wide messages are read, written and freed in pieces, so that others have their turn between them.
+"""The codec in steps: read, write and free wide messages in pieces, so that other requests run in between.
 
 A message of 100,000 elements takes 0.1 s to decode, and as long to encode and to free. `Decoding`, `Encoding` and
-`Remains` do that in steps of about so many values (counted as `codec.decode` counts them) as the caller says. They
-walk the same plans as codec.pyx and read and write each value with its functions; only where arrays can nest do they
-keep levels of their own instead of recursing:
+`Remains` work in steps of about `values` values, counted as in `codec.decode`. They walk the same plans as codec.pyx
+and read and write each value with its functions. Instead of recursing into arrays, they keep a stack of levels:
 
-    struct  │ message being read or written, its next field
-    array   │ its list, the next place          a step may end before any place of an array
+    struct  │ the message that is read or written, and its next field
+    array   │ its list, and the next place; a step may end before any place
     struct  │ an element that has arrays itself
     ...
 
-Elements without arrays, and tagged fields, are done in one go: their size is bounded by the schema, that of unknown
-tags by the values that a message may have.
+Elements without arrays, and tagged fields, are read or written in one go. The schema bounds their size; the limit of
+values bounds unknown tags.
 
-Beware: between steps the message that is encoded must not change, and the one that is decoded is nobody's yet."""
+Beware: a message must not change between the steps that encode it. A message that is being decoded must not be used
+before it is complete."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_SET_ITEM
@@ -56,26 +56,26 @@ cdef extern from "Python.h":
 
 
 cdef enum:
-    DEPTH_MAX = 32                      # structs and arrays in each other; no schema has more than 10
-    REMAINS_AT_LEAST = 64               # a shorter list is freed in one go with what holds it
+    DEPTH_MAX = 32                      # nested structs and arrays; no schema has more than 10
+    REMAINS_AT_LEAST = 64               # shorter lists are freed in one go, with their owner
 
 
 cdef struct Level:
-    PyObject* plan                      # of a struct, or of the struct that has the array
-    PyObject* holder                    # the message or list; kept alive by what `Decoding` or `Encoding` holds
+    PyObject* plan                      # the plan of the struct, or of the struct that has the array
+    PyObject* holder                    # the message or list; `Decoding` or `Encoding` keeps it alive
     Step* array                         # NULL: a struct
     int64_t at                          # the next field or place
-    int64_t count                       # of places
+    int64_t count                       # number of places
 
 
 # -- reading ------------------------------------------------------------------------------------------------
 
 
 cdef class Decoding:
-    """`Decoding(cls, version, frame, offset, values_max)`: reads what `codec.decode` reads."""
+    """`Decoding(cls, version, frame, offset, values_max)`: reads a message like `codec.decode`, in steps."""
 
     cdef bytes frame
-    cdef Message root                   # its slots hold all that has been read; nobody else sees it before the end
+    cdef Message root                   # owns everything read so far; not visible outside before the end
     cdef Reader reader
     cdef Level[DEPTH_MAX] levels
     cdef int depth
@@ -94,13 +94,13 @@ cdef class Decoding:
 
     @property
     def message(self):
-        """The message, when `step` has said that it is whole."""
+        """The message, once `step` has returned True."""
         if self.depth:
             raise ValueError("this message has not been read to its end")
         return self.root
 
     def step(self, int64_t values):
-        """Read about `values` more. Whether the message is whole. Raises Malformed; then there is none."""
+        """Read about `values` more values. Return whether the message is complete. After Malformed there is no message."""
         cdef Level* level
         cdef Plan plan
         while self.depth:
@@ -155,8 +155,8 @@ cdef class Decoding:
         return 0
 
     cdef int64_t read_places(self, Plan plan, Level* level, int64_t values) except -1:
-        """Elements of an array until they count for `values`, or up to one that has a level of its own. What they
-        count for."""
+        """Read elements of an array until they count for `values`, or up to one that needs its own level. Return the
+        values that they count for."""
         cdef Step* step = level.array
         cdef bint nested = step.element == STRUCT and (<Plan>step.plan).nests
         cdef list items = <list>level.holder
@@ -177,7 +177,7 @@ cdef class Decoding:
 
 
 cdef inline void fill(PyObject** place, object value) noexcept:
-    """A slot that is empty."""
+    """Set an empty slot."""
     cdef PyObject* before = place[0]
     Py_INCREF(value)
     place[0] = <PyObject*>value
@@ -188,10 +188,10 @@ cdef inline void fill(PyObject** place, object value) noexcept:
 
 
 cdef class Encoding:
-    """`Encoding(message, version, prefix)`: writes what `codec.encode` writes, in pieces."""
+    """`Encoding(message, version, prefix)`: writes a message like `codec.encode`, in pieces."""
 
     cdef Writer writer
-    cdef list holders                   # of the levels
+    cdef list holders                   # keeps the holders of the levels alive
     cdef Level[DEPTH_MAX] levels
     cdef int depth
 
@@ -212,7 +212,8 @@ cdef class Encoding:
         return self.depth == 0
 
     def step(self, int64_t values):
-        """The bytes of about `values` more. Raises ValueError for what the version cannot say; then there are none."""
+        """Return the bytes of about `values` more values. Raise ValueError if the version cannot express a value; there
+        are no more bytes then."""
         cdef bytes piece
         while self.depth and self.go_on(&values):
             pass
@@ -306,8 +307,8 @@ cdef class Encoding:
 
 
 cdef class Remains:
-    """`Remains(message)`: what a message held that nobody needs any more. The caller drops its own reference; then
-    `step` frees lists in pieces, as long as nobody else holds them or what they are in."""
+    """`Remains(message)`: frees a message in steps. The caller drops its own reference; then `step` frees lists in
+    pieces, except those that something else still refers to, directly or through their owner."""
 
     cdef Message root
     cdef list lists                     # the last one is emptied first
@@ -317,7 +318,7 @@ cdef class Remains:
         self.lists = []
 
     def step(self, int64_t values):
-        """Free about `values` elements more. Whether all is gone."""
+        """Free about `values` elements more. Return whether everything is freed."""
         cdef list items
         cdef object item = self.root
         self.root = None
@@ -338,7 +339,7 @@ cdef class Remains:
         return True
 
     cdef int take(self, PyObject* message) except -1:
-        """The long lists of a message that only the caller holds."""
+        """Take the long lists out of a message that only the caller refers to."""
         cdef Field field
         cdef PyObject** place
         if Py_REFCNT(message) > 1:
@@ -359,5 +360,5 @@ cdef class Remains:
 
 
 cdef Py_ssize_t least_of(Field field) noexcept:
-    """A list of structs may hold long lists, however short it is."""
+    """Return the shortest length at which a list is freed in steps. A short list of structs may hold long lists."""
     return 1 if field.element == STRUCT else REMAINS_AT_LEAST

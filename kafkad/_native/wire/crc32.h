@@ -1,6 +1,7 @@
-/* CRC-32 of zlib, which guards messages of magic 0 and 1: by carry-less multiplication where the CPU has it, else 16 bytes a
- * step through 16 tables (slicing by 16). The first way follows Intel's paper "Fast CRC Computation for Generic Polynomials
- * Using PCLMULQDQ Instruction" (2009): 64 bytes are folded into the next 64, then into 16, and these are reduced (Barrett). */
+/* zlib's CRC-32, the checksum of messages of magic 0 and 1. It uses carry-less multiplication if the CPU supports it, and
+ * otherwise 16 tables with 16 bytes per step (slicing by 16). The multiplication follows Intel's paper "Fast CRC Computation
+ * for Generic Polynomials Using PCLMULQDQ Instruction" (2009): fold 64 bytes into the next 64, then into 16, and reduce these
+ * (Barrett). */
 #ifndef KAFKAD_CRC32_H
 #define KAFKAD_CRC32_H
 
@@ -37,8 +38,9 @@ static void kafkad_crc32_init(void) {
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* Of `n` bytes, a multiple of 16 and at least 64; `crc` is inverted, before and after. The constants are powers of x modulo the
- * polynomial, bits reversed: x^(512+32) and x^(512-32), x^(128+32) and x^(128-32), x^64, then the polynomial and its inverse. */
+/* `n` is a multiple of 16 and at least 64. The argument `crc` and the result are inverted. The constants are powers of x modulo
+ * the polynomial, bits reversed: x^(512+32) and x^(512-32), x^(128+32) and x^(128-32), x^64, then the polynomial and its
+ * inverse. */
 __attribute__((target("pclmul,sse4.1"))) static uint32_t kafkad_crc32_fold(uint32_t crc, const uint8_t *p, size_t n) {
     const __m128i far = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
     const __m128i near = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
@@ -92,7 +94,7 @@ static uint32_t kafkad_crc32_sliced(uint32_t crc, const uint8_t *p, size_t n) {
     return crc;
 }
 
-/* `crc` is that of what stood before, 0 at the start. Little-endian machines only, as the rest of the natives. */
+/* `crc` is the CRC of the preceding bytes, 0 at the start. For little-endian machines only, like all native modules. */
 static uint32_t kafkad_crc32(uint32_t crc, const uint8_t *p, size_t n) {
     crc = ~crc;
 #if defined(__x86_64__)

@@ -1,6 +1,7 @@
-"""CRC-32 of messages of magic 0 and 1, as zlib computes it.
+"""zlib's CRC-32, for messages of magic 0 and 1.
 
-A fresh machine has no header of zlib to build against, and its Python module takes a Python object for each message."""
+zlib itself is not used, because its header is missing on a fresh machine and its Python module needs a Python object per
+message."""
 
 from libc.stdint cimport uint8_t, uint32_t
 
@@ -18,7 +19,7 @@ cdef uint32_t crc32(const uint8_t* data, size_t size, uint32_t seed=0) noexcept 
 
 
 def checksum(const uint8_t[::1] data not None, uint32_t seed=0):
-    """The CRC-32 of any contiguous buffer; `seed` is the checksum of what stood before it."""
+    """Return the CRC-32 of a contiguous buffer. `seed` is the checksum of the preceding bytes."""
     cdef size_t size = data.shape[0]
     cdef uint32_t value
     if size == 0:
@@ -29,6 +30,6 @@ def checksum(const uint8_t[::1] data not None, uint32_t seed=0):
 
 
 def checksum_sliced(const uint8_t[::1] data not None, uint32_t seed=0):
-    """The same by tables, as on CPUs without carry-less multiplication."""
+    """Return the same checksum, computed with tables as on CPUs without carry-less multiplication."""
     cdef size_t size = data.shape[0]
     return <uint32_t>~kafkad_crc32_sliced(~seed, &data[0] if size else NULL, size)

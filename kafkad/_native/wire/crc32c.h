@@ -1,19 +1,19 @@
-/* CRC-32C (Castagnoli), the checksum of a record batch, at the speed of memory.
+/* CRC-32C (Castagnoli), the checksum of a record batch, at memory speed.
  *
- * Four ways to the same number; the fastest that this CPU has is chosen once, at import:
+ * There are four implementations. The fastest that this CPU supports is chosen once, at import:
  *
  *   avx512     VPCLMULQDQ folds 256 bytes a step (Ice Lake and later, Zen 4 and later)
  *   sse42      three independent chains of the CRC32 instruction, joined by PCLMULQDQ: 8 bytes a cycle
  *   armv8      one chain of the CRC32CX instruction
  *   software   slicing by 8: eight tables of 256
  *
- * How folding works. A register holds 128 bits X of the message, and moving X past the next D bits means X * x^D.
- * Modulo the polynomial P that is congruent to lo * (x^(D+64) mod P) + hi * (x^D mod P), two carry-less products of
- * 64 by 32 bits which are XORed onto the message D bits ahead. CRC-32C is bit-reflected, where a product comes out
- * one bit low, and the 32-bit constants stand in the low half of a 64-bit lane: both together make the exponents
- * 33 smaller. The constants are computed (`crc32c_power`), not listed.
+ * How folding works: A register holds 128 bits X of the message. Moving X past the next D bits means X * x^D. Modulo
+ * the polynomial P, this is congruent to lo * (x^(D+64) mod P) + hi * (x^D mod P): two carry-less products of 64 by 32
+ * bits, which are XORed onto the message D bits ahead. CRC-32C is bit-reflected, so a product is one bit too low, and
+ * the 32-bit constants are in the low half of a 64-bit lane. Together this makes the exponents 33 smaller. The
+ * constants are computed by `crc32c_power`.
  *
- * All functions here take and give the *raw* state: `crc32c_value` puts the inversions around it.
+ * All functions here take and return the *raw* state; `crc32c_value` adds the inversions.
  */
 #ifndef KAFKAD_CRC32C_H
 #define KAFKAD_CRC32C_H
@@ -82,7 +82,7 @@ static uint32_t crc32c_software(uint32_t crc, const uint8_t *p, size_t n) {
 #define CRC32C_X86 1
 #include <immintrin.h>
 
-/* GCC's sse4.2 has the CRC32 instruction, Clang wants it by name. */
+/* GCC's sse4.2 includes the CRC32 instruction; Clang has a feature of its own for it. */
 #ifdef __clang__
 #define CRC32C_FEATURES "sse4.2,crc32,pclmul"
 #else
@@ -91,7 +91,7 @@ static uint32_t crc32c_software(uint32_t crc, const uint8_t *p, size_t n) {
 #define CRC32C_SSE42 __attribute__((target(CRC32C_FEATURES)))
 #define CRC32C_AVX512 __attribute__((target(CRC32C_FEATURES ",avx512f,avx512vl,avx512dq,vpclmulqdq")))
 
-/* Three lanes of 2048 bytes for what is long, of 64 for what is left: a join costs about 10 cycles. */
+/* Long inputs use three lanes of 2048 bytes, the rest three lanes of 64. Joining lanes takes about 10 cycles. */
 #define CRC32C_LONG_LANE 2048
 #define CRC32C_SHORT_LANE 64
 
@@ -135,8 +135,8 @@ CRC32C_SSE42 static uint32_t crc32c_sse42(uint32_t crc, const uint8_t *p, size_t
     return crc;
 }
 
-/* Pairs (lo, hi) for moving 128 bits past D bits; [0] 2048, [1] 1536, [2] 1024, [3] 512, and for the four lanes
- * of one register 384, 256, 128 and nothing. */
+/* Pairs (lo, hi) that move 128 bits past D bits: [0] 2048, [1] 1536, [2] 1024, [3] 512; and for the four lanes of one
+ * register 384, 256, 128 and 0. */
 static uint64_t crc32c_fold[4][2];
 static uint64_t crc32c_fold_lanes[8] __attribute__((aligned(64)));
 
@@ -170,7 +170,7 @@ CRC32C_AVX512 static uint32_t crc32c_avx512(uint32_t crc, const uint8_t *p, size
     d = crc32c_fold_onto(c, k, d);
     for (; n >= 64; p += 64, n -= 64)
         d = crc32c_fold_onto(d, k, _mm512_loadu_si512(p));
-    /* The first three lanes onto the last; then the CRC32 instruction reduces 128 bits to 32. */
+    /* Fold the first three lanes onto the last; then the CRC32 instruction reduces 128 bits to 32. */
     __m512i lanes = crc32c_fold_onto(d, _mm512_load_si512(crc32c_fold_lanes), _mm512_setzero_si512());
     __m128i x = _mm_xor_si128(_mm512_extracti64x2_epi64(lanes, 0), _mm512_extracti64x2_epi64(lanes, 1));
     x = _mm_xor_si128(x, _mm512_extracti64x2_epi64(lanes, 2));
@@ -204,7 +204,8 @@ static uint32_t crc32c_armv8(uint32_t crc, const uint8_t *p, size_t n) {
 
 /* -- choice ------------------------------------------------------------------------------------------------- */
 
-/* Tables and constants; answers how many of `names` and `functions` (at most 4) this CPU runs, fastest first. */
+/* Compute tables and constants. Fill `names` and `functions` (at most 4) with what this CPU supports, fastest first, and
+ * return their number. */
 static int crc32c_implementations(const char **names, crc32c_function *functions) {
     int count = 0;
     crc32c_fill_table();

@@ -1,7 +1,7 @@
-"""CRC-32C (Castagnoli) by the fastest way that this CPU has, chosen once at import.
+"""CRC-32C (Castagnoli), by the fastest implementation that this CPU supports, chosen once at import.
 
-`checksum(data, seed=0)` is the Python face of the `crc32c` that native code cimports. `IMPLEMENTATIONS` names the
-ways this CPU runs, fastest first, and `checksum_by(name, ...)` calls one of them, so that tests reach them all."""
+Python calls `checksum(data, seed=0)`; native code cimports `crc32c`. `IMPLEMENTATIONS` lists what this CPU supports,
+fastest first, and `checksum_by(name, ...)` calls one of them, so that tests reach all of them."""
 
 from libc.stdint cimport uint8_t, uint32_t
 
@@ -23,7 +23,7 @@ cdef uint32_t crc32c(const uint8_t* data, size_t size, uint32_t seed=0) noexcept
 
 
 def checksum(const uint8_t[::1] data not None, uint32_t seed=0):
-    """The CRC-32C of any contiguous buffer; `seed` is the checksum of what stood before it."""
+    """Return the CRC-32C of a contiguous buffer. `seed` is the checksum of the preceding bytes."""
     cdef size_t size = data.shape[0]
     if size == 0:
         return seed
@@ -34,7 +34,7 @@ def checksum(const uint8_t[::1] data not None, uint32_t seed=0):
 
 
 def checksum_by(str name, const uint8_t[::1] data not None, uint32_t seed=0):
-    """The same by one of IMPLEMENTATIONS."""
+    """Return the same checksum, computed by one of IMPLEMENTATIONS."""
     cdef crc32c_function function = functions[<int>IMPLEMENTATIONS.index(name)]
     cdef size_t size = data.shape[0]
     return <uint32_t>~function(~seed, &data[0] if size else NULL, size)

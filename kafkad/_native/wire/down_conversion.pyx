@@ -1,13 +1,14 @@
-"""Records of batches v2 as messages of magic 0 and 1, for clients of before Kafka 0.11 (Kafka's RecordsUtil.downConvert).
+"""Convert records of v2 batches to messages of magic 0 and 1, for clients older than Kafka 0.11 (Kafka's
+RecordsUtil.downConvert).
 
-Headers are left out, and so are control batches and, in magic 0, timestamps. Each record of an uncompressed batch becomes a
-message of its own; those below the fetch offset are left out, since old librdkafka relies on it. A compressed batch becomes
-one message that wraps all of its records, under the same codec: `feed` makes what it wraps, and `wrap` the message.
+Headers and control batches are left out, and in magic 0 timestamps, too. Each record of an uncompressed batch becomes one
+message. Records below the fetch offset are left out, because old librdkafka relies on it. A compressed batch becomes one
+message that wraps all its records with the same codec: `feed` converts the records, and `wrap` builds the message.
 
-An answer has a bounded size. `room` is what is left of it: a message that does not fit is not begun, except the first,
-which `first` says what to do with.
+`room` bounds the size of the answer. A message that does not fit is not begun, except the first one, which is treated as
+`first` says.
 
-Beware: records come from a log, so they are whole; whatever does not parse ends the conversion (Malformed)."""
+Beware: records come from a log, so they are complete. Anything that does not parse ends the conversion (Malformed)."""
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -28,12 +29,12 @@ from kafkad._native.wire.malformed import Malformed
 cdef enum:
     SET_CRC_AT = 12
     SET_MAGIC_AT = 16
-    OVERHEAD = 26                       # of a message of magic 0; magic 1 has 8 bytes more
+    OVERHEAD = 26                       # bytes of a message of magic 0 beside key and value; magic 1 has 8 more
 
-cdef enum First:                        # what becomes of a first message that is larger than the room
+cdef enum First:                        # what to do with a first message that is larger than the room
     LEFT_OUT = 0
-    WHOLE = 1                           # Fetch v3: a client must get on (KIP-74)
-    CUT = 2                             # Fetch v0-2: where the client's limit is, so that it sees that it is too low
+    WHOLE = 1                           # Fetch v3: the client must make progress (KIP-74)
+    CUT = 2                             # Fetch v0-2: cut at the client's limit, so the client sees that it is too low
 
 cdef enum Outcome:
     DONE = 0
@@ -43,7 +44,7 @@ cdef enum Outcome:
 
 
 cdef class DownConverter:
-    """The messages for one partition's part of an answer, of `magic` 0 or 1, from `from_offset` on."""
+    """Build one partition's messages of an answer, with `magic` 0 or 1, from `from_offset` on."""
 
     cdef int magic
     cdef int64_t from_offset
@@ -54,8 +55,8 @@ cdef class DownConverter:
     cdef size_t capacity
     cdef readonly size_t size
     cdef readonly bint full             # nothing more fits
-    cdef readonly int64_t next_offset   # behind all that was looked at, -1 before
-    cdef uint8_t* cut                   # a record that a piece of a compressed batch does not end
+    cdef readonly int64_t next_offset   # after the last record read, -1 at the start
+    cdef uint8_t* cut                   # an incomplete record at the end of a piece of a compressed batch
     cdef size_t cut_size
     cdef size_t cut_capacity
     cdef int64_t wrapped_base           # offset of the first record of the compressed batch, -1 before it
@@ -88,7 +89,7 @@ cdef class DownConverter:
         return True
 
     cdef bint fits(self, size_t size) noexcept nogil:
-        """Whether a message of this size may be added; `full` says that nothing more can."""
+        """Return whether a message of this size may be added. If not, set `full`."""
         if self.size + size <= self.room or (self.size == 0 and self.first != LEFT_OUT and not self.full):
             return True
         self.full = True
@@ -96,7 +97,7 @@ cdef class DownConverter:
 
     cdef void added(self, size_t size) noexcept nogil:
         self.size += size
-        if self.size > self.room:                       # a first one
+        if self.size > self.room:                       # a large first message
             self.full = True
             if self.first == CUT and self.size > self.limit:
                 self.size = self.limit
@@ -162,7 +163,7 @@ cdef class DownConverter:
         return DONE
 
     cdef int older_message(self, const uint8_t* data, size_t size) noexcept nogil:
-        """A message that is stored in a format which the client knows goes as it is."""
+        """Add a stored message whose format the client knows, unchanged."""
         if not self.fits(size):
             return FULL
         if not self.reserve(size):
@@ -173,8 +174,8 @@ cdef class DownConverter:
         return FULL if self.full else DONE
 
     def convert(self, const uint8_t[::1] data not None, Py_ssize_t position):
-        """Convert the batches from `position` on, up to one that is compressed (or a message of magic 1 for a client of magic
-        0), that is not there as a whole, or for which there is no room: its position."""
+        """Convert the batches from `position` on. Stop before a batch that is compressed, incomplete or larger than the
+        room, and before a message of magic 1 for a client of magic 0. Return the position where it stopped."""
         cdef const uint8_t* p = &data[0] if data.shape[0] else NULL
         cdef size_t size, end = <size_t>data.shape[0], at = <size_t>position
         cdef int outcome = DONE
@@ -207,13 +208,14 @@ cdef class DownConverter:
     # -- a compressed batch
 
     def begin(self):
-        """A compressed batch comes."""
+        """Begin a compressed batch."""
         self.cut_size = 0
         self.wrapped_base = -1
         self.wrapped_max = -1
 
     cdef int64_t wrap_records(self, const BatchInfo* info, const uint8_t** p, const uint8_t* end, uint8_t* out) noexcept nogil:
-        """Messages at `out` for the records that are whole; NULL: only their size. -1: a record does not parse."""
+        """Write messages to `out` for the complete records, and return their size. With NULL, only compute the size.
+        Return -1 if a record does not parse."""
         cdef const uint8_t* next = NULL
         cdef bint stamped = info.attributes & TIMESTAMP_LOG_APPEND
         cdef int attributes = TIMESTAMP_LOG_APPEND if stamped and self.magic else 0
@@ -259,11 +261,11 @@ cdef class DownConverter:
 
     @property
     def held(self):
-        """Bytes of memory that a record takes which is not whole yet."""
+        """Bytes of memory that hold an incomplete record."""
         return self.cut_capacity
 
     def feed(self, BatchHeader header not None, const uint8_t[::1] piece not None):
-        """The messages for the records that end in this piece of the batch's unpacked bytes."""
+        """Return the messages for the records that end in this piece of the batch's unpacked bytes."""
         cdef const uint8_t* begin
         cdef const uint8_t* p
         cdef const uint8_t* end
@@ -275,7 +277,7 @@ cdef class DownConverter:
             return bytearray()
         begin = &piece[0]
         end = begin + piece.shape[0]
-        if self.cut_size:                               # a record that the piece before has begun
+        if self.cut_size:                               # a record that began in the previous piece
             if not self.keep(begin, <size_t>piece.shape[0]):
                 raise MemoryError
             begin = self.cut
@@ -299,14 +301,15 @@ cdef class DownConverter:
         return messages
 
     def wrap(self, BatchHeader header not None, const uint8_t[::1] packed not None):
-        """The message that wraps what `feed` made, as the batch's codec packed it. False: there is no room for it."""
+        """Add the message that wraps the output of `feed`, packed with the batch's codec. Return False if it does not
+        fit."""
         cdef bint stamped = header.info.attributes & TIMESTAMP_LOG_APPEND
         cdef int attributes = header.info.attributes & COMPRESSION_MASK
         cdef int64_t last = header.info.base_offset + header.info.last_offset_delta
         cdef size_t size
         if self.cut_size:
             raise Malformed("a batch ends within a record")
-        if self.wrapped_base < 0:                       # the cleaner left none
+        if self.wrapped_base < 0:                       # the cleaner removed all records
             self.next_offset = last + 1
             return True
         if packed.shape[0] > INT32_MAX - 64:
@@ -325,7 +328,7 @@ cdef class DownConverter:
         return True
 
     def add(self, int64_t offset, object key, object value):
-        """One message of magic 0. False: there is no room for it."""
+        """Add a message of magic 0. Return False if it does not fit."""
         cdef const uint8_t[::1] key_bytes = key
         cdef const uint8_t[::1] value_bytes = value
         cdef int32_t key_size = -1 if key is None else <int32_t>key_bytes.shape[0]
@@ -343,5 +346,5 @@ cdef class DownConverter:
         return True
 
     def messages(self):
-        """All of them."""
+        """Return all messages as bytes."""
         return PyBytes_FromStringAndSize(<const char*>self.out, <Py_ssize_t>self.size)

@@ -1,5 +1,5 @@
-"""Kafka's error codes, those that natives answer (org.apache.kafka.common.protocol.Errors). tests/test_source.py holds
-them against protocol/errors.py."""
+"""The Kafka error codes that native modules return (org.apache.kafka.common.protocol.Errors). tests/test_source.py
+compares them with protocol/errors.py."""
 
 cdef enum:
     UNKNOWN_SERVER_ERROR = -1

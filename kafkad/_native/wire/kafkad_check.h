@@ -1,5 +1,5 @@
-/* An assertion that stays on in every build and ends the process, also from noexcept nogil code, where Cython's
- * own `assert` would print and go on. For "we are wrong" only; bytes that lie are Malformed, never this. */
+/* An assertion that is active in every build and ends the process, also in noexcept nogil code, where Cython's own
+ * `assert` would print and continue. Use it for our own errors only. Invalid bytes are Malformed instead. */
 #ifndef KAFKAD_CHECK_H
 #define KAFKAD_CHECK_H
 

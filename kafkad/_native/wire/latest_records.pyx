@@ -1,15 +1,15 @@
-"""The last record of each key in the batches of a compacted topic, as its coordinator reads it back.
+"""Find the last record of each key in the batches of a compacted topic, for a coordinator that loads the topic.
 
-    feed(bytes)  ... any thread, without the GIL: batches go into a hash table, one entry a key
-    take(...)    ... the loop, some entries a turn: committed offsets become Python objects here, all else is handed out
+    feed(bytes)  any thread, without the GIL: put batches into a hash table with one entry per key
+    take(...)    the loop, some entries per turn: create Python objects for committed offsets, return the other records
 
-A topic of commits has a million records of a few thousand keys, so one pass in C over the bytes leaves little for
-Python. Compressed, control and transactional batches are the caller's: `feed` stops before them.
+A topic of commits has a million records of a few thousand keys, so after one pass in C little is left for Python.
+`feed` stops before compressed, control and transactional batches; the caller handles them.
 
-`take_records` hands out all records as bytes, for topics that hold no committed offsets (`has_offsets=False`).
+`take_records` returns all records as bytes, for topics without committed offsets (`has_offsets=False`).
 
-Beware: one thread at a time. Keys are chosen by clients, so the hash is keyed (SipHash-1-3): nobody can make a load
-quadratic. The keys of OffsetCommit types 0 and 1 name the same offset and are stored as type 1."""
+Beware: use it from one thread at a time. Clients choose the keys, so the hash is keyed (SipHash-1-3), and no client can
+make loading quadratic. Keys of OffsetCommit types 0 and 1 name the same offset and are stored as type 1."""
 
 import os
 
@@ -53,11 +53,11 @@ cdef enum:
     LEGACY_OFFSET_COMMIT = 0
     OFFSET_COMMIT = 1
     SLOTS_MIN = 256
-    KEY_MAX = 1 << 17             # two strings of 32 KB at most, so a longer key is no offset's
+    KEY_MAX = 1 << 17             # an offset's key has two strings of at most 32 KB, so it is never longer
 
 cdef struct Entry:
     uint64_t hash
-    int64_t offset                # of its record in the log
+    int64_t offset                # the record's offset in the log
     uint8_t* data                 # the key, then the value
     uint32_t key_size
     int32_t value_size            # below 0: a tombstone
@@ -82,7 +82,7 @@ cdef inline void sip_round(uint64_t* v) noexcept nogil:
 
 
 cdef class LatestRecords:
-    """Key -> its last record. len() counts keys, tombstones among them, that were not taken yet."""
+    """A table from key to last record. len() counts the keys that were not taken yet, including tombstones."""
 
     cdef Entry* entries
     cdef size_t count
@@ -93,7 +93,7 @@ cdef class LatestRecords:
     cdef uint64_t seed0
     cdef uint64_t seed1
     cdef dict names
-    cdef bint has_offsets         # of `__consumer_offsets`, where key types 0 and 1 name the same offset
+    cdef bint has_offsets         # the topic is `__consumer_offsets`: key types 0 and 1 name the same offset
 
     def __cinit__(self, bint has_offsets=True):
         self.names = {}
@@ -145,7 +145,7 @@ cdef class LatestRecords:
         return v[0] ^ v[1] ^ v[2] ^ v[3]
 
     cdef Entry* find(self, uint64_t hashed, const uint8_t* key, size_t size, size_t* slot) noexcept nogil:
-        """The entry of a key; NULL if there is none, and then `slot` is where it belongs."""
+        """Return the entry of a key. If there is none, return NULL and set `slot` to its place."""
         cdef size_t at = hashed & (self.slots_count - 1)
         cdef Entry* entry
         while self.slots[at]:
@@ -157,7 +157,7 @@ cdef class LatestRecords:
         return NULL
 
     cdef int widen(self) noexcept nogil:
-        """Room for one more entry."""
+        """Make room for one more entry."""
         cdef Entry* entries
         cdef uint32_t* slots
         cdef size_t count
@@ -229,7 +229,7 @@ cdef class LatestRecords:
             memcpy(entry.data + key_size, value, value_size)
         return OK
 
-    # -- filling it
+    # -- filling the table
 
     cdef int put_records(self, const uint8_t* p, const uint8_t* end, int64_t base, int32_t count) noexcept nogil:
         cdef RecordView view
@@ -270,9 +270,8 @@ cdef class LatestRecords:
         return OK
 
     def feed(self, const uint8_t[::1] data not None, size_t position=0, int64_t start_offset=0):
-        """Take whole batches from `position` on, but those that end below `start_offset`. The position of the first one
-        that was not taken: compressed, transactional or a control batch; cut by the end; or the end. Raises
-        Malformed."""
+        """Add complete batches from `position` on, except those that end below `start_offset`. Stop before a compressed,
+        transactional, control or incomplete batch, or at the end, and return that position. Raise Malformed."""
         cdef size_t size = data.shape[0]
         cdef size_t at = position
         cdef int code = OK
@@ -284,7 +283,7 @@ cdef class LatestRecords:
         return at
 
     def feed_records(self, const uint8_t[::1] data not None, int64_t base_offset, int32_t count):
-        """The `count` records of one batch, uncompressed. Raises Malformed."""
+        """Add the `count` uncompressed records of one batch. Raise Malformed."""
         cdef int code
         cdef uint8_t nothing = 0
         cdef const uint8_t* p = &data[0] if data.shape[0] else &nothing
@@ -294,7 +293,7 @@ cdef class LatestRecords:
             raise_for(code, base_offset)
 
     def put(self, bytes key not None, bytes value, int64_t offset):
-        """One record; None is a tombstone."""
+        """Add one record. A value of None is a tombstone."""
         cdef const uint8_t* bytes_of_value = NULL
         cdef int32_t size = -1
         if len(key) > INT32_MAX or (value is not None and len(value) > INT32_MAX):
@@ -306,7 +305,7 @@ cdef class LatestRecords:
             raise MemoryError
 
     def last(self, const uint8_t[::1] key not None):
-        """Offset of the last record of a key, and whether it is a tombstone; None if there is no record."""
+        """Return (offset of a key's last record, whether it is a tombstone), or None if the key has no record."""
         cdef size_t slot = 0
         cdef uint8_t nothing = 0
         cdef const uint8_t* p = &key[0] if key.shape[0] else &nothing
@@ -314,15 +313,15 @@ cdef class LatestRecords:
         cdef Entry* entry = self.find(self.hash_of(p, key.shape[0]), p, key.shape[0], &slot)
         return None if entry == NULL else (entry.offset, entry.value_size < 0)
 
-    # -- emptying it
+    # -- emptying the table
 
     def take(self, size_t limit, dict groups not None, dict topics not None, make not None):
-        """Take up to `limit` entries away; nothing may be fed afterwards. Committed offsets go into `groups` (group ->
-        topic -> partition -> offset) and `topics` (topic -> groups), made as `make((offset, leader epoch, metadata,
-        commit timestamp, expire timestamp, topic id, record's offset))`. Tombstones are left out.
+        """Remove up to `limit` entries. Nothing may be fed afterwards. Add committed offsets to `groups` (group -> topic ->
+        partition -> offset) and to `topics` (topic -> groups); `make((offset, leader epoch, metadata, commit timestamp,
+        expire timestamp, topic id, record's offset))` creates them. Leave out tombstones.
 
-        Returns how many were offsets, and the others as (key, value, offset): records of other types, and what does
-        not parse here."""
+        Return the number of offsets, and the other records as (key, value, offset): records of other types, and those
+        that do not parse here."""
         cdef list others = []
         cdef size_t last = min(self.taken + limit, self.count)
         cdef size_t made = 0
@@ -344,8 +343,8 @@ cdef class LatestRecords:
         return made, others
 
     def take_records(self, size_t limit):
-        """Take up to `limit` entries away; nothing may be fed afterwards. Return them as (key, value, offset), without
-        tombstones."""
+        """Remove up to `limit` entries, and return them as (key, value, offset) without tombstones. Nothing may be fed
+        afterwards."""
         cdef list taken = []
         cdef size_t last = min(self.taken + limit, self.count)
         cdef Entry* entry
@@ -364,7 +363,7 @@ cdef class LatestRecords:
 
 
 cdef int take_offset(Entry* entry, dict groups, dict topics, dict names, make) except -1:
-    """False: no committed offset of version 1, 3 or 4 as Kafka and kafkad write it."""
+    """Add a committed offset. Return False if the entry is not one of version 1, 3 or 4 as Kafka and kafkad write it."""
     cdef const uint8_t* p = entry.data
     cdef const uint8_t* end = p + entry.key_size
     cdef int32_t group_size
@@ -441,7 +440,7 @@ cdef int take_offset(Entry* entry, dict groups, dict topics, dict names, make) e
         metadata = PyUnicode_DecodeUTF8(<char*>metadata_at, metadata_size, NULL) if metadata_size else ""
     except UnicodeDecodeError:
         return False
-    group = names.setdefault(group, group)   # one object a name, not one an offset
+    group = names.setdefault(group, group)   # one object per name instead of one per offset
     topic = names.setdefault(topic, topic)
     committed = make((
         offset,

@@ -1,5 +1,5 @@
-"""The one exception that the native modules raise for bytes that lie. It stands at the bottom so that they
-may import it without reaching up; everyone else takes it from kafkad.protocol.errors."""
+"""The exception that native modules raise for invalid bytes. It is defined at the lowest layer, so that they
+can import it; other modules import it from kafkad.protocol.errors."""
 
 
 class Malformed(Exception):

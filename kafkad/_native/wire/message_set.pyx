@@ -1,19 +1,20 @@
-"""Message sets of magic 0 and 1, as clients of before Kafka 0.11 send them, and their way to records of a batch v2.
+"""Check message sets of magic 0 and 1, from clients older than Kafka 0.11, and convert them to records of a v2 batch.
 
     offset i64 | size i32 | crc u32 | magic i8 | attributes i8 | timestamp i64 (magic 1) | key i32, bytes | value i32, bytes
 
-The CRC is zlib's, over magic to the end; a key or value of size -1 is null. A message with a codec in its attributes wraps
-a message set in its value. `MessageSet` looks at the set that came: sizes, CRCs, codecs. `UpConverter` is fed the plain
-messages, in pieces cut anywhere, and gives the records of a batch v2. The new records go through the same walk as those of
-a client that sends v2 (batch.pyx), so keys and timestamps are judged by the same rules.
+The CRC is zlib's, from the magic to the end. A key or value of size -1 is null. A message with a codec in its attributes
+wraps a message set in its value. `MessageSet` checks sizes, CRCs and codecs of the set that the client sent. `UpConverter`
+is fed the plain messages, in pieces that may be cut anywhere, and returns records of a v2 batch. The new records go through
+the same walk as those of newer clients (batch.pyx), so the same rules apply to keys and timestamps.
 
 The rules are those of Kafka 3.9's UnifiedLog.analyzeAndValidateRecords, LogValidator and AbstractLegacyRecordBatch:
 
-- A message that the end of a set cuts is left out, without an error.
-- Offsets mean nothing, but the one of a wrapper of magic 1 is 0 or not below the last one inside.
-- What stands behind a message's value is covered by its CRC, and ignored.
+- An incomplete message at the end of a set is left out, without an error.
+- Offsets are ignored, except that the offset of a wrapper of magic 1 must be 0, or at least that of the last message
+  inside.
+- Bytes after a message's value are covered by the CRC and otherwise ignored.
 
-Beware: a size is a client's claim. A message that a piece cuts is kept with the bytes that really came."""
+Beware: a client may claim any size. For an incomplete message, only the received bytes are kept."""
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_Resize
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -43,11 +44,11 @@ cdef enum:
     SET_MAGIC_AT = 16
     SET_ATTRIBUTES_AT = 17
     SET_TIMESTAMP_AT = 18
-    SIZE_MIN = 14                       # what the size of a message of magic 0 without key and value says
+    SIZE_MIN = 14                       # size field of a message of magic 0 without key and value
     SIZE_MIN_1 = 22
-    RECORD_GROWTH = 32                  # bytes of a record beside key and value, at most
+    RECORD_GROWTH = 32                  # most bytes of a record beside key and value
 
-# What `read_message` finds: sizes below 0 are null.
+# The result of `read_message`. A size below 0 is null.
 cdef struct Message:
     int64_t offset
     int64_t timestamp                   # -1 in magic 0
@@ -59,7 +60,7 @@ cdef struct Message:
 
 
 cdef bint read_message(const uint8_t* data, int32_t size, Message* message) noexcept nogil:
-    """The fields of a message whose `size` bytes follow its size field. False: they do not fit into it."""
+    """Read the fields of a message whose `size` bytes follow its size field. Return False if they do not fit into it."""
     cdef int magic = data[SET_MAGIC_AT]
     cdef const uint8_t* end = data + LENGTH_OVERHEAD + size
     cdef const uint8_t* p = data + SET_TIMESTAMP_AT
@@ -89,22 +90,22 @@ cdef inline bint crc_fits(const uint8_t* data, int32_t size) noexcept nogil:
 
 
 cdef class MessageSet:
-    """The set that a client sent: `check` until it returns -1; then `verdict` is 0 or an error code, and the rest says
-    what is there. Nothing is kept of the buffer."""
+    """The set that a client sent. Call `check` until it returns -1; then `verdict` is 0 or an error code, and the other
+    attributes describe the set. No reference to the buffer is kept."""
 
     cdef int32_t bytes_max
     cdef readonly int verdict
-    cdef readonly str message           # why, or None
-    cdef readonly int count             # of messages, a wrapper is one
-    cdef readonly int magic             # of the first; -1: there is none
+    cdef readonly str message           # the error message, or None
+    cdef readonly int count             # number of messages; a wrapper counts as one
+    cdef readonly int magic             # magic of the first message; -1: there is none
     cdef readonly int codec             # 0: none is compressed
-    cdef readonly Py_ssize_t size       # of the whole messages
+    cdef readonly Py_ssize_t size       # bytes of the complete messages
     cdef bint mixed
     cdef bint stamped
-    cdef readonly int64_t offset        # of the last
+    cdef readonly int64_t offset        # offset of the last message
     cdef readonly int64_t timestamp
-    cdef readonly bint is_null          # the last one's value is
-    cdef readonly Py_ssize_t value_at   # where it stands, if not
+    cdef readonly bint is_null          # the last message's value is null
+    cdef readonly Py_ssize_t value_at   # otherwise, its position
     cdef readonly Py_ssize_t value_size
 
     def __init__(self, int32_t bytes_max):
@@ -117,7 +118,7 @@ cdef class MessageSet:
         return -1
 
     def check(self, const uint8_t[::1] data not None, Py_ssize_t piece):
-        """Look at some `piece` bytes more of the set: how many there were, or -1 at the end of it."""
+        """Check about `piece` bytes more of the set. Return how many were checked, or -1 at the end of the set."""
         cdef const uint8_t* start = &data[0] if data.shape[0] else NULL
         cdef Py_ssize_t left = data.shape[0] - self.size
         cdef Py_ssize_t begin = self.size
@@ -169,7 +170,7 @@ cdef class MessageSet:
         return self.size - begin
 
     cdef object end(self, Py_ssize_t begin):
-        """What is asked of the set as a whole."""
+        """Check the rules about the set as a whole."""
         if self.mixed:
             return self.refuse(INVALID_RECORD, "The messages of a set must have the same magic")
         if self.codec and self.count > 1:
@@ -186,8 +187,9 @@ cdef class MessageSet:
 
 
 cdef class UpConverter:
-    """Plain messages of one magic in, records of a batch v2 out: `feed` them in pieces cut anywhere, then `end`. With
-    `inner` they are what a wrapper holds, and their CRCs are checked. No message may be larger than `size_max`."""
+    """Convert plain messages of one magic to records of a v2 batch: `feed` them in pieces that may be cut anywhere, then
+    call `end`. With `inner`, they come out of a wrapper, and their CRCs are checked. No message may be larger than
+    `size_max`."""
 
     cdef Walk walk
     cdef AppendRules rules
@@ -198,9 +200,9 @@ cdef class UpConverter:
     cdef readonly int verdict
     cdef const char* why
     cdef readonly int count
-    cdef readonly int64_t last_offset   # of the last message, as it says
+    cdef readonly int64_t last_offset   # offset field of the last message
     cdef int64_t base_timestamp
-    cdef uint8_t* cut                   # of a message that the last piece did not end
+    cdef uint8_t* cut                   # an incomplete message at the end of the last piece
     cdef size_t cut_size
     cdef size_t cut_capacity
 
@@ -220,7 +222,7 @@ cdef class UpConverter:
 
     @property
     def held(self):
-        """Bytes of memory that the message at hand takes, by its own claim."""
+        """Bytes of memory that the current message claims to need."""
         if self.cut_size < LENGTH_OVERHEAD:
             return 0
         return min(<int64_t>get_i32(self.cut + LENGTH_AT), self.size_max)
@@ -231,7 +233,7 @@ cdef class UpConverter:
         return 0
 
     cdef size_t add(self, const uint8_t* data, int32_t size, uint8_t* out) noexcept nogil:
-        """One message to a record at `out`: the record's size, 0 if it is refused."""
+        """Convert one message to a record at `out`. Return the record's size, 0 if it is refused."""
         cdef Message message
         cdef BatchInfo info
         cdef uint8_t head[RECORD_GROWTH]
@@ -285,7 +287,7 @@ cdef class UpConverter:
         return self.verdict == NONE
 
     cdef bint keep(self, const uint8_t* data, size_t size) noexcept nogil:
-        """Bytes of a message that is not whole yet. False: there is no memory."""
+        """Keep bytes of an incomplete message. Return False if there is no memory."""
         cdef size_t capacity
         cdef uint8_t* grown
         if self.cut_size + size > self.cut_capacity:
@@ -300,10 +302,10 @@ cdef class UpConverter:
         return True
 
     cdef int64_t convert(self, const uint8_t* p, const uint8_t* end, uint8_t* out) noexcept nogil:
-        """The bytes made of a piece; -1: there is no memory."""
+        """Convert a piece. Return the size of the output; -1 if there is no memory."""
         cdef size_t made = 0, more
         cdef int32_t size
-        while self.cut_size and self.verdict == NONE:   # first the message that the piece before has begun
+        while self.cut_size and self.verdict == NONE:   # first complete the message that began in the previous piece
             more = LENGTH_OVERHEAD
             if self.cut_size >= LENGTH_OVERHEAD:
                 size = get_i32(self.cut + LENGTH_AT)
@@ -333,7 +335,7 @@ cdef class UpConverter:
         return <int64_t>made
 
     def feed(self, const uint8_t[::1] piece not None):
-        """The records of the messages that end in this piece; nothing after a refusal. The GIL is not held."""
+        """Return the records of the messages that end in this piece; nothing after a refusal. The GIL is released."""
         cdef size_t capacity = self.cut_size + <size_t>piece.shape[0]
         cdef const uint8_t* p
         cdef bytearray records
@@ -341,7 +343,7 @@ cdef class UpConverter:
         cdef int64_t made
         if self.verdict or piece.shape[0] == 0:
             return bytearray()
-        # A record has at most 6 bytes more than its message, which has at least 26.
+        # A record has at most 6 bytes more than its message. A message has at least 26 bytes.
         records = PyByteArray_FromStringAndSize(NULL, <Py_ssize_t>(capacity + capacity // 4 + RECORD_GROWTH))
         out = <uint8_t*>PyByteArray_AS_STRING(records)
         p = &piece[0]
@@ -353,7 +355,7 @@ cdef class UpConverter:
         return records
 
     def end(self, int64_t wrapper_offset=0):
-        """The verdict: 0 or an error code. `wrapper_offset`: of the message that wrapped these, if it is of magic 1."""
+        """Return the verdict: 0 or an error code. `wrapper_offset` is the offset of the wrapper, if it is of magic 1."""
         if self.verdict == NONE and self.count == 0:
             self.refuse(INVALID_RECORD, "A compressed message that wraps none")
         if self.verdict == NONE and self.magic == 1 and wrapper_offset != 0 and wrapper_offset < self.last_offset:
@@ -369,12 +371,12 @@ cdef class UpConverter:
 
     @property
     def bad_records(self):
-        """As RecordWalk's."""
+        """Like RecordWalk.bad_records."""
         cdef uint32_t i
         return [] if self.walk.bad is NULL else [self.walk.bad[i + 1] for i in range(self.walk.bad[0])]
 
     def seal(self, uint8_t[::1] batch not None, int codec):
-        """Write the header of the batch whose records stand behind its first 61 bytes, as `codec` packed them; return it."""
+        """Write and return the header of a batch. Its records, packed with `codec`, are after its first 61 bytes."""
         cdef BatchHeader header = BatchHeader.__new__(BatchHeader)
         cdef size_t size = <size_t>batch.shape[0]
         cdef uint8_t* data

@@ -1,7 +1,7 @@
-"""Kafka's primitive types on bytes: big-endian integers, varints, and a checked cursor.
+"""Read and write Kafka's primitive types: big-endian integers, varints, and a checked cursor.
 
-`Cursor` is two pointers and a flag. Every read checks the bytes that remain; the first read that does not fit
-sets `failed`, and from then on all reads give zero, so a caller may read a whole struct and look once.
+`Cursor` is two pointers and a flag. Every read checks how many bytes remain. The first read that does not fit sets
+`failed`; after that, all reads return zero, so a caller may read a whole struct and check once.
 Varints: unsigned LEB128, at most 5 bytes for 32 bits and 10 for 64 (ByteUtils); `varint`/`varlong` are zigzag.
 """
 
@@ -171,10 +171,10 @@ cdef inline int64_t read_varlong(Cursor* c) noexcept nogil:
     return <int64_t>((v >> 1) ^ (~(v & 1) + 1))
 
 
-# -- what every flexible message has -------------------------------------------------------------------------
+# -- parts of every flexible message -------------------------------------------------------------------------
 
 cdef inline void skip_tags(Cursor* c) noexcept nogil:
-    """Tagged fields that nobody here knows."""
+    """Skip tagged fields, which are unknown here."""
     cdef uint32_t count = read_uvarint(c)
     while count and not c.failed:
         read_uvarint(c)
@@ -183,7 +183,7 @@ cdef inline void skip_tags(Cursor* c) noexcept nogil:
 
 
 cdef inline int64_t read_count(Cursor* c, bint flexible, size_t smallest) noexcept nogil:
-    """Of an array that may not be null; fails when so many elements cannot follow."""
+    """Read the count of an array that cannot be null. Fail if the remaining bytes cannot hold so many elements."""
     cdef int64_t count = <int64_t>read_uvarint(c) - 1 if flexible else read_i32(c)
     if count < 0 or <uint64_t>count * smallest > remaining(c):
         c.failed = True
@@ -191,7 +191,7 @@ cdef inline int64_t read_count(Cursor* c, bint flexible, size_t smallest) noexce
     return count
 
 
-# -- writing varints; the caller has room for 5 or 10 bytes; answers the number written --------------------
+# -- writing varints: the caller has room for 5 or 10 bytes; returns the number of bytes written ------------
 
 cdef inline int put_uvarint(uint8_t* p, uint32_t value) noexcept nogil:
     cdef int n = 0

@@ -1,7 +1,7 @@
-/* One record of a batch v2, read where it lies: the innermost loop of every append, so it is C, and inlined.
+/* Read one record of a v2 batch in place. This is the innermost loop of every append, so it is inlined C.
  *
- * The next record is found from the length alone (`*next`), never from the fields: a CPU then reads the fields of
- * several records at once, where a chain through key and value sizes would make each wait for the one before. */
+ * `*next` depends on the record's length only, never on its fields. So a CPU can read the fields of several records at
+ * once; a chain through key and value sizes would make each record wait for the one before. */
 #ifndef KAFKAD_RECORD_H
 #define KAFKAD_RECORD_H
 
@@ -26,7 +26,7 @@ enum { RECORD_COMPLETE = 0, RECORD_INCOMPLETE = 1, RECORD_MALFORMED = 2 };
 KAFKAD_INLINE int32_t record_zigzag(uint32_t value) { return (int32_t)((value >> 1) ^ (0 - (value & 1))); }
 KAFKAD_INLINE int64_t record_zigzag64(uint64_t value) { return (int64_t)((value >> 1) ^ (0 - (value & 1))); }
 
-/* A varint at p: where it ends, NULL when it does not before `end` or within 5 bytes. */
+/* Read a varint at p. Return where it ends; NULL if it does not end before `end` or within 5 bytes. */
 static __attribute__((noinline, unused)) const uint8_t *record_long_varint(const uint8_t *p, const uint8_t *end,
                                                                            int32_t *out) {
     uint32_t value = 0;
@@ -56,7 +56,7 @@ static __attribute__((noinline, unused)) const uint8_t *record_long_varlong(cons
     return NULL;
 }
 
-/* One and two bytes, which nearly all are, without a loop or a call. `room`: bytes that surely follow p. */
+/* Read a varint of one or two bytes, as nearly all are, without a loop or a call. At least `room` bytes follow p. */
 KAFKAD_INLINE const uint8_t *record_varint_in(const uint8_t *p, const uint8_t *end, int room, int32_t *out) {
     if (room < 1 && p >= end)
         return NULL;
@@ -69,7 +69,7 @@ KAFKAD_INLINE const uint8_t *record_varint_in(const uint8_t *p, const uint8_t *e
         *out = record_zigzag((first & 0x7F) | (uint32_t)p[1] << 7);
         return p + 2;
     }
-    int32_t value = 0; /* so that *out, a local of the caller, need not live in memory */
+    int32_t value = 0; /* a local, so that *out, a local of the caller, can stay in a register */
     p = record_long_varint(p, end, &value);
     *out = value;
     return p;
@@ -97,7 +97,7 @@ KAFKAD_INLINE const uint8_t *record_varint(const uint8_t *p, const uint8_t *end,
     return record_varint_in(p, end, 0, out);
 }
 
-/* Behind `count` headers, NULL if they do not fit. */
+/* Return the position after `count` headers; NULL if they do not fit. */
 static __attribute__((noinline, unused)) const uint8_t *record_pass_headers(const uint8_t *p, const uint8_t *end,
                                                                             int32_t count) {
     int32_t size;
@@ -114,9 +114,9 @@ static __attribute__((noinline, unused)) const uint8_t *record_pass_headers(cons
     return p;
 }
 
-/* The fields between `p` and `end`. With `room` the record is so long that its head needs no look at its end. */
+/* Read the fields between `p` and `end`. With `room`, the record is so long that its head needs no check of the end. */
 KAFKAD_INLINE int record_fields(const uint8_t *p, const uint8_t *end, int room, RecordView *view) {
-    p = record_varlong_in(p + 1, end, room, &view->timestamp_delta); /* behind the attributes, which mean nothing */
+    p = record_varlong_in(p + 1, end, room, &view->timestamp_delta); /* after the attributes, which are unused */
     if (!p)
         return RECORD_MALFORMED;
     p = record_varint_in(p, end, room, &view->offset_delta);
@@ -132,8 +132,8 @@ KAFKAD_INLINE int record_fields(const uint8_t *p, const uint8_t *end, int room, 
         return RECORD_MALFORMED;
     view->value = p;
     view->headers_count = 0;
-    /* The rest is the value and a 0 for no headers. (As uint32_t, so that a null value at the end of the record, which
-       leaves no byte for the count, does not equal -1.) */
+    /* The rest is the value and a 0 for no headers. (uint32_t, because a null value at the end of the record leaves no
+       byte for the count, and the size must not equal -1.) */
     if ((uint32_t)view->value_size == end - p - 1 && end[-1] == 0) {
         view->headers = end;
         return RECORD_COMPLETE;
@@ -152,7 +152,7 @@ KAFKAD_INLINE int record_fields(const uint8_t *p, const uint8_t *end, int room, 
 
 #define RECORD_HEAD_MAX (1 + 10 + 5 + 5) /* attributes, timestamp delta, offset delta, key size */
 
-/* Reads the record at p. RECORD_INCOMPLETE: its length, or what it says, runs past `end`. */
+/* Read the record at p. Return RECORD_INCOMPLETE if its length field, or the record, extends beyond `end`. */
 KAFKAD_INLINE int record_read(const uint8_t *p, const uint8_t *end, RecordView *view, const uint8_t **next) {
     int32_t length;
     p = record_varint(p, end, &length);
@@ -164,7 +164,7 @@ KAFKAD_INLINE int record_read(const uint8_t *p, const uint8_t *end, RecordView *
         return RECORD_INCOMPLETE;
     const uint8_t *body_end = p + length;
     *next = body_end;
-    __asm__("" : "+r"(body_end)); /* else the compiler finds it equal to where the fields end, and chains records */
+    __asm__("" : "+r"(body_end)); /* hides that it equals the end of the fields; the compiler would chain records */
     return length >= RECORD_HEAD_MAX ? record_fields(p, body_end, 2, view) : record_fields(p, body_end, 0, view);
 }
 

@@ -1,20 +1,19 @@
-"""Arrow columns become the records of batches v2, without a Python object per row.
+"""Encode Arrow columns as records of v2 batches, without a Python object per row.
 
     encoder = RecordEncoder(partitions=3, batch_bytes=1 << 18)
-    next = encoder.append(now_ms, value, key, headers, partition, start=0)    # rows, until enough is finished
-    encoder.close()                                                           # the batches that are begun
+    next = encoder.append(now_ms, value, key, headers, partition, start=0)    # encode rows, until enough is finished
+    encoder.close()                                                           # finish the open batches
     for encoded in encoder.take(): ...                                        # in the order they were finished
 
-Each row goes where Kafka's producer would send it (KIP-480): to the partition that it names, else to the one that
-murmur2 of its key names, else to one partition after the other, batch by batch. An `Encoded` holds the records
-behind room for their header, uncompressed; what comes after (codec, producer id, sequence, CRC) is
-`kafkad.client.producer`'s.
+A row goes to the same partition as with Kafka's producer (KIP-480): the one that it names, otherwise the one given by
+murmur2 of its key, otherwise one partition after the other, batch by batch. An `Encoded` has room for the batch header,
+followed by the uncompressed records. `kafkad.client.producer` does the rest (codec, producer id, sequence, CRC).
 
-The columns are pyarrow arrays or what has their `buffers()`, `offset`, `type` and len: strings and binaries with
-offsets of 32 or 64 bits, int32, and list<struct<key, value>>. pyarrow itself is not imported. Every offset is
-checked against its buffer before it is followed.
+Columns are pyarrow arrays, or objects with their `buffers()`, `offset`, `type` and len: strings and binaries with
+offsets of 32 or 64 bits, int32, and list<struct<key, value>>. This module does not import pyarrow. Every offset is
+checked against its buffer before it is used.
 
-Beware: an encoder is one producer's, of one topic; it is not to be used by two threads at once."""
+Beware: an encoder belongs to one producer and one topic, and is not thread-safe."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_FromStringAndSize
@@ -26,10 +25,10 @@ from kafkad._native.wire.batch cimport HEADER_SIZE
 from kafkad._native.wire.primitives cimport put_varint, put_varlong
 
 cdef enum:
-    RECORD_MAX = 0x7FFFFBFF              # of a record's bytes, so that a batch of one fits its length
-    OVERHEAD_MAX = 32                    # of a record: length, attributes, two deltas, three sizes
+    RECORD_MAX = 0x7FFFFBFF              # largest record, so that a batch with only it fits the length field
+    OVERHEAD_MAX = 32                    # a record's length, attributes, two deltas and three sizes
 
-# what ends a run over rows
+# why a run over rows ends
 cdef enum:
     DONE
     NO_MEMORY
@@ -59,12 +58,12 @@ class NoSuchPartition(ValueError):
 # -- Arrow columns -----------------------------------------------------------------------------------------
 
 cdef class Column:
-    """The buffers of one Arrow array, held while it lives. Rows count from the array's own offset."""
+    """The buffers of one Arrow array, held as long as this object lives. Row 0 is at the array's own offset."""
 
     cdef Py_buffer views[3]
     cdef int held
     cdef const uint8_t* validity          # NULL: no row is null
-    cdef const uint8_t* offsets           # of strings, binaries and lists
+    cdef const uint8_t* offsets           # for strings, binaries and lists
     cdef const uint8_t* data
     cdef int64_t data_size
     cdef int64_t first
@@ -72,7 +71,7 @@ cdef class Column:
     cdef bint large                       # offsets of 64 bits
 
     def __cinit__(self, array, int buffers, Py_ssize_t width=0):
-        """`buffers`: 2 of a fixed width or a list, 3 of strings and binaries."""
+        """`buffers` is 2 for a fixed width or a list, 3 for strings and binaries."""
         cdef list given = array.buffers()
         cdef Py_ssize_t offset_size
         self.length = len(array)
@@ -85,7 +84,7 @@ cdef class Column:
             self.data = self.hold(given[1], (self.first + self.length) * width)
             return
         offset_size = 8 if self.large else 4
-        # an array of no rows may come without offsets
+        # An empty array may have no offsets.
         self.offsets = self.hold(given[1], (self.first + self.length + 1) * offset_size if self.length else 0)
         if buffers == 3:
             self.data = self.hold(given[2], 0)
@@ -123,7 +122,7 @@ cdef inline int64_t offset_at(Column column, int64_t row) noexcept nogil:
 
 
 cdef inline int bytes_at(Column column, int64_t row, const uint8_t** data, int64_t* size) noexcept nogil:
-    """0, or BAD_OFFSETS; size -1: null."""
+    """Set `data` and `size` of a row's value; size -1 is null. Return 0 or BAD_OFFSETS."""
     cdef int64_t begin, end
     size[0] = -1
     data[0] = NULL
@@ -146,7 +145,7 @@ cdef class Headers:
     cdef Column lists
     cdef Column keys
     cdef Column values
-    cdef int64_t count                    # of structs
+    cdef int64_t count                    # number of structs
 
     def __init__(self, array):
         structs = array.values
@@ -158,11 +157,11 @@ cdef class Headers:
             raise ValueError(SENTENCES[NO_HEADER])
 
 
-# -- one batch that grows ----------------------------------------------------------------------------------
+# -- an open batch -----------------------------------------------------------------------------------------
 
 cdef struct Open:
     uint8_t* data
-    size_t size                           # with the room for the header
+    size_t size                           # including the room for the header
     size_t capacity
     int32_t count
     int64_t base_timestamp
@@ -188,7 +187,7 @@ cdef int open_reserve(Open* batch, size_t more) noexcept nogil:
 
 
 cdef class Encoded:
-    """The records of one batch to be. `data`: a bytearray, room of 61 bytes for the header first."""
+    """The records of a future batch. `data` is a bytearray that begins with room for the header (61 bytes)."""
 
     cdef readonly int32_t partition
     cdef readonly bytearray data
@@ -211,7 +210,7 @@ cdef inline size_t varint_size(int32_t value) noexcept nogil:
 
 
 cdef inline uint32_t murmur2_of(const uint8_t* data, int64_t size) noexcept nogil:
-    # Kafka's hash of keys (Utils.murmur2): the seed and the shifts are its own; little-endian words.
+    # Kafka's hash of keys (Utils.murmur2), with Kafka's seed and shifts, over little-endian words.
     cdef uint32_t m = 0x5BD1E995
     cdef uint32_t h = 0x9747B28Cu ^ <uint32_t>size
     cdef uint32_t k
@@ -240,16 +239,16 @@ cdef inline uint32_t murmur2_of(const uint8_t* data, int64_t size) noexcept nogi
 
 
 def murmur2(const uint8_t[::1] data not None):
-    """Kafka's hash of keys, as an unsigned 32-bit number."""
+    """Return Kafka's hash of a key, as an unsigned 32-bit number."""
     return murmur2_of(&data[0] if data.shape[0] else <const uint8_t*>b"", data.shape[0])
 
 
 # -- the encoder -------------------------------------------------------------------------------------------
 
 cdef class RecordEncoder:
-    """Rows of Arrow columns, as batches of one topic with `partitions` partitions. A batch ends before it
-    would be longer than `batch_bytes` (of one record: as long as it is). `sticky`: the partition that records
-    without key and partition begin with."""
+    """Encode rows of Arrow columns as batches of one topic with `partitions` partitions. A batch ends before it
+    exceeds `batch_bytes`, unless it has only one record. `sticky` is the first partition for records without key
+    and partition."""
 
     cdef Open* opened
     cdef readonly int32_t partitions
@@ -257,7 +256,7 @@ cdef class RecordEncoder:
     cdef int32_t sticky
     cdef list finished
     cdef readonly int64_t finished_bytes
-    cdef readonly int64_t rows            # that were appended, in all
+    cdef readonly int64_t rows            # appended so far
 
     def __cinit__(self, int32_t partitions, int64_t batch_bytes=1 << 18, int32_t sticky=0):
         if partitions < 1 or batch_bytes < 1 or not 0 <= sticky < partitions:
@@ -279,9 +278,9 @@ cdef class RecordEncoder:
 
     def append(self, int64_t now_ms, value, key=None, headers=None, partition=None, timestamp=None, *,
                int64_t start=0, int64_t enough_bytes=1 << 62):
-        """Encodes rows from `start` on; the row to go on with: the number of rows when all are in, less when
-        `enough_bytes` of batches are finished. `timestamp`: a column of microseconds (null: `now_ms`).
-        Raises ValueError, NoSuchPartition, MemoryError; rows before the one that failed are in."""
+        """Encode rows from `start` on, until all are encoded or `enough_bytes` of batches are finished. Return the row
+        to continue with; it is the number of rows if all are encoded. `timestamp` is a column of microseconds (null:
+        `now_ms`). Raise ValueError, NoSuchPartition or MemoryError; the rows before the failed one are encoded."""
         cdef Column values = Column(value, 3)
         cdef Column keys = None if key is None else Column(key, 3)
         cdef Column places = None if partition is None else Column(partition, 2, 4)
@@ -317,13 +316,13 @@ cdef class RecordEncoder:
         return row
 
     def close(self):
-        """Ends the batches that are begun."""
+        """Finish the open batches."""
         cdef int32_t i
         for i in range(self.partitions):
             self.finish(i)
 
     def take(self):
-        """The batches that have ended, oldest first; they leave."""
+        """Remove and return the finished batches, oldest first."""
         cdef list taken = self.finished
         self.finished = []
         self.finished_bytes = 0
@@ -343,7 +342,7 @@ cdef class RecordEncoder:
             self.finished_bytes += batch.size
             batch.size = 0
             batch.count = 0
-            if batch.capacity > <size_t>(2 * self.batch_bytes + 65536):   # one long record does not stay
+            if batch.capacity > <size_t>(2 * self.batch_bytes + 65536):   # free the memory of a single long record
                 free(batch.data)
                 batch.data = NULL
                 batch.capacity = 0
@@ -353,7 +352,7 @@ cdef class RecordEncoder:
 
     cdef int put(self, Column values, Column keys, Headers heads, Column places, Column times, int64_t now_ms,
                  int64_t row, int32_t* place) noexcept nogil:
-        """One row. BATCH_FULL: `place` must be finished first; nothing was written."""
+        """Encode one row. Return BATCH_FULL, without writing anything, if the batch of `place` must be finished first."""
         cdef const uint8_t* value
         cdef const uint8_t* key
         cdef const uint8_t* name
@@ -365,7 +364,7 @@ cdef class RecordEncoder:
         cdef Open* batch
         if bytes_at(values, row, &value, &value_size) or bytes_at(keys, row, &key, &key_size):
             return BAD_OFFSETS
-        # where to
+        # Choose the partition.
         if places is not None and not is_null(places, row):
             memcpy(place, places.data + (places.first + row) * 4, 4)
             if place[0] < 0 or place[0] >= self.partitions:
@@ -375,7 +374,7 @@ cdef class RecordEncoder:
         else:
             place[0] = self.sticky
         batch = &self.opened[place[0]]
-        # how long
+        # Compute the record's length.
         timestamp = now_ms
         if times is not None and not is_null(times, row):
             memcpy(&timestamp, times.data + (times.first + row) * 8, 8)
@@ -411,10 +410,10 @@ cdef class RecordEncoder:
             return BATCH_FULL
         if open_reserve(batch, <size_t>body + OVERHEAD_MAX) < 0:
             return NO_MEMORY
-        # and in it goes
+        # Write the record.
         p = batch.data + batch.size
         p += put_varint(p, <int32_t>body)
-        p[0] = 0                          # attributes: none are in use
+        p[0] = 0                          # attributes, unused
         p += 1
         p += put_varlong(p, timestamp - batch.base_timestamp)
         p += put_varint(p, batch.count)

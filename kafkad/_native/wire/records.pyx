@@ -1,6 +1,6 @@
-"""Records as Python objects, to and from the bytes of a batch: the control plane's and the client's way.
+"""Convert records between Python objects and the bytes of a batch, for the control plane and the client.
 
-The broker's produce and fetch path makes none of these; it leaves records where they lie (`batch.pyx`)."""
+The broker's produce and fetch path creates no such objects; it reads records in place (`batch.pyx`)."""
 
 cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
@@ -29,7 +29,7 @@ from kafkad._native.wire.batch_layout cimport (
 
 @cython.freelist(64)
 cdef class Record:
-    """One record. `offset` -1: the next after the one before it, when a batch is built."""
+    """One record. An `offset` of -1 means the offset after the previous record, when a batch is built."""
 
     cdef public object key
     cdef public object value
@@ -69,7 +69,7 @@ cdef object sized(const uint8_t* data, int32_t size):
 
 
 cdef list read_headers(const RecordView* view, const uint8_t* end):
-    # record_read has looked through them: every size fits.
+    # record_read has checked that every size fits.
     cdef list headers = []
     cdef const uint8_t* p = view.headers
     cdef int32_t size = -1
@@ -86,7 +86,7 @@ cdef list read_headers(const RecordView* view, const uint8_t* end):
 
 
 def decode(BatchHeader header not None, const uint8_t[::1] data not None):
-    """The records of a batch from their uncompressed bytes. Raises Malformed."""
+    """Return the records of a batch, given their uncompressed bytes. Raise Malformed."""
     cdef list records = []
     cdef uint8_t nothing = 0
     cdef const uint8_t* p = &data[0] if data.shape[0] else &nothing
@@ -185,7 +185,7 @@ cdef int put_record(Output* output, Record record, int64_t timestamp_delta, int3
     reserve(output, body + 5)
     p = output.data + output.size
     p += put_varint(p, <int32_t>body)
-    p[0] = 0                      # attributes: none are in use
+    p[0] = 0                      # attributes, unused
     p += 1
     p += put_varlong(p, timestamp_delta)
     p += put_varint(p, offset_delta)
@@ -201,8 +201,8 @@ cdef int put_record(Output* output, Record record, int64_t timestamp_delta, int3
 
 
 def encode(records, int64_t base_offset=0):
-    """Records as they stand in a batch, uncompressed, behind room for its header: (bytearray, count,
-    last offset delta, base timestamp, max timestamp). The first record's timestamp is the base."""
+    """Encode records, uncompressed, after room for the batch header. Return (bytearray, count, last offset delta, base
+    timestamp, max timestamp). The first record's timestamp is the base."""
     cdef Output output = Output(NULL, 0, 0)
     cdef int64_t base_timestamp = -1
     cdef int64_t max_timestamp = -1
@@ -235,25 +235,25 @@ def encode(records, int64_t base_offset=0):
 
 
 cdef class Renumbering:
-    """Gives the records of a batch the offset deltas 0, 1, 2 …, as their bytes come, cut anywhere. They were walked before:
-    what does not parse here is Malformed and need not be told apart."""
+    """Give the records of a batch the offset deltas 0, 1, 2 …. The bytes may be cut anywhere. The records were walked
+    before, so errors here are plain Malformed."""
 
     cdef Output output
-    cdef uint8_t head[24]               # of a record: its length, attributes, timestamp and offset delta
+    cdef uint8_t head[24]               # a record's length, attributes, timestamp delta and offset delta
     cdef int head_size
-    cdef int64_t rest                   # of the record behind it, that goes through as it is
+    cdef int64_t rest                   # remaining bytes of the record, which are copied unchanged
     cdef int32_t records
 
     def __dealloc__(self):
         free(self.output.data)
 
     def feed(self, const uint8_t[::1] chunk not None) -> bytes:
-        """What the chunk becomes, as far as that is known."""
+        """Return the output that is known after this chunk."""
         cdef const uint8_t* p = &chunk[0] if chunk.shape[0] else NULL
         cdef const uint8_t* end = p + chunk.shape[0]
         cdef int64_t size
         cdef int failed = 0
-        reserve(&self.output, 2 * chunk.shape[0] + 64)      # a delta grows by 4 bytes at most, a record has 7 at least
+        reserve(&self.output, 2 * chunk.shape[0] + 64)      # a delta grows by at most 4 bytes; a record has at least 7
         self.output.size = 0
         with nogil:
             while p < end and not failed:
@@ -276,12 +276,12 @@ cdef class Renumbering:
         return PyBytes_FromStringAndSize(<char*>self.output.data, self.output.size)
 
     def end(self, int32_t count) -> None:
-        """All `count` records have come, and nothing else."""
+        """Check that exactly `count` complete records were fed."""
         if self.rest or self.head_size or self.records != count:
             raise Malformed("the records end elsewhere than they should")
 
     cdef int put_head(self) noexcept nogil:
-        # When the head is whole: writes it with the new delta.
+        # If the head is complete, write it with the new delta.
         cdef const uint8_t* end = self.head + self.head_size
         cdef const uint8_t* body
         cdef const uint8_t* p
@@ -300,7 +300,7 @@ cdef class Renumbering:
         if length < end - body:
             return 1
         self.rest = length - (end - body)
-        size = <int>(p + 1 - body)                          # attributes and the timestamp delta, as they are
+        size = <int>(p + 1 - body)                          # attributes and the timestamp delta, unchanged
         out = self.output.data + self.output.size
         out += put_varint(out, <int32_t>(size + self.rest) + put_varint(delta_bytes, self.records))
         memcpy(out, body, size)
@@ -316,7 +316,7 @@ def write_header(
     int32_t last_offset_delta, int64_t base_timestamp, int64_t max_timestamp, int64_t producer_id,
     int16_t producer_epoch, int32_t base_sequence, int32_t records_count,
 ):
-    """Fills the header in front of the records, CRC and length last."""
+    """Write the header in front of the records; CRC and length last."""
     if len(buffer) < HEADER_SIZE or len(buffer) > INT32_MAX:
         raise ValueError("the batch is too short or too long")
     cdef uint8_t* p = <uint8_t*>PyByteArray_AS_STRING(buffer)

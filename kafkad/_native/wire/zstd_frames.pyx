@@ -1,7 +1,8 @@
-"""Where the frames and blocks of zstd data end (RFC 8878), found without unpacking anything.
+"""Find where the frames and blocks of zstd data end (RFC 8878), without unpacking them.
 
-The library's reader takes a cut frame for the end of the data, and serves any number of frames and blocks in one call. So
-they are walked first, a bounded number at a time: data may be nothing but blocks of 3 bytes that hold nothing."""
+The library's reader treats a cut frame as the end of the data, and reads any number of frames and blocks in one call.
+Hostile data may consist of millions of empty blocks of 3 bytes. So this module walks over the frames first, a bounded
+number at a time."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -10,8 +11,8 @@ from kafkad._native.wire.malformed import Malformed
 cdef enum:
     MAGIC = 0xFD2FB528
     SKIPPABLE = 0x184D2A50              # to 0x184D2A5F
-    IN_FRAME = 1                        # states of a walk; 0: a frame begins here
-    CHECKSUM = 2                        # and it ends in one
+    IN_FRAME = 1                        # state bits of a walk; 0: a frame begins here
+    CHECKSUM = 2                        # the frame ends with a checksum
 
 
 cdef inline uint32_t get_u32(const uint8_t* p) noexcept nogil:
@@ -19,7 +20,7 @@ cdef inline uint32_t get_u32(const uint8_t* p) noexcept nogil:
 
 
 cdef inline uint64_t window_of(const uint8_t* header, int single_segment, int content_size) noexcept nogil:
-    # What the frame's reader keeps, of bytes that it has unpacked. `header`: behind the descriptor.
+    # Return the window: how many unpacked bytes the frame's reader keeps. `header` points after the descriptor.
     cdef uint64_t size = 0
     cdef int i
     if not single_segment:
@@ -32,7 +33,7 @@ cdef inline uint64_t window_of(const uint8_t* header, int single_segment, int co
 
 cdef int64_t walk(const uint8_t* data, int64_t at, int64_t end, int* state, int* blocks, int* frames,
                   uint64_t* window) noexcept nogil:
-    # Behind the last block or frame that is whole; -1: cut, -2: no frame.
+    # Return the position after the last complete block or frame; -1: the data is cut, -2: it is not a frame.
     cdef uint32_t magic, block
     cdef uint64_t size
     cdef int descriptor, single_segment, content_size, dictionary
@@ -80,8 +81,8 @@ cdef int64_t walk(const uint8_t* data, int64_t at, int64_t end, int* state, int*
 
 
 def zstd_walk(const uint8_t[::1] data not None, int64_t position, int state, int blocks, int frames) -> tuple:
-    """Goes over at most so many blocks and frames from `position`: (position, state, frames left, largest window). A frame
-    begins there when `state` is 0, as at the start. Raises Malformed where the data is cut or no frame."""
+    """Walk over at most `blocks` blocks and `frames` frames from `position`. Return (position, state, frames left, largest
+    window). `state` is 0 at the start, and wherever a frame begins. Raise Malformed if the data is cut or not a frame."""
     cdef uint64_t window = 0
     cdef int64_t at
     if not 0 <= position < data.shape[0]:

@@ -1,16 +1,14 @@
-"""Memory that other workers can read: a sparse shared region, handed out by a buddy allocator in whole pages.
+"""Memory that other workers can read: a sparse shared region, allocated in whole pages by a buddy allocator.
 
-A worker reads its sockets into buffers of its arena, so a Produce for another worker's partition travels as
-an address and its owner writes the file from there. An arena is a memfd that every worker has mapped at the
-same address since before the fork. It is address space first: a block that is given back gives its memory
-back to the system (a hole is punched), so what is free costs nothing, and rounding up to a power of two
-costs nothing either.
+A worker reads its sockets into buffers of its arena. To forward a Produce, it sends only the address to the owner of
+the partition, which writes the file from there. An arena is a memfd that all workers have mapped at the same address
+since before the fork. It is mostly address space: freeing a block returns its memory to the system (a hole is
+punched), so free blocks, and rounding up to a power of two, use no memory.
 
-The allocator's own tables are private to the worker that owns the arena and lie outside of it: nothing in
-shared memory says what is free, so a worker that dies leaves nothing half-done. Blocks merge with their
-buddies; with live blocks of at most L bytes, the largest 2^k pages, L * (k + 1) bytes of address space are
-always enough: 8 GiB for 512 MiB of buffers
-of up to 128 MiB."""
+The allocator's tables are private to the worker that owns the arena, and outside of the shared memory. So a worker
+that dies cannot leave them half changed. Blocks merge with their buddies. If the live blocks have at most L bytes, and
+the largest has 2^k pages, L * (k + 1) bytes of address space are always enough: 8 GiB for 512 MiB of buffers of up to
+128 MiB."""
 
 from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memset
@@ -58,7 +56,7 @@ cdef void unlink(Arena* arena, uint32_t page, int order) noexcept nogil:
 
 
 cdef bint arena_open(Arena* arena, int fd, uint8_t* map, size_t at, size_t size) noexcept nogil:
-    """`size` bytes from `at` of a mapped memfd, all free. False: no memory for the tables."""
+    """Open an arena of `size` free bytes, from `at` of a mapped memfd. Return False if there is no memory for the tables."""
     cdef size_t pages = size // ARENA_PAGE
     cdef void* tables = mmap(NULL, pages * 9, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                              -1, 0)

@@ -1,33 +1,34 @@
 class Handover:
-    """Which worker serves a new connection. Made before the fork by the supervisor, which keeps it."""
+    """Choose the worker that serves a new connection. The supervisor creates it before the fork, and keeps
+    it."""
 
     def __init__(self, count: int) -> None: ...
     me: int  # -1 before `enter`
     count: int
-    given: int  # connections, to other workers and from them
-    taken: int
+    given: int  # connections sent to other workers
+    taken: int  # connections received from other workers
     def enter(self, me: int) -> None:
-        """This process is worker `me` from now on: the first, or the successor of one that died. It is given
-        nothing until it opens."""
+        """Become worker `me`, as the first one or as the successor of a dead one. It gets no connections
+        before `open`."""
     def fileno(self) -> int:
-        """Readable when somebody has given this worker a connection."""
+        """Return a descriptor that is readable when another worker has sent a connection."""
     def open(self) -> None: ...
     def open_again(self) -> None:
-        """If this worker is open: the others may think that it is not."""
+        """Mark this worker open again, if it serves: it may have been marked shut."""
     def shut(self, worker: int) -> None:
-        """Give it no more. What is on its way to it stays there."""
+        """Send no more connections to a worker. Those that are on their way stay there."""
     def bury(self, worker: int) -> None:
-        """It is dead: its connections are gone as well."""
+        """Remove the connections of a dead worker from its count."""
     def leave(self) -> int:
-        """This worker is given no more, and what was on its way is closed: how many."""
+        """Shut this worker, close the connections that are on their way to it, and return their number."""
     def loads(self) -> list[int]:
-        """Of each worker: the connections that it serves, has in its hands, or that are on their way."""
+        """Return per worker the connections that it serves, has received, or that are on their way to it."""
 
-    # a worker without a reactor: tests
+    # For tests: a worker without a reactor.
     def lock(self) -> bool: ...
     def unlock(self) -> None: ...
     def publish(self, load: int) -> None: ...
     def give(self, fd: int, listener: int, phase: int = 2, peer: bytes = ..., port: int = 0) -> bool:
-        """False: it is kept, and counts as ours."""
+        """Send a connection to another worker. Return False if it stays here; it then counts as ours."""
     def take(self) -> tuple[int, int, int, bytes, int] | None:
-        """(fd, listener, phase, peer, port) of the next one."""
+        """Return (fd, listener, phase, peer, port) of the next connection, or None."""

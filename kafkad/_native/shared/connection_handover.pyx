@@ -1,25 +1,29 @@
-"""Hand-over: which worker serves a new connection.
+"""Connection handover: choose the worker that serves a new connection.
 
-The workers listen on one port, and the kernel spreads connections over them by a hash, which leaves two connections
-on one worker half of the time. So who accepts one and has more than another gives it to the one that has least, before
-its first byte is read: as a descriptor (SCM_RIGHTS) through the receiver's socket, whose ends all workers have.
+The workers listen on one port. The kernel spreads connections over them by a hash, which puts two connections on the
+same worker half of the time. So a worker that accepts a connection, and has more than another worker, sends it to the
+worker with the fewest. It does so before it reads the first byte, as a descriptor (SCM_RIGHTS) through the receiver's
+socket; all workers have both ends of all these sockets.
 
     Board: lock | Post × N: load, open
 
-**Loads.** A worker tells what it serves and what it has in its hands, and only it writes that. What is on its way to it
-is asked of the kernel, as the bytes that its socket holds. So nobody who dies at any instruction leaves a wrong count
-behind: its own is buried with it, what it sent is there, and what it did not send is closed with its descriptors.
+**Loads.** A worker publishes how many connections it serves and has received; only this worker writes the count. The
+kernel reports what is on the way to a worker, as the bytes that its socket holds. So a worker that dies at any
+instruction leaves no wrong count: the supervisor resets its count, connections that it sent are still in a socket, and
+those that it did not send are closed with its descriptors.
 
-**Exactness.** To look, choose and send is one step under a lock, to receive and to tell another. While connections
-only come, no two workers differ by more than one, however many come at once; and max.connections and
-max.connections.per.ip, looked at under the same lock, hold for all workers together. The lock is a robust mutex: one
-that dies with it frees it. For one that is stopped with it the others wait PATIENCE_MS once, and go on without.
+**Exactness.** Comparing, choosing and sending is one step under a lock. Receiving and publishing is another. While
+connections only come, the loads of two workers differ by at most one, however many come at once. max.connections and
+max.connections.per.ip are checked under the same lock, so they hold for all workers together. The lock is a robust
+mutex: if its holder dies, it is released. If its holder is stopped, the others wait PATIENCE_MS once, and then continue
+without the lock.
 
-**Death.** The supervisor keeps the sockets. What was on its way to a dead worker waits for its successor, as does the
-backlog of its listener. Nobody gives to one that is not open: it has not begun, it stops, or it has died or hangs and
-the supervisor knows. A socket that cannot be sent (too much is on its way) stays with whoever accepted it.
+**Death.** The supervisor keeps the sockets. Connections that are on their way to a dead worker wait for its successor,
+like the backlog of its listener. A worker gets no connections while it is not open: before it has started, while it
+stops, and when the supervisor knows that it has died or hangs. If a socket cannot be sent (too many are on their way),
+the worker that accepted it keeps it.
 
-Beware: only what was never in an epoll set may be sent, since it would go on firing in the sender's."""
+Beware: send only sockets that were never in an epoll set, because they would stay in the sender's."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EINTR, errno
@@ -63,7 +67,7 @@ cdef extern from * nogil:
             until.tv_nsec %= 1000000000;
             code = pthread_mutex_timedlock(mutex, &until);
         }
-        if (code == EOWNERDEAD)                     /* nothing that it guards can be half done */
+        if (code == EOWNERDEAD)                     /* no data under this lock can be half changed */
             code = pthread_mutex_consistent(mutex);
         return code == 0;
     }
@@ -84,7 +88,7 @@ cdef extern from * nogil:
         memcpy(CMSG_DATA(&control.header), &fd, sizeof(int));
         return sendmsg(to, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     }
-    /* what recvmsg answers; *fd is -1 when no descriptor came with it */
+    /* Return the result of recvmsg. *fd is -1 if no descriptor came with the message. */
     static inline ssize_t kafkad_receive_fd(int from, int* fd, void* data, size_t size) {
         union { struct cmsghdr header; char space[CMSG_SPACE(sizeof(int))]; } control;
         struct iovec part = {data, size};
@@ -126,8 +130,8 @@ cdef extern from * nogil:
     int close(int fd)
 
 cdef enum:
-    PATIENCE_MS = 500               # who holds the lock may have to wait for a processor; more means that it was stopped
-    QUEUE_BYTES = 1 << 20           # asked for: room for as many messages as the system allows
+    PATIENCE_MS = 500               # a holder that waits for a CPU needs less; a longer wait means that it was stopped
+    QUEUE_BYTES = 1 << 20           # requested buffer; the system limits it to what it allows
 
 if sizeof(Handed) != 32 or sizeof(Post) != 64 or sizeof(Board) != 64 or mutex_size > sizeof(Board):
     raise ImportError("the layout of what workers share of connections has changed")
@@ -163,7 +167,7 @@ cdef int64_t handover_look(Handover self) noexcept nogil:
 cdef bint handover_give(Handover self, int fd, const Handed* handed) noexcept nogil:
     cdef int best = self.me
     cdef int i, worker
-    for i in range(1, self.count):                  # of those that have least the next after me
+    for i in range(1, self.count):                  # of the least loaded workers, the next one after me
         worker = (self.me + i) % self.count
         if self.seen[worker] < self.seen[best] and is_open(&self.posts[worker].open):
             best = worker
@@ -185,7 +189,7 @@ cdef int handover_take(Handover self, Handed* handed) noexcept nogil:
     if n <= 0:
         return NOTHING
     KAFKAD_CHECK(n == sizeof(Handed))
-    if fd < 0:                                      # given no more until the next heartbeat: else they all come here
+    if fd < 0:                                      # shut until the next heartbeat; otherwise all would come here
         store_open(&self.posts[self.me].open, 0)
         return LOST
     self.taken += 1
@@ -262,7 +266,7 @@ cdef class Handover:
     def leave(self):
         cdef Handed handed
         cdef int count = 0, fd
-        handover_lock(self)                         # whoever sends to us now has sent
+        handover_lock(self)                         # nobody is sending to us now
         self.serving = False
         self.shut(self.me)
         handover_unlock(self)
@@ -278,7 +282,7 @@ cdef class Handover:
         handover_look(self)
         return [self.seen[worker] for worker in range(self.count)]
 
-    # -- a worker without a reactor: tests
+    # -- for tests: a worker without a reactor
 
     def lock(self):
         return handover_lock(self)
@@ -290,7 +294,7 @@ cdef class Handover:
         handover_publish(self, load)
 
     def give(self, int fd, uint32_t listener, int phase=2, bytes peer=bytes(16), int port=0):
-        """All of it under the lock, as the reactor does. What is kept counts as ours."""
+        """Compare, choose and send under the lock, as the reactor does. If the connection stays here, count it as ours."""
         cdef Handed handed
         cdef bint given
         if len(peer) != 16 or self.me < 0:

@@ -1,11 +1,12 @@
-"""How many connections each host has with every worker: what max.connections.per.ip counts.
+"""Count each host's connections per worker, for max.connections.per.ip.
 
-    memory made before the fork: a table a worker | slot × SLOTS: host, 16 bytes | count u32 | zero u32
+    shared memory, created before the fork: one table per worker | slot × SLOTS: host, 16 bytes | count u32 |
+    zero u32
 
-A worker writes only its own table, and reads those of the others when it asks for a host. A slot belongs to
-the host that first needed it until its count is zero and another needs it; a host is looked for in PROBES
-slots from where its hash begins. One that finds no room there is not counted for the others, and the limit
-is then each worker's own.
+A worker writes only its own table, and reads the other tables when it looks up a host. A slot belongs to the
+first host that needs it. When its count is zero, another host may take it. A host's slot is one of the PROBES
+slots from the position of its hash. If these are all taken, the other workers do not see the host's
+connections, and the limit applies per worker.
 
 Beware: two workers that accept at the same moment may both find the last place free."""
 
@@ -15,14 +16,14 @@ import struct
 from kafkad._native.wire.crc32c import checksum
 
 SLOT = struct.Struct("<16sII")
-SLOTS = 16384  # a power of two; memory comes with the first touch
+SLOTS = 16384  # a power of two; the system provides the memory at the first access
 PROBES = 32
 COUNT = struct.Struct("<I")
 TABLE = SLOTS * SLOT.size
 
 
 class HostCounts:
-    """Made once for `workers`; each then calls `enter`, also one that takes a dead one's place."""
+    """The tables of all `workers`. Each worker calls `enter` first, also the successor of a dead one."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -34,14 +35,14 @@ class HostCounts:
         self.forget(me)
 
     def forget(self, worker: int) -> None:
-        """It has no connections: it begins, or is dead."""
+        """Clear the table of a worker that starts or has died."""
         table = worker * TABLE
         for first in range(table, table + TABLE, mmap.PAGESIZE):
             if any(self._map[first : first + mmap.PAGESIZE]):
                 self._map[first : first + mmap.PAGESIZE] = bytes(mmap.PAGESIZE)
 
     def set(self, host: bytes, count: int) -> None:
-        """This worker has so many connections of that host (16 bytes)."""
+        """Set the number of this worker's connections from a host (16 bytes)."""
         free = -1
         for place in self._places(self.me, host):
             there, held, _ = SLOT.unpack_from(self._map, place)
@@ -55,7 +56,7 @@ class HostCounts:
             COUNT.pack_into(self._map, free + 16, count)
 
     def elsewhere(self, host: bytes) -> int:
-        """What the other workers have of that host."""
+        """Return how many connections the other workers have from a host."""
         total = 0
         for worker in range(self.workers):
             if worker == self.me:

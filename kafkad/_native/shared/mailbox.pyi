@@ -1,5 +1,6 @@
 class Mailboxes:
-    """Rings, doorbells and arenas of the workers of one broker. Made before the fork by the supervisor."""
+    """Rings, doorbells and arenas of the workers of one broker. The supervisor creates them before the
+    fork."""
 
     def __init__(self, count: int) -> None: ...
     me: int  # -1 before `enter`
@@ -8,15 +9,14 @@ class Mailboxes:
     mail_out: int
     rings: int
     def enter(self, me: int) -> None:
-        """This process is worker `me` from now on: the first, or the successor of one that died (then it may
-        wait
-        a second for who still reads what that one sent). Once a process."""
+        """Become worker `me`, as the first one or as the successor of a dead one. A successor may wait a
+        second for workers that still read messages of its predecessor. Call it once per process."""
     def doorbell(self, worker: int) -> int: ...
     def life(self, worker: int) -> int:
-        """How often this worker has entered; 0: never."""
+        """Return how often this worker has entered; 0: never."""
     def close(self) -> None: ...
 
-    # a worker without a reactor: tests
+    # For tests: a worker without a reactor.
     def post(
         self,
         to: int,
@@ -30,7 +30,7 @@ class Mailboxes:
         text: bytes = b"",
     ) -> None: ...
     def take(self) -> tuple[int, int, int, int, bytes, int, int, bytes] | None:
-        """(sender, kind, row, token, topic id, at, size, text) of the next message, which is done with."""
+        """Take the next message: return (sender, kind, row, token, topic id, at, size, text), or None."""
     def ring(self) -> None: ...
     def sleep(self) -> bool: ...
     def awake(self) -> None: ...

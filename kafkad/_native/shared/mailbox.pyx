@@ -1,30 +1,30 @@
 """Messages between the workers of one broker: rings in shared memory, doorbells, lives.
 
-One memfd, mapped before the fork, holds a cell a worker and a ring for every (sender, receiver):
+One memfd, mapped before the fork, holds one cell per worker and one ring per (receiver, sender):
 
     Board | Cell × N | Ring × N × N (by receiver, then sender)
 
-**Rings.** One sender, one receiver, 256 entries; `head` and `tail` only grow, each on a cache line of its
-own, written by one side and published with a release. An entry stays its sender's promise until `mail_done`:
-what it points to in the sender's arena is read where it stands. What finds no room waits in the sender's own
-memory, in order, and the receiver wakes it when there is room again; so posting never fails and never
-blocks.
+**Rings.** A ring has one sender, one receiver and 256 entries. `head` and `tail` only grow. Each is on its own cache
+line, is written by one side, and is published with a release. An entry may point into the sender's arena; the receiver
+reads the bytes there, so the sender must not reuse them until `mail_done`. Messages without room in the ring wait in
+the sender's private memory, in order. The receiver wakes the sender when there is room again. So posting never fails
+and never blocks.
 
-**Doorbells.** A worker about to sleep says so in its cell, then looks at its rings once more; a sender that
-has put something looks at the cell, after a full fence on both sides, so one of them sees the other. It
-writes the eventfd and then marks this very sleep as rung (each sleep has a number), so that the others need
-not: were it killed in between, they would just ring again. Rung is at the end of a round, and only who
-sleeps: under load nobody is.
+**Doorbells.** A worker that is about to sleep writes so into its cell, and then checks its rings once more. A sender
+that has put a message checks the cell. Both have a full fence in between, so one of them sees the other. The sender
+writes the eventfd and then marks this sleep as rung (each sleep has a number), so that other senders need not ring. If
+it is killed in between, they just ring again. Workers ring at the end of a round, and only for workers that sleep;
+under load none does.
 
-**Lives.** A worker may die at any instruction and come back by `enter`. A half-written entry is not
-published; what it did not take is skipped by its successor. Every message carries the lives of its sender
-and its receiver, as the sender knows them, and is dropped if either is another by now. So a worker that has
-not heard of a peer's death yet posts to nobody, and when it hears (`mail_lost`, once for every new life),
-all that it has in flight to that peer can be given up and the memory used again: nobody reads it any more.
-The other way around, live peers may still be writing from a dead worker's arena: its successor waits until
-they have taken the last of its messages, or uses the other half of the arena.
+**Lives.** A worker may die at any instruction; its successor calls `enter`, and each such life has a number. A
+half-written entry is not published, and messages that the dead worker did not take are skipped by its successor. A
+message carries the lives of its sender and its receiver, as the sender knows them. It is dropped if either has a new
+life. So messages from a worker that does not know yet of a peer's death reach nobody. When it learns of the new life
+(`mail_lost`, once per life), it can give up all messages in flight to that peer and reuse their memory, because nobody
+reads it any more. Live peers may still be writing to disk from a dead worker's arena. Its successor waits until they
+have taken its last message, or uses the other half of the arena.
 
-Beware: everything of one worker here belongs to the thread of its event loop."""
+Beware: all state of one worker here belongs to the thread of its event loop."""
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromMemory
@@ -77,9 +77,9 @@ cdef enum:
     STATE = 3
 
 cdef enum:
-    FIRST_PART = 64                 # of a Mail: all that APPEND and ADVANCED need, one cache line
+    FIRST_PART = 64                 # bytes of a Mail that APPEND and ADVANCED use, one cache line
     TURN = 32                       # messages of one sender in a row
-    DRAIN_MS = 1000                 # a new life waits so long for the readers of its arena
+    DRAIN_MS = 1000                 # longest time that a new life waits for the readers of its arena
 
 if sizeof(Mail) != 256 or sizeof(Cell) != 128 or sizeof(Board) != 64 or sizeof(Ring) != 128 + 256 * RING_SIZE:
     raise ImportError("the mailbox's layout has changed")
@@ -143,7 +143,7 @@ cdef void enqueue(Outbox* box, const Mail* mail) noexcept nogil:
 
 
 cdef void push(Mailboxes self, Outbox* box) noexcept nogil:
-    """What waited goes on as far as there is room; if that is not all, the receiver is asked to wake us."""
+    """Put queued messages into the ring while there is room. If some are left, ask the receiver to wake us."""
     while box.waiting:
         if not has_room(box):
             mail_store(&box.ring.starved, 1)
@@ -163,7 +163,7 @@ cdef void mail_drop(Mailboxes self, int peer) noexcept nogil:
 # -- doorbells ---------------------------------------------------------------------------------------------
 
 cdef void knock(Mailboxes self, int peer) noexcept nogil:
-    """Wakes a sleeping peer. A full fence must stand between what was put there and this."""
+    """Wake a sleeping peer. There must be a full fence between putting a message and this call."""
     cdef uint64_t* state = &self.cells[peer].state
     cdef uint64_t asleep = mail_load(state)
     cdef uint64_t one = 1
@@ -187,8 +187,8 @@ cdef void mail_ring(Mailboxes self) noexcept nogil:
         for peer in range(self.count):
             if self.inboxes[peer].taken:
                 self.inboxes[peer].taken = False
-                if mail_load(&self.inboxes[peer].ring.starved):     # it waits for the room that was made
-                    mail_swap(&self.inboxes[peer].ring.starved, 1, 0)   # and fences
+                if mail_load(&self.inboxes[peer].ring.starved):     # the sender waits for room, and there is some now
+                    mail_swap(&self.inboxes[peer].ring.starved, 1, 0)   # this is a fence, too
                     self.outboxes[peer].posted = True
             if self.outboxes[peer].posted:
                 self.outboxes[peer].posted = False
@@ -237,13 +237,13 @@ cdef const Mail* mail_peek(Mailboxes self, int* sender) noexcept nogil:
             mail = &box.ring.mails[box.tail & (RING_SIZE - 1)]
             if mail.from_life != self.outboxes[peer].life:
                 if mail.from_life == <uint8_t>load_life(&self.cells[peer].life):
-                    break                   # of a life that we have not noticed yet: mail_lost comes first
+                    break                   # from a life that we do not know yet: mail_lost comes first
             elif mail.to_life == <uint8_t>self.cells[self.me].life:
                 self.turn = peer
                 self.peeked = peer
                 sender[0] = peer
                 return mail
-            take(box)                       # to or from somebody who is no more
+            take(box)                       # to or from a worker that has died: skip it
         peer += 1
         if peer == self.count:
             peer = 0
@@ -288,7 +288,7 @@ cdef int mail_lost(Mailboxes self) noexcept nogil:
 
 
 cdef void settle_stale(Mailboxes self) noexcept nogil:
-    """A look at /proc, at times, until the last reader of a former life's half has gone on."""
+    """Check /proc now and then, until nobody reads the arena half of a former life any more."""
     self.stale_rounds += 1
     if self.stale_rounds % 256 == 0:
         with gil:
@@ -297,7 +297,7 @@ cdef void settle_stale(Mailboxes self) noexcept nogil:
 
 
 cdef class Mailboxes:
-    """Made before the fork by the supervisor, entered by each worker after it."""
+    """The mailboxes of all workers. The supervisor creates them before the fork; then each worker calls `enter`."""
 
     def __cinit__(self, int count):
         cdef void* map
@@ -350,14 +350,14 @@ cdef class Mailboxes:
             os.close(self.fd)
 
     def enter(self, int me):
-        """This process is worker `me` from now on: the first, or the successor of one that died."""
+        """Become worker `me`, as the first one or as the successor of a dead one."""
         cdef Ring* rings = <Ring*>(self.cells + self.count)
         cdef Cell* cell
         cdef uint64_t one = 1
         cdef uint64_t heads[WORKERS_MAX]
         cdef size_t half = ARENA_SIZE // 2
         cdef int peer
-        if self.entered_pid == os.getpid():             # else a parent's, whose mailbox is not ours
+        if self.entered_pid == os.getpid():             # another pid is that of the parent, whose mailbox is not ours
             raise ValueError("this process has a mailbox already")
         if not 0 <= me < self.count:
             raise ValueError("there is no such worker")
@@ -370,7 +370,7 @@ cdef class Mailboxes:
             self.outboxes[peer].ring = rings + peer * self.count + me
             self.inboxes[peer].ring = rings + me * self.count + peer
             heads[peer] = mail_load(&self.outboxes[peer].ring.head)
-            if peer != me and cell.life:            # a former life died before it rang for what it put
+            if peer != me and cell.life:            # a former life may have died before it rang for its messages
                 write(self.doorbells[peer], &one, 8)
         deadline = time.monotonic() + DRAIN_MS / 1000
         while not self.drained(heads) and (cell.stale or time.monotonic() < deadline):
@@ -383,7 +383,7 @@ cdef class Mailboxes:
             arena_punch(self.arena_fds[me], 0, ARENA_SIZE)
         if not arena_open(&self.arena, self.arena_fds[me], self.arenas[me], half * cell.half, half):
             raise MemoryError("no memory for an arena's tables")
-        self.lives = mail_load(&self.board.lives)       # before their lives: a change in between is seen later
+        self.lives = mail_load(&self.board.lives)       # read before the peers' lives, so a later change is noticed
         for peer in range(self.count):
             self.outboxes[peer].head = heads[peer]
             self.outboxes[peer].tail = mail_load(&self.outboxes[peer].ring.tail)
@@ -401,7 +401,7 @@ cdef class Mailboxes:
                 write(self.doorbells[peer], &one, 8)
 
     cdef void leave(self) noexcept:
-        """What a forked child has of its parent's mailbox."""
+        """Drop the state that a forked child has from its parent's mailbox."""
         cdef int peer
         arena_close(&self.arena)
         for peer in range(self.count):
@@ -416,7 +416,7 @@ cdef class Mailboxes:
         self.mail_in = self.mail_out = self.rings = 0
 
     cdef bint drained(self, uint64_t* heads) noexcept:
-        """No live peer has yet to take a message of my former life."""
+        """Return whether all live peers have taken all messages of this worker's former life."""
         cdef int peer
         for peer in range(self.count):
             if peer != self.me and mail_load(&self.outboxes[peer].ring.tail) < heads[peer] and (
@@ -425,16 +425,15 @@ cdef class Mailboxes:
         return True
 
     cdef void forget_arena(self) noexcept:
-        """The half that a former life used: nobody reads it any more."""
+        """Free the half that a former life used, because nobody reads it any more."""
         cdef size_t half = ARENA_SIZE // 2
         self.stale = False
         self.cells[self.me].stale = False
         arena_punch(self.arena_fds[self.me], half * (1 - self.cells[self.me].half), half)
 
     cdef int lose(self, int peer) except -1:
-        """Whether `peer`, which somebody says has died, is really gone: then what it did not take is given
-        up. If its
-        successor is there already, or has been noticed, there is nothing to do here: mail_lost tells."""
+        """Check whether `peer`, which is reported dead, is really gone. If so, drop its queued messages and return 1.
+        If its successor has entered already, do nothing and return 0, because mail_lost reports the new life."""
         if not 0 <= peer < self.count or peer == self.me:
             raise ValueError("there is no such peer")
         if <uint8_t>load_life(&self.cells[peer].life) != self.outboxes[peer].life:
@@ -444,7 +443,7 @@ cdef class Mailboxes:
         mail_drop(self, peer)
         return 1
 
-    # -- a worker without a reactor: tests
+    # -- for tests: a worker without a reactor
 
     def post(self, int to, int kind, *, int row=0, uint64_t token=0, bytes topic_id=bytes(16), uint64_t at=0,
              uint32_t size=0, bytes text=b""):
@@ -465,9 +464,7 @@ cdef class Mailboxes:
         mail_post(self, to, &mail)
 
     def take(self):
-        """(sender, kind, row, token, topic id, at, size, text) of the next message, which is done with; or
-        None.
-        """
+        """Take the next message: return (sender, kind, row, token, topic id, at, size, text), or None."""
         cdef int sender = -1
         cdef const Mail* mail = mail_peek(self, &sender)
         cdef bytes text = b""
@@ -497,30 +494,30 @@ cdef class Mailboxes:
         return self.lose(peer) != 0
 
     def waiting(self, int peer) -> int:
-        """Messages to a peer that found no room in its ring yet."""
+        """Return how many messages to a peer wait for room in its ring."""
         return self.outboxes[peer].waiting
 
     def arena_view(self, int worker):
-        """A worker's arena, as memory."""
+        """Return a worker's arena as a memoryview."""
         return PyMemoryView_FromMemory(<char*>self.arenas[worker], ARENA_SIZE, PyBUF_WRITE)
 
     def arena_half(self) -> int:
-        """The half of its own arena that this worker uses."""
+        """Return which half of its own arena this worker uses."""
         return self.cells[self.me].half
 
     def arena_bytes(self, int worker) -> int:
-        """Memory that a worker's arena has now."""
+        """Return how many bytes of memory a worker's arena occupies now."""
         return os.fstat(self.arena_fds[worker]).st_blocks * 512
 
     def allocate(self, size_t size):
-        """Where in this worker's arena there are `size` bytes for the caller now; None: there is no room."""
+        """Allocate `size` bytes of this worker's arena. Return their position, or None if there is no room."""
         cdef uint8_t* at = arena_take(&self.arena, size)
         return None if at is NULL else at - self.arenas[self.me]
 
     def give(self, size_t at, size_t size):
         arena_give(&self.arena, self.arenas[self.me] + at, size)
 
-    # -- what everybody may ask
+    # -- for all processes
 
     def doorbell(self, int worker) -> int:
         if not 0 <= worker < self.count:
@@ -528,16 +525,16 @@ cdef class Mailboxes:
         return self.doorbells[worker]
 
     def life(self, int worker) -> int:
-        """How often a worker has entered; 0: never."""
+        """Return how often a worker has entered; 0: never."""
         return load_life(&self.cells[worker].life)
 
     def close(self):
-        """Nothing to do: memory and fds go with the last reference."""
+        """Do nothing: memory and descriptors are freed with the last reference."""
 
 
 def is_gone(int pid) -> bool:
-    """Whether a process will never run again: it is not there, is a zombie, or is on its way out of the
-    kernel. What cannot be known just now (no descriptor is left) is not gone.
+    """Return whether a process will never run again: it does not exist, is a zombie, or is exiting. Return False if this
+    cannot be found out now, because no descriptor is left.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

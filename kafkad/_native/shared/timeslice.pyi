@@ -1,7 +1,7 @@
 def shorten(microseconds: int) -> bool:
-    """Slices of this thread, and of those that it starts from now on. False: somebody chose another policy
-    for it, or the kernel refuses."""
+    """Shorten the time slices of this thread, and of threads that it starts later. Return False if the thread
+    has another scheduling policy, or if the kernel refuses."""
 
 def current(pid: int = 0) -> tuple[int, int, int]:
-    """(policy, nice, microseconds of a slice) of this thread, or of another. 0 microseconds where the kernel
-    does not tell."""
+    """Return (policy, nice, microseconds of a slice) of this thread, or of another one. The microseconds are
+    0 if the kernel does not report them."""

@@ -1,10 +1,10 @@
-"""Time slices of the scheduler: a worker asks Linux for short ones.
+"""Ask Linux for short time slices.
 
-Since Linux 6.12 an ordinary task may say how long its slices shall be (sched_setattr, sched_runtime, 0.1 to 100 ms). Its
-share of the CPU stays what it is; with short slices it gets that in small pieces, and when it wakes up beside somebody
-with longer ones it need not wait for the end of theirs. That is what a broker is: it works for some microseconds and
-sleeps, often on the core of a client that spins, since the kernel likes to wake who is sent something where the
-sender runs. Older kernels pass the wish over."""
+Since Linux 6.12, an ordinary task may choose the length of its slices (sched_setattr, sched_runtime, 0.1 to 100 ms). Its
+share of the CPU stays the same. With short slices it gets the share in small pieces, and when it wakes up beside a task
+with longer slices, it need not wait for their end. This suits a broker: it works for some microseconds and sleeps. It
+often runs on the core of a client that spins, because the kernel wakes the receiver of data on the sender's core. Older
+kernels ignore the request."""
 
 from libc.errno cimport errno
 from libc.stdint cimport int32_t, uint32_t, uint64_t
@@ -57,8 +57,8 @@ cdef enum:
 
 
 def shorten(uint64_t microseconds) -> bool:
-    """Slices of this thread, and of those that it starts from now on. False: somebody chose another policy for it, or the
-    kernel refuses."""
+    """Shorten the time slices of this thread, and of threads that it starts later. Return False if the thread has another
+    scheduling policy, or if the kernel refuses."""
     cdef kafkad_sched sched
     if kafkad_sched_get(0, &sched) != 0 or sched.policy != SCHED_OTHER:
         return False
@@ -67,8 +67,8 @@ def shorten(uint64_t microseconds) -> bool:
 
 
 def current(int pid=0) -> tuple:
-    """(policy, nice, microseconds of a slice) of this thread, or of another. 0 microseconds where the kernel does not
-    tell."""
+    """Return (policy, nice, microseconds of a slice) of this thread, or of another one. The microseconds are 0 if the kernel
+    does not report them."""
     cdef kafkad_sched sched
     if kafkad_sched_get(pid, &sched) != 0:
         raise OSError(errno, "sched_getattr")

@@ -1,1 +1,2 @@
-"""Values of records as columns for Spark: Arrow, JSON, Avro, protobuf, CSV. The broker does not use it."""
+"""Decode record values (JSON, Avro, Protobuf, CSV) into Arrow columns for Spark. The broker does not use
+it."""

@@ -1,11 +1,11 @@
-"""Growing Arrow arrays in malloc'ed memory, and their way out by the Arrow C data interface. See arrow_build.pyx.
+"""Growing Arrow arrays in malloc'ed memory, exported by the Arrow C data interface. See arrow_build.pyx.
 
-How to use it from C without the GIL: take `Columns.root.children[i]`, append one value (or a null) to every
-column, then call `append_row(&root)`. If a row turns out to be bad in the middle,
-`column_truncate(&root, root.length)` takes back whatever of it was appended, in every column and at any depth.
+How to use it from C without the GIL: append one value (or a null) to every column `Columns.root.children[i]`, then
+call `append_row(&root)`. If a row turns out to be bad in the middle, `column_truncate(&root, root.length)` removes what
+was appended of it, in every column and at any depth.
 
-Every append returns 0, or -1 if there is no memory, a column would pass 2^31 - 1 bytes or rows, or all of them
-what they may take together (`Columns.limit`); it has then changed nothing.
+Every append returns 0 or -1. It returns -1, and changes nothing, if there is no memory, if a column would exceed
+2^31 - 1 bytes or rows, or if all columns together would exceed their limit (`Columns.limit`).
 """
 
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint64_t
@@ -32,30 +32,30 @@ cdef enum Kind:
 cdef struct Column:
     Kind kind
     int width                      # bytes of one value in `data`; 0: bits, or no fixed width
-    int precision                  # of a decimal
+    int precision                  # for decimals
     int scale
-    bint is_nullable               # what the schema says; a null is appended all the same
+    bint is_nullable               # for the schema only; nulls can be appended in any case
     int64_t length                 # rows
     int64_t null_count
-    int64_t rows_capacity          # what validity, offsets and fixed-width data have room for
-    int64_t data_size              # bytes in use of variable-width data
+    int64_t rows_capacity          # rows that validity, offsets and fixed-width data have room for
+    int64_t data_size              # used bytes of variable-width data
     int64_t data_capacity
-    int64_t rows_hint              # what the last batch used: the next one starts with it
+    int64_t rows_hint              # size of the last batch, the first size of the next one
     int64_t bytes_hint
     uint8_t* validity              # NULL until the first null; bits from `length` on are always 1
     int32_t* offsets               # length + 1 of them; binary, string and list
     uint8_t* data
     int children_count
     Column* children
-    int64_t* room                  # bytes of buffers that all columns of a batch may still take; -1: refused
+    int64_t* room                  # bytes that the buffers of all columns may still grow by; -1: refused
     char* name                     # UTF-8, owned
-    char* format                   # of the Arrow C data interface, owned
+    char* format                   # format string of the Arrow C data interface, owned
 
 
-cdef int column_reserve(Column* column, int64_t rows, int64_t size) noexcept nogil     # room for so much more
+cdef int column_reserve(Column* column, int64_t rows, int64_t size) noexcept nogil     # make room for that many more
 cdef int column_grow_rows(Column* column) noexcept nogil
 cdef int column_grow_data(Column* column, int64_t size) noexcept nogil
-cdef int append_null(Column* column) noexcept nogil                # of a struct: in its children too
+cdef int append_null(Column* column) noexcept nogil                # for a struct: in its children, too
 cdef void column_truncate(Column* column, int64_t length) noexcept nogil
 cdef void column_clear(Column* column) noexcept nogil               # no rows, no buffers, no hints
 cdef void column_free(Column* column) noexcept nogil
@@ -114,7 +114,7 @@ cdef inline int append_f64(Column* column, double value) noexcept nogil:
 
 
 cdef inline int append_decimal(Column* column, uint64_t low, int64_t high) noexcept nogil:
-    """The unscaled value as 128 bits of two's complement."""
+    """Append the unscaled value, given as 128 bits of two's complement."""
     if column_reserve_row(column) < 0:
         return -1
     (<uint64_t*>column.data)[2 * column.length] = low
@@ -136,9 +136,8 @@ cdef inline int append_bool(Column* column, bint value) noexcept nogil:
 
 
 cdef inline uint8_t* append_space(Column* column, int64_t size) noexcept nogil:
-    """Room for at most `size` bytes of the next binary or string value; `append_written` makes it a row.
-
-    NULL: no room. What was written there and not made a row does not exist."""
+    """Return room for at most `size` bytes of the next binary or string value, or NULL. The value counts only after
+    `append_written`."""
     if column_reserve_row(column) < 0:
         return NULL
     if size > column.data_capacity - column.data_size and column_grow_data(column, size) < 0:
@@ -153,7 +152,7 @@ cdef inline void append_written(Column* column, int64_t size) noexcept nogil:
 
 
 cdef inline int append_bytes(Column* column, const void* at, int64_t size) noexcept nogil:
-    """A binary or string value; strings are valid UTF-8 because the caller has seen to it."""
+    """Append a binary or string value. The caller makes sure that strings are valid UTF-8."""
     cdef uint8_t* space = append_space(column, size)
     if space is NULL:
         return -1
@@ -163,7 +162,7 @@ cdef inline int append_bytes(Column* column, const void* at, int64_t size) noexc
 
 
 cdef inline int append_row(Column* column) noexcept nogil:
-    """Ends a struct: each of its children has got its value."""
+    """Finish a row of a struct, after each of its children got its value."""
     if column_reserve_row(column) < 0:
         return -1
     column.length += 1
@@ -171,7 +170,7 @@ cdef inline int append_row(Column* column) noexcept nogil:
 
 
 cdef inline int append_list(Column* column) noexcept nogil:
-    """Ends a list: what its child has grown by since the last one is in it."""
+    """Finish a list: it has the elements that were appended to its child since the previous list."""
     if column_reserve_row(column) < 0:
         return -1
     column.length += 1
@@ -187,13 +186,13 @@ cdef class Columns:
     cdef void limit(self, int64_t bytes_max) noexcept
     cdef void clear(self) noexcept nogil
     cdef inline bint is_full(self) noexcept nogil:
-        """An append was refused because of the limit."""
+        """Return whether an append was refused because of the limit."""
         return self.room < 0
 
     cpdef take(self)
 
 
-cdef struct ArrowSchema:               # the Arrow C data interface's, field by field
+cdef struct ArrowSchema:               # as in the Arrow C data interface
     const char* format
     const char* name
     const char* metadata

@@ -1,14 +1,13 @@
-"""Growing Arrow arrays in malloc'ed memory, and their way out by the Arrow C data interface.
+"""Growing Arrow arrays in malloc'ed memory, exported by the Arrow C data interface.
 
-A `Column` is one Arrow array that is still growing; a `Columns` is a struct of them, that is to say a record
-batch. Decoders append to them without the GIL and without an object per value. `take()` hands over what is
-finished, buffers and all, and the columns go on with fresh ones, sized as the last batch was. Whoever consumes
-the result through `__arrow_c_array__` (pyarrow, duckdb, polars, ...) owns the memory from then on: each array
-carries a callback that frees its buffers, so a batch outlives the decoder. Neither pyarrow nor numpy is needed,
-neither to build nor to run: the two structs below are the interface
+A `Column` is one growing Arrow array. A `Columns` is a struct of them, that is, a record batch. Decoders append to
+them without the GIL and without an object per value. `take()` hands over the finished batch with its buffers; the
+columns continue with new buffers of the size that the last batch had. The consumer of `__arrow_c_array__` (pyarrow,
+duckdb, polars, ...) owns the memory from then on: each array has a callback that frees its buffers, so a batch can
+outlive the decoder. Neither pyarrow nor numpy is needed, because the two structs below are the whole interface
 (https://arrow.apache.org/docs/format/CDataInterface.html).
 
-Types are named by that interface's format strings, of which these are built:
+Types are named by the interface's format strings. These are supported:
 
     b c s i l   bool, int8, int16, int32, int64       z u        binary, string (32-bit offsets)
     f g         float32, float64                      +l +m +s   list, map (a list of structs of two), struct
@@ -16,13 +15,13 @@ Types are named by that interface's format strings, of which these are built:
     tsu:ZONE    timestamp in microseconds; "tsu:" has no zone
 
 Invariants:
-  - Validity bits from `length` on are 1, so that appending a value touches no bitmap; only `append_null` clears
-    a bit and only `column_truncate` sets it again.
-  - offsets[0] is 0 as soon as there are offsets.
-  - Children of a struct are as long as the struct whenever a row is finished; in the middle of a row they may
-    be longer, and `column_truncate` to the struct's length puts that right.
-  - A buffer that a column grows was paid for out of `room` first. A batch that would cost more than its limit
-    (a few bytes of JSON can make a thousand nulls) is refused as one for which there is no memory.
+  - Validity bits from `length` on are 1, so appending a value changes no bitmap. Only `append_null` clears a bit,
+    and only `column_truncate` sets it again.
+  - If there are offsets, offsets[0] is 0.
+  - When a row is finished, the children of a struct are as long as the struct. In the middle of a row they may be
+    longer; `column_truncate` to the struct's length corrects that.
+  - Before a column grows a buffer, it takes the bytes from `room`. A batch that would exceed the limit is refused
+    like one for which there is no memory (a few bytes of JSON can become a thousand nulls).
 
 Beware: `Columns` has no lock. One thread appends at a time.
 """
@@ -44,7 +43,7 @@ cdef enum:
     FEWEST_ROWS = 64               # a multiple of 8, so that bitmaps are whole bytes
     FEWEST_BYTES = 1024
     FLAG_NULLABLE = 2              # ARROW_FLAG_NULLABLE
-    WORTH_SHRINKING = 1 << 16      # bytes: spare room below it is left to a finished array
+    WORTH_SHRINKING = 1 << 16      # a finished array keeps less spare room than this, in bytes
 
 FIXED = {
     "b": (KIND_BOOL, 0), "c": (KIND_INT8, 1), "s": (KIND_INT16, 2), "i": (KIND_INT32, 4), "l": (KIND_INT64, 8),
@@ -58,12 +57,13 @@ cdef inline bint has_offsets(Column* column) noexcept nogil:
 
 
 cdef inline int64_t fixed_size(Column* column, int64_t rows) noexcept nogil:
-    """Bytes of `data` for so many rows of a fixed width."""
+    """Return the bytes of `data` for `rows` rows of a fixed width."""
     return rows // 8 if column.kind == KIND_BOOL else rows * column.width
 
 
 cdef inline int64_t rows_cost(Column* column, int64_t rows) noexcept nogil:
-    """Bytes of all buffers but variable-width data for so many rows, a multiple of 8; as if there were nulls."""
+    """Return the bytes of all buffers for `rows` rows (a multiple of 8), without variable-width data, as if there were
+    nulls."""
     cdef int64_t cost = rows // 8
     if has_offsets(column):
         return cost + rows * 4
@@ -75,7 +75,8 @@ cdef inline void* resized(void* buffer, int64_t size) noexcept nogil:
 
 
 cdef int set_rows_capacity(Column* column, int64_t rows) noexcept nogil:
-    """`rows`: a multiple of 8. If memory ends in the middle, the old capacity is still true of every buffer."""
+    """Resize the buffers to `rows` rows, a multiple of 8. If there is no memory for one of them, every buffer still has
+    the old capacity."""
     cdef void* buffer
     cdef int64_t cost = rows_cost(column, rows) - rows_cost(column, column.rows_capacity)
     if cost > column.room[0]:
@@ -95,13 +96,13 @@ cdef int set_rows_capacity(Column* column, int64_t rows) noexcept nogil:
         if column.rows_capacity == 0:
             column.offsets[0] = 0
         if column.kind != KIND_LIST and column.data is NULL and column_grow_data(column, 0) < 0:
-            return -1                          # so that NULL means no room, also for an empty value
+            return -1                          # data is never NULL, so NULL means no room, also for an empty value
     elif column.kind != KIND_STRUCT:
         buffer = resized(column.data, fixed_size(column, rows))
         if buffer is NULL:
             return -1
         column.data = <uint8_t*>buffer
-        if column.kind == KIND_BOOL:           # bits past the end of the last byte are never left to chance
+        if column.kind == KIND_BOOL:           # unused bits of the last byte are zero
             memset(column.data + column.rows_capacity // 8, 0, <size_t>((rows - column.rows_capacity) // 8))
     column.rows_capacity = rows
     column.room[0] -= cost
@@ -109,7 +110,7 @@ cdef int set_rows_capacity(Column* column, int64_t rows) noexcept nogil:
 
 
 cdef int column_grow_rows(Column* column) noexcept nogil:
-    """Room for another row at least: half as much again, or what the last batch had."""
+    """Make room for at least one more row: grow by half, or to the size of the last batch."""
     cdef int64_t rows = column.rows_capacity + column.rows_capacity // 2
     if column.rows_capacity == 0:
         rows = column.rows_hint
@@ -122,7 +123,7 @@ cdef int column_grow_rows(Column* column) noexcept nogil:
 
 
 cdef int column_grow_data(Column* column, int64_t size) noexcept nogil:
-    """Room for `size` more bytes of variable width."""
+    """Make room for `size` more bytes of variable-width data."""
     cdef int64_t capacity = column.data_capacity * 2
     cdef void* buffer
     if size < 0 or size > SIZE_MAX_OF_COLUMN - column.data_size:
@@ -144,7 +145,7 @@ cdef int column_grow_data(Column* column, int64_t size) noexcept nogil:
 
 
 cdef int column_reserve(Column* column, int64_t rows, int64_t size) noexcept nogil:
-    """Room for `rows` more rows and, if the width varies, `size` more bytes. Children are left alone."""
+    """Make room for `rows` more rows and, if the width varies, `size` more bytes. Do not change the children."""
     if rows < 0 or rows > SIZE_MAX_OF_COLUMN - 7 - column.length:
         return -1
     if column.length + rows > column.rows_capacity:
@@ -156,7 +157,7 @@ cdef int column_reserve(Column* column, int64_t rows, int64_t size) noexcept nog
 
 
 cdef int append_null(Column* column) noexcept nogil:
-    """A null, and below a struct one in each child. On -1 a struct's children may be longer than it: truncate."""
+    """Append a null, for a struct also to each child. On -1, a struct's children may be longer than it: truncate."""
     cdef int i
     if column_reserve_row(column) < 0:
         return -1
@@ -173,7 +174,7 @@ cdef int append_null(Column* column) noexcept nogil:
         column.offsets[column.length + 1] = column.offsets[column.length]
     elif column.kind == KIND_BOOL:
         column.data[column.length >> 3] &= ~<uint8_t>(1 << (column.length & 7))
-    else:                                      # zeroes, not what malloc found: batches go to files and sockets
+    else:                                      # zeroes: uninitialised memory must not reach files and sockets
         memset(column.data + column.length * column.width, 0, <size_t>column.width)
     column.validity[column.length >> 3] &= ~<uint8_t>(1 << (column.length & 7))
     column.length += 1
@@ -182,7 +183,7 @@ cdef int append_null(Column* column) noexcept nogil:
 
 
 cdef void column_truncate(Column* column, int64_t length) noexcept nogil:
-    """Back to `length` rows, at every depth; also what a row in the making has appended below this column."""
+    """Truncate to `length` rows at every depth, including what an unfinished row has appended below this column."""
     cdef int64_t i
     KAFKAD_CHECK(0 <= length <= column.length)
     if column.validity is not NULL and column.null_count:
@@ -201,7 +202,7 @@ cdef void column_truncate(Column* column, int64_t length) noexcept nogil:
 
 
 cdef void forget_buffers(Column* column) noexcept nogil:
-    """The buffers belong to somebody else now. Their sizes are the next ones' first guess."""
+    """Drop the buffers, which have another owner now. Their sizes are the hints for the next ones."""
     column.rows_hint = column.length
     column.bytes_hint = column.data_size + column.data_size // 16
     column.validity = NULL
@@ -243,7 +244,7 @@ cdef char* copied(const char* text) noexcept nogil:
 
 
 cdef int column_open(Column* column, str name, str format, bint nullable, children, int64_t* room) except -1:
-    """Sets up a zeroed column. ValueError for a format that is not built here."""
+    """Set up a zeroed column. Raise ValueError for an unsupported format."""
     cdef int i
     cdef bytes encoded = name.encode()
     if b"\0" in encoded:
@@ -277,7 +278,7 @@ cdef int column_open(Column* column, str name, str format, bint nullable, childr
     return 0
 
 
-# The way out: each array's private_data is the table of its buffers, which its release callback frees.
+# Export: the private_data of an array is the table of its buffers, which its release callback frees.
 
 cdef void release_array(ArrowArray* array) noexcept nogil:
     cdef int64_t i
@@ -305,7 +306,7 @@ cdef void release_schema(ArrowSchema* schema) noexcept nogil:
 
 
 cdef int export_schema(Column* column, ArrowSchema* schema) noexcept nogil:
-    """-1: no memory; `schema` can be released all the same."""
+    """Export the schema. Return -1 if there is no memory; `schema` can be released even then."""
     cdef int i
     memset(schema, 0, sizeof(ArrowSchema))
     schema.release = release_schema
@@ -329,14 +330,14 @@ cdef int export_schema(Column* column, ArrowSchema* schema) noexcept nogil:
 
 
 cdef int prepare_array(Column* column, ArrowArray* array) noexcept nogil:
-    """Everything that needs memory, before a single buffer moves. -1: no memory, and the columns are whole."""
+    """Allocate everything before any buffer moves. Return -1 if there is no memory; the columns are unchanged then."""
     cdef int i
     memset(array, 0, sizeof(ArrowArray))
     array.release = release_array
     array.buffers = <const void**>calloc(3, sizeof(void*))
     if array.buffers is NULL:
         return -1
-    # an array without rows has one offset all the same, and data
+    # An array without rows still has one offset, and data.
     if column.rows_capacity == 0 and column.kind != KIND_STRUCT and set_rows_capacity(column, 8) < 0:
         return -1
     if column.children_count:
@@ -354,7 +355,7 @@ cdef int prepare_array(Column* column, ArrowArray* array) noexcept nogil:
 
 
 cdef void* shrunk(void* buffer, int64_t used, int64_t capacity) noexcept nogil:
-    """Without the spare room, if that is worth a call; the same buffer if it cannot be had."""
+    """Return the buffer without its spare room, if shrinking is worth a call; the same buffer if it fails."""
     cdef void* smaller
     if capacity - used < WORTH_SHRINKING or used * 8 > capacity * 7:
         return buffer
@@ -411,7 +412,7 @@ cdef object schema_capsule(Column* column):
 
 
 cdef class Finished:
-    """A finished batch on its way out: `pa.record_batch(finished)`. It can be taken up once."""
+    """A finished batch: `pa.record_batch(finished)`. It can be consumed once."""
     cdef readonly object schema
     cdef object array
     cdef readonly int64_t row_count
@@ -420,12 +421,12 @@ cdef class Finished:
         return self.row_count
 
     def __arrow_c_schema__(self):
-        """A new capsule; may be called as often as one likes."""
+        """Return a new capsule. It may be called any number of times."""
         return self.schema.__arrow_c_schema__()
 
     def __arrow_c_array__(self, requested_schema=None):
-        """(schema capsule, array capsule): the memory is the consumer's. A requested schema is not looked at,
-        as the interface allows. ValueError at the second call."""
+        """Return (schema capsule, array capsule). The consumer owns the memory. A requested schema is ignored, as the
+        interface allows. A second call raises ValueError."""
         if self.array is None:
             raise ValueError("this batch has been taken up already")
         array, self.array = self.array, None
@@ -433,9 +434,9 @@ cdef class Finished:
 
 
 cdef class Columns:
-    """Columns that grow together. `fields`: (name, format, nullable[, children as such tuples]) of each.
+    """Columns that grow together. `fields` has (name, format, nullable[, children as such tuples]) per column.
 
-    ValueError: a format that is not in the table of this file's head."""
+    Raise ValueError for a format that is not in the table at the top of this file."""
 
     def __cinit__(self, fields):
         self.limit(INT64_MAX)
@@ -449,22 +450,22 @@ cdef class Columns:
 
     @property
     def byte_count(self):
-        """Bytes in use by values and offsets, near enough to end a batch by."""
+        """Bytes in use by values and offsets, approximately. It is good enough to decide when a batch ends."""
         return used_bytes(&self.root)
 
     def __arrow_c_schema__(self):
         return schema_capsule(&self.root)
 
     def truncate(self, int64_t length):
-        """Back to so many rows. ValueError if there are not as many."""
+        """Truncate to `length` rows. Raise ValueError if there are fewer."""
         if not 0 <= length <= self.root.length:
             raise ValueError(f"cannot keep {length} of {self.root.length} rows")
         column_truncate(&self.root, length)
 
     def append(self, row):
-        """One row of Python values, as pyarrow would hold them: for tests and for what is rare.
+        """Append one row of Python values, as pyarrow has them. For tests and rare cases.
 
-        Timestamps and dates are integers here, decimals their unscaled integers."""
+        Timestamps and dates are integers here; decimals are their unscaled integers."""
         cdef int i
         if len(row) != self.root.children_count:
             raise ValueError(f"{len(row)} values for {self.root.children_count} columns")
@@ -478,16 +479,16 @@ cdef class Columns:
             raise
 
     cdef void limit(self, int64_t bytes_max) noexcept:
-        """Of the buffers of one batch, all columns together. To be set while there are none."""
+        """Limit the bytes of all buffers of one batch. Call it while there are no buffers."""
         self.bytes_max = self.room = bytes_max
 
     cdef void clear(self) noexcept nogil:
-        """Back to no rows, without what the last batch has left to the next."""
+        """Drop all rows, buffers and size hints."""
         column_clear(&self.root)
         self.room = self.bytes_max
 
     cpdef take(self):
-        """The rows so far as a `Finished`; the columns are empty after it, and go on."""
+        """Return the rows so far as a `Finished`. The columns are empty afterwards, and can be used again."""
         cdef ArrowArray* array = <ArrowArray*>calloc(1, sizeof(ArrowArray))
         cdef Finished finished = Finished.__new__(Finished)
         if array is NULL:
@@ -495,7 +496,7 @@ cdef class Columns:
         finished.array = PyCapsule_New(array, b"arrow_array", free_array_capsule)
         finished.schema = self
         finished.row_count = self.root.length
-        self.room = INT64_MAX                  # what is to go out is not refused any more
+        self.room = INT64_MAX                  # the limit does not apply to finished rows
         if prepare_array(&self.root, array) < 0:
             raise MemoryError
         move_buffers(&self.root, array)

@@ -1,11 +1,11 @@
-"""Values on their way in (an Arrow binary array, looked at in place), and the rows that are bad. See arrow_values.pyx."""
+"""Input values for decoders (an Arrow binary array, read in place), and the list of bad rows. See arrow_values.pyx."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 
 cdef enum Reason:                      # in the order of REASONS in arrow_values.pyx
     GOOD
-    NO_MEMORY                          # never a row's fault: becomes a MemoryError
+    NO_MEMORY                          # not a bad row: becomes a MemoryError
     EMPTY
     ENDS_EARLY
     TRAILING_BYTES
@@ -40,7 +40,7 @@ cdef enum Reason:                      # in the order of REASONS in arrow_values
 
 cdef struct BadRow:
     int64_t row
-    int64_t position                   # of the byte in the value where it was noticed; -1: none
+    int64_t position                   # position of the wrong byte in the value; -1: none
     int32_t reason
     int32_t field                      # index into the decoder's list of paths; -1: the value as a whole
 

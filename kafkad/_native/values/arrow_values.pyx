@@ -1,11 +1,11 @@
-"""Values on their way in, and the rows that are bad.
+"""Input values for decoders, and the list of bad rows.
 
-`BinaryValues` looks at any Arrow array of binary, string, large binary or large string through the Arrow C data
-interface (so pyarrow is not needed, and nothing is copied); decoders walk over it without the GIL.
+`BinaryValues` reads any Arrow array of binary, string, large binary or large string through the Arrow C data
+interface, without pyarrow and without a copy. Decoders walk over it without the GIL.
 
-A decoder notes a bad row as four integers and goes on. `bad_rows_described` makes sentences of them when the
-batch is done: the field's path, what is wrong, and the byte. The sentence never quotes the value, so it is short
-whatever a stranger has sent, and a secret in a value does not reach a log."""
+A decoder stores a bad row as four integers and continues. After the batch, `bad_rows_described` turns them into error
+messages: the field's path, what is wrong, and the byte's position. A message never quotes the value, so it is always
+short, and a secret in a value does not reach a log."""
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int32_t, int64_t, uint8_t
@@ -52,7 +52,7 @@ PATH_CHARACTERS_MAX = 200
 
 
 cdef int bad_rows_add(BadRows* bad, int64_t row, int reason, int32_t field, int64_t position) noexcept nogil:
-    """-1: no memory."""
+    """Add a bad row. Return -1 if there is no memory."""
     cdef int64_t capacity
     cdef BadRow* rows
     if bad.count == bad.capacity:
@@ -89,7 +89,7 @@ cdef object bad_rows_described(BadRows* bad, list paths):
 
 
 cdef class BinaryValues:
-    """`array`: anything with `__arrow_c_array__` whose type is (large) binary or string. TypeError otherwise."""
+    """`array` is an object with `__arrow_c_array__` whose type is (large) binary or string; otherwise raise TypeError."""
 
     def __cinit__(self, array):
         cdef ArrowArray* source

@@ -1,15 +1,15 @@
-"""Avro values into Arrow columns, by a plan that says for each field of the writer where it goes.
+"""Decode Avro values into Arrow columns, by a plan that maps each field of the writer to a column.
 
-Avro has no field names or types in its bytes, so a value can only be read with the schema that wrote it. The plan
-(kafkad/values/avro_schema.py makes it) is that schema, resolved to the reader's: a tree of nodes, each with an
-operation and the column that takes the value; a node without a column reads and drops. Promotions need no node of
-their own: an int or a long is appended as whatever the column is.
+Avro values have no field names or types, so a value can only be read with the writer's schema. The plan
+(kafkad/values/avro_schema.py builds it) is that schema, resolved against the reader's: a tree of nodes, each with an
+operation and a column for the value. A node without a column reads the value and drops it. Promotions need no nodes
+of their own: an int or a long is appended in the column's type.
 
-`ConfluentColumns` reads values with the five bytes of a schema registry in front, 0 and the schema's id; each id
-has its plan, made when it is first met.
+With `plan_of`, values begin with the five bytes of a schema registry: 0 and the schema's id. Each id has its plan,
+which is built when the id first occurs.
 
-Every length and count comes from a stranger: it is compared with what is left of the value before it is used, and
-elements that take no bytes (nulls) are counted at most EMPTY_ELEMENTS_MAX in a value, over all of its arrays."""
+Lengths and counts are untrusted: each is compared with the remaining bytes of the value before it is used. Elements
+that take no bytes (nulls) are limited to EMPTY_ELEMENTS_MAX per value, over all of its arrays."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -33,7 +33,7 @@ cdef extern from * nogil:
 cdef enum:
     DEPTH_MAX = 200
     EMPTY_ELEMENTS_MAX = 65536
-    PLANS_MAX = 1000                   # of ids; then those that make values bad are forgotten
+    PLANS_MAX = 1000                   # plans kept; above that, the ids whose values are bad are forgotten
 
 cdef enum Op:
     OP_NULL
@@ -48,11 +48,11 @@ cdef enum Op:
     OP_FIXED_DECIMAL
     OP_ENUM
     OP_UNION
-    OP_MEMBER              # of a union that is a struct: one of its children gets the value
+    OP_MEMBER              # a branch of a union that is a struct: one child gets the value
     OP_RECORD
     OP_ARRAY
     OP_MAP
-    OP_MISMATCH            # a branch that the reader's schema has no place for
+    OP_MISMATCH            # a branch that the reader's schema does not have
 
 OPS = {
     "null": OP_NULL, "boolean": OP_BOOLEAN, "int": OP_INT, "long": OP_LONG, "float": OP_FLOAT, "double": OP_DOUBLE,
@@ -66,21 +66,21 @@ cdef struct Node:
     int op
     int32_t path
     Column* column                     # NULL: read and drop
-    int64_t scale                      # an integer is multiplied by it: milliseconds to microseconds
-    int64_t size                       # of a fixed; of a default's bytes; which child of a member
-    bint is_empty                      # takes no bytes
+    int64_t scale                      # factor of an integer: milliseconds to microseconds
+    int64_t size                       # size of a fixed, size of a default, or index of a member's child
+    bint is_empty                      # the value takes no bytes
     int32_t children_count             # branches, fields in the writer's order, the element, or key and value
     Node* children
-    int32_t missing_count              # the reader's fields that the writer does not have: their defaults
+    int32_t missing_count              # fields of the reader that the writer lacks, with their defaults
     Node* missing
-    uint8_t* bytes                     # of a default, as Avro; symbols of an enum, one after the other
-    int32_t* ends                      # where each symbol ends; -1: the reader has none like it
+    uint8_t* bytes                     # a default in Avro's encoding, or the concatenated symbols of an enum
+    int32_t* ends                      # end of each symbol; -1: the reader lacks the symbol
 
 
 cdef struct Parser:
     const uint8_t* end
     Fault* fault
-    int64_t empty_left                 # elements without bytes that this value may still have
+    int64_t empty_left                 # how many more elements without bytes this value may have
 
 
 cdef inline const uint8_t* wrong(Parser* parser, int reason, Node* node, const uint8_t* at) noexcept nogil:
@@ -88,7 +88,7 @@ cdef inline const uint8_t* wrong(Parser* parser, int reason, Node* node, const u
 
 
 cdef inline const uint8_t* read_long(Parser* parser, Node* node, const uint8_t* p, int64_t* value) noexcept nogil:
-    """A zigzag varint of at most 64 bits."""
+    """Read a zigzag varint of at most 64 bits."""
     cdef const uint8_t* start = p
     cdef uint64_t raw = 0
     cdef int shift = 0
@@ -110,7 +110,7 @@ cdef inline const uint8_t* read_long(Parser* parser, Node* node, const uint8_t* 
 
 
 cdef inline int append_integer(Node* node, int64_t value) noexcept nogil:
-    """0, NO_MEMORY or OUT_OF_RANGE."""
+    """Append an integer. Return 0, NO_MEMORY or OUT_OF_RANGE."""
     cdef Column* column = node.column
     cdef int result
     if column.kind == KIND_INT32 or column.kind == KIND_DATE32:
@@ -131,7 +131,7 @@ cdef inline int append_integer(Node* node, int64_t value) noexcept nogil:
 
 
 cdef const uint8_t* read_bytes(Parser* parser, Node* node, const uint8_t* p, int64_t size) noexcept nogil:
-    """`size` bytes into a binary, string or decimal column."""
+    """Read `size` bytes into a binary, string or decimal column."""
     cdef uint64_t low
     cdef int64_t high
     cdef int result
@@ -151,7 +151,7 @@ cdef const uint8_t* read_bytes(Parser* parser, Node* node, const uint8_t* p, int
 
 
 cdef const uint8_t* read_blocks(Parser* parser, Node* node, const uint8_t* p, int depth) noexcept nogil:
-    """An array's or a map's."""
+    """Read the blocks of an array or a map."""
     cdef int64_t count
     cdef int64_t size
     cdef int64_t i
@@ -162,7 +162,7 @@ cdef const uint8_t* read_blocks(Parser* parser, Node* node, const uint8_t* p, in
             return NULL
         if count == 0:
             break
-        if count < 0:                              # with the block's size in bytes, which is for skipping
+        if count < 0:                              # the block's size in bytes follows; it is for skipping
             p = read_long(parser, node, p, &size)
             if p is NULL:
                 return NULL
@@ -297,7 +297,7 @@ cdef const uint8_t* read_value(Parser* parser, Node* node, const uint8_t* p, int
 
 
 cdef int node_open(Node* node, plan, Column* column, str path, list paths) except -1:
-    """`plan`: a dict as kafkad/values/avro_schema.py describes it. `node` is zeroed."""
+    """Fill a zeroed `node` from `plan`, a dict as described in kafkad/values/avro_schema.py."""
     cdef int32_t i
     cdef Column* below
     node.op = OPS[plan["op"]]
@@ -383,8 +383,8 @@ cdef class Plan:
 
     cdef Node root
     cdef uint32_t id
-    cdef Columns columns               # keeps alive what the nodes point to
-    cdef str refusal                   # why values with this id are bad, in place of a plan
+    cdef Columns columns               # keeps alive the columns that the nodes point to
+    cdef str refusal                   # instead of a plan: why values with this id are bad
 
     def __cinit__(self, Columns columns, plan, list paths, uint32_t id=0, str refusal=None):
         self.columns, self.id, self.refusal = columns, id, refusal
@@ -396,15 +396,15 @@ cdef class Plan:
 
 
 cdef class AvroColumns(ValueColumns):
-    """Decodes bare Avro values (`plan` is given), or, with `plan_of`, such as have a registry's header.
+    """Decode bare Avro values (with `plan`), or values with a registry's header (with `plan_of`).
 
-    fields   as arrow_build's, of the reader's columns
-    plan_of  id -> a plan, or a str that says why values with this id are bad. What it raises, `decode` raises."""
+    fields   the reader's columns, as in arrow_build
+    plan_of  id -> a plan, or a str that says why values with this id are bad. `decode` raises what it raises."""
 
     cdef dict plans
     cdef object plan_of
     cdef bint has_header
-    cdef list free_paths               # places of sentences that nobody needs any more
+    cdef list free_paths               # places in `paths` of error messages that are not used any more
     cdef Plan current
     cdef Parser parser
 
@@ -444,17 +444,17 @@ cdef class AvroColumns(ValueColumns):
         return GOOD
 
     cdef bint take_plan(self, uint32_t id) noexcept with gil:
-        """Makes the plan of `id` the current one. False: `failure` says why not."""
+        """Make the plan of `id` the current one. If that fails, return False and set `failure`."""
         cdef Plan plan
         try:
             plan = self.plans.get(id)
             if plan is None:
                 found = self.plan_of(id)
-                if len(self.plans) >= PLANS_MAX:           # strangers can make up ids
+                if len(self.plans) >= PLANS_MAX:           # values are untrusted and may have any id
                     self.forget_refusals()
                 if isinstance(found, str):
                     plan = Plan(self.columns, None, self.paths, id, found)
-                    plan.root.size = self.path_of(found)   # the sentence stands where a field's path would
+                    plan.root.size = self.path_of(found)   # the error message takes the place of a field's path
                 else:
                     plan = Plan(self.columns, found, self.paths, id)
                 self.plans[id] = plan
@@ -474,7 +474,7 @@ cdef class AvroColumns(ValueColumns):
         return at
 
     cdef int forget_refusals(self) except -1:
-        """All but those that this batch's reasons still name, which are the ones that have come since."""
+        """Forget all refused ids, except those that this batch's reasons refer to: they were added since it began."""
         cdef Plan plan
         cdef int64_t i
         named = {self.bad.rows[i].field for i in range(self.bad.count)}

@@ -1,8 +1,8 @@
-"""CSV values, one line each, into Arrow columns, as Spark's from_csv reads them.
+"""Decode CSV values, one line each, into Arrow columns, like Spark's from_csv.
 
-A field may stand in quotes if the quote is its first byte; in there the escape character makes a quote, or itself,
-mean itself, and with the escape being the quote two quotes are one. An empty field without quotes is null, and so is
-a field that is the null value, quoted or not. One line end, LF or CR LF, may end the value."""
+A field is quoted if its first byte is the quote. In a quoted field, the escape character makes the next quote, or
+escape character, literal. If the escape character is the quote, two quotes mean one. An empty field without quotes is
+null, and so is a field that equals the null value, quoted or not. A value may end with one line end, LF or CR LF."""
 
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
@@ -38,10 +38,10 @@ cdef extern from * nogil:
 cdef struct Field:
     Column* column                     # NULL: read and drop
     Zone* zone
-    Steps* pattern                     # of its texts; NULL: times as Spark reads them by default
+    Steps* pattern                     # pattern of dates or times; NULL: Spark's default formats
 
 
-cdef struct Words:                     # that stand for NaN, infinity and the negative one
+cdef struct Words:                     # the words for NaN, infinity and negative infinity
     const uint8_t* at[3]
     int64_t sizes[3]
 
@@ -79,7 +79,7 @@ cdef int append_floating(Column* column, Words* words, const uint8_t* p, int64_t
     cdef int result
     cdef bint is_signed = size > 0 and (p[0] == c"-" or p[0] == c"+")
     if is_word(words, 0, p, size) or (size - is_signed == 3 and memcmp(p + is_signed, b"NaN", 3) == 0):
-        value = NAN                                         # Java's parseDouble knows NaN and Infinity anyway
+        value = NAN                                         # Java's parseDouble reads NaN and Infinity, too
     elif is_word(words, 1, p, size):
         value = INFINITY
     elif is_word(words, 2, p, size):
@@ -95,7 +95,8 @@ cdef int append_floating(Column* column, Words* words, const uint8_t* p, int64_t
 
 
 cdef bint is_written_date(const uint8_t* p, int64_t size) noexcept nogil:
-    """A date has a year of four digits at least; a count of days, which JSON may have, is none here."""
+    """Return whether this is a date with a year of at least four digits. A count of days, which JSON may have, is not a
+    date here."""
     cdef int64_t i
     cdef int64_t digits = 0
     for i in range(size):
@@ -107,7 +108,7 @@ cdef bint is_written_date(const uint8_t* p, int64_t size) noexcept nogil:
 
 
 cdef int append_text(Field* field, Words* words, const uint8_t* p, int64_t size) noexcept nogil:
-    """A field's text into its column. Reason."""
+    """Append a field's text to its column. Return the reason."""
     cdef Column* column = field.column
     cdef int kind = column.kind
     cdef int64_t value = 0
@@ -152,10 +153,10 @@ cdef int append_text(Field* field, Words* words, const uint8_t* p, int64_t size)
 
 
 cdef class CsvColumns(ValueColumns):
-    """Decodes lines into columns. `fields` as arrow_build's, flat; `places`: for each field of a line, the column
-    that takes it, -1: none; `quote` and `escape` of one byte, or empty: there is none.
+    """Decode lines into columns. `fields` is as in arrow_build, without nesting. `places` has, for each field of a line,
+    its column, or -1 for none. `quote` and `escape` have one byte, or are empty for none.
 
-    ValueError: a format that is nested, an empty delimiter, a quote of several bytes."""
+    Raise ValueError for a nested format, an empty delimiter or a quote of several bytes."""
 
     cdef Field* fields
     cdef int64_t fields_count
@@ -170,7 +171,7 @@ cdef class CsvColumns(ValueColumns):
     cdef int64_t null_size
     cdef int quote                     # -1: none
     cdef int escape
-    cdef uint8_t* text                 # of a field with escapes
+    cdef uint8_t* text                 # the text of a field with escapes
     cdef int64_t text_capacity
     cdef Words words
 
@@ -264,7 +265,7 @@ cdef class CsvColumns(ValueColumns):
         return NO_MEMORY if append_row(&self.columns.root) < 0 else GOOD
 
     cdef inline const uint8_t* field_end(self, const uint8_t* p, const uint8_t* end) noexcept nogil:
-        """Where the next delimiter stands, or the end."""
+        """Return the position of the next delimiter, or the end."""
         cdef uint8_t first = self.delimiter_at[0]
         while p < end:
             if p[0] == first and (self.delimiter_size == 1 or (
@@ -275,8 +276,8 @@ cdef class CsvColumns(ValueColumns):
 
     cdef const uint8_t* quoted(self, const uint8_t* p, const uint8_t* end, const uint8_t** text,
                                int64_t* size) noexcept nogil:
-        """A field from its quote on; gives the place of the delimiter behind it. NULL: it is not closed, or goes on
-        behind its quote; with `at` NULL too: no memory."""
+        """Read a quoted field. Return the position of the delimiter after it. Return NULL if the quote is not closed or
+        text follows it; if `at` is NULL, too, there is no memory."""
         cdef const uint8_t* start = p + 1
         cdef uint8_t* out
         cdef int64_t written = 0

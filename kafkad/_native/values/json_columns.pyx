@@ -1,17 +1,17 @@
-"""JSON objects into Arrow columns: one pass over the bytes, no tree, no Python object.
+"""Decode JSON objects into Arrow columns: one pass over the bytes, without a tree and without Python objects.
 
-What a value may be is what Spark's from_json takes by default (single quotes, bare NaN, text of other types in a
-string column, seconds in a timestamp column, ...; the table of what differs is in kafkad/values/decoder.py).
+Values are read like Spark's from_json reads them by default (single quotes, bare NaN, text of other types in a string
+column, seconds in a timestamp column, ...). The differences are listed in kafkad/values/decoder.py.
 
-How it is fast:
-  - The keys of records of one topic come in the same order, so each object remembers the order of the last one:
-    a key is mostly recognised by comparing `"name":` as a whole, colon and all, and otherwise looked up.
-  - A value that ends in } needs few checks: numbers, blanks and literals stop there at the latest. A value that
-    does not end so, or stands at the very end of the values' memory, is copied first, with a } and some room
-    behind it; so 16 bytes may be read anywhere, and who takes the added } for the end has found the value cut.
-  - Strings are looked through 16 bytes at a time (json_text.pyx, which also skips what is not wanted).
+Why it is fast:
+  - The records of a topic mostly have their keys in the same order, so each object remembers the order of the last
+    one. Usually a key is recognised by one comparison with `"name":`, including the colon. Otherwise it is looked up.
+  - If a value ends in }, numbers, blanks and literals need no check for the end, because they stop there. A value
+    that does not end in }, or is at the very end of the memory, is first copied and extended by a } and some room. So
+    16 bytes may be read anywhere, and a function that reaches the added } knows that the value is cut.
+  - Strings are scanned 16 bytes at a time (json_text.pyx, which also skips values without a column).
 
-Each function takes the place `p` and gives the place behind what it has read, or NULL, with the reason noted."""
+Each function takes the position `p` and returns the position after what it has read, or NULL with the reason noted."""
 
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
@@ -56,22 +56,22 @@ cdef extern from * nogil:
     void kafkad_copy16(uint8_t* to, const uint8_t* source)
     bint __builtin_mul_overflow(int64_t a, int64_t b, int64_t* result)
 
-cdef struct Node:                      # what is to be made of the values at one place of the schema
-    Column* column                     # NULL: they are only checked
+cdef struct Node:                      # how to decode the values at one place of the schema
+    Column* column                     # NULL: values are only checked
     bint is_map
     int32_t path                       # index into the decoder's paths
-    Zone* zone                         # of a timestamp; NULL: local ones
-    Steps* pattern                     # of a timestamp or date; NULL: as Spark reads them by default
-    int64_t token_size                 # of `"name":`, with room behind it
-    uint8_t* token
-    bint is_plain                      # the name needs no escapes, so the token is how it is written
+    Zone* zone                         # zone of a timestamp; NULL: a timestamp without a zone
+    Steps* pattern                     # pattern of a timestamp or date; NULL: Spark's default formats
+    int64_t token_size                 # size of `"name":`
+    uint8_t* token                     # `"name":`, with room after it
+    bint is_plain                      # the name needs no escapes, so it is always written like the token
     int32_t children_count             # fields of a struct, the element of a list, key and value of a map
     Node* children
-    int32_t filled_max                 # fields that have a column
-    int32_t order_count                # by place in an object: which field stood there last time, -1 none
+    int32_t filled_max                 # number of fields that have a column
+    int32_t order_count                # per place in an object: the field that was there last time, -1 none
     int32_t* order
     uint32_t table_mask
-    int32_t* table                     # open addressing by hash of the name: 1 + field, 0 empty
+    int32_t* table                     # hash table by name, open addressing: 1 + field, 0 empty
 
 
 cdef uint32_t hash_of(const uint8_t* p, int64_t size) noexcept nogil:
@@ -83,7 +83,7 @@ cdef uint32_t hash_of(const uint8_t* p, int64_t size) noexcept nogil:
 
 
 cdef int32_t find_child(Node* node, const uint8_t* name, int64_t size) noexcept nogil:
-    """Index of the field with that name, -1: none."""
+    """Return the index of the field with that name, or -1."""
     cdef uint32_t slot = hash_of(name, size) & node.table_mask
     cdef Node* child
     while node.table[slot]:
@@ -154,7 +154,7 @@ cdef inline bint is_token(Parser* parser, Node* node, const uint8_t* p) noexcept
 
 
 cdef const uint8_t* parse_object(Parser* parser, Node* node, const uint8_t* p, int depth) noexcept nogil:
-    """From behind its { on: a value, or a null, for each field of the struct, and the struct's row."""
+    """Read an object, from after its {. Append a value or a null for each field of the struct, and the struct's row."""
     cdef int64_t row = node.column.length
     cdef int32_t place = 0
     cdef int32_t filled = 0
@@ -190,7 +190,7 @@ cdef const uint8_t* parse_object(Parser* parser, Node* node, const uint8_t* p, i
                 child = &node.children[index]
                 if child.column.length == row:
                     filled += 1
-                else:                              # the key again: the last one wins
+                else:                              # a repeated key: the last one wins
                     column_truncate(child.column, row)
                 p = parse_value(parser, child, p, depth)
             elif index >= 0:
@@ -220,7 +220,7 @@ cdef const uint8_t* parse_object(Parser* parser, Node* node, const uint8_t* p, i
 
 
 cdef const uint8_t* parse_list(Parser* parser, Node* node, const uint8_t* p, int depth) noexcept nogil:
-    """From behind its [ on."""
+    """Read a list, from after its [."""
     p = skip_space(p)
     if p[0] == c"]":
         p += 1
@@ -245,7 +245,7 @@ cdef const uint8_t* parse_list(Parser* parser, Node* node, const uint8_t* p, int
 
 
 cdef const uint8_t* parse_map(Parser* parser, Node* node, const uint8_t* p, int depth) noexcept nogil:
-    """From behind its { on. Keys stay as often as they come, as in Spark."""
+    """Read a map, from after its {. Repeated keys are kept, as in Spark."""
     cdef const uint8_t* text
     cdef int64_t size
     cdef uint8_t* space
@@ -288,7 +288,7 @@ cdef const uint8_t* parse_map(Parser* parser, Node* node, const uint8_t* p, int 
 
 
 cdef const uint8_t* parse_text(Parser* parser, Node* node, const uint8_t* p, int depth) noexcept nogil:
-    """Into a string column: a string, or the text of whatever else stands there."""
+    """Read a value into a string column: a string, or the text of any other value."""
     cdef const uint8_t* start = p
     cdef const uint8_t* text
     cdef int64_t size
@@ -303,7 +303,7 @@ cdef const uint8_t* parse_text(Parser* parser, Node* node, const uint8_t* p, int
     space = append_space(node.column, size + 16)
     if space is NULL:
         return wrong(parser, NO_MEMORY, node.path, start)
-    if size <= 16 and text == start + 1:           # mostly: room to copy 16 bytes is on both sides
+    if size <= 16 and text == start + 1:           # the usual case: both sides have room to copy 16 bytes
         kafkad_copy16(space, text)
     else:
         memcpy(space, text, <size_t>size)
@@ -312,7 +312,7 @@ cdef const uint8_t* parse_text(Parser* parser, Node* node, const uint8_t* p, int
 
 
 cdef const uint8_t* parse_typed_text(Parser* parser, Node* node, const uint8_t* p, int depth) noexcept nogil:
-    """Dates, timestamps, decimals and binaries in a string."""
+    """Read a date, timestamp, decimal or binary from a string."""
     cdef const uint8_t* start = p
     cdef const uint8_t* text
     cdef int64_t size
@@ -358,7 +358,7 @@ cdef const uint8_t* parse_typed_text(Parser* parser, Node* node, const uint8_t* 
 
 
 cdef const uint8_t* parse_value(Parser* parser, Node* node, const uint8_t* p, int depth) noexcept nogil:
-    """Any value into its column. `depth`: of the object or array that it stands in."""
+    """Read any value into its column. `depth` is that of the object or array around it."""
     cdef const uint8_t* start = p
     cdef int64_t value = 0
     cdef int kind = node.column.kind
@@ -436,7 +436,7 @@ cdef const uint8_t* parse_value(Parser* parser, Node* node, const uint8_t* p, in
 
 cdef int node_open(Node* node, Column* column, str path, list paths, skipped, TimeZone zone,
                    tuple patterns) except -1:
-    """The plan below `column`; `skipped`: names of more keys that are known to come. `node` is zeroed."""
+    """Build the plan for `column` in a zeroed `node`. `skipped` has the names of other expected keys."""
     cdef int32_t i
     cdef uint32_t slot
     cdef Node* child
@@ -507,15 +507,15 @@ cdef void node_close(Node* node) noexcept:
 
 
 cdef class JsonColumns(ValueColumns):
-    """Decodes JSON objects into columns. `fields` as arrow_build's; `skipped`: keys whose values are not wanted but
-    expected (it is faster to know them); `zone`: name of the zone of timestamps that name none; `patterns`: of
-    timestamps, of those without a zone, and of dates.
+    """Decode JSON objects into columns. `fields` is as in arrow_build. `skipped` has keys that are expected but not
+    decoded (knowing them is faster). `zone` is the zone of timestamps that name none. `patterns` are those of timestamps,
+    of timestamps without a zone, and of dates.
 
-    ValueError: an unknown zone or format."""
+    Raise ValueError for an unknown zone or format."""
 
     cdef Node root
     cdef TimeZone zone
-    cdef tuple patterns                # which the nodes point into
+    cdef tuple patterns                # keeps alive the patterns that the nodes point to
     cdef Parser parser
     cdef uint8_t* copy
     cdef int64_t copy_capacity

@@ -1,6 +1,6 @@
-"""The text of JSON: strings, blanks, and values that are only looked through. See json_text.pyx.
+"""Read the text of JSON: strings, blanks, and values that are skipped. See json_text.pyx.
 
-Each function takes the place `p` and gives the place behind what it has read, or NULL, with the reason noted for
+Each function takes the position `p` and returns the position after what it has read, or NULL with the reason noted for
 `path`."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
@@ -45,9 +45,9 @@ cdef extern from * nogil:
 
 
 cdef enum:
-    DEPTH_MAX = 1000                   # objects and arrays in each other: what Spark's own parser takes
-    ROOM = 32                          # bytes behind a value that can be read
-    NAME_MAX = 50000                   # UTF-16 units of an object's name, as in Spark's parser
+    DEPTH_MAX = 1000                   # nested objects and arrays, as in Spark's parser
+    ROOM = 32                          # bytes after a value that can be read
+    NAME_MAX = 50000                   # UTF-16 units of a member's name, as in Spark's parser
 
 
 cdef struct Parser:
@@ -71,7 +71,7 @@ cdef inline const uint8_t* wrong(Parser* parser, int reason, int32_t path, const
 
 
 cdef inline const uint8_t* unexpected(Parser* parser, int32_t path, const uint8_t* p) noexcept nogil:
-    """Something that does not belong where it stands. At the added end it is the value that is cut."""
+    """Refuse an unexpected byte. At the added end, report that the value is cut."""
     if parser.is_cut and p + 1 >= parser.end:
         return wrong(parser, ENDS_EARLY, path, p)
     return wrong(parser, SYNTAX, path, p)
@@ -82,7 +82,7 @@ cdef inline bint is_space(uint8_t c) noexcept nogil:
 
 
 cdef inline const uint8_t* skip_space(const uint8_t* p) noexcept nogil:
-    """Beware: only while p is before the end."""
+    """Skip blanks. Beware: p must be before the end."""
     while is_space(p[0]):
         p += 1
     return p
@@ -90,7 +90,8 @@ cdef inline const uint8_t* skip_space(const uint8_t* p) noexcept nogil:
 
 cdef inline const uint8_t* parse_string(Parser* parser, int32_t path, const uint8_t* p, const uint8_t** text,
                                         int64_t* size) noexcept nogil:
-    """A string from its quote on; text is in the value itself, or in `parser.text`: good until the next string."""
+    """Read a string from its quote on. `text` is in the value itself, or in `parser.text` and valid until the next
+    string."""
     cdef const uint8_t* start = p + 1
     cdef uint8_t quote = p[0]
     cdef int high = 0
@@ -110,7 +111,7 @@ cdef inline const uint8_t* parse_string(Parser* parser, int32_t path, const uint
 
 cdef inline const uint8_t* parse_name(Parser* parser, int32_t path, const uint8_t* p, const uint8_t** text,
                                       int64_t* size) noexcept nogil:
-    """A string that names a member of an object."""
+    """Read a string that names a member of an object."""
     cdef const uint8_t* start = p
     p = parse_string(parser, path, p, text, size)
     if p is not NULL and size[0] > NAME_MAX and utf16_units(text[0], size[0]) > NAME_MAX:
@@ -119,7 +120,7 @@ cdef inline const uint8_t* parse_name(Parser* parser, int32_t path, const uint8_
 
 
 cdef inline int64_t utf16_units(const uint8_t* p, int64_t size) noexcept nogil:
-    """Of valid UTF-8: one for each sequence, two for those of four bytes."""
+    """Count the UTF-16 units of valid UTF-8: one per sequence, two per sequence of four bytes."""
     cdef int64_t count = 0
     cdef int64_t i
     for i in range(size):

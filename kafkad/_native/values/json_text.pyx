@@ -1,11 +1,11 @@
-"""The text of JSON: strings, blanks, and values that are only looked through.
+"""Read the text of JSON: strings, blanks, and values that are skipped.
 
-What Spark's parser takes by default is taken here: strings in single quotes, NaN and Infinity without quotes, but no
-comments and no names without quotes. Who reads a value into a column is json_columns.pyx; it has the hot part of
-this, parse_string, inline from the .pxd.
+It accepts what Spark's parser accepts by default: strings in single quotes, NaN and Infinity without quotes, but no
+comments and no names without quotes. json_columns.pyx reads values into columns; it uses the hot part, parse_string,
+inline from the .pxd.
 
-Rule: the last byte of what is read is a }, and ROOM bytes behind it can be read (json_columns.pyx sees to that). So
-numbers, blanks and literals stop by themselves, and strings are looked through 16 bytes at a time (SSE2)."""
+Rule: the last byte of the text is a }, and ROOM bytes after it can be read (json_columns.pyx ensures that). So numbers,
+blanks and literals stop by themselves, and strings are scanned 16 bytes at a time (SSE2)."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport realloc
@@ -53,7 +53,7 @@ cdef uint8_t* room_for_text(Parser* parser, int64_t size) noexcept nogil:
 
 cdef const uint8_t* parse_escaped(Parser* parser, int32_t path, const uint8_t* start, const uint8_t* p, uint8_t quote,
                                   const uint8_t** text, int64_t* size) noexcept nogil:
-    """The rest of a string whose first backslash is at `p`; its bytes come to stand in `parser.text`."""
+    """Read the rest of a string whose first backslash is at `p`. The unescaped bytes are in `parser.text`."""
     cdef const uint8_t* run = start
     cdef const uint8_t* at
     cdef int64_t written = 0
@@ -139,7 +139,7 @@ cdef const uint8_t* parse_escaped(Parser* parser, int32_t path, const uint8_t* s
 
 
 cdef const uint8_t* odd_number(const uint8_t* p, double* value) noexcept nogil:
-    """NaN, Infinity, +-Infinity, +-INF without quotes; NULL: none of them. May look 9 bytes ahead."""
+    """Read NaN, Infinity, +-Infinity or +-INF without quotes. Return NULL for anything else. May read 9 bytes ahead."""
     cdef double sign = 1
     if p[0] == c"N":
         value[0] = NAN
@@ -155,7 +155,7 @@ cdef const uint8_t* odd_number(const uint8_t* p, double* value) noexcept nogil:
 
 
 cdef bint is_odd_number(const uint8_t* text, int64_t size, double* value) noexcept nogil:
-    """As `odd_number`, for the whole of a string of 3 to 9 bytes."""
+    """Read a whole string of 3 to 9 bytes like `odd_number`."""
     cdef uint8_t[24] padded
     memset(padded, 0, 24)
     memcpy(padded, text, <size_t>size)
@@ -163,7 +163,7 @@ cdef bint is_odd_number(const uint8_t* text, int64_t size, double* value) noexce
 
 
 cdef const uint8_t* skip_value(Parser* parser, int32_t path, const uint8_t* p, int depth) noexcept nogil:
-    """Any value, checked and dropped."""
+    """Check any value and skip it."""
     cdef const uint8_t* text
     cdef const uint8_t* q
     cdef int64_t size
@@ -176,7 +176,7 @@ cdef const uint8_t* skip_value(Parser* parser, int32_t path, const uint8_t* p, i
     if c == c"{" or c == c"[":
         if depth >= DEPTH_MAX:
             return wrong(parser, TOO_DEEP, path, p)
-        closing = c + 2                            # } and ] stand two places after { and [
+        closing = c + 2                            # in ASCII, } and ] are two places after { and [
         p = skip_space(p + 1)
         if p[0] == closing:
             return p + 1
@@ -219,7 +219,7 @@ cdef const uint8_t* skip_value(Parser* parser, int32_t path, const uint8_t* p, i
 
 
 cdef const uint8_t* mistyped(Parser* parser, int32_t path, const uint8_t* p, int depth) noexcept nogil:
-    """A value that is not of the column's type; unless it is none at all, which is the better thing to say."""
+    """Refuse a value that has not the column's type. If it is not valid JSON, report that instead."""
     if skip_value(parser, path, p, depth) is NULL:
         return NULL
     return wrong(parser, WRONG_TYPE, path, p)

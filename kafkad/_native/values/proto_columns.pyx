@@ -1,14 +1,14 @@
-"""Protobuf messages into Arrow columns, by a plan made of the message's descriptor (kafkad/values/proto_schema.py).
+"""Decode Protobuf messages into Arrow columns, by a plan built from the message's descriptor
+(kafkad/values/proto_schema.py).
 
-Fields come in any order and any number of times, so each message is done in two steps: the bytes are walked once,
-and every scalar that is met is appended at once, a repeated one to its list's element; of a message in a field only
-the place is noted. At the end those are decoded, and every field that has not come gets its default or a null.
-The last of several scalars wins, a field of a oneof takes the others back, and messages that come twice for one
-field are merged, which is the same as decoding their bytes one after the other: all as the wire format demands
-(https://protobuf.dev/programming-guides/encoding/). A known field with another wire type counts as unknown.
+Fields may come in any order and any number of times, so a message is decoded in two steps. First, the bytes are walked
+once: scalars are appended at once, repeated ones to their list's element; for a message in a field, only its position
+is stored. Then these messages are decoded, and each field that did not occur gets its default or a null. The last of
+several scalars wins, a field of a oneof removes the others, and repeated messages of one field are merged, which is the
+same as decoding their concatenated bytes: the rules of the wire format
+(https://protobuf.dev/programming-guides/encoding/). A known field with another wire type is treated as unknown.
 
-Recursive types have no columns, so the depth of what is decoded is that of the schema; only groups that are skipped
-need a limit."""
+Recursive types have no columns, so the schema bounds the depth of decoding. Only skipped groups need a limit."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
@@ -36,7 +36,7 @@ cdef extern from * nogil:
 cdef enum:
     GROUPS_DEPTH_MAX = 100
     DIRECT_NUMBERS = 256               # fields with a smaller number are found in one step
-    NAME_MAX = 64                      # of "UNKNOWN_ENUM_VALUE_...": what is longer is cut
+    NAME_MAX = 64                      # longer names "UNKNOWN_ENUM_VALUE_..." are cut
 
 cdef enum Op:
     OP_INT32
@@ -75,31 +75,31 @@ cdef enum:
     WIRE_32 = 5
 
 
-cdef struct Node:                      # a field, or the message itself
+cdef struct Node:                      # a field or the message itself
     int op
     int wire
     uint32_t number
     int32_t path
-    Column* column                     # of the value; of a repeated one the list. NULL: drop
+    Column* column                     # the value's column; the list of a repeated field. NULL: drop the value
     bint is_repeated
     bint is_required
     bint is_open                       # an enum that may have values without a name
-    int32_t oneof                      # 1 + index; 0: in none
-    bint was_seen                      # in this message, and not a scalar: its column does not tell
-    const uint8_t* at                  # of a message in a singular field
+    int32_t oneof                      # 1 + index; 0: not in a oneof
+    bint was_seen                      # occurred in this message; for fields whose column does not show it
+    const uint8_t* at                  # position of a message in a singular field
     int64_t size
-    uint8_t* merged                    # its bytes, if it came more than once
+    uint8_t* merged                    # its concatenated bytes, if it occurred more than once
     int64_t merged_capacity
-    uint8_t* default                   # as on the wire, without the tag
+    uint8_t* default                   # encoded as on the wire, without the tag
     int64_t default_size
     int32_t symbols_count
-    int32_t* symbols                   # number, where its name begins, where it ends
+    int32_t* symbols                   # number, start of the name, end of the name
     uint8_t* names
-    char* type_name                    # of an enum
+    char* type_name                    # name of the enum
     int32_t children_count
     Node* children
     int32_t* direct                    # by number: 1 + child
-    int32_t next                       # the child that is likely to come
+    int32_t next                       # the most likely next child
 
 
 cdef inline const uint8_t* wrong(Fault* fault, int reason, Node* node, const uint8_t* at) noexcept nogil:
@@ -161,7 +161,7 @@ cdef const uint8_t* skip_field(Fault* fault, Node* node, const uint8_t* p, const
 
 
 cdef int append_symbol(Node* node, Column* column, int32_t number) noexcept nogil:
-    """1: a closed enum has no such number, which counts as an unknown field."""
+    """Append an enum's value. Return 1 if a closed enum lacks the number; it is then treated as an unknown field."""
     cdef int32_t i
     cdef char[NAME_MAX + 32] name
     for i in range(node.symbols_count):
@@ -176,7 +176,7 @@ cdef int append_symbol(Node* node, Column* column, int32_t number) noexcept nogi
 
 cdef const uint8_t* read_scalar(Fault* fault, Node* node, Column* column, const uint8_t* p,
                                 const uint8_t* end) noexcept nogil:
-    """One scalar into `column`."""
+    """Read one scalar into `column`."""
     cdef uint64_t raw = 0
     cdef uint32_t half
     cdef float single
@@ -246,7 +246,7 @@ cdef const uint8_t* read_scalar(Fault* fault, Node* node, Column* column, const 
 
 cdef const uint8_t* read_timestamp(Fault* fault, Node* node, Column* column, const uint8_t* p,
                                    const uint8_t* end) noexcept nogil:
-    """google.protobuf.Timestamp: 1 seconds, 2 nanoseconds."""
+    """Read a google.protobuf.Timestamp: field 1 has seconds, field 2 nanoseconds."""
     cdef uint64_t tag = 0
     cdef uint64_t raw = 0
     cdef int64_t seconds = 0
@@ -268,7 +268,7 @@ cdef const uint8_t* read_timestamp(Fault* fault, Node* node, Column* column, con
             p = skip_field(fault, node, p, end, <int>(tag & 7), tag >> 3, 0)
         if p is NULL:
             return NULL
-    nanos = nanos // 1000                          # towards zero, as Java's TimeUnit
+    nanos = nanos // 1000                          # rounds towards zero, like Java's TimeUnit
     if __builtin_mul_overflow(seconds, 1000000, &seconds) or __builtin_add_overflow(seconds, nanos, &seconds):
         return wrong(fault, OUT_OF_RANGE, node, start)
     return p if append_i64(column, seconds) == 0 else wrong(fault, NO_MEMORY, node, start)
@@ -300,7 +300,7 @@ cdef inline Node* find_field(Node* node, uint64_t number) noexcept nogil:
 
 
 cdef bint remember(Node* field, const uint8_t* p, int64_t size) noexcept nogil:
-    """Notes where a singular message stands; if it has come before, both are put one behind the other."""
+    """Store the position of a singular message. If there was one before, concatenate both."""
     cdef uint8_t* merged
     if not field.was_seen or field.size == 0:
         field.was_seen, field.at, field.size = True, p, size
@@ -334,7 +334,8 @@ cdef void clear_oneof(Node* node, Node* kept, int64_t row) noexcept nogil:
 
 
 cdef bint is_symbol(Node* field, const uint8_t* p, const uint8_t* end) noexcept nogil:
-    """Whether the varint at `p` is a number of the enum; True also of one that is cut, which is then read and told."""
+    """Return whether the varint at `p` is a number of the enum. Also return True for a cut varint, which is refused when
+    it is read."""
     cdef Fault ignored
     cdef uint64_t raw = 0
     cdef int32_t i
@@ -348,7 +349,7 @@ cdef bint is_symbol(Node* field, const uint8_t* p, const uint8_t* end) noexcept 
 
 cdef const uint8_t* read_message(Fault* fault, Node* node, Column* column, const uint8_t* p,
                                  const uint8_t* end) noexcept nogil:
-    """A message from `p` to `end` into the struct `column`, one row."""
+    """Read the message from `p` to `end` as one row of the struct `column`."""
     cdef int64_t row = column.length
     cdef uint64_t tag = 0
     cdef uint64_t size = 0
@@ -372,7 +373,7 @@ cdef const uint8_t* read_message(Fault* fault, Node* node, Column* column, const
         field = find_field(node, tag >> 3)
         if field is NULL or field.column is NULL or (wire != field.wire and not (
                 wire == WIRE_BYTES and field.is_repeated and field.wire != WIRE_BYTES)):
-            if field is not NULL and wire == field.wire:           # not wanted, but it counts
+            if field is not NULL and wire == field.wire:           # it has no column, but it counts as present
                 field.was_seen = True
                 if field.oneof:
                     clear_oneof(node, field, row)
@@ -405,7 +406,7 @@ cdef const uint8_t* read_message(Fault* fault, Node* node, Column* column, const
                 return wrong(fault, NO_MEMORY, field, p)
             p += size
         elif field.op == OP_ENUM and not field.is_open and not is_symbol(field, p, end):
-            p = skip_field(fault, field, p, end, wire, tag >> 3, 0)    # unknown: what came before it stays
+            p = skip_field(fault, field, p, end, wire, tag >> 3, 0)    # unknown: keep the previous value
         else:
             if field.oneof:
                 clear_oneof(node, field, row)
@@ -443,7 +444,7 @@ cdef const uint8_t* read_message(Fault* fault, Node* node, Column* column, const
 
 
 cdef int node_open(Node* node, plan, Column* column, str path, list paths) except -1:
-    """`plan`: a dict as kafkad/values/proto_schema.py describes it. `node` is zeroed."""
+    """Fill a zeroed `node` from `plan`, a dict as described in kafkad/values/proto_schema.py."""
     cdef int32_t i
     cdef Column* value = column
     node.op = OPS[plan["op"]]
@@ -518,8 +519,8 @@ cdef void node_close(Node* node) noexcept:
 
 
 cdef class ProtoColumns(ValueColumns):
-    """Decodes messages into columns. `fields` as arrow_build's; `plan`: of the message; `has_header`: the values
-    begin with a schema registry's header, which is passed over: 0, four bytes of an id, the message's indexes."""
+    """Decode messages into columns. `fields` is as in arrow_build, `plan` is the message's plan. With `has_header`, values
+    begin with a schema registry's header, which is skipped: 0, four bytes of an id, the message's indexes."""
 
     cdef Node root
     cdef bint has_header
@@ -544,7 +545,7 @@ cdef class ProtoColumns(ValueColumns):
         if self.has_header:
             if end - p < 6 or p[0] != 0:
                 return BAD_MAGIC
-            p = read_varint(&self.fault, &self.root, p + 5, end, &count)      # zigzag: 0 stands for [0]
+            p = read_varint(&self.fault, &self.root, p + 5, end, &count)      # zigzag; 0 means [0]
             if p is NULL:
                 return self.fault.reason
             if count & 1 or count // 2 > <uint64_t>(end - p):

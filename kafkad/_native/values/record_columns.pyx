@@ -1,30 +1,30 @@
-"""Record batches straight into Arrow columns: what a Fetch answer or a segment file holds, as Kafka's seven (or,
-with headers, eight) columns of Spark's.
+"""Decode record batches, from a Fetch answer or a segment file, into Arrow columns: the seven columns of Spark's Kafka
+source, or eight with headers.
 
     key z | value z | topic u | partition i | offset l | timestamp tsu:UTC | timestampType i
     | headers list<struct<key u, value z>>, null for a record without any
 
-`feed` takes bytes, `take` decodes as much of them as makes one Arrow batch and hands it out; when it answers None,
-all whole batches of what was fed are used up, and what stands behind them (`consumed` says from where) is the cut
-beginning of the next. So no more is held than one Arrow batch, and of a compressed batch a chunk, or one record if
-that is larger, whatever was fed: a batch that claims to hold gigabytes costs no memory.
+`feed` takes bytes. `take` decodes enough of them for one Arrow batch and returns it. When it returns None, all complete
+record batches are used up, and the bytes from `consumed` on are the cut beginning of the next one. So this object holds
+at most one Arrow batch, and one chunk of a compressed batch, or one record if that is larger. A batch that claims to
+hold gigabytes takes no memory.
 
-Uncompressed batches of magic 2 are read where they lie, without the GIL and without a Python object; what is
-compressed comes from `decompress` in chunks of some 100 KB, which lets go of the GIL too. Magic 0 and 1 come as Python objects
-from `legacy`: right, and slow. (Both are arguments, since this layer imports nothing above it; see
+Uncompressed batches of magic 2 are read in place, without the GIL and without Python objects. Compressed batches come
+from `decompress` in chunks of some 100 KB, which releases the GIL, too. Messages of magic 0 and 1 come as Python objects
+from `legacy`, which is slow. (Both functions are arguments, because this layer imports nothing above it; see
 kafkad/spark/record_columns.py.)
 
-`position` is the next offset that nothing is known of: behind a batch it is the batch's last offset + 1, also where
-compaction has left holes, and where a control batch or an aborted transaction gave no rows. Rows have offsets in
-[position, end) only, each at most once; when `position` has come to `end` the work is done.
+`position` is the next offset to read. After a batch it is the batch's last offset + 1, also if compaction has left
+holes, or if a control batch or an aborted transaction gave no rows. Rows have offsets in [position, end), each at most
+once. The work is done when `position` reaches `end`.
 
-Aborted transactions (`read_committed`): Fetch names those whose records it returns by producer id and first offset;
-such a transaction ends with its ABORT marker. Who knows the marker's offset, as a .txnindex does, may give it as a
-third member. Naming one again, as the next answer does, changes nothing.
+Aborted transactions (`read_committed`): A Fetch answer lists the aborted transactions of its records, each by producer
+id and first offset. Such a transaction ends at its ABORT marker. A caller that knows the marker's offset, for example
+from a .txnindex, may pass it as a third member. Passing a transaction again, as the next answer does, changes nothing.
 
-Beware: the bytes that were fed must stay as they are until `take` has answered None. Lengths, counts and offsets in
-them are lies until looked at; the CRC (`verify_crc`) tells chance, not malice. Timestamps are any 64 bits of
-milliseconds: what does not fit as microseconds is the largest (or smallest) that does, and counted in `clamped`."""
+Beware: the fed bytes must not change until `take` has returned None. Lengths, counts and offsets in them are untrusted
+until they are checked; the CRC (`verify_crc`) only detects accidents. Timestamps are arbitrary 64-bit milliseconds. One
+that does not fit as microseconds becomes the largest or smallest that fits, and is counted in `clamped`."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -64,10 +64,10 @@ from kafkad._native.wire.batch_layout cimport LAST_OFFSET_DELTA_AT, LENGTH_AT, M
 
 cdef enum:
     UP_TO_MAGIC = 17
-    LEGACY_LENGTH_MIN = 14        # of a message of magic 0: crc, magic, attributes, two sizes
+    LEGACY_LENGTH_MIN = 14        # smallest message of magic 0: crc, magic, attributes, two sizes
     LAST_CODEC = 4
     ABORT = 0                     # a control record's kind
-    NO_KIND = -2                  # of an emptied control batch
+    NO_KIND = -2                  # kind of an emptied control batch
     RECORD_MAX = 1 << 30          # bytes of one record that comes in chunks
 
 cdef enum:                        # the columns, in their order
@@ -81,12 +81,12 @@ cdef enum:                        # the columns, in their order
     HEADERS
 
 cdef enum Next:                   # why `advance` stopped
-    FULL                          # an Arrow batch is
-    DRAINED                       # no whole batch is left
+    FULL                          # the Arrow batch is full
+    DRAINED                       # no complete record batch is left
     ENDED                         # `position` is at the end
-    TO_JUDGE                      # a transaction's, and only committed records are wanted
+    TO_JUDGE                      # a transactional batch, and only committed records are wanted
     TO_DECOMPRESS
-    TO_GO_ON                      # with the next chunk
+    TO_GO_ON                      # continue with the next chunk
     TO_CONVERT                    # magic 0 or 1
     BAD
     NO_MEMORY
@@ -104,7 +104,7 @@ HEADERS_FIELD = ("headers", "+l", True, [("element", "+s", True, [("key", "u", T
 
 
 cdef bint utf8_is_valid(const uint8_t* p, int32_t size) noexcept nogil:
-    """As Unicode has it: no surrogates, nothing overlong, nothing above U+10FFFF."""
+    """Return whether the bytes are UTF-8: no surrogates, no overlong forms, nothing above U+10FFFF."""
     cdef const uint8_t* end = p + size
     cdef uint32_t byte
     cdef int more
@@ -145,7 +145,7 @@ cdef bint utf8_is_valid(const uint8_t* p, int32_t size) noexcept nogil:
 
 
 cdef int append_text(Column* column, const uint8_t* p, int32_t size) noexcept nogil:
-    """A string of whoever; what is not UTF-8 in it becomes U+FFFD, as in the Java client."""
+    """Append an untrusted string. Bytes that are not UTF-8 become U+FFFD, as in the Java client."""
     if utf8_is_valid(p, size):
         return append_bytes(column, p, size)
     with gil:
@@ -162,8 +162,8 @@ cdef int append_repaired(Column* column, const uint8_t* p, int32_t size) noexcep
 
 
 def span(const uint8_t[::1] data not None):
-    """(bytes of the whole batches at the start of `data`, the offset behind the last of them), by their headers
-    alone; (0, -1) if there is none. What a reader may ask for next before it has looked into any."""
+    """Return (bytes of the complete batches at the start of `data`, the offset after the last one), by their headers
+    only; (0, -1) if there is none. A reader can then send its next request before it decodes the batches."""
     cdef Py_ssize_t size = data.shape[0]
     cdef Py_ssize_t at = 0
     cdef int64_t behind = -1
@@ -185,9 +185,10 @@ def span(const uint8_t[::1] data not None):
 
 
 cdef class RecordColumns:
-    """One range of a partition. `decompress(codec, data) -> iterable of buffers`; `legacy(entry, verify_crc) -> list
-    of (offset, timestamp, timestamp type, key, value)`; both raise Malformed. An Arrow batch is at most `batch_rows` rows and `batch_bytes` of keys, values and headers, unless
-    one record alone is larger. ValueError for a range or a bound that cannot be."""
+    """Decode one range of a partition. `decompress(codec, data) -> iterable of buffers` and `legacy(entry, verify_crc) ->
+    list of (offset, timestamp, timestamp type, key, value)` raise Malformed. An Arrow batch has at most `batch_rows` rows
+    and `batch_bytes` bytes of keys, values and headers, unless a single record is larger. Raise ValueError for an invalid
+    range or bound."""
 
     cdef Columns columns
     cdef Column* root
@@ -196,43 +197,43 @@ cdef class RecordColumns:
     cdef int32_t partition
     cdef readonly int64_t position
     cdef readonly int64_t end
-    cdef readonly int64_t rows              # handed out so far
-    cdef readonly int64_t clamped           # timestamps that do not fit
-    cdef readonly int64_t skipped_batches   # of aborted transactions
+    cdef readonly int64_t rows              # returned so far
+    cdef readonly int64_t clamped           # number of timestamps that do not fit
+    cdef readonly int64_t skipped_batches   # batches of aborted transactions
     cdef bint headers
     cdef bint verify_crc
     cdef bint read_committed
     cdef int64_t batch_bytes
     cdef int64_t batch_rows
-    cdef int64_t filled                     # bytes of the Arrow batch in the making
+    cdef int64_t filled                     # bytes of the current Arrow batch
     cdef object decompress
     cdef object legacy
     cdef bint finished
-    # what was fed
+    # the fed bytes
     cdef object fed
     cdef Py_buffer fed_view
     cdef const uint8_t* begin
-    cdef const uint8_t* at                  # the batch that is next, or that is open
+    cdef const uint8_t* at                  # the next or the open record batch
     cdef const uint8_t* stop
-    cdef int64_t last_fed                   # the last offset of the batch before
-    # the batch that is open
+    cdef int64_t last_fed                   # the last offset of the previous batch
+    # the open record batch
     cdef bint is_open
     cdef bint judged
     cdef BatchInfo info
-    cdef object chunks                      # of its decompressed records, as far as they have not come yet
-    cdef bint has_more                      # there are `chunks`
-    cdef Py_buffer body_view                # what of them stands between `record` and `records_end`
+    cdef object chunks                      # iterator over the remaining chunks of its decompressed records
+    cdef bint has_more                      # `chunks` is set
+    cdef Py_buffer body_view                # the current chunk, with `record` and `records_end` inside
     cdef const uint8_t* record
     cdef const uint8_t* records_end
     cdef int32_t records_left
     cdef int32_t last_delta
     cdef const char* trouble
-    cdef list old                           # rows of an entry of magic 0 or 1, the next one last
+    cdef list old                           # rows of an entry of magic 0 or 1, in reverse order
     cdef int64_t old_last
     # aborted transactions
-    cdef list coming                        # (first offset, producer id), the next one last
+    cdef list coming                        # (first offset, producer id), in reverse order
     cdef set named
-    cdef set aborting                       # producer ids
+    cdef set aborting                       # producer ids inside an aborted transaction
     cdef dict known_ranges                  # producer id: [(first, last offset)]
 
     def __init__(self, str topic, int32_t partition, int64_t start, int64_t end, *, decompress, legacy,
@@ -250,7 +251,7 @@ cdef class RecordColumns:
         self.position, self.end = start, end
         self.headers, self.verify_crc, self.read_committed = headers, verify_crc, read_committed
         self.batch_bytes, self.batch_rows = batch_bytes, batch_rows
-        # a topic's name in each row must not pass 2^31 - 1 bytes
+        # The topic's names in all rows must not exceed 2^31 - 1 bytes.
         self.batch_rows = min(batch_rows, INT32_MAX // max(len(self.topic), 1))
         self.decompress, self.legacy = decompress, legacy
         self.coming, self.named, self.aborting, self.known_ranges = [], set(), set(), {}
@@ -261,21 +262,21 @@ cdef class RecordColumns:
 
     @property
     def done(self):
-        """`position` is at the end; rows may still wait to be taken."""
+        """Whether `position` is at the end. There may still be rows to take."""
         return self.position >= self.end
 
     @property
     def consumed(self):
-        """Bytes of what was fed last that are used up."""
+        """How many of the bytes that were fed last are used up."""
         return self.at - self.begin
 
     def __arrow_c_schema__(self):
         return self.columns.__arrow_c_schema__()
 
     def feed(self, data, aborted=()):
-        """Bytes of batches, from a batch's first byte on; the last may be cut. `aborted`: transactions, each
-        (producer id, first offset) or (producer id, first offset, offset of its marker). ValueError while `take` has
-        not used up what was fed before."""
+        """Feed bytes that start with a batch; the last batch may be cut. `aborted` has transactions, each as (producer id,
+        first offset) or (producer id, first offset, offset of its marker). Raise ValueError if `take` has not used up
+        the bytes that were fed before."""
         if self.root is NULL:
             raise TypeError("RecordColumns.__init__ was not called")
         if self.is_open or self.old or (self.fed is not None and self.position < self.end):
@@ -291,17 +292,17 @@ cdef class RecordColumns:
             self.note_aborted(aborted)
 
     def finish(self):
-        """Nothing more will come now: `take` gives out also what is less than a full batch."""
+        """Declare that no more bytes follow: `take` then also returns a batch that is not full."""
         self.finished = True
 
     def skip_to(self, int64_t offset):
-        """Goes on at `offset`, where what lies before it is lost. Not backwards."""
+        """Continue at `offset`, because the records before it are lost. Never move backwards."""
         self.position = min(max(self.position, offset), self.end)
 
     def take(self):
-        """The next Arrow batch (to be taken up by `pa.record_batch`), or None: then `feed` more, or, at the end,
-        nothing. Malformed for bytes that are no batches, with the partition and where; afterwards this object is of no
-        use. MemoryError."""
+        """Return the next Arrow batch (for `pa.record_batch`). Return None if more bytes must be fed, or at the end. Raise
+        Malformed, with partition and position, for bytes that are not batches; this object is unusable then. Raise
+        MemoryError."""
         cdef Next why
         if self.root is NULL:
             raise TypeError("RecordColumns.__init__ was not called")
@@ -399,14 +400,14 @@ cdef class RecordColumns:
         self.last_delta = -1
 
     cdef void close_batch(self) noexcept nogil:
-        """All that this batch has is known."""
+        """Finish this batch: all its records are read or skipped."""
         cdef int64_t behind = self.info.base_offset + self.info.last_offset_delta + 1
         self.is_open = self.judged = self.has_more = False
         self.at += self.info.size
         self.position = max(self.position, min(behind, self.end))
 
     cdef Next read_records(self) noexcept nogil:
-        """DRAINED: the batch is, or what comes is behind `end`."""
+        """Read records of the open batch. Return DRAINED at its end, or if the remaining records are beyond `end`."""
         cdef Column* columns = self.root.children
         cdef RecordView view
         cdef const uint8_t* next = NULL
@@ -470,7 +471,7 @@ cdef class RecordColumns:
         return timestamp * 1000
 
     cdef int append_headers(self, Column* column, const RecordView* view, const uint8_t* end) noexcept nogil:
-        # record_read has looked through them: every size fits
+        # record_read has checked that every size fits.
         cdef Column* element = &column.children[0]
         cdef const uint8_t* p = view.headers
         cdef int32_t size = 0
@@ -487,10 +488,10 @@ cdef class RecordColumns:
             p += max(size, 0)
         return append_list(column)
 
-    # -- with it -------------------------------------------------------------------------------------------
+    # -- with the GIL --------------------------------------------------------------------------------------
 
     cdef object leave(self):
-        """The rows so far, with the columns that are the same in all of them."""
+        """Return the rows so far, with the columns that are the same in all rows."""
         cdef int64_t rows = self.root.length
         cdef int64_t size = len(self.topic)
         cdef const char* name = self.topic
@@ -522,8 +523,8 @@ cdef class RecordColumns:
         self.has_more = True
 
     cdef void go_on(self) except *:
-        """The next chunk, behind what is left of the one before it; as many as the record that is cut needs. When all
-        records are there: that nothing stands behind them."""
+        """Append the next chunk to the rest of the previous one, or as many chunks as a cut record needs. After the last
+        record, check that nothing follows it."""
         cdef Py_ssize_t have = self.records_end - self.record
         cdef int32_t length = 0
         cdef const uint8_t* body = NULL
@@ -565,17 +566,17 @@ cdef class RecordColumns:
             PyBuffer_Release(&self.fed_view)
             self.fed_view.buf = NULL
         self.drop_body()
-        self.chunks = None                       # which hold what was fed, too
-        self.stop = self.at                      # `consumed` may still be asked for
+        self.chunks = None                       # they refer to the fed bytes, too
+        self.stop = self.at                      # `consumed` must still work
         self.fed = None
 
     # -- magic 0 and 1 -------------------------------------------------------------------------------------
 
     cdef void open_old(self) except *:
-        """The entry at `at`, which is there as a whole."""
+        """Open the entry at `at`, which is complete."""
         cdef int32_t size = LENGTH_OVERHEAD + get_i32(self.at + LENGTH_AT)
         cdef Py_ssize_t at = self.at - self.begin
-        cdef int64_t last = get_i64(self.at)     # of a wrapper too: that of its last message
+        cdef int64_t last = get_i64(self.at)     # a wrapper has the offset of its last message
         if last < 0 or last == INT64_MAX:
             raise self.malformed("an offset that cannot be")
         if last >= self.position:
@@ -642,7 +643,7 @@ cdef class RecordColumns:
         self.coming.sort(reverse=True)
 
     cdef void judge(self) except *:
-        """The open batch's head is at `at`: it is a transaction's, or a control batch."""
+        """Decide about the open batch, whose header is at `at`: it is transactional or a control batch."""
         cdef int64_t base = self.info.base_offset
         cdef int64_t last = base + self.info.last_offset_delta
         cdef int64_t producer_id = self.info.producer_id
@@ -660,7 +661,7 @@ cdef class RecordColumns:
             self.close_batch()
 
     cdef int control_kind(self) except? -1:
-        """The open batch's kind of marker; NO_KIND for one that the log cleaner of Kafka has emptied (it keeps
+        """Return the open batch's kind of marker. Return NO_KIND for a batch that Kafka's log cleaner has emptied (it keeps
         the header of a producer's last batch: Cleaner, BatchRetention.RETAIN_EMPTY)."""
         cdef RecordView view
         cdef const uint8_t* next = NULL

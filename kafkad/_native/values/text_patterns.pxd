@@ -1,4 +1,4 @@
-"""Times and dates by a pattern of the user's own (timestampFormat, dateFormat). See text_patterns.pyx."""
+"""Parse times and dates by a user's pattern (timestampFormat, dateFormat). See text_patterns.pyx."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
@@ -8,15 +8,15 @@ from kafkad._native.values.text_values cimport Zone
 
 cdef struct Item:
     int step
-    int field                      # that a number, a text or an offset is the value of
+    int field                      # the field that a number, a text or an offset sets
     int width_min                  # digits of a number
     int width_max
-    int width_behind               # digits of the numbers that follow without a sign or a letter between
+    int width_behind               # digits of the directly following numbers
     int sign
-    int form                       # of an offset
-    int32_t end                    # of an optional part: the item behind it
-    int64_t size                   # of a literal
-    uint8_t* text                  # in lower case
+    int form                       # form of an offset
+    int32_t end                    # for an optional part: the item after it
+    int64_t size                   # size of a literal
+    uint8_t* text                  # the literal, in lower case
 
 
 cdef struct Steps:

@@ -1,22 +1,22 @@
-"""Times and dates by a pattern of the user's own: Spark's timestampFormat and dateFormat.
+"""Parse times and dates by a user's pattern: Spark's timestampFormat and dateFormat.
 
-A pattern is one of java.time's DateTimeFormatter, of which these letters are understood:
+Patterns are those of java.time's DateTimeFormatter, with these letters:
 
-    y      year             yy: 2000 to 2099; yyyy: more than four digits only behind a sign; else that many or more
+    y      year             yy: 2000 to 2099; yyyy: more than four digits only after a sign; else that many or more
     M L    month            M, MM; MMM: Jan; MMMM: January
     d      day of month     H hour, m minute, s second: one letter: any number of digits, two: exactly two
     h K k  hour 1-12, 0-11, 1-24; h and K need an a: AM or PM
     S      fraction of a second, 1 to as many digits as there are letters; after the sixth they are cut
     X x Z  offset: X Z or +01, +0130; XX +0130; XXX +01:30; x and Z write zero in digits
     VV z   name of a zone (Europe/Berlin, UTC); z: some of the usual abbreviations, too
-    [ ]    an optional part                  'T' '' and what is no letter: as it stands
+    [ ]    an optional part                  'T', '' and anything but letters: a literal
 
-Every other letter is refused by its name. Case does not matter in texts and literals. A month or day that the
-pattern does not have is 1, a year 1970, a time 0; a 31st of April is bad, not the 1st of May.
+Every other letter is refused, with an error that names it. Case does not matter in texts and literals. If the pattern
+lacks a month or day, it is 1; a missing year is 1970, a missing time 0. April 31 is bad, not May 1.
 
-A pattern becomes a list of items, which C walks along the text. Numbers without anything between them
-(yyyyMMdd) are told apart as Java does: those behind the first have a fixed width, the first gets what is left.
-Hence yyyyMMddHHmmssSSS matches nothing, there as here: a fraction's width is not fixed.
+A pattern is compiled to a list of items, which C walks along the text. Adjacent numbers (yyyyMMdd) are separated as in
+Java: all but the first have a fixed width, and the first gets the rest. So yyyyMMddHHmmssSSS matches nothing, in Java
+as here, because the width of a fraction is not fixed.
 (java.time.format.DateTimeFormatterBuilder; Spark's DateTimeFormatterHelper.)"""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
@@ -30,7 +30,7 @@ from kafkad._native.values.text_values cimport TimeZone, Zone, days_of, is_date,
 from kafkad._native.values.text_values import time_zone
 
 cdef enum:
-    OPTIONALS_MAX = 8              # in each other
+    OPTIONALS_MAX = 8              # nested optional parts
     ITEMS_MAX = 200
     DIGITS_MAX = 18
     ZONE_SIZE_MAX = 64
@@ -50,9 +50,9 @@ cdef enum Step:
     OPTIONAL_END
 
 cdef enum Sign:
-    NORMAL                         # - is good
-    EXCEEDS_PAD                    # - is good; + must stand before more digits than the least, and only there
-    NOT_NEGATIVE                   # neither
+    NORMAL                         # - is allowed
+    EXCEEDS_PAD                    # - is allowed; + is required before more digits than the least, and only there
+    NOT_NEGATIVE                   # no sign is allowed
 
 cdef enum Field:
     YEAR
@@ -69,7 +69,7 @@ cdef enum Field:
     OFFSET
     FIELDS_COUNT
 
-cdef enum Form:                    # of an offset
+cdef enum Form:                    # the form of an offset
     MINUTES_MAY = 0                # +HH or +HHMM
     MINUTES = 1                    # +HHMM
     COLON = 2                      # +HH:MM
@@ -85,7 +85,7 @@ cdef struct Parsed:
     bint is_zone_text
 
 
-cdef struct Retreat:               # what an optional part that does not fit falls back to
+cdef struct Retreat:               # the state to restore if an optional part does not match
     int32_t end
     const uint8_t* at
     Parsed parsed
@@ -98,7 +98,7 @@ MONTHS = (
     b"january", b"february", b"march", b"april", b"may", b"june", b"july", b"august", b"september", b"october",
     b"november", b"december",
 )  # fmt: skip
-# what java.time makes of abbreviations in English; others are ambiguous, or rare
+# java.time's meaning of abbreviations in English; others are ambiguous or rare
 ABBREVIATIONS = {
     "EST": "America/New_York", "EDT": "America/New_York", "CST": "America/Chicago", "CDT": "America/Chicago",
     "MST": "America/Denver", "MDT": "America/Denver", "PST": "America/Los_Angeles", "PDT": "America/Los_Angeles",
@@ -127,7 +127,7 @@ cdef inline bint starts_with(const uint8_t* p, const uint8_t* end, const uint8_t
 
 
 cdef inline bint put(Parsed* parsed, int field, int64_t value) noexcept nogil:
-    """False: the field has another value already."""
+    """Set a field. Return False if it already has another value."""
     if parsed.known >> field & 1:
         return parsed.values[field] == value
     parsed.known |= <uint32_t>1 << field
@@ -136,7 +136,7 @@ cdef inline bint put(Parsed* parsed, int field, int64_t value) noexcept nogil:
 
 
 cdef const uint8_t* read_number(Item* item, const uint8_t* p, const uint8_t* end, Parsed* parsed) noexcept nogil:
-    """NumberPrinterParser.parse, strictly. NULL: it does not fit."""
+    """Read a number like java.time's NumberPrinterParser.parse, strictly. Return NULL if it does not match."""
     cdef bint is_negative = False
     cdef bint is_positive = False
     cdef int64_t width_max = item.width_max + item.width_behind
@@ -183,14 +183,14 @@ cdef const uint8_t* read_fraction(Item* item, const uint8_t* p, const uint8_t* e
 
 
 cdef int two_at(const uint8_t* p, const uint8_t* end) noexcept nogil:
-    """0 to 99; -1: no two digits."""
+    """Read two digits: 0 to 99; -1 if there are no two digits."""
     if end - p < 2 or not c"0" <= p[0] <= c"9" or not c"0" <= p[1] <= c"9":
         return -1
     return (p[0] - c"0") * 10 + (p[1] - c"0")
 
 
 cdef const uint8_t* read_offset(Item* item, const uint8_t* p, const uint8_t* end, Parsed* parsed) noexcept nogil:
-    """OffsetIdPrinterParser.parse, strictly."""
+    """Read an offset like java.time's OffsetIdPrinterParser.parse, strictly."""
     cdef int form = item.form
     cdef bint has_colon = form == COLON or form == COLON_SECONDS_MAY
     cdef int hours
@@ -229,7 +229,7 @@ cdef const uint8_t* read_offset(Item* item, const uint8_t* p, const uint8_t* end
 
 
 cdef const uint8_t* read_zone(Item* item, const uint8_t* p, const uint8_t* end, Parsed* parsed) noexcept nogil:
-    """What may be a zone's name; whether there is one is found out when all else is known."""
+    """Read a possible zone name. It is looked up later, when everything else is known."""
     cdef const uint8_t* start = p
     while p < end and p - start < ZONE_SIZE_MAX and (
         c"a" <= lowered(p[0]) <= c"z" or c"0" <= p[0] <= c"9" or p[0] == c"/" or p[0] == c"_" or p[0] == c"-"
@@ -256,7 +256,7 @@ cdef const uint8_t* read_month(Item* item, const uint8_t* p, const uint8_t* end,
 
 
 cdef const uint8_t* read_item(Item* item, const uint8_t* p, const uint8_t* end, Parsed* parsed) noexcept nogil:
-    """Where the item ends, NULL: it is not there."""
+    """Read an item. Return where it ends, or NULL if it does not match."""
     if item.step == NUMBER or item.step == REDUCED:
         return read_number(item, p, end, parsed)
     if item.step == LITERAL:
@@ -275,7 +275,7 @@ cdef const uint8_t* read_item(Item* item, const uint8_t* p, const uint8_t* end, 
 
 
 cdef bint walk(Steps* pattern, const uint8_t* p, const uint8_t* end, Parsed* parsed) noexcept nogil:
-    """Whether the whole text is as the pattern says."""
+    """Return whether the whole text matches the pattern."""
     cdef Retreat[OPTIONALS_MAX] retreats
     cdef int depth = 0
     cdef int32_t i = 0
@@ -310,7 +310,7 @@ cdef inline int64_t value_of(Parsed* parsed, int field, int64_t otherwise) noexc
 
 
 cdef bint day_of(Parsed* parsed, int64_t* days) noexcept nogil:
-    """Days since 1970; False: there is no such day."""
+    """Compute the days since 1970. Return False if the day does not exist."""
     cdef int64_t year = value_of(parsed, YEAR, 1970)
     cdef int64_t month = value_of(parsed, MONTH, 1)
     cdef int64_t day = value_of(parsed, DAY, 1)
@@ -321,7 +321,7 @@ cdef bint day_of(Parsed* parsed, int64_t* days) noexcept nogil:
 
 
 cdef bint second_of(Parsed* parsed, int64_t* seconds) noexcept nogil:
-    """Of the day. False: a part is out of its range."""
+    """Compute the second of the day. Return False if a part is out of range."""
     cdef int64_t minute = value_of(parsed, MINUTE, 0)
     cdef int64_t second = value_of(parsed, SECOND, 0)
     cdef int64_t half = value_of(parsed, HALF, 0)
@@ -348,7 +348,7 @@ cdef bint second_of(Parsed* parsed, int64_t* seconds) noexcept nogil:
 
 
 cdef int pattern_date(Steps* pattern, const uint8_t* p, int64_t size, int32_t* days) noexcept nogil:
-    """Reason: GOOD, BAD_DATE."""
+    """Parse a date. Return GOOD or BAD_DATE."""
     cdef Parsed parsed
     cdef int64_t found = 0
     cdef int64_t seconds = 0
@@ -362,7 +362,8 @@ cdef int pattern_date(Steps* pattern, const uint8_t* p, int64_t size, int32_t* d
 
 cdef int pattern_timestamp(Steps* pattern, const uint8_t* p, int64_t size, Zone* zone,
                            int64_t* micros) noexcept nogil:
-    """`zone`: where a text that names none is; NULL: a timestamp without a zone is wanted. Reason."""
+    """Parse a timestamp. `zone` applies to texts that name none; NULL means a timestamp without a zone. Return the
+    reason."""
     cdef Parsed parsed
     cdef int64_t days = 0
     cdef int64_t seconds = 0
@@ -383,7 +384,7 @@ cdef int pattern_timestamp(Steps* pattern, const uint8_t* p, int64_t size, Zone*
 
 
 cdef bint named_zone(const uint8_t* p, int64_t size, bint is_text, int64_t* seconds) noexcept with gil:
-    """From local time to UTC; False: no zone is called so."""
+    """Convert local time to UTC by a named zone. Return False if there is no such zone."""
     cdef TimeZone zone
     try:
         name = (<const char*>p)[:size].decode()
@@ -399,8 +400,8 @@ cdef bint named_zone(const uint8_t* p, int64_t size, bint is_text, int64_t* seco
 
 
 cdef Steps* pattern_for(Column* column, tuple patterns) except? NULL:
-    """Of those for timestamps, for timestamps without a zone and for dates the one that the column's texts follow; it
-    lives as long as `patterns`. NULL: they are written as Spark has it by default."""
+    """Return the pattern for a column out of `patterns`: for timestamps, for timestamps without a zone, for dates. It lives
+    as long as `patterns`. NULL means Spark's default format."""
     cdef Pattern pattern = None
     if column.kind == KIND_TIMESTAMP_US:
         pattern = patterns[0 if column.format[4] else 1]
@@ -420,7 +421,7 @@ OFFSETS = {
 
 
 cdef class Pattern:
-    """`option`: what the pattern is called in messages. ValueError: what in it is not understood, by its letter."""
+    """A compiled pattern. `option` is its name in error messages. Raise ValueError for a letter that is not supported."""
 
     def __cinit__(self, str text, str option="the pattern"):
         self.text = text
@@ -443,7 +444,7 @@ cdef class Pattern:
         item.text = <uint8_t*>calloc(<size_t>len(literal) + 1, 1)
         if item.text is NULL:
             raise MemoryError
-        self.steps.count += 1                      # from here on __dealloc__ frees it
+        self.steps.count += 1                      # now __dealloc__ frees it
         item.size = len(literal)
         memcpy(item.text, <const uint8_t*>literal, <size_t>len(literal))
         for i in range(item.size):
@@ -459,12 +460,12 @@ cdef class Pattern:
 
 
 def compiled(text, option):
-    """The items as dicts."""
+    """Compile a pattern to a list of items, as dicts."""
     def refuse(why):
         raise ValueError(f"option {option} {text!r}: {why}")
 
     items, optionals, letters = [], [], set()
-    adjacent = None                                # the number that those directly behind it take digits from
+    adjacent = None                                # the first of adjacent numbers; the others limit its digits
     i = 0
     while i < len(text):
         c = text[i]
@@ -479,7 +480,7 @@ def compiled(text, option):
                 adjacent["behind"] = adjacent.get("behind", 0) + item["widths"][1]
             else:
                 if is_number and adjacent is not None:
-                    adjacent["behind"] = 0         # java.time takes them all, too
+                    adjacent["behind"] = 0         # as in java.time, it takes all digits
                 adjacent = item if is_number else None
             items.append(item)
         else:
@@ -505,7 +506,7 @@ def compiled(text, option):
         i += n
     for one in optionals:
         items.append({"step": OPTIONAL_END})
-    for one in reversed(optionals):                # which are open to the end
+    for one in reversed(optionals):                # unclosed parts end with the pattern
         one["end"] = len(items)
     if not letters:
         refuse("it has no letter of a date or a time")
@@ -522,7 +523,7 @@ def compiled(text, option):
 
 
 def quoted(text, start, refuse):
-    """(what a quote stands for, how many characters it takes)."""
+    """Return (the quoted text, the number of characters that it takes in the pattern)."""
     if text[start + 1 : start + 2] == "'":
         return "'", 2
     found, i = "", start + 1

@@ -1,4 +1,4 @@
-"""Text to numbers, dates and timestamps, as Spark reads them. See text_values.pyx."""
+"""Parse numbers, dates and timestamps from text like Spark does. See text_values.pyx."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
@@ -11,7 +11,7 @@ cdef extern from * nogil:
     ctypedef unsigned long long u128 "kafkad_u128"
 
 cdef enum:
-    NUMBER_SIZE_MAX = 1000             # digits and all: what Spark's own parser takes by default
+    NUMBER_SIZE_MAX = 1000             # most characters of a number, as in Spark's parser by default
 
 
 cdef struct Number:                    # value = digits * 10**exponent, and its text
@@ -26,7 +26,7 @@ cdef struct Number:                    # value = digits * 10**exponent, and its 
 
 cdef struct Zone:                      # offsets in seconds east of UTC
     int64_t count
-    int64_t* thresholds                # local seconds from which offsets[i + 1] holds; ascending
+    int64_t* thresholds                # local seconds from which offsets[i + 1] applies; ascending
     int32_t* offsets                   # count + 1
 
 

@@ -1,17 +1,17 @@
-"""Text to numbers, dates and timestamps, as Spark reads them; for the JSON and the CSV decoder.
+"""Parse numbers, dates and timestamps from text like Spark does, for the JSON and the CSV decoder.
 
-Numbers. A double is correctly rounded: up to 2^53 times or over a power of ten up to 10^22 is one exact operation
-(Clinger), everything else goes to strtod. A decimal is rounded half up to its column's scale, and must then fit
-its precision.
+Numbers: A double is correctly rounded. An integer up to 2^53, times or divided by a power of ten up to 10^22, is one
+exact operation (Clinger); strtod reads everything else. A decimal is rounded half up to its column's scale, and must
+then fit the precision.
 
 Dates: [+-]y{4,7}[-m[m][-d[d]]], and after a whole date anything that starts with a space or T.
 Timestamps: [+-]y{4,6}[-m[m][-d[d][ |T h[h][:m[m][:s[s][.f*][zone]]]]]]; digits of a second after the sixth are cut.
-A zone is Z, +h[h][:m[m][:ss]] and the like, or a name such as UTC, GMT+1 or Europe/Berlin; without one the
-session's zone holds. A local time in a gap of the zone moves on by the gap; of two that are the same the
-earlier instant is meant: java.time's rules. (Spark: SparkDateTimeUtils.parseTimestampString and stringToDate.)
+A zone is Z, +h[h][:m[m][:ss]] and the like, or a name such as UTC, GMT+1 or Europe/Berlin. Without a zone, the
+session's zone applies. A local time in a gap of the zone is moved forward by the gap; an ambiguous local time means the
+earlier instant. These are java.time's rules. (Spark: SparkDateTimeUtils.parseTimestampString and stringToDate.)
 
-Zones become tables of (local second from which on, offset), made once by asking `zoneinfo`; the Gregorian calendar
-and the rules of summer time repeat after 400 years, so 1850 to 2500 stand for all times."""
+A zone is a table of (first local second, offset), built once with `zoneinfo`. The Gregorian calendar and the rules of
+summer time repeat after 400 years, so the years 1850 to 2500 are enough."""
 
 import re
 import threading
@@ -29,10 +29,10 @@ cdef extern from * nogil:
     """
     #include <locale.h>
     #include <stdlib.h>
-    static locale_t kafkad_c_locale;          /* strtod's comma or point is never the user's locale's matter */
+    static locale_t kafkad_c_locale;          /* strtod must not depend on the user's locale */
     static double kafkad_strtod(const char* text) { return strtod_l(text, NULL, kafkad_c_locale); }
     static float kafkad_strtof(const char* text) { return strtof_l(text, NULL, kafkad_c_locale); }
-    /* the whole text is one number; 0: it is not */
+    /* Return whether the whole text is one number. */
     static int kafkad_whole_number(const char* text, int is_single, double* value) {
         char* end;
         *value = is_single ? strtof_l(text, &end, kafkad_c_locale) : strtod_l(text, &end, kafkad_c_locale);
@@ -64,11 +64,11 @@ for power in range(1, 39):
 
 
 cdef const uint8_t* scan_number(const uint8_t* p, const uint8_t* end, Number* number) noexcept nogil:
-    """A JSON number; where it ends, or NULL if it is none: no digits, a leading zero, longer than it may be."""
+    """Read a JSON number. Return where it ends, or NULL if it has no digits, a leading zero or too many characters."""
     cdef const uint8_t* start = p
     cdef const uint8_t* digits_start
     cdef uint64_t digits = 0
-    cdef int64_t count = 0                 # of significant digits
+    cdef int64_t count = 0                 # number of significant digits
     cdef int64_t exponent = 0
     cdef int64_t written = 0
     cdef bint is_exponent_negative = False
@@ -154,11 +154,11 @@ cdef float number_f32(Number* number) noexcept nogil:
 
 
 cdef int number_decimal(Number* number, int precision, int scale, uint64_t* low, int64_t* high) noexcept nogil:
-    """Reason: GOOD, OUT_OF_RANGE. Every digit counts, so it walks over the text again."""
-    # an exponent of more than 32 bits is none for java.math.BigDecimal, also where the value is next to nothing
+    """Convert a number to a decimal. Return GOOD or OUT_OF_RANGE. Every digit counts, so read the text again."""
+    # java.math.BigDecimal refuses an exponent of more than 32 bits, even if the value is nearly zero.
     cdef const uint8_t* p = number.text
     cdef u128 value = 0
-    cdef int64_t count = 0                 # of significant digits
+    cdef int64_t count = 0                 # number of significant digits
     cdef int64_t kept = 0
     cdef int64_t shift = number.exponent + scale
     cdef int rounding = 0
@@ -176,9 +176,9 @@ cdef int number_decimal(Number* number, int precision, int scale, uint64_t* low,
             low[0] = 0
             high[0] = 0
             return GOOD
-        # number.exponent counts from the digits that fit its word; the others were dropped or cut off
+        # number.exponent refers to the digits that fit its word; the others were dropped.
         shift = number.exponent - (count - 19 if count > 19 else 0) + scale
-        kept = count + shift                                # of the result: negative digits are all rounded away
+        kept = count + shift                                # digits of the result; negative: all are rounded away
         if kept > 38:
             return OUT_OF_RANGE
         if kept < 0:
@@ -209,8 +209,8 @@ cdef int number_decimal(Number* number, int precision, int scale, uint64_t* low,
 
 
 cdef int digits_decimal(const uint8_t* p, int64_t size, Column* column, uint64_t* low, int64_t* high) noexcept nogil:
-    """A decimal in a string: java.math.BigDecimal's text, whose commas count for nothing."""
-    cdef uint8_t[NUMBER_SIZE_MAX + 2] text                  # a sign, a zero before a point, and what was written
+    """Parse a decimal in a string: java.math.BigDecimal's format; commas are ignored."""
+    cdef uint8_t[NUMBER_SIZE_MAX + 2] text                  # a sign, a zero before a point, and the text
     cdef const uint8_t* end = p + size
     cdef int64_t written = 0
     cdef int64_t digits = 0                                 # before the point
@@ -244,7 +244,7 @@ cdef int digits_decimal(const uint8_t* p, int64_t size, Column* column, uint64_t
                 p = past_commas(p + 1, end)
     if digits == 0:
         return BAD_NUMBER
-    while p < end:                                          # the exponent, which scan_number looks at
+    while p < end:                                          # the exponent, which scan_number checks
         text[written] = p[0]
         written += 1
         p = past_commas(p + 1, end)
@@ -261,7 +261,7 @@ cdef inline const uint8_t* past_commas(const uint8_t* p, const uint8_t* end) noe
 
 
 cdef int text_i64(const uint8_t* p, int64_t size, int64_t* value) noexcept nogil:
-    """An integer as Java's parseLong takes it, in ASCII digits. Reason: GOOD, BAD_NUMBER, OUT_OF_RANGE."""
+    """Parse an integer like Java's parseLong, in ASCII digits. Return GOOD, BAD_NUMBER or OUT_OF_RANGE."""
     cdef const uint8_t* end = p + size
     cdef bint is_negative = False
     cdef uint64_t digits = 0
@@ -287,7 +287,7 @@ cdef int text_i64(const uint8_t* p, int64_t size, int64_t* value) noexcept nogil
 
 
 cdef int text_f64(const uint8_t* p, int64_t size, bint is_single, double* value) noexcept nogil:
-    """A decimal floating-point number as Java's parseDouble takes it, without its suffixes. Reason: BAD_NUMBER."""
+    """Parse a decimal floating-point number like Java's parseDouble, without suffixes. Return GOOD or BAD_NUMBER."""
     cdef char[NUMBER_SIZE_MAX + 1] text
     cdef Number number
     cdef int64_t i
@@ -301,7 +301,7 @@ cdef int text_f64(const uint8_t* p, int64_t size, bint is_single, double* value)
         size -= 1
     if size == 0 or size > NUMBER_SIZE_MAX:
         return BAD_NUMBER
-    for i in range(size):                                   # strtod itself would take hex, inf and nan as well
+    for i in range(size):                                   # strtod alone would accept hex, inf and nan, too
         if not (c"0" <= p[i] <= c"9" or p[i] == c"." or p[i] == c"-" or p[i] == c"+" or p[i] | 0x20 == c"e"):
             return BAD_NUMBER
     memcpy(text, p, <size_t>size)
@@ -310,8 +310,8 @@ cdef int text_f64(const uint8_t* p, int64_t size, bint is_single, double* value)
 
 
 cdef bint decimal_fits(const uint8_t* p, int64_t size, int precision, uint64_t* low, int64_t* high) noexcept nogil:
-    """An unscaled value as big-endian two's complement, as Avro has it; False: it has more digits than `precision`,
-    or no bytes."""
+    """Read an unscaled value in big-endian two's complement, as in Avro. Return False if it has more digits than
+    `precision`, or no bytes."""
     cdef u128 value = 0
     cdef u128 magnitude
     cdef bint is_negative = size > 0 and p[0] & 0x80
@@ -337,7 +337,8 @@ cdef bint decimal_fits(const uint8_t* p, int64_t size, int precision, uint64_t* 
 # Calendars
 
 cdef inline int64_t days_of(int64_t year, int month, int day) noexcept nogil:
-    """Days since 1970-01-01 in the proleptic Gregorian calendar; years start in March, so that a leap day is last."""
+    """Return the days since 1970-01-01 in the proleptic Gregorian calendar. Years start in March here, so a leap day is
+    the last one."""
     cdef int64_t era
     cdef int64_t year_of_era
     cdef int64_t day_of_year
@@ -363,7 +364,7 @@ cdef inline bint is_blank(uint8_t c) noexcept nogil:
 
 
 cdef inline int64_t digits_at(const uint8_t** at, const uint8_t* end, int64_t* count) noexcept nogil:
-    """The number at `at`, which moves on behind it; of more than 9 digits only the count is right."""
+    """Read the number at `at`, and move `at` after it. With more than 9 digits, only the count is right."""
     cdef const uint8_t* p = at[0]
     cdef int64_t value = 0
     while p < end and c"0" <= p[0] <= c"9":
@@ -378,7 +379,7 @@ cdef inline int64_t digits_at(const uint8_t** at, const uint8_t* end, int64_t* c
 cdef bint part_at(
     const uint8_t** at, const uint8_t* end, uint8_t separator, uint8_t other, int64_t* value
 ) noexcept nogil:
-    """One or two digits behind a separator; nothing changes if nothing is left. False: something else stands here."""
+    """Read one or two digits after a separator. Change nothing at the end of the text. Return False for any other text."""
     cdef int64_t count
     if at[0] >= end:
         return True
@@ -390,7 +391,7 @@ cdef bint part_at(
 
 
 cdef int text_date(const uint8_t* p, int64_t size, int32_t* days) noexcept nogil:
-    """Reason: GOOD, BAD_DATE."""
+    """Parse a date. Return GOOD or BAD_DATE."""
     cdef const uint8_t* end = p + size
     cdef int64_t sign = 1
     cdef int64_t count
@@ -411,7 +412,7 @@ cdef int text_date(const uint8_t* p, int64_t size, int32_t* days) noexcept nogil
     if count < 4 or count > 7:
         if p < end or count == 0 or count > 9 or has_blanks:
             return BAD_DATE
-        days[0] = <int32_t>(sign * year)                    # days since 1970, as Spark 1.5 wrote them
+        days[0] = <int32_t>(sign * year)                    # days since 1970, which Spark 1.5 wrote
         return GOOD
     if not part_at(&p, end, c"-", c"-", &month) or not part_at(&p, end, c"-", c"-", &day):
         return BAD_DATE
@@ -428,7 +429,7 @@ cdef int text_date(const uint8_t* p, int64_t size, int32_t* days) noexcept nogil
 
 
 cdef inline int two_digits(const uint8_t* p) noexcept nogil:
-    """0 to 99, or far more if these are not two digits."""
+    """Return the value of two digits, or a number far above 99 if they are not digits."""
     cdef unsigned int high = <unsigned int>p[0] - c"0"
     cdef unsigned int low = <unsigned int>p[1] - c"0"
     return <int>(high * 10 + low) if high <= 9 and low <= 9 else 10000
@@ -454,7 +455,7 @@ cdef inline int64_t utc_of(Zone* zone, int64_t local) noexcept nogil:
 
 
 cdef int parse_zone(const uint8_t* p, const uint8_t* end, int64_t local, int64_t* utc) noexcept nogil:
-    """`local` seconds in the zone that is written from `p` to `end`. Reason."""
+    """Convert `local` seconds to UTC by the zone that the text from `p` to `end` names. Return the reason."""
     cdef int sign
     cdef int hours
     cdef int minutes = 0
@@ -473,7 +474,7 @@ cdef int parse_zone(const uint8_t* p, const uint8_t* end, int64_t local, int64_t
 
 
 cdef int named_zone(const uint8_t* p, const uint8_t* end, int64_t local, int64_t* utc) noexcept with gil:
-    """The rare rest: the names of zones, and offsets written oddly."""
+    """Handle the rare cases of parse_zone: names of zones, and unusual forms of offsets."""
     cdef TimeZone zone
     if end - p > 64:
         return BAD_TIMESTAMP
@@ -486,7 +487,8 @@ cdef int named_zone(const uint8_t* p, const uint8_t* end, int64_t local, int64_t
 
 
 cdef int text_timestamp(const uint8_t* p, int64_t size, Zone* zone, int64_t* micros) noexcept nogil:
-    """`zone`: the session's; NULL: a timestamp without a zone is wanted, and one with a zone is wrong. Reason."""
+    """Parse a timestamp. `zone` is the session's; NULL means a timestamp without a zone, and a text with one is bad. Return
+    the reason."""
     cdef const uint8_t* end = p + size
     cdef int64_t sign = 1
     cdef int64_t count
@@ -500,7 +502,7 @@ cdef int text_timestamp(const uint8_t* p, int64_t size, Zone* zone, int64_t* mic
     cdef int64_t seconds
     cdef int digits = 0
     if size >= 19 and p[4] == c"-" and p[7] == c"-" and (p[10] == c"T" or p[10] == c" ") and p[13] == c":" and p[16] == c":":
-        # the common form, all at known places; what does not fit it falls through to the slow walk
+        # The common form, with all parts at fixed positions. Other forms continue with the slow path below.
         year = two_digits(p) * 100 + two_digits(p + 2)
         month = two_digits(p + 5)
         day = two_digits(p + 8)
@@ -555,8 +557,8 @@ cdef int text_timestamp(const uint8_t* p, int64_t size, Zone* zone, int64_t* mic
 
 
 cdef inline bint micros_of(int64_t seconds, int64_t fraction, int64_t* micros) noexcept nogil:
-    """`fraction`: microseconds, 0 to 999,999. False: 64 bits do not hold it."""
-    if seconds < 0 and fraction:                            # the first second there is begins within itself
+    """Combine seconds and a fraction of 0 to 999,999 microseconds. Return False if the result does not fit into 64 bits."""
+    if seconds < 0 and fraction:                            # avoids an overflow in the earliest second
         seconds += 1
         fraction -= 1000000
     return not (__builtin_mul_overflow(seconds, 1000000, &seconds)
@@ -566,10 +568,10 @@ cdef inline bint micros_of(int64_t seconds, int64_t fraction, int64_t* micros) n
 # Zones
 
 cdef int64_t CYCLE_SECONDS = 146097 * 86400        # 400 years are 20871 weeks: every rule repeats
-cdef int64_t LAST_SECOND = 16725225600             # 2500-01-01: 400 years before it no rule was changed any more
+cdef int64_t LAST_SECOND = 16725225600             # 2500-01-01: from 400 years earlier on, no rule changes any more
 FIRST_PROBE = datetime(1850, 1, 1, tzinfo=UTC)
 LAST_PROBE = datetime(2500, 6, 1, tzinfo=UTC)
-PROBE_STEP = timedelta(days=7)                     # no two changes of an offset lie closer and cancel each other
+PROBE_STEP = timedelta(days=7)                     # no two changes that cancel each other are closer together
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{1,2})(?::?(\d{2}))?)?", re.ASCII)
@@ -585,7 +587,7 @@ SHORT_IDS = {
     "VST": "Asia/Ho_Chi_Minh",
 }  # fmt: skip
 
-# what a machine's zone files have besides: Java knows no such zones, and they are not the same everywhere
+# zone files that Java does not know; they differ between machines
 NO_ZONES = ("localtime", "posixrules", "Factory", "ROC")
 NO_ZONES_BELOW = ("posix/", "right/")
 
@@ -594,7 +596,7 @@ zones_lock = threading.Lock()
 
 
 def offset_seconds(text):
-    """+1, -08:30, UTC+1, GMT-0130, ... in seconds; None if it is no such thing."""
+    """Return the seconds of an offset such as +1, -08:30, UTC+1 or GMT-0130; None for any other text."""
     if text in ("Z", "UTC", "GMT", "UT", "GMT0"):
         return 0
     found = OFFSET.fullmatch(text)
@@ -607,7 +609,7 @@ def offset_seconds(text):
 
 
 def transitions(zone):
-    """[(UTC second, offset before, offset after)] of each change, to the second."""
+    """Return [(UTC second, offset before, offset after)] for each change of a zone's offset."""
     def offset(at):
         return int(at.astimezone(zone).utcoffset().total_seconds())
 
@@ -616,7 +618,7 @@ def transitions(zone):
     while at < LAST_PROBE:
         later = at + PROBE_STEP
         then = offset(later)
-        while now != then:                         # a second change in the same step is found by the next turn
+        while now != then:                         # the next iteration finds a second change in the same step
             low, high = at, later
             while high - low > timedelta(seconds=1):
                 middle = (low + (high - low) / 2).replace(microsecond=0)
@@ -631,12 +633,12 @@ def transitions(zone):
 
 
 def time_zone(str name):
-    """The zone of a name that Spark would take. ValueError: there is none such."""
+    """Return the zone of a name that Spark accepts. Raise ValueError if there is none."""
     with zones_lock:
         zone = zones.get(name)
         if zone is None:
             zone = TimeZone(name)
-            if len(zones) > 1000:                  # strangers can write many offsets
+            if len(zones) > 1000:                  # values are untrusted and may have many offsets
                 zones.clear()
             zones[name] = zone
         return zone
@@ -675,14 +677,14 @@ cdef class TimeZone:
         free(self.zone.offsets)
 
     def to_utc(self, int64_t local):
-        """Seconds since 1970 of a local time given likewise."""
+        """Convert a local time, in seconds since 1970, to UTC seconds since 1970."""
         return utc_of(&self.zone, local)
 
 
 # Strings
 
 cdef bint is_utf8(const uint8_t* p, const uint8_t* end) noexcept nogil:
-    """Well-formed UTF-8: nothing overlong, no surrogates, nothing past U+10FFFF."""
+    """Return whether the bytes are UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF."""
     cdef uint64_t eight
     cdef uint8_t c
     while p < end:
@@ -725,7 +727,8 @@ for power in range(64):
 
 
 cdef int64_t base64_decoded(const uint8_t* p, int64_t size, uint8_t* out) noexcept nogil:
-    """Bytes written to `out` (room for size * 3 // 4 + 3), or -1. Padded; blanks between the groups are passed over."""
+    """Decode padded base64 to `out`, which has room for size * 3 // 4 + 3 bytes. Skip blanks between the groups. Return the
+    number of bytes, or -1."""
     cdef int64_t written = 0
     cdef int64_t i = 0
     cdef uint32_t group

@@ -1,12 +1,12 @@
-"""What the decoders of values have in common: the walk over a batch, and what becomes of a row that is bad.
+"""The common part of the value decoders: the walk over a batch, and the handling of bad rows.
 
-A decoder is a `ValueColumns` whose `decode_row` appends one row to every column, or says why it cannot. Whatever
-it has appended by then, at any depth, is taken back here, and a row of nulls stands in its place; so a bad value
-leaves no trace in its neighbours. What it was is noted as four integers, and told when the batch is done.
+A decoder is a `ValueColumns` whose `decode_row` appends one row to every column, or returns a reason. For a bad row,
+this class removes what was appended, at any depth, and appends a row of nulls. So a bad value does not affect its
+neighbours. The reason is stored as four integers, and reported after the batch.
 
-What a batch may cost. A few bytes can ask for many: `{}` in a list of structs is a null in each of their columns.
-So the columns have a limit. Where it is reached a batch ends, and the rest of the values are for the next one; a
-value that passes it all alone is bad."""
+Memory of a batch: A few bytes can need much memory, because `{}` in a list of structs is a null in each of its columns.
+So the columns have a limit. When it is reached, the batch ends, and the next batch gets the remaining values. A value
+that exceeds the limit alone is bad."""
 
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free
@@ -16,11 +16,11 @@ from kafkad._native.values.arrow_values cimport (
     GOOD, NO_MEMORY, TOO_LARGE, BinaryValues, bad_rows_add, bad_rows_described, is_null, value_at,
 )
 
-COLUMNS_BYTES_MAX = 256 << 20          # of one batch
+COLUMNS_BYTES_MAX = 256 << 20          # most bytes of one batch
 
 
 cdef class ValueColumns:
-    """`fields` as arrow_build's. ValueError: a format that is not built."""
+    """The base of the decoders. `fields` is as in arrow_build. Raise ValueError for an unsupported format."""
 
     def __cinit__(self, fields, *arguments, **options):
         self.columns = Columns(fields)
@@ -34,10 +34,11 @@ cdef class ValueColumns:
         return self.columns.__arrow_c_schema__()
 
     def decode(self, array):
-        """(batch, numbers of the bad rows, their reasons): a row for each value, all null where it is bad or null.
+        """Return (batch, numbers of the bad rows, their reasons). The batch has a row per value; it is all null if the
+        value is bad or null.
 
-        The batch is shorter than `array`, but not empty, if all of it would be too large (COLUMNS_BYTES_MAX).
-        `array`: an Arrow array of (large) binary or string. MemoryError: there is none."""
+        The batch is shorter than `array`, but not empty, if all of it would exceed COLUMNS_BYTES_MAX. `array` is an Arrow
+        array of (large) binary or string. Raise MemoryError."""
         cdef BinaryValues values = BinaryValues(array)
         cdef Column* root = &self.columns.root
         cdef int64_t row
@@ -57,7 +58,7 @@ cdef class ValueColumns:
                 if reason != NO_MEMORY and append_null_row(root) < 0:
                     reason = NO_MEMORY
                     if row == 0:
-                        self.columns.clear()   # what the last batch, or a bad value, has left
+                        self.columns.clear()   # drop memory of the last batch or of a bad value
                         if append_null_row(root) == 0:
                             continue
                 if reason == NO_MEMORY:
@@ -66,14 +67,14 @@ cdef class ValueColumns:
             self.columns.clear()
             failure, self.failure = self.failure, None
             raise failure or MemoryError("no memory for the decoded columns")
-        self.columns.truncate(root.length)     # the row that had no room, of which some columns may have nulls
+        self.columns.truncate(root.length)     # remove the row that had no room; some columns may have it already
         if self.bad.count and self.bad.rows[self.bad.count - 1].row == root.length:
             self.bad.count -= 1
         rows, reasons = bad_rows_described(&self.bad, self.paths)
         return self.columns.take(), rows, reasons
 
     cdef int decode_value(self, BinaryValues values, int64_t row) noexcept nogil:
-        """GOOD, NO_MEMORY, or the reason, which is noted."""
+        """Decode a value. Return GOOD, NO_MEMORY, or the reason, after storing it."""
         cdef int64_t size
         cdef int64_t position = -1
         cdef const uint8_t* start = value_at(values, row, &size)
@@ -90,7 +91,7 @@ cdef class ValueColumns:
         return reason
 
     cdef int decode_alone(self, BinaryValues values) noexcept nogil:
-        """The first value again, without what the last batch's sizes have made the columns ask for."""
+        """Decode the first value again, without the memory that the sizes of the last batch suggest."""
         cdef int reason
         self.columns.clear()
         reason = self.decode_value(values, 0)
@@ -100,8 +101,8 @@ cdef class ValueColumns:
         return NO_MEMORY if bad_rows_add(&self.bad, 0, TOO_LARGE, -1, -1) < 0 else TOO_LARGE
 
     cdef int decode_row(self, const uint8_t* p, int64_t size, const uint8_t* readable) noexcept nogil:
-        """A value of `size` bytes into a row of every column; bytes before `readable` may be looked at. Reason; `fault`
-        says which field and where."""
+        """Decode a value of `size` bytes into a row of every column. Bytes before `readable` may be read. Return the reason;
+        `fault` has the field and the position."""
         return NO_MEMORY
 
 

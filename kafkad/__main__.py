@@ -1,12 +1,12 @@
-"""`python -m kafkad`, and the script `kafkad`.
+"""The entry point of `python -m kafkad` and of the script `kafkad`.
 
-Until a command has handlers of its own, SIGINT ends the process at once. The KeyboardInterrupt that Python
-would raise is lost inside a finalizer or a callback of an import, and a start is mostly imports.
+Until a command installs its own handlers, SIGINT ends the process at once. Python's KeyboardInterrupt could
+get lost, because it is ignored inside finalizers and import callbacks, and a start is mostly imports.
 """
 
 import signal
 
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it was ignored when we began
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise our parent ignores SIGINT
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from kafkad.cli.main import main

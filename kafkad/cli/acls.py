@@ -1,7 +1,7 @@
 """`kafkad acls`: kafka-acls.
 
-What is said of resources (--topic, --group, ...) makes patterns, what is said of principals, hosts and
-operations makes entries, and each pattern gets each entry. --producer and --consumer know the operations.
+The options for resources (--topic, --group, ...) give patterns. The options for principals, hosts and
+operations give entries. Each pattern gets each entry. --producer and --consumer choose the operations.
 """
 
 import sys
@@ -33,7 +33,7 @@ CONSUMER: Final = {Kind.TOPIC: (Operation.READ, Operation.DESCRIBE), Kind.GROUP:
 
 
 def pascal(word: str) -> str:
-    """`DESCRIBE_CONFIGS` as Kafka's tools write it: DescribeConfigs."""
+    """Return a name as Kafka's tools write it: `DESCRIBE_CONFIGS` becomes DescribeConfigs."""
     return "".join(part.capitalize() for part in word.split("_"))
 
 
@@ -69,39 +69,45 @@ class Principal(click.ParamType):
 
 @click.command(context_settings=CONTEXT)
 @one_action(add="Add ACLs.", remove="Remove ACLs.", list="List ACLs.")
-@click.option("--topic", "topics", multiple=True, help="A topic; * is every topic.")
-@click.option("--group", "groups", multiple=True, help="A consumer group; * is every group.")
+@click.option("--topic", "topics", multiple=True, help="A topic; * means every topic.")
+@click.option("--group", "groups", multiple=True, help="A consumer group; * means every group.")
 @click.option("--cluster", is_flag=True, help="The cluster.")
 @click.option(
-    "--transactional-id", "transactional_ids", multiple=True, help="A transactional id; * is every id."
+    "--transactional-id", "transactional_ids", multiple=True, help="A transactional id; * means every id."
 )
 @click.option("--delegation-token", "tokens", multiple=True, help="A delegation token.")
-@click.option("--user-principal", "users", multiple=True, help="A user, whose tokens are made or described.")
+@click.option(
+    "--user-principal", "users", multiple=True, help="A user whose tokens may be created or described."
+)
 @click.option("--resource-pattern-type", "pattern_name", type=click.Choice(PATTERNS, case_sensitive=False),
               default="literal", show_default=True,
-              help="prefixed: all names that begin so. To list or remove also any (literal or prefixed) and"
-              " match (all ACLs that are about the resource).")  # fmt: skip
+              help="prefixed: all names with this prefix. With --list and --remove also: any (literal or"
+              " prefixed), match (all ACLs that apply to the resource).")  # fmt: skip
 @click.option(
     "--operation", "operations", multiple=True, type=Operations(), help="Read, Write, ...  [default: All]"
 )
 @click.option(
-    "--allow-principal", "allowed", multiple=True, type=Principal(), help="User:NAME; User:* is everybody."
+    "--allow-principal", "allowed", multiple=True, type=Principal(), help="User:NAME; User:* means everybody."
 )
 @click.option(
-    "--deny-principal", "denied", multiple=True, type=Principal(), help="A denial wins over all that allow."
+    "--deny-principal", "denied", multiple=True, type=Principal(), help="A denial overrides every permission."
 )
 @click.option("--allow-host", "allowed_hosts", multiple=True, help="An address.  [default: every host]")
 @click.option("--deny-host", "denied_hosts", multiple=True, help="An address.  [default: every host]")
-@click.option("--producer", is_flag=True, help="Write, Describe and Create of the topics.")
-@click.option("--consumer", is_flag=True, help="Read and Describe of the topics, Read of the groups.")
-@click.option("--idempotent", is_flag=True, help="With --producer: IdempotentWrite of the cluster.")
+@click.option("--producer", is_flag=True, help="Write, Describe and Create on the topics.")
+@click.option("--consumer", is_flag=True, help="Read and Describe on the topics, Read on the groups.")
+@click.option("--idempotent", is_flag=True, help="With --producer: also IdempotentWrite on the cluster.")
 @click.option(
-    "--principal", "principals", multiple=True, type=Principal(), help="With --list: only its ACLs."
+    "--principal",
+    "principals",
+    multiple=True,
+    type=Principal(),
+    help="With --list: only the ACLs of this principal.",
 )
-@click.option("--force", is_flag=True, help="With --remove: do not ask.")
+@click.option("--force", is_flag=True, help="With --remove: do not ask for confirmation.")
 @server_options
 def command(action: str, bootstrap: str, as_json: bool, **given: Any) -> None:
-    """Say who may do what (Kafka's StandardAuthorizer).
+    """Add, remove and list ACLs, which say who may do what (Kafka's StandardAuthorizer).
 
     \b
       kafkad acls --add --allow-principal User:anna --producer --topic flights
@@ -132,7 +138,7 @@ def command(action: str, bootstrap: str, as_json: bool, **given: Any) -> None:
 
 
 def _check(action: str, given: dict[str, Any]) -> None:
-    """What kafka-acls does not take together."""
+    """Refuse the combinations of options that kafka-acls refuses. Raise click.UsageError."""
     inferred = [name for name in ("producer", "consumer") if given[name]]
     entries = {
         "operation": given["operations"],
@@ -149,7 +155,7 @@ def _check(action: str, given: dict[str, Any]) -> None:
         for name in (*inferred, *(name for name, it in entries.items() if it and name != "operation")):
             raise click.UsageError(f"--list cannot be used with --{name}")
     elif given["principals"]:
-        raise click.UsageError("--principal is for --list; say --allow-principal or --deny-principal")
+        raise click.UsageError("--principal is for --list; use --allow-principal or --deny-principal")
     if given["producer"] and not given["topics"]:
         raise click.UsageError("--producer needs a --topic")
     if given["idempotent"] and not given["producer"]:
@@ -179,11 +185,11 @@ def _resources(given: dict[str, Any], pattern: Pattern) -> list[Resource]:
 
 
 def _wanted(given: dict[str, Any], pattern: Pattern) -> dict[Resource, list[Entry]]:
-    """The entries of each resource."""
+    """Return the entries for each resource."""
     resources = _resources(given, pattern)
     if not resources:
         raise click.UsageError(
-            "say at least one resource: --topic, --group, --cluster, --transactional-id, --delegation-token"
+            "give at least one resource: --topic, --group, --cluster, --transactional-id, --delegation-token"
             " or --user-principal"
         )
     wanted: dict[Resource, list[Entry]] = {}
@@ -230,7 +236,7 @@ def _confirm(wanted: dict[Resource, list[Entry]], force: bool) -> None:
     if force:
         return
     if not sys.stdin.isatty():
-        raise Refused("--remove asks before it removes, and nobody is there to answer: say --force")
+        raise Refused("--remove asks for confirmation, but stdin is not a terminal; use --force")
     for (kind, name, pattern), entries in wanted.items():
         which = f"these {len(entries)}" if entries else "all"
         say(f"{kind.name} {name} ({pattern.name.lower()}): {which} ACLs")
@@ -240,7 +246,7 @@ def _confirm(wanted: dict[Resource, list[Entry]], force: bool) -> None:
 
 
 def _filter(struct: Any, kind: int, name: str | None, pattern: int, entry: Entry | None = None) -> Any:
-    """Without an `entry`, all ACLs of the resources."""
+    """Build a filter. Without an `entry`, it matches all ACLs of the resource."""
     principal, host, operation, permission = entry or (None, None, Operation.ANY, Permission.ANY)
     return struct(
         resource_type_filter=kind,
@@ -254,7 +260,7 @@ def _filter(struct: Any, kind: int, name: str | None, pattern: int, entry: Entry
 
 
 def _described(connection: Connection, kind: int, name: str | None, pattern: int) -> list[Acl]:
-    """Raises KafkaError."""
+    """Return the ACLs that match. Raise KafkaError."""
     told = connection.ask(_filter(messages.DescribeAclsRequest, kind, name, pattern))
     if told.error_code:
         raise KafkaError(told.error_code, told.error_message)
@@ -274,7 +280,7 @@ def _described(connection: Connection, kind: int, name: str | None, pattern: int
 
 
 def _listed(connection: Connection, resources: list[Resource], principals: Sequence[str]) -> list[Acl]:
-    """All, where there are no `resources` or no `principals`."""
+    """Return the ACLs of `resources` and `principals`. An empty list means all."""
     filters: list[tuple[int, str | None, int]] = [*resources] or [(Kind.ANY, None, Pattern.ANY)]
     found: dict[Acl, None] = {}
     for kind, name, pattern in filters:
@@ -283,7 +289,7 @@ def _listed(connection: Connection, resources: list[Resource], principals: Seque
 
 
 def _added(connection: Connection, acls: list[Acl]) -> list[Acl]:
-    """Those that were not there yet. Raises KafkaError."""
+    """Add ACLs, and return those that did not exist yet. Raise KafkaError."""
     there: set[Acl] = set()
     for kind, name, pattern in dict.fromkeys(acl[:3] for acl in acls):
         there.update(_described(connection, kind, name, pattern))
@@ -310,7 +316,7 @@ def _added(connection: Connection, acls: list[Acl]) -> list[Acl]:
 
 
 def _removed(connection: Connection, wanted: dict[Resource, list[Entry]]) -> list[Acl]:
-    """Raises KafkaError."""
+    """Remove the ACLs that match, and return them. Raise KafkaError."""
     struct = messages.DeleteAclsRequest
     filters = [
         _filter(struct.Filters, kind, name, pattern, entry)

@@ -1,4 +1,4 @@
-"""`kafkad certs`: an authority and certificates for development."""
+"""`kafkad certs`: create a certificate authority and certificates for development."""
 
 import datetime
 import ipaddress
@@ -10,7 +10,7 @@ import click
 
 from kafkad.cli.output import CONTEXT, Refused, say
 
-DAYS: Final = 825  # what browsers and Apple's clients still take of a private authority
+DAYS: Final = 825  # the most that Apple's clients accept from a private authority
 PASSWORD: Final = "changeit"  # Java's own default
 PASSWORD_MIN: Final = 6
 HOSTS: Final = ("localhost", "127.0.0.1", "::1")
@@ -23,18 +23,28 @@ HOSTS: Final = ("localhost", "127.0.0.1", "::1")
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="A name or address that clients use for the broker; may be repeated. localhost is always in it.",
+    help="A name or address that clients use for the broker; may be repeated. localhost is always included.",
 )
-@click.option("--client", "clients", multiple=True, metavar="NAME", help="A client; may be repeated.")
-@click.option("--password", default=PASSWORD, show_default=True, help="Of the PKCS12 stores.")
 @click.option(
-    "--days", type=click.IntRange(1, 9000), default=DAYS, show_default=True, help="How long they hold."
+    "--client",
+    "clients",
+    multiple=True,
+    metavar="NAME",
+    help="Create a certificate for this client; may be repeated.",
 )
-@click.option("--renew", is_flag=True, help="Make new ones where there are some; the authority stays.")
+@click.option("--password", default=PASSWORD, show_default=True, help="Password of the PKCS12 stores.")
+@click.option(
+    "--days",
+    type=click.IntRange(1, 9000),
+    default=DAYS,
+    show_default=True,
+    help="How long new certificates are valid.",
+)
+@click.option("--renew", is_flag=True, help="Replace existing certificates. The authority is kept.")
 def command(
     directory: Path, hosts: tuple[str, ...], clients: tuple[str, ...], password: str, days: int, renew: bool
 ) -> None:
-    """Make certificates for a broker with TLS and its clients, for development.
+    """Create TLS certificates for a broker and its clients, for development.
 
     \b
       kafkad certs                                        ./certs, for a broker on localhost
@@ -42,23 +52,23 @@ def command(
       kafkad certs --client bert                          one more client, by the same authority
       kafkad certs --renew                                a new certificate for the broker
 
-    What the directory has afterwards, of which keys and stores can be read by you alone:
+    The directory then has these files. Only you can read the keys and key stores.
 
     \b
-      ca.pem, ca.key, ca.p12      the authority: clients trust ca.pem, its key signs. ca.p12 is for Java
+      ca.pem, ca.key, ca.p12      the authority: clients trust ca.pem, ca.key signs, ca.p12 is for Java
       broker.pem, broker.p12      the broker's key and certificate: ssl.keystore.location
-      client-NAME.pem, .p12       a client's
+      client-NAME.pem, .p12       a client's key and certificate
       broker.properties           lines for a server.properties
       client.properties           lines for clients: kafkad's --command-config, Java
-      client-NAME.properties      the same with the client's certificate
+      client-NAME.properties      the same, with the client's certificate
 
-    What is there stays, unless you say --renew. The authority stays always.
+    Existing certificates are kept unless you use --renew. The authority is always kept.
 
-    A client that trusts ca.pem knows that it talks to your broker (security.protocol=SSL), and what they say
-    cannot be read on the way. Who the client is, the broker knows by a password (SASL_SSL) or by the client's
-    own certificate (ssl.client.auth=required). docs/security.md goes through it.
+    With security.protocol=SSL, a client that trusts ca.pem knows that it talks to your broker, and the
+    traffic is encrypted. The broker identifies a client by a password (SASL_SSL) or by the client's
+    certificate (ssl.client.auth=required). docs/security.md explains both.
 
-    Who has ca.key can be your broker. In production, take certificates from an authority that you have.
+    Anyone who has ca.key can impersonate your broker. In production, use your organisation's authority.
     """
     try:
         import cryptography  # noqa: F401
@@ -68,7 +78,7 @@ def command(
         if not name or set(name) & set('/\\\0,=+"<>;') or name != name.strip():
             raise click.BadParameter(f"{name!r} cannot be a client's name", param_hint="--client")
     if len(password) < PASSWORD_MIN:
-        raise click.BadParameter(f"Java wants {PASSWORD_MIN} characters", param_hint="--password")
+        raise click.BadParameter(f"Java requires at least {PASSWORD_MIN} characters", param_hint="--password")
     made = Certificates(directory, password, days, renew)
     made.authority()
     made.broker(hosts)
@@ -77,12 +87,14 @@ def command(
     for path, text in made.properties(clients):
         click.echo(f"# {path}\n{text}")
     say(
-        f"Made {', '.join(made.written)} in {directory}." if made.written else "Everything was there already."
+        f"Created {', '.join(made.written)} in {directory}."
+        if made.written
+        else f"Nothing to do: {directory} has all files already."
     )
 
 
 class Certificates:
-    """Of one directory. A file that is there stays, unless it is to be renewed."""
+    """The certificates in one directory. Existing files are kept unless `renew` is set."""
 
     def __init__(self, directory: Path, password: str, days: int, renew: bool) -> None:
         from cryptography import x509
@@ -120,7 +132,7 @@ class Certificates:
             self._write("ca.p12", store, secret=False)
 
     def broker(self, hosts: tuple[str, ...]) -> None:
-        """With its old names, too, if it is renewed."""
+        """Create the broker's certificate. A renewed one also has the old names."""
         path, known = self._at / "broker.pem", []
         if path.exists():
             x509 = self._x509
@@ -132,7 +144,7 @@ class Certificates:
             known = [str(name.value) for name in names]
             missing = [host for host in hosts if str(self._host(host).value) not in known]
             if missing and not self._renew:
-                raise Refused(f"{path} is not for {', '.join(missing)}; --renew makes a new one, which is")
+                raise Refused(f"{path} is not valid for {', '.join(missing)}; --renew replaces it")
         every = [*dict.fromkeys((*hosts, *known, *HOSTS))]
         self._leaf("broker", every[0], every)
 
@@ -155,16 +167,16 @@ class Certificates:
         self._write(f"{file}.p12", store, secret=True)
 
     def properties(self, clients: tuple[str, ...]) -> list[tuple[Path, str]]:
-        """What to paste, by the file that has it, too."""
+        """Write the properties files, and return (file, text) of each."""
         at = self._at.resolve()
         trust = f"ssl.truststore.type=PEM\nssl.truststore.location={at / 'ca.pem'}\n"
         broker = (
             "# in server.properties, beside listeners=SSL://localhost:9093 or SASL_SSL://localhost:9093\n"
             f"ssl.keystore.type=PEM\nssl.keystore.location={at / 'broker.pem'}\n{trust}"
-            "# to let in clients with a certificate only:\n#ssl.client.auth=required\n"
+            "# to accept only clients with a certificate:\n#ssl.client.auth=required\n"
         )
         client = (
-            f"# at clients: --command-config of kafkad and of Kafka's tools\nsecurity.protocol=SSL\n{trust}"
+            f"# for clients: --command-config of kafkad and of Kafka's tools\nsecurity.protocol=SSL\n{trust}"
         )
         found = [("broker.properties", broker), ("client.properties", client)]
         for name in clients:
@@ -244,7 +256,7 @@ class Certificates:
         return BestAvailableEncryption(self._password)
 
     def _write(self, name: str, data: bytes, *, secret: bool) -> None:
-        """In one step: a broker that reads it meanwhile has the old or the new one."""
+        """Write a file atomically: a broker that reads it meanwhile gets the old or the new one."""
         path = self._at / name
         partial = path.with_name(f".{name}.{os.getpid()}")
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)

@@ -1,4 +1,4 @@
-"""`kafkad cluster`: what a cluster says of itself (kafka-metadata-quorum, kafka-broker-api-versions,
+"""`kafkad cluster`: information about a cluster (kafka-metadata-quorum, kafka-broker-api-versions,
 kafka-cluster, kafka-log-dirs).
 """
 
@@ -25,7 +25,7 @@ def command() -> None:
 @command.command(context_settings=CONTEXT)
 @server_options
 def metadata(bootstrap: str, as_json: bool) -> None:
-    """Cluster id, brokers, and how many topics and partitions there are."""
+    """Show the cluster id, the brokers, and the number of topics and partitions."""
     with connected(bootstrap) as cluster:
         told = cluster.refresh(None)
         partitions = sum(len(topic.partitions) for topic in told.topics)
@@ -52,7 +52,7 @@ def metadata(bootstrap: str, as_json: bool) -> None:
 @command.command("api-versions", context_settings=CONTEXT)
 @server_options
 def api_versions(bootstrap: str, as_json: bool) -> None:
-    """Every API that each broker serves, with its versions, and the highest that both sides speak."""
+    """Show the APIs of each broker with their versions, and the highest version that kafkad can use."""
     rows: list[tuple[Any, ...]] = []
     with connected(bootstrap) as cluster:
         for node in sorted(cluster.brokers()):
@@ -66,7 +66,7 @@ def api_versions(bootstrap: str, as_json: bool) -> None:
 @command.command("cluster-id", context_settings=CONTEXT)
 @server_options
 def cluster_id(bootstrap: str, as_json: bool) -> None:
-    """The cluster's id."""
+    """Print the cluster's id."""
     with connected(bootstrap) as cluster:
         told = cluster.refresh([]).cluster_id
         if as_json:
@@ -80,7 +80,7 @@ def cluster_id(bootstrap: str, as_json: bool) -> None:
 @click.option("--broker-list", metavar="ID[,ID]", help="Only these brokers.")
 @server_options
 def log_dirs(topic_list: str | None, broker_list: str | None, bootstrap: str, as_json: bool) -> None:
-    """Where the partitions lie and how large they are."""
+    """Show the log directories with the size of each partition."""
     topics = set(topic_list.split(",")) if topic_list else None
     brokers = set(broker_list.split(",")) if broker_list else None
     rows: list[tuple[Any, ...]] = []

@@ -38,21 +38,25 @@ SET, DELETE = 0, 1
 
 @click.command(context_settings=CONTEXT)
 @one_action(describe="Show configuration.", alter="Change configuration.")
-@click.option("--entity-type", type=click.Choice([*TYPES, USERS]), help="What is configured.")
-@click.option("--entity-name", help="Its name: a topic, a broker id, a group. Without: all of them.")
-@click.option("--entity-default", is_flag=True, help="All brokers (with --entity-type brokers).")
+@click.option("--entity-type", type=click.Choice([*TYPES, USERS]), help="The type of what is configured.")
+@click.option("--entity-name", help="Its name: a topic, a broker id, a group. Default: all of the type.")
+@click.option(
+    "--entity-default", is_flag=True, help="With --entity-type brokers: the values for all brokers."
+)
 @click.option("--topic", help="Short for --entity-type topics --entity-name TOPIC.")
 @click.option("--broker", help="Short for --entity-type brokers --entity-name ID.")
 @click.option("--broker-defaults", is_flag=True, help="Short for --entity-type brokers --entity-default.")
 @click.option("--group", help="Short for --entity-type groups --entity-name GROUP.")
-@click.option("--all", "everything", is_flag=True, help="With --describe: defaults too.")
-@click.option("--add-config", multiple=True, metavar="K=V[,K=[A,B]]", help="With --alter: set.")
+@click.option("--all", "everything", is_flag=True, help="With --describe: also show defaults.")
+@click.option("--add-config", multiple=True, metavar="K=V[,K=[A,B]]", help="With --alter: set keys.")
 @click.option(
     "--add-config-file",
     type=click.Path(exists=True, dir_okay=False),
-    help="With --alter: set what this properties file has.",
+    help="With --alter: set the keys of this properties file.",
 )
-@click.option("--delete-config", multiple=True, metavar="K[,K]", help="With --alter: back to the default.")
+@click.option(
+    "--delete-config", multiple=True, metavar="K[,K]", help="With --alter: reset keys to their defaults."
+)
 @server_options
 def command(
     action: str,
@@ -70,7 +74,7 @@ def command(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Describe and alter the configuration of topics, brokers and groups.
+    """Describe and alter the configuration of topics, brokers and groups, and SCRAM users.
 
     \b
       kafkad configs --describe --topic flights --all
@@ -82,13 +86,13 @@ def command(
     short = {"topics": topic, "brokers": "" if broker_defaults else broker, "groups": group}
     named = [(kind, name) for kind, name in short.items() if name is not None]
     if len(named) + (entity_type is not None) != 1:
-        raise click.UsageError("say one of --topic, --broker, --broker-defaults, --group and --entity-type")
+        raise click.UsageError("give one of --topic, --broker, --broker-defaults, --group and --entity-type")
     kind, name = named[0] if named else (str(entity_type), "" if entity_default else entity_name)
     if name == "" and kind != "brokers":
         raise click.UsageError("--entity-default is for brokers")
     if action == "alter":
         if name is None:
-            raise click.UsageError("say --entity-name, or --entity-default for all brokers")
+            raise click.UsageError("--alter needs --entity-name, or --entity-default for all brokers")
         pairs = from_file(add_config_file) | parse_pairs(add_config, "--add-config")
         gone = [key.strip() for text in delete_config for key in text.split(",") if key.strip()]
         if not pairs and not gone:
@@ -126,16 +130,17 @@ def from_file(path: str | None) -> dict[str, str]:
 
 
 def responsible(cluster: Cluster, kind: str, name: str | None) -> Connection:
-    """Whom to ask: a broker's own configuration is told and changed by itself."""
+    """Return a connection to the broker that serves this entity. A broker describes and changes its own
+    values."""
     if kind not in ("brokers", "broker-loggers") or not name:
         return cluster.any()
     if not name.isdigit():
-        raise click.BadParameter(f"{name!r} is no broker id", param_hint="--entity-name")
+        raise click.BadParameter(f"{name!r} is not a broker id", param_hint="--entity-name")
     return cluster.broker(int(name))
 
 
 def names_of(cluster: Cluster, kind: str) -> list[str]:
-    """All that can be named; of brokers, the defaults of all come last."""
+    """Return all entities of a type. For brokers, the last one (empty) is the default of all."""
     match kind:
         case "topics":
             return sorted(t.name for t in cluster.refresh(None).topics)

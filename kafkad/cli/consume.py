@@ -1,7 +1,7 @@
-"""`kafkad consume`: kafka-console-consumer. What it prints is Kafka's DefaultMessageFormatter's.
+"""`kafkad consume`: kafka-console-consumer. The output has the format of Kafka's DefaultMessageFormatter.
 
-Beware: a group's offsets are committed for what has reached stdout, and no further: whoever kills us or the
-program that reads us finds the rest again.
+Beware: a group's offsets are committed only for records that have reached stdout. If this process or the
+reader of its output is killed, the group reads the other records again.
 """
 
 import json
@@ -52,13 +52,13 @@ CONSUMER = {"group.id", "auto.offset.reset", "isolation.level", "session.timeout
 
 @click.command(context_settings=CONTEXT)
 @click.option("--topic", required=True, help="The topic.")
-@click.option("--from-beginning", is_flag=True, help="From the first record; else only new ones.")
-@click.option("--partition", type=click.IntRange(0), help="Only this partition.")
-@click.option("--offset", help="With --partition: a number, earliest or latest.")
-@click.option("--max-messages", type=click.IntRange(0), help="Stop after so many.")
-@click.option("--timeout-ms", type=click.IntRange(0), help="Stop when nothing came for so long.")
-@click.option("--until-end", is_flag=True, help="Stop at what was the end when we began.")
-@click.option("--group", help="Read as a member of this group, and commit.")
+@click.option("--from-beginning", is_flag=True, help="Start at the first record. Default: only new records.")
+@click.option("--partition", type=click.IntRange(0), help="Read only this partition.")
+@click.option("--offset", help="With --partition, start at this offset: a number, earliest or latest.")
+@click.option("--max-messages", type=click.IntRange(0), help="Stop after this many records.")
+@click.option("--timeout-ms", type=click.IntRange(0), help="Stop if no record arrives for this long.")
+@click.option("--until-end", is_flag=True, help="Stop at the end that the topic had at the start.")
+@click.option("--group", help="Read as a member of this group, and commit offsets.")
 @click.option(
     "--isolation-level",
     type=click.Choice(["read_uncommitted", "read_committed"]),
@@ -79,8 +79,8 @@ CONSUMER = {"group.id", "auto.offset.reset", "isolation.level", "session.timeout
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A consumer's: group.id, auto.offset.reset, isolation.level, session.timeout.ms,"
-    " max.poll.interval.ms.",
+    help="Set a consumer's property: group.id, auto.offset.reset, isolation.level, session.timeout.ms,"
+    " max.poll.interval.ms, security.protocol, sasl.*, ssl.*.",
 )
 @server_options
 def command(
@@ -98,7 +98,7 @@ def command(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Print the records of a topic, one a line; with --json one object a line, with all that a record has.
+    """Print the records of a topic, one per line. With --json, print one object with all fields per line.
 
     \b
       kafkad consume --topic flights --from-beginning --max-messages 10
@@ -137,7 +137,7 @@ def command(
             )
         else:
             consumer = Consumer(cluster, topic, isolation=isolation, on_reset=say_reset)
-            create = partition is None and not until_end  # the end of a topic that is not there is no end
+            create = partition is None and not until_end  # a missing topic has no end
             consumer.assign(start(cluster, topic, partition, offset, from_beginning, create=create))
             if until_end:
                 ends = list_offsets(cluster, topic, dict.fromkeys(consumer.positions, LATEST), isolation)
@@ -151,7 +151,7 @@ def command(
 
 
 class Reading:
-    """One run of the command: polls, prints, commits what was printed, and knows when to stop."""
+    """One run of the command: poll, print, commit what was printed, and decide when to stop."""
 
     def __init__(
         self,
@@ -163,18 +163,18 @@ class Reading:
     ) -> None:
         self.consumer = consumer
         self.as_bytes = as_bytes
-        # of our own, so that PYTHONUNBUFFERED does not make it a system call a record
+        # A separate buffer: with PYTHONUNBUFFERED, sys.stdout makes one system call per record.
         self.out = open(sys.stdout.fileno(), "wb", BUFFER_BYTES, closefd=False)  # noqa: SIM115
         self.max_messages = max_messages
         self.timeout_s = None if timeout_ms is None else timeout_ms / 1000
         self.ends = ends
         self.seen = 0
         self.flushed: dict[int, int] = {}  # positions as of the last flush
-        self.written: dict[int, int] = {}  # and what was written since
-        self.generation = -1  # of the group, at the last flush
+        self.written: dict[int, int] = {}  # positions after what was written since
+        self.generation = -1  # the group's generation at the last flush
 
     def run(self) -> None:
-        """Print records until it is time to stop; `seen` counts them."""
+        """Print records until it is time to stop. `seen` counts them."""
         if self.timeout_s is not None:
             self.consumer.wait_ms = min(self.consumer.wait_ms, max(1, int(self.timeout_s * 1000)))
         total = self.max_messages
@@ -228,7 +228,7 @@ class Reading:
             self.generation = self.consumer.generation
 
     def _step_back(self) -> None:
-        """We were stopped in the middle: the positions are those of what reached stdout for certain."""
+        """After an interruption, reset the positions to what has certainly reached stdout."""
         if not isinstance(self.consumer, GroupConsumer):
             return
         certain = self.flushed if self.generation == self.consumer.generation else {}
@@ -241,11 +241,11 @@ class Reading:
 
 
 def say_count(seen: int) -> None:
-    say(f"Processed a total of {seen} messages")
+    say(f"Processed a total of {seen} messages")  # Kafka's words, also for one
 
 
 def say_reset(partition: int, position: int, anew: int) -> None:
-    say(f"kafkad: partition {partition} does not hold offset {position} (any more): on from {anew}.")
+    say(f"kafkad: partition {partition} does not have offset {position}; reading continues at {anew}.")
 
 
 def consumer_settings(settings: tuple[str, ...]) -> dict[str, str]:
@@ -254,13 +254,13 @@ def consumer_settings(settings: tuple[str, ...]) -> dict[str, str]:
     take_security(given, option)
     ignored = {key for key in given.keys() - CONSUMER if not is_about_security(key)}
     if ignored:
-        say(f"kafkad: without effect here: {', '.join(sorted(ignored))}.")
+        say(f"kafkad: ignored: {', '.join(sorted(ignored))}.")
     for key, allowed in (
         ("auto.offset.reset", ("earliest", "latest")),
         ("isolation.level", ("read_uncommitted", "read_committed")),
     ):
         if key in given and given[key] not in allowed:
-            raise click.BadParameter(f"{key}={given[key]}: there are {', '.join(allowed)}", param_hint=option)
+            raise click.BadParameter(f"{key}={given[key]}: use {' or '.join(allowed)}", param_hint=option)
     return given
 
 
@@ -280,7 +280,7 @@ def start(
     *,
     create: bool,
 ) -> dict[int, int]:
-    """Where to begin. Refused for a partition or an offset that does not exist."""
+    """Return where to begin. Raise Refused for a partition or an offset that does not exist."""
     partitions = cluster.partitions(topic, create=create)
     if partition is not None:
         if partition not in partitions:
@@ -310,13 +310,14 @@ def json_line(record: Received) -> bytes:
 
 
 class Formatter:
-    """A record as Kafka's DefaultMessageFormatter prints it. click.BadParameter for unknown properties."""
+    """Format records like Kafka's DefaultMessageFormatter. Raise click.BadParameter for unknown
+    properties."""
 
     def __init__(self, given: dict[str, str]) -> None:
         unknown = given.keys() - FORMATTER.keys()
         if unknown:
             raise click.BadParameter(
-                f"{', '.join(sorted(unknown))}: there are {', '.join(FORMATTER)}",
+                f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(FORMATTER)}",
                 param_hint="--formatter-property",
             )
         how = FORMATTER | given

@@ -1,7 +1,8 @@
-"""Records of Kafka's own topics in words, for `kafkad dump-log`: what Kafka's decoders print, as JSON.
+"""Decode records of Kafka's internal topics for `kafkad dump-log`, with the output of Kafka's decoders, as
+JSON.
 
-A decoder takes a record and answers (key, payload), each None where there is nothing to say. A record that
-does not decode is told, not raised: the next one may.
+A decoder takes a record and returns (key, payload); each may be None. For a record that does not decode, it
+returns the error instead of raising it, so that the next record can be printed.
 """
 
 import base64
@@ -15,7 +16,7 @@ from kafkad.protocol.records import Record, control_kind
 
 Decoder = Callable[[Record], tuple[Any, Any]]
 
-# kind of a control record -> (Kafka's word, the message in its value)
+# kind of a control record -> (Kafka's name, the message in its value)
 CONTROL = {
     0: ("ABORT", "EndTxnMarker"),
     1: ("COMMIT", "EndTxnMarker"),
@@ -30,8 +31,8 @@ UUIDS = 16
 
 
 def as_data(message: Any, version: int | None = None) -> dict[str, Any]:
-    """A message as JSON data, with Kafka's names of the fields; ids and bytes in base64. `version`: without
-    the fields that it does not have, and the tagged ones with their default, as Kafka prints it."""
+    """Return a message as JSON data, with Kafka's names of the fields; ids and bytes in base64. With
+    `version`, leave out fields that the version lacks, and tagged fields at their default, as Kafka does."""
     return {
         camel_case(field.name): plain(getattr(message, field.name), version)
         for field in type(message).SPEC.fields
@@ -68,7 +69,7 @@ def plain(value: Any, version: int | None = None) -> Any:
 
 
 def decode_control(record: Record) -> tuple[str, dict[str, Any]]:
-    """(Kafka's word for it, its value) of a control record."""
+    """Return (Kafka's name, value) of a control record."""
     kind = control_kind(record)
     if kind not in CONTROL:
         return f"UNKNOWN({kind})", {}
@@ -95,13 +96,13 @@ def metadata_decoder(record: Record) -> tuple[Any, Any]:
 
 
 def upper_snake(name: str) -> str:
-    """TopicRecord -> TOPIC_RECORD, as Kafka calls record types."""
+    """Return Kafka's name of a record type: TopicRecord -> TOPIC_RECORD."""
     return "".join(f"_{c}" if c.isupper() and at else c for at, c in enumerate(name)).upper()
 
 
 def coordinator_decoder(family: str) -> Decoder:
-    """Of __consumer_offsets, __transaction_state or __share_group_state: the key begins with the record's
-    type, the value with its version.
+    """Return a decoder for __consumer_offsets, __transaction_state or __share_group_state. There, keys begin
+    with the record's type, and values with their version.
     """
     classes = {(c.RECORD_TYPE, c.NAME[-3:]): c for c in messages.record_classes(family)}
     if family == "group":
@@ -135,7 +136,8 @@ def coordinator_decoder(family: str) -> Decoder:
 
 
 def consumer_protocol(text: str, name: str) -> Any:
-    """A member's subscription or assignment, which are opaque to brokers but not to people."""
+    """Decode a member's subscription or assignment, which is opaque to brokers. Return the text if it
+    fails."""
     try:
         data = base64.b64decode(text)
         cls = messages.message_class(name)

@@ -1,10 +1,11 @@
-"""`kafkad dump-log`: kafka-dump-log. Reads files only; needs no broker, and does no harm to a running one.
+"""`kafkad dump-log`: kafka-dump-log. It only reads files, so it needs no broker and does not disturb a
+running one.
 
-Its lines are those of Kafka's tool, word for word. With --json each is an object, and "kind" says which:
-file, batch, record, index, timeindex, producer, transaction, checkpoint, line, and trouble for what is wrong.
+The lines are those of Kafka's tool, word for word. With --json, each line is an object whose "kind" is one of
+file, batch, record, index, timeindex, producer, transaction, checkpoint, line, or trouble for an error.
 
-What is wrong (a batch whose CRC does not match, bytes after the last whole batch, an index that the segment
-does not bear out) is told at the end on stderr too, and makes the exit code 1.
+Errors (a batch whose CRC does not match, bytes after the last complete batch, an index that contradicts its
+segment) are printed at the end on stderr, too. The exit code is 1 then.
 """
 
 import io
@@ -65,7 +66,7 @@ Row = dict[str, Any]
 @click.option("--files", required=True, metavar="F[,F...]", help="The files to print.")
 @click.option("--print-data-log", is_flag=True, help="Print records with keys and values.")
 @click.option("--deep-iteration", is_flag=True, help="Print records without keys and values.")
-@click.option("--skip-record-metadata", is_flag=True, help="Of records print keys and values only.")
+@click.option("--skip-record-metadata", is_flag=True, help="Print only keys and values of records.")
 @click.option("--offsets-decoder", "family", flag_value="group", help="Decode __consumer_offsets.")
 @click.option(
     "--transaction-log-decoder", "family", flag_value="transaction", help="Decode __transaction_state."
@@ -74,13 +75,15 @@ Row = dict[str, Any]
 @click.option(
     "--cluster-metadata-decoder", "family", flag_value="metadata", help="Decode __cluster_metadata."
 )
-@click.option("--index-sanity-check", is_flag=True, help="Of indexes say only whether they look sane.")
-@click.option("--verify-index-only", is_flag=True, help="Of indexes print only what the segment contradicts.")
-@click.option("--max-bytes", type=click.IntRange(0), help="Of segments print no more than so many bytes.")
+@click.option("--index-sanity-check", is_flag=True, help="Check indexes like a broker does at its start.")
 @click.option(
-    "--max-messages", type=click.IntRange(0), help="Of segments print no more than so many records."
+    "--verify-index-only", is_flag=True, help="Print only index entries that contradict the segment."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--max-bytes", type=click.IntRange(0), help="Print at most this many bytes of each segment.")
+@click.option(
+    "--max-messages", type=click.IntRange(0), help="Print at most this many records of each segment."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def command(
     files: str,
     print_data_log: bool,
@@ -93,7 +96,7 @@ def command(
     max_messages: int | None,
     as_json: bool,
 ) -> None:
-    """Print what is in segment, index, snapshot and checkpoint files.
+    """Print the contents of segment, index, snapshot and checkpoint files.
 
     \b
       kafkad dump-log --files data/flights-0/00000000000000000000.log --print-data-log
@@ -110,7 +113,7 @@ def command(
     paths = [Path(name) for name in files.split(",") if name.strip()]
     for path in paths:
         if not path.is_file():
-            raise Refused(f"{path} is no file")
+            raise Refused(f"{path} is not a file")
     troubles: list[str] = []
     for path in paths:
         if as_json:
@@ -159,7 +162,7 @@ def rows_of(
     max_bytes: int | None,
     max_records: int | None,
 ) -> Iterator[Row]:
-    """The rows of one file, by its name. Raises Malformed."""
+    """Yield the rows of one file; its name decides the format. Raise Malformed."""
     name = path.name
     for suffix in (DELETED, CLEANED, SWAP):
         name = name.removesuffix(suffix)
@@ -174,7 +177,7 @@ def rows_of(
     elif kind in (".index", ".timeindex") and base is not None:
         entry_size = OFFSET_ENTRY if kind == ".index" else TIME_ENTRY
         if path.stat().st_size % entry_size:
-            raise Malformed(f"{path.stat().st_size} bytes are no multiple of {entry_size}")
+            raise Malformed(f"its size of {path.stat().st_size} bytes is not a multiple of {entry_size}")
         entries = (read_offset_index if kind == ".index" else read_time_index)(str(path), base)
         if not entries:
             yield {"kind": "line", "line": f"{path} is empty."}
@@ -188,7 +191,7 @@ def rows_of(
         yield from dump_producers(path)
     elif kind == ".txnindex":
         if path.stat().st_size % TXN_ENTRY:
-            raise Malformed(f"{path.stat().st_size} bytes are no multiple of {TXN_ENTRY}")
+            raise Malformed(f"its size of {path.stat().st_size} bytes is not a multiple of {TXN_ENTRY}")
         for txn in read_txn_index(str(path)):
             producer_id, first, last, stable = txn
             yield {"kind": "transaction", "version": 0, "producerId": producer_id, "firstOffset": first,
@@ -210,8 +213,8 @@ def rows_of(
 
 
 def entries_of(file: io.BufferedReader) -> Iterator[tuple[int, Batch | LegacyEntry]]:
-    """(position, batch or, in old segments, message) up to the last whole one. Raises Malformed for one that
-    cannot be.
+    """Yield (position, batch) or, in old segments, (position, message), up to the last complete one. Raise
+    Malformed for an invalid one.
     """
     position = 0
     while len(head := file.read(MAGIC_AT + 1)) == MAGIC_AT + 1:
@@ -332,7 +335,8 @@ def segment_of(path: Path) -> Path:
 
 
 def check_sanity(path: Path, entries: list[tuple[int, int]], base: int) -> Iterator[Row]:
-    """What a broker asks of an index before it trusts it: that it rises, and lies beyond its base offset."""
+    """Check what a broker checks before it trusts an index: it ascends, and does not end below its base
+    offset."""
     offset_at = 0 if path.name.partition(".")[2].startswith("index") else 1
     before = (-1, -1)
     for number, entry in enumerate(entries):
@@ -347,7 +351,7 @@ def check_sanity(path: Path, entries: list[tuple[int, int]], base: int) -> Itera
 
 
 def dump_offset_index(path: Path, entries: list[tuple[int, int]]) -> Iterator[Row]:
-    """Each entry must name the position of a batch and the last offset of it."""
+    """Check that each entry has the position of a batch and its last offset."""
     with open(segment_of(path), "rb") as file:
         batches = {position: last_offset(entry) for position, entry in entries_of(file)}
     for offset, position in entries:
@@ -359,7 +363,8 @@ def dump_offset_index(path: Path, entries: list[tuple[int, int]]) -> Iterator[Ro
 
 
 def dump_time_index(path: Path, entries: list[tuple[int, int]]) -> Iterator[Row]:
-    """Each entry must name the last offset of a batch and its largest timestamp, which rises."""
+    """Check that each entry has the last offset of a batch and its largest timestamp, and that timestamps
+    ascend."""
     with open(segment_of(path), "rb") as file:
         batches = {last_offset(entry): largest_timestamp(entry) for _, entry in entries_of(file)}
     before = -1
@@ -408,7 +413,7 @@ def dump_producers(path: Path) -> Iterator[Row]:
 
 
 def words(row: Row, skip: frozenset[str] = frozenset()) -> str:
-    """`name: value` after `name: value`; the timestamp under the name of its type."""
+    """Return a row as `name: value` pairs; the timestamp has the name of its type."""
     shown = []
     for name, value in row.items():
         if name in ("kind", "timestampType") or name in skip:

@@ -39,16 +39,16 @@ DURATION = re.compile(r"P(?=.)(?:(\d+)D)?(?:T(?=.)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(
 
 @click.command(context_settings=CONTEXT)
 @one_action(
-    list="List names of groups; with --state, states too.",
-    describe="Offsets and lag, or --members, or --state.",
+    list="List the names of groups; with --state, also their states.",
+    describe="Show offsets and lag, or --members, or --state.",
     delete="Delete groups without members.",
-    reset_offsets="Set an inactive group's offsets.",
-    delete_offsets="Forget a group's offsets of --topic.",
+    reset_offsets="Set the offsets of a group without members.",
+    delete_offsets="Delete a group's offsets for --topic.",
 )
 @click.option("--group", "groups", multiple=True, help="The group; may be repeated.")
-@click.option("--all-groups", is_flag=True, help="Every group.")
+@click.option("--all-groups", is_flag=True, help="All groups.")
 @click.option("--offsets", is_flag=True, help="With --describe: offsets and lag (the default).")
-@click.option("--members", is_flag=True, help="With --describe: members and what they read.")
+@click.option("--members", is_flag=True, help="With --describe: members and their partitions.")
 @click.option(
     "--state", is_flag=True, help="With --describe: state, assignor, coordinator. Also with --list."
 )
@@ -56,17 +56,25 @@ DURATION = re.compile(r"P(?=.)(?:(\d+)D)?(?:T(?=.)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(
 @click.option(
     "--topic", "topics", multiple=True, metavar="T[:P,P]", help="With --reset-offsets or --delete-offsets."
 )
-@click.option("--all-topics", is_flag=True, help="Every topic that the group has offsets of.")
-@click.option("--to-earliest", is_flag=True, help="The first record that is there.")
-@click.option("--to-latest", is_flag=True, help="Behind the last record.")
-@click.option("--to-current", is_flag=True, help="Where it is: to write it with --export.")
-@click.option("--to-offset", type=int, help="This offset, as far as there is one.")
-@click.option("--shift-by", type=int, help="Forward, or backward if negative.")
-@click.option("--to-datetime", metavar="YYYY-MM-DDTHH:MM:SS[.sss]", help="The first record since; UTC.")
-@click.option("--by-duration", metavar="PnDTnHnMnS", help="The first record since so long ago.")
-@click.option("--from-file", type=click.Path(exists=True, dir_okay=False), help="Offsets as --export wrote.")
-@click.option("--execute", is_flag=True, help="With --reset-offsets: do it, instead of only showing it.")
-@click.option("--dry-run", is_flag=True, help="With --reset-offsets: only show it (the default).")
+@click.option("--all-topics", is_flag=True, help="All topics that the group has offsets for.")
+@click.option("--to-earliest", is_flag=True, help="Reset to the first record.")
+@click.option("--to-latest", is_flag=True, help="Reset to the end, after the last record.")
+@click.option("--to-current", is_flag=True, help="Keep the current offsets; useful with --export.")
+@click.option("--to-offset", type=int, help="Reset to this offset, or to the nearest existing one.")
+@click.option("--shift-by", type=int, help="Move forward by this many records, or backward if negative.")
+@click.option(
+    "--to-datetime",
+    metavar="YYYY-MM-DDTHH:MM:SS[.sss]",
+    help="Reset to the first record at or after this time (UTC).",
+)
+@click.option("--by-duration", metavar="PnDTnHnMnS", help="Reset to the first record of the last PnDTnHnMnS.")
+@click.option(
+    "--from-file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Reset to the offsets of a file that --export has written.",
+)
+@click.option("--execute", is_flag=True, help="With --reset-offsets: apply the change.")
+@click.option("--dry-run", is_flag=True, help="With --reset-offsets: only show the change (the default).")
 @click.option("--export", is_flag=True, help="With --reset-offsets: print CSV for --from-file.")
 @server_options
 def command(
@@ -107,9 +115,9 @@ def command(
     if offsets + members + state > 1:
         raise click.UsageError("--offsets, --members and --state exclude each other")
     if action.endswith("_offsets") and not topics and not (all_topics or from_file):
-        raise click.UsageError("say which --topic, or --all-topics")
+        raise click.UsageError("give --topic or --all-topics")
     if action.endswith("_offsets") and (len(groups) != 1 or all_groups):
-        raise click.UsageError("say one --group")
+        raise click.UsageError("give exactly one --group")
     goal: Goal | None = None
     if action == "reset_offsets":
         if execute and dry_run:
@@ -143,7 +151,7 @@ def all_of(cluster: Cluster) -> list[Any]:
         found = []
         for node in cluster.brokers():
             response = cluster.broker(node).ask(messages.ListGroupsRequest())
-            if response.error_code:  # its groups are still loading, or it stops
+            if response.error_code:  # its groups are still loading, or it is stopping
                 raise KafkaError(response.error_code)
             found += response.groups
         return sorted(found, key=lambda g: g.group_id)
@@ -174,7 +182,7 @@ def described(cluster: Cluster, name: str) -> Any:
 
 
 def owners_of(group: Any) -> dict[TopicPartition, Any]:
-    """Who reads which partition, of a group of the consumer protocol."""
+    """Return the member that reads each partition, for a group of the consumer protocol."""
     owners: dict[TopicPartition, Any] = {}
     if group.protocol_type == "consumer":
         for member in group.members:
@@ -184,7 +192,7 @@ def owners_of(group: Any) -> dict[TopicPartition, Any]:
 
 
 def end_offsets(cluster: Cluster, wanted: list[TopicPartition]) -> dict[TopicPartition, int]:
-    """Log end offsets; partitions that are gone have none."""
+    """Return log end offsets. Deleted partitions have none."""
     topics = by_topic(wanted)
     known = {t.name: t for t in cluster.refresh(sorted(topics)).topics} if topics else {}
     ends: dict[TopicPartition, int] = {}
@@ -268,7 +276,7 @@ def delete(cluster: Cluster, names: list[str], as_json: bool) -> None:
 
 
 def chosen_partitions(cluster: Cluster, texts: tuple[str, ...]) -> list[TopicPartition]:
-    """`topic` or `topic:0,1`, as Kafka's tool takes them."""
+    """Return the partitions of `topic` or `topic:0,1` texts, as in Kafka's tool."""
     chosen = []
     for text in texts:
         topic, colon, numbers = text.partition(":")
@@ -306,11 +314,11 @@ def forget(cluster: Cluster, group: str, texts: tuple[str, ...], as_json: bool) 
     if as_json:
         print_json([{"group": group, "topic": t, "partition": p} for t, p in chosen])
     else:
-        say(f"Group {group} forgot its offsets of {counted(len(chosen), 'partition')}.")
+        say(f"Deleted the offsets of group {group} for {counted(len(chosen), 'partition')}.")
 
 
 def parse_time(moment: str | None, duration: str | None) -> int | None:
-    """Milliseconds since the epoch. Raises click.BadParameter."""
+    """Return milliseconds since the epoch. Raise click.BadParameter."""
     if moment is not None:
         try:
             when = datetime.datetime.fromisoformat(moment)
@@ -329,7 +337,7 @@ def parse_time(moment: str | None, duration: str | None) -> int | None:
 
 
 class Goal:
-    """Where a group's offsets shall go. click.UsageError unless exactly one thing is said."""
+    """The target of a reset of offsets. Raise click.UsageError unless exactly one target is given."""
 
     def __init__(
         self,
@@ -344,12 +352,12 @@ class Goal:
         self.from_file = from_file
         if len(targets) + sum(said is not None for said in (to_offset, shift_by, when, from_file)) != 1:
             raise click.UsageError(
-                "say one of --to-earliest, --to-latest, --to-current, --to-offset, --shift-by, --to-datetime,"
-                " --by-duration, --from-file"
+                "give one of --to-earliest, --to-latest, --to-current, --to-offset, --shift-by,"
+                " --to-datetime, --by-duration, --from-file"
             )
 
     def offsets(self, cluster: Cluster, group: str, texts: tuple[str, ...]) -> dict[TopicPartition, int]:
-        """The new offsets, none outside of what its partition holds."""
+        """Return the new offsets, limited to the range of each partition."""
         given = read_plan(self.from_file, group) if self.from_file else {}
         committed = committed_offsets(cluster, group)
         chosen = chosen_partitions(cluster, texts) if texts else sorted(given or committed)
@@ -374,7 +382,7 @@ class Goal:
 
 
 def read_plan(path: str, group: str) -> dict[TopicPartition, int]:
-    """A CSV of topic,partition,offset or group,topic,partition,offset, as Kafka's --export writes it."""
+    """Read a CSV of topic,partition,offset or group,topic,partition,offset, as Kafka's --export writes it."""
     plan: dict[TopicPartition, int] = {}
     with open(path, newline="") as file:
         for number, row in enumerate(csv.reader(file), 1):
@@ -396,4 +404,4 @@ def show_reset(group: str, new: dict[TopicPartition, int], done: bool, export: b
     else:
         show(("Group", "Topic", "Partition", "New-offset"), rows, as_json)
     if not done:
-        say("Nothing was changed; add --execute to do it.")
+        say("Nothing was changed; add --execute to apply the change.")

@@ -1,12 +1,12 @@
-"""The command `kafkad`. Each subcommand is a file of this folder, imported only when it is called.
+"""The command `kafkad`. Each subcommand is a file in this folder, imported only when it is called.
 
-Whatever goes wrong ends here, as one sentence on stderr and an exit code:
+Every error ends here, as one error message on stderr and an exit code:
 
     0    done
-    1    the broker, or what was asked for, said no
+    1    refused by the broker, or the request cannot be fulfilled
     2    the command line or the configuration is wrong
-    70   kafkad itself is wrong (KAFKAD_DEBUG=1 shows where)
-    130, 143, 141   Ctrl-C, SIGTERM, and a reader of our output that went away, as the shell counts them
+    70   a bug in kafkad (KAFKAD_DEBUG=1 shows the traceback)
+    130, 143, 141   Ctrl-C, SIGTERM, the reader of our output has gone; the shell's numbers for these signals
 """
 
 import importlib
@@ -23,25 +23,28 @@ import kafkad
 COMMANDS = {
     "serve": ("kafkad.cli.serve", "Run a broker."),
     "topics": ("kafkad.cli.topics", "Create, list, describe, alter and delete topics."),
-    "configs": ("kafkad.cli.configs", "Describe and alter configuration of topics, brokers, groups."),
+    "configs": ("kafkad.cli.configs", "Describe and alter the configuration of topics, brokers, groups."),
     "groups": ("kafkad.cli.groups", "List, describe, delete and reset consumer groups."),
     "transactions": ("kafkad.cli.transactions", "List, describe and end transactions; find those that hang."),
-    "offsets": ("kafkad.cli.offsets", "Show where partitions begin and end; delete records."),
+    "offsets": ("kafkad.cli.offsets", "Show the first and last offsets of partitions; delete records."),
     "produce": ("kafkad.cli.produce", "Write records from standard input or a file to a topic."),
     "consume": ("kafkad.cli.consume", "Print the records of a topic."),
-    "acls": ("kafkad.cli.acls", "Say who may do what: add, remove and list ACLs."),
-    "certs": ("kafkad.cli.certs", "Make certificates for TLS, for development."),
+    "acls": ("kafkad.cli.acls", "Add, remove and list ACLs."),
+    "certs": ("kafkad.cli.certs", "Create TLS certificates for development."),
     "cluster": ("kafkad.cli.cluster", "Show brokers, metadata, API versions, log directories."),
-    "doctor": ("kafkad.cli.doctor", "Look for what keeps Spark from reading and writing topics."),
-    "dump-log": ("kafkad.cli.dump_log", "Print what is in segment, index, snapshot and checkpoint files."),
-    "ingest": ("kafkad.cli.ingest", "Land topics in tables, each record exactly once, by a small file."),
+    "doctor": ("kafkad.cli.doctor", "Find problems that keep Spark from reading and writing topics."),
+    "dump-log": (
+        "kafkad.cli.dump_log",
+        "Print the contents of segment, index, snapshot and checkpoint files.",
+    ),
+    "ingest": ("kafkad.cli.ingest", "Copy topics into tables exactly once, driven by one TOML file."),
 }
 
 INTERRUPTED, TERMINATED, BROKEN_PIPE, OURS = 130, 143, 141, 70
 
 
 class Lazy(click.Group):
-    """A group that knows its commands by name and imports one when it is asked for."""
+    """A group that knows its commands by name, and imports a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -53,18 +56,20 @@ class Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Until its module is imported a command holds nothing, and a signal may end it as it ends any
-        process; an exception raised during an import may be swallowed there (kafkad/__main__.py).
+        """Import the command, then install the signal handlers.
+
+        Before the import, a command holds nothing, so a signal may simply end the process. An exception that
+        is raised during an import may get lost (kafkad/__main__.py).
         """
         found = super().resolve_command(ctx, args)
-        if found[0] != "serve":  # which has handlers of its own
+        if found[0] != "serve":  # serve has its own handlers
             signal.signal(signal.SIGTERM, terminated)
             if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
         return found
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Click has exit codes and words of its own for these two."""
+        """Replace click's own messages and exit codes for Ctrl-C and a closed output."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -83,16 +88,16 @@ def group() -> None:
     """An Apache Kafka broker: same clients, same tools, same files.
 
     \b
-    Start one:          kafkad serve --data-dir ./data
-    Make a topic:       kafkad topics --create --topic flights --partitions 4
+    Start a broker:     kafkad serve --data-dir ./data
+    Create a topic:     kafkad topics --create --topic flights --partitions 4
     Write and read:     echo hello | kafkad produce --topic flights
                         kafkad consume --topic flights --from-beginning
-    Who reads what:     kafkad groups --describe --all-groups
-    Your Kafka's own:   kafkad serve /etc/kafka/server.properties
+    Show groups:        kafkad groups --describe --all-groups
+    Use Kafka's file:   kafkad serve /etc/kafka/server.properties
 
-    Flags are those of Kafka's own tools (topics is kafka-topics, and so on). Commands that ask a broker take
-    --bootstrap-server (default 127.0.0.1:9092, or $KAFKAD_BOOTSTRAP_SERVER) and --json. Exit codes: 0 done,
-    1 refused, 2 wrong usage.
+    Flags are those of Kafka's own tools (topics is kafka-topics, and so on). Commands that contact a broker
+    take --bootstrap-server (default 127.0.0.1:9092, or $KAFKAD_BOOTSTRAP_SERVER) and --json. Exit codes: 0
+    done, 1 refused, 2 wrong usage.
     """
 
 
@@ -111,7 +116,7 @@ def main() -> NoReturn:
             leave(0)
         context = getattr(wrong, "ctx", None)
         path = context.command_path if context else "kafkad"
-        end(f"{sentence(wrong.format_message())}; {path} --help shows what it takes", 2)
+        end(f"{sentence(wrong.format_message())}; {path} --help shows the usage", 2)
     except click.Abort:
         leave(INTERRUPTED)
     except KeyboardInterrupt:
@@ -121,7 +126,7 @@ def main() -> NoReturn:
     except Stopped as stopped:
         leave(stopped.code)
     except ImportError as trouble:
-        if type(trouble).__name__ != "NotBuilt":  # of kafkad._native, which cannot be imported then
+        if type(trouble).__name__ != "NotBuilt":  # defined in kafkad._native, which cannot be imported then
             raise
         end(str(trouble), 1)
     except Exception as trouble:
@@ -132,7 +137,7 @@ def main() -> NoReturn:
 
 
 class Stopped(BaseException):
-    """From without: a command ends and puts away what it holds, whatever it was doing."""
+    """A signal ends the command. It inherits from BaseException, so that a command only cleans up."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -144,7 +149,7 @@ def terminated(*_: object) -> None:
 
 
 def told(trouble: Exception) -> tuple[str, int]:
-    """What to say of an exception, and the exit code."""
+    """Return the error message for an exception, and the exit code."""
     from kafkad.cli.output import Refused
     from kafkad.client.connection import Unreachable
     from kafkad.client.security import AuthenticationFailed
@@ -156,14 +161,14 @@ def told(trouble: Exception) -> tuple[str, int]:
         case Unreachable():
             return f"{trouble}; kafkad serve starts a broker, --bootstrap-server names another", 1
         case AuthenticationFailed():
-            return f"{trouble}; --command-config names a file that says how to log in", 1
+            return f"{trouble}; --command-config names a file with the login settings", 1
         case KafkaError():
             from kafkad.cli.output import explained
 
             return explained(trouble), 1
         case OSError():
             return f"{trouble.filename or 'input or output'}: {trouble.strerror or trouble}", 1
-    return f"kafkad itself failed ({type(trouble).__name__}: {trouble}); KAFKAD_DEBUG=1 shows where", OURS
+    return f"kafkad has a bug ({type(trouble).__name__}: {trouble}); KAFKAD_DEBUG=1 shows the traceback", OURS
 
 
 def sentence(text: str) -> str:
@@ -179,7 +184,7 @@ def end(text: str, code: int) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """Exits, without a word should the reader of stdout be gone."""
+    """Exit. Print nothing if the reader of stdout is gone."""
     try:
         sys.stdout.flush()
     except OSError:

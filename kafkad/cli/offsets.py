@@ -1,4 +1,4 @@
-"""`kafkad offsets`: kafka-get-offsets, and with --delete-before kafka-delete-records."""
+"""`kafkad offsets`: kafka-get-offsets and, with --delete-before, kafka-delete-records."""
 
 from typing import Any
 
@@ -32,25 +32,27 @@ class Moment(click.ParamType):
             assert moment is not None
             return moment
         if when < MAX_TIMESTAMP:
-            self.fail(f"{when} is no time", param, ctx)
+            self.fail(f"{when} is not a time", param, ctx)
         return when
 
 
 @click.command(context_settings=CONTEXT)
-@click.option("--topic", "topic", help="The topic, a regular expression, or T:P,P with --delete-before.")
+@click.option("--topic", "topic", help="The topic or a regular expression; with --delete-before also T:P,P.")
 @click.option("--partitions", metavar="P[,P]", help="Only these partitions.")
 @click.option(
     "--time",
     "when",
     type=Moment(),
     metavar="TIME",
-    help="Instead of both ends the offset at: earliest, latest, max-timestamp, milliseconds or a date.",
+    help="Show one offset instead of both ends: earliest, latest, max-timestamp, milliseconds or a date.",
 )
-@click.option("--exclude-internal-topics", is_flag=True, help="Leave out __consumer_offsets and its like.")
+@click.option(
+    "--exclude-internal-topics", is_flag=True, help="Leave out internal topics such as __consumer_offsets."
+)
 @click.option(
     "--delete-before",
     metavar="OFFSET",
-    help="Delete the records before this offset, or all that are there: latest.",
+    help="Delete the records before this offset; latest deletes all records.",
 )
 @server_options
 def command(
@@ -62,7 +64,7 @@ def command(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Show where partitions begin and end, or where a moment is; delete records from the beginning.
+    """Show the first and last offsets of partitions, or the offset at a time. Delete old records.
 
     \b
       kafkad offsets --topic flights
@@ -88,7 +90,7 @@ def command(
         known = sorted(cluster.refresh(None).topics, key=lambda t: t.name)
         found = [t for t in known if chosen(t.name) and not (exclude_internal_topics and t.is_internal)]
         if topic is not None and not found:
-            raise Refused(f"there is no topic {topic!r}; kafkad topics --list shows what there is")
+            raise Refused(f"there is no topic {topic!r}; kafkad topics --list shows the topics")
         for told in found:
             there = sorted(p.partition_index for p in told.partitions)
             asked = [p for p in there if wanted is None or p in wanted]
@@ -108,7 +110,7 @@ def command(
 
 
 def parse_partitions(text: str | None) -> set[int] | None:
-    """`0,1` or `0-3,7` as Kafka's tool takes them. Raises click.BadParameter."""
+    """Parse `0,1` or `0-3,7`, as in Kafka's tool. Raise click.BadParameter."""
     if text is None:
         return None
     numbers: set[int] = set()
@@ -123,7 +125,7 @@ def parse_partitions(text: str | None) -> set[int] | None:
 def delete(cluster: Cluster, topic: str, wanted: set[int] | None, before: int, as_json: bool) -> None:
     chosen = [tp for tp in chosen_partitions(cluster, (topic,)) if wanted is None or tp[1] in wanted]
     if not chosen:
-        raise Refused(f"topic {topic!r} has none of these partitions")
+        raise Refused(f"topic {topic!r} does not have these partitions")
     rows = []
     struct = messages.DeleteRecordsRequest.Topics
     for name, partitions in by_topic(chosen).items():

@@ -1,8 +1,8 @@
-"""How commands speak: tables for people, JSON for programs, and what they all take.
+"""The output of commands (tables for people, JSON for programs), and their common options.
 
-With --json a command prints one JSON document: an array of objects, one a row, for what it lists, describes
-or changed. Keys are the table's columns in snake_case; a cell that is a list or a mapping stays one, what is
-absent is null. (consume and dump-log print one object a line.) Remarks for people go to stderr.
+With --json, a command prints one JSON document: an array with one object per row that it lists, describes or
+has changed. Keys are the table's columns in snake_case. Lists and mappings stay as they are; a missing value
+is null. (consume and dump-log print one object per line.) Messages for people go to stderr.
 """
 
 import functools
@@ -18,20 +18,20 @@ from kafkad.client.cluster import Cluster, parse_address
 from kafkad.protocol import errors
 from kafkad.protocol.errors import NAMES, KafkaError
 
-SECURITY = "kafkad.security"  # in a command's context: a client.security.Security, or None
+SECURITY = "kafkad.security"  # key in a command's context: a client.security.Security, or None
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 ADVANCE_EVERY = 500
 
-# what to do about an error, where its name does not say it
+# hints for errors whose names do not say what to do
 HINTS = {
-    errors.UNKNOWN_TOPIC_OR_PARTITION: "it does not exist; kafkad topics --list shows what does",
+    errors.UNKNOWN_TOPIC_OR_PARTITION: "it does not exist; kafkad topics --list shows the topics",
     errors.LEADER_NOT_AVAILABLE: "the partition has no leader for now; try again",
-    errors.COORDINATOR_NOT_AVAILABLE: "the group's coordinator is not there yet; try again",
-    errors.GROUP_ID_NOT_FOUND: "there is no such group; kafkad groups --list shows what there is",
-    errors.TRANSACTIONAL_ID_NOT_FOUND: "there is no such id; kafkad transactions list shows what there is",
+    errors.COORDINATOR_NOT_AVAILABLE: "the group's coordinator is not available yet; try again",
+    errors.GROUP_ID_NOT_FOUND: "the group does not exist; kafkad groups --list shows the groups",
+    errors.TRANSACTIONAL_ID_NOT_FOUND: "the id does not exist; kafkad transactions list shows the ids",
     errors.NON_EMPTY_GROUP: "the group has members; stop its consumers first",
     errors.UNKNOWN_MEMBER_ID: "the group has members; stop its consumers first",
     errors.GROUP_SUBSCRIBED_TO_TOPIC: "the group reads the topic; stop its consumers first",
@@ -39,14 +39,14 @@ HINTS = {
     errors.INVALID_REPLICATION_FACTOR: (
         "the topic cannot be created: default.replication.factor is above the number of brokers"
     ),
-    errors.INVALID_TOPIC_EXCEPTION: "a name is at most 249 of the characters a-z A-Z 0-9 . _ -",
-    errors.MESSAGE_TOO_LARGE: "a record is larger than max.message.bytes of the topic",
-    errors.REQUEST_TIMED_OUT: "the broker did not get it done in time; try again",
+    errors.INVALID_TOPIC_EXCEPTION: "a name has at most 249 of the characters a-z A-Z 0-9 . _ -",
+    errors.MESSAGE_TOO_LARGE: "a record is larger than the topic's max.message.bytes",
+    errors.REQUEST_TIMED_OUT: "the broker did not finish in time; try again",
 }
 
 
 class Refused(Exception):
-    """The command cannot do it: exit code 1, `str(error)` is for people."""
+    """The command cannot do what was asked. The exit code is 1; `str(error)` is the error message."""
 
 
 class Address(click.ParamType):
@@ -65,7 +65,7 @@ class Address(click.ParamType):
 
 
 def server_options(function: F) -> F:
-    """The options that every command which asks a broker takes."""
+    """Add the options of all commands that contact a broker."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         click.option(
@@ -73,7 +73,7 @@ def server_options(function: F) -> F:
             metavar="FILE",
             expose_value=False,
             callback=check_client_file,
-            help="A client's properties: how to log in (security.protocol, sasl.*, ssl.*).",
+            help="A client's properties file with login and TLS settings (security.protocol, sasl.*, ssl.*).",
         ),
         click.option(
             "--bootstrap-server",
@@ -83,7 +83,7 @@ def server_options(function: F) -> F:
             default=DEFAULT_BOOTSTRAP,
             show_default=True,
             envvar="KAFKAD_BOOTSTRAP_SERVER",
-            help="The broker to ask.",
+            help="The broker to connect to.",
         ),
     ):
         function = option(function)
@@ -105,7 +105,8 @@ def check_client_file(_ctx: click.Context, _param: click.Parameter, path: str | 
 
 
 def take_security(given: dict[str, str], option: str) -> None:
-    """How this command logs in, out of a client's properties. A later call wins, if it says something."""
+    """Set this command's security settings from a client's properties. A later call with such settings
+    wins."""
     if not any(is_about_security(key) for key in given):
         return
     from kafkad.client.security import Security
@@ -121,7 +122,7 @@ def is_about_security(key: str) -> bool:
 
 
 def one_action(**actions: str) -> Callable[[F], F]:
-    """Flags of which exactly one must be given, each with its help; the command gets its name as `action`."""
+    """Add flags of which exactly one must be given. The command gets the flag's name as `action`."""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -129,7 +130,7 @@ def one_action(**actions: str) -> Callable[[F], F]:
             said = [name for name in actions if given.pop(name)]
             if len(said) != 1:
                 flags = ", ".join(f"--{name.replace('_', '-')}" for name in actions)
-                raise click.UsageError(f"say one of {flags}" if not said else f"say only one of {flags}")
+                raise click.UsageError(f"give one of {flags}" if not said else f"give only one of {flags}")
             return function(action=said[0], **given)
 
         for name, text in reversed(actions.items()):
@@ -142,7 +143,7 @@ def one_action(**actions: str) -> Callable[[F], F]:
 
 @contextmanager
 def connected(bootstrap: str) -> Iterator[Cluster]:
-    """A cluster for the length of a command; a broker answers, or Unreachable is raised at once."""
+    """Connect to a cluster for the duration of a command. Raise Unreachable at once if no broker answers."""
     with Cluster(bootstrap, security=click.get_current_context().meta.get(SECURITY)) as cluster:
         cluster.any()
         yield cluster
@@ -152,24 +153,24 @@ def explained(trouble: KafkaError) -> str:
     name = NAMES.get(trouble.code, f"error {trouble.code}")
     hint = HINTS.get(trouble.code, "")
     parts = [name, (trouble.message or "").rstrip(".")]
-    if hint and len((trouble.message or "").split()) <= 2:  # a broker that explains itself needs no hint
+    if hint and len((trouble.message or "").split()) <= 2:  # a longer message from the broker needs no hint
         parts.append(hint)
     return ": ".join(part for part in parts if part)
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 record`, `2,000 records`."""
+    """Return a count with its noun: `1 record`, `2,000 records`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def say(text: str) -> None:
-    """A remark for people: to stderr, so that stdout stays data."""
+    """Print a message for people to stderr. stdout is for data."""
     print(text, file=sys.stderr)
 
 
 def show(columns: Sequence[str], rows: Sequence[Sequence[Any]], as_json: bool) -> None:
-    """Rows as a table, or as a JSON array of objects with the column names in snake_case. On a terminal the
-    table is made for eyes; in a pipe its lines stay whole and unadorned.
+    """Print rows as a table, or as a JSON array of objects with the column names in snake_case. A terminal
+    gets a formatted table; a pipe gets plain lines that are never wrapped.
     """
     if as_json:
         names = [column.lower().replace(" ", "_").replace("-", "_") for column in columns]
@@ -203,7 +204,8 @@ def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def as_text(value: Any) -> str:
-    """A cell for people; what would move a terminal's cursor is escaped."""
+    """Return the text of a table's cell. Control characters are escaped, so that they cannot affect a
+    terminal."""
     if value is None or value == "" or value == [] or value == {}:
         return "-"
     if isinstance(value, bool):
@@ -217,7 +219,7 @@ def as_text(value: Any) -> str:
 
 
 def as_json_bytes(data: bytes | None) -> Any:
-    """Bytes in JSON: a string when they are UTF-8, else {"base64": …}."""
+    """Return bytes for JSON: a string if they are UTF-8, else {"base64": …}."""
     if data is None:
         return None
     try:
@@ -229,9 +231,8 @@ def as_json_bytes(data: bytes | None) -> Any:
 
 
 def parse_pairs(texts: Sequence[str], option: str, *, split: bool = True) -> dict[str, str]:
-    """`key=value` or, with `split`, `key=value,key=[a,b]` as Kafka's tools take them. Raises
-    click.BadParameter.
-    """
+    """Parse `key=value` or, with `split`, `key=value,key=[a,b]`, as Kafka's tools do. Raise
+    click.BadParameter."""
     pairs: dict[str, str] = {}
     for text in texts:
         for part in split_outside_brackets(text) if split else [text]:
@@ -257,11 +258,12 @@ def split_outside_brackets(text: str) -> list[str]:
 
 
 class Progress:
-    """A progress bar on stderr while `wanted` and somebody looks; else nothing. A context manager."""
+    """A progress bar on stderr, as a context manager. Show nothing if not `wanted` or if stderr is no
+    terminal."""
 
     def __init__(self, label: str, total: int | None, *, wanted: bool = True) -> None:
         self._bar: Any = None
-        self._owed, self._calls = 0, 0  # rich takes longer than a record
+        self._owed, self._calls = 0, 0  # updates are batched, because rich takes longer than a record
         if wanted and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import Progress as Bar

@@ -1,6 +1,6 @@
-"""`kafkad produce`: kafka-console-producer. One record a line, with Kafka's LineMessageReader properties.
+"""`kafkad produce`: kafka-console-producer. One record per line, with Kafka's LineMessageReader properties.
 
-Lines that come slowly (a terminal, `tail -f`) are sent when the input pauses, a file in full batches.
+A file is sent in full batches. Lines that come slowly (a terminal, `tail -f`) are sent when the input pauses.
 """
 
 import os
@@ -29,7 +29,7 @@ from kafkad.client.producer import Producer
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 READ_BYTES = 1 << 20
 
-# what a line may be told to have: LineMessageReader's properties and their defaults
+# LineMessageReader's properties, which describe a line, and their defaults
 READER = {
     "parse.key": "false",
     "key.separator": "\t",
@@ -40,17 +40,17 @@ READER = {
     "ignore.error": "false",
     "null.marker": "",
 }
-# the producer's properties that have a meaning here, besides those that have an option
+# the producer's properties that have an effect here
 PRODUCER = {"acks", "compression.type", "enable.idempotence", "batch.size", "delivery.timeout.ms"}
 
 
 @click.command(context_settings=CONTEXT)
-@click.option("--topic", required=True, help="The topic; made when it is missing and the broker may.")
+@click.option("--topic", required=True, help="The topic. A missing one is created if the broker allows it.")
 @click.option(
     "--file",
     "path",
     type=click.Path(exists=True, dir_okay=False),
-    help="Read lines of this file, with a progress bar.",
+    help="Read the lines of this file, with a progress bar.",
 )
 @click.option(
     "--reader-property",
@@ -69,7 +69,7 @@ PRODUCER = {"acks", "compression.type", "enable.idempotence", "batch.size", "del
     default=None,
     is_flag=False,
     flag_value="gzip",
-    help="Default: none; without a name: gzip.",
+    help="Default: none. Without a value: gzip.",
 )
 @click.option(
     "--request-required-acks",
@@ -78,9 +78,9 @@ PRODUCER = {"acks", "compression.type", "enable.idempotence", "batch.size", "del
     type=click.Choice(["0", "1", "-1", "all"]),
     help="Default: all.",
 )
-@click.option("--sync", is_flag=True, help="Wait for each record's acknowledgement before the next.")
+@click.option("--sync", is_flag=True, help="Wait for each acknowledgement before sending the next record.")
 @click.option(
-    "--timeout-ms", type=click.IntRange(1), help="Give up on a batch after so long. Default: 60000."
+    "--timeout-ms", type=click.IntRange(1), help="Give up on a batch after this time. Default: 60000."
 )
 @click.option(
     "--command-property",
@@ -88,7 +88,8 @@ PRODUCER = {"acks", "compression.type", "enable.idempotence", "batch.size", "del
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A producer's: acks, compression.type, enable.idempotence, batch.size, delivery.timeout.ms.",
+    help="Set a producer's property: acks, compression.type, enable.idempotence, batch.size,"
+    " delivery.timeout.ms, security.protocol, sasl.*, ssl.*.",
 )
 @server_options
 def command(
@@ -105,9 +106,9 @@ def command(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Write one record a line, from standard input or --file.
+    """Write one record per line, from standard input or --file.
 
-    Idempotent: what a broker that dies in the middle has taken is neither lost nor doubled.
+    The producer is idempotent: if the broker dies in the middle, no line is lost or written twice.
 
     \b
       echo hello | kafkad produce --topic greetings
@@ -129,11 +130,11 @@ def command(
                 send_all(producer, lines, path, partition, sync)
             except BaseException as stopped:
                 if isinstance(stopped, BadLine) or not isinstance(stopped, Exception):
-                    producer.flush()  # the lines before a bad one, or before Ctrl-C, are written
+                    producer.flush()  # write the lines before a bad one, or before Ctrl-C
                 raise
     except Exception:
         if written:
-            say(f"{counted(written, 'record')} reached {topic} before it failed.")
+            say(f"{counted(written, 'record')} reached {topic} before the error.")
         raise
     if as_json:
         print_json([{"topic": topic, "records": written}])
@@ -161,8 +162,8 @@ def send_all(
 
 
 def read_lines(fd: int, prompt: bool) -> Iterator[bytes | None]:
-    """The lines of a file, without their ends, and None whenever there is nothing more to read for now."""
-    rest: list[bytes] = []  # pieces of a line whose end has not come yet
+    """Yield the lines of a file, without their ends, and None whenever no more input is available for now."""
+    rest: list[bytes] = []  # pieces of an incomplete line
     while True:
         if not select.select([fd], [], [], 0)[0]:
             yield None
@@ -184,19 +185,20 @@ def read_lines(fd: int, prompt: bool) -> Iterator[bytes | None]:
 
 
 class BadLine(Refused):
-    """A line is not as the reader's properties describe it."""
+    """A line does not match the reader's properties."""
 
 
 class LineReader:
-    """Makes a line a record, as Kafka's LineMessageReader does. Raises click.BadParameter for properties that
-    cannot be, BadLine for a line that is not as they say.
+    """Parse lines to records like Kafka's LineMessageReader. Raise click.BadParameter for invalid properties,
+    and BadLine for a line that does not match them.
     """
 
     def __init__(self, given: dict[str, str], key_separator: str | None) -> None:
         unknown = given.keys() - READER.keys()
         if unknown:
             raise click.BadParameter(
-                f"{', '.join(sorted(unknown))}: there are {', '.join(READER)}", param_hint="--reader-property"
+                f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(READER)}",
+                param_hint="--reader-property",
             )
         how = READER | given
         if key_separator is not None:
@@ -212,7 +214,7 @@ class LineReader:
         self.number = 0
 
     def parse(self, line: bytes) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]:
-        """(key, value, headers)"""
+        """Return (key, value, headers) of a line."""
         self.number += 1
         headers: list[tuple[str, bytes | None]] = []
         key: bytes | None = None
@@ -231,7 +233,7 @@ class LineReader:
         if self.lenient:
             return None, line
         raise BadLine(
-            f"line {self.number} has no {what} {at.decode()!r}; ignore.error=true takes such lines whole"
+            f"line {self.number} has no {what} {at.decode()!r}; with ignore.error=true such a line is a value"
         )
 
     def header(self, pair: bytes) -> tuple[str, bytes | None]:
@@ -250,26 +252,28 @@ def separator(key: str, how: dict[str, str]) -> bytes:
 def producer_settings(
     settings: tuple[str, ...], acks: str | None, codec: str | None, timeout_ms: int | None
 ) -> dict[str, Any]:
-    """What Producer takes. An option wins over the property of the same meaning."""
+    """Return the arguments of Producer. An option wins over the property with the same meaning."""
     option = "--command-property"
     given = parse_pairs(settings, option, split=False)
     take_security(given, option)
     ignored = {key for key in given.keys() - PRODUCER if not is_about_security(key)}
     if ignored:
-        say(f"kafkad: without effect here: {', '.join(sorted(ignored))}.")
+        say(f"kafkad: ignored: {', '.join(sorted(ignored))}.")
     acks = acks or given.get("acks", "all")
     codec = codec or given.get("compression.type", "none")
     if acks not in ("0", "1", "-1", "all"):
-        raise click.BadParameter(f"acks={acks}: there are 0, 1, -1 and all", param_hint=option)
+        raise click.BadParameter(f"acks={acks}: use 0, 1, -1 or all", param_hint=option)
     if codec not in CODECS:
         raise click.BadParameter(
-            f"compression.type={codec}: there are {', '.join(CODECS)}", param_hint=option
+            f"compression.type={codec}: use one of {', '.join(CODECS)}", param_hint=option
         )
     try:
         batch_bytes = int(given.get("batch.size", 1 << 18))
         delivery_ms = timeout_ms or int(given.get("delivery.timeout.ms", 60_000))
     except ValueError:
-        raise click.BadParameter("batch.size and delivery.timeout.ms are whole numbers", param_hint=option)
+        raise click.BadParameter(
+            "batch.size and delivery.timeout.ms must be whole numbers", param_hint=option
+        )
     return {
         "acks": -1 if acks == "all" else int(acks),
         "compression": CODECS[codec],

@@ -1,4 +1,4 @@
-"""`kafkad configs --entity-type users`: users who log in by SCRAM (KIP-554).
+"""`kafkad configs --entity-type users`: manage users that log in with SCRAM (KIP-554).
 
     --add-config 'SCRAM-SHA-512=[iterations=8192,password=...]'      --delete-config SCRAM-SHA-512
 
@@ -25,7 +25,7 @@ ITERATIONS_OF_KAFKA_MAX: Final = 16_384
 
 
 def alter(connection: Connection, user: str, pairs: dict[str, str], gone: list[str]) -> None:
-    """Raises KafkaError, click.BadParameter."""
+    """Add, change and delete a user's credentials. Raise KafkaError, click.BadParameter."""
     struct = messages.AlterUserScramCredentialsRequest
     told = connection.ask(
         struct(
@@ -59,7 +59,7 @@ def describe(connection: Connection, user: str | None, as_json: bool) -> None:
 
 def _number(mechanism: str) -> int:
     if mechanism not in NUMBERS:
-        raise click.UsageError(f"of users only {' and '.join(NUMBERS)} can be changed, not {mechanism}")
+        raise click.UsageError(f"{mechanism} cannot be set for users, only {' and '.join(NUMBERS)}")
     return NUMBERS[mechanism]
 
 

@@ -1,4 +1,4 @@
-"""`kafkad serve`: one broker in the foreground."""
+"""`kafkad serve`: run one broker in the foreground."""
 
 import logging
 import sys
@@ -8,11 +8,11 @@ import click
 from kafkad.cli.main import end
 
 DEFAULT_LISTENER = "PLAINTEXT://127.0.0.1:9092"
-WORKERS_MAX = 64  # as many as a partition's row has bits for those who wait
+WORKERS_MAX = 64  # a partition's shared row has one bit per waiting worker
 
 
 def parse_overrides(pairs: tuple[str, ...]) -> dict[str, str]:
-    """`key=value` arguments as a mapping; a later one wins. Raises click.BadParameter."""
+    """Parse `key=value` arguments. A later one wins. Raise click.BadParameter."""
     overrides: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -27,23 +27,23 @@ def parse_overrides(pairs: tuple[str, ...]) -> dict[str, str]:
 @click.option(
     "--data-dir",
     metavar="D",
-    help="Where the logs are kept (log.dirs). Default: ./data without a properties file.",
+    help="Directory of the data (log.dirs). Default without a properties file: ./data.",
 )
 @click.option(
-    "--listen", metavar="HOST:PORT", help="Where clients connect (listeners); port 0 takes a free one."
+    "--listen", metavar="HOST:PORT", help="Address for clients (listeners); port 0 picks a free port."
 )
 @click.option(
     "--workers",
     type=click.IntRange(1, WORKERS_MAX),
     envvar="KAFKAD_WORKERS",
     show_default="one per usable core",
-    help="Processes that serve, each with partitions of its own; more than one have a supervisor.",
+    help="Number of worker processes. Each leads a part of the partitions; a supervisor restarts dead ones.",
 )
 @click.option(
     "--override",
     metavar="KEY=VALUE",
     multiple=True,
-    help="Any key of Kafka's server.properties; may be repeated.",
+    help="Set a key of Kafka's server.properties; may be repeated.",
 )
 @click.option(
     "--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"])
@@ -58,10 +58,9 @@ def command(
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
-    PROPERTIES is Kafka's own server.properties; its keys and their meaning are Kafka's. Without it the
-    broker listens on 127.0.0.1:9092 and keeps its data in ./data. An existing Kafka data directory (KRaft)
-    opens as it is. A file that asks for what is not there (quotas, several brokers) ends the
-    start with a message that names the key.
+    PROPERTIES is a server.properties file of Kafka. Without it, the broker listens on 127.0.0.1:9092 and
+    stores its data in ./data. An existing Kafka data directory (KRaft) opens unchanged. If the file asks for
+    something that kafkad does not support, the start ends with an error message that names the key.
 
     \b
       kafkad serve
@@ -121,8 +120,9 @@ EVERY_INTERFACE = ("0.0.0.0", "::", "[::]")
 
 
 def listen_on(address: str, properties: str | None, overrides: dict[str, str]) -> dict[str, str]:
-    """What --listen means: clients connect there and nowhere else. A controller's listeners, which a
-    properties file may have beside, stay; what the file advertises was about its own listeners, and goes.
+    """Return the configuration changes for --listen: clients connect to this address only. The controller's
+    listeners of a properties file are kept. Its advertised listeners are dropped, because they belong to the
+    listeners that --listen replaces.
     """
     given = overrides
     if properties is not None:
@@ -137,9 +137,11 @@ def listen_on(address: str, properties: str | None, overrides: dict[str, str]) -
     ]
     host, colon, port = address.rpartition(":")
     if colon and host in EVERY_INTERFACE:
-        address = f":{port}"  # which cannot be advertised: no host, and the broker tells its own name
+        address = (
+            f":{port}"  # this address cannot be advertised; without a host, the broker uses its own name
+        )
     changed = {"listeners": ",".join([f"PLAINTEXT://{address}", *kept])}
     if properties is not None and "advertised.listeners" not in overrides:
-        # without a host we advertise none, so that the broker finds its own
+        # Without a host in the address, the broker advertises its own name.
         changed["advertised.listeners"] = f"PLAINTEXT://{address}"
     return changed

@@ -1,7 +1,7 @@
 """`kafkad topics`: kafka-topics.
 
-As there, --topic is the name of the topic to create, and for everything else a regular expression (or
-several, with commas) that must match a whole name.
+As in that tool, --topic names the topic to create. For all other actions it is a regular expression (or
+several, separated by commas) that must match the whole name.
 """
 
 import re
@@ -27,42 +27,59 @@ from kafkad.protocol.errors import KafkaError
 
 TIMEOUT_MS = 30_000
 TOPIC_RESOURCE = 2
-SET_ON_TOPIC = 1  # of a configuration's sources
+SET_ON_TOPIC = 1  # a configuration's source: the topic itself
 
 
 @click.command(context_settings=CONTEXT)
 @one_action(
     create="Create a topic.",
-    list="List names of topics.",
+    list="List the names of topics.",
     describe="Show partitions, leaders and configuration.",
     alter="Add partitions.",
     delete="Delete a topic and its records.",
 )
-@click.option("--topic", help="The topic; except for --create a regular expression will do.")
-@click.option("--topic-id", help="With --describe: the topic of this id.")
+@click.option("--topic", help="The topic, or a regular expression (not with --create).")
+@click.option("--topic-id", help="With --describe: the topic with this id.")
 @click.option(
     "--partitions", type=click.IntRange(1), help="With --create (default: num.partitions) or --alter."
 )
-@click.option("--replication-factor", type=click.IntRange(1), help="With --create. Default: the broker's.")
+@click.option(
+    "--replication-factor", type=click.IntRange(1), help="With --create. Default: the broker's default."
+)
 @click.option(
     "--replica-assignment",
     metavar="ID:ID,ID:ID",
-    help="With --create: the brokers of each partition, the first one leads.",
+    help="With --create: the brokers of each partition; the first one is the leader.",
 )
 @click.option(
-    "--config", "configs", multiple=True, metavar="KEY=VALUE", help="With --create; may be repeated."
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="With --create: a configuration; may be repeated.",
 )
-@click.option("--if-not-exists", is_flag=True, help="With --create: be content when it is there.")
-@click.option("--if-exists", is_flag=True, help="Except with --create: be content when it is not there.")
-@click.option("--exclude-internal", is_flag=True, help="Leave out __consumer_offsets and its like.")
+@click.option("--if-not-exists", is_flag=True, help="With --create: do nothing if the topic exists.")
+@click.option("--if-exists", is_flag=True, help="Not with --create: do nothing if the topic does not exist.")
 @click.option(
-    "--under-replicated-partitions", "narrow", flag_value="under", help="With --describe: only these."
+    "--exclude-internal", is_flag=True, help="Leave out internal topics such as __consumer_offsets."
 )
 @click.option(
-    "--unavailable-partitions", "narrow", flag_value="unavailable", help="With --describe: only these."
+    "--under-replicated-partitions",
+    "narrow",
+    flag_value="under",
+    help="With --describe: only partitions with replicas outside of the ISR.",
 )
 @click.option(
-    "--topics-with-overrides", "narrow", flag_value="overrides", help="With --describe: only these."
+    "--unavailable-partitions",
+    "narrow",
+    flag_value="unavailable",
+    help="With --describe: only partitions without a leader.",
+)
+@click.option(
+    "--topics-with-overrides",
+    "narrow",
+    flag_value="overrides",
+    help="With --describe: only topics with configurations of their own.",
 )
 @server_options
 def command(
@@ -93,7 +110,7 @@ def command(
         raise click.UsageError(f"--{action} needs --topic")
     if action == "alter" and partitions is None:
         raise click.UsageError(
-            "--alter needs --partitions, the new count (configuration: kafkad configs --alter)"
+            "--alter needs --partitions, the new count (use kafkad configs --alter for configurations)"
         )
     if replica_assignment is not None and (partitions or replication_factor):
         raise click.UsageError("--replica-assignment excludes --partitions and --replication-factor")
@@ -113,7 +130,7 @@ def command(
         if (topic or topic_id) and not found and action != "list":
             if not if_exists:
                 raise Refused(
-                    f"there is no topic {topic or topic_id!r}; kafkad topics --list shows what there is"
+                    f"there is no topic {topic or topic_id!r}; kafkad topics --list shows the topics"
                 )
             show_changes([], "", as_json)
             return
@@ -132,13 +149,13 @@ def command(
 
 
 def matcher(topic: str | None) -> Callable[[str], Any]:
-    """Whether a name is meant. Raises click.BadParameter."""
+    """Return a function that tells whether a topic's name matches. Raise click.BadParameter."""
     if topic is None:
         return lambda _name: True
     try:
         pattern = re.compile("|".join(part.strip() for part in topic.split(",")))
     except re.error as wrong:
-        raise click.BadParameter(f"{topic!r} is no regular expression: {wrong}", param_hint="--topic")
+        raise click.BadParameter(f"{topic!r} is not a regular expression: {wrong}", param_hint="--topic")
     return lambda name: name == topic or pattern.fullmatch(name)
 
 
@@ -188,7 +205,7 @@ def describe(cluster: Cluster, topics: list[Any], narrow: str | None, as_json: b
     columns = ("Topic", "Topic-id", "Partition", "Leader", "Leader-epoch", "Replicas", "Isr", "Configs")
     if as_json:
         show(columns, rows, True)
-    else:  # without id and epoch, so that a line holds a row
+    else:  # without id and epoch, so that a row fits on a line
         show(
             [c for n, c in enumerate(columns) if n not in (1, 4)],
             [[c for n, c in enumerate(row) if n not in (1, 4)] for row in rows],
@@ -197,14 +214,14 @@ def describe(cluster: Cluster, topics: list[Any], narrow: str | None, as_json: b
 
 
 def id_text(topic_id: bytes) -> str | None:
-    """Kafka's form of a topic id; None for a broker that has none."""
+    """Return Kafka's text form of a topic id, or None if the broker has no topic ids."""
     import base64
 
     return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode() if any(topic_id) else None
 
 
 def own_configs(cluster: Cluster, topics: list[str]) -> dict[str, dict[str, str | None]]:
-    """The configuration that was set on each topic itself."""
+    """Return the configuration that was set on each topic itself."""
     if not topics:
         return {}
     struct = messages.DescribeConfigsRequest.Resources
@@ -217,7 +234,7 @@ def own_configs(cluster: Cluster, topics: list[str]) -> dict[str, dict[str, str 
 
 
 def parse_assignment(text: str | None) -> list[list[int]]:
-    """`1:2,2:1` as brokers of each partition. Raises click.BadParameter."""
+    """Parse `1:2,2:1` to the brokers of each partition. Raise click.BadParameter."""
     if text is None:
         return []
     try:
@@ -272,7 +289,8 @@ def delete(cluster: Cluster, topics: list[Any]) -> list[dict[str, Any]]:
 
 
 def changed(results: list[Any], what: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was done, of several topics; those that were refused are told, and raised last."""
+    """Return the changes of several topics. If some were refused, print these, and raise KafkaError for the
+    first."""
     refused = [r for r in results if r.error_code]
     for result in refused[1:]:
         say(f"kafkad: {KafkaError(result.error_code, result.error_message or f'topic {result.name!r}')}")

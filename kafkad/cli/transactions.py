@@ -1,7 +1,7 @@
 """`kafkad transactions`: kafka-transactions.
 
-A transaction *hangs* when a partition waits for its end and its coordinator knows nothing of it. Readers of
-committed data wait there for ever. `find-hanging` looks for such transactions, `abort` ends one."""
+A transaction *hangs* if a partition waits for its end, but its coordinator does not know it. Readers of
+committed data wait there forever. `find-hanging` finds such transactions, and `abort` ends one."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ from kafkad.client.offsets import TopicPartition, by_topic
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 
-AT_ONCE = 500  # partitions of one DescribeProducers, as Kafka's tool asks
-LIST_LATEST = 2  # versions of ListTransactions: 1 can filter by duration, 2 by a pattern
-FENCE_TIMEOUT_MS = 30_000  # transaction timeout of the id from now on, as Kafka's tool leaves it
+AT_ONCE = 500  # partitions per DescribeProducers request, as in Kafka's tool
+LIST_LATEST = 2  # ListTransactions version 1 can filter by duration, version 2 by a pattern
+FENCE_TIMEOUT_MS = 30_000  # the id's new transaction timeout, as in Kafka's tool
 MINUTE_MS = 60_000
 
 PRODUCER_COLUMNS = (
@@ -57,14 +57,17 @@ class Open(NamedTuple):
 
 @command.command("list", context_settings=CONTEXT)
 @click.option(
-    "--duration-filter", type=int, metavar="MS", help="Only what has been running longer; negative: all."
+    "--duration-filter",
+    type=int,
+    metavar="MS",
+    help="Only transactions that run longer than this; negative: all.",
 )
-@click.option("--transactional-id-pattern", metavar="REGEX", help="Only ids that match as a whole.")
+@click.option("--transactional-id-pattern", metavar="REGEX", help="Only ids whose whole name matches.")
 @server_options
 def list_(
     duration_filter: int | None, transactional_id_pattern: str | None, bootstrap: str, as_json: bool
 ) -> None:
-    """Transactional ids with their coordinator, producer id and state."""
+    """List transactional ids with their coordinator, producer id and state."""
     with connected(bootstrap) as cluster:
         listed = listings(cluster, duration_ms=duration_filter, pattern=transactional_id_pattern)
         rows = [(its.transactional_id, node, its.producer_id, its.transaction_state) for node, its in listed]
@@ -75,7 +78,7 @@ def list_(
 @click.option("--transactional-id", required=True, help="The transactional id.")
 @server_options
 def describe(transactional_id: str, bootstrap: str, as_json: bool) -> None:
-    """One transactional id: its producer, its state, its partitions."""
+    """Show a transactional id: its producer, state and partitions."""
     columns = (
         *("Coordinator", "Transactional-id", "Producer-id", "Producer-epoch", "State", "Timeout-ms"),
         *("Start-time-ms", "Duration-ms", "Partitions"),
@@ -101,12 +104,12 @@ def describe(transactional_id: str, bootstrap: str, as_json: bool) -> None:
 @command.command("describe-producers", context_settings=CONTEXT)
 @click.option("--topic", required=True, help="The topic.")
 @click.option("--partition", required=True, type=int, help="The partition.")
-@click.option("--broker-id", type=int, help="Ask this replica, not the leader.")
+@click.option("--broker-id", type=int, help="Ask this replica instead of the leader.")
 @server_options
 def describe_producers(
     topic: str, partition: int, broker_id: int | None, bootstrap: str, as_json: bool
 ) -> None:
-    """Producers that wrote to a partition lately, and the transactions that they have open there."""
+    """Show recent producers of a partition, and their open transactions there."""
     with connected(bootstrap) as cluster:
         rows = [row_of(each) for _, each in producers(cluster, [(topic, partition)], broker_id)]
     show(PRODUCER_COLUMNS, rows, as_json)
@@ -118,14 +121,14 @@ def describe_producers(
 @command.command("find-hanging", context_settings=CONTEXT)
 @click.option("--topic", help="Only this topic.")
 @click.option("--partition", type=int, help="Only this partition of --topic.")
-@click.option("--broker-id", type=int, help="Only partitions of this broker, and as it has them.")
+@click.option("--broker-id", type=int, help="Only partitions of this broker, read from this broker.")
 @click.option(
     "--max-transaction-timeout",
     type=int,
     metavar="MINUTES",
     default=15,
     show_default=True,
-    help="Only what has been silent for longer.",
+    help="Only transactions without a write for longer than this.",
 )
 @server_options
 def find_hanging(
@@ -136,9 +139,9 @@ def find_hanging(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Transactions that a partition waits for, though no coordinator will end them."""
+    """Find transactions that block a partition and that no coordinator will end."""
     if topic is None and broker_id is None:
-        raise click.UsageError("say --topic or --broker-id")
+        raise click.UsageError("give --topic or --broker-id")
     if partition is not None and topic is None:
         raise click.UsageError("--partition needs --topic")
     with connected(bootstrap) as cluster:
@@ -170,10 +173,10 @@ def find_hanging(
 @command.command(context_settings=CONTEXT)
 @click.option("--topic", required=True, help="The topic.")
 @click.option("--partition", required=True, type=int, help="The partition.")
-@click.option("--start-offset", type=int, help="Where the transaction begins; find-hanging shows it.")
-@click.option("--producer-id", type=int, help="For brokers before 3.0, with the two that follow.")
-@click.option("--producer-epoch", type=int, help="Of --producer-id.")
-@click.option("--coordinator-epoch", type=int, help="Of --producer-id.")
+@click.option("--start-offset", type=int, help="The transaction's first offset, as shown by find-hanging.")
+@click.option("--producer-id", type=int, help="For Kafka before 3.0, with the next two options.")
+@click.option("--producer-epoch", type=int, help="The epoch of --producer-id.")
+@click.option("--coordinator-epoch", type=int, help="The coordinator's epoch for --producer-id.")
 @server_options
 def abort(
     topic: str,
@@ -185,15 +188,15 @@ def abort(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """End a transaction that hangs, in one partition.
+    """Abort a hanging transaction in one partition.
 
-    Readers of committed data never see its data there. Beware: if the transaction does not hang, this aborts
-    one partition, whatever becomes of the others.
+    Readers of committed data never see its records there. Beware: if the transaction does not hang, this
+    aborts it in one partition only, and it may still be committed in the others.
     """
     named = (producer_id, producer_epoch, coordinator_epoch)
     if start_offset is None and None in named:
         raise click.UsageError(
-            "say --start-offset; before Kafka 3.0 --producer-id, --producer-epoch and --coordinator-epoch"
+            "give --start-offset; before Kafka 3.0 --producer-id, --producer-epoch and --coordinator-epoch"
         )
     with connected(bootstrap) as cluster:
         if start_offset is not None:
@@ -210,9 +213,9 @@ def abort(
 @click.option("--transactional-id", "--transactionalId", "transactional_id", required=True, help="The id.")
 @server_options
 def force_terminate(transactional_id: str, bootstrap: str, as_json: bool) -> None:
-    """Abort the transaction of an id, and fence the producer that has it.
+    """Abort the transaction of a transactional id, and fence its producer.
 
-    The producer cannot go on: whatever it does next fails. A new producer with the id can.
+    The next request of that producer fails. A new producer can use the id.
     """
 
     def attempt() -> Any:
@@ -226,7 +229,7 @@ def force_terminate(transactional_id: str, bootstrap: str, as_json: bool) -> Non
         return told
 
     with connected(bootstrap) as cluster:
-        described(cluster, transactional_id)  # else the request would make the id
+        described(cluster, transactional_id)  # InitProducerId would create an unknown id
         its = cluster.retry(attempt)
     if as_json:
         row = {"transactional_id": transactional_id, "producer_id": its.producer_id}
@@ -236,9 +239,9 @@ def force_terminate(transactional_id: str, bootstrap: str, as_json: bool) -> Non
 
 
 command.add_command(force_terminate, "force-terminate")
-command.add_command(force_terminate, "forceTerminateTransaction")  # Kafka's name of it
+command.add_command(force_terminate, "forceTerminateTransaction")  # Kafka's name of the command
 
-# -- what a cluster tells ---------------------------------------------------------
+# -- queries ---------------------------------------------------------------------
 
 
 def now_ms() -> int:
@@ -252,7 +255,7 @@ def listings(
     pattern: str | None = None,
     producer_ids: Sequence[int] = (),
 ) -> list[tuple[int, Any]]:
-    """(coordinator, transaction) of every broker, by transactional id."""
+    """Return (coordinator, transaction) from all brokers, sorted by transactional id."""
 
     def look() -> list[tuple[int, Any]]:
         found = []
@@ -265,7 +268,7 @@ def listings(
                 (2, "transactional_id_pattern", pattern),
             ):
                 if value is not None and version < least:
-                    raise Refused(f"broker {node} is too old to filter by --{name.replace('_', '-')}")
+                    raise Refused(f"broker {node} does not support --{name.replace('_', '-')}")
                 if value is not None:
                     setattr(request, name, value)
             told = connection.ask(request, version)
@@ -296,7 +299,7 @@ def partitions_of(transaction: Any) -> list[TopicPartition]:
 def producers(
     cluster: Cluster, partitions: Sequence[TopicPartition], broker_id: int | None = None
 ) -> Iterator[tuple[TopicPartition, Any]]:
-    """(partition, producer) of DescribeProducers, asked of the leaders or of one broker."""
+    """Yield (partition, producer) from DescribeProducers, sent to the leaders or to one broker."""
     by_broker: dict[int, tuple[Any, list[TopicPartition]]] = {}
     for place in partitions:
         connection = cluster.leader(*place) if broker_id is None else cluster.broker(broker_id)
@@ -346,8 +349,8 @@ def searched_partitions(
 
 
 def without_coordinator(cluster: Cluster, found: Sequence[Open]) -> list[Open]:
-    """Those of `found` that no coordinator has on its list: of an unknown producer id, or in a partition that
-    the producer's transaction does not have (any more).
+    """Return the transactions that no coordinator knows: the producer id is unknown, or its transaction does
+    not include the partition (any more).
     """
     ids = {each.producer.producer_id for each in found}
     names = {
@@ -377,8 +380,8 @@ def opened_at(cluster: Cluster, topic: str, partition: int, offset: int) -> Any:
 def write_abort(
     cluster: Cluster, topic: str, partition: int, producer_id: Any, epoch: Any, coordinator_epoch: Any
 ) -> None:
-    """One marker. Without an earlier one the partition knows no coordinator epoch: 0 is never above the real
-    one.
+    """Write one abort marker. If the partition has no marker yet, its coordinator epoch is unknown; use 0,
+    which is never above the real one.
     """
     cls = messages.WriteTxnMarkersRequest
     marker = cls.Markers(

@@ -1,12 +1,11 @@
-"""`Broker`: a kafkad process under the control of a test.
+"""`Broker`: a kafkad process that a test controls.
 
-It starts `kafkad serve` on port 0 of 127.0.0.1 with its own data directory, waits for the line that says on
-which port it is ready, and hands out the address. A test may kill it (`kill`, SIGKILL), shut it down
-(`stop`, SIGTERM) and start it again over the same data on the same port (`restart`), which is what a client
-meets in production.
+It runs `kafkad serve` on port 0 of 127.0.0.1 with its own data directory, and reads the port from the ready
+line. A test may kill the broker (`kill`, SIGKILL), stop it (`stop`, SIGTERM) and start it again with the same
+data on the same port (`restart`).
 
-Without `data_dir` the data lies in a temporary directory that is deleted at the end. What the broker wrote to
-stderr is in `log`, and in the message of `BrokerFailed` when it does not start.
+Without `data_dir`, the data is in a temporary directory that is deleted at the end. `log` has the broker's
+stderr, and so has the message of `BrokerFailed` if the broker does not start.
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-WORKER = re.compile(r"\d+ \(kafkad/(\d+)\) (\w)")  # of /proc/<pid>/stat: its name and state
+WORKER = re.compile(r"\d+ \(kafkad/(\d+)\) (\w)")  # in /proc/<pid>/stat: name and state
 READY = re.compile(r"^kafkad is ready on (\S+):(\d+)", re.MULTILINE)
 TEST_CONFIG: dict[str, object] = {"group.initial.rebalance.delay.ms": 0}
-POLL_S = 0.005  # how often we look for the ready line
-LOG_TAIL_BYTES = 16_384  # what a failure quotes
+POLL_S = 0.005  # pause between looks for the ready line
+LOG_TAIL_BYTES = 16_384  # how much of the log a failure quotes
 
-# A child dies with the thread that made it (see launch.py), so one thread, which lives as long as the
-# process, makes them all.
+# A child dies with the thread that started it (see launch.py). So one thread, which lives as long as the
+# process, starts all of them.
 _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kafkad-spawner")
 
 
 class BrokerFailed(Exception):
-    """The broker exited or hung; the message quotes what it wrote to stderr."""
+    """The broker exited or hung. The message quotes its stderr."""
 
 
 class Broker:
-    """A kafkad broker process; a context manager.
+    """A kafkad broker process, as a context manager.
 
-    workers       processes that serve; default: $KAFKAD_WORKERS, else 1
-    config        Kafka's keys and values, as in server.properties (`{"num.partitions": 4}`); bool, int too.
-                  Without `properties`, the first rebalance of a group waits for nobody unless this says so
-                  (group.initial.rebalance.delay.ms is 0 here, 3000 in Kafka)
-    data_dir      kept afterwards if given; else temporary
-    properties    a server.properties to start from; its listeners and log.dirs then stand unless given here
-    listen        "host:port"; port 0 picks a free one
-    timeout       seconds to wait for readiness and for a clean shutdown
+    workers       number of worker processes; default: $KAFKAD_WORKERS, else 1
+    config        Kafka's keys and values, as in server.properties (`{"num.partitions": 4}`); values may be
+                  bool or int. Without `properties`, group.initial.rebalance.delay.ms is 0 instead of Kafka's
+                  3000, so the first rebalance of a group does not wait for more members
+    data_dir      directory for the data, kept afterwards; default: a temporary directory
+    properties    a server.properties file; its listeners and log.dirs apply unless given here
+    listen        "host:port"; port 0 picks a free port
+    timeout       seconds to wait until the broker is ready, and for a clean stop
     """
 
     kind = "kafkad"
@@ -80,13 +79,13 @@ class Broker:
         self._scratch: Path | None = None
         self._data_dir = Path(data_dir) if data_dir is not None else None
 
-    # -- what a test asks
+    # -- queries
 
     @property
     def bootstrap(self) -> str:
         """`host:port` for a client's bootstrap.servers."""
         if not self.port:
-            raise BrokerFailed("the broker has not been started: say `with Broker() as broker:`")
+            raise BrokerFailed("the broker has not been started: use `with Broker() as broker:`")
         return f"{self.host}:{self.port}"
 
     @property
@@ -101,13 +100,13 @@ class Broker:
 
     @property
     def worker_pids(self) -> dict[int, int]:
-        """The processes that serve, by index; with one worker that is the broker itself."""
+        """The pids of the workers, by index. With one worker, this is the broker itself."""
         if self.workers == 1:
             return {0: self.pid}
         found = {}
         for pid in _children(self.pid):
             named = WORKER.match(_read(f"/proc/{pid}/stat"))
-            if named and named[2] not in "ZX":  # dead, and not buried yet
+            if named and named[2] not in "ZX":  # not dead
                 found[int(named[1])] = pid
         return found
 
@@ -117,24 +116,24 @@ class Broker:
 
     @property
     def log(self) -> str:
-        """The end of what the broker wrote to stderr, over all its starts."""
+        """The end of the broker's stderr, over all its starts."""
         return _tail(self.log_file)
 
     @property
     def log_file(self) -> Path:
-        """Where stderr goes, over all its starts."""
+        """The file that has the broker's stderr, over all its starts."""
         return self._scratch_directory() / "stderr"
 
     @property
     def output(self) -> str:
-        """What it wrote to stdout since its last start."""
+        """The broker's stdout since its last start."""
         return _tail(self._scratch_directory() / "stdout")
 
-    # -- what a test does
+    # -- actions
 
     def start(self) -> Self:
-        """Starts the process and returns when it is ready. Raises BrokerFailed."""
-        assert not self.running, "the broker runs already"
+        """Start the process, and return when it is ready. Raise BrokerFailed."""
+        assert not self.running, "the broker is running already"
         scratch = self._scratch_directory()
         with open(scratch / "stdout", "wb") as out, open(scratch / "stderr", "ab") as err:
             self.process = _spawn(
@@ -151,9 +150,9 @@ class Broker:
         return self
 
     def kill(self) -> None:
-        """SIGKILL: nothing is flushed, nothing is said. Returns when all its processes are gone."""
+        """Kill the broker by SIGKILL, so that it flushes nothing. Return when all its processes are gone."""
         if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGSTOP)  # else it forks a worker that we do not know of
+            self.process.send_signal(signal.SIGSTOP)  # otherwise it may fork a worker that we do not know of
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             workers = [_watched(pid) for pid in _children(self.pid)]
             self.process.kill()
@@ -162,11 +161,11 @@ class Broker:
                 _wait_gone(worker)
 
     def kill_worker(self, index: int) -> int:
-        """SIGKILL for one of several workers, which the broker then starts again. Returns its pid when it is
-        gone."""
+        """Kill one of several workers by SIGKILL. The broker starts it again. Return the old pid when the
+        process is gone."""
         assert self.workers > 1
         deadline = time.monotonic() + self.timeout
-        while (pid := self.worker_pids.get(index)) is None:  # its successor is on its way
+        while (pid := self.worker_pids.get(index)) is None:  # its successor is not forked yet
             if time.monotonic() > deadline:
                 raise BrokerFailed(f"there is no worker {index}\n{self.log}")
             time.sleep(POLL_S)
@@ -176,7 +175,8 @@ class Broker:
         return pid
 
     def stop(self) -> int:
-        """SIGTERM: a clean shutdown. Returns the exit code; raises BrokerFailed if it takes too long."""
+        """Stop the broker cleanly by SIGTERM. Return the exit code. Raise BrokerFailed if it takes too
+        long."""
         if self.process is None:
             return 0
         if self.process.poll() is None:
@@ -188,7 +188,7 @@ class Broker:
             raise BrokerFailed(f"the broker did not stop within {self.timeout:g} s of SIGTERM\n{self.log}")
 
     def restart(self) -> None:
-        """Stops it if it runs, then starts it again over the same data, on the same port."""
+        """Stop the broker if it runs, and start it again with the same data on the same port."""
         if self.running:
             self.stop()
         if self.port:
@@ -196,7 +196,7 @@ class Broker:
         self.start()
 
     def close(self) -> None:
-        """Ends the process in whatever way works and removes what was temporary."""
+        """End the process, by SIGKILL if necessary, and remove temporary files."""
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             try:
@@ -217,7 +217,7 @@ class Broker:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # -- how
+    # -- internals
 
     def _command(self) -> list[str]:
         command = [self.python, "-m", "kafkad.testing.launch", str(os.getpid()), "serve"]
@@ -236,7 +236,7 @@ class Broker:
         assert self.process is not None
         deadline = time.monotonic() + self.timeout
         while True:
-            code = self.process.poll()  # before reading: then nothing that a dead process wrote is missed
+            code = self.process.poll()  # before reading, so that no output of a dead process is missed
             ready = READY.search(stdout.read_text(errors="replace"))
             if ready:
                 return ready
@@ -270,7 +270,7 @@ def _read(path: str) -> str:
 
 
 def _watched(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends; None: it has."""
+    """Return a descriptor that becomes readable when the process ends, or None if it has ended."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:

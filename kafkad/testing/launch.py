@@ -1,9 +1,9 @@
-"""`python -m kafkad.testing.launch PARENT ARGUMENTS...`: the command `kafkad`, which dies with its parent.
+"""`python -m kafkad.testing.launch PARENT ARGUMENTS...`: run the command `kafkad` until the parent dies.
 
-The kernel is asked for SIGKILL at the death of the parent (PR_SET_PDEATHSIG), so that a test run that is
-killed leaves no broker behind. It is asked here, in the child, and not between fork and exec, where a
-parent with threads must run no Python. Beware: the kernel means the parent's *thread*; `broker.py` starts
-its children from one that stays.
+The kernel sends SIGKILL when the parent dies (PR_SET_PDEATHSIG), so a killed test run leaves no broker
+behind. The child makes this request itself, because a parent with threads must not run Python between fork
+and exec. Beware: the kernel watches the parent's *thread*; `broker.py` starts its children from a permanent
+one.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     parent = int(sys.argv.pop(1))
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # the parent died before the request
         sys.exit(1)
     from kafkad.__main__ import main as kafkad
 

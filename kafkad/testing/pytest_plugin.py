@@ -1,14 +1,14 @@
-"""The pytest plugin that comes with kafkad: a real Kafka broker as a fixture, without a container.
+"""The pytest plugin of kafkad: a real Kafka broker as a fixture, without a container.
 
     def test_it(kafkad):
         producer = confluent_kafka.Producer({"bootstrap.servers": kafkad.bootstrap})
 
-`kafkad` is one broker for the whole session: quick, and shared, so give your topics names of their own.
-`kafkad_broker` is a fresh broker for one test, which it may kill and restart.
-`kafkad_config` is a session fixture to override in a conftest.py: a dict of Kafka's keys for both.
-A test that fails shows the log of its broker.
+`kafkad` is one broker for the whole session. Tests share it, so use different topic names in each test.
+`kafkad_broker` is a new broker for one test, which may kill and restart it.
+`kafkad_config` is a dict of Kafka's keys for both; override this session fixture in your conftest.py.
+If a test fails, pytest shows the log of its broker.
 
-Nothing of the broker is imported before a test asks for a fixture.
+The plugin imports the broker only when a test requests a fixture.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def kafkad_config() -> dict[str, object]:
 
 @pytest.fixture(scope="session")
 def kafkad(kafkad_config: dict[str, object]) -> Iterator[Broker]:
-    """A running broker, shared by the session; `.bootstrap` is its address."""
+    """A running broker that all tests of the session share. `.bootstrap` is its address."""
     from kafkad.testing.broker import Broker
 
     with Broker(config=kafkad_config) as broker:
@@ -39,7 +39,7 @@ def kafkad(kafkad_config: dict[str, object]) -> Iterator[Broker]:
 
 @pytest.fixture
 def kafkad_broker(kafkad_config: dict[str, object]) -> Iterator[Broker]:
-    """A running broker of this test's own, with an empty data directory."""
+    """A running broker for this test only, with an empty data directory."""
     from kafkad.testing.broker import Broker
 
     with Broker(config=kafkad_config) as broker:
@@ -48,7 +48,7 @@ def kafkad_broker(kafkad_config: dict[str, object]) -> Iterator[Broker]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A test that fails shows the log of its broker."""
+    """Add the broker's log to the report of a failed test."""
     made = yield
     report = made.get_result()  # type: ignore[attr-defined]
     if report.failed:

@@ -59,7 +59,7 @@ class Cli:
         return json.loads(self(*arguments, "--json", stdin=stdin))
 
     def fails(self, code, *arguments, stdin=b""):
-        """The one sentence of a command that fails."""
+        """The error message of a command that fails."""
         got, _, err = self.run(*arguments, stdin=stdin)
         assert got == code, err
         assert re.fullmatch(r"kafkad: [^\n]+\.?\n", err), err
@@ -276,7 +276,7 @@ def test_settings_of_kafkas_own_tools_are_taken(cli, topic):
         ),
         *("--consumer-property", "fetch.min.bytes=1"),
     )
-    assert len(out.split()) == 2 and "without effect here: fetch.min.bytes" in err
+    assert len(out.split()) == 2 and "ignored: fetch.min.bytes" in err
 
 
 def test_where_to_start_and_stop(cli, topic):

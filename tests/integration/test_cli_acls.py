@@ -154,10 +154,10 @@ def test_what_the_broker_refuses_is_one_sentence(broker, clean):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("", "say one of --add, --remove, --list"),
-        ("--add --list", "say only one of"),
+        ("", "give one of --add, --remove, --list"),
+        ("--add --list", "give only one of"),
         ("--add --topic t", "--add needs --allow-principal or --deny-principal"),
-        ("--add --allow-principal User:a", "say at least one resource"),
+        ("--add --allow-principal User:a", "give at least one resource"),
         ("--add --allow-principal anna --topic t", "anna has no type: write User:anna"),
         ("--add --allow-principal User:a --topic t --operation Eat", "Eat is none of All, Read, Write"),
         ("--add --allow-principal User:a --group g --operation Write", "GROUP only supports operations All"),
@@ -170,7 +170,7 @@ def test_what_the_broker_refuses_is_one_sentence(broker, clean):
         ("--add --deny-principal User:a --producer --topic t", "cannot be used with --deny-principal"),
         ("--list --producer", "--list cannot be used with --producer"),
         ("--list --allow-principal User:a", "--list cannot be used with --allow-principal"),
-        ("--remove --force", "say at least one resource"),
+        ("--remove --force", "give at least one resource"),
     ],
 )  # fmt: skip
 def test_wrong_usage_is_one_sentence(words, told):

@@ -1,5 +1,5 @@
-"""A small blocking client: what `kafkad topics`, `groups`, `produce` and `consume` are made of.
+"""A small blocking client, which kafkad's commands use.
 
-For applications, librdkafka, the Java client and their kin are the better choice; this one has no threads, no
-dependencies, and starts in milliseconds.
+It has no dependencies and starts in milliseconds. For applications, librdkafka or the Java client is the
+better choice.
 """

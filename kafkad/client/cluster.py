@@ -1,7 +1,7 @@
-"""A cluster as a client sees it: its brokers, who leads which partition, who coordinates which group.
+"""A client's view of a cluster: brokers, leaders of partitions, coordinators of groups.
 
-`Cluster` keeps one connection a broker, and what Metadata told. Errors that pass are tried again for
-`retry_seconds`, with metadata asked anew in between.
+`Cluster` keeps one connection per broker and the last metadata. After a retriable error, it refreshes the
+metadata and tries again, for `retry_seconds`.
 """
 
 import re
@@ -19,11 +19,12 @@ T = TypeVar("T")
 DEFAULT_PORT = 9092
 RETRY_PAUSE_S = 0.1
 CREATION_SECONDS = 5.0  # how long an auto-created topic may take to appear
-GROUP_KEY, TRANSACTION_KEY = 0, 1  # what FindCoordinator is asked for
+GROUP_KEY, TRANSACTION_KEY = 0, 1  # key types of FindCoordinator
 
 
 class Cluster:
-    """Connections to a cluster's brokers. A context manager. ValueError for a bad `bootstrap`."""
+    """Connections to a cluster's brokers, as a context manager. Raise ValueError for an invalid
+    `bootstrap`."""
 
     def __init__(
         self,
@@ -62,7 +63,8 @@ class Cluster:
     # -- connections ---------------------------------------------------------------------------------------
 
     def any(self) -> Connection:
-        """A connection to whichever broker answers first, of the bootstrap list and those that are known."""
+        """Return a connection to the first broker that answers, of the bootstrap list and the known
+        brokers."""
         if self._first is None or self._first.closed:
             trouble: Exception | None = None
             for host, port in dict.fromkeys([*self.bootstrap, *self._brokers.values()]):
@@ -77,7 +79,7 @@ class Cluster:
         return self._first
 
     def connect(self, host: str, port: int) -> Connection:
-        """A new connection, of the caller's own."""
+        """Return a new connection that the caller owns."""
         return Connection(host, port, self.client_id, self.timeout, self.security)
 
     def broker(self, node_id: int) -> Connection:
@@ -102,18 +104,17 @@ class Cluster:
         return dict(self._brokers)
 
     def forget(self) -> None:
-        """Drop every connection and all that was learned but the brokers' addresses: the next use learns it
-        again.
-        """
+        """Drop all connections and all metadata except the brokers' addresses. The next use fetches it
+        again."""
         self.close()
         self._leaders.clear()
         self._partitions.clear()
         self._coordinators.clear()
 
-    # -- what Metadata tells -------------------------------------------------------------------------------
+    # -- metadata ------------------------------------------------------------------------------------------
 
     def refresh(self, topics: list[str] | None, *, create: bool = False) -> Any:
-        """Asks Metadata for these topics (None: all) and remembers; answers the response."""
+        """Fetch and remember the metadata of these topics (None: all). Return the response."""
         asked = None if topics is None else [messages.MetadataRequest.Topics(name=name) for name in topics]
         connection = self.any()
         version = connection.version_for(messages.MetadataRequest, 12)
@@ -131,8 +132,8 @@ class Cluster:
         return response
 
     def partitions(self, topic: str, *, create: bool = False) -> list[int]:
-        """The partition numbers of a topic. KafkaError as Metadata told it; with `create` the broker may
-        make the topic first.
+        """Return the partition numbers of a topic. With `create`, the broker may create the topic first.
+        Raise KafkaError with the error of the Metadata response.
         """
 
         def look() -> list[int]:
@@ -145,7 +146,7 @@ class Cluster:
         return self.retry(look, CREATION_SECONDS) if create else look()
 
     def leader(self, topic: str, partition: int) -> Connection:
-        """A connection to the partition's leader."""
+        """Return a connection to the partition's leader."""
         node = self._leaders.get((topic, partition), -1)
         if node < 0:
             told = self.refresh([topic]).topics[0]
@@ -159,7 +160,7 @@ class Cluster:
         return self.broker(node)
 
     def by_leader(self, topic: str, partitions: list[int]) -> list[tuple[Connection, list[int]]]:
-        """Which of these partitions to ask whom for."""
+        """Group these partitions by the connection to their leader."""
         found: dict[int, tuple[Connection, list[int]]] = {}
         for partition in partitions:
             connection = self.leader(topic, partition)
@@ -167,7 +168,8 @@ class Cluster:
         return list(found.values())
 
     def coordinator_of(self, name: str, kind: int = GROUP_KEY) -> int:
-        """The id of the broker that coordinates a group, or a transactional id (`kind` TRANSACTION_KEY)."""
+        """Return the id of the broker that coordinates a group or, with TRANSACTION_KEY, a transactional
+        id."""
         node = self._coordinators.get((kind, name))
         if node is None:
             connection = self.any()
@@ -187,11 +189,11 @@ class Cluster:
         return node
 
     def coordinator(self, name: str, kind: int = GROUP_KEY) -> Connection:
-        """A connection to the coordinator of a group or of a transactional id."""
+        """Return a connection to the coordinator of a group or a transactional id."""
         return self.broker(self.coordinator_of(name, kind))
 
     def retry(self, attempt: Callable[[], T], seconds: float | None = None) -> T:
-        """`attempt()` again and again while its trouble is one that passes."""
+        """Repeat `attempt()` while it raises retriable errors."""
         deadline = time.monotonic() + (self.retry_seconds if seconds is None else seconds)
         while True:
             try:
@@ -204,12 +206,13 @@ class Cluster:
 
 
 def passes(trouble: KafkaError | Unreachable) -> bool:
-    """It is worth another try."""
+    """Return whether the error is retriable."""
     return isinstance(trouble, Unreachable) or trouble.retriable
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """`host:port`, `host` or `[v6]:port`, with or without `PLAINTEXT://` or its kin. Raises ValueError."""
+    """Parse `host:port`, `host` or `[v6]:port`, optionally after a protocol such as `SSL://`. Raise
+    ValueError."""
     text = re.sub(r"^(PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://", "", text.strip())
     host, colon, port = text.rpartition(":")
     if not colon or "]" in port:

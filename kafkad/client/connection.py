@@ -1,12 +1,12 @@
-"""One connection to one broker: a request out, its answer in.
+"""A blocking connection to one broker.
 
-Blocking, and without threads: `ask` sends and waits. `send` and `receive` may be called apart, to have
-several requests under way; answers come in the order of the requests, as every Kafka broker keeps it. The
-version of a request is the highest that both sides speak, learned once by ApiVersions (KIP-511). If the
-broker limits the session, the connection logs in again in time, between two requests (KIP-368).
+`ask` sends a request and waits for the answer. To have several requests in flight, call `send` and `receive`
+separately; a Kafka broker answers in the order of the requests. The version of a request is the highest that
+both sides support; the connection learns the broker's versions once, by ApiVersions (KIP-511). If the broker
+limits the session, the connection logs in again in time, between two requests (KIP-368).
 
-Beware: whatever ends a `send` or `receive` before its time (the network, a lie, Ctrl-C in its middle) closes
-the connection, since the next answer would be taken for another's. `closed` says so.
+Beware: if `send` or `receive` is interrupted (by the network, an invalid answer or Ctrl-C), the connection is
+closed, because later answers could not be matched to their requests. Check `closed`.
 """
 
 import socket
@@ -25,13 +25,13 @@ RENEW_PAUSE_S = 1.1  # a broker takes a new login once a second at most
 
 
 class Unreachable(Exception):
-    """No broker answers there; `str(error)` is for people."""
+    """No broker answers at this address. `str(error)` is the error message."""
 
 
 class Connection:
-    """A TCP connection that knows what its broker speaks. Raises Unreachable for every trouble of the
-    network, with whatever answers no Kafka, too; AuthenticationFailed when `security` does not come to terms
-    with the broker's.
+    """A TCP connection that knows the broker's API versions. Raise Unreachable for every network error, and
+    for a peer that does not speak Kafka's protocol. Raise AuthenticationFailed if the login or the TLS
+    handshake fails.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Connection:
         self.client_id = client_id
         self.timeout = timeout
         self.closed = False
-        self.features: dict[str, int] = {}  # that the cluster has finalized, and their levels
+        self.features: dict[str, int] = {}  # the cluster's finalized features and their levels
         self._correlation = 0
         self._security = security
         self._renew_at: float | None = None  # monotonic; None: the session does not end
@@ -63,8 +63,8 @@ class Connection:
         self._socket.close()
 
     def version_for(self, request_class: Any, highest: int = 1 << 15) -> int:
-        """The highest version that both speak, and not above `highest`. KafkaError UNSUPPORTED_VERSION when
-        there is none.
+        """Return the highest version that both sides support, at most `highest`. Raise KafkaError
+        (UNSUPPORTED_VERSION) if there is none.
         """
         low, high = self.versions.get(request_class.API_KEY, (0, -1))
         version = min(high, request_class.MAX_VERSION, highest)
@@ -76,7 +76,7 @@ class Connection:
         return version
 
     def ask(self, request: Any, version: int | None = None, *, timeout: float | None = None) -> Any:
-        """The answer to one request, waited for `timeout` seconds where the usual time is too short."""
+        """Send a request and return its answer. `timeout` replaces the usual timeout, in seconds."""
         self.send(request, version)
         if timeout is None:
             return self.receive()
@@ -106,12 +106,12 @@ class Connection:
             self._waiting.append((self._correlation, codec.response_class(type(request).API_KEY), version))
 
     def receive(self) -> Any:
-        """The answer to the oldest request that waits for one."""
+        """Return the answer to the oldest unanswered request."""
         correlation, response_class, version = self._waiting.popleft()
         try:
             frame = self._read_frame()
             if response_class is messages.ApiVersionsResponse and frame[4:6] == b"\0\x23":
-                version = 0  # UNSUPPORTED_VERSION is told in the form that everybody can read
+                version = 0  # UNSUPPORTED_VERSION is sent as version 0, which every client can read
             got, response = codec.decode_response(response_class, version, frame)
             if got != correlation:
                 raise errors.Malformed(f"answer {got} where {correlation} was asked")
@@ -124,8 +124,9 @@ class Connection:
         return response
 
     def receive_into(self, buffer: bytearray) -> tuple[bytearray, memoryview]:
-        """The frame of the answer to the oldest request that waits for one, undecoded, from its correlation
-        id on: in `buffer`, or in a larger one where it does not fit. Answers the buffer and the frame in it.
+        """Read the answer to the oldest unanswered request without decoding it: its frame from the
+        correlation id on. Use `buffer`, or a larger one if the frame does not fit. Return the buffer and the
+        frame in it.
         """
         correlation, _, _ = self._waiting.popleft()
         try:
@@ -155,13 +156,13 @@ class Connection:
             raise
 
     def _authenticate(self, security: Security) -> None:
-        """SaslHandshake v1, then the mechanism's messages in SaslAuthenticate (KIP-152)."""
+        """Log in: SaslHandshake v1, then the mechanism's messages in SaslAuthenticate (KIP-152)."""
         try:
             handshake = self.ask(messages.SaslHandshakeRequest(mechanism=security.mechanism), 1)
             if handshake.error_code:
                 offered = ", ".join(handshake.mechanisms) or "none"
                 raise AuthenticationFailed(
-                    f"the broker on {self.address} does not take {security.mechanism} (it takes {offered})"
+                    f"the broker on {self.address} does not support {security.mechanism}, only {offered}"
                 )
             conversation = security.conversation()
             said = next(conversation)
@@ -169,7 +170,7 @@ class Connection:
                 answer = self.ask(messages.SaslAuthenticateRequest(auth_bytes=said))
                 if answer.error_code:
                     raise AuthenticationFailed(
-                        f"the broker on {self.address} refuses {security.who}: {answer.error_message}"
+                        f"the broker on {self.address} refused {security.who}: {answer.error_message}"
                     )
                 try:
                     said = conversation.send(answer.auth_bytes)

@@ -1,12 +1,11 @@
-"""Consumer: reads partitions of one topic from given offsets.
+"""Read partitions of one topic from given offsets.
 
-`poll` asks every leader, then hands out what came, in offset order per partition. What stands between the
-records is its business: batches of every codec and of the old formats, offsets that no record has, control
-batches, and, when only committed records are wanted, those of aborted transactions (KIP-98: the Fetch answer
-names them, the consumer leaves them out).
+`poll` fetches from every leader and yields the records, in offset order per partition. It handles batches of
+every codec and of the old formats, missing offsets and control batches. With READ_COMMITTED, it leaves out
+the records of aborted transactions, which the Fetch answer lists (KIP-98).
 
-A position is the offset behind the record that was handed out last: when `poll` is asked for the next one,
-the one before counts as read.
+A position is the offset after the last yielded record. A record counts as read when `poll` is asked for the
+next one.
 """
 
 import time
@@ -35,7 +34,7 @@ LEGACY_SIZE_MIN = 14
 
 
 class Received(NamedTuple):
-    """One record as a consumer gets it."""
+    """One record from a consumer."""
 
     partition: int
     offset: int
@@ -48,11 +47,11 @@ class Received(NamedTuple):
 
 
 class Consumer:
-    """Reads some partitions of one topic.
+    """Read some partitions of one topic.
 
-    A position that the log does not hold (any more) is set anew and told by `on_reset(partition, from, to)`:
-    to the log's start when retention overtook it, else where `reset` says (EARLIEST or LATEST). Without
-    `reset` it raises OFFSET_OUT_OF_RANGE.
+    If a position is not in the log (any more), it is reset and reported by `on_reset(partition, from, to)`:
+    to the log's start if retention has deleted it, otherwise to `reset` (EARLIEST or LATEST). Without
+    `reset`, raise OFFSET_OUT_OF_RANGE.
     """
 
     def __init__(
@@ -77,12 +76,12 @@ class Consumer:
         self.high_watermarks: dict[int, int] = {}
 
     def assign(self, positions: dict[int, int]) -> None:
-        """Partition -> the offset to read next."""
+        """Set the positions: partition -> the offset to read next."""
         self.positions = dict(positions)
 
     def poll(self) -> Iterator[Received]:
-        """What the next fetches bring; nothing when there is nothing new within `wait_ms`. Raises KafkaError
-        and Unreachable for what does not pass.
+        """Yield the records of the next fetches; none if nothing arrives within `wait_ms`. Raise KafkaError
+        and Unreachable for errors that are not retriable.
         """
         if not self.positions:
             time.sleep(self.wait_ms / 1000)
@@ -110,7 +109,7 @@ class Consumer:
             self.cluster.forget()
 
     def _fetch(self, connection: Connection, partitions: list[int], wait_ms: int) -> list[Any]:
-        """The answers of one broker, one a partition."""
+        """Fetch from one broker. Return one answer per partition."""
         version = connection.version_for(messages.FetchRequest, VERSION_MAX)
         struct = messages.FetchRequest.Topics
         asked = [
@@ -138,7 +137,7 @@ class Consumer:
         return [answer for topic in response.responses for answer in topic.partitions]
 
     def _start_anew(self, partition: int) -> None:
-        """The position is none of the log's."""
+        """Reset a position that is not in the log."""
         position = self.positions[partition]
         first = list_offsets(self.cluster, self.topic, {partition: EARLIEST})[partition]
         if self.reset is None:
@@ -174,7 +173,7 @@ class Consumer:
                     self.positions[partition] = record.offset + 1
                     yield received(partition, record, kind, epoch)
             if partition not in self.positions:
-                return  # whoever got the record assigned anew
+                return  # the caller has changed the assignment meanwhile
             self.positions[partition] = max(self.positions[partition], last + 1)
 
 
@@ -192,7 +191,8 @@ def received(partition: int, record: Record, timestamp_type: int, leader_epoch: 
 
 
 class Aborted:
-    """Which batches of one Fetch answer belong to aborted transactions. To be asked for each, in order."""
+    """Find the batches of one Fetch answer that belong to aborted transactions. Ask about each batch, in
+    order."""
 
     def __init__(self, transactions: list[Any]) -> None:
         self._coming = sorted(((t.first_offset, t.producer_id) for t in transactions), reverse=True)
@@ -202,7 +202,7 @@ class Aborted:
         while self._coming and self._coming[-1][0] <= batch.last_offset:
             self._open.add(self._coming.pop()[1])
         if batch.is_control:
-            records = batch.records()  # none where Kafka's log cleaner has emptied the batch
+            records = batch.records()  # none if Kafka's log cleaner has emptied the batch
             if records and control_kind(records[0]) == ABORT:
                 self._open.discard(batch.producer_id)
             return False
@@ -210,9 +210,8 @@ class Aborted:
 
 
 def read_entries(buffer: Any) -> Iterator[Batch | LegacyEntry]:
-    """The batches and, in old logs, messages of a buffer; one that its end cuts is left out. Raises
-    Malformed.
-    """
+    """Yield the batches of a buffer, and in old logs its messages. Leave out one that the end cuts. Raise
+    Malformed."""
     view = memoryview(buffer)
     position = 0
     while len(view) - position > MAGIC_AT:

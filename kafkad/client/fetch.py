@@ -1,11 +1,11 @@
-"""Fetch of one partition: the request, and an answer whose records stay where the socket put them.
+"""Fetch one partition without copying the records out of the receive buffer.
 
-For readers of much: `Connection.receive_into` puts the frame into a buffer that is used again and again, and
-`read_answer` finds the fields of its one partition and leaves the records as a slice of that buffer, where
-the general codec would copy them out. v4 (Kafka 0.11) to v16; from v13 on topics are known by their ids
-(KIP-516), so a topic that was deleted and made again is told from its namesake.
+For large reads: `Connection.receive_into` reads the frame into a reused buffer. `read_answer` reads the
+fields of its one partition and returns the records as a slice of the buffer; the general codec would copy
+them. Versions are v4 (Kafka 0.11) to v16. From v13 on, topics have ids (KIP-516), so a deleted and recreated
+topic is recognised.
 
-Beware: the slice holds until the buffer is received into again."""
+Beware: the slice is valid until the next receive into the buffer."""
 
 import struct
 from typing import Any, Final, NamedTuple
@@ -25,18 +25,18 @@ _NODE: Final = struct.Struct(">i")
 
 
 class FetchAnswer(NamedTuple):
-    """What a broker says of one partition. Offsets that its version does not have are -1."""
+    """A broker's answer for one partition. Offsets that the version lacks are -1."""
 
     error_code: int
     high_watermark: int
     last_stable_offset: int
     log_start_offset: int
     aborted: list[tuple[int, int]]  # producer id, first offset
-    records: memoryview  # whole batches; the last may be cut
+    records: memoryview  # batches; the last one may be cut
 
 
 def fetch_version(connection: Connection, topic_id: bytes | None) -> int:
-    """The version to ask with. KafkaError UNSUPPORTED_VERSION for a broker older than 0.11."""
+    """Return the request version. Raise KafkaError (UNSUPPORTED_VERSION) for a broker older than 0.11."""
     highest = VERSION_MAX if topic_id and any(topic_id) else VERSION_BY_NAME_MAX
     version = connection.version_for(messages.FetchRequest, highest)
     if version < VERSION_MIN:
@@ -55,8 +55,8 @@ def send_fetch(
     max_wait_ms: int,
     isolation: int,
 ) -> int:
-    """Asks for the batches from `offset` on, outside of any fetch session. Answers the version, which
-    `read_answer` wants to know."""
+    """Request the batches from `offset` on, without a fetch session. Return the version, for
+    `read_answer`."""
     version = fetch_version(connection, topic_id)
     topics = messages.FetchRequest.Topics
     asked = topics.Partitions(
@@ -81,8 +81,7 @@ def send_fetch(
 
 
 def read_answer(frame: memoryview, version: int) -> FetchAnswer:
-    """The answer in a frame (from its correlation id on) that asked for one partition. Malformed if it is
-    none."""
+    """Decode the answer for one partition from a frame that starts at the correlation id. Raise Malformed."""
     try:
         return _read_answer(frame, version)
     except (struct.error, IndexError):
@@ -131,7 +130,7 @@ def _read_answer(frame: memoryview, version: int) -> FetchAnswer:
         if flexible:
             at = _skip_tags(frame, at)
     if version >= 11:
-        at += _NODE.size  # preferred read replica: none without a rack
+        at += _NODE.size  # preferred read replica; always -1, because the request names no rack
     size, at = _count(frame, at, flexible)
     if size > len(frame) - at:
         raise Malformed(f"{size} bytes of records in a Fetch answer of {len(frame)}")
@@ -139,7 +138,7 @@ def _read_answer(frame: memoryview, version: int) -> FetchAnswer:
 
 
 def _count(frame: memoryview, at: int, flexible: bool) -> tuple[int, int]:
-    """A length, 0 for null, and what stands behind it."""
+    """Read a length. Return it (0 for null) and the position after it."""
     if not flexible:
         (count,) = struct.unpack_from(">i", frame, at)
         return max(count, 0), at + 4
@@ -171,7 +170,7 @@ def _skip_tags(frame: memoryview, at: int) -> int:
 
 
 def topic_id_of(response: Any, topic: str) -> bytes | None:
-    """The id that a Metadata answer gives a topic; None from brokers that have none (before 2.8)."""
+    """Return a topic's id from a Metadata answer, or None for brokers without topic ids (before 2.8)."""
     for row in response.topics:
         if row.name == topic and any(row.topic_id):
             return bytes(row.topic_id)

@@ -1,12 +1,12 @@
-"""GroupConsumer: a member of a consumer group of the classic protocol, reading one topic.
+"""A member of a consumer group of the classic protocol that reads one topic.
 
     poll -> not joined: JoinGroup, SyncGroup (range assignor, Kafka's default), committed offsets
-         -> joined: what `Heart` was told meanwhile, then as any Consumer
+         -> joined: check the result of `Heart`, then poll like any Consumer
 
-A thread of its own, with a connection of its own, heartbeats, so that a member whose records are worked on
-for long keeps its place, for `max_poll_seconds` after its last poll (KIP-62). The thread only notes what the
-coordinator answered; all else happens in `poll`. What was handed out is committed by `commit`, before a
-rebalance and at `close`, which leaves the group so that the others take over at once.
+A thread with its own connection sends heartbeats. So a member keeps its partitions while its records are
+processed, for `max_poll_seconds` after its last poll (KIP-62). The thread only stores the coordinator's
+answer; `poll` does the rest. The yielded records are committed by `commit`, before a rebalance, and by
+`close`. `close` also leaves the group, so that other members take over at once.
 """
 
 import threading
@@ -22,16 +22,16 @@ from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
 
 RANGE = "range"
-VERSION_0 = b"\0\0"  # before subscriptions and assignments; every later version can be read as 0
+VERSION_0 = b"\0\0"  # precedes subscriptions and assignments; every later version can be read as 0
 REBALANCE_MS = 60_000
-JOIN_SECONDS = REBALANCE_MS / 1000 + 15  # a JoinGroup is answered when all have joined
-# the coordinator does not know us as we are: begin again, with our id or without
+JOIN_SECONDS = REBALANCE_MS / 1000 + 15  # a JoinGroup is answered when all members have joined
+# Errors after which we join again, with our member id or without it.
 REJOIN = {errors.REBALANCE_IN_PROGRESS, errors.ILLEGAL_GENERATION}
 LOST = {errors.UNKNOWN_MEMBER_ID, errors.FENCED_INSTANCE_ID}
 
 
 class GroupConsumer(Consumer):
-    """A member of a consumer group. Close it, or the group waits for the session to run out."""
+    """A member of a consumer group. Close it, because otherwise the group waits until the session expires."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class GroupConsumer(Consumer):
         self._heart: Heart | None = None
 
     def poll(self) -> Iterator[Received]:
-        """As Consumer.poll; joins first where need be. Nothing while another member has all partitions."""
+        """Join the group if necessary, then poll. Yield nothing while other members have all partitions."""
         if self._heart is not None:
             self._heart.polled_at = time.monotonic()
             if self._heart.told in REJOIN:
@@ -64,8 +64,8 @@ class GroupConsumer(Consumer):
         yield from super().poll()
 
     def commit(self) -> None:
-        """Commits the positions: everything that `poll` handed out. Without effect when the partitions are
-        another's by now.
+        """Commit the positions, that is, everything that `poll` has yielded. Do nothing if another member has
+        the partitions by now.
         """
         if self.generation < 0 or not self.positions:
             return
@@ -84,7 +84,7 @@ class GroupConsumer(Consumer):
             self._heed(trouble.code)
 
     def close(self) -> None:
-        """Commits and leaves. Never raises: a member that cannot leave is missed soon enough."""
+        """Commit and leave the group. Never raise: if leaving fails, the session expires."""
         try:
             self.commit()
         except (KafkaError, Unreachable):
@@ -116,7 +116,7 @@ class GroupConsumer(Consumer):
     # -- joining -------------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        """Returns as a member of a generation, with positions."""
+        """Join until this is a member of a generation and has positions."""
         self._stop_heart()
         self.positions = {}
         deadline = time.monotonic() + self.cluster.retry_seconds
@@ -132,8 +132,8 @@ class GroupConsumer(Consumer):
                 self.cluster.forget()
 
     def _try_to_join(self) -> bool:
-        """False: the group moved on meanwhile, try again. Raises KafkaError for what the coordinator
-        refuses.
+        """Try to join once. Return False if the group has changed meanwhile and the caller must try again.
+        Raise KafkaError if the coordinator refuses.
         """
         joined = self._ask_to_join()
         if joined.error_code == errors.MEMBER_ID_REQUIRED:
@@ -145,7 +145,7 @@ class GroupConsumer(Consumer):
         if joined.error_code:
             raise KafkaError(joined.error_code, f"group {self.group!r}")
         self.member_id = joined.member_id
-        self._start_heart(joined.generation_id)  # the leader's work takes time, and so may Sync
+        self._start_heart(joined.generation_id)  # the leader's work and SyncGroup may take long
         assignments = []
         if joined.leader == joined.member_id:
             assignments = self._assign_all(joined.members)
@@ -189,7 +189,7 @@ class GroupConsumer(Consumer):
         return connection.ask(request, version, timeout=JOIN_SECONDS)
 
     def _assign_all(self, members: list[Any]) -> list[Any]:
-        """The leader's part: an assignment for each member, by the topics that it wants."""
+        """Compute the assignment of each member, which is the leader's task."""
         wants = {
             m.member_id: codec.decode(messages.ConsumerProtocolSubscription, 0, m.metadata, 2)[0].topics
             for m in members
@@ -199,7 +199,7 @@ class GroupConsumer(Consumer):
             try:
                 counts[topic] = self.cluster.partitions(topic)
             except KafkaError:
-                counts[topic] = []  # of another member, and not there
+                counts[topic] = []  # another member's topic, which does not exist
         struct = messages.ConsumerProtocolAssignment
         assignments = []
         for member, topics in range_assignment(wants, counts).items():
@@ -231,8 +231,8 @@ class GroupConsumer(Consumer):
 
 
 class Heart(threading.Thread):
-    """Tells the coordinator that a member is alive, three times a session, until it is stopped or the answer
-    is an error, which is kept in `told`.
+    """Send heartbeats to the coordinator, three per session timeout, until stopped or until the answer is an
+    error, which is stored in `told`.
     """
 
     def __init__(self, member: GroupConsumer, generation: int) -> None:
@@ -252,15 +252,15 @@ class Heart(threading.Thread):
         connection: Connection | None = None
         while not self.stopped.wait(self._pause):
             if time.monotonic() - self.polled_at > self._patience:
-                break  # whoever polls no more shall lose its partitions
+                break  # a member that no longer polls must lose its partitions
             try:
                 if connection is None or connection.closed:
                     connection = self._cluster.connect(*self._address)
                 code = connection.ask(self._beat).error_code
             except (KafkaError, Unreachable):
-                continue  # a broker that restarts is met again, or the poll will find the new coordinator
+                continue  # the broker may be restarting; otherwise `poll` finds the new coordinator
             if code in (errors.NOT_COORDINATOR, errors.COORDINATOR_NOT_AVAILABLE):
-                code = errors.REBALANCE_IN_PROGRESS  # joining looks for the coordinator anew
+                code = errors.REBALANCE_IN_PROGRESS  # joining finds the coordinator again
             if code not in (errors.NONE, errors.COORDINATOR_LOAD_IN_PROGRESS):
                 self.told = code
                 break
@@ -271,8 +271,8 @@ class Heart(threading.Thread):
 def range_assignment(
     wants: dict[str, list[str]], partitions: dict[str, list[int]]
 ) -> dict[str, dict[str, list[int]]]:
-    """Kafka's range assignor: of each topic, consecutive partitions to the members that want it, in order of
-    their ids; the first ones get one more where it does not come out even.
+    """Assign partitions like Kafka's range assignor. For each topic, its subscribers get consecutive
+    partitions, in the order of their ids. If the division has a remainder, the first ones get one more.
     """
     given: dict[str, dict[str, list[int]]] = {member: {} for member in wants}
     for topic, numbers in partitions.items():
@@ -288,7 +288,7 @@ def range_assignment(
 
 
 def assigned(data: bytes) -> dict[str, list[int]]:
-    """Topic -> partitions of a member's assignment; empty bytes are an empty assignment."""
+    """Decode a member's assignment: topic -> partitions. Empty bytes are an empty assignment."""
     if not data:
         return {}
     assignment, _ = codec.decode(messages.ConsumerProtocolAssignment, 0, data, 2)

@@ -1,4 +1,4 @@
-"""Offsets as a cluster keeps them: of partitions (ListOffsets) and of groups (OffsetFetch, OffsetCommit)."""
+"""Read and commit offsets: of partitions (ListOffsets) and of groups (OffsetFetch, OffsetCommit)."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from kafkad.client.cluster import Cluster
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 
-# timestamps with a meaning
+# special timestamps
 LATEST = -1
 EARLIEST = -2
 MAX_TIMESTAMP = -3
@@ -19,9 +19,8 @@ TopicPartition = tuple[str, int]
 
 
 def list_offsets(cluster: Cluster, topic: str, at: dict[int, int], isolation: int = 0) -> dict[int, int]:
-    """The offset of each partition for a timestamp (ms) or LATEST, EARLIEST or MAX_TIMESTAMP; -1 where there
-    is none.
-    """
+    """Return each partition's offset for a timestamp (ms) or LATEST, EARLIEST or MAX_TIMESTAMP; -1 if there
+    is none."""
 
     def look() -> dict[int, int]:
         found: dict[int, int] = {}
@@ -57,8 +56,8 @@ def committed_offsets(
     *,
     stable: bool = False,
 ) -> dict[TopicPartition, int]:
-    """A group's committed offsets, of these partitions or of all. stable: wait for transactions that may yet
-    change them (KIP-447; where the broker knows it)."""
+    """Return a group's committed offsets, for these partitions or for all. With `stable`, wait for open
+    transactions that may change them (KIP-447), if the broker supports it."""
 
     def look() -> dict[TopicPartition, int]:
         connection = cluster.coordinator(group)
@@ -96,8 +95,8 @@ def commit_offsets(
     member_id: str = "",
     generation: int = -1,
 ) -> None:
-    """One OffsetCommit, as a member or, without one, for a group that has none. KafkaError for the first
-    partition that was refused.
+    """Commit offsets by one OffsetCommit, as a member or, without a member id, for a group without members.
+    Raise KafkaError for the first partition that was refused.
     """
     request = messages.OffsetCommitRequest
     topics = []

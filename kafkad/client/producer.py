@@ -1,17 +1,17 @@
-"""Producer: records in, batches out, each acknowledged before the next of its partition.
+"""Send records as batches. A batch is acknowledged before the next batch of its partition is sent.
 
     send -> pending records per partition -> flush -> a queue of batches per partition
-                                                      the heads of all queues make one request a leader
+                                                      the heads of all queues make one request per leader
 
-A batch stays at the head of its queue, byte for byte the same, until it is acknowledged or refused for good;
-so order holds through retries, and with idempotence (the default with acks=all) nothing is doubled: the
-broker knows the sequence numbers of a retry. A batch that is too large for the topic is halved, down to
-single records, as Kafka's producer does. The partitioner is Kafka's: murmur2 of the key, or one partition
-after the other, batch by batch, for records without (KIP-480). Records that are encoded already, out of
-Arrow columns, go in as `EncodedBatch`es through `send_batches`.
+A batch stays at the head of its queue, byte for byte the same, until it is acknowledged or finally refused.
+So retries keep the order. With idempotence (the default with acks=all), retries write nothing twice, because
+the broker recognises the sequence numbers. A batch that is too large for the topic is halved, down to single
+records, as in Kafka's producer. The partitioner is Kafka's: murmur2 of the key; for records without a key,
+one partition after the other, batch by batch (KIP-480). Records that are already encoded (from Arrow columns)
+go through `send_batches` as `EncodedBatch`.
 
-Beware: when a batch could not be delivered in time, nobody knows whether the broker has it. Its sequence
-numbers must not be used for other records, so the producer goes on under a new producer id.
+Beware: if a batch was not delivered in time, the broker may have it or not. Its sequence numbers must not be
+used for other records, so the producer continues with a new producer id.
 """
 
 import random
@@ -27,21 +27,21 @@ from kafkad.protocol import errors, messages, records
 from kafkad.protocol.errors import KafkaError
 from kafkad.protocol.records import Record
 
-RECORD_OVERHEAD = 24  # of a record, at most: varints and the length of headers are counted apart
+RECORD_OVERHEAD = 24  # most bytes of a record beside key, value and headers
 SEQUENCES = 1 << 31
-ACKNOWLEDGE_MS = 20_000  # for the broker to have the acknowledgements; less than a connection waits
+ACKNOWLEDGE_MS = 20_000  # the request's timeout for acknowledgements; below the connection's timeout
 VERSION_MAX = 12  # topics by name; ids begin with 13
 
 
 class Batch:
-    """Records of one partition that travel together."""
+    """Records of one partition that are sent together."""
 
     __slots__ = ("count", "data", "records")
 
     def __init__(self, batch: list[Record]) -> None:
         self.records = batch
         self.count = len(batch)
-        self.data: bytes | bytearray | None = None  # made when its turn comes, and kept for retries
+        self.data: bytes | bytearray | None = None  # encoded when it is first sent, kept for retries
 
     def encode(
         self,
@@ -52,7 +52,7 @@ class Batch:
         level: int | None = None,
         transactional: bool = False,
     ) -> bytes | bytearray:
-        """As it travels; `sequence` is that of the first record."""
+        """Return the encoded batch. `sequence` is the sequence number of the first record."""
         return records.build_batch(
             self.records,
             compression=compression,
@@ -80,7 +80,7 @@ class EncodedBatch(Batch):
         self.compressed: bytearray | None = None
 
     def compress(self, compression: int, level: int | None = None) -> None:
-        """May be done ahead of time, in another thread than the one that sends."""
+        """Compress the records. This may be called early, in another thread than the sending one."""
         if compression and self.compressed is None:
             self.compressed = records.compressed_records(self.encoded.data, compression, level)
 
@@ -111,7 +111,8 @@ class EncodedBatch(Batch):
         return buffer
 
     def halves(self) -> tuple[Batch, Batch]:
-        # Rare, so by way of objects: the first half of the bytes would do, the second's offsets begin anew.
+        # This is rare, so it may create objects. The bytes cannot be cut, because the second half needs new
+        # offsets.
         self.compressed = None
         self.records = records.Batch(self.encode(0, -1, -1, -1)).records()
         for record in self.records:
@@ -120,12 +121,12 @@ class EncodedBatch(Batch):
 
 
 class OpenTransaction(Protocol):
-    """What a producer needs of `transactions.Transactions`."""
+    """The part of `transactions.Transactions` that a producer uses."""
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
-    sequences: dict[tuple[str, int], int]  # by topic and partition: the next one
+    sequences: dict[tuple[str, int], int]  # (topic, partition) -> next sequence number
     failed: bool
 
     @property
@@ -135,11 +136,10 @@ class OpenTransaction(Protocol):
 
 
 class Producer:
-    """Writes to one topic. `send` buffers, `flush` waits for every acknowledgement.
+    """A producer for one topic. `send` buffers, `flush` waits for all acknowledgements.
 
-    `on_delivery(partition, first_offset, records)` is called once a batch. Raises KafkaError or
-    Unreachable when a batch is refused or cannot be delivered within `delivery_seconds`; what was buffered is
-    dropped then.
+    `on_delivery(partition, first_offset, records)` is called once per batch. Raise KafkaError or Unreachable
+    if a batch is refused or cannot be delivered within `delivery_seconds`; buffered records are dropped then.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Producer:
         compression_level: int | None = None,
         transactions: "OpenTransaction | None" = None,
     ) -> None:
-        """transactions: whose open transaction all of this is part of (`Transactions.producer`)."""
+        """`transactions`: write into its open transaction (see `Transactions.producer`)."""
         if transactions is not None and not (idempotent and acks == -1):
             raise ValueError("a transactional producer is idempotent, with acks=-1")
         self.cluster = cluster
@@ -180,11 +180,11 @@ class Producer:
         self._begin()
 
     def drop(self) -> None:
-        """Forget what is buffered."""
+        """Drop the buffered records."""
         self._pending, self._pending_bytes, self._bytes = {}, {}, 0
 
     def _begin(self) -> None:
-        """A producer id of our own, and sequence numbers from 0."""
+        """Get a new producer id, and restart the sequence numbers at 0."""
         self._sequences: dict[int, int] = {}
         self._producer_id, self._producer_epoch = -1, -1
         if self.idempotent and self.transactions is None:
@@ -199,8 +199,8 @@ class Producer:
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """Buffers one record; flushes when there is enough for a request."""
-        sticky = partition is None and key is None  # only then is a full batch the moment for another one
+        """Buffer one record. Flush if there is enough for a request."""
+        sticky = partition is None and key is None  # then a full batch changes the partition
         if partition is None:
             partition = self._partition_for(key)
         elif partition not in self.partitions:
@@ -224,14 +224,14 @@ class Producer:
             self.flush()
 
     def flush(self) -> None:
-        """Sends all that is buffered and returns when it is acknowledged."""
+        """Send all buffered records, and return when they are acknowledged."""
         self._sticky = (self._sticky + 1) % len(self.partitions)
         queues = {p: deque([Batch(batch)]) for p, batch in self._pending.items()}
         self._pending, self._pending_bytes, self._bytes = {}, {}, 0
         self._acknowledge(queues)
 
     def send_batches(self, batches: Iterable[EncodedBatch]) -> None:
-        """Sends batches that are made, in their order, and returns when they are acknowledged."""
+        """Send encoded batches in order, and return when they are acknowledged."""
         queues: dict[int, deque[Batch]] = {}
         for batch in batches:
             queues.setdefault(self.partitions[batch.encoded.partition], deque()).append(batch)
@@ -250,7 +250,7 @@ class Producer:
             self._deliver()
         except BaseException:
             self._queues = {}
-            self._producer_id = -1  # what became of the batches is not known
+            self._producer_id = -1  # the outcome of the batches is unknown
             if its is not None:
                 its.failed = True
             raise
@@ -275,8 +275,8 @@ class Producer:
             self.cluster.forget()
 
     def _produce(self, connection: Connection, partitions: list[int]) -> KafkaError | None:
-        """One request with the first batch of each partition, of as many as fit. Raises or answers what went
-        wrong."""
+        """Send one request with the first batch of each partition, for as many partitions as fit. Raise, or
+        return, the error."""
         struct = messages.ProduceRequest.TopicData
         data: list[Any] = []
         size = 0
@@ -311,7 +311,7 @@ class Producer:
                 pass
             else:
                 trouble = KafkaError(code, answer.error_message or f"{self.topic}-{partition}")
-                if refused is None or passes(refused):  # what does not pass is told
+                if refused is None or passes(refused):  # an error that is not retriable wins
                     refused = trouble
         return refused
 
@@ -325,7 +325,7 @@ class Producer:
             self.on_delivery(partition, first_offset, count)
 
     def _halve(self, partition: int) -> bool:
-        """The first batch becomes two. False when it is one record, which must be refused."""
+        """Split the first batch in two. Return False if it has only one record, which must be refused."""
         queue = self._queues[partition]
         if queue[0].count == 1:
             return False

@@ -1,4 +1,4 @@
-"""How a client proves who it is, and hides what it says: TLS and SASL, by Kafka's client options.
+"""TLS and SASL of a client, by Kafka's client options.
 
     security.protocol   PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL
     sasl.mechanism      PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER
@@ -8,8 +8,8 @@ client/oauth.py gets the token of OAUTHBEARER. For the other mechanisms, user an
 `tokenauth=true` in sasl.jaas.config they are the id and the HMAC of a delegation token (KIP-48). The options
 of TLS are in security/client_tls.py. GSSAPI and AWS_MSK_IAM are refused.
 
-SCRAM is RFC 5802 with Kafka's two hashes; the server proves itself, too, and one that does not is not
-believed. Sources: SaslClientAuthenticator, ScramSaslClient, KIP-43, KIP-84, KIP-152, KIP-651."""
+SCRAM is RFC 5802 with Kafka's two hashes. A server that does not prove that it knows the password is refused.
+Sources: SaslClientAuthenticator, ScramSaslClient, KIP-43, KIP-84, KIP-152, KIP-651."""
 
 import base64
 import os
@@ -29,17 +29,17 @@ PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SCRAM_HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 OAUTHBEARER: Final = "OAUTHBEARER"
 MECHANISMS: Final = ("PLAIN", *SCRAM_HASHES, OAUTHBEARER)
-ITERATIONS_MIN: Final = 4096  # RFC 7677; a server that asks for less is after the password
+ITERATIONS_MIN: Final = 4096  # RFC 7677; with fewer, a hostile server could guess the password
 ITERATIONS_MAX: Final = 10_000_000
 
 
 class AuthenticationFailed(Exception):
-    """The broker does not believe us, or we do not believe the broker; trying again is of no use."""
+    """The broker refuses our login, or the broker itself is not authentic. Retrying does not help."""
 
 
 @dataclass(frozen=True)
 class Security:
-    """What to do with a fresh connection. `Security.of` makes one from options."""
+    """How to secure a new connection. `Security.of` creates it from options."""
 
     protocol: str = "PLAINTEXT"
     mechanism: str = ""
@@ -51,10 +51,11 @@ class Security:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "Security | None":
-        """None for PLAINTEXT. ValueError, in one sentence, for what cannot be or is not supported."""
+        """Return the security settings, or None for PLAINTEXT. Raise ValueError for invalid or unsupported
+        options."""
         protocol = str(options.get("security.protocol", "PLAINTEXT")).upper()
         if protocol not in PROTOCOLS:
-            raise ValueError(f"security.protocol is {protocol!r}: one of {', '.join(PROTOCOLS)} is wanted")
+            raise ValueError(f"security.protocol is {protocol!r}; it must be one of {', '.join(PROTOCOLS)}")
         if protocol == "PLAINTEXT":
             return None
         mechanism = username = password = ""
@@ -86,8 +87,8 @@ class Security:
         return "the token" if self.tokens is not None else repr(self.username)
 
     def wrap(self, plain: socket.socket, host: str) -> socket.socket:
-        """The socket to speak through; a TLS handshake where TLS is wanted. AuthenticationFailed when the
-        broker's certificate does not stand the check; OSError."""
+        """Do the TLS handshake, if any, and return the socket to use. Raise AuthenticationFailed if the
+        broker's certificate is not valid, and OSError."""
         if self.context is None:
             return plain
         import ssl
@@ -98,7 +99,8 @@ class Security:
             raise AuthenticationFailed(f"the certificate of {host} is refused: {trouble.verify_message}")
 
     def conversation(self) -> Conversation:
-        """A generator of what to say; it is sent what the broker answered. AuthenticationFailed."""
+        """Return a generator that yields our messages and is sent the broker's. It raises
+        AuthenticationFailed."""
         if self.mechanism == "PLAIN":
             return plain_conversation(self.username, self.password)
         if self.tokens is not None:
@@ -117,7 +119,7 @@ class Security:
 
 
 def credentials(options: Mapping[str, Any]) -> tuple[str, str]:
-    """User and password. Raises ValueError."""
+    """Return user and password. Raise ValueError."""
     text = options.get("sasl.jaas.config")
     if text is not None:
         from kafkad.security import jaas
@@ -135,7 +137,7 @@ def credentials(options: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def is_delegated(options: Mapping[str, Any]) -> bool:
-    """Whether the login is one of a delegation token."""
+    """Return whether the login uses a delegation token."""
     text = options.get("sasl.jaas.config")
     if text is None:
         return False
@@ -144,11 +146,11 @@ def is_delegated(options: Mapping[str, Any]) -> bool:
     return jaas.parse(str(text)).options.get("tokenauth", "").lower() == "true"
 
 
-# -- mechanisms: generators that yield what is said, and are sent what is answered ---------------------------
+# -- mechanisms: generators that yield our messages and are sent the broker's --------------------------------
 
 
 def plain_conversation(username: str, password: str) -> Conversation:
-    """PLAIN (RFC 4616)."""
+    """Log in by PLAIN (RFC 4616)."""
     yield f"\0{username}\0{password}".encode()
 
 
@@ -160,7 +162,8 @@ def scram_conversation(
     *,
     delegated: bool = False,
 ) -> Conversation:
-    """SCRAM (RFC 5802) without channel binding, as Kafka has it. `delegated`: with a delegation token."""
+    """Log in by SCRAM (RFC 5802) without channel binding, as in Kafka; if `delegated`, with a delegation
+    token."""
     import hashlib
     import hmac
 

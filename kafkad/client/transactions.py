@@ -1,17 +1,17 @@
-"""Transactions: records of several partitions, and a group's offsets, all of them or none.
+"""Transactions: write records of several partitions, and a group's offsets, all or nothing.
 
-    transactions = Transactions(cluster, "id")    fences whoever had the id, and ends what that one left open
-    producer = transactions.producer("topic")     writes into the open transaction, or begins one
-    transactions.send_offsets("group", {...})     offsets that count once it is committed
+    transactions = Transactions(cluster, "id")    fence the previous owner of the id, and end its open
+    transaction producer = transactions.producer("topic")     write into the open transaction, or begin one
+    transactions.send_offsets("group", {...})     add offsets that become visible with the commit
     transactions.commit() or .abort()
 
-With transaction.version 2 (KIP-890, Kafka 4.0) the first batch adds its partition by itself, and each end
-gives the next epoch. Brokers before that are asked to add partitions first (AddPartitionsToTxn,
+With transaction.version 2 (KIP-890, Kafka 4.0), the first batch adds its partition by itself, and each end of
+a transaction gives the next epoch. For older brokers, requests add the partitions first (AddPartitionsToTxn,
 AddOffsetsToTxn).
 
-Beware: after any failed call the transaction can only be aborted (`abort`), and after a failed `commit`
-nobody knows its outcome. A new `Transactions` of the same id decides it: it returns when the old transaction
-has ended, one way or the other.
+Beware: after any failed call, the transaction can only be aborted (`abort`). After a failed `commit`, the
+outcome is unknown. A new `Transactions` with the same id settles it: it returns when the old transaction has
+been committed or aborted.
 """
 
 import time
@@ -28,16 +28,17 @@ from kafkad.protocol.errors import KafkaError
 T = TypeVar("T")
 
 FEATURE = "transaction.version"
-UNDER_WAY_PAUSE_S = 0.02  # CONCURRENT_TRANSACTIONS: the last one is about to end
-# With transaction.version 2 and before it: the versions whose meaning differs.
+UNDER_WAY_PAUSE_S = 0.02  # after CONCURRENT_TRANSACTIONS: the previous transaction is about to end
+# Request versions from which transaction.version 2 applies.
 PRODUCE, ADD, END, COMMIT_OFFSETS = 11, 3, 4, 4
 
 
 class Transactions:
     """The transactions of one transactional id, one after the other.
 
-    timeout_ms: the coordinator aborts a transaction that takes longer (transaction.timeout.ms).
-    Raises KafkaError and Unreachable; PRODUCER_FENCED and INVALID_PRODUCER_EPOCH: another one has the id now.
+    timeout_ms: the coordinator aborts a transaction that takes longer (transaction.timeout.ms). Raise
+    KafkaError and Unreachable. PRODUCER_FENCED and INVALID_PRODUCER_EPOCH mean that another process uses the
+    id now.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Transactions:
         self.timeout_ms = timeout_ms
         self.retry_seconds = retry_seconds
         self.producer_id, self.producer_epoch = -1, -1
-        self.sequences: dict[TopicPartition, int] = {}  # the next one, in this epoch
+        self.sequences: dict[TopicPartition, int] = {}  # next sequence numbers in this epoch
         self.failed = False  # only an abort is possible
         self.is_open = False  # as far as this side knows
         self._added: set[TopicPartition] = set()  # with transaction.version 0 and 1
@@ -62,7 +63,7 @@ class Transactions:
         self._init()
 
     def producer(self, topic: str, **how: Any) -> Producer:
-        """A producer to one topic, of which all that is flushed is part of the open transaction."""
+        """Return a producer for one topic. Its flushed records are part of the open transaction."""
         made = Producer(self.cluster, topic, transactions=self, **how)
         self._producers.append(made)
         return made
@@ -74,7 +75,7 @@ class Transactions:
         return (1 << 15) if self._v2 else PRODUCE
 
     def begin(self, partitions: Iterable[TopicPartition]) -> None:
-        """Called before each first batch: has the partitions added, where that takes a request."""
+        """Add partitions before their first batch, if the broker needs a request for that."""
         self._check()
         self.is_open = True
         new = [each for each in partitions if each not in self._added]
@@ -113,8 +114,8 @@ class Transactions:
         member_id: str = "",
         instance_id: str | None = None,
     ) -> None:
-        """Commit a group's offsets with the transaction. Of a member, its generation and id fence whoever
-        has lost the partitions (KIP-447)."""
+        """Commit a group's offsets with the transaction. With a member's generation and id, the commit is
+        refused if the member has lost its partitions (KIP-447)."""
         self._check()
         self.is_open = True
         if not self._v2:
@@ -165,17 +166,17 @@ class Transactions:
     # -- ends ----------------------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        """Flush all producers, then make it count."""
+        """Flush all producers, then commit."""
         self._check()
         for producer in self._producers:
             producer.flush()
         self._end(commit=True)
 
     def abort(self) -> None:
-        """Drop what was buffered and undo what was sent. Also what is left to do after a failure."""
+        """Drop the buffered records and abort the transaction. This is also required after a failure."""
         for producer in self._producers:
             producer.drop()
-        if self.failed:  # batches may be on their way: only a new epoch is sure to come behind them
+        if self.failed:  # batches may still be in flight; a new epoch fences them
             self._init()
         else:
             self._end(commit=False)
@@ -204,7 +205,7 @@ class Transactions:
             self.producer_id, self.producer_epoch = answer.producer_id, answer.producer_epoch
             self.sequences.clear()
 
-    # -- asking --------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------
 
     def _init(self) -> None:
         request = messages.InitProducerIdRequest(
@@ -212,7 +213,7 @@ class Transactions:
         )
 
         def ask(connection: Connection) -> tuple[Any, bool]:
-            # keep_prepared and its kin (v6) are of two-phase commit
+            # The fields of v6 (keep_prepared and others) are for two-phase commit.
             answer = connection.ask(request, connection.version_for(messages.InitProducerIdRequest, 5))
             if answer.error_code:
                 raise KafkaError(answer.error_code, f"transactional id {self.transactional_id!r}")
@@ -228,7 +229,7 @@ class Transactions:
         return self._try(lambda: ask(self.cluster.coordinator(self.transactional_id, TRANSACTION_KEY)))
 
     def _try(self, attempt: Callable[[], T]) -> T:
-        """`attempt()` again and again while its trouble is one that passes."""
+        """Repeat `attempt()` while it raises retriable errors."""
         deadline = time.monotonic() + self.retry_seconds
         while True:
             try:

@@ -1,18 +1,17 @@
-"""The broker's configuration: an immutable snapshot of all keys, from a server.properties and what
-overrides it.
+"""The broker's configuration: an immutable snapshot of all keys, from a server.properties file and its
+overrides.
 
-An attribute is Kafka's key with its dots as underscores and holds what applies: `log_dirs` falls back to
-`log.dir`, `log_retention_ms` to minutes and hours, `advertised_listeners` to `listeners`. What was given
-for one key, as DescribeConfigs shows it, is `value(key)`.
+An attribute has the name of Kafka's key with underscores instead of dots. Its value is the one that applies:
+`log_dirs` falls back to `log.dir`, `log_retention_ms` to minutes and hours, `advertised_listeners` to
+`listeners`. `value(key)` is the value that was given for a key, as in DescribeConfigs.
 
-Three layers are kept as text, the later ones winning: `static` (file and command line), `dynamic_default`
-(set for all brokers at run time) and `dynamic_broker` (set for this one). A dynamic change makes a new
-snapshot (dynamic.py). Values are checked one by one (broker_keys.py), then against each other, as
-KafkaConfig does.
+Three layers are kept as text; a later one wins: `static` (file and command line), `dynamic_default` (set for
+all brokers at run time) and `dynamic_broker` (set for this broker). A dynamic change creates a new snapshot
+(dynamic.py). Values are checked one by one (broker_keys.py), then against each other, as in KafkaConfig.
 
-Where kafkad differs from Kafka: it starts without a file, as broker and controller in one with node id 1,
-and such a node needs neither a controller listener nor a quorum to be told of. Keys of ZooKeeper's days are
-accepted and noted in `notes`; keys that nobody knows are collected in `unknown_keys`."""
+Differences from Kafka: kafkad starts without a file, as broker and controller in one process with node id 1.
+Such a node needs neither a controller listener nor a quorum in its configuration. Keys of ZooKeeper mode are
+accepted and noted in `notes`. Unknown keys are collected in `unknown_keys`."""
 
 import os
 import re
@@ -47,7 +46,7 @@ DEFAULTS: Final = {key.attribute: key.default for key in BROKER_KEYS.values()}
 LISTS: Final = tuple(key.attribute for key in BROKER_KEYS.values() if isinstance(key.default, list))
 LISTENER_PREFIX: Final = re.compile(r"listener\.name\.[^.]*\.(.*)")
 
-# Keys that are given per listener and SASL mechanism: listener.name.<listener>.<mechanism>.<key>.
+# Keys that can be set per listener and SASL mechanism: listener.name.<listener>.<mechanism>.<key>.
 MECHANISM_KEYS: Final = (
     "sasl.jaas.config",
     "sasl.login.callback.handler.class",
@@ -59,7 +58,7 @@ MECHANISM_KEYS: Final = (
 
 
 def base_key(name: str) -> str:
-    """The key that `listener.name.<listener>.<key>` is about; any other name is its own."""
+    """Return the key of `listener.name.<listener>.<key>`. Return any other name unchanged."""
     match = LISTENER_PREFIX.fullmatch(name)
     if not match:
         return name
@@ -68,17 +67,17 @@ def base_key(name: str) -> str:
 
 
 class BrokerConfig:
-    """A snapshot. `BrokerConfig.load` makes the first one."""
+    """A snapshot of the configuration. `BrokerConfig.load` creates the first one."""
 
     static: dict[str, str]
     dynamic_default: dict[str, str]
     dynamic_broker: dict[str, str]
     unknown_keys: list[str]
-    notes: list[str]  # sentences about keys that have no effect, or a doubtful one
-    endpoints: list[Endpoint]  # of `listeners`
+    notes: list[str]  # warnings about keys without an effect, or with a doubtful one
+    endpoints: list[Endpoint]  # from `listeners`
     advertised_endpoints: list[Endpoint]
     listener_protocols: dict[str, str]  # listener name -> security protocol
-    host_connection_limits: dict[str, int]  # of max.connections.per.ip.overrides
+    host_connection_limits: dict[str, int]  # from max.connections.per.ip.overrides
 
     if TYPE_CHECKING:
 
@@ -90,7 +89,7 @@ class BrokerConfig:
         dynamic_default: Mapping[str, str] | None = None,
         dynamic_broker: Mapping[str, str] | None = None,
     ) -> None:
-        """Raises ConfigError."""
+        """Parse and check the layers. Raise ConfigError."""
         own = self.__dict__
         own["static"] = _with_both_ids(static or {})
         own["dynamic_default"] = dict(dynamic_default or {})
@@ -113,9 +112,9 @@ class BrokerConfig:
     def load(
         cls, path: str | os.PathLike[str] | None = None, overrides: Mapping[str, str] | None = None
     ) -> "BrokerConfig":
-        """The configuration in a file of Java properties, and over it `overrides`, text by Kafka's key.
-        Raises ConfigError, also for a file that cannot be read or that sets no key of Kafka's: a wrong file
-        would open a broker on all interfaces, with its data in Kafka's default directory."""
+        """Load a Java properties file, and override it with `overrides` (key -> text). Raise ConfigError,
+        also for a file that cannot be read or that sets none of Kafka's keys: with a wrong file, the broker
+        would listen on all interfaces and write to Kafka's default directory."""
         given: dict[str, str] = {}
         if path is not None:
             try:
@@ -139,25 +138,25 @@ class BrokerConfig:
         return f"BrokerConfig({', '.join(shown)})"
 
     def value(self, name: str) -> Any:
-        """What was given for a key, parsed, or its default: None where there is neither."""
+        """Return the given value of a key, parsed, or its default, or None if there is neither."""
         return self._values[BROKER_KEYS[name].attribute]
 
     @property
     def given(self) -> Mapping[str, str]:
-        """The text of each key that is given, in any layer."""
+        """The text of each key that is set in any layer."""
         return self._given
 
     def is_given(self, name: str) -> bool:
         return name in self._given
 
     def for_listener(self, listener: str, name: str) -> Any:
-        """A key's value for one listener: that of listener.name.<listener>.<key>, else the key's own."""
+        """Return a key's value for one listener: that of listener.name.<listener>.<key>, or the key's own."""
         text = self._given.get(f"listener.name.{listener.lower()}.{name}")
         return self.value(name) if text is None else BROKER_KEYS[name].parse(text)
 
     @property
     def broker_endpoints(self) -> list[Endpoint]:
-        """Of `listeners`, those that serve clients and brokers."""
+        """The endpoints of `listeners` that serve clients and brokers."""
         return [endpoint for endpoint in self.endpoints if endpoint.listener not in self._controller_names]
 
     @property
@@ -166,7 +165,7 @@ class BrokerConfig:
 
     @property
     def advertised_broker_endpoints(self) -> list[Endpoint]:
-        """What clients are told."""
+        """The endpoints that are advertised to clients."""
         return [
             endpoint
             for endpoint in self.advertised_endpoints
@@ -175,7 +174,7 @@ class BrokerConfig:
 
     @cached_property
     def topic_defaults(self) -> dict[str, Value]:
-        """By topic key, what a topic without values of its own has."""
+        """The values of a topic without values of its own, by topic key."""
         return defaults_from(self, TOPIC_KEYS)
 
     @cached_property
@@ -187,7 +186,7 @@ class BrokerConfig:
         return frozenset(name.upper() for name in self.controller_listener_names)
 
     def _take_unlisted(self, name: str, text: str) -> None:
-        """A key that is no row of BROKER_KEYS."""
+        """Handle a key that is not in BROKER_KEYS."""
         key = BROKER_KEYS.get(base_key(name)) or BROKER_QUOTA_KEYS.get(name)
         if key:
             key.parse(text)
@@ -198,14 +197,14 @@ class BrokerConfig:
 
 
 def is_sensitive(name: str) -> bool:
-    """Whether a broker key's value must not be shown: passwords, and keys that nobody knows."""
+    """Return whether a broker key's value must not be shown: passwords and unknown keys."""
     key: Key | None = BROKER_KEYS.get(base_key(name)) or BROKER_QUOTA_KEYS.get(name)
     return key is None or key.type is PASSWORD
 
 
 def _with_both_ids(static: Mapping[str, str]) -> dict[str, str]:
-    """node.id and broker.id are one: either may be given. A broker.id of -1, by which ZooKeeper's brokers
-    asked for a number, is as if it were not given."""
+    """Set node.id and broker.id to the same value; either may be given. A broker.id of -1, with which a
+    broker of a ZooKeeper cluster requests an id, counts as not given."""
     given = dict(static)
     if "node.id" not in given and given.get("broker.id", "").strip() == "-1":
         del given["broker.id"]
@@ -216,7 +215,7 @@ def _with_both_ids(static: Mapping[str, str]) -> dict[str, str]:
 
 
 def _layered(static: dict[str, str], *dynamic: dict[str, str]) -> dict[str, str]:
-    """What is given in all. A dynamic value also puts the keys of the same meaning below it out of force."""
+    """Merge the layers. A dynamic value also overrides keys with the same meaning in lower layers."""
     given = dict(static)
     for layer in dynamic:
         for name, text in layer.items():
@@ -227,7 +226,7 @@ def _layered(static: dict[str, str], *dynamic: dict[str, str]) -> dict[str, str]
 
 
 def _applying(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes whose value comes from another key where their own is not given."""
+    """Return the attributes whose value comes from another key if their own is not given."""
     hour_ms = 3_600_000
     minutes = values["log_retention_minutes"]
     retention_ms = values["log_retention_hours"] * hour_ms if minutes is None else minutes * 60_000
@@ -287,12 +286,12 @@ ORDERED: Final = (
     ("socket.request.max.bytes", "<=", "queued.max.request.bytes"),
 )
 
-# Where a bound of ORDERED is below this, it means "no limit".
+# A bound of ORDERED that is below this value means "no limit".
 LIMITED_FROM: Final = {"connections.max.idle.ms": 0, "queued.max.request.bytes": 1}
 
 
 def _check(config: BrokerConfig) -> None:
-    """What must hold between keys (KafkaConfig.validateValues and those of its parts). Raises ConfigError."""
+    """Check the rules between keys (KafkaConfig.validateValues and its parts). Raise ConfigError."""
     if config.broker_id != config.node_id:
         raise _wrong(config, "node.id", f"Value must be the same as broker.id, which is {config.broker_id}")
     _check_order(config)
@@ -355,7 +354,7 @@ def _check_log(config: BrokerConfig) -> None:
 
 
 def _check_listeners(config: BrokerConfig) -> None:
-    """Finds the endpoints and the security protocols of their names."""
+    """Set the endpoints, and the security protocols of their names."""
     own = config.__dict__
     key = "listener.security.protocol.map"
     protocols = parse_protocol_map(key, config.listener_security_protocol_map)

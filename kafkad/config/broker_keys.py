@@ -1,8 +1,8 @@
-"""Every key of Kafka 4.3's broker, one row each, and those that only 3.9 and older knew.
+"""Every broker key of Kafka 4.3, one row each, and the keys that only 3.9 and older have.
 
-Sorted by name. The default is what the key means when it is not given; three that Kafka insists on have one
-here, so that a broker starts without a file: `node.id`, `process.roles` and `controller.listener.names`.
-Source of the facts: the ConfigDef of Kafka 4.3.1, which a test compares with this table.
+The rows are sorted by name. Three keys that Kafka requires have a default here, so that a broker starts
+without a file: `node.id`, `process.roles` and `controller.listener.names`. The facts come from the ConfigDef
+of Kafka 4.3.1; a test compares it with this table.
 """
 
 from typing import Final
@@ -83,7 +83,7 @@ BROKER_KEYS: Final = by_name((
     Key("auto.create.topics.enable", BOOLEAN, True, ANY, HIGH, READ_ONLY,
         "A Metadata request that names a missing topic creates it."),
     Key("auto.leader.rebalance.enable", BOOLEAN, True, ANY, HIGH, READ_ONLY,
-        "The controller gives leadership back to preferred replicas by and by."),
+        "The controller regularly moves leadership back to preferred replicas."),
     Key("background.threads", INT, 10, at_least(1), HIGH, CLUSTER_WIDE,
         "Threads for work in the background."),
     Key("broker.heartbeat.interval.ms", INT, 2 * SECOND, ANY, MEDIUM, READ_ONLY,
@@ -135,7 +135,7 @@ BROKER_KEYS: Final = by_name((
     Key("controller.quorum.fetch.snapshot.max.bytes", INT, MIB, at_least(1), LOW, READ_ONLY,
         "Most bytes of a snapshot in one FetchSnapshot."),
     Key("controller.quorum.fetch.timeout.ms", INT, 2 * SECOND, at_least(0), HIGH, READ_ONLY,
-        "A leader that answers no Fetch for this long is given up."),
+        "Time without an answer to a Fetch after which a quorum member looks for a new leader."),
     Key("controller.quorum.request.timeout.ms", INT, 2 * SECOND, at_least(0), MEDIUM, READ_ONLY,
         "How long a quorum member waits for an answer."),
     Key("controller.quorum.retry.backoff.ms", INT, 20, at_least(0), LOW, READ_ONLY,
@@ -153,7 +153,7 @@ BROKER_KEYS: Final = by_name((
     Key("create.topic.policy.class.name", CLASS, None, ANY, LOW, READ_ONLY,
         "Java class that judges new topics; kafkad cannot load it."),
     Key("default.replication.factor", INT, 1, ANY, MEDIUM, READ_ONLY,
-        "Replicas of a topic whose creator names no number."),
+        "Replicas of a new topic, unless the request sets a number."),
     Key("delegation.token.expiry.check.interval.ms", LONG, HOUR, at_least(1), LOW, READ_ONLY,
         "How often expired delegation tokens are removed."),
     Key("delegation.token.expiry.time.ms", LONG, DAY, at_least(1), MEDIUM, READ_ONLY,
@@ -369,7 +369,7 @@ BROKER_KEYS: Final = by_name((
     Key("log.message.timestamp.before.max.ms", LONG, LONG_MAX, at_least(0), MEDIUM, CLUSTER_WIDE,
         "How far a record's timestamp may be behind the broker's clock."),
     Key("log.message.timestamp.type", STRING, "CreateTime", TIMESTAMP_TYPES, MEDIUM, CLUSTER_WIDE,
-        "Whose clock stamps the records: `CreateTime` the producer's, `LogAppendTime` the broker's."),
+        "The clock that stamps records: `CreateTime` is the producer's, `LogAppendTime` the broker's."),
     Key("log.preallocate", BOOLEAN, False, ANY, MEDIUM, CLUSTER_WIDE,
         "A new segment file gets its full size at once."),
     Key("log.retention.bytes", LONG, -1, ANY, HIGH, CLUSTER_WIDE,
@@ -442,7 +442,7 @@ BROKER_KEYS: Final = by_name((
     Key("num.network.threads", INT, 3, at_least(1), HIGH, CLUSTER_WIDE,
         "Network threads of each listener."),
     Key("num.partitions", INT, 1, at_least(1), MEDIUM, READ_ONLY,
-        "Partitions of a topic whose creator names no number."),
+        "Partitions of a new topic, unless the request sets a number."),
     Key("num.recovery.threads.per.data.dir", INT, 2, at_least(1), HIGH, CLUSTER_WIDE,
         "Threads per directory that load logs at the start and flush them at the stop."),
     Key("num.replica.alter.log.dirs.threads", INT, None, ANY, HIGH, READ_ONLY,

@@ -1,6 +1,7 @@
-"""Client metrics subscriptions (KIP-714): which clients are asked to push which metrics, and how often.
+"""Client metrics subscriptions (KIP-714): which clients push which metrics, and how often.
 
-A subscription is nothing but its configuration. kafkad keeps them; there is no receiver of telemetry yet."""
+A subscription consists of its configuration only. kafkad stores subscriptions, but does not receive metrics
+yet."""
 
 import re
 from collections.abc import Mapping
@@ -45,7 +46,7 @@ INTERVAL_MS: Final = range(100, 3_600_001)
 
 
 def client_metrics_values(overrides: Mapping[str, str]) -> dict[str, Any]:
-    """Every key of a subscription with its value, its own as they stand in the metadata log."""
+    """Return every key of a subscription with its value. `overrides` are its values in the metadata log."""
     return {
         name: key.stored(overrides[name], key.default) if name in overrides else key.default_value()
         for name, key in CLIENT_METRICS_KEYS.items()
@@ -53,7 +54,7 @@ def client_metrics_values(overrides: Mapping[str, str]) -> dict[str, Any]:
 
 
 def validate_client_metrics_configs(overrides: Mapping[str, str]) -> None:
-    """Refuses what a subscription cannot be: KafkaError. Rules: ClientMetricsConfigs.validate."""
+    """Raise KafkaError for an invalid subscription. Rules: ClientMetricsConfigs.validate."""
     for name in overrides:
         if name not in CLIENT_METRICS_KEYS:
             raise KafkaError(INVALID_REQUEST, f"Unknown client metrics configuration: {name}")

@@ -1,11 +1,11 @@
-"""What a configuration key is: its type, default, allowed values, and when it may change.
+"""The definition of a configuration key: its type, default, allowed values, and when it may change.
 
 Every key of Kafka is one `Key` row in a table: `broker_keys.py`, `topic.py`, `group.py`, `client_metrics.py`.
-A row parses its own value from text and says in one sentence what is wrong with it; the same sentence goes to
-the operator (start-up) and to the client (INVALID_CONFIG). The rules of the types are those of ConfigDef.
+A row parses its value from text. For an invalid value it has one error message, which is shown to the
+operator at the start and returned to clients (INVALID_CONFIG). The rules of the types are those of ConfigDef.
 
-Caveats. A default is a value, not text, and is not validated: some of Kafka's lie outside of their own range.
-Lists of defaults are shared; `Key.default_value()` gives a fresh one.
+Caveats: A default is a value instead of text, and is not validated, because some of Kafka's defaults are
+outside of their own range. Default lists are shared; `Key.default_value()` returns a copy.
 """
 
 import re
@@ -57,11 +57,11 @@ _COMMA = re.compile(r"\s*,\s*")
 
 
 class ConfigError(ValueError):
-    """A value that cannot be: one sentence that names the key, the value and what is allowed."""
+    """An invalid value. The error message names the key, the value and what is allowed."""
 
 
 class Defaults(Protocol):
-    """What the configuration of a topic or a group takes from the broker's. (`BrokerConfig` is one.)"""
+    """The part of `BrokerConfig` that the configurations of topics and groups use."""
 
     @property
     def topic_defaults(self) -> "dict[str, Value]": ...
@@ -69,19 +69,19 @@ class Defaults(Protocol):
     def group_defaults(self) -> "dict[str, Value]": ...
 
     def value(self, name: str) -> Any:
-        """Of a key: what was given, or its default."""
+        """Return the given value of a key, or its default."""
 
 
 class Valid:
-    """What a key allows beyond its type. `reason(value)` is None for a value that may be, else why it may
-    not; `allowed` is the same for people, in Kafka's notation."""
+    """The values that a key allows, beyond its type. `reason(value)` is None for an allowed value, otherwise
+    the error message. `allowed` describes the allowed values in Kafka's notation."""
 
     __slots__ = ("allowed", "distinct", "reason")
 
     def __init__(self, allowed: str, reason: Callable[[Any], str | None], distinct: bool = False) -> None:
         self.allowed = allowed
         self.reason = reason
-        self.distinct = distinct  # of a list: an entry that comes again is dropped
+        self.distinct = distinct  # for lists: drop repeated entries
 
 
 def at_least(low: float) -> Valid:
@@ -112,7 +112,7 @@ def one_of_any_case(*names: str) -> Valid:
 
 
 def distinct(*names: str, empty: bool) -> Valid:
-    """A list of distinct, non-empty entries; of `names` only, where there are any."""
+    """Allow a list of distinct, non-empty entries. If there are `names`, allow only these."""
     text = ", ".join(names)
 
     def reason(values: list[str]) -> str | None:
@@ -128,7 +128,8 @@ def distinct(*names: str, empty: bool) -> Valid:
 
 
 def matching(pattern: str, allowed: str, message: str) -> Valid:
-    """Text that matches a regular expression; of a list, every entry. Compiled at its first use."""
+    """Allow text that matches a regular expression; in a list, every entry must match. Compiled at its first
+    use."""
 
     def reason(value: str | list[str]) -> str | None:
         texts = value if isinstance(value, list) else [value]
@@ -201,16 +202,16 @@ class Key:
         return list(self.default) if isinstance(self.default, list) else self.default
 
     def parse(self, text: str) -> Value:
-        """The value that `text` stands for. Raises ConfigError."""
+        """Parse `text`. Raise ConfigError."""
         value = self._typed(text)
         if reason := self.valid.reason(value):
             raise self.error(text, reason)
         return value
 
     def stored(self, text: str, otherwise: Value) -> Value:
-        """The value of what stands in a metadata log, else `otherwise`. The writer found it valid, though
-        perhaps by another Kafka's rules: a number may lie outside of today's range, but not below zero
-        where that is not allowed, and text must be one of the names that are known."""
+        """Parse a value from the metadata log, or return `otherwise`. Another version of Kafka may have
+        accepted the value by other rules. So a number may be outside of today's range, but not below zero if
+        that is not allowed; and text must be one of the known names."""
         try:
             value = self._typed(text)
         except ConfigError:
@@ -222,7 +223,7 @@ class Key:
         return value
 
     def usable(self, text: str) -> bool:
-        """Whether `stored` takes this text."""
+        """Return whether `stored` accepts this text."""
         nothing: list[str] = []
         return self.stored(text, nothing) is not nothing
 
@@ -262,7 +263,7 @@ def by_name(keys: Iterable[Key]) -> dict[str, Key]:
 
 
 def to_string(value: Value) -> str | None:
-    """A value as Kafka writes it, in DescribeConfigs and elsewhere; None for null."""
+    """Return a value as Kafka writes it, for example in DescribeConfigs. Return None for null."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -273,7 +274,8 @@ def to_string(value: Value) -> str | None:
 
 
 def _java_double(number: float) -> str:
-    """Double.toString: an exponent below 1e-3 and from 1e7 on, written E, and always a decimal point."""
+    """Format a number like Java's Double.toString: with a decimal point, and with E below 1e-3 and from 1e7
+    on."""
     if number == 0 or 1e-3 <= abs(number) < 1e7:
         return repr(number)
     digits, _, exponent = f"{number:.16e}".partition("e")

@@ -1,12 +1,12 @@
 """Configuration that changes while the broker runs (KIP-226, KIP-339).
 
-Two sets of values come from the metadata log: one for all brokers (resource name "") and one for this
-broker. They lie over the file, this broker's on top, and each change gives a new `BrokerConfig`. A request
-is judged before it is written (`validate_broker_configs`); what is in the log already, perhaps from another
-Kafka, is applied as far as it can be (`with_dynamic`), since a broker must start with whatever stands
-there.
+Two sets of values come from the metadata log: one for all brokers (resource name "") and one for this broker.
+They override the file; this broker's values override both. Each change creates a new `BrokerConfig`. A
+request is checked before it is written (`validate_broker_configs`). Values that are already in the log may
+come from another version of Kafka; they are applied as far as possible (`with_dynamic`), because a broker
+must always start.
 
-Operations on lists act on the value that is set, or the key's default, never on what the file says.
+List operations change the dynamic value, or the key's default, never the file's value.
 Source of the rules: DynamicBrokerConfig, ConfigAdminManager, ConfigurationControlManager.
 """
 
@@ -25,7 +25,7 @@ DELETE: Final = 1
 APPEND: Final = 2
 SUBTRACT: Final = 3
 
-VALUE_SIZE_MAX: Final = 32767  # of a value in the metadata log: Kafka's Short.MAX_VALUE
+VALUE_SIZE_MAX: Final = 32767  # largest value in the metadata log: Kafka's Short.MAX_VALUE
 
 DYNAMIC_KEYS: Final = frozenset(
     [key.name for key in BROKER_KEYS.values() if key.update != READ_ONLY] + list(BROKER_QUOTA_KEYS)
@@ -47,7 +47,7 @@ SECURITY_KEYS: Final = frozenset(
     )
 )
 
-# Of a listener, but for all brokers at once too.
+# Keys of a listener that may also be changed for all brokers at once.
 CLUSTER_WIDE_LISTENER_KEYS: Final = frozenset(
     ("max.connection.creation.rate", "max.connections", "num.network.threads")
 )
@@ -75,8 +75,8 @@ class Operation(NamedTuple):
 def apply_operations(
     current: Mapping[str, str], operations: Iterable[Operation], keys: Mapping[str, Key]
 ) -> dict[str, str | None]:
-    """What each operated key shall be, None being deleted. Raises KafkaError: INVALID_CONFIG for a list
-    operation on what is no list."""
+    """Return the new value of each changed key; None means deleted. Raise KafkaError (INVALID_CONFIG) for a
+    list operation on a key that is not a list."""
     result: dict[str, str | None] = {}
     for key, kind, value in operations:
         if kind == DELETE:
@@ -108,14 +108,14 @@ def _edited(before: str, kind: int, values: list[str]) -> str:
 
 
 def changed(current: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """The values after `changes`."""
+    """Return the values after `changes`."""
     after: dict[str, str | None] = {**current, **changes}
     return {key: value for key, value in after.items() if value is not None}
 
 
 def validate_broker_configs(config: BrokerConfig, texts: Mapping[str, str], *, per_broker: bool) -> None:
-    """Refuses dynamic values, all that this broker (or, not `per_broker`, every broker) shall have.
-    Raises KafkaError(INVALID_REQUEST), which is what Kafka answers here."""
+    """Check all dynamic values of this broker or, without `per_broker`, of all brokers. Raise
+    KafkaError(INVALID_REQUEST), as Kafka does here."""
     for refuse, reason in (
         (_is_static, "Cannot update these configs dynamically"),
         (
@@ -153,7 +153,8 @@ def _row(name: str) -> Key | None:
 
 
 def _is_static(name: str) -> bool:
-    """Keys that nobody knows are not: they are kept for whoever reads them."""
+    """Return whether a key cannot change at run time. Unknown keys can: they are kept for a version that
+    knows them."""
     return name in BROKER_KEYS and name not in DYNAMIC_KEYS
 
 

@@ -1,8 +1,8 @@
-"""Group configuration (KIP-848, KIP-932, KIP-1071): Kafka's group keys, and what a group may be given.
+"""Group configuration (KIP-848, KIP-932, KIP-1071): Kafka's group keys, and their bounds.
 
-A group's value is its own, else that of the broker's key of the like meaning, which also has bounds: a
-consumer group's session timeout lies between `group.consumer.min.session.timeout.ms` and `…max…`. Classic
-groups have none."""
+A group's value is its own, or else that of the corresponding broker key. Other broker keys bound it: a
+consumer group's session timeout must be between `group.consumer.min.session.timeout.ms` and `…max…`. Classic
+groups have no configuration."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -83,7 +83,7 @@ GROUP_KEYS: Final = by_name((
 ))
 # fmt: on
 
-# Group key -> the broker's keys that bound it, each None where there is no such bound.
+# Group key -> the broker's keys that bound it, below and above; None means no bound.
 BOUNDS: Final = {
     **{
         f"{kind}.{name}": (f"group.{kind}.min.{name}", f"group.{kind}.max.{name}")
@@ -99,7 +99,7 @@ BOUNDS: Final = {
 
 
 def group_values(broker: Defaults, overrides: Mapping[str, str]) -> dict[str, Any]:
-    """Every group key with its value for a group, its own as they stand in the metadata log."""
+    """Return every group key with its value for a group. `overrides` are its values in the metadata log."""
     values = dict(broker.group_defaults)
     for name, text in overrides.items():
         if key := GROUP_KEYS.get(name):
@@ -108,7 +108,7 @@ def group_values(broker: Defaults, overrides: Mapping[str, str]) -> dict[str, An
 
 
 def validate_group_configs(overrides: Mapping[str, str], broker: Defaults) -> None:
-    """Refuses values that a group cannot have: KafkaError(INVALID_CONFIG). Rules: GroupConfig.validate."""
+    """Raise KafkaError(INVALID_CONFIG) for invalid values of a group. Rules: GroupConfig.validate."""
     for name in overrides:
         if name not in GROUP_KEYS:
             raise KafkaError(INVALID_CONFIG, f"Unknown group config name: {name}")

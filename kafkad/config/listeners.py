@@ -1,6 +1,6 @@
-"""Listeners as configured: NAME://host:port, and the security protocol that each name stands for.
+"""Parse the configuration of listeners: NAME://host:port, and the security protocol of each name.
 
-Names are upper case. A host is a name, an IPv4 or a bracketed IPv6 address; none means every interface.
+Names are upper case. A host is a name, an IPv4 or a bracketed IPv6 address. No host means every interface.
 Port 0 asks for a free port. Rules: SocketServerConfigs.listenerListToEndPoints and
 AbstractKafkaConfig.validate."""
 
@@ -25,12 +25,12 @@ class Endpoint(NamedTuple):
 
 
 def listener_name(text: str) -> str:
-    """The name of `NAME://host:port`, or the text itself."""
+    """Return the name of `NAME://host:port`, or the text itself."""
     return text.partition("://")[0].strip().upper()
 
 
 def parse_endpoints(key: str, texts: list[str], protocols: dict[str, str]) -> list[Endpoint]:
-    """The endpoints of a `listeners` or `advertised.listeners`. Raises ConfigError."""
+    """Parse `listeners` or `advertised.listeners`. Raise ConfigError."""
     endpoints = [_endpoint(key, text, protocols) for text in texts]
     names = [endpoint.listener for endpoint in endpoints]
     if len(set(names)) < len(names):
@@ -50,7 +50,7 @@ def _endpoint(key: str, text: str, protocols: dict[str, str]) -> Endpoint:
 
 
 def check_distinct_ports(key: str, endpoints: list[Endpoint]) -> None:
-    """Two listeners may share a port only if one has an IPv4 and the other an IPv6 address."""
+    """Check that two listeners share a port only if one has an IPv4 and the other an IPv6 address."""
     by_port: dict[int, list[Endpoint]] = {}
     for endpoint in endpoints:
         if endpoint.port:
@@ -63,14 +63,14 @@ def check_distinct_ports(key: str, endpoints: list[Endpoint]) -> None:
 
 
 def _family(host: str) -> int:
-    """4, 6, or 0 for what is no address."""
+    """Return 4 or 6, or 0 if the host is not an address."""
     if ":" in host:
         return 6
     return 4 if re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3}){3}", host) else 0
 
 
 def parse_protocol_map(key: str, text: str) -> dict[str, str]:
-    """`NAME:PROTOCOL,...`. Raises ConfigError."""
+    """Parse `NAME:PROTOCOL,...`. Raise ConfigError."""
     protocols = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, colon, protocol = (part.strip() for part in entry.rpartition(":"))
@@ -82,7 +82,7 @@ def parse_protocol_map(key: str, text: str) -> dict[str, str]:
 
 
 def parse_host_limits(key: str, text: str) -> dict[str, int]:
-    """`host:count,...` of max.connections.per.ip.overrides. Raises ConfigError."""
+    """Parse `host:count,...` (max.connections.per.ip.overrides). Raise ConfigError."""
     limits = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         host, colon, count = (part.strip() for part in entry.rpartition(":"))

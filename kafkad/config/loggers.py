@@ -1,6 +1,6 @@
 """Log levels as a resource of the broker (KIP-412): Kafka's names of levels for Python's loggers.
 
-Levels are not kept: a restart of the broker sets them back."""
+Changes are not stored: a restart of the broker resets them."""
 
 import logging
 from typing import Final
@@ -18,7 +18,7 @@ OWN: Final = "kafkad"  # loggers below this name are shown, and the root
 
 
 def levels() -> dict[str, str]:
-    """Logger -> its effective level, by Kafka's name."""
+    """Return the effective level of each logger, by Kafka's name."""
     loggers = [logging.getLogger(name) for name in sorted(logging.root.manager.loggerDict) if _is_own(name)]
     return {ROOT: _name_of(logging.root)} | {logger.name: _name_of(logger) for logger in loggers}
 
@@ -28,7 +28,7 @@ def exists(name: str) -> bool:
 
 
 def set_level(name: str, level: str | None) -> None:
-    """Sets a level by Kafka's name; None gives a logger that of its parent."""
+    """Set a logger's level by Kafka's name. None means the level of its parent."""
     logger = logging.root if name == ROOT else logging.getLogger(name)
     logger.setLevel(logging.NOTSET if level is None else LEVELS[level])
 

@@ -1,17 +1,18 @@
-r"""Java's .properties files, read as java.util.Properties reads them.
+r"""Read Java's .properties files like java.util.Properties.
 
-Lines end at \n, \r or \r\n. A line that begins with # or ! after white space is a comment, one that ends in
-an odd number of backslashes goes on in the next line, whose leading white space is dropped. The key ends at
-the first `=`, `:` or white space that no backslash precedes; white space around that separator is dropped,
-white space at the end of the value is kept. Escapes: \t \n \r \f, \uXXXX (UTF-16, so a pair of them may be
-one character), and any other character stands for itself. A key given twice has its last value.
+Lines end at \n, \r or \r\n. A line that begins with # or !, after optional white space, is a comment. A line
+with an odd number of backslashes at its end continues on the next line, whose leading white space is dropped.
+The key ends at the first `=`, `:` or white space without a backslash before it. White space around this
+separator is dropped; white space at the end of the value is kept. Escapes are \t \n \r \f and \uXXXX (UTF-16,
+so a pair may be one character). A backslash before any other character is dropped. If a key is repeated, the
+last value wins.
 
-Beware: a file is Latin-1, as Java's Properties.load(InputStream) takes it; other characters need escapes."""
+Beware: a file is Latin-1, as in Java's Properties.load(InputStream). Other characters need escapes."""
 
 import os
 import re
 
-SIZE_MAX = 16 << 20  # of a file
+SIZE_MAX = 16 << 20  # largest file
 _SPACE = " \t\f"
 _NEWLINE = re.compile(r"\r\n|\n|\r")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|u|.|$)", re.DOTALL)
@@ -20,8 +21,8 @@ _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def read_properties(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The keys and values of a file. Raises OSError, ValueError (a wrong escape, or a file of something
-    else)."""
+    """Return the keys and values of a file. Raise OSError, or ValueError for a wrong escape or another kind
+    of file."""
     with open(path, encoding="latin-1", newline="") as file:
         text = file.read(SIZE_MAX + 1)
     if "\0" in text or len(text) > SIZE_MAX:
@@ -43,7 +44,7 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def _logical_lines(text: str) -> list[str]:
-    """Lines without comments and blanks, continued ones joined."""
+    """Return the lines without comments and blank lines, with continued lines joined."""
     lines = []
     started: str | None = None
     for natural in _NEWLINE.split(text):

@@ -1,8 +1,7 @@
-"""Config providers: values that stand elsewhere, as `${provider:path:key}` (KIP-297).
+"""Config providers: references `${provider:path:key}` to values that are stored elsewhere (KIP-297).
 
-`config.providers` names them and `config.providers.<name>.class` says which of Kafka's three each is. A
-provider or a key that is not there leaves the text as it is, as in Kafka, where such a reference is not an
-error."""
+`config.providers` names the providers, and `config.providers.<name>.class` selects one of Kafka's three
+classes. If the provider or the key does not exist, the text stays unchanged, as in Kafka."""
 
 import os
 import re
@@ -39,7 +38,7 @@ PROVIDERS: Final = {
 
 
 def substitute(given: Mapping[str, str]) -> dict[str, str]:
-    """The values with their references replaced. Raises ConfigError."""
+    """Return the values with their references replaced. Raise ConfigError."""
     names = [name.strip() for name in given.get("config.providers", "").split(",") if name.strip()]
     if not names:
         return dict(given)

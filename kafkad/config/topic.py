@@ -1,12 +1,11 @@
-"""Topic configuration: Kafka's topic keys, and what they come to for one topic.
+"""Topic configuration: Kafka's topic keys, and the values that apply to one topic.
 
-A topic's value is its own (kept in the metadata log), else that of the broker's key of the like meaning,
-else the default. Some have several such keys in other units, of which the first that is set wins:
-`retention.ms` takes `log.retention.ms`, then `log.retention.minutes`, then `log.retention.hours`
-(ServerTopicConfigSynonyms).
+A topic's value is its own (stored in the metadata log), or else that of the corresponding broker key, or else
+the default. Some keys have several broker keys in other units; the first one that is set wins: `retention.ms`
+uses `log.retention.ms`, then `log.retention.minutes`, then `log.retention.hours` (ServerTopicConfigSynonyms).
 
-Caveats. `TopicConfig` holds what applies: `segment_bytes` is `internal.segment.bytes` where that is set, and
-`local_retention_*` is never -2. The values as configured are what `topic_values` gives.
+Caveats: `TopicConfig` has the values that apply. Its `segment_bytes` is `internal.segment.bytes` if that is
+set, and `local_retention_*` is never -2. `topic_values` returns the values as configured.
 """
 
 from collections.abc import Mapping
@@ -53,7 +52,8 @@ THROTTLED_REPLICAS: Final = matching(
 def _key(
     name: str, type: str, default: Value, valid: Valid, synonyms: str, doc: str, internal: bool = False
 ) -> Key:
-    """A topic's key. `synonyms` are the broker keys that its default comes from, the first winning."""
+    """Define a topic's key. Its default comes from the broker keys in `synonyms`; the first one that is set
+    wins."""
     broker_keys = tuple(synonyms.split())
     return Key(name, type, default, valid, MEDIUM, CLUSTER_WIDE, doc, internal=internal, synonyms=broker_keys)
 
@@ -135,12 +135,12 @@ TOPIC_KEYS: Final = by_name((
 # fmt: on
 
 DEFAULTS: Final = {key.attribute: key.default for key in TOPIC_KEYS.values()}
-UNITS: Final = {"minutes": MINUTE, "hours": HOUR}  # of a broker key by its last word, in milliseconds
+UNITS: Final = {"minutes": MINUTE, "hours": HOUR}  # a broker key's unit in milliseconds, by its last word
 
 
 class TopicConfig:
-    """What applies to one topic: an attribute for each topic key, its dots as underscores. Not to be
-    changed."""
+    """The values that apply to one topic: one attribute per topic key, with underscores instead of dots.
+    Immutable."""
 
     __slots__ = tuple(key.attribute for key in TOPIC_KEYS.values())
 
@@ -149,7 +149,7 @@ class TopicConfig:
         def __getattr__(self, attribute: str) -> Any: ...
 
     def __init__(self, **values: Any) -> None:
-        """Kafka's defaults, but for `values`, by attribute."""
+        """Use Kafka's defaults, except for `values`, given by attribute."""
         if unknown := values.keys() - set(self.__slots__):
             raise TypeError(f"TopicConfig has no {', '.join(sorted(unknown))}")
         all_values = DEFAULTS | values
@@ -164,8 +164,8 @@ class TopicConfig:
 
     @classmethod
     def resolve(cls, broker: Defaults, overrides: Mapping[str, str]) -> "TopicConfig":
-        """The configuration of a topic with these values of its own, as they stand in the metadata log:
-        what is no longer known or valid there is passed over."""
+        """Return the configuration of a topic, given its own values in the metadata log. Skip values that are
+        unknown or no longer valid."""
         values = topic_values(broker, overrides)
         return cls(**{TOPIC_KEYS[name].attribute: value for name, value in values.items()})
 
@@ -197,7 +197,7 @@ _KAFKA: Final = TopicConfig()  # nothing but defaults
 
 
 def defaults_from(broker: Defaults, keys: Mapping[str, Key]) -> dict[str, Value]:
-    """The values, by key, of a topic or group that has none of its own."""
+    """Return the values, by key, of a topic or group without values of its own."""
     return {key.name: _inherited(broker, key) for key in keys.values()}
 
 
@@ -212,7 +212,7 @@ def _inherited(broker: Defaults, key: Key) -> Value:
 
 
 def unusable(overrides: Mapping[str, str]) -> dict[str, str]:
-    """Of a topic's own values in the metadata log those that cannot be applied."""
+    """Return the topic's own values in the metadata log that cannot be applied."""
     return {
         name: text
         for name, text in overrides.items()
@@ -221,7 +221,7 @@ def unusable(overrides: Mapping[str, str]) -> dict[str, str]:
 
 
 def topic_values(broker: Defaults, overrides: Mapping[str, str]) -> dict[str, Value]:
-    """Every topic key with its value as configured."""
+    """Return every topic key with its value as configured."""
     values = dict(broker.topic_defaults)
     for name, text in overrides.items():
         if key := TOPIC_KEYS.get(name):
@@ -234,8 +234,8 @@ def validate_topic_configs(
     broker: Defaults | None = None,
     before: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuses values that a topic cannot have: KafkaError(INVALID_CONFIG). `overrides` are all that the
-    topic shall have, `before` what it has. Rules: LogConfig.validate."""
+    """Raise KafkaError(INVALID_CONFIG) for invalid values of a topic. `overrides` are all its new values,
+    `before` its current ones. Rules: LogConfig.validate."""
     for name in overrides:
         if name not in TOPIC_KEYS:
             raise KafkaError(INVALID_CONFIG, f"Unknown topic config name: {name}")
@@ -259,7 +259,7 @@ def validate_topic_configs(
 
 
 def conflict(values: Mapping[str, Any], tiered: bool) -> str | None:
-    """What is wrong between a topic's values, or None."""
+    """Return the error message for values that contradict each other, or None."""
     low, high = values["min.compaction.lag.ms"], values["max.compaction.lag.ms"]
     if low > high:
         return f"conflict topic config setting min.compaction.lag.ms ({low}) > max.compaction.lag.ms ({high})"

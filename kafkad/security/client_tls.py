@@ -1,17 +1,17 @@
-"""TLS of a client, by Kafka's client options and librdkafka's.
+"""TLS of a client, by the options of Kafka's client and of librdkafka.
 
     authorities     ssl.truststore.location with .type and .password; ssl.truststore.certificates, as PEM;
-                    ssl.ca.location, PEM. Without any the system's
+                    ssl.ca.location, PEM. Without any, the system's authorities
     own             ssl.keystore.location with .type and .password; ssl.keystore.certificate.chain and
                     ssl.keystore.key, as PEM; ssl.certificate.location and ssl.key.location, PEM.
                     ssl.key.password opens the key
 
-A store without a type is what its bytes are: PEM, PKCS12 or JKS. The host's name is checked unless
-`ssl.endpoint.identification.algorithm` is empty (KIP-294's default: https). As with Java, any certificate in
-the truststore is trusted, also one that did not sign itself.
+If a store's type is not given, its bytes decide: PEM, PKCS12 or JKS. The host's name is checked unless
+`ssl.endpoint.identification.algorithm` is empty (KIP-294; the default is https). As in Java, every
+certificate in the truststore is trusted, even if it is not self-signed.
 
-Python's ssl reads keys from files only. A key that is not in a PEM file goes there by way of a file in
-memory that has no name, so it is never on a disk. (DefaultSslEngineFactory, KIP-651.)"""
+Python's ssl reads keys from files only. A key that is not in a PEM file is passed through an unnamed file in
+memory, so it never reaches a disk. (DefaultSslEngineFactory, KIP-651.)"""
 
 import os
 import ssl
@@ -21,16 +21,16 @@ from typing import Any, Final
 TYPES: Final = ("PEM", "PKCS12", "JKS")
 TRUST: Final = "ssl.truststore"
 KEYS: Final = "ssl.keystore"
-SNIFFED_BYTES: Final = 1 << 16  # a PEM file may begin with remarks
+SNIFFED_BYTES: Final = 1 << 16  # a PEM file may begin with comments
 
 
 def tls_context(options: Mapping[str, Any]) -> ssl.SSLContext:
-    """A client's context. Raises ValueError."""
+    """Return a client's TLS context. Raise ValueError."""
     try:
         context = _trusting(options)
     except (OSError, ValueError) as trouble:
         raise ValueError(f"the certificates of the authorities cannot be read: {trouble}")
-    # Java and librdkafka ask no more of an authority's certificate either.
+    # Java and librdkafka do not check an authority's certificate more strictly, either.
     context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", ssl.VerifyFlags(0))
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if not str(options.get("ssl.endpoint.identification.algorithm", "https")):
@@ -72,7 +72,7 @@ def _load_own(context: ssl.SSLContext, options: Mapping[str, Any]) -> None:
 
         password = _text(options, f"{KEYS}.password")
         if password is None:
-            raise ValueError(f"{KEYS}.password is missing: it opens {path}")
+            raise ValueError(f"{KEYS}.password is missing; it is needed to open {path}")
         store = key_store_of(_bytes(path), password, key_password)
         chain = "".join(map(ssl.DER_cert_to_PEM_cert, store.chain))
         _load_text(context, _pem_of(store.key) + chain, "")
@@ -84,11 +84,11 @@ def _load_own(context: ssl.SSLContext, options: Mapping[str, Any]) -> None:
 
 
 def _store(name: str, options: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Type and path of a store. Raises ValueError, OSError."""
+    """Return type and path of a store. Raise ValueError, OSError."""
     path = _text(options, f"{name}.location")
     given = _text(options, f"{name}.type")
     if given is not None and given.upper() not in TYPES:
-        raise ValueError(f"{name}.type {given} is not supported: {', '.join(TYPES)} are")
+        raise ValueError(f"{name}.type {given} is not supported; use {', '.join(TYPES)}")
     if path is None:
         return "PEM", None
     if given is not None:
@@ -106,11 +106,11 @@ def _bytes(path: str) -> bytes:
 
 
 def _pem_of(key: bytes) -> str:
-    """DER tells by the second field of its sequence which of the three forms of a private key it is."""
+    """Convert a DER key to PEM. The second field of its sequence shows which of three forms the key has."""
     import base64
 
-    at = 2 if key[1] < 0x80 else 2 + (key[1] & 0x7F)  # behind the sequence's size
-    at += 2 + key[at + 1]  # behind the version
+    at = 2 if key[1] < 0x80 else 2 + (key[1] & 0x7F)  # after the sequence's size
+    at += 2 + key[at + 1]  # after the version
     kind = {0x02: "RSA PRIVATE KEY", 0x04: "EC PRIVATE KEY"}.get(key[at], "PRIVATE KEY")
     return f"-----BEGIN {kind}-----\n{base64.encodebytes(key).decode()}-----END {kind}-----\n"
 

@@ -109,7 +109,7 @@ def test_plaintext_needs_nothing():
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"security.protocol": "TLS"}, "PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL is wanted"),
+        ({"security.protocol": "TLS"}, "it must be one of PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"),
         ({"security.protocol": "SASL_SSL"}, "GSSAPI is not supported"),
         (
             {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"},
@@ -134,7 +134,7 @@ def test_plaintext_needs_nothing():
         ),
         (
             {"security.protocol": "SSL", "ssl.truststore.type": "BKS"},
-            "BKS is not supported: PEM, PKCS12, JKS",
+            "BKS is not supported; use PEM, PKCS12, JKS",
         ),
         ({"security.protocol": "SSL", "ssl.keystore.location": "/nowhere.p12"}, "certificate and key cannot"),
         ({"security.protocol": "SSL", "ssl.keystore.key": "x"}, "certificate.chain is missing beside"),

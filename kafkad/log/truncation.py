@@ -2,18 +2,23 @@
 
 Followers truncate to what the leader has; a metadata log starts anew above a snapshot. The segments leave
 memory first, then their files are removed, then the leader epochs and the producers follow. When the disk
-fails in between, files and memory may differ: the log serves nothing until the next start (`half_done`)."""
+fails in between, files and memory may differ: the log serves nothing until the next start (`half_done`).
 
+What is cut may be on its way to a client: a leader sends its followers what lies above HW, straight from the
+file, and may be a follower itself before all of it has left. Such a segment gets a new file with the bytes
+that stay, and the old one lives on, without a name, until nobody sends it (`_cut`)."""
+
+import errno
 import logging
 import os
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from kafkad._native.log.producer_table import ProducerTable
 from kafkad._native.log.segment_recovery import replay_producers, scan_segment
 from kafkad.log import recovery
-from kafkad.log.filenames import LOG, SNAPSHOT, TXN_INDEX, offset_of, segment_file
+from kafkad.log.filenames import CLEANED, LOG, SNAPSHOT, TXN_INDEX, offset_of, segment_file
 from kafkad.log.flusher import Flusher
 from kafkad.log.owner import Owner
 from kafkad.log.producer_state import load_snapshot
@@ -21,6 +26,8 @@ from kafkad.log.txn_index import read_txn_index, write_txn_index
 from kafkad.protocol.errors import CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR, KafkaError, Malformed
 
 logger = logging.getLogger("kafkad.log")
+
+COPIED_AT_A_TIME: Final = 64 << 20  # bytes
 
 
 class Truncated(Owner, Protocol):
@@ -55,7 +62,7 @@ def truncate_to(log: Truncated, offset: int) -> None:
                 if gone != base:
                     recovery.remove_segment_files(log.directory, gone)
             path = segment_file(log.directory, base, LOG)
-            os.truncate(path, position)
+            _cut(log, path, base, position, offset)
             scan = scan_segment(
                 log.directory, base, ProducerTable(), index_interval=log.config.index_interval_bytes
             )
@@ -73,6 +80,27 @@ def truncate_to(log: Truncated, offset: int) -> None:
         raise log.half_done("its truncation", e) from e
     except ValueError as e:
         raise log.half_done("its truncation", e, CORRUPT_MESSAGE) from e
+
+
+def _cut(log: Truncated, path: str, base: int, position: int, offset: int) -> None:
+    """The segment's bytes end at `position`; whoever has the file open and reads beyond it still may."""
+    native = log.native
+    may_be_sent = native.read_to_end or native.has_readers or offset < log.high_watermark
+    if not may_be_sent:
+        os.truncate(path, position)
+        return
+    fresh = path + CLEANED  # a start after a crash removes it
+    with open(path, "rb") as old, open(fresh, "wb") as new:
+        left = position
+        while left > 0:
+            copied = os.copy_file_range(old.fileno(), new.fileno(), min(left, COPIED_AT_A_TIME))
+            if copied == 0:
+                raise OSError(errno.EIO, f"{path} is shorter than {position} bytes")
+            left -= copied
+        if native.flushed_offset > base:
+            os.fdatasync(new.fileno())  # the new name may be on the disk before what was there already
+    os.replace(fresh, path)
+    native.read_to_end = False
 
 
 def start_at(log: Truncated, offset: int) -> None:

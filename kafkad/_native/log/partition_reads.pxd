@@ -22,6 +22,8 @@ cdef extern from *:
     const int64_t OLDER_SEGMENT "KAFKAD_OLDER_SEGMENT"      # more than any min_bytes
 
 cdef class PartitionReads(PartitionState):
+    cdef public bint read_to_end            # what lies above HW may be on its way to a follower: it is not cut in place
+
     cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
                     int64_t* batch_size) noexcept nogil
     cdef tuple boundary_of(self, int64_t offset)

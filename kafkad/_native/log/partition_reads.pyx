@@ -76,6 +76,7 @@ cdef class PartitionReads(PartitionState):
             bound = row.log_end_offset
             bound_segment = row.end_segment
             bound_position = row.end_position
+            self.read_to_end = True
         if offset >= bound:
             return 0
         at = segment_floor(self.segments, self.segment_count, offset)
@@ -262,9 +263,11 @@ cdef class PartitionReads(PartitionState):
         cdef int code
         cdef int64_t n
         cdef bint was_open = self.open
+        cdef bint read_to_end = self.read_to_end
         if isolation == 2 and not self.failure:
             self.open = True                # the broker reads its own logs before and beside leading them
         code = self.read(offset, max_bytes, at_least_one, isolation, leader_epoch, &info)
+        self.read_to_end = read_to_end      # these bytes are copied here and now
         if isolation == 2 and not self.failure:
             self.open = was_open
         if code == 0 and info.size:

@@ -7,6 +7,7 @@ The class is built in layers, each a module, each knowing those before it:
     partition_watermarks  HW, LSO, log start, log end: how they move
     partition_flushes     what the disk holds, and the group commit
     partition_appends     one batch: validate, admit, write, record
+    partition_runs        a leader's batches, many at once
     partition             segments that come and go; who leads
 
 A layer is a base class, so that all calls between them are those of one C vtable, as within one class.
@@ -91,6 +92,11 @@ cdef class PartitionState:
         if self.notify_log:
             with gil:
                 call_log(self)
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether other workers may read the files."""
+        return self.slot.table is not None and self.slot.table.shared
 
     @property
     def topic_id(self) -> bytes:

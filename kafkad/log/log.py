@@ -165,6 +165,7 @@ class Log:
         self.partition = native.index
         self.native = native
         native.log = self
+        native.epochs = epochs
         self.scheduler = scheduler
         self.producer_expiration_ms = producer_expiration_ms
         self.on_log_start: Callable[[Log], None] | None = None  # notes what DeleteRecords moved
@@ -302,6 +303,11 @@ class Log:
         self.native.lead(epoch, leader_id, partition_epoch, entries[-1][1], previous)
         if self.end_offset - self.native.flushed_offset >= self._config.flush_messages:
             self.request_flush()
+
+    def assign_epoch(self, epoch: int, start_offset: int) -> None:
+        """The first batch of a leader's `epoch` is about to be appended. Raises KafkaError."""
+        self._change_epochs(lambda: self.leader_epochs.assign(epoch, start_offset))
+        self.native.flush_by_log = True  # the file goes to the disk with the batch
 
     def _change_epochs(self, change: Callable[[], None]) -> None:
         """A shortage keeps the file back until the next flush. Raises KafkaError on a broken disk."""
@@ -501,6 +507,12 @@ class Log:
             latest = epoch
             self._change_epochs(lambda: self.leader_epochs.assign(latest, base))
         return base
+
+    def follow(self, high_watermark: int, log_start: int) -> None:
+        """What the leader says of itself: HW moves on, up to LEO, and the log start, up to HW. Raises
+        KafkaError."""
+        if self.native.follow(high_watermark, log_start):
+            self.advance_log_start(log_start)
 
     def append_marker(
         self,

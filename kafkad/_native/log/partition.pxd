@@ -1,6 +1,6 @@
 """A partition's hot state: see partition.pyx, and partition_state.pyx for the layers that it is made of."""
 
-from kafkad._native.log.partition_appends cimport PartitionAppends
+from kafkad._native.log.partition_runs cimport PartitionRuns
 
-cdef class Partition(PartitionAppends):
+cdef class Partition(PartitionRuns):
     pass

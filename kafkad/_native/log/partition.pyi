@@ -2,6 +2,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
+from kafkad._native.log.epochs import Epochs
 from kafkad._native.log.group_commit import GroupCommit
 from kafkad._native.log.next_segment import NextSegment
 from kafkad._native.log.partition_reader import ReaderPartition
@@ -30,6 +31,14 @@ class Partition:
     notify_log: bool
     flush_by_log: bool
     notify_flush: bool
+    read_to_end: bool  # what lies above HW may be on its way to a follower
+    epochs: Epochs
+    @property
+    def has_readers(self) -> bool: ...
+    def try_append_run(
+        self, data: Buffer, at: int, fetch_epoch: int, high_watermark: int, now_ms: int
+    ) -> tuple[int, int, int, int, int, int]: ...
+    def follow(self, high_watermark: int, log_start: int) -> bool: ...
     @property
     def topic(self) -> str: ...
     @property

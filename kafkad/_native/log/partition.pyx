@@ -22,10 +22,10 @@ from kafkad._native.shared.watermarks cimport ROLE_FOLLOWER, ROLE_LEADER, ROLE_N
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 from kafkad._native.wire.errors cimport NOT_LEADER_OR_FOLLOWER
 from kafkad._native.log.partition_state cimport EPOCH_RAISED, PARTITION_GONE
-from kafkad._native.log.partition_appends cimport PartitionAppends
+from kafkad._native.log.partition_runs cimport PartitionRuns
 
 
-cdef class Partition(PartitionAppends):
+cdef class Partition(PartitionRuns):
     @staticmethod
     def reader(str topic, int index, bytes topic_id, str directory, RowSlot slot, int owner) -> Partition:
         """The partition that worker `owner` appends to, as another worker reads it: `slot` is a view of its row."""

@@ -7,6 +7,14 @@ from kafkad._native.log.partition_flushes cimport PartitionFlushes
 from kafkad._native.log.guards cimport Guards
 from kafkad._native.wire.batch cimport Rules
 
+cpdef enum:                         # why an append answered NEED_PYTHON
+    WANTS_NOTHING = 0
+    WANTS_ROLL = 1
+    WANTS_SLOW_PATH = 2
+    WANTS_PRODUCERS = 3             # a retry, perhaps, of a batch that the snapshot did not hold
+    WANTS_EPOCH = 4                 # a leader's batch is the first of its epoch
+    WANTS_OLD_FORMAT = 5            # a leader's batch has a magic below 2
+
 cdef struct AppendInfo:
     int64_t base_offset             # of this batch, or where its first copy went (duplicate)
     int64_t end_offset              # answer when the high watermark has reached it
@@ -44,3 +52,14 @@ cdef class PartitionAppends(PartitionFlushes):
                         int64_t now_ms) noexcept nogil
     cdef int open_for_append(self, Segment* segment) noexcept nogil
     cdef int note_abort(self, Segment* segment, int64_t producer_id, int64_t last_offset, int64_t* before) noexcept nogil
+
+# A batch stands in the active segment from `segment.size` on: its index entry, its place in memory. `expected`: LEO before.
+cdef void batch_stands(PartitionAppends self, Segment* segment, const uint8_t* batch, int64_t size, int64_t base_offset,
+                       int64_t last_offset, int64_t expected) noexcept nogil
+
+# After it, of a batch with a producer: what it says of that one. `marker` as of parse_marker; there is room.
+cdef void producer_stands(PartitionAppends self, Segment* segment, const uint8_t* batch, int64_t size, int64_t base_offset,
+                          int64_t last_offset, int marker, int32_t coordinator_epoch) noexcept nogil
+
+# The active segment has reached `filling_at`.
+cdef void call_filling(PartitionAppends partition, int64_t now_ms) noexcept

@@ -55,13 +55,6 @@ cdef enum:                          # of append_checked
     RAFT = 2
     REPLICA = 3
 
-cpdef enum:                         # why an append answered NEED_PYTHON
-    WANTS_NOTHING = 0
-    WANTS_ROLL = 1
-    WANTS_SLOW_PATH = 2
-    WANTS_PRODUCERS = 3             # a retry, perhaps, of a batch that the snapshot did not hold
-
-
 cdef const char* refusal_of(int failure) noexcept nogil:
     """What the client reads. Constant texts: an answer may hold on to them."""
     if failure == -ENOSPC:
@@ -87,6 +80,52 @@ cdef const char* refusal_of_producer(int code) noexcept nogil:
     if code == TRANSACTION_COORDINATOR_FENCED:
         return b"a later transaction coordinator has written to this partition"
     return b"the producer's epoch or sequence is not the expected one"
+
+
+# -- what a batch that was written leaves behind --------------------------------------------------------------
+
+cdef void batch_stands(PartitionAppends self, Segment* segment, const uint8_t* batch, int64_t size, int64_t base_offset,
+                       int64_t last_offset, int64_t expected) noexcept nogil:
+    cdef int64_t max_timestamp = get_i64(batch + MAX_TIMESTAMP_AT)
+    if max_timestamp > segment.max_timestamp:
+        segment.max_timestamp = max_timestamp
+        segment.max_timestamp_offset = last_offset
+    if segment.size == 0:
+        segment.first_timestamp = max_timestamp
+    if segment.bytes_since_index > self.index_interval_bytes:
+        offset_index_append(&segment.offsets, <int32_t>(last_offset - segment.base_offset), <int32_t>segment.size)
+        if segment.times.entries == 0 or (
+                segment.max_timestamp > time_entry_timestamp(&segment.times, segment.times.entries - 1)):
+            if segment.max_timestamp > -1:
+                time_index_append(&segment.times, segment.max_timestamp,
+                                  <int32_t>(segment.max_timestamp_offset - segment.base_offset))
+        segment.bytes_since_index = 0
+    segment.bytes_since_index += size
+    if base_offset != expected:
+        self.lookup.recent_count = 0            # a hole: what is between two entries of the ring is no longer one batch
+    lookup_remember(&self.lookup, base_offset, segment.size)
+    segment.size += size
+
+
+cdef void producer_stands(PartitionAppends self, Segment* segment, const uint8_t* batch, int64_t size, int64_t base_offset,
+                          int64_t last_offset, int marker, int32_t coordinator_epoch) noexcept nogil:
+    cdef int64_t producer_id = get_i64(batch + PRODUCER_ID_AT)
+    cdef int16_t producer_epoch = get_i16(batch + PRODUCER_EPOCH_AT)
+    cdef int64_t max_timestamp = get_i64(batch + MAX_TIMESTAMP_AT)
+    cdef int16_t attributes = get_i16(batch + ATTRIBUTES_AT)
+    cdef int64_t transaction
+    if marker >= 0:
+        transaction = producer_end(self.producer_map, producer_id, producer_epoch, coordinator_epoch, max_timestamp)
+        if transaction >= 0:
+            transactions_end(&self.transactions, transaction, last_offset)
+        guards_appended(&self.guards, producer_id, producer_epoch, True)
+    elif not attributes & CONTROL:
+        producer_record(self.producer_map, producer_id, producer_epoch, get_i32(batch + BASE_SEQUENCE_AT), base_offset,
+                        last_offset, max_timestamp, attributes & TRANSACTIONAL != 0)
+        if attributes & TRANSACTIONAL:
+            guards_appended(&self.guards, producer_id, producer_epoch, False)
+            if producer_find(self.producer_map, producer_id).transaction_start == base_offset:
+                transactions_begin(&self.transactions, base_offset, segment.base_offset, segment.size - size)
 
 
 cdef class PartitionAppends(PartitionFlushes):
@@ -214,10 +253,9 @@ cdef class PartitionAppends(PartitionFlushes):
         cdef int32_t base_sequence = get_i32(records + BASE_SEQUENCE_AT)
         cdef int32_t delta = get_i32(records + LAST_OFFSET_DELTA_AT)
         cdef int64_t base_offset = self.row.log_end_offset
-        cdef int64_t last_offset, transaction, latest, latest_offset, aborts_before = -1
+        cdef int64_t last_offset, aborts_before = -1
         cdef int32_t coordinator_epoch = -1
         cdef int code, failure, marker = -1, why
-        cdef bint index_it
 
         if <int64_t>size > self.segment_bytes:
             info.message = b"the batch is larger than segment.bytes"
@@ -269,13 +307,7 @@ cdef class PartitionAppends(PartitionFlushes):
                 self.wants = WANTS_ROLL
                 return NEED_PYTHON
         segment.touched = True
-        index_it = segment.bytes_since_index > self.index_interval_bytes
-        latest = segment.max_timestamp
-        latest_offset = segment.max_timestamp_offset
-        if max_timestamp > latest:
-            latest = max_timestamp
-            latest_offset = last_offset
-        if index_it and not (index_has_room(&segment.offsets) and index_has_room(&segment.times)):
+        if segment.bytes_since_index > self.index_interval_bytes and not (index_has_room(&segment.offsets) and index_has_room(&segment.times)):
             segment_path(self.directory, segment.base_offset, b"index", path)
             failure = index_reserve(&segment.offsets, path)
             if failure == 0:
@@ -306,38 +338,13 @@ cdef class PartitionAppends(PartitionFlushes):
             return self.refused(failure, b"appending")
 
         log_file_written(segment.file, segment.size, now_ms)
-        segment.max_timestamp = latest
-        segment.max_timestamp_offset = latest_offset
-        if segment.size == 0:
-            segment.first_timestamp = max_timestamp
-        if index_it:
-            offset_index_append(&segment.offsets, <int32_t>(last_offset - segment.base_offset), <int32_t>segment.size)
-            if segment.times.entries == 0 or latest > time_entry_timestamp(&segment.times, segment.times.entries - 1):
-                if latest > -1:
-                    time_index_append(&segment.times, latest, <int32_t>(latest_offset - segment.base_offset))
-            segment.bytes_since_index = 0
-        segment.bytes_since_index += size
-        if base_offset != self.row.log_end_offset:
-            self.lookup.recent_count = 0           # a hole: what is between two entries of the ring is no longer one batch
-        lookup_remember(&self.lookup, base_offset, segment.size)
-        segment.size += size
+        batch_stands(self, segment, records, size, base_offset, last_offset, self.row.log_end_offset)
         if segment.size >= self.filling_at:
             with gil:
                 call_filling(self, now_ms)
 
         if producer_id >= 0:
-            if marker >= 0:
-                transaction = producer_end(self.producer_map, producer_id, producer_epoch, coordinator_epoch, max_timestamp)
-                if transaction >= 0:
-                    transactions_end(&self.transactions, transaction, last_offset)
-                guards_appended(&self.guards, producer_id, producer_epoch, True)
-            elif not attributes & CONTROL:
-                producer_record(self.producer_map, producer_id, producer_epoch, base_sequence, base_offset, last_offset,
-                                max_timestamp, attributes & TRANSACTIONAL != 0)
-                if attributes & TRANSACTIONAL:
-                    guards_appended(&self.guards, producer_id, producer_epoch, False)
-                    if producer_find(self.producer_map, producer_id).transaction_start == base_offset:
-                        transactions_begin(&self.transactions, base_offset, segment.base_offset, segment.size - size)
+            producer_stands(self, segment, records, size, base_offset, last_offset, marker, coordinator_epoch)
 
         why = ADVANCED_END
         self.row_begin()

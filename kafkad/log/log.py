@@ -307,6 +307,7 @@ class Log:
     def assign_epoch(self, epoch: int, start_offset: int) -> None:
         """The first batch of a leader's `epoch` is about to be appended. Raises KafkaError."""
         self._change_epochs(lambda: self.leader_epochs.assign(epoch, start_offset))
+        self.native.note_epochs()
         self.native.flush_by_log = True  # the file goes to the disk with the batch
 
     def _change_epochs(self, change: Callable[[], None]) -> None:
@@ -508,10 +509,10 @@ class Log:
             self._change_epochs(lambda: self.leader_epochs.assign(latest, base))
         return base
 
-    def follow(self, high_watermark: int, log_start: int) -> None:
+    def take_marks(self, high_watermark: int, log_start: int) -> None:
         """What the leader says of itself: HW moves on, up to LEO, and the log start, up to HW. Raises
         KafkaError."""
-        if self.native.follow(high_watermark, log_start):
+        if self.native.take_marks(high_watermark, log_start):
             self.advance_log_start(log_start)
 
     def append_marker(

@@ -74,6 +74,7 @@ def truncate_to(log: Truncated, offset: int) -> None:
                 log.flusher.paths.add(txns)
         log.flusher.directories.add(log.directory)
         log.leader_epochs.truncate_from_end(offset)
+        native.note_epochs()
         reload_producers(log, offset)
         native.refresh_stable()
     except OSError as e:
@@ -108,6 +109,7 @@ def start_at(log: Truncated, offset: int) -> None:
     try:
         _remove_all(log, offset)
         log.leader_epochs.truncate_from_end(0)
+        log.native.note_epochs()
         reload_producers(log, offset)
         log.native.refresh_stable()
     except OSError as e:

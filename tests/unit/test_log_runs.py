@@ -180,12 +180,12 @@ def test_t21_hw_follows_the_leader_up_to_the_end_and_never_back(tmp_path):
     assert follower.log.high_watermark == 6
     append_run(follower.log, data[half:], 0, 4, NOW)
     assert follower.log.high_watermark == 6
-    follower.log.follow(8, 3)
+    follower.log.take_marks(8, 3)
     assert (follower.log.high_watermark, follower.log.log_start_offset) == (8, 3)
     assert follower.log.native.position_of(8) == (0, half + half // 3)
-    follower.log.follow(8, 9)  # not above HW
+    follower.log.take_marks(8, 9)  # not above HW
     assert follower.log.log_start_offset == 3
-    follower.log.follow(12, 9)
+    follower.log.take_marks(12, 9)
     assert (follower.log.high_watermark, follower.log.log_start_offset) == (12, 9)
 
 
@@ -262,7 +262,7 @@ def compare_with_appends(path, chance):
             assert end.code == 0
             buffer = buffer[end.taken :]
         assert buffer == b""
-        runs.log.follow(mark, 0)
+        runs.log.take_marks(mark, 0)
         one_by_one(slow, data, mark)
         assert state(runs) == state(slow)
     for world in (runs, slow):

@@ -253,6 +253,8 @@ cdef class PartitionRuns(PartitionAppends):
         self.row.end_position = segment.size
         if aborts_before >= 0:
             self.row.aborted_end = last + 1
+        if last + 1 - self.row.flushed_offset < self.flush_interval:
+            self.row.durable_offset = last + 1
         self.row_end()
         moves = self.place_high_watermark(info.high_watermark, &high_watermark, &mark_segment, &mark_position)
         if moves:
@@ -321,7 +323,14 @@ cdef class PartitionRuns(PartitionAppends):
             PyBuffer_Release(&view)
         return (code, at + info.taken, info.needed, info.base_offset, info.last_offset, info.epoch)
 
-    def follow(self, int64_t high_watermark, int64_t log_start) -> bool:
+    def note_epochs(self) -> None:
+        """The epochs have changed, in memory and in their file: who reads them by the row is told."""
+        self.row_begin()
+        self.row.last_epoch = epochs_latest(&self.epochs.list)
+        self.row.epochs_changed += 1
+        self.row_end()
+
+    def take_marks(self, int64_t high_watermark, int64_t log_start) -> bool:
         """`follow_marks`."""
         return self.follow_marks(high_watermark, log_start)
 

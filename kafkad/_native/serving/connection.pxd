@@ -37,6 +37,7 @@ cdef enum Kind:                     # first field of all that epoll points to
     KIND_HANDOVER = 6
     KIND_LOOP = 7
     KIND_COMMIT = 8
+    KIND_OUTGOING = 9
 
 cdef enum Phase:
     PHASE_HANDSHAKE = 0             # only Python sees frames

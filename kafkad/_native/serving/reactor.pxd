@@ -16,3 +16,4 @@ cdef class Reactor(Rounds):
     cdef list commits               # (address of a Commits, its group)
     cdef object admitted(self, Conn* conn)
     cdef void finish(self) noexcept
+    cdef void let_go(self) noexcept

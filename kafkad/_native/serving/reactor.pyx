@@ -94,6 +94,7 @@ cdef class Reactor(Rounds):
                                  connections_max_per_ip_overrides, send_buffer_bytes, receive_buffer_bytes)
         self.acceptor.core = self.core
         self.commits = []
+        self.outgoing = []
         self.idle_ms = connections_max_idle_ms
         self.stall_ms = stall_ms
         for i in range(API_KEYS):
@@ -218,6 +219,8 @@ cdef class Reactor(Rounds):
             return
         self.table.bury()
         self.acceptor.free_retired()
+        if self.outgoing:
+            self.let_go()
         look_at_rest(self.acceptor)
         self.core.stats.polls += 1
         self.core.polling = True
@@ -241,6 +244,8 @@ cdef class Reactor(Rounds):
             raise ValueError("this reactor is closed, or in the middle of a poll")
         self.table.bury()
         self.acceptor.free_retired()
+        if self.outgoing:
+            self.let_go()
         look_at_rest(self.acceptor)
         self.core.stats.polls += 1
         self.core.polling = True
@@ -293,6 +298,17 @@ cdef class Reactor(Rounds):
             self.idle_ms = connections_max_idle_ms
         if fetch_max_bytes is not None:
             self.fetching.max_bytes = fetch_max_bytes
+
+    def hold(self, owner):
+        """Keep who has a connection that we opened (`owner.connected`), until it is closed and no event names it."""
+        self.outgoing.append(owner)
+
+    cdef void let_go(self) noexcept:
+        try:
+            if not all([owner.connected for owner in self.outgoing]):
+                self.outgoing = [owner for owner in self.outgoing if owner.connected]
+        except BaseException:
+            core_fatal(self.core)
 
     def name_leader(self, int32_t broker_id, nodes):
         self.fetching.broker_id = broker_id
@@ -358,6 +374,8 @@ cdef class Reactor(Rounds):
             return
         self.open = False
         self.acceptor.close()
+        for owner in list(self.outgoing):
+            owner.detach("the broker stops")
         while self.core.oldest is not NULL:
             conn_close(self.core.oldest, NULL)
         if not self.core.polling:

@@ -27,6 +27,7 @@ cdef class Rounds(ConnectionTurns):
     cdef bint loop_ready            # it is the event loop
     cdef bint asleep                # as its mailbox says
     cdef bint open
+    cdef list outgoing              # of the connections that we opened, who has them; the closed ones until the next call
     cdef int late_rounds            # that answers have waited for those of other workers
     cdef int64_t idle_ms
     cdef int64_t stall_ms

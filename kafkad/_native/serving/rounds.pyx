@@ -18,13 +18,14 @@ from kafkad._native.serving.acceptor cimport Listener, accept_some, take_some
 from kafkad._native.serving.buffers cimport buffers_trim
 from kafkad._native.log.cold_reads cimport cold_settle
 from kafkad._native.serving.connection cimport (
-    BLOCKED_SOCKET, Conn, Core, KIND_COMMIT, KIND_CONNECTION, KIND_HANDOVER, KIND_LISTENER, KIND_LOOP, KIND_TIMER,
-    KIND_WAKE, Slot, conn_close, conn_reap, conn_run, clock_us, core_fatal, core_read_clocks, core_wake)
+    BLOCKED_SOCKET, Conn, Core, KIND_COMMIT, KIND_CONNECTION, KIND_HANDOVER, KIND_LISTENER, KIND_LOOP, KIND_OUTGOING,
+    KIND_TIMER, KIND_WAKE, Slot, conn_close, conn_reap, conn_run, clock_us, core_fatal, core_read_clocks, core_wake)
 from kafkad._native.serving.sending cimport copies_forget
 from kafkad._native.serving.fetch cimport fetch_advanced, fetch_drop_orphans, fetch_settle
 from kafkad._native.serving.produce_forwarding cimport forward_mail, forwarding_peer_lost
 from kafkad._native.log.group_commit cimport GroupCommit, commit_turn
 from kafkad._native.shared.mailbox cimport Mail, mail_awake, mail_done, mail_lost, mail_peek, mail_ring, mail_sleep
+from kafkad._native.serving.outgoing cimport Outgoing, outgoing_event
 from kafkad._native.serving.partition_table cimport Entry, Table
 from kafkad._native.serving.produce_answers cimport produce_advanced
 from kafkad._native.serving.timers cimport timers_expire
@@ -119,6 +120,8 @@ cdef int one_round(Rounds rounds, int timeout_ms, int* mails) noexcept nogil:
         elif kind == KIND_COMMIT:
             with gil:
                 publish_commits(rounds, (<Commits*>events[i].data.ptr).group)
+        elif kind == KIND_OUTGOING:
+            outgoing_event(<Outgoing*>events[i].data.ptr, events[i].events)
         elif kind == KIND_LOOP:
             rounds.called = True
             rounds.loop_ready = True

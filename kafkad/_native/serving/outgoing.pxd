@@ -1,0 +1,30 @@
+"""A connection that this broker opened, in the reactor's epoll set: see outgoing.pyx."""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+
+from kafkad._native.serving.connection cimport Core
+
+cdef struct Outgoing:               # zeros to begin with, but for `fd`, which is -1
+    int kind                        # KIND_OUTGOING: what epoll points to
+    int fd                          # -1: closed
+    Core* core
+    uint8_t* out                    # what is still to be sent
+    size_t out_size
+    size_t out_sent
+    size_t out_capacity
+    void (*ready)(void* owner) noexcept nogil       # there is something to read, or the peer is gone
+    void* owner
+
+# Takes the connected, non-blocking `fd`. 0, or -errno: then the fd is still the caller's.
+cdef int outgoing_open(Outgoing* self, Core* core, int fd) noexcept nogil
+
+# Sends, or keeps what the socket does not take. One message at a time: nothing is kept yet. 0, or -errno.
+cdef int outgoing_send(Outgoing* self, const uint8_t* data, size_t size) noexcept nogil
+
+# Bytes read; 0: none are there; -EPIPE: the peer has closed; else -errno.
+cdef int64_t outgoing_read(Outgoing* self, uint8_t* into, size_t room) noexcept nogil
+
+cdef void outgoing_close(Outgoing* self) noexcept nogil
+
+# What epoll says of it.
+cdef void outgoing_event(Outgoing* self, uint32_t events) noexcept nogil

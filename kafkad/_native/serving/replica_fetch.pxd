@@ -1,0 +1,112 @@
+"""Followed partitions and the connection to their leader: see replica_fetch.pyx."""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
+
+from kafkad._native.serving.outgoing cimport Outgoing
+from kafkad._native.wire.buffer cimport WriteBuffer
+from kafkad._native.wire.primitives cimport Cursor
+
+cpdef enum:                        # states of a followed partition
+    FETCHING = 0
+    DELAYED = 1                     # after an error, until `resume`
+    TRUNCATING = 2                  # Python finds out where to cut, until `resume`
+    FAILED = 3                      # until the next leader epoch
+
+cdef struct Followed:               # one partition that its leader is asked for
+    uint8_t topic_id[16]
+    int32_t index
+    int32_t leader_epoch
+    PyObject* partition             # Partition, a reference
+    int64_t asked_offset            # of the latest Fetch that named it; -1: none has since it was added or cut. An answer
+    int32_t asked_epoch             # counts only if the log still ends there
+    int32_t asked_last_epoch
+    int64_t asked_start
+    int64_t lag                     # the leader's HW less our LEO, -1: not known
+    uint8_t state
+    bint in_session                 # the leader's session has it
+    bint listed                     # in `changed`
+
+cdef enum Place:                    # in an answer: what comes next
+    FRAME
+    TOPICS
+    TOPIC
+    PARTITION
+    ABORTED
+    RECORDS_SIZE
+    RECORDS
+    TAGS
+    TAG
+    SKIP
+    DIVERGING
+
+cdef class ReplicaFetch:
+    cdef Outgoing link
+    cdef object reactor, sink, log
+    cdef int32_t broker_id, max_wait_ms, min_bytes, max_bytes, partition_bytes, answer_bytes_max, batch_bytes_max
+    cdef int16_t version
+    cdef bytes client_id
+    cdef int64_t broker_epoch
+    cdef Followed** followed        # in the order of topic id and index
+    cdef int32_t count, capacity
+    cdef Followed** changed         # those whose place in the session is to be told anew
+    cdef int32_t changed_count, changed_capacity
+    cdef list forgotten             # (topic id, index) that the session has and should not
+    cdef list events                # to be told to `sink` when the answer at hand is left alone
+    # the session and the request under way
+    cdef int32_t session_id, session_epoch, correlation
+    cdef bint full                  # the request under way is
+    cdef int64_t sent_ms            # monotonic, when; 0: there is none
+    cdef int empty_streak           # answers in a row that brought nothing
+    cdef int64_t streak_ms
+    cdef bint paused
+    cdef WriteBuffer request
+    # the answer, as far as it has come
+    cdef uint8_t* buffer
+    cdef size_t capacity_bytes, begin, end
+    cdef int64_t frame_left         # bytes of the answer that were not parsed yet
+    cdef Place place, after_tags, after_skip
+    cdef int32_t topics_left, partitions_left, aborted_left
+    cdef uint32_t tags_left
+    cdef bint in_partition          # the tags are a partition's
+    cdef int64_t skip_left, records_left
+    cdef uint8_t topic_id[16]
+    cdef Followed* current          # NULL: nobody asked, or not any more
+    cdef int32_t index
+    cdef int16_t code, answer_code
+    cdef int64_t high_watermark, log_start
+    cdef int32_t diverging_epoch
+    cdef int64_t diverging_end
+    cdef bint moved                 # this answer brought something
+    cdef const char* trouble        # why the answer cannot be read on
+    cdef int gone_on                # how often Python was asked at this place
+    cdef readonly int64_t bytes_read, answers, requests, batches_bytes
+
+    cdef Followed* find(self, const uint8_t* topic_id, int32_t index) noexcept nogil
+    cdef int32_t place_of(self, const uint8_t* topic_id, int32_t index) noexcept nogil
+    cdef Followed* known(self, bytes topic_id, int32_t index) except? NULL
+    cdef void begin_session(self) noexcept nogil
+    cdef bint leaves_session(self) noexcept
+    cdef int write_forgotten(self, WriteBuffer* out) except -1
+    cdef int short_of(self, int64_t there) noexcept nogil
+    cdef void take(self, Cursor* c, const uint8_t* at) noexcept nogil
+    cdef void next_partition(self) noexcept nogil
+    cdef int tags_over(self) noexcept nogil
+    cdef int skip_records(self) noexcept nogil
+    cdef void deliver_and_fetch(self) noexcept
+    cdef void list_changed(self, Followed* followed) noexcept nogil
+    cdef void read_on(self) noexcept nogil
+    cdef int parse(self) noexcept nogil
+    cdef int records(self) noexcept nogil
+    cdef void records_over(self) noexcept nogil
+    cdef void partition_over(self) noexcept nogil
+    cdef int answer_over(self) noexcept nogil
+    cdef int make_room(self, size_t wanted) noexcept nogil
+    cdef void note(self, Followed* followed, uint8_t state, int code, const char* why) noexcept nogil
+    cdef bint go_on(self, int64_t base, int32_t epoch) noexcept
+    cdef bint overlap(self, int64_t base, int64_t last) noexcept
+    cdef int build(self) except -1
+    cdef void fetch_next(self) noexcept nogil
+    cdef bint send_request(self) noexcept
+    cdef void lose(self, object reason) noexcept
+    cdef void deliver(self) noexcept

@@ -1,0 +1,898 @@
+"""Followed partitions and the connection to their leader: Fetch (key 1, v13-v18) as a replica sends it.
+
+    request    one at a time: a session (KIP-227) is told what changed, and what is not fetched any more
+    answer     read as it comes. Heads are parsed when they are whole; the batches of a partition go from the buffer into
+               its log by runs (_native/log/partition_runs), so an answer is never held as a whole
+    next       when the answer has ended, with the offsets that it moved
+
+There is no Python object per batch or partition. Python is asked when a run wants it (a roll, a new epoch) and told, when
+the bytes at hand are dealt with, of what stops a partition: `sink` gets `error`, `diverged`, `trouble`, and `lost` for the
+connection. A partition that stopped waits for `resume`.
+
+A leader may lie. What does not parse, or is larger than it may be, ends the connection with a reason; what is wrong with
+one partition's records stops that partition. The buffer grows to a batch, at most `batch_bytes_max`, and shrinks again.
+
+Each call reads the socket once, so a turn is bounded by the buffer.
+
+Beware: `sink` is called between answers' pieces, never inside one, since it may add and remove partitions."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.errno cimport EPIPE
+from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport calloc, free, malloc, qsort, realloc
+from libc.string cimport memcmp, memcpy, memmove
+
+from kafkad._native.log.epochs cimport epochs_latest
+from kafkad._native.log.partition cimport Partition
+from kafkad._native.log.partition_runs cimport RUN_NEWER, RUN_OVERLAPS, RunInfo
+from kafkad._native.serving.connection cimport core_fatal
+from kafkad._native.serving.outgoing cimport outgoing_close, outgoing_open, outgoing_read, outgoing_send
+from kafkad._native.serving.reactor cimport Reactor
+from kafkad._native.shared.watermarks cimport Row
+from kafkad._native.wire.batch cimport NEED_PYTHON
+from kafkad._native.wire.buffer cimport (
+    WriteBuffer, buffer_free, write_i16, write_i32, write_i64, write_i8, write_raw, write_uvarint)
+from kafkad._native.wire.errors cimport (
+    CORRUPT_MESSAGE, FETCH_SESSION_ID_NOT_FOUND, FETCH_SESSION_TOPIC_ID_ERROR, INVALID_FETCH_SESSION_EPOCH)
+from kafkad._native.wire.primitives cimport (
+    KAFKAD_CHECK, Cursor, cursor_init, get_i32, put_i32, read_i16, read_i32, read_i64, read_raw, read_uvarint)
+
+import os
+
+cdef enum:
+    FETCH_KEY = 1
+    BUFFER_BYTES = 1 << 20
+    SHRINK_ABOVE = 4 << 20
+    HEAD_BYTES_MAX = 256            # of anything that is parsed at once
+    BATCH_HEAD = 17                 # bytes of a batch without which its size is not known
+    ANSWER_SLACK = 16 << 20         # heads and tags of an answer, beside its records
+    EMPTY_ANSWERS = 32              # as many in EMPTY_MS make the next request wait
+    EMPTY_MS = 500
+    GOES_ON_MAX = 4                 # of a run, at one place
+
+
+cdef int by_place(const void* one, const void* other) noexcept nogil:
+    cdef const Followed* a = (<const Followed* const*>one)[0]
+    cdef const Followed* b = (<const Followed* const*>other)[0]
+    cdef int order = memcmp(a.topic_id, b.topic_id, 16)
+    return order if order else (a.index > b.index) - (a.index < b.index)
+
+
+cdef void link_ready(void* owner) noexcept nogil:
+    (<ReplicaFetch>owner).read_on()
+
+
+cdef class ReplicaFetch:
+    """See kafkad/_native/serving/replica_fetch.pyi for the arguments and methods."""
+
+    def __cinit__(self, Reactor reactor not None, sink, *, int32_t broker_id, bytes client_id not None, int version=18,
+                  int32_t max_wait_ms=500, int32_t min_bytes=1, int32_t max_bytes=10 << 20,
+                  int32_t partition_bytes=1 << 20, int32_t batch_bytes_max=100 << 20):
+        if not 13 <= version <= 18:
+            raise ValueError(f"replicas fetch by Fetch 13 to 18, not {version}")
+        if not 0 < len(client_id) < 1 << 15:
+            raise ValueError("a client id has 1 to 32767 bytes")
+        self.link.fd = -1
+        self.reactor = reactor
+        self.sink = sink
+        self.broker_id = broker_id
+        self.client_id = client_id
+        self.version = <int16_t>version
+        self.max_wait_ms = max_wait_ms
+        self.min_bytes = min_bytes
+        self.max_bytes = max_bytes
+        self.partition_bytes = partition_bytes
+        self.batch_bytes_max = batch_bytes_max
+        self.answer_bytes_max = <int32_t>min(
+            <int64_t>max_bytes + batch_bytes_max + ANSWER_SLACK, <int64_t>INT32_MAX)
+        self.forgotten = []
+        self.events = []
+
+    def __dealloc__(self):
+        cdef int32_t i
+        outgoing_close(&self.link)
+        for i in range(self.count):
+            Py_DECREF(<object>self.followed[i].partition)
+            free(self.followed[i])
+        free(self.followed)
+        free(self.changed)
+        free(self.buffer)
+        buffer_free(&self.request)
+
+    # -- partitions ------------------------------------------------------------------------------------------
+
+    cdef Followed* find(self, const uint8_t* topic_id, int32_t index) noexcept nogil:
+        cdef int32_t at = self.place_of(topic_id, index)
+        if at < self.count and self.followed[at].index == index and memcmp(self.followed[at].topic_id, topic_id, 16) == 0:
+            return self.followed[at]
+        return NULL
+
+    cdef int32_t place_of(self, const uint8_t* topic_id, int32_t index) noexcept nogil:
+        cdef int32_t low = 0, high = self.count, middle
+        cdef int order
+        while low < high:
+            middle = low + (high - low) // 2
+            order = memcmp(self.followed[middle].topic_id, topic_id, 16)
+            if order < 0 or (order == 0 and self.followed[middle].index < index):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    cdef Followed* known(self, bytes topic_id, int32_t index) except? NULL:
+        if len(topic_id) != 16:
+            raise ValueError("a topic id has 16 bytes")
+        return self.find(<const uint8_t*>PyBytes_AS_STRING(topic_id), index)
+
+    def add(self, Partition partition not None, bytes topic_id not None, int32_t index, int32_t leader_epoch):
+        cdef Followed* followed = self.known(topic_id, index)
+        cdef Followed** more
+        cdef int32_t at, capacity
+        if followed is not NULL:
+            raise ValueError("this partition is followed already")
+        if partition.epochs is None:
+            raise ValueError("a reader's partition is not followed")
+        if self.count == self.capacity:
+            capacity = self.capacity * 2 if self.capacity else 8
+            more = <Followed**>realloc(self.followed, capacity * sizeof(Followed*))
+            if more is NULL:
+                raise MemoryError()
+            self.followed = more
+            self.capacity = capacity
+        if self.changed_capacity < self.capacity:
+            more = <Followed**>realloc(self.changed, self.capacity * sizeof(Followed*))
+            if more is NULL:
+                raise MemoryError()
+            self.changed = more
+            self.changed_capacity = self.capacity
+        followed = <Followed*>calloc(1, sizeof(Followed))
+        if followed is NULL:
+            raise MemoryError()
+        memcpy(followed.topic_id, PyBytes_AS_STRING(topic_id), 16)
+        followed.index = index
+        followed.leader_epoch = leader_epoch
+        followed.asked_offset = -1
+        followed.lag = -1
+        followed.partition = <PyObject*>partition
+        Py_INCREF(partition)
+        if (topic_id, index) in self.forgotten:
+            self.forgotten.remove((topic_id, index))
+            followed.in_session = True          # it is told anew
+        at = self.place_of(followed.topic_id, index)
+        memmove(&self.followed[at + 1], &self.followed[at], (self.count - at) * sizeof(Followed*))
+        self.followed[at] = followed
+        self.count += 1
+        self.list_changed(followed)
+        self.go()
+
+    def remove(self, bytes topic_id not None, int32_t index):
+        """Whether it was there. Its log is not touched any more."""
+        cdef Followed* followed = self.known(topic_id, index)
+        cdef int32_t at, i
+        if followed is NULL:
+            return False
+        at = self.place_of(followed.topic_id, index)
+        self.count -= 1
+        memmove(&self.followed[at], &self.followed[at + 1], (self.count - at) * sizeof(Followed*))
+        if followed.listed:
+            for i in range(self.changed_count):
+                if self.changed[i] is followed:
+                    self.changed_count -= 1
+                    self.changed[i] = self.changed[self.changed_count]
+                    break
+        if followed.in_session:
+            self.forgotten.append((topic_id, index))
+        if self.current is followed:
+            self.current = NULL
+        Py_DECREF(<object>followed.partition)
+        free(followed)
+        return True
+
+    def resume(self, bytes topic_id not None, int32_t index):
+        """Go on with a partition that stopped, from where its log ends now."""
+        cdef Followed* followed = self.known(topic_id, index)
+        if followed is NULL:
+            return
+        followed.state = FETCHING
+        followed.asked_offset = -1              # an answer that is under way is of before
+        if self.current is followed:
+            self.current = NULL
+        self.list_changed(followed)
+        self.go()
+
+    def stop(self, bytes topic_id not None, int32_t index, int state):
+        """Fetch a partition no more: `resume`, or a new `add`, goes on."""
+        cdef Followed* followed = self.known(topic_id, index)
+        KAFKAD_CHECK(DELAYED <= state <= FAILED)
+        if followed is not NULL:
+            followed.state = <uint8_t>state
+            if self.current is followed:
+                self.current = NULL
+            self.list_changed(followed)
+
+    def state_of(self, bytes topic_id not None, int32_t index):
+        """(state, leader epoch, lag or -1), None if it is not followed here."""
+        cdef Followed* followed = self.known(topic_id, index)
+        return None if followed is NULL else (followed.state, followed.leader_epoch, followed.lag)
+
+    def __len__(self):
+        return self.count
+
+    cdef void list_changed(self, Followed* followed) noexcept nogil:
+        if not followed.listed:
+            KAFKAD_CHECK(self.changed_count < self.changed_capacity)
+            followed.listed = True
+            self.changed[self.changed_count] = followed
+            self.changed_count += 1
+
+    # -- the connection --------------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        return self.link.fd >= 0
+
+    @property
+    def waiting_since_ms(self) -> int:
+        """Monotonic, when the request under way was sent; 0: there is none."""
+        return self.sent_ms
+
+    @property
+    def buffer_bytes(self) -> int:
+        return self.capacity_bytes
+
+    def attach(self, int fd, int64_t broker_epoch):
+        """Fetch over a connected, non-blocking socket, which is ours from now on."""
+        cdef Reactor reactor = self.reactor
+        cdef int failure
+        KAFKAD_CHECK(self.link.fd < 0)
+        if self.buffer is NULL:
+            self.buffer = <uint8_t*>malloc(BUFFER_BYTES)
+            if self.buffer is NULL:
+                raise MemoryError()
+            self.capacity_bytes = BUFFER_BYTES
+        self.link.ready = link_ready
+        self.link.owner = <void*>self
+        failure = outgoing_open(&self.link, reactor.core, fd)
+        if failure != 0:
+            raise OSError(-failure, os.strerror(-failure))
+        reactor.hold(self)
+        self.broker_epoch = broker_epoch
+        self.begin = self.end = 0
+        self.place = FRAME
+        self.frame_left = 0
+        self.current = NULL
+        self.sent_ms = 0
+        self.paused = False
+        self.empty_streak = 0
+        self.begin_session()
+        self.go()
+
+    def detach(self, reason):
+        """Close the connection; `sink.lost(reason)` is called if there was one."""
+        if self.link.fd >= 0:
+            self.lose(reason)
+            self.deliver()
+
+    cdef void begin_session(self) noexcept nogil:
+        cdef int32_t i
+        self.session_id = 0
+        self.session_epoch = 0
+        for i in range(self.count):
+            self.followed[i].in_session = False
+            self.followed[i].asked_offset = -1
+
+    cdef void lose(self, object reason) noexcept:
+        outgoing_close(&self.link)
+        self.current = NULL
+        self.sent_ms = 0
+        if self.capacity_bytes > BUFFER_BYTES:
+            free(self.buffer)
+            self.buffer = NULL
+            self.capacity_bytes = 0
+        self.events.append(("lost", (reason,)))
+
+    cdef void deliver(self) noexcept:
+        try:
+            while self.events:
+                events, self.events = self.events, []
+                for name, arguments in events:
+                    getattr(self.sink, name)(*arguments)
+        except BaseException:
+            core_fatal((<Reactor>self.reactor).core)
+
+    def go(self):
+        """Send the next request, if one is to be sent and none is under way."""
+        self.paused = False
+        if self.link.fd >= 0 and self.sent_ms == 0:
+            if not self.send_request():
+                self.deliver()
+
+    # -- the request -----------------------------------------------------------------------------------------
+
+    cdef void fetch_next(self) noexcept nogil:
+        with gil:
+            if not self.paused:
+                self.send_request()
+
+    cdef bint send_request(self) noexcept:
+        # False: something is to be delivered.
+        cdef int failure
+        try:
+            if self.build() == 0:
+                return True
+        except MemoryError:
+            self.lose("no memory for a request")
+            return False
+        self.sent_ms = (<Reactor>self.reactor).core.monotonic_ms
+        self.requests += 1
+        failure = outgoing_send(&self.link, self.request.data, self.request.size)
+        if failure != 0:
+            self.lose(os.strerror(-failure))
+            return False
+        return True
+
+    cdef int build(self) except -1:
+        # 1: a request stands in `request`. 0: there is nothing to fetch.
+        cdef WriteBuffer* out = &self.request
+        cdef Followed* followed
+        cdef Partition partition
+        cdef int32_t i, j, k, kept = 0
+        cdef int32_t last_epoch
+        cdef bint any_fetched = False
+        for i in range(self.count):
+            if self.followed[i].state == FETCHING:
+                any_fetched = True
+                break
+        if not any_fetched and not self.forgotten and not self.leaves_session():
+            return 0
+        self.full = self.session_id == 0
+        if self.full:
+            if not any_fetched:
+                return 0
+            self.session_epoch = 0
+            self.forgotten.clear()
+            self.changed_count = 0
+            for i in range(self.count):
+                self.followed[i].in_session = False
+                self.followed[i].listed = False
+                if self.followed[i].state == FETCHING:
+                    self.list_changed(self.followed[i])
+        for i in range(self.changed_count):             # which of them the session must be told
+            followed = self.changed[i]
+            partition = <Partition>followed.partition
+            if followed.state == FETCHING:
+                self.changed[kept] = followed
+                kept += 1
+            else:
+                followed.listed = False
+                if followed.in_session:
+                    followed.in_session = False
+                    self.forgotten.append((PyBytes_FromStringAndSize(<char*>followed.topic_id, 16), followed.index))
+        self.changed_count = kept
+        if kept > 1:
+            qsort(self.changed, kept, sizeof(Followed*), by_place)
+        self.correlation = (self.correlation + 1) & INT32_MAX
+        out.size = 0
+        write_i32(out, 0)
+        write_i16(out, FETCH_KEY)
+        write_i16(out, self.version)
+        write_i32(out, self.correlation)
+        write_i16(out, <int16_t>len(self.client_id))
+        write_raw(out, PyBytes_AS_STRING(self.client_id), len(self.client_id))
+        write_i8(out, 0)                                # header tags
+        if self.version < 15:
+            write_i32(out, self.broker_id)
+        write_i32(out, self.max_wait_ms)
+        write_i32(out, self.min_bytes)
+        write_i32(out, self.max_bytes)
+        write_i8(out, 0)                                # isolation level
+        write_i32(out, self.session_id)
+        write_i32(out, self.session_epoch)
+        i = 0
+        j = 0
+        while i < kept:                                 # topics
+            if i == 0 or memcmp(self.changed[i].topic_id, self.changed[i - 1].topic_id, 16) != 0:
+                j += 1
+            i += 1
+        write_uvarint(out, j + 1)
+        i = 0
+        while i < kept:
+            j = i
+            while j < kept and memcmp(self.changed[i].topic_id, self.changed[j].topic_id, 16) == 0:
+                j += 1
+            write_raw(out, self.changed[i].topic_id, 16)
+            write_uvarint(out, j - i + 1)
+            for k in range(i, j):
+                followed = self.changed[k]
+                partition = <Partition>followed.partition
+                last_epoch = epochs_latest(&partition.epochs.list)
+                followed.asked_offset = partition.row.log_end_offset
+                followed.asked_epoch = followed.leader_epoch
+                followed.asked_last_epoch = last_epoch
+                followed.asked_start = partition.row.log_start_offset
+                followed.in_session = True
+                followed.listed = False
+                write_i32(out, followed.index)
+                write_i32(out, followed.leader_epoch)
+                write_i64(out, followed.asked_offset)
+                write_i32(out, last_epoch)
+                write_i64(out, followed.asked_start)
+                write_i32(out, self.partition_bytes)
+                write_i8(out, 0)
+            write_i8(out, 0)
+            i = j
+        self.changed_count = 0
+        self.write_forgotten(out)
+        write_uvarint(out, 1)                           # rack: ""
+        if self.version < 15:
+            write_i8(out, 0)
+        else:
+            write_uvarint(out, 1)                       # tags: replica_state
+            write_uvarint(out, 1)
+            write_uvarint(out, 13)
+            write_i32(out, self.broker_id)
+            write_i64(out, self.broker_epoch)
+            write_i8(out, 0)
+        put_i32(out.data, <int32_t>(out.size - 4))
+        return 1
+
+    cdef bint leaves_session(self) noexcept:
+        cdef int32_t i
+        for i in range(self.changed_count):
+            if self.changed[i].in_session and self.session_id:
+                return True
+        return False
+
+    cdef int write_forgotten(self, WriteBuffer* out) except -1:
+        by_topic = {}
+        for topic_id, index in self.forgotten:
+            by_topic.setdefault(topic_id, []).append(index)
+        self.forgotten.clear()
+        write_uvarint(out, <uint32_t>(len(by_topic) + 1))
+        for topic_id, indexes in by_topic.items():
+            write_raw(out, PyBytes_AS_STRING(topic_id), 16)
+            write_uvarint(out, <uint32_t>(len(indexes) + 1))
+            for index in indexes:
+                write_i32(out, <int32_t>index)
+            write_i8(out, 0)
+        return 0
+
+    # -- the answer ------------------------------------------------------------------------------------------
+
+    cdef void read_on(self) noexcept nogil:
+        cdef int64_t n
+        cdef int state
+        if self.make_room(HEAD_BYTES_MAX) != 0:
+            with gil:
+                self.lose("no memory for an answer")
+                self.deliver()
+            return
+        n = outgoing_read(&self.link, self.buffer + self.end, self.capacity_bytes - self.end)
+        if n == 0:
+            return
+        if n < 0:
+            with gil:
+                self.lose("the leader has closed the connection" if n == -EPIPE else os.strerror(<int>-n))
+                self.deliver()
+            return
+        self.end += n
+        self.bytes_read += n
+        self.trouble = NULL
+        while True:
+            state = self.parse()
+            if state <= 0:
+                break
+        if state < 0:
+            with gil:
+                self.lose(self.trouble.decode() if self.trouble is not NULL else "its answer does not parse")
+        if self.begin == self.end:
+            self.begin = self.end = 0
+        with gil:
+            if self.events:
+                self.deliver()
+
+    cdef int make_room(self, size_t wanted) noexcept nogil:
+        # For `wanted` bytes from `begin` on, and at least some behind what is there. 0, or -1.
+        cdef uint8_t* more
+        cdef size_t capacity
+        if wanted > self.capacity_bytes:
+            capacity = wanted + (64 << 10)
+            more = <uint8_t*>malloc(capacity)
+            if more == NULL:
+                return -1
+            memcpy(more, self.buffer + self.begin, self.end - self.begin)
+            free(self.buffer)
+            self.buffer = more
+            self.capacity_bytes = capacity
+            self.end -= self.begin
+            self.begin = 0
+        elif self.capacity_bytes - self.begin < wanted or self.end == self.capacity_bytes:
+            memmove(self.buffer, self.buffer + self.begin, self.end - self.begin)
+            self.end -= self.begin
+            self.begin = 0
+        return 0 if self.end < self.capacity_bytes else -1
+
+    cdef int parse(self) noexcept nogil:
+        # One step: 1, 0 when more bytes are needed, -1 when it cannot be read on (`trouble`).
+        cdef Cursor c
+        cdef const uint8_t* at = self.buffer + self.begin
+        cdef int64_t there = self.end - self.begin, size
+        cdef uint32_t tag, n
+        cdef const uint8_t* raw
+        if self.place == FRAME:
+            if there == 0:
+                return 0
+            if self.sent_ms == 0:
+                self.trouble = b"it answers what was not asked"
+                return -1
+            if there < 4:
+                return 0
+            size = get_i32(at)
+            if size < 4 or size > self.answer_bytes_max:
+                self.trouble = b"its answer has an absurd size"
+                return -1
+            if there < 4 + min(size, <int64_t>HEAD_BYTES_MAX) and there < 4 + 16:
+                return 0
+            cursor_init(&c, at + 4, min(there - 4, size))
+            if read_i32(&c) != self.correlation and not c.failed:
+                self.trouble = b"it answers another request than the one that was sent"
+                return -1
+            if read_uvarint(&c) != 0 and not c.failed:
+                self.trouble = b"its answer has tags in the header"
+                return -1
+            read_i32(&c)                                # throttle time
+            self.answer_code = read_i16(&c)
+            tag = <uint32_t>read_i32(&c)
+            n = read_uvarint(&c)
+            if c.failed:
+                return self.short_of(size)
+            if n == 0 or n > <uint32_t>INT32_MAX:
+                self.trouble = b"its answer has no list of topics"
+                return -1
+            self.topics_left = <int32_t>(n - 1)
+            self.frame_left = size - (c.at - (at + 4))
+            self.begin += c.at - at
+            self.moved = False
+            if self.answer_code == 0:
+                self.session_id = <int32_t>tag
+            self.place = TOPICS
+            return 1
+        if there > self.frame_left:
+            there = self.frame_left
+        cursor_init(&c, at, there)
+        if self.place == TOPICS:
+            if self.topics_left == 0:
+                self.in_partition = False
+                self.place = TAGS
+                self.after_tags = FRAME
+            else:
+                self.topics_left -= 1
+                self.place = TOPIC
+            return 1
+        if self.place == TOPIC:
+            raw = read_raw(&c, 16)
+            n = read_uvarint(&c)
+            if c.failed:
+                return self.short_of(there)
+            if n == 0 or n > <uint32_t>INT32_MAX:
+                self.trouble = b"its answer has no list of partitions"
+                return -1
+            memcpy(self.topic_id, raw, 16)
+            self.partitions_left = <int32_t>(n - 1)
+            self.take(&c, at)
+            self.next_partition()
+            return 1
+        if self.place == PARTITION:
+            self.index = read_i32(&c)
+            self.code = read_i16(&c)
+            self.high_watermark = read_i64(&c)
+            read_i64(&c)
+            self.log_start = read_i64(&c)
+            n = read_uvarint(&c)
+            if c.failed:
+                return self.short_of(there)
+            if n > <uint32_t>INT32_MAX:
+                self.trouble = b"its answer has too many aborted transactions"
+                return -1
+            self.aborted_left = <int32_t>(n - 1) if n else 0
+            self.take(&c, at)
+            self.diverging_epoch = -1
+            self.diverging_end = -1
+            self.gone_on = 0
+            self.current = self.find(self.topic_id, self.index)
+            if self.current is not NULL and (
+                    self.current.state != FETCHING or self.current.asked_epoch != self.current.leader_epoch
+                    or self.current.asked_offset != (<Partition>self.current.partition).row.log_end_offset):
+                self.current = NULL                     # of before it was added, cut or stopped
+            self.place = ABORTED
+            return 1
+        if self.place == ABORTED:
+            if self.aborted_left == 0:
+                self.place = RECORDS_SIZE
+                return 1
+            read_raw(&c, 16)
+            n = read_uvarint(&c)
+            if c.failed:
+                return self.short_of(there)
+            if n != 0:
+                self.trouble = b"its aborted transactions have tags"
+                return -1
+            self.take(&c, at)
+            self.aborted_left -= 1
+            return 1
+        if self.place == RECORDS_SIZE:
+            read_i32(&c)                                # preferred read replica
+            n = read_uvarint(&c)
+            if c.failed:
+                return self.short_of(there)
+            self.take(&c, at)
+            self.records_left = <int64_t>n - 1 if n else 0
+            if self.records_left > self.frame_left:
+                self.trouble = b"its records are larger than its answer"
+                return -1
+            self.place = RECORDS
+            return 1
+        if self.place == RECORDS:
+            return self.records()
+        if self.place == TAGS:
+            n = read_uvarint(&c)
+            if c.failed:
+                return self.short_of(there)
+            self.take(&c, at)
+            self.tags_left = n
+            self.place = TAG
+            return 1
+        if self.place == TAG:
+            if self.tags_left == 0:
+                return self.tags_over()
+            tag = read_uvarint(&c)
+            n = read_uvarint(&c)
+            if c.failed:
+                return self.short_of(there)
+            self.take(&c, at)
+            if <int64_t>n > self.frame_left:
+                self.trouble = b"a tag is larger than its answer"
+                return -1
+            self.tags_left -= 1
+            self.skip_left = n
+            self.after_skip = TAG
+            self.place = SKIP
+            if self.in_partition and tag == 0 and 12 <= n <= HEAD_BYTES_MAX:
+                self.place = DIVERGING
+            return 1
+        if self.place == DIVERGING:
+            if there < self.skip_left:
+                return self.short_of(there)
+            self.diverging_epoch = read_i32(&c)
+            self.diverging_end = read_i64(&c)
+            self.place = SKIP
+            return 1
+        KAFKAD_CHECK(self.place == SKIP)
+        size = min(there, self.skip_left)
+        self.skip_left -= size
+        self.begin += size
+        self.frame_left -= size
+        if self.skip_left == 0:
+            self.place = self.after_skip
+            return 1
+        return 0 if self.frame_left else -1
+
+    cdef int short_of(self, int64_t there) noexcept nogil:
+        # A head is not whole: 0 where more of it may come.
+        if there >= HEAD_BYTES_MAX or (self.place != FRAME and there == self.frame_left) or (
+                self.place == FRAME and self.end - self.begin >= <size_t>there + 4):
+            self.trouble = b"its answer ends in the middle, or does not parse"
+            return -1
+        return 0
+
+    cdef void take(self, Cursor* c, const uint8_t* at) noexcept nogil:
+        self.begin += c.at - at
+        self.frame_left -= c.at - at
+
+    cdef void next_partition(self) noexcept nogil:
+        if self.partitions_left:
+            self.partitions_left -= 1
+            self.place = PARTITION
+        else:
+            self.in_partition = False
+            self.place = TAGS
+            self.after_tags = TOPICS
+
+    cdef int tags_over(self) noexcept nogil:
+        if self.in_partition:
+            self.in_partition = False
+            self.partition_over()
+            self.next_partition()
+            return 1
+        self.place = self.after_tags
+        if self.after_tags == FRAME:
+            if self.frame_left != 0:
+                self.trouble = b"its answer is longer than what it says"
+                return -1
+            return self.answer_over()
+        return 1
+
+    # -- records ---------------------------------------------------------------------------------------------
+
+    cdef int records(self) noexcept nogil:
+        cdef int64_t there = min(<int64_t>(self.end - self.begin), self.records_left)
+        cdef RunInfo run
+        cdef int code
+        if self.records_left == 0:
+            self.records_over()
+            return 1
+        if self.current is NULL or self.code != 0:
+            return self.skip_records()
+        if there < BATCH_HEAD:
+            return 0 if there < self.records_left else self.skip_records()
+        run.fetch_epoch = self.current.asked_epoch
+        run.high_watermark = self.high_watermark
+        code = (<Partition>self.current.partition).append_run(
+            self.buffer + self.begin, there, self.link.core.now_ms, &run)
+        if run.taken:
+            self.moved = True
+            self.batches_bytes += run.taken
+            self.gone_on = 0
+            self.begin += run.taken
+            self.frame_left -= run.taken
+            self.records_left -= run.taken
+            self.list_changed(self.current)
+        if code == 0:
+            if self.records_left == 0:
+                return 1
+            if run.needed > self.records_left or (run.needed == 0 and self.records_left < BATCH_HEAD):
+                return self.skip_records()              # the last batch is cut (KIP-74): it comes with the next answer
+            if run.needed > self.batch_bytes_max:
+                self.note(self.current, FAILED, 0, b"a batch is larger than a follower takes")
+                return self.skip_records()
+            if run.needed > there and self.make_room(run.needed) != 0:
+                self.note(self.current, DELAYED, 0, b"there is no memory for a batch")
+                return self.skip_records()
+            return 0
+        if code == NEED_PYTHON:
+            self.gone_on += 1
+            with gil:
+                if self.gone_on <= GOES_ON_MAX and self.go_on(run.base_offset, run.epoch):
+                    return 1
+            if self.current is not NULL and self.current.state == FETCHING:
+                self.note(self.current, DELAYED, 0, b"its log does not go on")
+        elif code == RUN_OVERLAPS:
+            self.gone_on += 1
+            with gil:
+                if self.gone_on == 1 and self.overlap(run.base_offset, run.last_offset):
+                    return 1
+            self.note(self.current, FAILED, 0, b"a batch begins below the end of the log")
+        elif code == CORRUPT_MESSAGE:
+            self.note(self.current, DELAYED, code, b"the leader sent a batch that is damaged")
+        elif code != RUN_NEWER:
+            self.note(self.current, DELAYED, code, b"the log could not be written")
+        return self.skip_records()
+
+    cdef int skip_records(self) noexcept nogil:
+        # What is left of this partition's is of no use.
+        self.skip_left = self.records_left
+        self.records_left = 0
+        self.after_skip = RECORDS
+        self.place = SKIP
+        return 1
+
+    cdef void records_over(self) noexcept nogil:
+        self.in_partition = True
+        self.place = TAGS
+
+    cdef void partition_over(self) noexcept nogil:
+        cdef Followed* followed = self.current
+        cdef Row* row
+        self.current = NULL
+        if followed is NULL or followed.state != FETCHING:
+            return
+        if self.code != 0:
+            self.note(followed, DELAYED, self.code, NULL)
+            return
+        if self.diverging_epoch != -1 or self.diverging_end != -1:
+            followed.state = TRUNCATING
+            self.list_changed(followed)
+            with gil:
+                self.events.append(("diverged", (PyBytes_FromStringAndSize(<char*>followed.topic_id, 16), followed.index,
+                                                 followed.leader_epoch, self.diverging_epoch, self.diverging_end)))
+            return
+        row = (<Partition>followed.partition).row
+        if self.high_watermark > row.high_watermark < row.log_end_offset:
+            self.moved = True
+        followed.lag = max(self.high_watermark - row.log_end_offset, 0)
+        if (<Partition>followed.partition).follow_marks(self.high_watermark, self.log_start):
+            self.moved = True
+            with gil:
+                raise_log_start(self, followed, self.log_start)
+            self.list_changed(followed)
+
+    cdef void note(self, Followed* followed, uint8_t state, int code, const char* why) noexcept nogil:
+        # It stops: `sink` decides for how long.
+        followed.state = state
+        self.list_changed(followed)
+        with gil:
+            topic_id = PyBytes_FromStringAndSize(<char*>followed.topic_id, 16)
+            if why is NULL:
+                self.events.append(("error", (topic_id, followed.index, followed.leader_epoch, code)))
+            else:
+                self.events.append(("trouble", (topic_id, followed.index, followed.leader_epoch, state == FAILED,
+                                                why.decode())))
+
+    cdef bint go_on(self, int64_t base, int32_t epoch) noexcept:
+        cdef Followed* followed = self.current
+        log = (<Partition>followed.partition).log
+        try:
+            self.sink.go_on(log, base, epoch, self.link.core.now_ms)
+            return True
+        except Exception as e:
+            followed.state = DELAYED
+            self.list_changed(followed)
+            topic_id = PyBytes_FromStringAndSize(<char*>followed.topic_id, 16)
+            self.events.append(("refused", (topic_id, followed.index, followed.leader_epoch, e)))
+            return False
+
+    cdef bint overlap(self, int64_t base, int64_t last) noexcept:
+        try:
+            return self.sink.overlap((<Partition>self.current.partition).log, base, last)
+        except Exception as e:
+            topic_id = PyBytes_FromStringAndSize(<char*>self.current.topic_id, 16)
+            self.events.append(("refused", (topic_id, self.current.index, self.current.leader_epoch, e)))
+            return False
+
+    cdef int answer_over(self) noexcept nogil:
+        cdef int64_t now = self.link.core.monotonic_ms
+        cdef uint8_t* fresh
+        self.place = FRAME
+        self.sent_ms = 0
+        self.answers += 1
+        if self.answer_code in (FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR):
+            self.begin_session()
+            self.moved = False
+        elif self.answer_code != 0:
+            with gil:
+                self.events.append(("answered", (self.answer_code,)))
+            self.trouble = b"it refuses to be fetched from"
+            return -1
+        elif self.session_id:
+            self.session_epoch = self.session_epoch + 1 if self.session_epoch < INT32_MAX else 1
+        if self.capacity_bytes > SHRINK_ABOVE and self.end - self.begin < BUFFER_BYTES:
+            fresh = <uint8_t*>malloc(BUFFER_BYTES)
+            if fresh is not NULL:
+                memcpy(fresh, self.buffer + self.begin, self.end - self.begin)
+                free(self.buffer)
+                self.buffer = fresh
+                self.capacity_bytes = BUFFER_BYTES
+                self.end -= self.begin
+                self.begin = 0
+        if self.moved:
+            self.empty_streak = 0
+        elif self.empty_streak == 0 or now - self.streak_ms > EMPTY_MS:
+            self.empty_streak = 1
+            self.streak_ms = now
+        else:
+            self.empty_streak += 1
+        if self.empty_streak > EMPTY_ANSWERS:           # a leader that does not wait: so do we
+            self.empty_streak = 0
+            self.paused = True
+            with gil:
+                self.events.append(("paused", ()))
+        with gil:
+            self.deliver_and_fetch()
+        return 1 if self.link.fd >= 0 else 0
+
+    cdef void deliver_and_fetch(self) noexcept:
+        # A partition that stopped is dealt with first: the next request may have it again.
+        if self.events:
+            self.deliver()
+        if self.link.fd >= 0 and self.sent_ms == 0:
+            self.fetch_next()
+
+
+cdef void raise_log_start(ReplicaFetch self, Followed* followed, int64_t log_start) noexcept:
+    try:
+        (<Partition>followed.partition).log.advance_log_start(log_start)
+    except Exception as e:
+        topic_id = PyBytes_FromStringAndSize(<char*>followed.topic_id, 16)
+        followed.state = DELAYED
+        self.events.append(("refused", (topic_id, followed.index, followed.leader_epoch, e)))

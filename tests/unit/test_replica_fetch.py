@@ -1,0 +1,530 @@
+"""Replica fetch (_native/serving/replica_fetch) against leaders that a test plays, honest ones and others."""
+
+import os
+import random
+import socket
+
+import pytest
+
+from kafkad._native.serving.partition_table import PartitionTable
+from kafkad._native.serving.reactor import Reactor
+from kafkad._native.serving.replica_fetch import DELAYED, FAILED, FETCHING, TRUNCATING, ReplicaFetch
+from kafkad.log import runs
+from kafkad.log.log import Log
+from kafkad.protocol import codec, messages
+from kafkad.replication import truncation
+from tests.unit.log_world import LogWorld, ManualScheduler, topic_config
+from tests.unit.test_log_runs import stored, write_at_random
+
+TOPIC = bytes(range(16))
+OTHER = bytes(range(50, 66))
+ANSWER = messages.FetchResponse
+PARTITION = ANSWER.Responses.Partitions
+
+
+class World:
+    """A follower with logs, and the far end of its connection."""
+
+    def __init__(self, path, **options):
+        self.path = path
+        self.told = []
+        self.fatal = []
+        self.reactor = Reactor(PartitionTable(), None, on_fatal=self.fatal.append)
+        self.fetch = ReplicaFetch(self.reactor, self, broker_id=7, client_id=b"broker-7-fetcher-0", **options)
+        self.version = options.get("version", 18)
+        self.logs = {}
+        self.far = None
+
+    def __getattr__(self, name):
+        if name in ("error", "diverged", "trouble", "refused", "answered", "paused", "lost"):
+            return lambda *arguments: self.told.append((name, *arguments))
+        raise AttributeError(name)
+
+    def go_on(self, log, base, epoch, now_ms):
+        runs.go_on(log, base, epoch, now_ms)
+
+    def overlap(self, log, base, last):
+        anew = truncation.begins_anew(log.log_start_offset, log.end_offset, base, last)
+        if anew is not None:
+            log.truncate_fully_and_start_at(anew.offset)
+        return anew is not None
+
+    def log(self, index=0, topic_id=TOPIC, epoch=0, **config):
+        directory = self.path / f"t{topic_id[0]}-{index}"
+        log = Log.open(
+            str(directory), f"t{topic_id[0]}", index, topic_config(**config), now_ms=1_000, clean=True,
+            scheduler=ManualScheduler(), topic_id=topic_id,
+        )  # fmt: skip
+        log.follow(epoch, 1)
+        self.logs[topic_id, index] = log
+        self.fetch.add(log.native, topic_id, index, epoch)
+        return log
+
+    def connect(self):
+        near, self.far = socket.socketpair()
+        near.setblocking(False)
+        self.far.settimeout(5)
+        self.fetch.attach(near.detach(), 77)
+        return self
+
+    def poll(self, count=3):
+        for _ in range(count):
+            self.reactor.poll()
+        assert not self.fatal
+
+    def request(self):
+        self.poll()
+        size = int.from_bytes(self.far.recv(4, socket.MSG_WAITALL), "big")
+        frame = self.far.recv(size, socket.MSG_WAITALL)
+        header, request = codec.decode_request(frame)
+        self.correlation = header.correlation_id
+        assert (header.request_api_key, header.request_api_version) == (1, self.version)
+        assert header.client_id == "broker-7-fetcher-0"
+        return request
+
+    def asked(self):
+        """{(topic id, index): (epoch, offset, last epoch, log start)} of a request, and what it forgets."""
+        request = self.request()
+        found = {
+            (topic.topic_id, row.partition): (
+                row.current_leader_epoch, row.fetch_offset, row.last_fetched_epoch, row.log_start_offset,
+            )
+            for topic in request.topics
+            for row in topic.partitions
+        }  # fmt: skip
+        forgotten = {(t.topic_id, index) for t in request.forgotten_topics_data for index in t.partitions}
+        return request.session_id, request.session_epoch, found, forgotten
+
+    def frame(self, rows=(), session=5, code=0, **fields):
+        topics = {}
+        for (topic_id, index), row in rows:
+            given = {"high_watermark": 0, "log_start_offset": 0, "records": b"", **row}
+            topics.setdefault(topic_id, []).append(PARTITION(partition_index=index, **given))
+        answer = ANSWER(
+            error_code=code, session_id=session,
+            responses=[ANSWER.Responses(topic_id=t, partitions=p) for t, p in topics.items()], **fields,
+        )  # fmt: skip
+        body = codec.encode_response(answer, self.version, self.correlation)
+        return len(body).to_bytes(4, "big") + body
+
+    def answer(self, rows=(), pieces=None, **fields):
+        self.send(self.frame(rows, **fields), pieces)
+
+    def send(self, data, pieces=None):
+        at = 0
+        while at < len(data):
+            size = pieces() if pieces else 60_000
+            self.far.sendall(data[at : at + size])
+            at += size
+            self.poll(1 + min(size, len(data)) // 40_000)
+        self.poll()
+
+    def silent(self):
+        self.poll()
+        self.far.setblocking(False)
+        try:
+            assert self.far.recv(1) is None
+        except BlockingIOError:
+            return True
+        finally:
+            self.far.settimeout(5)
+
+    def close(self):
+        self.reactor.close()
+
+
+@pytest.fixture
+def world(tmp_path):
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def leader(tmp_path):
+    return LogWorld(tmp_path / "leader", topic_config())
+
+
+def test_a_session_begins_with_all_and_goes_on_with_what_changed(world, leader):
+    one, two = world.log(0), world.log(1)
+    world.log(0, OTHER)
+    world.connect()
+    asked = {(TOPIC, 0): (0, 0, -1, 0), (TOPIC, 1): (0, 0, -1, 0), (OTHER, 0): (0, 0, -1, 0)}
+    assert world.asked() == (0, 0, asked, set())
+    leader.append(count=3)
+    world.answer([((TOPIC, 1), {"records": stored(leader), "high_watermark": 2})])
+    assert world.asked() == (5, 1, {(TOPIC, 1): (0, 3, 0, 0)}, set())
+    assert (one.end_offset, two.end_offset, two.high_watermark) == (0, 3, 2)
+    world.answer()
+    assert world.asked() == (5, 2, {}, set())
+    assert world.fetch.remove(TOPIC, 0) and not world.fetch.remove(TOPIC, 9)
+    world.log(2)
+    world.answer()
+    assert world.asked() == (5, 3, {(TOPIC, 2): (0, 0, -1, 0)}, {(TOPIC, 0)})
+
+
+def test_a_request_says_who_fetches(world):
+    world.log()
+    world.connect()
+    request = world.request()
+    assert (request.replica_state.replica_id, request.replica_state.replica_epoch) == (7, 77)
+    assert (request.max_wait_ms, request.min_bytes, request.max_bytes) == (500, 1, 10 << 20)
+    assert request.topics[0].partitions[0].partition_max_bytes == 1 << 20
+    assert request.isolation_level == 0 and request.rack_id == ""
+
+
+@pytest.mark.parametrize("version", range(13, 19))
+def test_every_version_is_understood(tmp_path, leader, version):
+    world = World(tmp_path, version=version)
+    log = world.log()
+    world.connect()
+    request = world.request()
+    if version < 15:
+        assert request.replica_id == 7
+    leader.append(count=3)
+    world.answer([((TOPIC, 0), {"records": stored(leader), "high_watermark": 3, "log_start_offset": 1})])
+    assert (log.end_offset, log.high_watermark, log.log_start_offset) == (3, 3, 1)
+    world.close()
+
+
+@pytest.mark.parametrize("code", [70, 71, 106])
+def test_a_session_that_the_leader_lost_begins_anew(world, code):
+    world.log()
+    world.connect()
+    world.asked()
+    world.answer()
+    assert world.asked()[:2] == (5, 1)
+    world.answer(session=0, code=code)
+    assert world.asked() == (0, 0, {(TOPIC, 0): (0, 0, -1, 0)}, set())
+    assert world.told == []
+
+
+def test_a_leader_without_sessions_is_asked_for_all_each_time(world):
+    world.log()
+    world.connect()
+    for _ in range(3):
+        assert world.asked() == (0, 0, {(TOPIC, 0): (0, 0, -1, 0)}, set())
+        world.answer(session=0)
+
+
+def test_an_error_stops_its_partition_until_it_is_resumed(world, leader):
+    world.log(0)
+    two = world.log(1)
+    world.connect()
+    world.asked()
+    leader.append()
+    world.answer([((TOPIC, 0), {"error_code": 6}), ((TOPIC, 1), {"records": stored(leader)})])
+    assert world.told == [("error", TOPIC, 0, 0, 6)] and two.end_offset == 1
+    assert world.fetch.state_of(TOPIC, 0)[0] == DELAYED
+    assert world.asked() == (5, 1, {(TOPIC, 1): (0, 1, 0, 0)}, {(TOPIC, 0)})
+    world.fetch.resume(TOPIC, 0)
+    world.answer()
+    assert world.asked() == (5, 2, {(TOPIC, 0): (0, 0, -1, 0)}, set())
+
+
+def test_nobody_is_asked_when_nothing_is_fetched(world):
+    world.log()
+    world.connect()
+    world.asked()
+    world.answer([((TOPIC, 0), {"error_code": 6})], session=0)
+    assert world.silent()
+    world.fetch.resume(TOPIC, 0)
+    assert world.asked()[2]
+
+
+def test_a_diverging_epoch_stops_the_partition_and_its_marks_do_not_count(world):
+    log = world.log()
+    world.connect()
+    world.asked()
+    row = {
+        "high_watermark": 9,
+        "log_start_offset": 4,
+        "diverging_epoch": PARTITION.DivergingEpoch(epoch=3, end_offset=8),
+    }
+    world.answer([((TOPIC, 0), row)])
+    assert world.told == [("diverged", TOPIC, 0, 0, 3, 8)]
+    assert world.fetch.state_of(TOPIC, 0)[0] == TRUNCATING
+    assert (log.high_watermark, log.log_start_offset) == (0, 0)
+
+
+def test_t17_an_answer_of_before_a_partition_was_cut_or_added_anew_is_ignored(world, leader):
+    log = world.log()
+    leader.append(count=2)
+    leader.append(count=2)
+    data = stored(leader)
+    world.connect()
+    world.asked()
+    world.fetch.remove(TOPIC, 0)
+    world.fetch.add(log.native, TOPIC, 0, 1)
+    world.answer([((TOPIC, 0), {"records": data, "high_watermark": 4})])
+    assert log.end_offset == log.high_watermark == 0
+    assert world.asked() == (5, 1, {(TOPIC, 0): (1, 0, -1, 0)}, set())
+    frame = world.frame([((TOPIC, 0), {"records": data, "high_watermark": 4})])
+    world.send(frame[: len(frame) - len(data) // 2])
+    assert log.end_offset == 2
+    world.fetch.stop(TOPIC, 0, TRUNCATING)
+    log.truncate_to(0)
+    world.fetch.resume(TOPIC, 0)  # the rest of the answer is of before
+    world.send(frame[len(frame) - len(data) // 2 :])
+    assert log.end_offset == 0 and world.told == []
+    assert world.asked()[2] == {(TOPIC, 0): (1, 0, -1, 0)}
+
+
+def test_what_nobody_asked_for_is_passed_over(world, leader):
+    log = world.log()
+    world.connect()
+    world.asked()
+    leader.append()
+    data = stored(leader)
+    world.answer(
+        [((OTHER, 0), {"records": data}), ((TOPIC, 5), {"records": data}), ((TOPIC, 0), {"records": data})]
+    )
+    assert log.end_offset == 1 and world.fetch.connected
+
+
+def test_the_last_batch_may_be_cut(world, leader):
+    log = world.log()
+    leader.append(count=2)
+    leader.append(count=2, size=500)
+    data = stored(leader)
+    world.connect()
+    for cut in (100, 30, 5):
+        world.asked()
+        log.truncate_to(0)
+        world.fetch.resume(TOPIC, 0)
+        world.answer()
+        world.asked()
+        world.answer([((TOPIC, 0), {"records": data[:-cut]})])
+        assert log.end_offset == 2 and world.told == []
+    assert world.asked()[2] == {(TOPIC, 0): (0, 2, 0, 0)}
+
+
+def test_t20_the_first_batch_may_begin_below_the_start(world, leader):
+    log = world.log()
+    leader.append(count=6)
+    world.fetch.stop(TOPIC, 0, TRUNCATING)
+    log.truncate_fully_and_start_at(4)
+    world.fetch.resume(TOPIC, 0)
+    world.connect()
+    assert world.asked()[2] == {(TOPIC, 0): (0, 4, -1, 4)}
+    world.answer([((TOPIC, 0), {"records": stored(leader), "high_watermark": 6, "log_start_offset": 4})])
+    assert (log.log_start_offset, log.end_offset, log.high_watermark) == (4, 6, 6)
+
+
+def test_a_batch_that_contradicts_the_log_fails_the_partition(world, leader):
+    log = world.log()
+    leader.append(count=2)
+    world.connect()
+    world.asked()
+    world.answer([((TOPIC, 0), {"records": stored(leader)})])
+    leader.log.truncate_to(0)
+    leader.append(count=5)
+    world.asked()
+    world.answer([((TOPIC, 0), {"records": stored(leader)})])
+    assert log.end_offset == 2
+    assert world.told == [("trouble", TOPIC, 0, 0, True, "a batch begins below the end of the log")]
+    assert world.fetch.state_of(TOPIC, 0)[0] == FAILED
+
+
+def test_a_wrong_crc_stops_its_partition_only(world, leader):
+    one, two = world.log(0), world.log(1)
+    leader.append(count=2)
+    leader.append(count=2)
+    data = stored(leader)
+    bad = bytearray(data)
+    bad[-1] ^= 1
+    world.connect()
+    world.asked()
+    world.answer([((TOPIC, 0), {"records": bytes(bad)}), ((TOPIC, 1), {"records": data})])
+    assert (one.end_offset, two.end_offset) == (2, 4)
+    assert world.told == [("trouble", TOPIC, 0, 0, False, "the leader sent a batch that is damaged")]
+
+
+def test_a_batch_above_the_limit_fails_its_partition_and_takes_no_memory(tmp_path, leader):
+    world = World(tmp_path, batch_bytes_max=2 << 20)
+    log, other = world.log(0), world.log(1)
+    leader.append()
+    small = stored(leader)
+    leader.log.update_config(topic_config(max_message_bytes=8 << 20))
+    leader.append(size=4 << 20)
+    world.connect()
+    world.asked()
+    world.answer([((TOPIC, 0), {"records": stored(leader)}), ((TOPIC, 1), {"records": small})])
+    assert (log.end_offset, other.end_offset) == (1, 1)
+    assert world.told == [("trouble", TOPIC, 0, 0, True, "a batch is larger than a follower takes")]
+    assert world.fetch.buffer_bytes == 1 << 20
+    world.close()
+
+
+def test_the_buffer_grows_to_a_large_batch_and_shrinks_again(world, leader):
+    log = world.log()
+    leader.log.update_config(topic_config(max_message_bytes=16 << 20))
+    leader.append(size=9 << 20)
+    world.connect()
+    world.asked()
+    world.answer([((TOPIC, 0), {"records": stored(leader), "high_watermark": 1})])
+    world.poll(400)
+    assert log.end_offset == 1 and stored_by(log) == stored(leader)
+    assert world.fetch.buffer_bytes == 1 << 20
+
+
+def stored_by(log):
+    return b"".join(log.batches(log.log_start_offset, log.end_offset))
+
+
+def test_a_leader_that_answers_nothing_at_once_is_not_asked_at_once(world):
+    world.log()
+    world.connect()
+    for _ in range(33):
+        world.asked()
+        world.answer()
+    assert world.told == [("paused",)] and world.silent()
+    world.fetch.go()
+    assert world.asked()
+
+
+def test_a_whole_answer_with_an_error_ends_the_connection(world):
+    world.log()
+    world.connect()
+    world.asked()
+    world.answer(code=31)
+    assert world.told == [("answered", 31), ("lost", "it refuses to be fetched from")]
+    assert not world.fetch.connected
+
+
+def test_a_connection_that_ends_begins_a_new_session(world, leader):
+    log = world.log()
+    world.connect()
+    world.asked()
+    leader.append(count=2)
+    world.answer([((TOPIC, 0), {"records": stored(leader)})])
+    world.asked()
+    world.far.close()
+    world.poll()
+    assert world.told == [("lost", "the leader has closed the connection")]
+    world.connect()
+    assert world.asked() == (0, 0, {(TOPIC, 0): (0, 2, 0, 0)}, set())
+    assert log.end_offset == 2
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        ((3).to_bytes(4, "big"), "absurd size"),
+        ((-1 & 0xFFFFFFFF).to_bytes(4, "big"), "absurd size"),
+        ((1 << 30).to_bytes(4, "big"), "absurd size"),
+        ((20).to_bytes(4, "big") + bytes(20), "another request"),
+        ((4).to_bytes(4, "big") + bytes(4) + bytes(60), "another request"),
+    ],
+)
+def test_what_is_no_answer_ends_the_connection(world, frame, reason):
+    world.log()
+    world.connect()
+    world.asked()
+    world.send(frame)
+    assert [name for name, *_ in world.told] == ["lost"] and reason in world.told[0][1]
+
+
+def test_an_answer_that_was_not_asked_for_ends_the_connection(world):
+    world.log()
+    world.connect()
+    world.asked()
+    frame = world.frame()
+    world.send(frame + frame)
+    world.asked()
+    world.poll()
+    assert world.told[-1][0] == "lost"
+
+
+@pytest.mark.soak
+def test_t21_a_replica_becomes_its_leader_byte_for_byte(tmp_path, rounds):
+    for seed in range(rounds(12, 200)):
+        replicate(tmp_path / str(seed), random.Random(seed))
+
+
+def replicate(path, chance):
+    path.mkdir()
+    leader = LogWorld(path / "leader", topic_config(segment_bytes=chance.choice((5_000, 1 << 30))))
+    world = World(path)
+    log = world.log(segment_bytes=chance.choice((5_000, 1 << 30)))
+    world.connect()
+    while leader.log.end_offset < 300 or log.end_offset < leader.log.end_offset:
+        if leader.log.end_offset < 300:
+            write_at_random(leader, chance, chance.randrange(1, 20))
+        epoch = leader.log.leader_epoch
+        if world.fetch.state_of(TOPIC, 0)[1] != epoch:
+            world.fetch.remove(TOPIC, 0)
+            world.fetch.add(log.native, TOPIC, 0, epoch)
+            world.asked()
+            world.answer()
+        world.asked()
+        code, hw, _, start, data = leader.log.native.try_read(
+            log.end_offset, chance.choice((500, 5_000)), True, 2
+        )
+        assert code == 0
+        row = {"records": data, "high_watermark": hw, "log_start_offset": start}
+        world.answer([((TOPIC, 0), row)], pieces=lambda: chance.choice((1, 20, 300, 4_000)))
+    assert stored_by(log) == stored(leader)
+    assert log.epochs == [each for each in leader.log.epochs if each[1] < leader.log.end_offset]
+    assert sorted(log.native.producers.rows()) == sorted(leader.log.native.producers.rows())
+    assert log.last_stable_offset == min(leader.log.last_stable_offset, log.high_watermark)
+    assert world.told == []
+    world.close()
+
+
+@pytest.mark.soak
+def test_a_hostile_leader_costs_one_connection(tmp_path, rounds):
+    chance = random.Random(1)
+    world = World(tmp_path, batch_bytes_max=1 << 20)
+    logs = [world.log(index) for index in range(3)]
+    leader = LogWorld(tmp_path / "leader", topic_config())
+    write_at_random(leader, chance, 40)
+    ends = 0
+    for _ in range(rounds(400, 20_000)):
+        if not world.fetch.connected:
+            world.connect()
+            ends += 1
+        for index in range(3):
+            world.fetch.resume(TOPIC, index)
+        if world.fetch.waiting_since_ms == 0:
+            world.fetch.go()
+        try:
+            world.far.settimeout(0.01)
+            world.request()
+        except (TimeoutError, OSError):
+            world.fetch.detach("the next")
+            continue
+        data = bytearray(stored(leader))
+        for _ in range(chance.choice((0, 0, 1, 3))):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        rows = [
+            ((TOPIC, chance.randrange(4)), {"records": bytes(data[: chance.randrange(len(data) + 1)])})
+            for _ in range(chance.randrange(4))
+        ]
+        frame = bytearray(world.frame(rows))
+        for _ in range(chance.choice((0, 0, 1, 2, 8))):
+            frame[chance.randrange(0 if chance.random() < 0.1 else 4, len(frame))] = chance.randrange(256)
+        if chance.random() < 0.2:
+            del frame[chance.randrange(4, len(frame)) :]
+        if chance.random() < 0.2:
+            frame += os.urandom(chance.randrange(1, 50))
+        world.far.settimeout(5)
+        try:
+            world.send(bytes(frame), pieces=lambda: chance.choice((7, 500, 60_000)))
+        except OSError:
+            pass
+        if chance.random() < 0.3:
+            world.fetch.detach("the next")
+        if chance.random() < 0.1:
+            log = chance.choice(logs)
+            world.fetch.stop(TOPIC, log.partition, TRUNCATING)
+            log.truncate_fully_and_start_at(0)
+    assert not world.fatal and ends > 20
+    assert world.fetch.buffer_bytes <= 4 << 20
+    for log in logs:
+        assert stored_by(log) is not None
+    world.close()
+
+
+def test_states_have_numbers():
+    assert (FETCHING, DELAYED, TRUNCATING, FAILED) == (0, 1, 2, 3)

@@ -78,7 +78,7 @@ APART = {
 
 # Time, chance, network and disk come in as arguments, so that a seed replays everything.
 PURE = {"protocol", "metadata", "raft", "coordinator", "controller", "replication"}
-IMPURE_FILES = {"replication/fetcher.py"}
+IMPURE_FILES = {"replication/fetchers.py"}
 WORLD = {"time", "socket", "os", "random", "threading", "asyncio"}
 
 # Waiting is explicit: everywhere else a function runs to its end.

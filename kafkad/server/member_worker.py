@@ -5,8 +5,8 @@
     runs    each committed change comes from the observer; what changes metadata goes to the controllers
     stop    controlled shutdown first: the controllers move leaders away, or leave partitions without one
 
-Not there yet, so the command line refuses process.roles=broker: several workers, followers (partitions with
-more than one replica), a coordinator's partition that comes back, principals of AlterConfigs.
+Not there yet, so the command line refuses process.roles=broker: several workers, TLS and SASL between
+brokers, a coordinator's partition that comes back, principals of AlterConfigs.
 
 Use: tests/member_process.py, which runs this between JVM controllers and brokers."""
 
@@ -19,13 +19,15 @@ from typing import Any, Final
 from kafkad.api.context import ANONYMOUS, RequestContext
 from kafkad.controller.brokers import Registration
 from kafkad.controller.configs import Absolute, Incremental, Outcome
+from kafkad.log.log import Log
 from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
-from kafkad.metadata.image import MetadataImage
+from kafkad.metadata.image import MetadataImage, PartitionState
 from kafkad.metadata.uuids import random_uuid
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.raft.metadata_replica import SnapshotPolicy, UnusableMetadata
 from kafkad.raft.observer import Observer
+from kafkad.replication.fetchers import Fetchers
 from kafkad.replication.replicas import Replicas
 from kafkad.server.alter_partition import AlterPartitions
 from kafkad.server.broker_lifecycle import BrokerLifecycle
@@ -312,10 +314,39 @@ class MemberWorker(Worker):
 
     def _accept(self) -> None:
         self._run(self._watch_replicas())
+        self._follow_leaders()
         self.lifecycle.ready_to_unfence()
         self.loop.run_until_complete(self.lifecycle.unfenced.wait())
         self.loop.call_soon(self._assign_directories)
         super()._accept()
+
+    def _on_role(self, log: Log, state: PartitionState) -> None:
+        self.replicas.on_role(log, state)
+        self.fetchers.follow(log, state)
+
+    def _on_dropped(self, topic: str, index: int, topic_id: bytes) -> None:
+        self.fetchers.remove(topic_id, index)
+        self.replicas.on_dropped(topic, index, topic_id)
+
+    def _follow_leaders(self) -> None:
+        """Fetch what others lead, from here on: also while we are fenced."""
+        self.fetchers = Fetchers(
+            self.reactor,
+            self.config,
+            broker_epoch=lambda: self.lifecycle.epoch,
+            image=lambda: self.metadata.image,
+            loop=self.loop,
+            random=self.random,
+            fatal=self.fatal,
+        )
+        self._started("replica fetchers", self.fetchers.close)
+        self.partitions.on_role = self._on_role
+        self.partitions.on_dropped = self._on_dropped
+        image = self.metadata.image
+        for log in self.partitions:
+            topic = image.topics.get(log.topic)
+            if topic is not None and log.partition in topic.partitions:
+                self.fetchers.follow(log, topic.partitions[log.partition])
 
     def _directory_offline(self, path: str) -> None:
         self.lifecycle.directories_offline(

@@ -40,6 +40,9 @@ ROWS = [(table, key) for table, keys in TABLES.items() for key in keys.values()]
 # parts that are no broker
 CLIENTS = ("client", "values", "spark", "ingest", "cli", "testing", "demo", "config")
 
+# parts that only a broker with process.roles=broker has
+OF_A_MEMBER = ("server/member_worker.py", "replication/fetchers.py")
+
 # Keys that config/ turns into another attribute, which is what the broker reads.
 DERIVED = {
     "advertised.listeners": "advertised_endpoints",
@@ -69,7 +72,7 @@ def attributes_read() -> frozenset[str]:
     found = set()
     for path in SOURCE.rglob("*.py"):
         place = path.relative_to(SOURCE)
-        if place.parts[0] in CLIENTS or place.as_posix() == "server/member_worker.py":
+        if place.parts[0] in CLIENTS or place.as_posix() in OF_A_MEMBER:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and _is_config(node.value):

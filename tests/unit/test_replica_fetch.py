@@ -425,6 +425,16 @@ def test_what_is_no_answer_ends_the_connection(world, frame, reason):
     assert [name for name, *_ in world.told] == ["lost"] and reason in world.told[0][1]
 
 
+def test_an_answer_may_come_byte_by_byte(world, leader):
+    leader.append(count=3)
+    logs = [world.log(0, bytes([n]) * 16) for n in range(130)]  # so many that their number takes two bytes
+    world.connect()
+    world.asked()
+    rows = [((bytes([n]) * 16, 0), {"records": stored(leader) if n < 2 else b""}) for n in range(130)]
+    world.send(world.frame(rows), pieces=lambda: 1)
+    assert [log.end_offset for log in logs[:3]] == [3, 3, 0] and world.told == []
+
+
 def test_an_answer_that_was_not_asked_for_ends_the_connection(world):
     world.log()
     world.connect()

@@ -532,8 +532,6 @@ cdef class ReplicaFetch:
             if size < 4 or size > self.answer_bytes_max:
                 self.trouble = b"its answer has an absurd size"
                 return -1
-            if there < 4 + min(size, <int64_t>HEAD_BYTES_MAX) and there < 4 + 16:
-                return 0
             cursor_init(&c, at + 4, min(there - 4, size))
             if read_i32(&c) != self.correlation and not c.failed:
                 self.trouble = b"it answers another request than the one that was sent"
@@ -546,7 +544,10 @@ cdef class ReplicaFetch:
             tag = <uint32_t>read_i32(&c)
             n = read_uvarint(&c)
             if c.failed:
-                return self.short_of(size)
+                if there - 4 < min(size, <int64_t>HEAD_BYTES_MAX):
+                    return 0
+                self.trouble = b"its answer does not parse"
+                return -1
             if n == 0 or n > <uint32_t>INT32_MAX:
                 self.trouble = b"its answer has no list of topics"
                 return -1
@@ -680,8 +681,7 @@ cdef class ReplicaFetch:
 
     cdef int short_of(self, int64_t there) noexcept nogil:
         # A head is not whole: 0 where more of it may come.
-        if there >= HEAD_BYTES_MAX or (self.place != FRAME and there == self.frame_left) or (
-                self.place == FRAME and self.end - self.begin >= <size_t>there + 4):
+        if there >= HEAD_BYTES_MAX or there == self.frame_left:
             self.trouble = b"its answer ends in the middle, or does not parse"
             return -1
         return 0

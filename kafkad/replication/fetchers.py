@@ -1,0 +1,504 @@
+"""The fetchers of this worker: from which leaders it fetches, and what becomes of partitions that stop.
+
+    Fetchers        every partition that this worker follows: `follow` when the metadata says so, `remove`
+    LeaderFetcher   one connection to one leader, with the partitions that it leads: opened when there are
+                    some, and again after a back-off when it is lost
+    ReplicaFetch    (native) requests and answers, batches into logs
+
+A partition is fetched by one LeaderFetcher, under one leader epoch. A later epoch takes it out and puts it in
+again, at the new leader's, even if that is the same broker: an answer to the old one no longer counts. Under
+an equal epoch nothing happens, whatever else changed.
+
+What stops a partition is told by the native side once the bytes at hand are dealt with: an error code, a
+diverging epoch, records that cannot be taken. It is resumed after replica.fetch.backoff.ms, or once the log
+is cut; what waiting does not heal fails the partition until its next leader epoch, with one log line.
+
+Not there yet: TLS and SASL to the leader (a listener that needs one is refused by name), throttles, several
+workers, messages of magic 0 and 1.
+
+Source: AbstractFetcherThread, ReplicaFetcherThread, AbstractFetcherManager."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, Final, NamedTuple
+
+from kafkad._native.serving.reactor import Reactor
+from kafkad._native.serving.replica_fetch import DELAYED, FAILED, FETCHING, TRUNCATING, ReplicaFetch
+from kafkad.config.broker import BrokerConfig
+from kafkad.log import runs
+from kafkad.log.log import Log
+from kafkad.metadata.image import MetadataImage, PartitionState
+from kafkad.net.channel import Channel, Unreachable
+from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import KafkaError
+from kafkad.replication import truncation
+from kafkad.replication.truncation import Cut, StartAnew
+
+logger = logging.getLogger("kafkad.replication")
+
+Key = tuple[bytes, int]  # topic id, partition
+
+# metadata.version from which on replicas fetch by this version (MetadataVersion.fetchRequestVersion)
+FETCH_VERSIONS: Final = ((27, 18), (21, 17), (19, 16), (10, 15), (9, 14), (0, 13))
+PLAINTEXT: Final = 0
+LATEST: Final = -1
+EARLIEST: Final = -2
+# The leader has yet to hear of the epoch that we heard of first: nearly always it does at once.
+EARLY_MS: Final = (10, 20, 50, 100)
+PAUSE_MS: Final = 50  # for a leader that does not wait
+RECONNECT_MS: Final = 50
+RECONNECT_MS_MAX: Final = 1_000
+LOOK_S: Final = 1.0  # how often a connection is looked at: for a time-out, or for a new broker epoch
+RECEIVE_BUFFER_DEFAULT: Final = 64 << 10  # Kafka's; the kernel sizes it better (ARCHITECTURE.md)
+NEVER_HEALS: Final = frozenset({errors.OFFSET_MOVED_TO_TIERED_STORAGE, errors.UNSUPPORTED_FOR_MESSAGE_FORMAT})
+
+
+def fetch_version(metadata_version: int) -> int:
+    """The version of Fetch that replicas use at this level of metadata.version."""
+    return next(version for level, version in FETCH_VERSIONS if metadata_version >= level)
+
+
+def java_hash(text: str) -> int:
+    """String.hashCode, as a signed int."""
+    value = 0
+    data = text.encode("utf-16-be")
+    for at in range(0, len(data), 2):
+        value = (31 * value + int.from_bytes(data[at : at + 2], "big")) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def fetcher_number(topic: str, partition: int, count: int) -> int:
+    """Which of `count` fetchers of a leader has a partition (AbstractFetcherManager.getFetcherId)."""
+    value = (31 * java_hash(topic) + partition) & 0xFFFFFFFF
+    value = value - (1 << 32) if value >= 1 << 31 else value
+    return (0 if value == -(1 << 31) else abs(value)) % count
+
+
+def _name_of(code: int) -> str:
+    return errors.NAMES.get(code, f"error {code}")
+
+
+class Unusable(Exception):
+    """The leader has no listener that can be spoken to."""
+
+
+class Place(NamedTuple):
+    """What an outgoing connection is of."""
+
+    leader: int
+    number: int
+
+
+class Followed:
+    """A partition that is fetched."""
+
+    __slots__ = ("epoch", "log", "reported", "retries", "timer")
+
+    def __init__(self, log: Log, epoch: int) -> None:
+        self.log = log
+        self.epoch = epoch
+        self.retries = 0  # in a row, of one that the leader has not heard of
+        self.reported = ""  # what was logged last
+        self.timer: Any = None
+
+
+class Fetchers:
+    """Every partition that this worker follows."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        config: BrokerConfig,
+        *,
+        broker_epoch: Callable[[], int],
+        image: Callable[[], MetadataImage],
+        loop: asyncio.AbstractEventLoop,
+        random: Random,
+        fatal: Callable[[BaseException], Any],
+    ) -> None:
+        self.reactor = reactor
+        self.config = config
+        self.broker_id: int = config.node_id
+        self.broker_epoch = broker_epoch
+        self.image = image
+        self.loop = loop
+        self.random = random
+        self.closed = False
+        self._fatal = fatal
+        self._fetchers: dict[Place, LeaderFetcher] = {}
+        self._places: dict[Key, Place] = {}
+        self._epochs: dict[Key, int] = {}
+
+    def follow(self, log: Log, state: PartitionState) -> None:
+        """The metadata says who leads a partition of ours: fetch it from there, or no more if that is us."""
+        key = log.topic_id, log.partition
+        if state.leader == self.broker_id:
+            self.remove(*key)
+            return
+        if self._epochs.get(key) == state.leader_epoch:
+            return
+        self.remove(*key)
+        if state.leader < 0 or log.closed or self.closed:
+            return
+        number = fetcher_number(log.topic, log.partition, self.config.num_replica_fetchers)
+        place = Place(state.leader, number)
+        fetcher = self._fetchers.get(place)
+        if fetcher is None:
+            fetcher = self._fetchers[place] = LeaderFetcher(self, place)
+        self._places[key] = place
+        self._epochs[key] = state.leader_epoch
+        fetcher.add(log, state.leader_epoch)
+
+    def remove(self, topic_id: bytes, partition: int) -> None:
+        """Its log is not touched any more."""
+        place = self._places.pop((topic_id, partition), None)
+        self._epochs.pop((topic_id, partition), None)
+        if place is not None:
+            fetcher = self._fetchers[place]
+            fetcher.remove((topic_id, partition))
+            if not fetcher.followed:
+                del self._fetchers[place]
+                fetcher.close()
+
+    def states(self) -> dict[tuple[str, int], tuple[int, int, int, int]]:
+        """(leader, state, leader epoch, lag or -1) by topic and partition."""
+        return {
+            (followed.log.topic, followed.log.partition): (fetcher.place.leader, *found)
+            for fetcher in self._fetchers.values()
+            for key, followed in fetcher.followed.items()
+            if (found := fetcher.native.state_of(*key)) is not None
+        }
+
+    def close(self) -> None:
+        self.closed = True
+        for key in list(self._places):
+            self.remove(*key)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self.loop.create_task(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (trouble := task.exception()) is not None:
+            self._fatal(trouble)
+
+
+class LeaderFetcher:
+    """One connection to one leader, and what is fetched over it. It is the sink of its ReplicaFetch."""
+
+    def __init__(self, fetchers: Fetchers, place: Place) -> None:
+        config = fetchers.config
+        self.fetchers = fetchers
+        self.place = place
+        self.followed: dict[Key, Followed] = {}
+        self.native = ReplicaFetch(
+            fetchers.reactor,
+            self,
+            broker_id=fetchers.broker_id,
+            client_id=f"broker-{fetchers.broker_id}-fetcher-{place.number}".encode(),
+            version=fetch_version(fetchers.image().metadata_version),
+            max_wait_ms=config.replica_fetch_wait_max_ms,
+            min_bytes=config.replica_fetch_min_bytes,
+            max_bytes=config.replica_fetch_response_max_bytes,
+            partition_bytes=config.replica_fetch_max_bytes,
+            batch_bytes_max=config.socket_request_max_bytes,
+        )
+        self._lost = asyncio.Event()
+        self._reported = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._spawn(self._run())
+
+    def __repr__(self) -> str:
+        return f"<LeaderFetcher {self.place.number} of broker {self.place.leader}>"
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.fetchers.spawn(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- partitions ------------------------------------------------------------------------------------------
+
+    def add(self, log: Log, epoch: int) -> None:
+        key = log.topic_id, log.partition
+        followed = self.followed[key] = Followed(log, epoch)
+        begins = truncation.begins_at(log.end_offset, log.high_watermark, log.leader_epochs.latest)
+        self.native.add(log.native, *key, epoch)
+        if begins.cut:
+            self._cut(key, followed, Cut(begins.offset, True))
+
+    def remove(self, key: Key) -> None:
+        followed = self.followed.pop(key)
+        if followed.timer is not None:
+            followed.timer.cancel()
+        self.native.remove(*key)
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self.native.detach("nothing is fetched from this leader any more")
+
+    def _current(self, topic_id: bytes, partition: int, epoch: int) -> Followed | None:
+        """None where what is told is of before: the partition is followed no more, or under another epoch."""
+        followed = self.followed.get((topic_id, partition))
+        return followed if followed is not None and followed.epoch == epoch else None
+
+    # -- what the native side tells --------------------------------------------------------------------------
+
+    def error(self, topic_id: bytes, index: int, epoch: int, code: int) -> None:
+        followed = self._current(topic_id, index, epoch)
+        if followed is None:
+            return
+        key = topic_id, index
+        if code == errors.OFFSET_OUT_OF_RANGE:
+            self.native.stop(*key, TRUNCATING)
+            self._spawn(self._out_of_range(key, followed))
+        elif code == errors.FENCED_LEADER_EPOCH or code in NEVER_HEALS:
+            # The metadata is about to tell of a later epoch, which takes the partition out and in again.
+            self._fail(key, followed, _name_of(code))
+        elif code == errors.UNKNOWN_LEADER_EPOCH and followed.retries < len(EARLY_MS):
+            followed.retries += 1
+            self._delay(key, followed, EARLY_MS[followed.retries - 1])
+        else:
+            self._report(followed, f"its leader answers {_name_of(code)}", logging.INFO)
+            self._delay(key, followed)
+
+    def diverged(self, topic_id: bytes, index: int, epoch: int, leader_epoch: int, end: int) -> None:
+        followed = self._current(topic_id, index, epoch)
+        if followed is None:
+            return
+        log = followed.log
+        cut = truncation.diverged(
+            leader_epoch,
+            end,
+            end_offset=log.end_offset,
+            high_watermark=log.high_watermark,
+            end_offset_for=log.end_offset_for_epoch,
+        )
+        self._cut((topic_id, index), followed, cut)
+
+    def trouble(self, topic_id: bytes, index: int, epoch: int, failed: bool, why: str) -> None:
+        followed = self._current(topic_id, index, epoch)
+        if followed is None:
+            return
+        key = topic_id, index
+        if failed or followed.log.closed:
+            self._fail(key, followed, why)
+        else:
+            self._report(followed, why)
+            self._delay(key, followed)
+
+    def refused(self, topic_id: bytes, index: int, epoch: int, error: Exception) -> None:
+        followed = self._current(topic_id, index, epoch)
+        if followed is None:
+            return
+        if isinstance(error, AssertionError):
+            raise error
+        heals = isinstance(error, KafkaError) and error.code not in NEVER_HEALS and not followed.log.closed
+        self.trouble(topic_id, index, epoch, not heals, str(error) or repr(error))
+
+    def answered(self, code: int) -> None:
+        self._say(f"it answers every Fetch with {_name_of(code)}")
+
+    def paused(self) -> None:
+        self.fetchers.loop.call_later(PAUSE_MS / 1000, self.native.go)
+
+    def lost(self, reason: str) -> None:
+        if self.followed:
+            self._say(f"the connection is lost: {reason}", logging.INFO)
+        self._lost.set()
+
+    def go_on(self, log: Any, base: int, epoch: int, now_ms: int) -> None:
+        runs.go_on(log, base, epoch, now_ms)
+
+    def overlap(self, log: Any, base: int, last: int) -> bool:
+        anew = truncation.begins_anew(log.log_start_offset, log.end_offset, base, last)
+        if anew is None:
+            return False
+        log.truncate_fully_and_start_at(anew.offset)
+        return True
+
+    # -- stopping and going on -------------------------------------------------------------------------------
+
+    def _delay(self, key: Key, followed: Followed, delay_ms: int | None = None) -> None:
+        self.native.stop(*key, DELAYED)
+        wait_ms = self.fetchers.config.replica_fetch_backoff_ms if delay_ms is None else delay_ms
+        if followed.timer is not None:
+            followed.timer.cancel()
+        followed.timer = self.fetchers.loop.call_later(wait_ms / 1000, self._resume, key, followed)
+
+    def _resume(self, key: Key, followed: Followed) -> None:
+        followed.timer = None
+        if self.followed.get(key) is followed:
+            self.native.resume(*key)
+
+    def _fail(self, key: Key, followed: Followed, why: str) -> None:
+        self._report(
+            followed, f"it is fetched no more in leader epoch {followed.epoch}: {why}", logging.ERROR
+        )
+        self.native.stop(*key, FAILED)
+
+    def _cut(self, key: Key, followed: Followed, to: Cut | StartAnew) -> None:
+        """Cut the log and go on. What cuts nothing leads to the same Fetch: later, then."""
+        log = followed.log
+        end = log.end_offset
+        self.native.stop(*key, TRUNCATING)
+        try:
+            if isinstance(to, StartAnew):
+                logger.warning("%s-%d begins anew at %d: its leader's log begins behind its end %d",
+                               log.topic, log.partition, to.offset, end)  # fmt: skip
+                log.truncate_fully_and_start_at(to.offset)
+            elif to.offset < end:
+                level = logging.WARNING if to.offset < log.high_watermark else logging.INFO
+                logger.log(level, "%s-%d is cut from %d to %d, where it and its leader's log part (HW is %d)",
+                           log.topic, log.partition, end, to.offset, log.high_watermark)  # fmt: skip
+                log.truncate_to(to.offset)
+        except KafkaError as error:
+            self.refused(*key, followed.epoch, error)
+            return
+        if log.end_offset == end:
+            self._delay(key, followed)
+        else:
+            self._resume(key, followed)
+
+    def _report(self, followed: Followed, text: str, level: int = logging.WARNING) -> None:
+        """Once, until something else is to be said of the partition."""
+        if followed.reported != text:
+            followed.reported = text
+            logger.log(level, "%s-%d, fetched from broker %d: %s",
+                       followed.log.topic, followed.log.partition, self.place.leader, text)  # fmt: skip
+
+    def _say(self, text: str, level: int = logging.WARNING) -> None:
+        if self._reported != text:
+            self._reported = text
+            logger.log(level, "fetching from broker %d: %s", self.place.leader, text)
+
+    # -- the connection --------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            answers = self.native.answers
+            try:
+                opened = await self._open()
+            except (OSError, TimeoutError, UnicodeError) as trouble:
+                self._say(f"it cannot be reached: {getattr(trouble, 'strerror', None) or trouble!r}")
+            except Unusable as trouble:
+                self._say(str(trouble))
+            else:
+                await self._watch(opened)
+            failures = 0 if self.native.answers > answers else failures + 1
+            wait_ms = min(RECONNECT_MS << min(failures, 10), RECONNECT_MS_MAX)
+            await asyncio.sleep(wait_ms * self.fetchers.random.uniform(0.8, 1.2) / 1000)
+
+    def _address(self) -> tuple[str, int]:
+        """Raises Unusable."""
+        name = self.fetchers.config.inter_broker_listener_name
+        broker = self.fetchers.image().brokers.get(self.place.leader)
+        endpoint = None if broker is None else broker.listeners.get(name)
+        if endpoint is None:
+            raise Unusable(f"it has no listener {name}")
+        if endpoint.security_protocol != PLAINTEXT:
+            raise Unusable(
+                f"its listener {name} is not PLAINTEXT: replication over TLS or SASL is not supported yet"
+            )
+        return endpoint.host, endpoint.port
+
+    async def _open(self) -> socket.socket:
+        host, port = self._address()
+        config, loop = self.fetchers.config, self.fetchers.loop
+        async with asyncio.timeout(config.socket_connection_setup_timeout_ms / 1000):
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            trouble: OSError | None = None
+            for family, kind, protocol, _, address in found:
+                opened = socket.socket(family, kind, protocol)
+                opened.setblocking(False)
+                size = config.replica_socket_receive_buffer_bytes
+                try:
+                    if size not in (-1, RECEIVE_BUFFER_DEFAULT):
+                        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+                    await loop.sock_connect(opened, address)
+                except OSError as error:
+                    opened.close()
+                    trouble = error
+                except BaseException:
+                    opened.close()
+                    raise
+                else:
+                    return opened
+        raise trouble or OSError(f"{host} has no address")
+
+    async def _watch(self, opened: socket.socket) -> None:
+        """Fetch over a connection until it is lost."""
+        loop, config = self.fetchers.loop, self.fetchers.config
+        epoch = self.fetchers.broker_epoch()
+        self._lost.clear()
+        self.native.attach(opened.fileno(), epoch)
+        opened.detach()
+        while not self._lost.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._lost.wait()
+            since_ms = self.native.waiting_since_ms
+            if since_ms and loop.time() * 1000 - since_ms > config.replica_socket_timeout_ms:
+                self.native.detach(f"no whole answer for {config.replica_socket_timeout_ms} ms")
+            elif self.fetchers.broker_epoch() != epoch:
+                self.native.detach("this broker has registered anew")
+            elif self.native.answers:
+                self._reported = ""
+
+    # -- out of range ----------------------------------------------------------------------------------------
+
+    async def _out_of_range(self, key: Key, followed: Followed) -> None:
+        """The leader's log begins or ends elsewhere (AbstractFetcherThread.fetchOffsetAndTruncate)."""
+        try:
+            host, port = self._address()
+            timeout_s = self.fetchers.config.replica_socket_timeout_ms / 1000
+            client_id = f"broker-{self.fetchers.broker_id}-fetcher-{self.place.number}"
+            channel = await Channel.connect(host, port, client_id, timeout_s=timeout_s)
+            try:
+                end = await self._list_offset(channel, followed, LATEST, timeout_s)
+                start = await self._list_offset(channel, followed, EARLIEST, timeout_s)
+            finally:
+                channel.close()
+        except (Unreachable, Unusable, KafkaError) as trouble:
+            if self.followed.get(key) is not followed:
+                return
+            if isinstance(trouble, KafkaError) and trouble.code == errors.FENCED_LEADER_EPOCH:
+                self._fail(key, followed, _name_of(trouble.code))
+            else:
+                self._report(followed, f"its leader does not say where its log begins and ends: {trouble}")
+                self._delay(key, followed)
+            return
+        if self.followed.get(key) is followed:
+            self._cut(key, followed, truncation.out_of_range(followed.log.end_offset, start, end))
+
+    async def _list_offset(self, channel: Channel, followed: Followed, at: int, timeout_s: float) -> int:
+        cls = messages.ListOffsetsRequest
+        row = cls.Topics.Partitions(
+            partition_index=followed.log.partition, current_leader_epoch=followed.epoch, timestamp=at
+        )
+        request = cls(
+            replica_id=self.fetchers.broker_id,
+            topics=[cls.Topics(name=followed.log.topic, partitions=[row])],
+        )
+        response = await channel.ask(request, timeout_s=timeout_s, lowest=4)
+        try:
+            [topic] = response.topics
+            [found] = topic.partitions
+        except ValueError:
+            raise KafkaError(errors.UNKNOWN_SERVER_ERROR, "it answers what was not asked") from None
+        if found.error_code:
+            raise KafkaError(found.error_code)
+        if found.offset < 0:
+            raise KafkaError(errors.UNKNOWN_SERVER_ERROR, f"it answers the offset {found.offset}")
+        return int(found.offset)
+
+
+def is_fetching(state: tuple[int, int, int, int]) -> bool:
+    """Of `Fetchers.states`."""
+    return state[1] == FETCHING

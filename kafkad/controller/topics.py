@@ -202,8 +202,9 @@ def _assigned(image: MetadataImage, topic: Any) -> list[list[int]]:
     return [by_index[index] for index in range(len(by_index))]
 
 
-def _check_assignment(image: MetadataImage, index: int, replicas: Sequence[int], factor: int | None) -> None:
-    """Kafka: validateManualPartitionAssignment."""
+def check_replicas(image: MetadataImage, replicas: Sequence[int], factor: int | None = None) -> None:
+    """A list of replicas that a client gives. Raises KafkaError(INVALID_REPLICA_ASSIGNMENT). (Kafka:
+    validateManualPartitionAssignment)"""
     includes = "The manual partition assignment includes"
     reason = None
     if not replicas:
@@ -223,13 +224,18 @@ def _check_assignment(image: MetadataImage, index: int, replicas: Sequence[int],
             f"{includes} a partition with {len(replicas)} replica(s), but this is not consistent with"
             f" previous partitions, which have {factor} replica(s)."
         )
-    if reason is None and not any(image.brokers[replica].active for replica in replicas):
-        reason = (
-            f"All brokers specified in the manual partition assignment for partition {index}"
-            " are fenced or in controlled shutdown."
-        )
     if reason is not None:
         raise KafkaError(errors.INVALID_REPLICA_ASSIGNMENT, reason)
+
+
+def _check_assignment(image: MetadataImage, index: int, replicas: Sequence[int], factor: int | None) -> None:
+    check_replicas(image, replicas, factor)
+    if not any(image.brokers[replica].active for replica in replicas):
+        raise KafkaError(
+            errors.INVALID_REPLICA_ASSIGNMENT,
+            f"All brokers specified in the manual partition assignment for partition {index}"
+            " are fenced or in controlled shutdown.",
+        )
 
 
 def _placed(image: MetadataImage, cluster: Cluster, topic: Any) -> list[list[int]]:

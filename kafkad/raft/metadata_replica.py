@@ -10,10 +10,11 @@ Beware: `write_snapshot` may run in another thread; it reads an image, which nev
 file."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from kafkad.metadata import features
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.records import Decoder, encode_record
 from kafkad.metadata.replay import Loader, ReplayError
@@ -206,6 +207,15 @@ class MetadataReplica:
             )
             return ElectionState(leader_epoch=0)
 
+    @property
+    def in_transaction(self) -> bool:
+        """Does the log end inside a metadata transaction?"""
+        return self._loader.in_transaction
+
+    def read_bootstrap(self) -> bytes | None:
+        """bootstrap.checkpoint"""
+        return self._files.read_bootstrap()
+
     # -- snapshots -----------------------------------------------------------------------------------------
 
     def snapshot_due(self) -> MetadataImage | None:
@@ -275,3 +285,12 @@ class MetadataReplica:
         except Malformed:
             return False
         return self._clock.now_ms() - timestamp_ms > policy.retention_ms
+
+
+def level_in(records: Sequence[Any]) -> int:
+    """metadata.version as these records will set it: the first ones in a log are written at the level they
+    bring."""
+    for record in records:
+        if type(record) is messages.FeatureLevelRecord and record.name == features.METADATA_VERSION:
+            return int(record.feature_level)
+    raise ReplayError("the first metadata records do not say metadata.version")

@@ -163,6 +163,35 @@ class RaftNode(Observer):
         return self.role is Role.LEADER
 
     @property
+    def leadership(self) -> Leadership | None:
+        """What we know of the others, while we lead."""
+        return self._leadership
+
+    @property
+    def high_watermark_in_epoch(self) -> int:
+        """What is committed, where a record of the epoch that we lead is among it; else -1."""
+        return self._leadership.high_watermark if self._leadership is not None else -1
+
+    @property
+    def all_know_of_the_end(self) -> bool:
+        """Whether every other voter has been told that we resigned."""
+        return self._acknowledged >= set(self._others)
+
+    @property
+    def listener(self) -> str:
+        """The name of the listener by which the quorum is reached."""
+        return next(iter(self._endpoints), "CONTROLLER")
+
+    @property
+    def kraft_version(self) -> int:
+        return self._kraft_version
+
+    @property
+    def voter_set(self) -> tuple[Any, ...]:
+        """The voters in the log (kraft.version 1), with all their endpoints; none with the static ones."""
+        return self._voters
+
+    @property
     def is_broken(self) -> bool:
         return bool(self._broken)
 

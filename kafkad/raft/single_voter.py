@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 from kafkad.metadata import features
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.records import Decoder, encode_record
-from kafkad.metadata.replay import Delta, ReplayError
+from kafkad.metadata.replay import Delta
 from kafkad.metadata.uuids import uuid_text
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError, Malformed
@@ -39,7 +39,7 @@ from kafkad.raft.control_records import (
     voters_record,
 )
 from kafkad.raft.election_state import ElectionState
-from kafkad.raft.metadata_replica import STEP, Files, MetadataLog, MetadataReplica
+from kafkad.raft.metadata_replica import STEP, Files, MetadataLog, MetadataReplica, level_in
 from kafkad.raft.metadata_replica import SnapshotPolicy as SnapshotPolicy
 from kafkad.raft.metadata_replica import UnusableMetadata as UnusableMetadata
 from kafkad.raft.snapshots import (
@@ -286,7 +286,7 @@ class SingleVoter(MetadataReplica):
         no further batch was appended.
         """
         assert self.is_leader
-        level = self.head.metadata_version or _level_in(records)
+        level = self.head.metadata_version or level_in(records)
         values: list[bytes] = []
         for first in range(0, len(records), STEP):
             values += [encode_record(record, level) for record in records[first : first + STEP]]
@@ -434,12 +434,3 @@ def _unknown(trouble: str) -> KafkaError:
         f"the metadata log could not be flushed ({trouble}): the change may or may not be there after the"
         " broker's next start",
     )
-
-
-def _level_in(records: Sequence[Any]) -> int:
-    """metadata.version as these records will set it: the first ones in a log are written at the level they
-    bring."""
-    for record in records:
-        if type(record) is messages.FeatureLevelRecord and record.name == features.METADATA_VERSION:
-            return int(record.feature_level)
-    raise ReplayError("the first metadata records do not say metadata.version")

@@ -3,13 +3,14 @@
 import random
 
 import pytest
-from controller_world import SESSION_MS, World, directory_of, refused
+from controller_world import SESSION_MS, World, refused
 
 from kafkad.controller.elections import Assignment, change_of
 from kafkad.controller.heartbeats import BrokerState, Heartbeats
 from kafkad.controller.leadership import PREFERRED, UNCLEAN, Indexes
 from kafkad.metadata.image import RECOVERED, RECOVERING, PartitionState
 from kafkad.protocol import errors, messages
+from tests.registrations import directory_of
 
 
 @pytest.fixture

@@ -1,0 +1,232 @@
+"""The controller of a cluster with several brokers, on a log that a quorum commits.
+
+Beside what every Controller does (topics, configurations, users, ACLs), it keeps the members: registration,
+heartbeats, ISRs, elections. It is active in the terms of its QuorumLog; as a standby every request raises
+NOT_CONTROLLER, and nothing is kept but the committed image.
+
+    begins     indexes are built from the head, and every broker that is not fenced has a fresh session
+    appends    indexes follow the records
+    ends       indexes and heartbeats are dropped, with the head
+
+    by the clock    fence_stale, balance, elect_uncleanly, no_op: server/controller_node runs them
+
+Kafka: QuorumController. Requests are generators, one after the other, as in Controller."""
+
+import logging
+from collections.abc import Generator, Sequence
+from typing import Any, Final
+
+from kafkad.controller import directories, isr_changes, leadership, membership, producer_ids, reassignments
+from kafkad.controller.controller import Controller, Steps
+from kafkad.controller.heartbeats import BrokerState, Heartbeats
+from kafkad.controller.leadership import Indexes, TopicSettings
+from kafkad.controller.membership import Head
+from kafkad.protocol import messages
+from kafkad.raft.quorum_log import QuorumLog, not_controller
+
+logger = logging.getLogger(__name__)
+
+UNCLEAN_KEY: Final = "unclean.leader.election.enable"
+
+
+class QuorumController(Controller):
+    """`raft` is a QuorumLog, and tells when we are active."""
+
+    def __init__(self, raft: QuorumLog, clock: Any, random: Any, config: Any, cluster_id: str) -> None:
+        super().__init__(raft, clock, random, config)
+        self.cluster_id = cluster_id
+        self.unclean_wanted = False  # a configuration allows elections that were not allowed before
+        self._indexes: Indexes | None = None
+        self._heartbeats: Heartbeats | None = None
+        raft.on_active = self._begin
+        raft.on_standby = self._end
+
+    @property
+    def is_active(self) -> bool:
+        return self._indexes is not None
+
+    def _begin(self) -> None:
+        self._indexes = Indexes(self.head)
+        session_ms = self.config.broker_session_timeout_ms
+        self._heartbeats = Heartbeats(self.head, session_ms, self._clock.monotonic_ms())
+        self.unclean_wanted = True
+
+    def _end(self) -> None:
+        self._indexes = self._heartbeats = None
+
+    def in_term(self, steps: Steps) -> Steps:
+        """`steps`, that end with NOT_CONTROLLER when the term does."""
+        term = self._raft.term
+        while True:
+            if self._raft.term is None or self._raft.term != term:
+                steps.close()
+                raise not_controller()
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value
+            yield
+
+    def _look(self) -> Head:
+        """Raises KafkaError(NOT_CONTROLLER)."""
+        if self._indexes is None or self._heartbeats is None:
+            raise not_controller()
+        image = self.head
+        settings = TopicSettings(image, self.config)
+        return Head(image, settings, self._indexes, self._heartbeats, self._clock.monotonic_ms())
+
+    # -- members -------------------------------------------------------------------------------------------
+
+    def broker_registration(self, request: Any, version: int) -> Steps:
+        """BrokerRegistrationResponse. Raises KafkaError."""
+        head = self._look()
+        epoch = self._raft.next_offset
+        plan = yield from membership.plan_register(head, self.cluster_id, version, request, epoch)
+        yield from self._append(plan.records, atomic=False)
+        head.heartbeats.registered(
+            request.broker_id, fenced=plan.fenced, offset=self._raft.next_offset - 1, is_new=plan.is_new
+        )
+        logger.info(
+            "broker %d is registered in epoch %d, %d record(s)",
+            request.broker_id,
+            plan.epoch,
+            len(plan.records),
+        )
+        return messages.BrokerRegistrationResponse(broker_epoch=plan.epoch)
+
+    def heard_of(self, request: Any) -> None:
+        """A BrokerHeartbeat has come; it counts for the session, however long it has to wait for its turn."""
+        broker = self.head.brokers.get(request.broker_id)
+        if self._heartbeats is not None and broker is not None and broker.epoch == request.broker_epoch:
+            self._heartbeats.contact((broker.broker_id, broker.epoch), self._clock.monotonic_ms())
+
+    def broker_heartbeat(self, request: Any) -> Steps:
+        """BrokerHeartbeatResponse. Raises KafkaError."""
+        head = self._look()
+        plan = yield from membership.plan_heartbeat(head, request)
+        before = head.heartbeats.state(request.broker_id)
+        yield from self._append(plan.records, atomic=False)
+        if plan.state is not before:
+            logger.info("broker %d was %s, and %s", request.broker_id, before.value, plan.state.value)
+        head.heartbeats.touch(
+            request.broker_id,
+            fenced=plan.state.is_fenced,
+            metadata_offset=request.current_metadata_offset,
+        )
+        if plan.state is BrokerState.CONTROLLED_SHUTDOWN:
+            head.heartbeats.leaves_at(request.broker_id, self.head.offset)
+        return plan.response
+
+    def unregister_broker(self, request: Any) -> Steps:
+        """UnregisterBrokerResponse. Raises KafkaError."""
+        head = self._look()
+        records = yield from membership.plan_unregister(head, request.broker_id)
+        yield from self._append(records)
+        head.heartbeats.remove(request.broker_id)
+        return messages.UnregisterBrokerResponse(error_message=None)
+
+    def controller_registration(self, request: Any) -> Steps:
+        """ControllerRegistrationResponse. Raises KafkaError."""
+        yield from self._append(membership.plan_controller(self.head, request))
+        return messages.ControllerRegistrationResponse(error_message=None)
+
+    def alter_partition(self, request: Any, version: int) -> Steps:
+        """AlterPartitionResponse. Raises KafkaError."""
+        head = self._look()
+        records, response = yield from isr_changes.plan_alter_partition(
+            head.image, head.settings, version, request
+        )
+        yield from self._append(records, atomic=False)
+        return response
+
+    def assign_replicas_to_dirs(self, request: Any) -> Steps:
+        """AssignReplicasToDirsResponse. Raises KafkaError."""
+        head = self._look()
+        records, response = yield from directories.plan_assign(head.image, head.settings, request)
+        yield from self._append(records, atomic=False)
+        return response
+
+    def give_producer_ids(self, request: Any) -> Steps:
+        """AllocateProducerIdsResponse. Raises KafkaError."""
+        head = self._look()
+        membership.check_epoch(head.image, request.broker_id, request.broker_epoch)
+        record, first = producer_ids.plan_block(head.image, request.broker_id, request.broker_epoch)
+        yield from self._append([record])
+        return messages.AllocateProducerIdsResponse(
+            producer_id_start=first, producer_id_len=producer_ids.BLOCK_SIZE
+        )
+
+    def elect_leaders(self, request: Any, version: int) -> Steps:
+        """ElectLeadersResponse."""
+        head = self._look()
+        records, response = yield from leadership.plan_elect_leaders(
+            head.image, head.settings, version, request
+        )
+        yield from self._append(records, atomic=False)
+        return response
+
+    def alter_partition_reassignments(self, request: Any) -> Steps:
+        """AlterPartitionReassignmentsResponse."""
+        head = self._look()
+        records, response = yield from reassignments.plan_alter(head.image, head.settings, request)
+        yield from self._append(records)
+        return response
+
+    # -- by the clock --------------------------------------------------------------------------------------
+
+    def fence_stale(self) -> Steps:
+        """Fence the broker whose session ended first; whether there was one."""
+        head = self._look()
+        stale = head.heartbeats.expired(head.now_ms)
+        if stale is None:
+            return False
+        broker = head.image.brokers.get(stale[0])
+        if broker is None or broker.epoch != stale[1]:
+            return True  # it is gone, or another incarnation has come
+        records = yield from membership.plan_fence(head, broker.broker_id)
+        if records:
+            logger.warning("broker %d is fenced: its session has ended", broker.broker_id)
+            yield from self._append(records, atomic=False)
+        head.heartbeats.fence(broker.broker_id)
+        return True
+
+    def next_expiry_ms(self) -> int | None:
+        if self._heartbeats is None:
+            return None
+        return self._heartbeats.next_expiry_ms(self._clock.monotonic_ms())
+
+    def balance(self) -> Steps:
+        """Let preferred replicas lead again; whether there may be more to do."""
+        head = self._look()
+        records, more = yield from leadership.plan_preferred(head.image, head.settings, head.indexes)
+        yield from self._append(records, atomic=False)
+        return more
+
+    def elect_uncleanly(self) -> Steps:
+        """Leaders for partitions without one, where it is allowed; whether there may be more to do."""
+        head = self._look()
+        self.unclean_wanted = False
+        records, more = yield from leadership.plan_unclean(head.image, head.settings, head.indexes)
+        yield from self._append(records, atomic=False)
+        return more
+
+    def no_op(self) -> Steps:
+        """A record that says nothing: the offsets of idle brokers move on, and show who lags."""
+        yield from self._append([messages.NoOpRecord()])
+
+    # -- appending -----------------------------------------------------------------------------------------
+
+    def _append(self, records: Sequence[Any], *, atomic: bool = True) -> Generator[None, None, None]:
+        if not records:
+            return
+        before = self.head
+        try:
+            yield from super()._append(records, atomic=atomic)
+        except BaseException:
+            if self._indexes is not None and self.head is not before:
+                self._indexes = Indexes(self.head)  # a part of them is there
+            raise
+        if self._indexes is not None:
+            self._indexes.follow(before, records, self.head)
+        if any(type(r) is messages.ConfigRecord and r.name == UNCLEAN_KEY for r in records):
+            self.unclean_wanted = True

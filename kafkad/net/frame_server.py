@@ -1,0 +1,117 @@
+"""A listener for the control plane: frames in, answers out, for a node without a data plane.
+
+One request of a connection is served at a time, and its answers go out in order, as Kafka's own network
+threads do it. A peer that does not read its answers makes nobody wait but itself. A connection ends, with a
+logged reason, when its bytes are no frame, when it is idle for `idle_s`, or when there are too many.
+
+Use: server/controller_node."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+logger = logging.getLogger(__name__)
+
+MIN_FRAME: Final = 8  # key, version and correlation id
+
+
+class FrameConnection:
+    """What a handler sees of its connection."""
+
+    def __init__(self, listener: str, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername") or ("", 0)
+        self.listener = listener
+        self.peer_host: str = str(peer[0]).removeprefix("::ffff:").partition("%")[0]
+        self.principal = ""  # nobody has to say who it is
+        self.client_software_name = self.client_software_version = ""
+        self.closed = False
+        self._writer = writer
+
+    def close(self, reason: str) -> None:
+        if not self.closed:
+            logger.warning("the connection from %s is closed: %s", self.peer_host, reason)
+        self.closed = True
+        with contextlib.suppress(OSError, RuntimeError):
+            self._writer.close()
+
+
+Serve = Callable[[FrameConnection, bytes], Awaitable[bytes | None]]
+
+
+class FrameServer:
+    """`serve` answers a frame from its header on with the answer from its header on, or None where it has
+    closed the connection."""
+
+    def __init__(
+        self, serve: Serve, *, frame_size_max: int, connections_max: int = 1 << 31, idle_s: float = 600.0
+    ) -> None:
+        self._serve = serve
+        self._frame_size_max = frame_size_max
+        self._connections_max = connections_max
+        self._idle_s = idle_s
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closing = False
+
+    async def open(self, listening: socket.socket, listener: str) -> None:
+        """Accept on this socket, which is bound and listens."""
+
+        async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            if len(self._tasks) >= self._connections_max:
+                FrameConnection(listener, writer).close(f"there are {len(self._tasks)} connections already")
+                return
+            self._tasks.add(task)
+            try:
+                await self._talk(reader, writer, FrameConnection(listener, writer))
+            except asyncio.CancelledError:
+                if not self._closing:
+                    raise
+            finally:
+                self._tasks.discard(task)
+
+        self._servers.append(await asyncio.start_server(accepted, sock=listening))
+
+    async def _talk(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: FrameConnection
+    ) -> None:
+        made = writer.get_extra_info("socket")
+        if made is not None:
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            while not connection.closed:
+                async with asyncio.timeout(self._idle_s):
+                    size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
+                if not MIN_FRAME <= size <= self._frame_size_max:
+                    connection.close(
+                        f"a frame of {size} bytes; {MIN_FRAME} to {self._frame_size_max} are allowed"
+                    )
+                    return
+                async with asyncio.timeout(self._idle_s):
+                    frame = await reader.readexactly(size)
+                answer = await self._serve(connection, frame)
+                if answer is None:
+                    connection.close("its request has no answer")
+                    return
+                writer.write(len(answer).to_bytes(4, "big") + answer)
+                async with asyncio.timeout(self._idle_s):
+                    await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError, OSError, TimeoutError):
+            pass  # the peer is gone, or has nothing to say
+        finally:
+            connection.closed = True
+            with contextlib.suppress(OSError, RuntimeError):
+                writer.close()
+
+    async def close(self) -> None:
+        self._closing = True
+        for server in self._servers:
+            server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)

@@ -1,0 +1,373 @@
+"""What a controller's listener serves: the quorum's own requests, the brokers', and administrators'.
+
+    quorum            Fetch of the metadata log, FetchSnapshot, Vote, BeginQuorumEpoch, EndQuorumEpoch: the
+                      node answers them, in every role
+    members           BrokerRegistration, BrokerHeartbeat, AlterPartition, ...: the active controller
+    administrators    as on a broker, by themselves or in an Envelope (KIP-590, KIP-919)
+
+An Envelope carries a request of a broker's client, with its principal and address. It is answered
+NOT_CONTROLLER as a whole where the request inside would be, so that the broker asks the next controller.
+
+Not served, and not told by ApiVersions: quotas, delegation tokens, UpdateFeatures, changes of the voters. A
+broker then does not offer them to its clients either."""
+
+import inspect
+import logging
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any, Final
+
+from kafkad.api import acls, configs, scram, topics, versions
+from kafkad.api.context import RequestContext, Services
+from kafkad.api.table import Api
+from kafkad.controller.reassignments import ongoing
+from kafkad.protocol import codec, errors, messages
+from kafkad.protocol.errors import KafkaError, Malformed
+from kafkad.raft.describe import describe_quorum as describe
+from kafkad.raft.quorum_log import not_controller
+from kafkad.server.controller_queue import AnsweringController, timeout_of
+from kafkad.server.dispatch import Dispatcher
+from kafkad.server.turns import Steps
+
+logger = logging.getLogger(__name__)
+
+CONTROLLERS: Final = 2  # DescribeCluster: endpoint type
+API_VERSIONS: Final = 18
+
+
+@dataclass(slots=True)
+class ControllerServices(Services):
+    """What the handlers of a controller's listener are given beside."""
+
+    quorum: Any = None  # server.quorum_node.QuorumNode
+
+
+class Applied:
+    """Nobody else has to know of a change before it is answered: brokers hear of it as it is committed."""
+
+    applied = 1 << 62
+
+    async def wait(self, offset: int) -> None:
+        """At once."""
+
+
+class MemberAnswers(AnsweringController):
+    """A QuorumController as handlers see it: answers when they are committed."""
+
+    def _answer(self, steps: Steps, *arguments: Any, **options: Any) -> Any:
+        return super()._answer(self._controller.in_term(steps), *arguments, **options)
+
+    def broker_registration(self, request: Any, version: int) -> Any:
+        return self._answer(self._controller.broker_registration(request, version))
+
+    def broker_heartbeat(self, request: Any) -> Any:
+        self._controller.heard_of(request)
+        return self._answer(self._controller.broker_heartbeat(request))
+
+    def unregister_broker(self, request: Any) -> Any:
+        return self._answer(self._controller.unregister_broker(request))
+
+    def controller_registration(self, request: Any) -> Any:
+        return self._answer(self._controller.controller_registration(request))
+
+    def alter_partition(self, request: Any, version: int) -> Any:
+        return self._answer(self._controller.alter_partition(request, version))
+
+    def assign_replicas_to_dirs(self, request: Any) -> Any:
+        return self._answer(self._controller.assign_replicas_to_dirs(request))
+
+    def give_producer_ids(self, request: Any) -> Any:
+        return self._answer(self._controller.give_producer_ids(request))
+
+    def elect_leaders(self, request: Any, version: int) -> Any:
+        steps = self._controller.elect_leaders(request, version)
+        return self._answer(steps, timeout_s=timeout_of(request))
+
+    def alter_partition_reassignments(self, request: Any) -> Any:
+        steps = self._controller.alter_partition_reassignments(request)
+        return self._answer(steps, timeout_s=timeout_of(request))
+
+    @property
+    def is_active(self) -> bool:
+        return bool(self._controller.is_active)
+
+    def by_the_clock(self, steps: Steps) -> Any:
+        """Work that no client waits for; its result when it is appended."""
+        return self._serial.run(self._controller.in_term(steps))
+
+
+# -- handlers ----------------------------------------------------------------------------------------------
+
+
+def raft(services: Any, context: RequestContext, request: Any) -> Any:
+    return services.quorum.handle(request)
+
+
+def describe_quorum(services: Any, context: RequestContext, request: Any) -> Any:
+    clock = services.clock
+    node = services.quorum.node
+    return describe(node, context.version, request, clock.monotonic_ms(), clock.now_ms())
+
+
+def describe_cluster(services: Any, context: RequestContext, request: Any) -> Any:
+    """DescribeCluster (key 60), v1-2: the controllers (KIP-919)."""
+    cls = messages.DescribeClusterResponse
+    image = services.metadata.image
+    if request.endpoint_type != CONTROLLERS:
+        return cls(
+            error_code=errors.MISMATCHED_ENDPOINT_TYPE,
+            error_message="The request was sent to an endpoint of type CONTROLLER, but we wanted an endpoint"
+            " of type BROKER",
+        )
+    response = cls(
+        cluster_id=services.quorum.node.cluster_id,
+        endpoint_type=CONTROLLERS,
+        error_message=None,
+        controller_id=services.quorum.node.standing.leader_id,
+    )
+    for controller in image.controllers.values():
+        endpoint = controller.listeners.get(context.listener)
+        if endpoint is not None:
+            response.brokers.append(
+                cls.Brokers(
+                    broker_id=controller.controller_id, host=endpoint.host, port=endpoint.port, rack=None
+                )
+            )
+    return response
+
+
+def broker_registration(services: Any, context: RequestContext, request: Any) -> Any:
+    return services.controller.broker_registration(request, context.version)
+
+
+def broker_heartbeat(services: Any, context: RequestContext, request: Any) -> Any:
+    return services.controller.broker_heartbeat(request)
+
+
+def unregister_broker(services: Any, context: RequestContext, request: Any) -> Any:
+    return services.controller.unregister_broker(request)
+
+
+def controller_registration(services: Any, context: RequestContext, request: Any) -> Any:
+    return services.controller.controller_registration(request)
+
+
+def alter_partition(services: Any, context: RequestContext, request: Any) -> Any:
+    return services.controller.alter_partition(request, context.version)
+
+
+def assign_replicas_to_dirs(services: Any, context: RequestContext, request: Any) -> Any:
+    return services.controller.assign_replicas_to_dirs(request)
+
+
+def allocate_producer_ids(services: Any, context: RequestContext, request: Any) -> Any:
+    return services.controller.give_producer_ids(request)
+
+
+def elect_leaders(services: Any, context: RequestContext, request: Any) -> Any:
+    return services.controller.elect_leaders(request, context.version)
+
+
+def alter_partition_reassignments(services: Any, context: RequestContext, request: Any) -> Any:
+    return services.controller.alter_partition_reassignments(request)
+
+
+def list_partition_reassignments(services: Any, context: RequestContext, request: Any) -> Any:
+    if not services.controller.is_active:
+        raise not_controller()
+    return ongoing(services.metadata.image, request)
+
+
+def envelope(services: Any, context: RequestContext, request: Any) -> Any:
+    raise AssertionError("the dispatcher opens an Envelope itself")
+
+
+# fmt: off
+ROWS = (
+    Api(1,  "Fetch",                   17, 18, raft),
+    Api(18, "ApiVersions",             0, 4, versions.api_versions),
+    Api(19, "CreateTopics",            2, 7, topics.create_topics),
+    Api(20, "DeleteTopics",            1, 6, topics.delete_topics),
+    Api(29, "DescribeAcls",            1, 3, acls.describe_acls),
+    Api(30, "CreateAcls",              1, 3, acls.create_acls),
+    Api(31, "DeleteAcls",              1, 3, acls.delete_acls),
+    Api(33, "AlterConfigs",            0, 2, configs.alter_configs),
+    Api(37, "CreatePartitions",        0, 3, topics.create_partitions),
+    Api(43, "ElectLeaders",            0, 2, elect_leaders),
+    Api(44, "IncrementalAlterConfigs", 0, 1, configs.incremental_alter_configs),
+    Api(45, "AlterPartitionReassignments", 0, 1, alter_partition_reassignments),
+    Api(46, "ListPartitionReassignments", 0, 0, list_partition_reassignments),
+    Api(51, "AlterUserScramCredentials", 0, 0, scram.alter_user_scram_credentials),
+    Api(52, "Vote",                    0, 2, raft),
+    Api(53, "BeginQuorumEpoch",        0, 1, raft),
+    Api(54, "EndQuorumEpoch",          0, 1, raft),
+    Api(55, "DescribeQuorum",          0, 2, describe_quorum),
+    Api(56, "AlterPartition",          2, 3, alter_partition),
+    Api(58, "Envelope",                0, 0, envelope),
+    Api(59, "FetchSnapshot",           0, 1, raft),
+    Api(60, "DescribeCluster",         1, 2, describe_cluster),
+    Api(62, "BrokerRegistration",      0, 4, broker_registration),
+    Api(63, "BrokerHeartbeat",         0, 2, broker_heartbeat),
+    Api(64, "UnregisterBroker",        0, 0, unregister_broker),
+    Api(67, "AllocateProducerIds",     0, 0, allocate_producer_ids),
+    Api(70, "ControllerRegistration",  0, 0, controller_registration),
+    Api(73, "AssignReplicasToDirs",    0, 0, assign_replicas_to_dirs),
+)
+# fmt: on
+
+BY_KEY: Final = {row.key: row for row in ROWS}
+TOLD: Final = tuple((row.key, row.low, row.high) for row in ROWS)
+FORWARDED: Final = frozenset((19, 20, 29, 30, 31, 33, 37, 43, 44, 45, 46, 51, 55, 64))  # in an Envelope
+
+
+# -- frames ------------------------------------------------------------------------------------------------
+
+
+class ControllerDispatcher(Dispatcher):
+    """`answer` gives the frame that answers a frame; None: the connection was closed, with a reason."""
+
+    async def answer(self, connection: Any, frame: bytes) -> bytes | None:
+        try:
+            return await self._answer_of(connection, frame)
+        except MemoryError:
+            connection.close("no memory was left for its request")
+            return None
+        except AssertionError as broken:
+            self.fatal(broken)
+            raise
+
+    async def _answer_of(self, connection: Any, frame: bytes) -> bytes | None:
+        key = int.from_bytes(frame[0:2], "big", signed=True)
+        version = int.from_bytes(frame[2:4], "big", signed=True)
+        api = self.table.get(key)
+        if api is None:
+            connection.close(f"API key {key} is not served by a controller")
+            return None
+        if not api.low <= version <= api.high:
+            if key == API_VERSIONS and version >= 0:
+                return self._older_api_versions(connection, frame)
+            connection.close(f"{api.name} version {version} is not served, only {api.low} to {api.high}")
+            return None
+        try:
+            header, request = await self._in_turns(codec.decode_request_in_steps(frame))
+        except Malformed as lie:
+            connection.close(f"{api.name} v{version} does not parse: {lie}")
+            return None
+        context = RequestContext(
+            api_key=key,
+            version=version,
+            correlation_id=header.correlation_id,
+            client_id=header.client_id,
+            client_host=connection.peer_host,
+            listener=connection.listener,
+            connection=connection,
+        )
+        if type(request) is messages.EnvelopeRequest:
+            response = await self._opened(connection, request)
+        else:
+            response = await self._executed(api, context, request)
+        if response is None:
+            return None
+        try:
+            return await self._encoded(response, context)
+        except (ValueError, TypeError, AttributeError, OverflowError):
+            logger.exception("a response of %s v%d does not encode", api.name, version)
+            return None
+
+    def _older_api_versions(self, connection: Any, frame: bytes) -> bytes | None:
+        try:
+            header, _ = codec.decode_request_header(frame, 2)
+        except Malformed as lie:
+            connection.close(f"ApiVersions of an unknown version, and its header does not parse: {lie}")
+            return None
+        return codec.encode_response(versions.unsupported(self.services), 0, header.correlation_id)
+
+    async def _executed(self, api: Api, context: RequestContext, request: Any) -> Any:
+        answer = self._execute(api, context, request)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def _encoded(self, response: Any, context: RequestContext) -> bytes:
+        pieces: list[bytes] = []
+        await self._in_turns(
+            codec.encode_response_in_steps(response, context.version, context.correlation_id, pieces.append)
+        )
+        return b"".join(map(bytes, pieces))
+
+    async def _in_turns(self, steps: Steps) -> Any:
+        result: Any | Awaitable[Any] = self.turns.run(steps)
+        return await result if inspect.isawaitable(result) else result
+
+    # -- Envelope ------------------------------------------------------------------------------------------
+
+    async def _opened(self, connection: Any, request: Any) -> Any:
+        """EnvelopeResponse (Kafka: EnvelopeUtils)."""
+        try:
+            answer = await self._inside(connection, request)
+        except KafkaError as trouble:
+            return messages.EnvelopeResponse(error_code=trouble.code)
+        return messages.EnvelopeResponse(response_data=answer)
+
+    async def _inside(self, connection: Any, request: Any) -> bytes:
+        """The answer of the request inside, from its header on. Raises KafkaError: that of the Envelope."""
+        frame = bytes(request.request_data)
+        principal, host = _principal(request.request_principal), _host(request.client_host_address)
+        key = int.from_bytes(frame[0:2], "big", signed=True)
+        version = int.from_bytes(frame[2:4], "big", signed=True)
+        api = self.table.get(key)
+        if api is None or key not in FORWARDED:
+            raise KafkaError(errors.INVALID_REQUEST, f"API key {key} is not forwarded")
+        try:
+            header, inner = await self._in_turns(codec.decode_request_in_steps(frame))
+        except (Malformed, IndexError) as lie:
+            raise KafkaError(errors.UNSUPPORTED_VERSION, str(lie)) from lie
+        context = RequestContext(
+            api_key=key,
+            version=version,
+            correlation_id=header.correlation_id,
+            client_id=header.client_id,
+            client_host=host,
+            listener=connection.listener,
+            connection=None,
+            principal=principal,
+        )
+        response = await self._executed(api, context, inner)
+        if response is None or says(response, errors.NOT_CONTROLLER):
+            raise KafkaError(errors.NOT_CONTROLLER if response is not None else errors.UNKNOWN_SERVER_ERROR)
+        try:
+            return await self._encoded(response, context)
+        except (ValueError, TypeError, AttributeError, OverflowError) as trouble:
+            logger.exception("a forwarded response of %s v%d does not encode", api.name, version)
+            raise KafkaError(errors.UNKNOWN_SERVER_ERROR) from trouble
+
+
+def says(message: Any, code: int) -> bool:
+    """Whether any error code of a response is this one."""
+    for field in message.SPEC.fields:
+        value = getattr(message, field.name)
+        if field.name == "error_code" and value == code:
+            return True
+        if field.struct is not None:
+            parts = value if isinstance(value, list) else () if value is None else (value,)
+            if any(says(part, code) for part in parts):
+                return True
+    return False
+
+
+def _principal(content: bytes | None) -> str:
+    """As DefaultKafkaPrincipalBuilder writes it. Raises KafkaError."""
+    try:
+        version = int.from_bytes((content or b"")[:2], "big", signed=True)
+        if version != 0:
+            raise Malformed(f"a principal of version {version}")
+        data, _ = codec.decode(messages.DefaultPrincipalData, 0, bytes(content or b"")[2:])
+    except Malformed as lie:
+        raise KafkaError(errors.PRINCIPAL_DESERIALIZATION_FAILURE, str(lie)) from lie
+    return f"{data.type}:{data.name}"
+
+
+def _host(packed: bytes) -> str:
+    try:
+        return str(ip_address(bytes(packed)))
+    except ValueError as lie:
+        raise KafkaError(errors.INVALID_REQUEST, f"an address of {len(packed)} bytes") from lie

@@ -1,0 +1,349 @@
+"""A controller by itself: process.roles=controller, one process without a data plane.
+
+    start   directories locked, the metadata log opened; then the node stands, votes and follows
+    runs    FrameServer on controller.listener.names; the QuorumController while this node leads; the clock's
+            work: sessions, preferred leaders, unclean elections, NoOp records, snapshots
+    stop    a leader resigns and tells the others, so that they need not wait for a time-out
+
+Beware: all of it is on one loop. What grows with the cluster runs in turns, so that votes and heartbeats are
+answered meanwhile.
+
+Not there yet, so the command line refuses process.roles=controller: quotas, delegation tokens,
+UpdateFeatures, changes of the voters; TLS, SASL and an authorizer on the controller's listener.
+
+Use: tests/controller_process.py, which runs this beside JVM controllers and brokers."""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import os
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from kafkad.clock import Clock
+from kafkad.config.definition import ConfigError
+from kafkad.controller.brokers import supported_features
+from kafkad.controller.quorum_controller import QuorumController
+from kafkad.log.log_dirs import DirectoryTrouble, LogDirs
+from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
+from kafkad.metadata.image import MetadataImage
+from kafkad.metadata.uuids import random_uuid
+from kafkad.net import listener
+from kafkad.net.channel import Unreachable
+from kafkad.net.frame_server import FrameServer
+from kafkad.protocol import messages
+from kafkad.protocol.errors import KafkaError
+from kafkad.raft.elections import Timings
+from kafkad.raft.metadata_replica import SnapshotPolicy
+from kafkad.raft.node import RaftNode
+from kafkad.raft.quorum_log import QuorumLog
+from kafkad.server.controller_apis import (
+    BY_KEY,
+    TOLD,
+    Applied,
+    ControllerDispatcher,
+    ControllerServices,
+    MemberAnswers,
+)
+from kafkad.server.controller_channel import ControllerChannel
+from kafkad.server.metadata_snapshots import MetadataSnapshots
+from kafkad.server.quorum_node import QuorumNode
+from kafkad.server.scheduler import LoopScheduler
+from kafkad.server.turns import Turns
+
+logger = logging.getLogger("kafkad")
+
+FENCE_PER_SESSION: Final = 8  # how often sessions are looked at; Kafka: QuorumController
+SNAPSHOT_S: Final = 1.0
+REGISTER_S: Final = 1.0  # until a registration that failed is tried again
+RESIGN_S: Final = 0.5  # for the others to hear that their leader goes
+
+
+class ControllerNode:
+    """`start`, then the loop runs, then `stop`."""
+
+    def __init__(self, config: Any, loop: Any, fatal: Callable[[BaseException], None]) -> None:
+        self.config = config
+        self.loop = loop
+        self.fatal = fatal
+        self.clock = Clock()
+        self.random = random.SystemRandom()
+        self.scheduler = LoopScheduler(loop)
+        self.turns = Turns(loop)
+        self.endpoints: list[Any] = []  # as bound
+        self.cluster_id = ""
+        self.incarnation_id = random_uuid(self.random)
+        self._undo: list[Callable[[], Any]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._appended = -1  # the newest record that was no NoOp of ours
+
+    # -- start ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Raises what server.lifecycle turns into one sentence."""
+        try:
+            self._check()
+            self._open_directories()
+            sockets = self._bind()
+            self._open_quorum()
+            self._open_controller()
+            self.loop.run_until_complete(self._serve(sockets))
+        except BaseException:
+            self._unwind()
+            raise
+
+    def _check(self) -> None:
+        config = self.config
+        for endpoint in config.controller_endpoints:
+            if endpoint.protocol != "PLAINTEXT":
+                raise ConfigError(
+                    f"listeners: a controller's listener with {endpoint.protocol} is not supported yet; use"
+                    " PLAINTEXT"
+                )
+        if config.authorizer_class_name:
+            raise ConfigError("authorizer.class.name: a controller does not ask an authorizer yet")
+        directory = config.metadata_log_dir or config.log_dirs[0]
+        if not os.path.exists(os.path.join(directory, "meta.properties")):
+            raise DirectoryTrouble(
+                f"the metadata directory {directory} is not formatted: the nodes of a quorum must agree on a"
+                " cluster id; run kafka-storage format"
+            )
+
+    def _open_directories(self) -> None:
+        try:
+            self.scheduler.begin()
+        except OSError as trouble:
+            raise DirectoryTrouble(str(trouble)) from trouble
+        self._undo.append(self.scheduler.close)
+        self.log_dirs = LogDirs(self.config, clock=self.clock, scheduler=self.scheduler)
+        self.log_dirs.open()
+        self.cluster_id = self.log_dirs.cluster_id
+        self._undo.append(lambda: self.log_dirs.close(clean=True))
+
+    def _bind(self) -> list[tuple[Any, str]]:
+        sockets = []
+        for endpoint in self.config.controller_endpoints:
+            [socket] = listener.bind(endpoint, backlog=self.config.socket_listen_backlog_size)
+            sockets.append((socket, endpoint.listener))
+            self._undo.append(socket.close)
+            self.endpoints.append(endpoint._replace(port=socket.getsockname()[1]))
+        return sockets
+
+    @property
+    def _advertised(self) -> dict[str, tuple[str, int]]:
+        told = {endpoint.listener: endpoint for endpoint in self.endpoints}
+        told |= {
+            point.listener: point
+            for point in self.config.advertised_endpoints
+            if point.listener in told and point.port
+        }
+        return {name: (point.host or "localhost", point.port) for name, point in told.items()}
+
+    def _open_quorum(self) -> None:
+        config = self.config
+        directory = config.metadata_log_dir or config.log_dirs[0]
+        log: Any = self.log_dirs.open_metadata_log(METADATA_TOPIC, METADATA_TOPIC_ID)
+        self.quorum = QuorumNode(
+            self.loop,
+            client_id=f"kafkad-{config.node_id}",
+            request_timeout_ms=config.controller_quorum_request_timeout_ms,
+            fatal=self.fatal,
+        )
+        self.node = self.quorum.node = RaftNode(
+            random=self.random,
+            send=self.quorum.send,
+            wake=self.quorum.wake,
+            timings=Timings(
+                election_ms=config.controller_quorum_election_timeout_ms,
+                fetch_ms=config.controller_quorum_fetch_timeout_ms,
+                backoff_max_ms=config.controller_quorum_election_backoff_max_ms,
+                request_ms=config.controller_quorum_request_timeout_ms,
+                retry_ms=config.controller_quorum_retry_backoff_ms,
+            ),
+            endpoints=self._advertised,
+            node_id=config.node_id,
+            directory_id=self.log_dirs.directory_id(directory),
+            cluster_id=self.cluster_id,
+            log=log,
+            files=MetadataFiles(directory),
+            clock=self.clock,
+            policy=SnapshotPolicy.of(config),
+            static_voters=_static_voters(config.controller_quorum_voters),
+            fetch_bytes_max=config.controller_quorum_fetch_max_bytes,
+            snapshot_bytes_max=config.controller_quorum_fetch_snapshot_max_bytes,
+        )
+        self.node.open()
+        self._undo.append(self._close_log)
+
+    def _close_log(self) -> None:
+        with contextlib.suppress(KafkaError, OSError):
+            self.node._log.flush()
+        self.node.close()
+
+    def _open_controller(self) -> None:
+        config = self.config
+        self.raft = QuorumLog(self.node, self.clock, min_insync_replicas=config.min_insync_replicas)
+        self.controller = QuorumController(self.raft, self.clock, self.random, config, self.cluster_id)
+        applied: Any = Applied()
+        self.answering = MemberAnswers(self.controller, self.turns, self.loop, applied)
+        services = ControllerServices(
+            config=config,
+            static_config=config,
+            clock=self.clock,
+            metadata=self.node,
+            controller=self.answering,
+            partitions=None,  # type: ignore[arg-type]
+            log_dirs=self.log_dirs,
+            groups=None,  # type: ignore[arg-type]
+            api_versions=TOLD,
+            quorum=self.quorum,
+        )
+        self.dispatcher = ControllerDispatcher(services, BY_KEY, self.fatal, self.turns)
+        self.snapshots = MetadataSnapshots(self.node, self.scheduler)
+        self._undo.append(self.snapshots.close)
+        self.quorum.on_change = self.raft.look
+
+    async def _serve(self, sockets: list[tuple[Any, str]]) -> None:
+        config = self.config
+        self.server = FrameServer(
+            self.dispatcher.answer,
+            frame_size_max=config.socket_request_max_bytes,
+            connections_max=config.max_connections,
+            idle_s=config.connections_max_idle_ms / 1000,
+        )
+        for socket, name in sockets:
+            await self.server.open(socket, name)
+        self.quorum.start()
+        session_s = config.broker_session_timeout_ms / 1000
+        self._run(self._every(session_s / FENCE_PER_SESSION, self._fence))
+        if config.metadata_max_idle_interval_ms > 0:
+            self._run(self._every(config.metadata_max_idle_interval_ms / 1000, self._no_op))
+        if config.auto_leader_rebalance_enable:
+            self._run(self._every(config.leader_imbalance_check_interval_seconds, self._balance))
+        self._run(self._every(config.unclean_leader_election_interval_ms / 1000, self._elect_uncleanly))
+        self._run(self._every(SNAPSHOT_S, self._look_around))
+        self._run(self._register())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (trouble := task.exception()) is not None:
+                self.fatal(trouble)
+
+        task = self.loop.create_task(work)
+        task.add_done_callback(ended)
+        self._tasks.append(task)
+
+    # -- by the clock --------------------------------------------------------------------------------------
+
+    async def _every(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            if self.controller.is_active or work == self._look_around:
+                try:
+                    await work()
+                except KafkaError as trouble:  # no longer active, or the log takes nothing now
+                    logger.info("the controller's clock: %s", trouble)
+
+    async def _do(self, steps: Any) -> Any:
+        result = self.answering.by_the_clock(steps)
+        return await result if inspect.isawaitable(result) else result
+
+    async def _fence(self) -> None:
+        while await self._do(self.controller.fence_stale()):
+            pass
+        if self.controller.unclean_wanted:
+            await self._elect_uncleanly()
+
+    async def _no_op(self) -> None:
+        """Unless something else was appended since the last one."""
+        idle = self._appended == self.node.end_offset
+        if idle or self._appended < 0:
+            await self._do(self.controller.no_op())
+        self._appended = self.node.end_offset
+
+    async def _balance(self) -> None:
+        while await self._do(self.controller.balance()):
+            pass
+
+    async def _elect_uncleanly(self) -> None:
+        while await self._do(self.controller.elect_uncleanly()):
+            pass
+
+    async def _look_around(self) -> None:
+        self.snapshots.make_if_due()
+
+    async def _register(self) -> None:
+        """Say where this controller is, and what it can do, for as long as the image does not (KIP-919)."""
+        channel = ControllerChannel(lambda: self.node.leader, client_id=f"kafkad-{self.config.node_id}")
+        try:
+            while True:
+                await asyncio.sleep(REGISTER_S)
+                image = self.node.image
+                known = image.controllers.get(self.config.node_id)
+                if (known is not None and known.incarnation_id == self.incarnation_id) or not (
+                    image.metadata_version and self.node.leader is not None
+                ):
+                    continue
+                try:
+                    answer = await channel.ask(self._registration(image), timeout_s=10)
+                except (Unreachable, KafkaError) as trouble:
+                    logger.warning("this controller is not registered: %s", trouble)
+                    continue
+                if answer.error_code:
+                    logger.warning("this controller is not registered: %s", KafkaError(answer.error_code))
+        finally:
+            channel.close()
+
+    def _registration(self, image: MetadataImage) -> Any:
+        cls = messages.ControllerRegistrationRequest
+        return cls(
+            controller_id=self.config.node_id,
+            incarnation_id=self.incarnation_id,
+            listeners=[
+                cls.Listeners(name=name, host=host, port=port)
+                for name, (host, port) in self._advertised.items()
+            ],
+            features=[
+                cls.Features(name=name, min_supported_version=low, max_supported_version=high)
+                for name, (low, high) in supported_features(image).items()
+            ],
+        )
+
+    # -- stop ----------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        if hasattr(self, "server"):
+            self.loop.run_until_complete(self._leave())
+        self._unwind()
+
+    async def _leave(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self.node.is_leader and len(self.node.voters) > 1:
+            self.node.resign()
+            ends = self.loop.time() + RESIGN_S
+            while not self.node.all_know_of_the_end and self.loop.time() < ends:
+                await asyncio.sleep(0.01)
+        await self.server.close()
+        await self.quorum.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _unwind(self) -> None:
+        while self._undo:
+            try:
+                self._undo.pop()()
+            except (OSError, KafkaError) as trouble:
+                logger.error("the stop was not clean: %s", trouble)
+
+
+def _static_voters(voters: list[str]) -> dict[int, tuple[str, int]]:
+    """controller.quorum.voters: id@host:port."""
+    found = {}
+    for voter in voters:
+        node, _, at = voter.partition("@")
+        host, _, port = at.rpartition(":")
+        found[int(node)] = (host.strip("[]"), int(port))
+    return found

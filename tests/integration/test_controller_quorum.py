@@ -1,0 +1,235 @@
+"""Three kafkad controllers in processes: whatever is killed or stopped, what was answered is there."""
+
+import asyncio
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from kafkad.net.channel import Unreachable
+from kafkad.protocol import errors, messages
+from kafkad.protocol.records import read_batches
+from tests.controller_process import ControllerQuorum
+from tests.registrations import registration
+
+QUICK = {
+    "controller.quorum.election.timeout.ms": 300,
+    "controller.quorum.election.backoff.max.ms": 200,
+    "controller.quorum.fetch.timeout.ms": 700,
+    "controller.quorum.request.timeout.ms": 700,
+    "broker.heartbeat.interval.ms": 1000,
+    "broker.session.timeout.ms": 30000,
+}
+
+
+class Client:
+    """A broker that is registered and unfenced, and creates topics; `made` were answered."""
+
+    def __init__(self, quorum):
+        self.quorum = quorum
+        self.made = []
+        self.maybe = []  # not answered, or with an error that leaves it open
+        self.blocks = []
+        self.count = 0
+        self.epoch = -1
+
+    async def join(self):
+        request = registration(1, 1)
+        request.cluster_id = self.quorum.cluster_id
+        response = await self.quorum.ask_leader(request)
+        assert response.error_code == 0
+        self.epoch = response.broker_epoch
+        while (await self.beat()).is_fenced:
+            await asyncio.sleep(0.02)
+
+    async def beat(self):
+        cls = messages.BrokerHeartbeatRequest
+        response = await self.quorum.ask_leader(
+            cls(broker_id=1, broker_epoch=self.epoch, current_metadata_offset=1 << 40)
+        )
+        assert response.error_code == 0, errors.KafkaError(response.error_code)
+        return response
+
+    async def create(self):
+        self.count += 1
+        name = f"t{self.count}"
+        cls = messages.CreateTopicsRequest
+        request = cls(topics=[cls.Topics(name=name, num_partitions=1, replication_factor=1)], timeout_ms=2000)
+        for node in self.quorum.nodes:
+            if not self.quorum.nodes[node].runs:
+                continue
+            try:
+                response = await self.quorum.ask(node, request, timeout_s=2.5)
+            except Unreachable:
+                self.maybe.append(name)
+                continue
+            code = response.topics[0].error_code
+            if code == 0:
+                self.made.append(name)
+                return
+            if code not in (errors.NOT_CONTROLLER, errors.REQUEST_TIMED_OUT, errors.TOPIC_ALREADY_EXISTS):
+                raise AssertionError(errors.KafkaError(code))
+            self.maybe.append(name)
+
+    async def take_ids(self):
+        request = messages.AllocateProducerIdsRequest(broker_id=1, broker_epoch=self.epoch)
+        response = await self.quorum.ask_leader(request)
+        if response.error_code == 0:
+            self.blocks.append(response.producer_id_start)
+
+    async def lost(self):
+        """Names that were answered and are not there."""
+        cls = messages.CreateTopicsRequest
+        topics = [cls.Topics(name=name, num_partitions=1, replication_factor=1) for name in self.made]
+        for _ in range(50):
+            node = await self.quorum.leader()
+            response = await self.quorum.ask(node, cls(topics=topics, validate_only=True))
+            codes = {row.name: row.error_code for row in response.topics}
+            if errors.NOT_CONTROLLER not in codes.values():
+                break
+            await asyncio.sleep(0.1)
+        return [name for name, code in codes.items() if code != errors.TOPIC_ALREADY_EXISTS]
+
+
+async def work(client, seconds):
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        await client.create()
+        await asyncio.sleep(0.005)
+
+
+async def until_made(client, more=3, timeout_s=20):
+    """Until topics are created again."""
+    wanted, ends = len(client.made) + more, time.monotonic() + timeout_s
+    while len(client.made) < wanted:
+        assert time.monotonic() < ends, "nothing is committed any more"
+        await client.create()
+        await asyncio.sleep(0.01)
+
+
+def log_of(quorum, node_id):
+    """The batches of its metadata log: (base offset, last offset, epoch, CRC)."""
+    directory = Path(quorum.path) / f"controller-{node_id}" / "__cluster_metadata-0"
+    content = b"".join(path.read_bytes() for path in sorted(directory.glob("*.log")))
+    return [(b.base_offset, b.last_offset, b.leader_epoch, b.crc) for b in read_batches(content)]
+
+
+async def same_everywhere(quorum):
+    """Once idle, the logs of all nodes are one."""
+    for _ in range(100):
+        logs = [log_of(quorum, node) for node in quorum.nodes]
+        shortest = min(map(len, logs))
+        if shortest > 10 and all(log[: shortest - 5] == logs[0][: shortest - 5] for log in logs):
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"logs differ: {[log[-3:] for log in logs]}")
+
+
+@pytest.mark.soak
+def test_nothing_that_was_answered_is_lost(tmp_path, rounds):
+    chance = random.Random(4)
+
+    async def run(quorum):
+        client = Client(quorum)
+        await client.join()
+        await client.take_ids()
+        for number in range(rounds(4, 80)):
+            await work(client, 0.3)
+            leader = await quorum.leader()
+            others = [node for node in quorum.nodes if node != leader]
+            event = number % 4 if number < 4 else chance.randrange(4)
+            if event == 0:  # the leader dies
+                quorum.nodes[leader].kill()
+                await until_made(client)
+                quorum.nodes[leader].start()
+            elif event == 1:  # a follower hangs, and comes back far behind
+                with quorum.stopped(chance.choice(others)):
+                    await work(client, 1.0)
+            elif event == 2:  # the leader hangs until the others have another
+                with quorum.stopped(leader):
+                    await asyncio.sleep(1.0)
+                    await until_made(client)
+            else:  # all die at once
+                for node in quorum.nodes.values():
+                    node.kill()
+                quorum.start()
+            await until_made(client)
+            await client.beat()
+            await client.take_ids()
+        assert await client.lost() == []
+        assert client.blocks == sorted(set(client.blocks))
+        await same_everywhere(quorum)
+
+    with ControllerQuorum(tmp_path, 3, QUICK) as quorum:
+        asyncio.run(run(quorum))
+        for node in quorum.nodes.values():
+            assert node.stop() == 0, node.log[-3000:]
+            assert "Traceback" not in node.log, node.log[-3000:]
+
+
+def test_a_leader_that_stops_hands_over_at_once(tmp_path):
+    async def run(quorum):
+        leader = await quorum.leader()
+        epoch = (await quorum.describe(leader)).leader_epoch
+        assert quorum.nodes[leader].stop() == 0
+        successor = await quorum.leader()
+        assert successor != leader
+        told = await quorum.describe(successor)
+        assert told.leader_epoch == epoch + 1  # nobody had to wait for a time-out and try twice
+
+    slow = QUICK | {"controller.quorum.fetch.timeout.ms": 30000, "controller.quorum.request.timeout.ms": 2000}
+    with ControllerQuorum(tmp_path, 3, slow) as quorum:
+        asyncio.run(run(quorum))
+
+
+def test_a_controller_of_one_is_active_at_once_and_after_a_kill(tmp_path):
+    async def run(quorum):
+        client = Client(quorum)
+        await client.join()
+        await until_made(client)
+        quorum.nodes[100].kill()
+        quorum.nodes[100].start()
+        await client.beat()
+        await until_made(client)
+        assert await client.lost() == []
+
+    with ControllerQuorum(tmp_path, 1, QUICK) as quorum:
+        asyncio.run(run(quorum))
+
+
+def test_bytes_that_are_no_request_close_the_connection_and_nothing_else(tmp_path):
+    async def send(port, content):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(content)
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        writer.close()
+        return answer
+
+    async def run(quorum):
+        port = quorum.ports[100]
+        for content in (
+            b"\xff" * 64,  # a negative size
+            (7).to_bytes(4, "big") + b"short!!",
+            (1 << 30).to_bytes(4, "big") + b"huge",
+            (12).to_bytes(4, "big") + b"\0\x63\0\0" + bytes(8),  # key 99
+            (12).to_bytes(4, "big") + b"\0\x34\0\x63" + bytes(8),  # Vote version 99
+            (12).to_bytes(4, "big") + b"\0\x34\0\x02" + b"\xff" * 8,  # Vote that does not parse
+            (12).to_bytes(4, "big") + b"\0\0\0\x09" + bytes(8),  # Produce: no data plane here
+        ):
+            assert await send(port, content) == b"", content
+        assert await quorum.leader() == 100
+
+    with ControllerQuorum(tmp_path, 1, QUICK) as quorum:
+        asyncio.run(run(quorum))
+        log = quorum.nodes[100].log
+    assert "API key 99 is not served" in log
+    assert "Vote version 99 is not served" in log
+
+
+def test_a_directory_that_is_not_formatted_is_refused(tmp_path):
+    quorum = ControllerQuorum(tmp_path, 1, QUICK)
+    (tmp_path / "controller-100" / "meta.properties").unlink()
+    with pytest.raises(RuntimeError, match="is not formatted"):
+        quorum.nodes[100].start()

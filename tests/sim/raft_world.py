@@ -172,6 +172,9 @@ class SimFiles:
         self.disk = disk
         self._part = b""
 
+    def read_bootstrap(self) -> bytes | None:
+        return None
+
     def read_quorum_state(self) -> bytes | None:
         return self.disk.quorum_state
 

@@ -17,10 +17,11 @@ from kafkad.controller.leadership import (
     plan_unclean,
 )
 from kafkad.controller.topics import Cluster, plan_create, plan_delete
-from kafkad.metadata.image import NO_LEADER, RECOVERED, RECOVERING, TOPIC, MetadataImage
+from kafkad.metadata.image import TOPIC, MetadataImage
 from kafkad.metadata.replay import applied
 from kafkad.protocol import messages
 from kafkad.protocol.errors import KafkaError
+from tests.image_checks import check_state, check_step
 from tests.registrations import CLUSTER, registration
 
 SESSION_MS = 9_000
@@ -236,49 +237,10 @@ class World:
         for topic in image.topics.values():
             old_topic = before.topics_by_id.get(topic.topic_id)
             for index, state in topic.partitions.items():
-                self._check_state(f"{topic.name}-{index}", state)
+                check_state(image, f"{topic.name}-{index}", state)
                 old = old_topic.partitions.get(index) if old_topic is not None else None
                 if old is not None:
-                    self._check_step(f"{topic.name}-{index}", old, state)
-
-    def _check_state(self, name, state):
-        replicas, isr, elr = set(state.replicas), set(state.isr), set(state.elr)
-        what = f"{name}: {state}"
-        assert len(state.directories) == len(state.replicas), what
-        assert len(isr) == len(state.isr), what
-        assert isr <= replicas, what
-        assert not isr & elr, what
-        if state.leader != NO_LEADER:
-            assert state.leader in isr, what
-            broker = self.image.brokers[state.leader]
-            assert not broker.fenced, what
-            assert broker.has_online(state.directory(state.leader)), what
-        elif self.image.elr_enabled:
-            assert len(state.last_known_elr) == 1, what
-        if not self.image.elr_enabled:
-            assert isr, what
-            assert not elr, what
-        if state.leader_recovery_state == RECOVERING:
-            assert len(isr) <= 1, what
-        if self.image.elr_enabled:
-            fenced = {b for b in isr if b not in self.image.brokers or self.image.brokers[b].fenced}
-            assert not fenced, f"{what} has fenced members {fenced}"
-
-    def _check_step(self, name, old, state):
-        what = f"{name}: {old} became {state}"
-        assert state.partition_epoch >= old.partition_epoch, what
-        assert state.leader_epoch >= old.leader_epoch, what
-        if state != old:
-            assert state.partition_epoch > old.partition_epoch, what
-        if state.leader != old.leader:
-            assert state.leader_epoch > old.leader_epoch, what
-        if state.leader not in (old.leader, NO_LEADER):
-            clean = state.leader in old.isr or state.leader in old.elr
-            unclean = state.leader_recovery_state == RECOVERING
-            moved = old.removing_replicas and not state.removing_replicas  # its leader had it in sync
-            assert clean or unclean or moved, f"{what} by nobody's leave"
-        if old.leader_recovery_state == RECOVERED and state.leader_recovery_state == RECOVERING:
-            assert state.leader != old.leader, what
+                    check_step(f"{topic.name}-{index}", old, state)
 
 
 def refused(call, *arguments, **options):

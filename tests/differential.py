@@ -27,6 +27,7 @@ KAFKA_4_FROM = {0: 3, 1: 4, 2: 1, 8: 2, 9: 1, 19: 2, 20: 1, 23: 2, 27: 1, 29: 1,
 CLOSED = "the connection is closed"
 SILENT = "no answer"
 ANSWER_SECONDS = 20.0
+BEGAN_MS = time.time() * 1000  # what brokers stamp themselves is not from before that
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,7 @@ def _value(side: Side, name: str, value: Any, version: int, root: str) -> Any:
     if name in TIMES:
         return value if value == -1 else "time"
     if name == "timestamp":  # the broker's own in a topic with LogAppendTime
-        return "now" if abs(value - time.time() * 1000) < 120_000 else value
+        return "now" if BEGAN_MS - 120_000 < value < time.time() * 1000 + 120_000 else value
     if name in SIZES:
         return value if value < 0 else "size"
     if name == "port":

@@ -19,7 +19,7 @@ from tests.differential import KAFKA_4_FROM, Request, Run, Side, Symbol, edges
 SERVED = {row.key: (row.low, row.high) for row in ROWS}
 APIS = {
     "AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn", "TxnOffsetCommit", "DescribeTransactions",
-    "ListTransactions",
+    "ListTransactions", "WriteTxnMarkers",
 }  # fmt: skip
 PARTITIONS = 2
 SECONDS = 20.0
@@ -30,6 +30,7 @@ ENDING = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
 WEIGHTS = {
     "init": 3, "add": 5, "verify": 2, "add_offsets": 2, "produce": 14, "commit_offsets": 5, "end": 7,
     "describe": 2, "list": 1, "fetch": 5, "list_offsets": 3, "fetch_offsets": 3, "describe_producers": 3,
+    "markers": 2, "find": 1,
 }  # fmt: skip
 
 
@@ -294,6 +295,39 @@ class Transactions:
         self.send(message, version, ended)
         self.lasts = {place: count for place, count in self.lasts.items() if place[0] != name}
         self.settle()
+
+    def markers(self) -> None:
+        """By hand, as `kafka-transactions abort` writes them: also where nothing is open, in an old epoch,
+        and of an old coordinator. None is of an epoch, or a coordinator, to come: then the coordinator's own
+        markers would be refused, and the transaction would never end."""
+        rng, cls = self.rng, messages.WriteTxnMarkersRequest
+        name, version = self.name(), self.version(27)
+        topics: dict[str, Any] = {}
+        for topic, index in self.places():
+            topics.setdefault(topic, cls.Markers.Topics(name=topic)).partition_indexes.append(index)
+        epoch = self.epoch(name, above=False)
+        if self.run.kafkad.known.get(("txn epoch before", name), -1) < 0:  # see docs/differences.md
+            epoch = Symbol("txn epoch", name, 0)
+        marker = cls.Markers(
+            producer_id=Symbol("txn producer", name, 1 << 40),
+            producer_epoch=epoch,
+            transaction_result=rng.random() < 0.3,
+            topics=list(topics.values()),
+            coordinator_epoch=edges(rng, *[0] * 4, rare=(-1,)),
+        )
+        if version >= 2:
+            marker.transaction_version = rng.choice((0, 1, 2))
+        self.send(cls(markers=[marker]), version)
+        self.lasts = {}
+
+    def find(self) -> None:
+        version = self.version(10, 1)
+        message = messages.FindCoordinatorRequest(key_type=1)
+        if version >= 4:
+            message.coordinator_keys = [self.name() for _ in range(self.rng.randint(0, 3))]
+        else:
+            message.key = self.name()
+        self.send(message, version)
 
     def describe(self) -> None:
         asked = self.rng.sample([*self.ids, STRANGER], self.rng.randint(0, 4))

@@ -1,7 +1,8 @@
-"""Who may write into a transaction: the question to its coordinator, and what its answer means to a client.
+"""Ask a transaction's coordinator whether a client may write, and translate its answer for the client.
 
-The first batch of a transaction in a partition needs the coordinator's word (log/admission.py). A client of
-Produce or TxnOffsetCommit did not ask a coordinator, and older ones do not know all of its errors.
+The first batch of a transaction in a partition needs the coordinator's permission (log/admission.py). A
+client of Produce or TxnOffsetCommit did not send a request to the coordinator itself, and older clients do
+not know all of its errors.
 
 Source: Kafka's AddPartitionsToTxnManager, ReplicaManager.handleProduceAppend and
 CoordinatorOperationExceptionHelper; KIP-890, KIP-1050."""

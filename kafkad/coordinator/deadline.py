@@ -1,8 +1,8 @@
-"""Deadlines: timers that are pushed back far more often than they fire.
+"""Deadlines: timers that are moved far more often than they fire.
 
-Every heartbeat and commit moves its session's end. A push only changes a number; the timer fires where it
-was set, sees that it is early, and looks again later. So a busy group costs one timer a session timeout,
-not one a request."""
+Every heartbeat and commit moves the end of its session. A move only changes a number. The timer fires at its
+old time, notices that it is early, and is set again. So a busy group needs one timer per session timeout
+instead of one per request."""
 
 from collections.abc import Callable
 from typing import Protocol

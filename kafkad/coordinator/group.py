@@ -1,4 +1,4 @@
-"""The classic group: members agree on a protocol, one of them leads and assigns, everybody syncs.
+"""The classic group: its members agree on a protocol, one of them leads and assigns, and all sync.
 
              join                    all joined, or timeout               leader's sync is durable
     Empty ---------> PreparingRebalance -----------> CompletingRebalance -----------------------> Stable
@@ -6,19 +6,20 @@
       |  nobody came   |     |      +-- join, leave, expiry -+                                      |
       +----------------+     +---------------- join with news, leave, expiry -----------------------+
 
-    Dead: the coordinator let go of the group (unloaded, or its first record could not be written).
+    Dead: the coordinator has dropped the group (unloaded, or its first record could not be written).
 
-Rule 1: everything that moves a group is in this file; the clock, timers, member ids and the log come
-through `Host`.
-Rule 2: a reply that is held (a parked JoinGroup or SyncGroup) is answered exactly once. It hangs on its
-member; who takes the member away, or parks a newer request of it, answers the older one.
-Rule 3: an assignment is told only after its record is durable; what happens meanwhile wins over the record.
+- Rule 1: All code that changes a group is in this file. The clock, timers, member ids and the log come
+  through `Host`.
+- Rule 2: A held reply (of a parked JoinGroup or SyncGroup) is answered exactly once. It belongs to its
+  member. Code that removes the member, or parks a newer request of it, answers the older one.
+- Rule 3: An assignment is sent only after its record is durable. If the group changes meanwhile, the change
+  wins.
 
-Behaviour and error codes are those of Kafka 4.3's GroupMetadataManager and ClassicGroup. Departures, all of
-them where Kafka leaves a request unanswered and thereby its connection stuck: a request that a newer one of
-the same member replaces gets REBALANCE_IN_PROGRESS, and a member that is removed while it waits for an
-assignment gets UNKNOWN_MEMBER_ID. KIP-134 (initial delay), KIP-345 (static members), KIP-394 (member ids),
-KIP-559 (protocol check)."""
+Behaviour and error codes are those of Kafka 4.3's GroupMetadataManager and ClassicGroup. There are two
+differences, both where Kafka never answers a request and so blocks its connection: a request that a newer
+request of the same member replaces gets REBALANCE_IN_PROGRESS, and a member that is removed while it waits
+for an assignment gets UNKNOWN_MEMBER_ID. KIP-134 (initial delay), KIP-345 (static members), KIP-394 (member
+ids), KIP-559 (protocol check)."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -1,10 +1,10 @@
-"""Reading a partition of `__consumer_offsets` back: the bytes of its batches become groups and offsets.
+"""Load a partition of `__consumer_offsets`: batches become groups and offsets.
 
     feed(bytes) ...            in any thread; keeps the last record of each key (_native/wire/latest_records)
-    shard.load_steps()         on the loop, in slices: those records become the shard's offsets and groups
+    shard.load_steps()         on the loop, in slices; turns these records into the shard's offsets and groups
 
 Offsets that were committed in a transaction (in a log that JVM Kafka wrote) wait for the transaction's
-marker; of a transactional and a plain record the later one wins. Transactions without a marker stay open."""
+marker. Of a transactional and a plain record, the later one wins. Transactions without a marker stay open."""
 
 from typing import Any
 

@@ -1,12 +1,12 @@
-"""Markers of ended transactions: who must be told, and what each answer means.
+"""Send the markers of ended transactions to their partitions, and handle the answers.
 
     PrepareCommit or PrepareAbort is durable -> `Markers.send` -> one marker for each partition
     -> all are written -> the transaction's Complete* is appended
 
-A partition leaves the transaction's set when its marker is durable, or when its topic is gone. Retriable
+A partition leaves the transaction's set when its marker is durable, or when its topic is deleted. Retriable
 answers are tried again after 50 ms, 100 ms, ... 1 s, or at once on `retry_now` (a worker is back, the image
-has changed). INVALID_PRODUCER_EPOCH and TRANSACTION_COORDINATOR_FENCED stop the transaction: somebody newer
-owns it, and it stays as it is until its partition is loaded anew.
+has changed). INVALID_PRODUCER_EPOCH and TRANSACTION_COORDINATOR_FENCED stop the transaction: it has a newer
+owner, and stays unchanged until its partition is loaded again.
 
 Source: Kafka's TransactionMarkerChannelManager and TransactionMarkerRequestCompletionHandler."""
 

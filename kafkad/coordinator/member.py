@@ -1,4 +1,4 @@
-"""A member of a classic group, and the two requests of it that may be parked."""
+"""A member of a classic group, and its two requests that may be parked."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,11 +1,10 @@
-"""Committed offsets of one partition of `__consumer_offsets`: what stands in the log, and nothing that is
-on its way.
+"""The committed offsets of one partition of `__consumer_offsets`. Only durable commits are here.
 
-An offset is put here when its record is durable, so a fetch never tells what a crash could take back. What
-is still on its way is known to the partition (runtime.py), which asks about it where it deletes.
+An offset is stored when its record is durable, so a fetch never returns an offset that a crash could take
+back. The partition (runtime.py) knows the commits that are not durable yet, and checks them when it deletes.
 
-Offsets that were committed in a transaction wait under their producer id until the transaction's marker; of
-a transactional and a plain commit the one whose record came last in the log wins."""
+Offsets that were committed in a transaction wait under their producer id until the transaction's marker. Of a
+transactional and a plain commit, the one with the later record in the log wins."""
 
 from collections.abc import Iterator
 from functools import partial

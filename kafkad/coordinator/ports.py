@@ -1,4 +1,4 @@
-"""What the coordinator asks of the world: time, timers, and its partitions of an internal topic."""
+"""The coordinator's interfaces to the outside: time, timers, and its partitions of an internal topic."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol

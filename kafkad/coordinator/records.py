@@ -1,10 +1,10 @@
-"""What stands in `__consumer_offsets`: committed offsets and classic groups, in Kafka's record formats.
+"""The records of `__consumer_offsets`: committed offsets and classic groups, in Kafka's formats.
 
     key    int16 type, then the key's fields       type 0 and 1: OffsetCommit, 2: GroupMetadata, 3 and up:
     value  int16 version, then the value's fields  newer group types (KIP-848, share, streams), skipped
     a null value is a tombstone
 
-Versions are those that Kafka 4.3 writes: OffsetCommitValue 4 (1 where the client gave a retention time),
+Records are written in the versions of Kafka 4.3: OffsetCommitValue 4 (1 if the client gave a retention time),
 GroupMetadataValue 3. Every version is read. Source: GroupCoordinatorRecordHelpers,
 GroupCoordinatorRecordSerde."""
 

@@ -1,8 +1,8 @@
-"""The group coordinator: which groups live here, and what the API handlers may ask of them.
+"""The group coordinator: the groups of this broker, and the operations for the API handlers.
 
-Every group belongs to one partition of `__consumer_offsets`, by Java's hash of its name; the partitions
-that this broker leads each have a `Shard`, loaded by replaying the partition. Requests for others get
-NOT_COORDINATOR, for one that is still loading COORDINATOR_LOAD_IN_PROGRESS.
+Java's hash of a group's name selects its partition of `__consumer_offsets`. Each partition that this broker
+leads has a `Shard`, loaded by replaying the partition. Requests for other groups get NOT_COORDINATOR, and
+requests for a shard that is still loading get COORDINATOR_LOAD_IN_PROGRESS.
 
 Source of error codes: Kafka 4.3's GroupCoordinatorService and CoordinatorOperationExceptionHelper."""
 

@@ -2,11 +2,11 @@
 
     request -> group or offsets decide -> records -> storage.append ... durable -> applied, then answered
 
-Answers keep the order of appends. What is appended but not durable yet stands in `writes`; whoever deletes
-looks there too, since a commit on its way would otherwise survive the deletion of its group.
+Answers keep the order of appends. `writes` has what is appended but not durable yet. Deletions check it, too,
+because a commit that is being written would otherwise survive the deletion of its group.
 
-Beware: `storage.append` may call back before it returns. Nothing in here changes state after an append that
-the callback could have needed."""
+Beware: `storage.append` may call back before it returns. After an append, no code here changes state that the
+callback could have needed."""
 
 import logging
 from collections import deque

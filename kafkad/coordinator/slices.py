@@ -1,7 +1,7 @@
-"""Long work of the coordinator, done in short turns of the loop, so that nobody else waits for it.
+"""Run long work of the coordinator in short turns of the loop, so that nobody else waits for it.
 
-Work is an iterator: each step does a little, and every `next` may be the last of its turn. One piece of work
-is advanced at a time, in the order in which they came, for at most TURN_MS a turn."""
+A piece of work is an iterator: each step does a little, and a turn may end after any step. The pieces are
+worked on one at a time, in order of arrival, for at most TURN_MS per turn."""
 
 from collections import deque
 from collections.abc import Iterator

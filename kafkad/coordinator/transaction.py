@@ -5,19 +5,22 @@
     Empty, CompleteCommit, CompleteAbort --add--> Ongoing --end--> PrepareCommit --markers--> CompleteCommit
                                                      |         --> PrepareAbort  --markers--> CompleteAbort
                                                      +--time-out, InitProducerId--^
-    version 2 (KIP-890) also aborts where nothing was added: Empty, Complete* --> PrepareAbort
+    version 2 (KIP-890) also aborts if nothing was added: Empty, Complete* --> PrepareAbort
 
-Who asks with an old producer id or epoch is refused; what is decided while a change is pending, or while
-markers are being written, is CONCURRENT_TRANSACTIONS. Under version 1 epochs rise with InitProducerId and
-with fencing. Under version 2 each end raises the epoch: the markers carry the old producer id and the new
-epoch, and where that is the last one (32767), the next transaction begins under a new producer id in epoch 0.
+A request with an old producer id or epoch is refused. A request that comes while a change is pending, or
+while markers are being written, gets CONCURRENT_TRANSACTIONS. In version 1, InitProducerId and fencing raise
+the epoch. In version 2, each end raises the epoch: the markers have the old producer id and the new epoch. If
+that is the last epoch (32767), the next transaction begins with a new producer id and epoch 0.
 
-One answer differs from Kafka's: the epoch before counts as a retry only after an end under version 2. If a
-newer instance has ended its own transaction under version 1, Kafka takes the end of a fenced instance, which
-uses version 2, for a retry: it hears that its aborted transaction is committed, and gets the newer epoch.
+One answer differs from Kafka: the previous epoch counts as a retry only after an end in version 2. If a newer
+instance has ended its own transaction in version 1, Kafka takes the end of a fenced instance, which uses
+version 2, for a retry. The fenced instance is then told that its aborted transaction is committed, and gets
+the newer epoch.
 
 Source: Kafka 4.3's TransactionMetadata and TransactionCoordinator; KIP-98, KIP-360, KIP-588, KIP-890.
-Beware: after EndTxn v5 an equal epoch is the *next* transaction's end; the epoch before is a retry."""
+
+Beware: after EndTxn v5, an equal epoch means the end of the *next* transaction; the previous epoch is a
+retry."""
 
 from collections.abc import Callable, Iterable
 from enum import IntEnum

@@ -1,14 +1,14 @@
-"""The records of `__transaction_state`: one transactional id each, in Kafka's formats.
+"""The records of `__transaction_state`, one per transactional id, in Kafka's formats.
 
     key    int16 0, then TransactionLogKey
     value  int16 version, then TransactionLogValue; null: the id has expired
 
-Version 1 (flexible, with the producer ids before and after) is written once transaction.version is 1 or
-higher, version 0 before; both are read. The last producer epoch is not stored, in Kafka neither. Source:
+Version 1 (flexible, with the previous and next producer ids) is written if transaction.version is 1 or
+higher, otherwise version 0. Both are read. The last producer epoch is not stored, as in Kafka. Source:
 TransactionLog, TransactionCoordinatorRecordSerde.
 
-`Replay` reads a partition back: `feed(bytes)` in any thread keeps the last record of each id, `take` gives
-them on the loop, some at a time."""
+`Replay` loads a partition: `feed(bytes)` in any thread keeps the last record of each id, and `take` returns
+some of them at a time, on the loop."""
 
 import logging
 from collections.abc import Iterable, Iterator

@@ -1,14 +1,14 @@
-"""The transactional ids of one partition of `__transaction_state`, and the only writer of it.
+"""The transactional ids of one partition of `__transaction_state`, and its only writer.
 
     decide -> `append` -> durable -> the transaction changes, the client is answered -> markers -> Complete*
 
-Where Kafka refuses a request because a change or markers are under way, and lets the client sleep and try
-again, the request is parked and decided anew when they have settled (on one machine a fraction of a
-millisecond later), but for no longer than add.partitions.to.txn.retry.backoff.max.ms; and no more than
-PARKED_MAX for each id.
+If a change or markers are in progress, Kafka refuses a request, and the client sleeps and tries again. kafkad
+parks the request instead and decides it again when they have settled, usually after a fraction of a
+millisecond. A request is parked for at most add.partitions.to.txn.retry.backoff.max.ms, and each id has at
+most PARKED_MAX parked requests.
 
-Beware: `storage.append` may call back before it returns. Nothing in here changes state after an append that
-the callback could have needed."""
+Beware: `storage.append` may call back before it returns. After an append, no code here changes state that the
+callback could have needed."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence

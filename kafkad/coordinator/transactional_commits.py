@@ -1,9 +1,9 @@
-"""TxnOffsetCommit: offsets that count once their transaction is committed.
+"""TxnOffsetCommit: offsets that become visible when their transaction is committed.
 
-    guard of the partition -> the transaction's coordinator is asked (admission.py) -> may the member commit?
+    guard of the partition -> ask the transaction's coordinator (admission.py) -> check the member
     -> one transactional batch -> durable: the offsets wait for the transaction's marker (offsets.py)
 
-The coordinator is asked first, so its refusal comes before the group's. Source: Kafka's
+The coordinator is asked first, so its errors take precedence over the group's. Source: Kafka's
 GroupCoordinatorService.commitTransactionalOffsets, OffsetMetadataManager.commitTransactionalOffset."""
 
 import logging

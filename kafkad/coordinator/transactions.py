@@ -1,11 +1,11 @@
-"""The transaction coordinator: which transactional ids live here, and what the API handlers may ask of them.
+"""The transaction coordinator: the transactional ids of this broker, and the operations for the API handlers.
 
-Each id belongs to one partition of `__transaction_state`, by Java's hash of it; the partitions that are led
-here each have a `TransactionShard`, loaded by replaying the partition. Requests for others get
-NOT_COORDINATOR, for one that is still loading COORDINATOR_LOAD_IN_PROGRESS.
+Java's hash of an id selects its partition of `__transaction_state`. Each partition that is led here has a
+`TransactionShard`, loaded by replaying the partition. Requests for other ids get NOT_COORDINATOR, and
+requests for a shard that is still loading get COORDINATOR_LOAD_IN_PROGRESS.
 
-Transactions that take longer than their time-out are fenced and aborted; ids without a transaction for
-transactional.id.expiration.ms are forgotten.
+A transaction that exceeds its time-out is fenced and aborted. An id without a transaction for
+transactional.id.expiration.ms is forgotten.
 
 Source: Kafka 4.3's TransactionCoordinator and TransactionStateManager."""
 

@@ -1,12 +1,14 @@
-"""A connection of this broker to another node: requests out, answers in, for the control plane.
+"""A connection of this broker to another node, for the control plane.
 
     connect   TCP, TLS if a context is given, ApiVersions (KIP-511), then `authenticate` if one is given
-    ask       the highest version that both speak; several may be under way, answers come in order
+    ask       uses the highest version that both sides support; several requests may be in flight, and
+              answers come in order
 
-A node that lies, hangs up or is silent for too long ends the channel: all who wait get Unreachable, and who
-asks next connects anew. Back-off is the caller's, who knows whether there is another node to ask.
+If the node sends invalid bytes, closes the connection or is silent for too long, the channel ends: all
+waiting callers get Unreachable, and the next request connects again. The caller decides about back-off,
+because it knows whether there is another node.
 
-Use: server/metadata_client and server/controller_channel."""
+Users: server/metadata_client and server/controller_channel."""
 
 import asyncio
 import contextlib

@@ -1,5 +1,5 @@
-"""Host names and the addresses they stand for. A look-up asks a name server and may take many seconds, so
-it must never run on the event loop."""
+"""Look up the addresses of host names. A look-up asks a name server and may take many seconds, so it must
+never run on the event loop."""
 
 import ipaddress
 import socket

@@ -1,16 +1,17 @@
-"""Listening sockets: bound so that a second broker on the same port is told, not let in.
+"""Listening sockets: a second broker on the same port gets an error.
 
-SO_REUSEPORT, which lets every worker have a listener of its own, also lets another broker of the same user
-bind the same port in silence. So a port is probed first by an exclusive bind; a single listener simply keeps
-that one. With several, whoever keeps them open owns them: closing one resets the connections in its backlog.
+With SO_REUSEPORT, every worker can have its own listener. But then another broker of the same user could bind
+the same port without an error. So a port is first probed with an exclusive bind; a single listener keeps that
+socket. With several listeners, the process that keeps them open owns them: closing one resets the connections
+in its backlog.
 
-An empty host is every interface, IPv4 and IPv6 by one socket where there is IPv6. A name that resolves to
-several addresses is bound to its first IPv4 one, as Java does.
+An empty host means every interface, IPv4 and IPv6 with one socket if IPv6 is available. A name with several
+addresses is bound to its first IPv4 address, as in Java.
 
-Between processes of one machine there is no congestion, and what avoids it costs: BBR sends each piece of 32
-or 64 KB when a timer says so, which is half of the CPU of a large answer. Where it is the machine's default
-the listeners have Reno, which does nothing until packets are lost; connections inherit it, and the reactor
-gives those from elsewhere the default back. (What BBR has begun is paced, whatever it is given then.)"""
+Between processes of one machine there is no congestion, and congestion control costs: BBR sends pieces of 32
+or 64 KB on a timer, which takes half of the CPU of a large answer. If BBR is the machine's default, the
+listeners use Reno, which does nothing until packets are lost. Connections inherit it, and the reactor gives
+remote peers the default back. (A connection that began with BBR stays paced, so it must be set before.)"""
 
 import contextlib
 import errno

@@ -1,12 +1,12 @@
-"""Messages to bytes and back, with the headers that Kafka puts before requests and responses.
+"""Encode and decode messages, with the headers of requests and responses.
 
-A frame here is what follows the four bytes of its size. Which header a message has follows from its key and
-version: requests 2 when flexible, else 1 (ControlledShutdown v0 alone: 0); responses 1 when flexible, else 0,
-and ApiVersions always 0, since its reader cannot know yet what the broker speaks (KIP-511). Bytes left over
-after a request's body are ignored, as Kafka ignores them.
+A frame here is the bytes after its four bytes of size. Key and version determine the header: requests have
+version 2 if they are flexible, else 1 (only ControlledShutdown v0 has 0). Responses have version 1 if they
+are flexible, else 0. ApiVersions responses always have 0, because the client does not know the broker's
+versions yet (KIP-511). Bytes after a request's body are ignored, as in Kafka.
 
-A wide message, of many thousand values, is decoded, encoded and freed in steps (`..._in_steps`): generators
-that yield between them."""
+A wide message with many thousand values is decoded, encoded and freed in steps (`..._in_steps`): these are
+generators that yield between the steps."""
 
 from collections.abc import Callable, Generator
 from struct import Struct

@@ -1,18 +1,17 @@
-"""The codecs of record batches: whole buffers, and in chunks of bounded size.
+"""Compress and decompress record batches, as whole buffers or in chunks of bounded size.
 
-0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd. The libraries do the work and let go of the GIL; what stands here
-is Kafka's framing and the guard against bytes that lie:
+The codecs are 0 none, 1 gzip, 2 snappy, 3 lz4 and 4 zstd. Libraries do the work and release the GIL. This
+module adds Kafka's framing and protects against invalid data:
 
-- `chunks` never holds more than CHUNK bytes of output (a snappy block, which cannot be cut, at most 22
-  times its own size; a zstd frame keeps its window besides), whatever the data claims to hold.
-- `steps` is the same in steps of bounded work, for an event loop and for threads that take turns: data may be
-  nothing but empty members, blocks or frames, which cost time and give no bytes.
-- Data that ends early or does not decode is Malformed, also when all that was asked for came out before
-  the end.
-- lz4 is a frame of independent blocks (the Java client reads no other). What stands behind its end mark
-  is ignored, as behind a gzip member that no other follows: both as in Java. zstd frames must fill the
+- `chunks` never holds more than CHUNK bytes of output, whatever the data claims. (A snappy block cannot be
+  cut, and has at most 22 times its own size; a zstd frame also keeps its window.)
+- `steps` does the same in steps of bounded work, for an event loop and for threads that take turns: data may
+  consist of empty members, blocks or frames, which take time and give no bytes.
+- Data that ends early or does not decode is Malformed, even if all requested bytes came out before the end.
+- lz4 is a frame of independent blocks (the Java client reads no other). Bytes after its end mark are ignored,
+  as are bytes after a gzip member that are not another member: both as in Java. zstd frames must fill the
   data.
-- snappy is written as xerial frames it, in blocks of 32 KB; librdkafka's unframed snappy is read too."""
+- snappy is written with xerial's framing, in blocks of 32 KB. librdkafka's unframed snappy is read, too."""
 
 import struct
 import zlib

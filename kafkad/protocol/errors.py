@@ -1,7 +1,9 @@
-"""Kafka's error codes as one table, and the two exceptions that carry trouble through the broker.
+"""Kafka's error codes as one table, and the two exceptions of the broker.
 
-`Malformed`: bytes that lie. From a socket it closes the connection, from a disk it truncates or refuses.
-`KafkaError`: the world says no. Turned into an error code in one place, at the edge of a handler.
+`Malformed`  invalid bytes. From a socket, they close the connection; from a disk, they truncate a log or are
+             refused.
+`KafkaError` a refusal. It becomes an error code in one place, at the edge of a handler.
+
 Codes and names: org.apache.kafka.common.protocol.Errors.
 """
 

@@ -1,15 +1,15 @@
-"""Message sets of magic 0 and 1, as Kafka wrote them before 0.11: read well enough to list and to convert.
+"""Read message sets of magic 0 and 1, the formats before Kafka 0.11.
 
     offset i64 | size i32 | crc u32 | magic i8 | attributes i8 | timestamp i64 (magic 1) | key bytes | value
     bytes
 
-The CRC is zlib's, over magic to the end; key and value have a length of 32 bits, -1 for null. An entry with a
-codec in its attributes wraps a message set in its value, and stands at the offset of the *last* message
-inside: the inner offsets are absolute in magic 0, and count from 0 in magic 1 (KIP-31). With LogAppendTime
-(bit 3) the wrapper's timestamp is everyone's.
+The CRC is zlib's, from the magic to the end. Key and value have a length of 32 bits; -1 is null. An entry
+with a codec in its attributes wraps a message set in its value. Its offset is that of the *last* message
+inside. The inner offsets are absolute in magic 0, and start at 0 in magic 1 (KIP-31). With LogAppendTime (bit
+3), the wrapper's timestamp applies to all messages.
 
-Beware: lz4 in magic 0 has the frame's header checksum over the wrong bytes (KAFKA-3160); it is put right
-before the library sees it (lz4_headers). Nothing here writes."""
+Beware: in magic 0, the header checksum of an lz4 frame covers the wrong bytes (KAFKA-3160). It is corrected
+before the library reads the frame (lz4_headers). This module writes nothing."""
 
 import struct
 import zlib

@@ -1,6 +1,7 @@
-"""lz4 in messages of magic 0: the frame's header ends with a checksum over the wrong bytes (KAFKA-3160).
+"""lz4 in messages of magic 0: the header checksum of the frame covers the wrong bytes (KAFKA-3160).
 
-It covers the magic of the frame, too. Readers of magic 0 want it so, and the library wants it right."""
+It also covers the frame's magic. Readers of magic 0 expect this checksum; the library expects the correct
+one."""
 
 from typing import Any, Final
 

@@ -1,12 +1,12 @@
-"""A client's message set of magic 0 or 1 on its way into a log, which holds batches v2 only (Kafka's
+"""Convert a client's message set of magic 0 or 1 to a v2 batch, because a log holds v2 batches only (Kafka's
 LogValidator).
 
-The set that came is looked through (`MessageSet`: sizes, CRCs, codecs), then its messages become the records
-of one batch v2 (`UpConverter`), packed as the topic asks. Both go piece by piece: memory stays at a piece, a
-message that a piece cuts, and the batch that is made, which is no larger than max.message.bytes.
+`MessageSet` checks the set (sizes, CRCs, codecs). Then `UpConverter` converts its messages to the records of
+one v2 batch, which is compressed with the topic's codec. Both work piece by piece. Memory is bounded by a
+piece, a message that a piece cuts, and the new batch, which is not larger than max.message.bytes.
 
-Beware: lz4 in magic 0 has the frame's header checksum over the wrong bytes (KAFKA-3160), so it is put right
-first."""
+Beware: in magic 0, the header checksum of an lz4 frame covers the wrong bytes (KAFKA-3160), so it is
+corrected first."""
 
 from collections.abc import Generator
 from typing import Any, Final

@@ -1,19 +1,19 @@
-"""Every message of the protocol as a class, made from its schema when it is first asked for.
+"""Every message of the protocol as a class, created from its schema at its first use.
 
     request = messages.MetadataRequest(topics=[messages.MetadataRequest.Topics(name="flights")])
 
-Fields are Kafka's in snake_case, by keyword, each with the schema's default; nested structs hang on their
-message under the field's name in CamelCase. A top-level class also says
+Fields have Kafka's names in snake_case, are given by keyword, and default to the schema's defaults. Nested
+structs are attributes of their message, with the field's name in CamelCase. A top-level class also has
 
     NAME             "MetadataRequest"
-    API_KEY          of requests and responses, else None
+    API_KEY          for requests and responses, else None
     RECORD_TYPE      the id of a record in its family (records_*.txt), else None
-    MIN_VERSION      with the versions that Kafka 4.0 dropped
-    MAX_VERSION      the highest stable one; LATEST_VERSION counts an unstable one too
-    FLEXIBLE_VERSION the first flexible one, schema.NEVER_FLEXIBLE if there is none
+    MIN_VERSION      including the versions that Kafka 4.0 dropped
+    MAX_VERSION      the highest stable version; LATEST_VERSION includes an unstable one
+    FLEXIBLE_VERSION the first flexible version, schema.NEVER_FLEXIBLE if there is none
 
-Nothing is read at import but the names of the files. A file is read when one of its messages is first asked
-for, a tenth of a millisecond each; a broker asks for all that it serves at its start (server/preload.py)."""
+An import only reads the names of the files. A file is read at the first use of one of its messages, which
+takes a tenth of a millisecond. A broker reads all files that it needs at its start (server/preload.py)."""
 
 from pathlib import Path
 from typing import Any

@@ -1,11 +1,12 @@
-"""Record batches as objects: what the control plane, the command line and the client library build and read.
+"""Record batches as objects, for the control plane, the command line and the client library.
 
-`build_batch` makes one batch of `Record`s, `read_batches` cuts a buffer into `Batch`es, whose header fields
-are attributes and whose `records()` decompresses and decodes. `find_timestamp` and `find_max_timestamp`
-look for one record without decoding any. The produce and fetch path uses none of this: see
+`build_batch` builds one batch of `Record`s. `read_batches` cuts a buffer into `Batch`es, which have the
+header fields as attributes; `records()` decompresses and decodes. `find_timestamp` and `find_max_timestamp`
+find one record without decoding any. The produce and fetch path does not use this module: see
 `_native/wire/batch` and `validation`.
 
-Beware: record timestamps of a LogAppendTime batch are its max_timestamp, whatever their deltas say."""
+Beware: the timestamps of the records of a LogAppendTime batch are its max_timestamp, whatever their deltas
+are."""
 
 import struct
 from collections.abc import Generator, Iterable, Iterator

@@ -1,20 +1,20 @@
-"""The slow half of a client's append: what `_native/wire/batch.validate` answered NEED_PYTHON to.
+"""The slow part of a client's append, for batches to which `_native/wire/batch.validate` answers NEED_PYTHON.
 
-Compressed batches are decompressed chunk by chunk and walked natively as the chunks come, so memory stays
-at a chunk whatever the batch claims to hold, and the GIL is free meanwhile. A batch that passes is stored
-as it came, unless the topic asks for another codec or the inner offset deltas are wrong: then it is rebuilt,
-chunk by chunk as well.
+A compressed batch is decompressed chunk by chunk and walked natively. So memory is bounded by a chunk,
+whatever the batch claims to hold, and the GIL is released meanwhile. A good batch is stored unchanged, unless
+the topic has another codec or the offset deltas are wrong; then it is rebuilt, also chunk by chunk.
 
-A `Validation` goes in steps of bounded work, so that an event loop does the small ones itself and leaves the
-others to threads (`_native/serving/unpacking`). It holds what the log was when it began; what may change
-meanwhile (the leader epoch, producers, the time of a LogAppendTime) is the append's. All of a batch above
-LARGE_BATCH is a thread's, also if it is not compressed: a CRC and a walk of megabytes take milliseconds.
+A `Validation` works in steps of bounded work: an event loop does small batches itself and leaves the others
+to threads (`_native/serving/unpacking`). It uses the log's configuration from its beginning. The append
+itself handles what may change meanwhile (the leader epoch, producers, the time of a LogAppendTime). A batch
+above LARGE_BATCH is always checked by a thread, even if it is not compressed, because a CRC and a walk over
+megabytes take milliseconds.
 
-The rules themselves stand in `_native/wire/batch.pyx`; here is only the order in which they are asked.
+The rules themselves are in `_native/wire/batch.pyx`; this module only has their order.
 
-DECOMPRESSED_FACTOR bounds the work that one batch can cause. Kafka has no such bound. 64 times
-max.message.bytes, and 64 MiB at least, is far above what real data reach; a larger batch is
-MESSAGE_TOO_LARGE, which makes producers split it."""
+DECOMPRESSED_FACTOR bounds the work that one batch can cause. Kafka has no such limit. 64 times
+max.message.bytes, and at least 64 MiB, is far above real data. A larger batch gets MESSAGE_TOO_LARGE, which
+makes producers split it."""
 
 from collections.abc import Generator, Sequence
 from typing import Any, Final

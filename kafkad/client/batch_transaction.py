@@ -1,15 +1,15 @@
-"""A batch that is written once: its records and the mark that says so are one transaction.
+"""Write a batch once: its records, and a mark that they are written, are one transaction.
 
-    transactional id, and group    the name of whoever writes; who writes again fences whoever tried before
+    transactional id, and group    the writer's name; a new attempt fences the previous one
     the mark                       an offset of that group: the number of the batch, plus one
 
-A writer asks for its transactional id first. That ends what an earlier try left open, so what is read next is
-decided: the mark of this batch is there, and nothing is written, or it is not, and all of it is written.
-Records and mark are committed together, so readers of committed data see each record once, whatever dies
-meanwhile: the writer or the broker.
+A writer first gets its transactional id. This ends an open transaction of an earlier attempt, so the mark is
+then final. If the mark of this batch is there, nothing is written; otherwise all of it is written. Records
+and mark are committed together. So readers of committed data see each record once, even if the writer or the
+broker dies meanwhile.
 
-Beware: the numbers of a writer's batches only rise, and a batch that is written again has the same records.
-Marks live as long as committed offsets do (offsets.retention.minutes, 7 days)."""
+Beware: the numbers of a writer's batches must only grow, and a repeated batch must have the same records.
+Marks live as long as committed offsets (offsets.retention.minutes, 7 days)."""
 
 from kafkad.client.cluster import Cluster
 from kafkad.client.offsets import committed_offsets

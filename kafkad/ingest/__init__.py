@@ -1,1 +1,1 @@
-"""`kafkad ingest`: topics into tables by one small file, each offset accounted for."""
+"""`kafkad ingest`: copy topics into tables, driven by one small file, with every offset accounted for."""

@@ -1,9 +1,9 @@
-"""A pipeline as the application of spark-submit, or of `python -m kafkad.ingest`.
+"""Run a pipeline as the application of spark-submit, or with `python -m kafkad.ingest`.
 
     spark-submit --master spark://host:7077 "$(python -m kafkad.ingest --where)" pipeline.toml [--set a.b=c …]
 
-The master, memory and jars are then spark-submit's; kafkad and pyarrow must be installed on every node. In
-client mode the checkpoint and the table are paths of a file system that the driver and the workers share.
+spark-submit then sets the master, memory and jars. kafkad and pyarrow must be installed on every node. In
+client mode, the checkpoint and the table are paths of a file system that the driver and the workers share.
 """
 
 import itertools

@@ -1,12 +1,13 @@
-"""What there is to read, and how much of it is one batch: the driver's view of the topics.
+"""The driver's view of the topics: what there is to read, and how much of it is one batch.
 
-`Backlog` asks the brokers (kafkad/spark/offsets.py: one ListOffsets for a plan) and answers where a batch
-starts and ends. The rules are those of Spark's connector: a first run begins where [source] start says, a
-partition that is new later begins at its earliest offset, a limit of rows or bytes is shared among partitions
-by their backlog, and nothing is read twice.
+`Backlog` asks the brokers (kafkad/spark/offsets.py: one ListOffsets per plan) and returns where a batch
+starts and ends. The rules are those of Spark's connector: the first run begins at [source] start, a partition
+that is created later begins at its earliest offset, a limit of rows or bytes is shared among partitions by
+their backlog, and nothing is read twice.
 
-What is gone before it was read (retention passed, a topic made anew) raises DataLoss; with
-fail_on_data_loss = false the batch begins at what is left, and says how much was lost.
+If records were deleted before they were read (by retention, or because the topic was recreated), it raises
+DataLoss. With fail_on_data_loss = false, the batch begins at the first remaining record, and reports how many
+were lost.
 """
 
 from __future__ import annotations

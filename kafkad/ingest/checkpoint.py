@@ -1,20 +1,22 @@
-"""How far a pipeline is: its checkpoint directory, which one run at a time holds.
+"""The progress of a pipeline: its checkpoint directory, which one run at a time holds.
 
-    identity.json            {"format": 1, "id": "<uuid>", "pipeline": "flights"}; the id names the pipeline's
-                             batches in the table, so that a batch that was committed is known again
-    batches/<n>.planned      {"batch": 7, "start": {"t": {"0": 23}}, "end": {"t": {"0": 90}}}: offsets JSON as
-                             Spark's; <n> has nine digits
-    batches/<n>.done         what the batch did: rows, bytes, bad, files, seconds, and totals of all so far
-    starts.json              where each partition was begun, as offsets JSON
-    topics.json              topic ids: a topic that was made anew is another one
-    lock                     held by flock for as long as a run lives; kill -9 lets go of it
-    spark/                   Spark's own checkpoint, where the pipeline keeps state there (dedup)
+    identity.json            {"format": 1, "id": "<uuid>", "pipeline": "flights"}; the id marks the
+                             pipeline's batches in the table, so a committed batch is recognised
+    batches/<n>.planned      {"batch": 7, "start": {"t": {"0": 23}}, "end": {"t": {"0": 90}}}: offsets
+                             in Spark's JSON; <n> has nine digits
+    batches/<n>.done         the batch's result: rows, bytes, bad, files, seconds, and totals so far
+    starts.json              the first offset of each partition, as offsets JSON
+    topics.json              topic ids, which detect recreated topics
+    lock                     held by flock as long as a run lives; kill -9 releases it
+    spark/                   Spark's own checkpoint, if the pipeline keeps state there (dedup)
 
-The order of a batch is: planned (synced), files staged, table committed, done. So what was planned last and
-is not done is taken up with exactly its offsets; if the table has it already, only `done` is missing. Each
-planned file knows every partition ever read, so the newest tells the position; only the last KEPT are kept.
-Beware: a table and its checkpoint belong together. Without the checkpoint a pipeline would begin anew and
-write everything again, which `run` refuses.
+A batch goes through this order: planned (synced), files staged, table committed, done. If the last planned
+batch is not done, it is repeated with exactly its offsets; if the table has it already, only `done` is
+written. Each planned file has every partition ever read, so the newest one has the position. Only the last
+KEPT files are kept.
+
+Beware: a table and its checkpoint belong together. Without the checkpoint, a pipeline would start from the
+beginning and write everything again; `run` refuses this.
 """
 
 from __future__ import annotations

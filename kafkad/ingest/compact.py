@@ -1,13 +1,13 @@
-"""Compaction: small files of a partition become files of the target size, and no row is there twice.
+"""Compaction: merge small files of a partition into files of the target size. No row is in the table twice.
 
-Streams leave a file a task, batch and partition. `plan` picks, within each partition and in the order of
-offsets, the files that are smaller than SMALL of the target, and groups neighbours up to the target. A group
-of one is left alone. `rewrite` copies a group's row groups into a new file, a part at a time (memory: a few
-row groups), and counts the rows, which must be as many. The commit is the table's: for Parquet
-parquet_table.py tells what a reader sees in between; Delta's and Iceberg's logs replace files in one version.
+Streams write one file per task, batch and partition. `plan` selects the files of each partition that are
+smaller than SMALL of the target, in the order of offsets, and groups neighbours up to the target. A group of
+one is left alone. `rewrite` copies a group's row groups into a new file, in parts (memory: a few row groups),
+and checks the number of rows. The table commits: for Parquet, parquet_table.py describes what a reader sees
+meanwhile; Delta's and Iceberg's logs replace files in one version.
 
-A compaction may run beside the pipeline: batches only add files. Of two at a time the second is refused. What
-one that was killed left, the next one removes.
+A compaction may run at the same time as the pipeline, because batches only add files. A second compaction at
+the same time is refused. The next compaction removes what a killed one left.
 """
 
 from __future__ import annotations

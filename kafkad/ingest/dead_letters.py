@@ -1,4 +1,4 @@
-"""What a dead letter queue is: its schema, and what it has for a [sink]. (`dlq` reads, sends, replays it.)"""
+"""The dead letter queue's schema, and its place for a [sink]. (`dlq` reads, sends and replays it.)"""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Runs with [dedup]: which keys were seen is state over batches, and that is Spark's to keep.
+"""Runs with [dedup]: Spark keeps the state over batches, which has the keys that were seen.
 
     format("kafkad") as a stream -> decoded by tasks.read -> view `input` -> [transform] sql
       -> watermark on _timestamp -> dropDuplicatesWithinWatermark(keys) -> foreachBatch -> the table's writer
 
-Offsets and state are in Spark's checkpoint (`spark/` within ours), which replays a batch that was not
-finished under its number, and the table knows which numbers it has. Ours only follows, so that `status`,
-`verify` and a pipeline that drops [dedup] later know the position; a first run with [dedup] begins at it.
+Offsets and state are in Spark's checkpoint (`spark/` within ours). It replays an unfinished batch with its
+number, and the table knows which numbers it has. Our checkpoint only follows, so that `status`, `verify` and
+a pipeline that drops [dedup] later know the position; a first run with [dedup] begins at this position.
 
-Beware: the watermark is the newest _timestamp seen less [dedup] watermark, and what comes later than it is
-dropped by Spark, since nobody remembers whether it is a duplicate. Such rows are counted (`late`); a
-backlog whose partitions are far apart in time wants a watermark as long as they are.
-What cannot be decoded is put aside by the tasks that decode: it goes by the dedup, and a topic is read once.
+Beware: the watermark is the newest _timestamp seen, minus [dedup] watermark. Spark drops later rows, because
+their keys are no longer in the state. They are counted (`late`). If the partitions of a backlog are far apart
+in time, the watermark must be at least as long. Bad records are set aside by the tasks that decode: they skip
+deduplication, and a topic is read once.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""A Delta table, without a jar: files by pyarrow, its log by the package deltalake.
+"""A Delta table, without a jar: pyarrow writes the files, the package deltalake the log.
 
-A batch is one version of Delta's log: its `add` actions and a `txn` action (application id, batch id), put
-there together or not at all, which is Delta's own way to make a streaming sink idempotent (Spark's Delta sink
-does the same). `transaction_version` answers which batch was the last.
+A batch is one version of Delta's log: its `add` actions and a `txn` action (application id, batch id), which
+are committed together. This is Delta's own way to make a streaming sink idempotent (Spark's Delta sink does
+the same). `transaction_version` returns the last batch.
 
-Files wait in `_kafkad/staged` and are renamed into their places right before the version is written. A driver
-that dies between leaves files that no version names: no Delta reader sees them, `vacuum` removes them.
-Readers must go by the log (Spark with Delta, duckdb's delta extension, deltalake); a plain reader of the
-folder sees files that were compacted away, too.
+Files wait in `_kafkad/staged`, and are renamed into their places just before the version is written. If the
+driver dies in between, no version names these files: no Delta reader sees them, and `vacuum` removes them.
+Readers must use the log (Spark with Delta, duckdb's delta extension, deltalake); a plain reader of the folder
+also sees files that were compacted.
 
-Beware: of two compactions from the same snapshot deltalake (1.6.6) commits both, and every row is there
-twice. So kafkad's are kept apart by a lock; let no other program compact the table at the same time.
-Beware: deltalake encodes the path of an add action for the log (%25 for %), and gives it back encoded.
+Beware: of two compactions from the same snapshot, deltalake (1.6.6) commits both, and every row is in the
+table twice. A lock prevents this between kafkad's compactions. Do not let another program compact the table
+at the same time.
+Beware: deltalake encodes the path of an add action for the log (%25 for %), and returns it encoded.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""The dead letter queue: records that could not be decoded, as they were, and why.
+"""The dead letter queue: records that could not be decoded, unchanged, with the reason.
 
-It is a Parquet table of its own (`_dlq` inside of the pipeline's table, or `[dlq] path`), committed together
-with the batch (table.py: intents); its files end in .dlq, so that globs over the table do not take them for
-its own. Any reader of Parquet reads it: `duckdb -c "from read_parquet('table/_dlq/*.dlq')"`.
+It is a separate Parquet table (`_dlq` inside of the pipeline's table, or `[dlq] path`), committed together
+with the batch (table.py: intents). Its files end in .dlq, so that globs over the table do not include them.
+Any Parquet reader can read it: `duckdb -c "from read_parquet('table/_dlq/*.dlq')"`.
 
-A topic may get them as well: letter_topic.py. Their headers (`headers_of`) say where each is from and why.
+A topic may get the records, too: see letter_topic.py. Their headers (`headers_of`) have the origin and the
+reason.
 
-`replay` decodes what is in the DLQ again, with the schema that the pipeline has now. What is good lands in
-the table and leaves the DLQ in one commit (the intent carries both), once; what is still bad stays, with its
-new reason. Its batches are numbered by themselves, under the application REPLAY.
+`replay` decodes the DLQ again, with the pipeline's current schema. Good records are added to the table and
+removed from the DLQ in one commit (the intent has both), once. Bad records stay, with the new reason. Its
+batches have their own numbers, under the application REPLAY.
 """
 
 from __future__ import annotations

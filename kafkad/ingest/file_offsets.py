@@ -1,4 +1,4 @@
-"""Which offsets a landed Parquet file has."""
+"""The offsets in a Parquet file of a table."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Files that pyiceberg writes, on disk when they are closed.
+"""Sync files that pyiceberg writes when they are closed.
 
-pyiceberg leaves manifests and metadata to the page cache, while the catalog's pointer to them (SQLite) is on
-disk at once: after a power loss it would point to files that are not there, and the table would be lost.
-DurableIO is pyiceberg's own reader and writer of files with an fsync, of the file and its folder, at the end.
-It is what tables get unless [sink] catalog says another `py-io-impl`.
+pyiceberg leaves manifests and metadata in the page cache, while the catalog's pointer to them (SQLite) is on
+disk at once. After a power loss, the pointer could name missing files, and the table would be lost. DurableIO
+is pyiceberg's own file reader and writer, with an fsync of the file and its folder at the end. Tables use it
+unless [sink] catalog sets another `py-io-impl`.
 """
 
 from __future__ import annotations

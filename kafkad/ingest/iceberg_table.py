@@ -1,16 +1,16 @@
-"""An Iceberg table, without a jar: files by pyarrow, its metadata and catalog by the package pyiceberg.
+"""An Iceberg table, without a jar: pyarrow writes the files, the package pyiceberg metadata and catalog.
 
-A batch is one commit of the catalog: a snapshot that adds the files (its summary names application and
-batch), and the table property `kafkad.batch.<application>`. Both are in one metadata file, and the catalog
-points to the old one or the new one: that is the exactly-once. The property, not the summary, answers which
-batch was the last, since snapshots expire.
+A batch is one commit of the catalog: a snapshot that adds the files (its summary has application and batch),
+and the table property `kafkad.batch.<application>`. Both are in one metadata file, and the catalog points to
+the old or the new file, so a batch is committed exactly once. The property, not the summary, has the last
+batch, because snapshots expire.
 
-Files wait in `_kafkad/staged` under the table's location and are renamed to `data/…` right before the commit.
-A driver that dies between leaves files that no snapshot names, and perhaps metadata files that the catalog
-does not point to: no reader sees them.
+Files wait in `_kafkad/staged` under the table's location, and are renamed to `data/…` just before the commit.
+If the driver dies in between, no snapshot names these files, and the catalog may not point to some metadata
+files: no reader sees them.
 
-The catalog is [sink] catalog (pyiceberg's properties; `name` is its name), by default one of SQLite beside
-the table (`path`/catalog.db). Its warehouse must be a local path.
+The catalog is [sink] catalog (pyiceberg's properties; `name` is its name). The default is an SQLite catalog
+next to the table (`path`/catalog.db). Its warehouse must be a local path.
 """
 
 from __future__ import annotations

@@ -1,24 +1,23 @@
-"""Landing: a task that fetches, decodes and writes Parquet itself, so that no row crosses into the JVM.
+"""Landing: a task fetches, decodes and writes Parquet itself, so that no row crosses into the JVM.
 
     record batches (key, value, topic, partition, offset, timestamp, ...)      spark/range_reader,
-    segment_scan
-      -> decoded columns, bad rows out                                         values/decoder
+                                                                               segment_scan
+      -> decoded columns, without bad rows                                     values/decoder
       -> + _topic, _partition, _offset, _timestamp                             Landing.batch
-      -> split by the partition columns' values                                split
-      -> Parquet, one open file a combination of values                        PartitionedFiles
+      -> split by the values of the partition columns                          split
+      -> Parquet, one open file per combination of values                      PartitionedFiles
       -> TaskReport: files, offsets, holes                                     one row for the driver
 
-`write_task` is the same from the third step on, for rows that have their columns already (SQL stood between).
-A file that is closed is on disk (fsync): the driver's commit only names it.
+`write_task` does the same from the third step on, for rows that come from SQL. A closed file is on disk
+(fsync), so the driver's commit only names it.
 
-Settings of Parquet, measured on flights (24 columns, one core, ARCHITECTURE of the sink in docs/ingest.md):
-dictionaries for strings only; integers and times as DELTA_BINARY_PACKED, which is both smaller and quicker
-than a dictionary over them; row groups of 128 Ki rows. Spark's vectorized reader (3.3 and newer), duckdb and
-pyarrow take it.
+Settings of Parquet, measured on flights (24 columns, one core): dictionaries for strings only; integers and
+times as DELTA_BINARY_PACKED, which is smaller and faster than a dictionary for them; row groups of 128 Ki
+rows. Spark's vectorized reader (3.3 and newer), duckdb and pyarrow can read this.
 
-Beware: a value of a partition column becomes a directory's name, as Hive and Spark write it: null and the
-empty string are the same there, __HIVE_DEFAULT_PARTITION__, and come back as null. Iceberg's files hold the
-column themselves, and one value each: there the two have files of their own.
+Beware: a value of a partition column becomes a directory's name, as in Hive and Spark. There, null and the
+empty string have the same name, __HIVE_DEFAULT_PARTITION__, and are read as null. Iceberg's files contain the
+column itself with one value each, so there null and the empty string have separate files.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
 """The dead letter topic: a pipeline's bad records in Kafka, each once for readers of committed data.
 
-Two systems cannot commit in one step. The table decides, and the topic follows:
+Two systems cannot commit in one step. So the table decides, and the topic follows:
 
-    keep      before the commit: a link to each of the batch's files of bad records, in an outbox on disk
-    commit    the table, and its dead letter queue, have the batch
-    settle    the letters in the outbox, and the mark that they are there, in one transaction; then the
-              outbox is emptied
+    keep      before the commit: link each of the batch's files of bad records into an outbox on disk
+    commit    the table and its dead letter queue take the batch
+    settle    write the dead letters, and a mark that they are written, in one transaction; then empty the
+              outbox
 
-A run that died begins by settling what it finds: the letters of a batch that the table has are sent, those of
-any other are dropped, since the batch is done again. The mark (client/batch_transaction) says whether a death
-came before or behind the transaction's end. What happens to the dead letter queue meanwhile (a replay, a
-compaction) does not matter: the outbox has links of its own.
+After a crash, the next run first settles the outbox: it sends the dead letters of a batch that the table has,
+and drops all others, because their batch is repeated. The mark (client/batch_transaction) shows whether the
+transaction had ended. Changes of the dead letter queue meanwhile (a replay, a compaction) do not matter,
+because the outbox has its own links.
 
-`exactly_once` = false sends without transactions, at least once: for brokers before Kafka 2.5, and where the
-client may not use transactional ids.
+`exactly_once` = false sends without transactions, at least once: for brokers before Kafka 2.5, and for
+clients that may not use transactional ids.
 
-Beware: the mark lives as long as committed offsets do. If a run dies between the end of its transaction and
-the next line, and the next run comes after offsets.retention.minutes (7 days), the letters of one batch are
+Beware: the mark lives as long as committed offsets. If a run dies between the end of its transaction and the
+next step, and the next run comes after offsets.retention.minutes (7 days), the dead letters of one batch are
 sent again."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What is done to a pipeline's table beside its runs: verify, compact, replay of the dead letters.
+"""Maintenance of a pipeline's table: verify, compact, replay of the dead letters.
 
-The work is verify.py's, compact.py's and dlq.py's; here stands what they are told of the pipeline, and how
-dead letters go through its SQL. `verify`
-and `compact` may run beside `run`. `replay` holds the checkpoint's lock: one writer at a time.
+verify.py, compact.py and dlq.py do the work. This module passes them the pipeline's settings, and runs dead
+letters through its SQL. `verify` and `compact` may run at the same time as `run`. `replay` holds the
+checkpoint's lock: one writer at a time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a run tells machines: a line of JSON a batch, and Prometheus' text format on a port.
+"""A run's metrics for programs: one line of JSON per batch, and Prometheus' text format on a port.
 
-The keys of the JSONL file are those of a batch's record (checkpoint.py); Prometheus has the names of METRICS,
-with `kafkad_ingest_` in front and the label `pipeline`. The port answers on 127.0.0.1 only, for as long as
-the run lasts.
+The keys of the JSONL file are those of a batch's record (checkpoint.py). Prometheus has the names of METRICS,
+with the prefix `kafkad_ingest_` and the label `pipeline`. The port listens on 127.0.0.1 only, as long as the
+run lasts.
 """
 
 from __future__ import annotations

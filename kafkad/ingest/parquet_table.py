@@ -1,35 +1,37 @@
-"""A folder of Parquet files that batches are added to exactly once.
+"""A folder of Parquet files to which batches are added exactly once.
 
     table/
-      month=1/part-….parquet             what plain readers (spark.read.parquet, duckdb, pyarrow.dataset) see
+      month=1/part-….parquet             for plain readers (spark.read.parquet, duckdb, pyarrow.dataset)
       _kafkad/log/00000000000000000007.json          version 7: a batch, a compaction, new columns
-      _kafkad/log/00000000000000000050.checkpoint    all that versions 0 to 50 say
-      _kafkad/staged/<application>/….staged          files that no batch has yet
+      _kafkad/log/00000000000000000050.checkpoint    the content of versions 0 to 50
+      _kafkad/staged/<application>/….staged          files that belong to no batch yet
       _kafkad/lock, _kafkad/intents/                 table.py
 
-A version is one small file, made whole and on disk by link(2), which fails if it is there: that is the
-commit. It is a redo record. It names each file twice, where the task left it and where it belongs, and only
-when the version is on disk are the files renamed into their places (and the folders synced). Whoever opens
-the table or commits to it next first *settles* the newest version: renames what is still staged. So a file in
-its place belongs to a committed batch, once; a staged one, of no version, is garbage.
+A version is one small file. It is complete and on disk when link(2) creates it; link(2) fails if the version
+exists. That is the commit. A version is a redo record: it names each file twice, where the task left it and
+where it belongs. Only when the version is on disk are the files renamed into their places (and the folders
+synced). Whoever opens the table or commits next first *settles* the newest version: it renames the files that
+are still staged. So a file in its place belongs to exactly one committed batch, and a staged file of no
+version is garbage.
 
-What plain readers see: never a file of an uncommitted batch, never a row twice; between the first
-rename of a batch and the last, a part of it (after a kill: until the table is next opened). `files()` has no
-such moment. Staged files end in .staged and those of the DLQ in .dlq, since duckdb's globs (`**/*.parquet`)
-go into every folder.
+Plain readers never see a file of an uncommitted batch, and never a row twice. Between the first and the last
+rename of a batch (after a kill: until the table is next opened) they see a part of it. `files()` never does.
+Staged files end in .staged and those of the DLQ in .dlq, because duckdb's globs (`**/*.parquet`) search every
+folder.
 
-Compaction replaces files. A folder is swapped by one renameat2(RENAME_EXCHANGE) with a copy of itself (hard
-links) in which the big file stands instead of the small ones; so a plain reader lists either all of the old
-or all of the new, and one that had listed the old and comes late gets an error, not wrong rows. The copy is
-made beside the table, not in it, for the globs' sake. An unpartitioned table's folder is the table itself and
-cannot be swapped: there (and where the file system cannot exchange) the small files go first and the big one
-comes then, so for an instant a plain reader may miss rows; it never sees them twice.
+Compaction replaces files. It creates a copy of the folder with hard links, in which the big file replaces the
+small ones, and swaps both by one renameat2(RENAME_EXCHANGE). So a plain reader lists either all old or all
+new files. A reader that has listed the old files and opens them late gets an error instead of wrong rows. The
+copy is created outside of the table, because of the globs. An unpartitioned table's folder is the table
+itself and cannot be swapped. There, and if the file system cannot exchange, the small files are removed first
+and then the big one is added: for an instant, a plain reader may miss rows, but it never sees them twice.
 
-Growth: every CHECKPOINT_EVERY versions the state is written whole, and what stands before the checkpoint
-before it is deleted.
-Beware: pyarrow.dataset skips every folder that begins with an underscore, so a table that is partitioned by
-_topic wants `ignore_prefixes` there (Spark and duckdb read it); and whoever lists `_kafkad/log` by name order
-depends on the zero-padding.
+Growth: every CHECKPOINT_EVERY versions the whole state is written, and versions before the previous
+checkpoint are deleted.
+
+Beware: pyarrow.dataset skips every folder that begins with an underscore. A table that is partitioned by
+_topic needs `ignore_prefixes` there (Spark and duckdb read it). Code that lists `_kafkad/log` by name depends
+on the zero-padding.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a pipeline is: dataclasses, one a section of the pipeline file.
+"""The definition of a pipeline: dataclasses, one per section of the pipeline file.
 
-    name = "flights"                    # of the query, its lock and its metrics; default: the file's name
+    name = "flights"                    # for the query, its lock and metrics; default: the file's name
     [source]    bootstrap | log_dir, topics | pattern; start, engine, max_rows, max_bytes, retry_for, kafka.*
     [decode]    format, schema, registry, columns, bad_records, options.*
     [transform] sql, over the view `input`
@@ -11,9 +11,9 @@
     [metrics]   jsonl, prometheus
     [spark]     master, ui, conf.*
 
-Each field carries its kind (pipeline_values.py), its default and a line of help: reading (pipeline_file.py),
-`plan` and the manual go by this one table. A Pipeline is frozen, holds plain values only (paths absolute,
-sizes in bytes, times in seconds) and goes to Spark's tasks as it is.
+Each field has its kind (pipeline_values.py), its default and a line of help. Reading (pipeline_file.py),
+`plan` and the manual use this one table. A Pipeline is frozen, has plain values only (absolute paths, sizes
+in bytes, times in seconds), and is sent to Spark's tasks unchanged.
 """
 
 from __future__ import annotations

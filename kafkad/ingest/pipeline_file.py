@@ -1,9 +1,9 @@
-"""Reading a pipeline file: TOML in, a Pipeline out, and every mistake as one sentence with its line.
+"""Read a pipeline file: parse TOML to a Pipeline, and report every error with its line.
 
-`load` collects all mistakes before it raises PipelineError. A text may hold ${NAME}, taken from the
-environment ($${ is a plain ${): what came so is a secret and never printed, and neither are values whose key
-speaks of a password. Relative paths belong to the directory of the pipeline file, so that it can be run from
-anywhere. What was overridden on the command line ("section.key=value") has no line.
+`load` collects all errors before it raises PipelineError. A text may contain ${NAME}, which is replaced by
+the environment variable ($${ is a plain ${). Such values are secrets and are never printed; neither are
+values whose key suggests a password. Relative paths are relative to the directory of the pipeline file, so it
+can be run from anywhere. Values that are overridden on the command line ("section.key=value") have no line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Kinds of values in a pipeline file: each takes what TOML gave and returns the value it means.
+"""Kinds of values in a pipeline file: each converts a TOML value to the value that it means.
 
-What it cannot be is a ValueError whose text says what is allowed ("a whole number of at least 1"); the reader
-makes the sentence. Sizes are 1024-based as Spark's and Kafka's are ("64 MB" = 67,108,864); durations are
-"500 ms", "1 minute", "2h". `shown` is the other way: a value for people, secrets as stars.
+For an invalid value, it raises a ValueError whose text says what is allowed ("a whole number of at least 1");
+the reader completes the error message. Sizes are 1024-based, as in Spark and Kafka ("64 MB" = 67,108,864).
+Durations are "500 ms", "1 minute", "2h". `shown` converts a value back to text for people, with secrets as
+stars.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a run would do, without doing it: `plan`; and whether it could: `validate`.
+"""`plan` shows what a run would do; `validate` checks whether it could.
 
-`plan` answers from the brokers and the checkpoint: where the pipeline is, what there is to read, in how many
-batches, tasks and (about) files. `validate` tries one thing after the other and says of each whether it is
-fine: packages, schema, sink, brokers, topics, position. Neither reads a record, starts Spark
-(but for `validate` of a pipeline with SQL, which only Spark can judge), or leaves anything behind.
+`plan` uses the brokers and the checkpoint: the pipeline's position, the records to read, and the number of
+batches, tasks and (about) files. `validate` checks one thing after the other and reports each: packages,
+schema, sink, brokers, topics, position. Neither reads a record, starts Spark (except `validate` of a pipeline
+with SQL, which only Spark can check), or leaves anything behind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a run tells people: a bar on a terminal, else a line of JSON a batch; and a summary at the end.
+"""A run's output for people: a progress bar on a terminal, otherwise lines of JSON, and a summary at the end.
 
-The bar counts offsets, whose end is known when the trigger is available-now: rows, MB/s, lag and time left.
-Where stdout is no terminal each batch is one object on a line ({"batch": 3, "rows": 60000, …}) and the
-summary is the last one, {"summary": {…}}: for logs and for programs that watch.
+The bar counts offsets, whose end is known if the trigger is available-now: rows, MB/s, lag and time left. If
+stdout is not a terminal, each batch is one object on a line ({"batch": 3, "rows": 60000, …}), and the last
+line is the summary, {"summary": {…}}: for logs and for programs.
 """
 
 from __future__ import annotations

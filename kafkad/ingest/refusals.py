@@ -1,4 +1,4 @@
-"""What `kafkad ingest` refuses, wherever it is run from: exceptions whose text is one sentence for people."""
+"""The exceptions with which `kafkad ingest` refuses: their text is an error message for the user."""
 
 from kafkad.ingest.backlog import DataLoss
 from kafkad.ingest.checkpoint import Busy, Foreign

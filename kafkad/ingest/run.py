@@ -1,23 +1,23 @@
-"""`kafkad ingest run`: batch after batch from topics into a table, each exactly once.
+"""`kafkad ingest run`: copy batch after batch from topics into a table, each exactly once.
 
-    plan      the offsets of the batch, on disk in the checkpoint before anything is read
-    work      Spark's tasks read, decode and write files, which nobody sees yet
-    commit    the table takes the files under the pipeline's id and the batch's number, or has them already
-    done      the checkpoint notes it; bar, metrics and the consumer group are told
+    plan      write the batch's offsets to the checkpoint and sync it, before anything is read
+    work      Spark's tasks read, decode and write files, which no reader sees yet
+    commit    the table takes the files under the pipeline's id and the batch's number, unless it has them
+    done      the checkpoint records the batch; the bar, metrics and consumer group are updated
 
-A process that dies anywhere in between is run again and takes up what was planned, with the same offsets: the
-table decides whether it is there. Trouble that may pass (a broker or a Spark worker was killed) is waited
-out: the batch is done again, for as long as [source] retry_for says. What another attempt does not mend (a
-full disk, a table that cannot take it) ends the run with a sentence.
+If the process dies anywhere in between, the next run repeats the planned batch with the same offsets, and the
+table decides whether it already has it. After a temporary error (a broker or a Spark worker was killed), the
+batch is repeated, for as long as [source] retry_for says. An error that a retry cannot fix (a full disk, a
+table that cannot take the batch) ends the run with an error message.
 
-There are two ways of work. Without SQL and dedup no row enters the JVM: tasks write what they decoded
-(*landing*). With SQL the decoded rows are the view `input`, the query runs over one batch at a time
-(stateless: row-wise SQL and joins with files are right, aggregates would be over one batch only and are
-refused by what follows), and its rows are written by the same writer. The query must keep _topic, _partition,
-_offset and _timestamp, or it is refused: without them nothing could be accounted for. Dedup keeps state over
-batches, which is Spark's to keep: deduplicate.py.
+There are two kinds of work. Without SQL and dedup, no row enters the JVM: tasks write the rows that they
+decode (*landing*). With SQL, the decoded rows are the view `input`, the query runs over one batch at a time,
+and the same writer writes its rows. There is no state, so row-wise SQL and joins with files work. Aggregates
+would cover one batch only, and are refused: the query must keep _topic, _partition, _offset and _timestamp,
+because every offset must be accounted for. Spark keeps the state of dedup over batches: see deduplicate.py.
 
-Ctrl-C and SIGTERM end a run after the batch at hand; a second one ends it at once, as safe as kill -9.
+Ctrl-C and SIGTERM end a run after the current batch. A second one ends it at once, which is as safe as kill
+-9.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""The Spark session of a pipeline, with what users trip over set right.
+"""The Spark session of a pipeline, with settings that avoid common problems.
 
-    PYSPARK_PYTHON                        this Python: else workers take whatever python3 there is
-    unix domain sockets                   between the JVM and its Python workers: 25 to 45 ms less a batch
-    the checkpoint file manager           plain files for local checkpoints: 30 ms less a batch, no .crc twins
-    shuffle partitions                    as many as cores, not 200
-    session time zone                     UTC: what lands does not depend on where the driver stands
-    web UI                                off, unless asked for
+    PYSPARK_PYTHON                        this Python; otherwise workers use the first python3 on the PATH
+    Unix-domain sockets                   between the JVM and its Python workers: saves 25 to 45 ms per batch
+    the checkpoint file manager           plain files for local checkpoints: saves 30 ms per batch
+    shuffle partitions                    as many as cores instead of 200
+    session time zone                     UTC: the rows do not depend on the driver's location
+    web UI                                off, unless requested
     Arrow batches                         16,384 rows; larger ones leave the cache
     speculation                           off: a second attempt would only write files that nobody commits
-    Spark's log                           fatal things only: what a run meets it tells itself, in a sentence.
+    Spark's log                           fatal errors only, because a run prints its own error messages.
                                           conf."spark.log.level" = "WARN" shows more, with stack traces
 
-What [spark.conf] says wins over these, and under spark-submit its own flags win over [spark.conf]'s master.
+[spark.conf] overrides these. Under spark-submit, its own flags override the master in [spark.conf].
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Begin a run of a pipeline, of the kind that it needs, and go on to its end."""
+"""Start a run of a pipeline, of the kind that it needs, and continue to its end."""
 
 from __future__ import annotations
 

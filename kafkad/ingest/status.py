@@ -1,7 +1,8 @@
-"""How a pipeline stands: offsets against the brokers, what its batches did, what lies in the table.
+"""The status of a pipeline: its offsets and the brokers', the results of its batches, and the table's
+content.
 
-Reads the checkpoint, asks the brokers, lists the table's files. It takes no lock and writes nothing, so it
-may be asked beside a run; then the parts may be of moments a batch apart.
+It reads the checkpoint, asks the brokers, and lists the table's files. It takes no lock and writes nothing,
+so it may run at the same time as `run`; the parts may then differ by a batch.
 """
 
 from __future__ import annotations

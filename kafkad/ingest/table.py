@@ -1,34 +1,34 @@
-"""Tables that batches land in: what a sink must do so that every record is in it once.
+"""Tables for batches: the interface that a sink must implement so that every record is in it once.
 
-Tasks write, the driver commits. A task gets `Staging` (plain values, it may be pickled), writes data files by
-`landing.write_task`, and hands back a `TaskReport`: which files it left and which offsets they hold. A file
-that a task left is not in the table. The driver commits a batch's reports under an application (the
-streaming query's id: it is kept in the checkpoint) and the batch's id, which only grow; a batch that is in
-the table already is not committed again, so Spark may run it as often as it likes:
+Tasks write, the driver commits. A task gets `Staging` (plain values, so it can be pickled), writes data files
+with `landing.write_task`, and returns a `TaskReport` with its files and their offsets. A file that a task has
+written is not yet in the table. The driver commits a batch's reports under an application (the streaming
+query's id, which is in the checkpoint) and the batch's id. Batch ids only grow. A batch that is already in
+the table is not committed again, so Spark may run it any number of times:
 
-    table = open_table(sink, schema)          # of sink.type; makes the table if there is none; adds columns
-    table.recover(application)                # once, before the query starts: ends what a dead driver began
+    table = open_table(sink, schema)          # by sink.type; creates the table if necessary; adds columns
+    table.recover(application)                # once, before the query starts: finish what a dead driver began
     if not table.committed(application, batch_id):
         staging = table.staging(application)
-        reports = [...]                       # of tasks: TaskReport.from_json(row) of what they yielded
+        reports = [...]                       # from tasks: TaskReport.from_json(row) of their rows
         table.commit(application, batch_id, reports)
-    table.next_offsets()                      # where to go on when the checkpoint is lost
-    table.files()                             # the data files of this moment
+    table.next_offsets()                      # where to continue if the checkpoint is lost
+    table.files()                             # the current data files
 
-What an attempt wrote and did not get committed is garbage: `recover` and the next commit of the application
-take it away (Delta: `vacuum` does).
+Uncommitted files of an attempt are garbage: `recover` and the application's next commit remove them (for
+Delta, `vacuum` does).
 
-Bad records go the same way: a task writes them to files of their own, `commit` puts those into the table
-`_dlq` inside of this one (a Parquet table, whatever the other is). Two tables cannot change in one step. So
-an *intent* (`_kafkad/intents/`) is written first, then the batch is committed to the table, which decides,
-then to the DLQ, then the intent goes. `recover` carries an intent to its end if its batch is in the table,
-and drops it if not; the DLQ knows the batch id as well, so doing it twice does nothing.
+Bad records are handled the same way: a task writes them to separate files, and `commit` adds these to the
+table `_dlq` inside of this one (always a Parquet table). Two tables cannot change in one step. So an *intent*
+(`_kafkad/intents/`) is written first, then the batch is committed to the table, which decides, then to the
+DLQ, and then the intent is removed. `recover` completes an intent if its batch is in the table, and drops it
+otherwise. The DLQ knows the batch id, too, so repeating it has no effect.
 
-`step(name)` marks every place where a process may die; with KAFKAD_INGEST_DIE_AT=n in the environment it dies
-by SIGKILL at the nth of them, and the tests walk n through a whole commit.
+`step(name)` marks every place where a process may die. With KAFKAD_INGEST_DIE_AT=n in the environment, the
+process kills itself by SIGKILL at the nth of them; the tests try every n through a whole commit.
 
-Limits: one machine's file system, or a shared one with POSIX locks, links and atomic renames. Two drivers at
-a time are kept apart by a lock (`_kafkad/lock`) during a commit, not for longer.
+Limits: the file system must be local, or shared with POSIX locks, links and atomic renames. A lock
+(`_kafkad/lock`) separates two drivers during a commit only.
 """
 
 from __future__ import annotations

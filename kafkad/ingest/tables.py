@@ -1,4 +1,4 @@
-"""The table of a sink, whatever its type."""
+"""Open the table of a sink, of any type."""
 
 from __future__ import annotations
 

@@ -1,21 +1,21 @@
-"""What Spark's tasks do for a pipeline: read ranges of offsets, decode, write files, and report.
+"""The work of Spark's tasks for a pipeline: read ranges of offsets, decode, write files, and report.
 
-Everything here goes to the tasks as plain values (`Work`), by mapInArrow over `spark.range(n)`, one row a
-task, so that it runs under local masters, clusters and Spark Connect alike:
+Tasks get plain values (`Work`), by mapInArrow over `spark.range(n)` with one row per task. So they run the
+same way under local masters, clusters and Spark Connect:
 
-    land        ranges -> files; no row crosses into the JVM. A task answers one row, its TaskReport
-    read        ranges -> typed rows for Spark: what the view `input` is made of, where SQL or dedup want it
-    write       rows that Spark made -> files; one TaskReport a task
+    land        ranges -> files; no row crosses into the JVM. A task returns one row, its TaskReport
+    read        ranges -> typed rows for Spark: the rows of the view `input`, for SQL or dedup
+    write       rows from Spark -> files; one TaskReport per task
 
-`read` puts what cannot be decoded aside by itself, so that a batch is read once, and cannot answer Spark with
-anything but rows: so what it read (a TaskReport) is a small file beside what is staged, named after the
-task's part of the batch. A part that Spark computes again writes the same again in its place; one whose file
-is not there was not read to its end (a LIMIT, a WHERE that nothing can pass), and the driver has that read by
-`finish`.
+`read` sets bad records aside itself, so that a batch is read only once. It can return only rows to Spark. So
+it writes its TaskReport to a small file next to the staged files, named after the task's part of the batch.
+If Spark computes a part again, the same file is written again. If a file is missing, the part was not read to
+its end (because of a LIMIT, or a WHERE that nothing can pass), and the driver has it read by `finish`.
 
-What ends a run for good (a bad record under `fail`, a full disk, a type that does not fit) is answered as a
-row that begins with REFUSED and a sentence, rather than raised: the driver shows it, and does not try again.
-Anything else that is raised may pass (a broker or a worker was killed) and the batch is done again.
+An error that ends the run (a bad record under `fail`, a full disk, a type that does not fit) is not raised:
+it is returned as a row that begins with REFUSED and has the error message. The driver prints it and does not
+retry. Any exception that is raised may be temporary (a broker or a worker was killed), and the batch is
+repeated.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Where each key of a TOML text stands: tomllib gives values, and mistakes want line numbers.
+"""Find the line of each key of a TOML text. tomllib returns values only, and error messages need line
+numbers.
 
-`key_lines(text)` maps the path of every table header and key to its line, from 1. It walks statement by
-statement: a header sets the prefix, a key ends at `=`, and of a value only its end is looked for (strings of
-all four kinds, brackets, comments). Keys within an inline table have no line of their own; `line_of` falls
-back to the nearest path that has one. Beware: the text must have passed tomllib, nothing is checked here.
+`key_lines(text)` maps the path of every table header and key to its line, counted from 1. It walks statement
+by statement: a header sets the prefix, a key ends at `=`, and only the end of a value is searched (strings of
+all four kinds, brackets, comments). Keys in an inline table have no line of their own; `line_of` falls back
+to the nearest path that has one. Beware: the text must have passed tomllib, because nothing is checked here.
 """
 
 from __future__ import annotations

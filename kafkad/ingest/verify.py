@@ -1,31 +1,29 @@
-"""Verify: a table against the broker, offset by offset.
+"""Verify: compare a table with the broker, offset by offset.
 
-For each topic-partition the table says which offsets it holds (only _topic, _partition and _offset are read),
-the broker which it had: from the log's start, or from where the table begins, to where the table ends. What
-the two differ in is named:
+For each partition, the table has a set of offsets (only _topic, _partition and _offset are read). The broker
+has the offsets from the log's start, or from the table's first offset, to the table's last one. Each
+difference has a name:
 
-    twice       the table holds an offset more than once
-    foreign     the table holds an offset that the log does not reach: the topic was made anew, or the log was
-    cut missing     offsets in between that the table does not hold. Each run of them is fetched from the
-    broker:
+    twice         the table has an offset more than once
+    foreign       the table has an offset beyond the log's end: the topic was recreated, or the log cut
+    missing       offsets in between that the table does not have; each run is fetched from the broker:
       dlq         the record could not be decoded and is in the dead letter queue
-      hole        the log has no record there either: a control batch, an aborted transaction, compaction
-      expired     the log begins behind it: nobody can say any more
-      left out    the pipeline has SQL or dedup, which may drop rows: the record is there, and was not wanted
-      lost        the record is in the log and nowhere in the table
+      hole        the log has no record there, either: a control batch, an aborted transaction, compaction
+      expired     the log begins after it, so the record cannot be checked any more
+      left out    the pipeline has SQL or dedup, which may drop rows; the record is in the log
+      lost        the record is in the log and not in the table
 
-The table is clean when nothing is twice, foreign or lost. What the log has behind the table's end is the
-*lag*, no loss. Offsets that the DLQ holds as well as the table are counted as twice.
+The table is clean if nothing is twice, foreign or lost. Records after the table's end are the *lag*, not a
+loss. An offset that is both in the DLQ and in the table is counted as twice.
 
-What it cannot see: values, which are not compared. A topic that was made anew and has grown longer than the
-old one looks like it. Rows that another program deletes by marks (Delta's deletion vectors, Iceberg's delete
-files) count as there. Where SQL may make several rows of a record, an offset that is there twice is taken for
-that.
+Limits: Values are not compared. A recreated topic that has grown longer than the old one is not recognised.
+Rows that another program deletes by marks (Delta's deletion vectors, Iceberg's delete files) count as
+present. If SQL may create several rows from a record, repeated offsets are accepted.
 
-The files are those of one moment (`held_by`), so it may run beside a run, a compaction and a replay.
+The files are a snapshot (`held_by`), so it may run at the same time as a run, a compaction and a replay.
 
-Memory: an offset is a bit (`OffsetSet`: pages of 8 KiB for 65,536 offsets, runs for full pages), so a
-billion offsets without holes need a few hundred KiB, and with holes everywhere 128 MiB.
+Memory: an offset is a bit (`OffsetSet`: pages of 8 KiB for 65,536 offsets, runs for full pages). So a billion
+offsets need a few hundred KiB without gaps, and 128 MiB with gaps everywhere.
 """
 
 from __future__ import annotations

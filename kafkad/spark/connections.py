@@ -1,13 +1,13 @@
 """Connections of this process to clusters, kept from task to task.
 
-Spark's Python workers outlive their tasks, and a handshake costs more than a small range, so a `Session` (the
-connections to one cluster, what its Metadata told, and a receive buffer) goes back into the pool when its
-reader is done, and the next reader of the same cluster with the same settings takes it. One reader at a time
-has a session, so nothing in it is shared.
+Spark's Python workers outlive their tasks, and a handshake costs more than a small range. So when a reader is
+done, its `Session` (the connections to one cluster, its metadata, and a receive buffer) returns to the pool,
+and the next reader of the same cluster with the same settings uses it. One reader at a time has a session, so
+nothing in it is shared.
 
-Beware: a forked child must not speak on its parent's sockets: the pool knows the process that filled it and
-begins anew in another. A session that trouble left in an unknown state, or with an answer under way, is
-closed by whoever had it."""
+Beware: a forked child must not use its parent's sockets. The pool knows the process that filled it, and
+starts empty in another one. A session in an unknown state, or with an answer in flight, is closed by its
+reader."""
 
 import os
 from collections.abc import Mapping

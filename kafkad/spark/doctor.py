@@ -1,13 +1,13 @@
-"""What a Spark job with format("kafkad") needs, looked at one by one: `kafkad doctor spark`.
+"""`kafkad doctor spark`: check everything that a Spark job with format("kafkad") needs.
 
-Each `Finding` is a line of a table: what was looked at, what is there, and, where it will not do, what to do
-about it. Most trouble comes from one place: Spark starts its Python workers with PYSPARK_PYTHON, or with
-whatever `python3` the PATH has, and not with the Python that runs the driver. Then format("kafkad") is not
-found (the search runs in a worker too), or a worker dies with "No module named pyarrow". So the packages are
-looked for where the workers would look, by running that Python, not by importing here.
+Each `Finding` is a row of a table: what was checked, what was found and, if it is a problem, what to do. Most
+problems have one cause: Spark starts its Python workers with PYSPARK_PYTHON, or with the first `python3` on
+the PATH, and not with the driver's Python. Then format("kafkad") is not found (a worker does the search,
+too), or a worker fails with "No module named pyarrow". So the checks run the workers' Python to look for the
+packages, instead of importing them here.
 
-A broken module named pyspark_* hides every Python source of the machine, since PySpark's search imports them
-all and gives up at the first that fails; each is imported apart to find it.
+A broken module named pyspark_* hides every Python source of the machine, because PySpark's search imports all
+of them and stops at the first failure. Each is imported separately to find it.
 """
 
 from __future__ import annotations

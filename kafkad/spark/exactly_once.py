@@ -1,15 +1,14 @@
-"""Which task of which batch writes: what makes its rows one batch that is written once.
+"""Identify the task and the batch of rows, so that the rows are written once.
 
-Each task writes in a transaction of its own (client/batch_transaction), under the name kafkad.<query>.<task>.
-So readers of committed data see each row once, whatever dies: the task, the driver, the broker. (The tasks of
-a batch do not become visible in one moment.)
+Each task writes in its own transaction (client/batch_transaction), with the name kafkad.<query>.<task>. So
+readers of committed data see each row once, whatever dies: the task, the driver or the broker. (The tasks of
+a batch do not become visible at the same moment.)
 
-The query is the one of the checkpoint, which Spark tells a task with the number of the batch; of a batch job,
-the option `jobId`.
+The query is identified by its checkpoint; Spark passes it to a task with the number of the batch. A batch job
+is identified by the option `jobId`.
 
-Beware: when a batch runs again, task n must get the rows that it got before, as Spark has it for what it
-reads from Kafka or files. After a shuffle whose order or number of partitions changes, rows are lost or
-doubled."""
+Beware: if a batch runs again, task n must get the same rows as before. This is so if Spark reads from Kafka
+or files. After a shuffle whose order or number of partitions changes, rows are lost or duplicated."""
 
 from dataclasses import dataclass
 

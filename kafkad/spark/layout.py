@@ -1,20 +1,19 @@
-"""The columns of a result: which there are, in which order, and from where each comes.
+"""The columns of a result, their order and their sources.
 
-Without valueFormat they are those of format("kafka"):
+Without valueFormat, they are those of format("kafka"):
 
     key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp,
     timestampType int [, headers array<struct<key string, value binary>>]
 
-With one, `value` makes room for the columns of valueSchema, in its order; the others stand behind them:
+With valueFormat, the columns of valueSchema replace `value` and come first; the others follow:
 
     year int, month int, … , key, topic, partition, offset, timestamp, timestampType [, headers]
     [, _error, _raw]
 
-`_error` (string) and `_raw` (binary) come with badRecords=column: what was wrong with a value, and the
-value. Where a column of the value has the name of one of Kafka's, neither is renamed in silence: the source
-refuses, and `metadataPrefix` ("_": _key, _topic, _offset, …) gives Kafka's columns names of their own.
-`columns` names those that are wanted, of both kinds; others are neither decoded nor sent to the JVM, and the
-order stays as above.
+badRecords=column adds `_error` (string), the reason why a value is bad, and `_raw` (binary), the value. If a
+column of the value has the name of one of Kafka's columns, the source refuses it. `metadataPrefix` ("_":
+_key, _topic, _offset, …) then renames Kafka's columns. `columns` selects columns, of both kinds. The others
+are neither decoded nor sent to the JVM, and the order stays as above.
 """
 
 from __future__ import annotations

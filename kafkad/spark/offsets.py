@@ -1,19 +1,18 @@
-"""Offsets as a source asks a cluster for them, and as Spark's checkpoint keeps them.
+"""The offsets that a source requests from a cluster, and their form in Spark's checkpoint.
 
     {"flights": {"0": 4711, "1": 4702}}      the next offset to read, by topic and partition
 
-is what the options say, what latestOffset answers and what the checkpoint holds: the form of Spark's own
-connector. `Partitions` is the same as a flat mapping, (topic, partition) -> offset.
+Options, latestOffset and the checkpoint have this form, which is that of Spark's own connector. `Partitions`
+is the same as a flat mapping, (topic, partition) -> offset.
 
-`OffsetReader` is the driver's side of a source. A plan costs one Metadata and, for each timestamp that a
-partition is asked for, one ListOffsets to every broker that leads some: all partitions of all topics in one
-request (the protocol refuses to name a partition twice in one, so both ends of a batch query are two). With
-isolation.level=read_committed the latest offset is the last stable one. How many bytes stand between two
-offsets is estimated from DescribeLogDirs, asked for once a minute, and only where a plan could be split by
-it.
+`OffsetReader` is the driver's part of a source. A plan needs one Metadata, and one ListOffsets per timestamp
+and leader, for all partitions of all topics. (The protocol does not allow a repeated partition in one
+request, so both ends of a batch query are two requests.) With isolation.level=read_committed, the latest
+offset is the last stable one. The bytes between two offsets are estimated from DescribeLogDirs, which is
+requested once a minute, and only if a plan could be split by bytes.
 
-Beware: one Python process serves all driver calls of a query, and readers are pickled from it; so connections
-live in this module's table, never in a reader.
+Beware: one Python process serves all driver calls of a query, and readers are pickled from it. So connections
+are in this module's table, never in a reader.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The options of format("kafkad"): names, defaults and refusals, those of format("kafka") first.
+"""The options of format("kafkad"): names, defaults and checks, beginning with those of format("kafka").
 
-A job switches between the two by one word, so every name of Spark's connector (KafkaSourceProvider) is here
-with its default and its rules; beyond them stand ours. PySpark hands us the names in lower case, all values
-as strings. Other than the connector, a name that nobody knows is refused, with the nearest one: a misspelt
-option that is silently not there is the costliest kind.
+A job can switch between the two formats by changing the name. So every option of Spark's connector
+(KafkaSourceProvider) exists here with its default and its rules, followed by our own options. PySpark passes
+the names in lower case and all values as strings. Unlike the connector, this source refuses unknown names,
+and suggests the nearest one, because a misspelt option that is silently ignored is hard to find.
 
-`kafka.*` are settings of a Kafka client. Each is in one of four tables: those that take effect here, those
-that are Kafka's but mean nothing to this client (told once, in a warning), those that a source must not have
-(refused, as the connector does), and what Kafka does not know either (refused).
+`kafka.*` are settings of a Kafka client. Each is in one of four tables: those that have an effect here; those
+of Kafka that have no effect on this client (logged once as a warning); those that a source must not have
+(refused, as in the connector); and all others (refused).
 
-Everything raised here is ValueError with one sentence for people.
+All errors raised here are ValueError with an error message for users.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Errors that a user can act on reach Spark's driver as one sentence, without PySpark's traceback.
+"""Show errors that a user can act on in Spark's driver as one error message, without PySpark's traceback.
 
-PySpark sends a formatted exception from its worker to the JVM, which puts all of it into its own message. It
-leaves the traceback out if SPARK_HIDE_TRACEBACK is in the environment. So that is set when such an error
-leaves the source while Spark creates or plans it, and taken back when the same process is used again. Any
-other exception is a defect and keeps its traceback, and so do errors of tasks, whose processes also run the
-code of others."""
+PySpark's worker sends a formatted exception to the JVM, which puts all of it into its own message. It leaves
+out the traceback if SPARK_HIDE_TRACEBACK is in the environment. So this module sets it when such an error
+leaves the source while Spark creates or plans it, and removes it when the same process is used again. Any
+other exception is a bug and keeps its traceback. So do errors of tasks, whose processes also run other
+code."""
 
 import os
 import sys

@@ -1,12 +1,12 @@
-"""What a plan is made of: how far a micro-batch goes, and which offset ranges are one task each. Pure
-functions.
+"""Plan a read: how far a micro-batch goes, and which offset ranges are one task each. Pure functions.
 
     prorate      the batch's end: a limit of records or bytes, shared among partitions by their backlog
-    ranges_of    start and end to ranges, with what of them is lost, in the connector's order of checks
+    ranges_of    start and end to ranges, with lost offsets, in the connector's order of checks
     split        ranges to tasks: by bytes, by records, and up to a wanted number
 
-A range is never empty. Splitting keeps the order of offsets, and leaves no offset out or twice: the first
-piece begins where the range does, each goes on where the last ended, and the last ends where the range does.
+A range is never empty. Splitting keeps the order of offsets, and neither drops nor repeats one: the first
+piece begins at the range's start, each piece begins at the end of the previous one, and the last ends at the
+range's end.
 """
 
 from __future__ import annotations

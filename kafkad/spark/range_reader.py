@@ -1,28 +1,30 @@
-"""RangeReader: the records of one partition from one offset to another, as Arrow record batches.
+"""RangeReader: read the records of one partition from one offset to another, as Arrow record batches.
 
     for batch in RangeReader("host:9092", {}, "flights", 0, 1_000, 2_000): ...
 
-It reads from the partition's leader with Fetches of `fetch_bytes`. As soon as an answer is there, and the
-offset behind it is known from the headers of its batches, the next Fetch is on its way; only then are the
-batches decoded. So while Spark takes them, the broker reads and the kernel receives. Nothing is asked for
-behind the range, and near its end only about as much as is still missing.
+It reads from the partition's leader with Fetches of `fetch_bytes`. When an answer has arrived, the headers of
+its batches give the next offset, and the next Fetch is sent before the batches are decoded. So while Spark
+takes batches, the broker reads and the kernel receives. Nothing beyond the range is requested, and near its
+end only about as much as is missing.
 
-Every offset of [start, end) is accounted for: it is a record's; or it is none's, since compaction, a control
-batch or an aborted transaction has left a hole that the log itself shows; or it is lost, and that is never
-silent. What counts as lost is what Spark's own connector takes for it (KafkaDataConsumer): retention or
-DeleteRecords has passed the position, the log was cut below it, the topic is gone or is another one of the
-same name. With `fail_on_data_loss` that is DataLoss; else a warning, a row in `lost`, and reading goes on
+Every offset of [start, end) is accounted for. It belongs to a record; or to none, because compaction, a
+control batch or an aborted transaction has left a gap that the log shows; or it is lost, and that is always
+reported. Data loss is defined as in Spark's own connector (KafkaDataConsumer): retention or DeleteRecords has
+passed the position, the log was truncated below it, or the topic was deleted or recreated. With
+`fail_on_data_loss`, this raises DataLoss. Otherwise it logs a warning, adds a row to `lost`, and continues
 where the log does.
 
-Trouble that passes (a leader that moves, a broker that restarts) is waited out, with metadata asked anew,
-until nothing has come for `timeout_s`, which does not count the time that the caller takes for a batch; then
-FetchTimeout. A log that ends below the range is such trouble too, as in Spark: a new leader's high watermark
-may lag, and a transaction may end.
+Temporary errors (the leader moves, a broker restarts) are retried with new metadata until nothing has arrived
+for `timeout_s`; then FetchTimeout is raised. The time that the caller takes for a batch does not count. A log
+that ends below the range is a temporary error, too, as in Spark: a new leader's high watermark may lag, and a
+transaction may end.
 
-Not looked at: the epochs of KIP-320, which tell a log that was cut and has grown past the position again.
+Not checked: the epochs of KIP-320, which would detect a log that was truncated and has grown past the
+position again.
 
-Beware: one pass only, one thread. A reader that is left half-way closes its connections, since an answer is
-still on one; one that comes to its end leaves them to the next (kafkad/spark/connections.py)."""
+Beware: it is for one pass and one thread. A reader that is abandoned closes its connections, because an
+answer may still be in flight. A reader that reaches its end leaves them to the next one
+(kafkad/spark/connections.py)."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""The offset ranges of a batch read, and their split into tasks, with what the brokers say of offsets."""
+"""The offset ranges of a batch read, and their split into tasks, with the brokers' offsets."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""A task's part of a read: a range of offsets in, record batches of the result out.
+"""Read a task's range of offsets as record batches of the result.
 
     RangeReader (fetch, CRC, codecs, aborted transactions)  ->  batches with Kafka's columns
     ValueDecoder                                            ->  typed columns, and which rows were bad and why
     badRecords                                              ->  fail | null | column | dlq
-    Layout                                                  ->  the columns that were asked for
+    Layout                                                  ->  the requested columns
 
-The answer depends on options and range alone: Spark may ask for a range twice, on another machine, after a
-crash.
+The result depends only on the options and the range: Spark may read a range twice, on another machine, after
+a crash.
 
-With badRecords=dlq:<topic> a bad record goes to that topic before the rows around it leave here:
-acknowledged by all in-sync replicas, at least once (a task that Spark runs again sends them again), key and
-value as they were, and the headers of `DLQ_HEADERS`, which name the record that it was. Its row is then left
-out of the result.
+With badRecords=dlq:<topic>, a bad record is written to that topic before the rows around it are returned:
+acknowledged by all in-sync replicas, at least once (if Spark runs a task again, it sends them again). Key and
+value are unchanged, and the headers of `DLQ_HEADERS` identify the record. The row is then left out of the
+result.
 """
 
 from __future__ import annotations

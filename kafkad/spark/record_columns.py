@@ -1,7 +1,7 @@
-"""RecordColumns with all that Kafka's formats need: the codecs, and message sets of magic 0 and 1.
+"""RecordColumns with everything that Kafka's formats need: the codecs, and message sets of magic 0 and 1.
 
-The decoder itself is native (`_native/values/record_columns`, where its rules stand); that layer knows
-neither the libraries of the codecs nor the old formats, so they are put in here."""
+The decoder itself is native (`_native/values/record_columns`). That layer knows neither the libraries of the
+codecs nor the old formats, so this module passes them in."""
 
 from typing import Any
 

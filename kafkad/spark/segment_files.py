@@ -1,21 +1,21 @@
-"""A broker's data directory, as somebody else than the broker reads it: what of a partition stands where.
+"""Read a broker's data directory from outside of the broker: find the files of a partition.
 
     <dir>/meta.properties
           replication-offset-checkpoint     high watermarks
-          log-start-offset-checkpoint       log starts, where they are not a segment's base offset
-          recovery-point-offset-checkpoint  up to where logs and indexes are on the disk
+          log-start-offset-checkpoint       log starts, if they are not a segment's base offset
+          recovery-point-offset-checkpoint  up to where logs and indexes are on disk
           cleaner-offset-checkpoint         which partitions were compacted
           <topic>-<n>/partition.metadata    the topic's id
-                      <base offset>.log     batches; .index and .timeindex say where they stand, .txnindex and
-                                            .snapshot what became of transactions
+                      <base offset>.log     batches; .index and .timeindex have their positions, .txnindex and
+                                            .snapshot the outcome of transactions
 
-Nothing is written and nothing is locked: the broker may run. So each answer is of one moment, a name may be
-gone when it is opened, and an index is only believed where a batch stands to prove it (a crash leaves them
-half written; time indexes count below the recovery point only).
+Nothing is written and nothing is locked, because the broker may be running. So each result is a snapshot, a
+file may be gone when it is opened, and an index entry is used only if there is a batch at its position (a
+crash leaves indexes half written; time indexes are used below the recovery point only).
 
-Beware: the names that `listdir` gives are not of one moment. Kafka's cleaner renames `.cleaned` to
-`.swap`, the old segments to `.deleted`, and only then `.swap` to `.log`: so two listings must agree, and
-show no `.swap`."""
+Beware: the names from `listdir` are not a consistent snapshot. Kafka's cleaner renames `.cleaned` to `.swap`,
+the old segments to `.deleted`, and then `.swap` to `.log`. So two listings must agree, and have no
+`.swap`."""
 
 from __future__ import annotations
 

@@ -1,27 +1,27 @@
-"""Reading a broker's segment files without the broker: `option("logDir", "/data")`, for backfills on one
-machine or on shared storage.
+"""Read a broker's segment files without the broker: `option("logDir", "/data")`, for backfills on one machine
+or on shared storage.
 
-The directory may be kafkad's or a JVM Kafka's, and several with commas between them, as log.dirs has it (what
-is in them: segment_files). Planning resolves the same options as a read through a broker (`DirectoryOffsets`
-answers in its place), and cuts ranges where batches begin, so that a task reads about targetPartitionBytes. A
-task finds its first batch by the offset index and reads on from segment to segment: `plan` fixes offsets, not
-files.
+The directory may be kafkad's or JVM Kafka's. There may be several, separated by commas, as in log.dirs
+(segment_files has their content). Planning resolves the same options as a read through a broker, with
+`DirectoryOffsets` instead of the broker. It cuts ranges at the beginnings of batches, so that a task reads
+about targetPartitionBytes. A task finds its first batch by the offset index and reads from segment to
+segment: `plan` has offsets instead of files.
 
-What is committed. Nothing at or above the checkpointed high watermark is read. A running broker writes it
-every 5 s (replica.high.watermark.checkpoint.interval.ms) and when it stops, so a scan ends up to 5 s behind;
-with kafka.bootstrap.servers beside logDir the broker is asked where to end. What a broker that was killed had
-not checkpointed is not read, whole as it may look: only the broker's own recovery says what of it stands.
-With kafka.isolation.level=read_committed the end is the first offset of a transaction that is still open
-there: the last producer snapshot and the batches behind it tell.
+Committed data: Nothing at or above the checkpointed high watermark is read. A running broker writes the
+checkpoint every 5 s (replica.high.watermark.checkpoint.interval.ms) and when it stops, so a scan may end 5 s
+behind. If kafka.bootstrap.servers is set, too, the broker reports the end. After a broker was killed, data
+that it had not checkpointed is not read, because only the broker's recovery decides what is valid. With
+kafka.isolation.level=read_committed, the end is the first offset of an open transaction, from the last
+producer snapshot and the batches after it.
 
-What is lost. Bytes below the high watermark that are no whole, sound batches end the task with an error that
-names file and offset. Records that retention took, a topic that was deleted or made anew, and a hole between
-two segments of a partition that was never compacted are data loss: an error, or with failOnDataLoss=false a
-line in the log. An open file stays readable after its deletion, so only segments that are yet to come can be
-lost.
+Data loss: Bytes below the high watermark that are not complete, valid batches end the task with an error that
+names file and offset. Records that retention deleted, a topic that was deleted or recreated, and a gap
+between two segments of a partition that was never compacted are data loss: an error, or with
+failOnDataLoss=false a line in the log. An open file stays readable after its deletion, so only later segments
+can be lost.
 
-Files are read with pread into one buffer, not mapped: a file that shrinks under a mapping kills the
-process, and the copy, into a buffer that stays in the cache, costs no more than the page faults do."""
+Files are read with pread into one buffer. They are not mapped, because a file that shrinks under a mapping
+kills the process, and copying into a buffer that stays in the cache costs no more than page faults."""
 
 from __future__ import annotations
 

@@ -1,17 +1,16 @@
-"""The source in batch mode, and where PySpark's calls come in (pyspark_kafkad has the class that PySpark
+"""The source in batch mode, and the entry points for PySpark (pyspark_kafkad has the class that PySpark
 finds).
 
-PySpark makes a reader in a Python process of the driver, asks it for `partitions`, pickles it whole, and
-calls `read` in a worker for each: so a reader holds plain values only, and whatever is live is in a module's
-table.
+PySpark creates a reader in a Python process of the driver, asks it for `partitions`, pickles it, and calls
+`read` in a worker for each partition. So a reader has plain values only, and live objects are in tables of
+modules.
 
-Filters. In batch mode, with spark.sql.python.filterPushdown.enabled=true, comparisons of the columns topic,
-partition and offset with constants are taken over, and the ranges cut by them. A lower bound of `timestamp`
-moves a range's start to the first record that is not older (one ListOffsets), and Spark still checks every
-row: a record behind it may well be older, which is also why an upper bound cannot end a range. Everything
-else stays with Spark. Beware: PySpark refuses a reader that has `pushFilters` while the setting is off, and
-does not tell the setting; but it asks for filters in a process of its own, whose main module gives it away
-(`filters_are_asked_for`).
+Filters: In batch mode with spark.sql.python.filterPushdown.enabled=true, comparisons of the columns topic,
+partition and offset with constants limit the ranges. A lower bound of `timestamp` moves a range's start to
+the first record that is not older (one ListOffsets). Spark still checks every row, because a later record may
+be older; for the same reason, an upper bound cannot end a range. Spark evaluates everything else. Beware:
+PySpark refuses a reader that has `pushFilters` while the setting is off, and does not pass the setting. But
+it asks for filters in a separate process, which is recognised by its main module (`filters_are_asked_for`).
 """
 
 from __future__ import annotations

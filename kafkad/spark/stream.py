@@ -1,24 +1,24 @@
-"""The source in streaming: which offsets a micro-batch has.
+"""The source in streaming: choose the offsets of each micro-batch.
 
-PySpark's calls, all to one long-lived Python process of the driver:
+PySpark makes these calls, all to one long-lived Python process of the driver:
 
     [prepareForTriggerAvailableNow]  [initialOffset]      the latter only without a checkpoint, and twice
-    latestOffset(start, limit)                            start: all before it is committed by the query
+    latestOffset(start, limit)                            start: all offsets before it are committed
     reportLatestOffset  partitions(start, end)  read …    the batch
-    commit(end)                                           one batch late; for the last only at the next start
+    commit(end)                                           one batch late; for the last at the next start
 
-After a crash partitions(start, end) may come first, for the batch that was under way; so a batch is a
-function of its two offsets. Offsets are written as Spark's own connector writes them, and so is how a limit
-is shared among partitions, what is data loss, and that a new partition is read from its beginning.
+After a crash, partitions(start, end) may come first, for the batch that was interrupted. So a batch depends
+only on its two offsets. Offsets have the format of Spark's own connector. Limits are shared among partitions,
+data loss is defined, and new partitions are read from their beginning as in the connector.
 
-Beyond the connector: maxBytesPerTrigger, estimated by the log's sizes; minOffsetsPerTrigger does not end an
-available-now query early (the connector's leaves a remainder behind that is smaller than the minimum); and
-`commitGroup` publishes offsets to a consumer group for lag tools: from latestOffset(start), since commit
-comes late and never for the last batch.
+Additional features: maxBytesPerTrigger, estimated by the log's sizes; minOffsetsPerTrigger does not end an
+available-now query early (the connector leaves a remainder that is smaller than the minimum); and
+`commitGroup` commits offsets to a consumer group for lag tools, in latestOffset(start), because commit comes
+late and never for the last batch.
 
-PySpark 4.0 and 4.1 call latestOffset() without start and limit: everything available is one batch there, so
-the options of admission are refused; falling back is noticed when a batch is planned; the group is told by
-commit.
+PySpark 4.0 and 4.1 call latestOffset() without start and limit. There, a batch has all available records, so
+the options that limit a batch are refused, data loss is detected when a batch is planned, and `commit`
+commits to the group.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""What the source and `kafkad ingest` do to the Python workers of Spark that run their tasks.
+"""Changes that the source and `kafkad ingest` make to Spark's Python workers that run their tasks.
 
-After each task PySpark has a worker collect all its garbage (pyspark/daemon.py). What a worker has imported,
-PySpark, pandas and pyarrow, is then looked at object by object, which costs tens of milliseconds, most of a
-small task:
+After each task, PySpark makes a worker collect its garbage (pyspark/daemon.py). The collector scans every
+object of the imported modules PySpark, pandas and pyarrow, which takes tens of milliseconds, most of a small
+task:
 
     python -m timeit -s "import gc, pandas, pyarrow, pyspark.worker" "gc.collect()"
 
-It is there for good, so the collector need not see it: gc.freeze.
+These objects are permanent, so gc.freeze hides them from the collector.
 
-Spark lets go of a worker that had nothing to do for a minute, and of all at its end, by closing its socket.
-The worker takes that for trouble and tells it to the socket; over unix sockets that fails, and a traceback of
-a broken pipe goes to stderr, as if something had gone wrong. So a broken pipe ends a worker in silence:
-whoever closed the other end knows.
+Spark ends a worker that was idle for a minute, and all workers at its end, by closing its socket. The worker
+treats this as an error and reports it to the socket. Over Unix sockets this fails, and a traceback of a
+broken pipe goes to stderr as if something were wrong. So a broken pipe ends a worker silently.
 """
 
 import gc

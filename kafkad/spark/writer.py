@@ -1,4 +1,4 @@
-"""Writing to Kafka from Spark: Arrow columns in, idempotent Produce requests out.
+"""Write to Kafka from Spark: Arrow columns in, idempotent Produce requests out.
 
     value      string or binary, required; null is a tombstone
     key        string or binary
@@ -6,10 +6,10 @@
     topic      string, required unless the option `topic` is given, which overrides it
     partition  int
 
-Columns of any other name are left where they are, as Spark's own sink leaves them. A task encodes its record
-batches natively (`_native/wire/record_encode`) and compresses them while the ones before are on their way;
-`kafkad.client.producer` sends them with acks=all under a producer id of the task's own, so what it retries (a
-broker that was killed and came back) is not doubled.
+Other columns are ignored, as in Spark's own sink. A task encodes its record batches natively
+(`_native/wire/record_encode`) and compresses them while the previous ones are in flight.
+`kafkad.client.producer` sends them with acks=all and the task's own producer id, so its retries (a broker was
+killed and came back) write nothing twice.
 
     RecordWriter(config).write(batch) … .close()       a RecordBatch with these columns, to one topic or many
     TopicWriter(...).append(value, key, …) … .flush()   columns, to one topic: dead letters, benchmarks
@@ -17,8 +17,8 @@ broker that was killed and came back) is not doubled.
 A streaming query writes each row once: a task's rows are one transaction (client/batch_transaction;
 spark/exactly_once tells whose). So does a batch job that has a `jobId`.
 
-Beware: at least once otherwise. Spark runs a task that failed again, or twice (speculation): its rows are
-then written again, under another producer id."""
+Beware: otherwise rows are written at least once. If Spark runs a failed task again, or runs a task twice
+(speculation), its rows are written again, with another producer id."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,8 +1,8 @@
-"""The options of the decoders: which a format has, which are Spark's and refused, and why.
+"""The options of the decoders: which options a format has, and which of Spark's are refused, with the reason.
 
-An option of from_json, from_csv, from_avro or from_protobuf is either here and takes effect, or is refused
-in a sentence, unless it says what is so anyway (mode=FAILFAST): none is accepted and passed over. The same
-holds for an option of another format."""
+An option of from_json, from_csv, from_avro or from_protobuf either has its effect, or is refused with an
+error message. An option with the value that always applies here (mode=FAILFAST) is accepted. No option is
+silently ignored. The same rules apply to an option of another format."""
 
 from __future__ import annotations
 

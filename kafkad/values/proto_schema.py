@@ -1,12 +1,12 @@
-"""Protobuf messages: what columns a descriptor gives, and the plan that fills them.
+"""Protobuf schemas: the columns of a message's descriptor, and the plan that fills them.
 
-The descriptor is a FileDescriptorSet, as `protoc --include_imports --descriptor_set_out=FILE` writes it.
-Types become what Spark's from_protobuf makes of them: enum STRING, uint32 INT and uint64 BIGINT by their
-bits (with the option upcast.unsigned.ints BIGINT and DECIMAL(20, 0)), google.protobuf.Timestamp
-TIMESTAMP, map MAP, repeated ARRAY, other messages STRUCT. A field that is not in the message has its
-proto2 default, else null (with emit.default.values the zero of its type, if it cannot tell absence).
+The descriptor is a FileDescriptorSet, as written by `protoc --include_imports --descriptor_set_out=FILE`.
+Types are mapped as in Spark's from_protobuf: enum to STRING, uint32 to INT and uint64 to BIGINT by their bits
+(with the option upcast.unsigned.ints to BIGINT and DECIMAL(20, 0)), google.protobuf.Timestamp to TIMESTAMP,
+map to MAP, repeated to ARRAY, other messages to STRUCT. A field that is not in the message has its proto2
+default, or else null (with emit.default.values, the zero of its type if the field has no presence).
 
-A plan is what kafkad/_native/values/proto_columns.pyx runs: for the message and for each field
+kafkad/_native/values/proto_columns.pyx runs the plan, which has for the message and for each field:
 
     {"op": "int32", "number": 3, "name": "n", "place": 0, "repeated": False, "required": False, "oneof": 0,
      "default": b"...", "symbols": {0: "A"}, "open": True, "type": "E", "children": [...]}"""

@@ -1,12 +1,12 @@
-"""Schemas of values: Spark's DDL or a StructType's JSON, as Arrow types, read without a SparkSession.
+"""Schemas of values: read Spark's DDL or a StructType's JSON as Arrow types, without a SparkSession.
 
     id BIGINT, name STRING NOT NULL, tags ARRAY<STRING>, at TIMESTAMP COMMENT 'when', price DECIMAL(10, 2)
     struct<id: bigint, place: struct<lat: double, lon: double>>
 
 The types are those that both Spark and the decoders have: BOOLEAN, TINYINT, SMALLINT, INT, BIGINT, FLOAT,
 DOUBLE, DECIMAL, STRING, CHAR and VARCHAR (read as strings), BINARY, DATE, TIMESTAMP, TIMESTAMP_NTZ, ARRAY,
-MAP, STRUCT. As in from_json, every field is nullable, whatever the schema says: a value can be null, and so
-can a bad row's."""
+MAP, STRUCT. As in from_json, every field is nullable, whatever the schema says, because a value can be null,
+and so can a bad row's fields."""
 
 from __future__ import annotations
 

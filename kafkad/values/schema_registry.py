@@ -1,13 +1,14 @@
-"""A client of Confluent's schema registry: the schema of an id, and the newest of a subject.
+"""A client of Confluent's schema registry: get the schema of an id, and the newest schema of a subject.
 
-Schemas never change, so each is asked for once a process. An id that the registry does not know makes the
-values with it bad, and is asked for again after UNKNOWN_S: its schema may have been on the way. A registry
-that does not answer, or an address where something else does, is a failure of the job, because the same
-values are good again as soon as it does. What a schema refers to (by subject and version) is fetched, too.
+Schemas never change, so each is requested once per process. If the registry does not know an id, the values
+with it are bad, and the id is requested again after UNKNOWN_S, because its schema may have been registered
+meanwhile. If the registry does not answer, or the address is not a registry, the job fails, because the same
+values become good as soon as it answers. Schemas that a schema refers to (by subject and version) are
+fetched, too.
 
 Its REST interface: https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 
-A password or a token goes to the registry's own address and not where it redirects to."""
+Passwords and tokens are sent to the registry's own address only, and not to redirect targets."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""`make bench`: drives kafkad, JVM Kafka and the bare loop with the same load, in turns; a table for each
-group of scenarios, the results as JSON and as a plot, and, with --check, a verdict on every bound.
+"""`make bench`: run kafkad, JVM Kafka and the bare loop with the same load, in turns, and print a table for
+each group of scenarios, the results as JSON and as a plot, and, with --check, whether each bound is met.
 
     python -m bench                                        everything
     python -m bench --quick --check                        the scenarios that have bounds
-    python -m bench --groups produce,fetch --only "64 KB"  some
-    python -m bench --merge --groups recovery              once more, into the results that are there
-    python -m bench --report --check                       what the last run said
+    python -m bench --groups produce,fetch --only "64 KB"  some scenarios
+    python -m bench --merge --groups recovery              run again, and merge into the existing results
+    python -m bench --report --check                       show the last run
     python -m bench --kafka 4.3.1,3.9.1,4.3.1:4G           two versions, and one with a heap of 4 GB
 
-How it measures is said in bench/running.py.
+bench/running.py explains the method.
 """
 
 import argparse

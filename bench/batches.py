@@ -1,7 +1,7 @@
-"""Compressed batches, made before the run by kafka-python: neither broker's own encoder.
+"""Compressed batches, created before the run by kafka-python, so that neither broker's own encoder is used.
 
-The records are lines of JSON that compress about as logs and events do; random bytes would show a codec at
-its worst, repeated ones at its best.
+The records are lines of JSON that compress about like logs and events. Random bytes would show a codec at its
+worst, repeated ones at its best.
 """
 
 import json

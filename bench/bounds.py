@@ -1,7 +1,7 @@
-"""What kafkad must reach: the bounds, one row each, and whether they are met.
+"""The bounds that kafkad must meet, one row each, and the check whether they are met.
 
-A bound is on the median of one figure of one scenario: against JVM Kafka's in the same run (a ratio), against
-another of kafkad's own scenarios (a ratio), or absolute. Pure: results in, verdicts out.
+A bound is on the median of one figure of one scenario: a ratio to JVM Kafka in the same run, a ratio to
+another scenario of kafkad, or an absolute value. Pure functions: results in, verdicts out.
 """
 
 from typing import Any, NamedTuple

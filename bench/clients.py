@@ -1,8 +1,8 @@
-"""Loads by the clients that people use: the Java client's perf tools, and librdkafka.
+"""Loads by real clients: the Java client's perf tools, and librdkafka.
 
-They take most of the box themselves, so their MB/s says little of a broker; its CPU seconds per GB do.
+They use most of the machine themselves, so their MB/s say little about a broker; its CPU seconds per GB do.
 
-    python -m bench.clients librdkafka HOST:PORT TOPIC RECORDS VALUE_SIZE     (what a run starts)
+    python -m bench.clients librdkafka HOST:PORT TOPIC RECORDS VALUE_SIZE     (started by a run)
 """
 
 import json

@@ -1,13 +1,13 @@
-"""On an ordinary disk: produce with acks=all, with and without an fsync before the acknowledgement
+"""Produce on an ordinary disk with acks=all, with and without an fsync before the acknowledgement
 (log.flush.interval.messages=1 on every broker).
 
-Two fleets at once, so that each round drives a broker without and with the fsync right after each other. What
-a run left dirty is written out before the next, else the kernel throttles whoever comes after it.
+Two fleets run at once, so each round drives a broker without and with the fsync in direct succession. Dirty
+pages of a run are written out before the next run; otherwise the kernel throttles that one.
 
-In each round the disk itself is asked as well (native/syncs.c): appends of what the load has in flight to one
-partition, an fdatasync after each, in as many files; and the same in pieces of 8 MB, which is all it can do.
-No broker that syncs before it acknowledges is faster than the first, and none is for long faster than the
-second, with or without.
+Each round also measures the disk itself (native/syncs.c): appends of the bytes that the load has in flight to
+one partition, with an fdatasync after each, in as many files; and the same in pieces of 8 MB, which is the
+disk's maximum. A broker that syncs before it acknowledges cannot be faster than the first, and no broker is
+faster than the second for long.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""Figures of a run, and of rounds. Pure: what the load generator told in, numbers out.
+"""Figures of a run, and of rounds. Pure functions: the load generator's output in, numbers out.
 
-A run's figures: throughput, the broker's CPU seconds per GB (in and out together where there is both: on two
-cores the client eats half, so this is the fair figure), latencies. Of rounds: the median and the spread.
+A run's figures are the throughput, the broker's CPU seconds per GB (in and out together if there are both;
+this is the fair figure, because the client uses half of the two cores), and latencies. Rounds have the median
+and the spread.
 """
 
 import statistics

@@ -1,8 +1,8 @@
-"""What grows: topics, partitions, groups, members, segments, connections and producer ids.
+"""The kinds of growth: topics, partitions, groups, members, segments, connections and producer ids.
 
-Each kind is a generator of steps. A step's action is timed; the generator's work between two steps is not.
-A kind makes what it needs anew at each size and deletes it at the end, so sizes do not add up. It checks an
-answer after the clock has stopped."""
+Each kind is a generator of steps. A step's action is timed; the generator's work between two steps is not. A
+kind creates its objects at each size and deletes them at the end, so sizes do not add up. It checks an answer
+after the time is taken."""
 
 import socket
 import time

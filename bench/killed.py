@@ -1,9 +1,10 @@
-"""A worker of several is killed (kill -9): how long until its partitions are acknowledged and read again.
+"""Kill one of several workers (kill -9), and measure how long it takes until its partitions are acknowledged
+and read again.
 
-Partitions of 1 GB, each one active segment, on a tmpfs, with no load but a record each. Connections that are
-open before the kill stay with the workers that live on; over one of them the killed worker's partitions are
-asked in turn, Produce and Fetch, until they answer: told are the first and the last of them. `again` is of
-its successor, killed as soon as it has answered: then the supervisor's back-off counts too.
+The partitions have 1 GB each in one active segment, on a tmpfs, without a load. Connections that were open
+before the kill stay with the surviving workers. Over one of them, Produce and Fetch are sent to the killed
+worker's partitions in turn, until they answer; the first and the last of them are reported. `again` kills the
+successor as soon as it has answered, so it includes the supervisor's back-off.
 """
 
 import os

@@ -1,14 +1,14 @@
-"""How many ListOffsets a broker answers: Spark's connector asks for two, one for the start of the log and one
-for its end, after every poll, that is two for 500 records unless it is told otherwise.
+"""Measure how many ListOffsets a broker answers: Spark's connector sends two, for the start and the end of
+the log, after every poll, that is, two per 500 records by default.
 
     python -m bench.list_offsets                    kafkad with one and two workers, and JVM Kafka
     python -m bench.list_offsets --rounds 5 --seconds 3 --kafka none
 
-One client process, each connection to a partition of its own, asks for -2 and -1 in turns, of logs that hold
-some records; every answer is compared with the right one, byte by byte. With one request in flight it does
-what Spark's consumers do, and mostly waits; with 64, sent in one piece, it costs little beside the broker, so
-that the rate is the broker's. CPU microseconds a request are of all the broker's processes. Interleaved
-rounds, medians.
+One client process has one connection per partition and asks for -2 and -1 in turns. The logs have some
+records, and every answer is compared with the right one, byte by byte. With one request in flight it behaves
+like Spark's consumers, and mostly waits. With 64, sent in one piece, it needs little CPU, so the rate is the
+broker's. CPU microseconds per request include all processes of the broker. Rounds are interleaved; figures
+are medians.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Where logs go in memory, and that this memory is as good in each run as in the first.
+"""Keep the logs' memory equally good in every run.
 
-A tmpfs of huge pages takes what huge pages there are and goes on with small ones in silence: a write then
-costs nearly twice the CPU (512 page faults for one), and with the page cache of hours of other work in the
-way it is chance which broker gets them. So before a run what is free is looked at (/proc/buddyinfo), and when
-it is less than the run will write, the clean page cache is dropped and memory compacted.
+A tmpfs of huge pages silently uses small pages when no huge pages are left. A write then costs nearly twice
+the CPU (512 page faults instead of one). With a full page cache from earlier work, it is random which broker
+gets the huge pages. So free memory is checked before a run (/proc/buddyinfo). If it is less than the run will
+write, the clean page cache is dropped and memory is compacted.
 
-A virtual machine may tell its host every two seconds what is free (free page reporting), and the host takes
-it back: the next first touch of 2 MB costs milliseconds, which made the tail of a held rate a hundred times
-as long. So memory is touched before a run and held in files until nothing else is left to tell; what a run of
-some seconds will write is set free in its course.
+A virtual machine may report its free memory to the host every two seconds (free page reporting), and the host
+takes it back. The next first touch of 2 MB then costs milliseconds, which made the tail of a held rate a
+hundred times as long. So memory is touched before a run and held in files until no free memory is left to
+report. During a run, the memory that it will write is freed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Producers and consumers at once: tail reads, a backlog, the OpenMessaging shapes, the clients that people
-use; and retention at work under a produce load.
+"""Producers and consumers at once: tail reads, a backlog, the OpenMessaging shapes, real clients; and
+retention during a produce load.
 """
 
 import time

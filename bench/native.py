@@ -1,4 +1,4 @@
-"""The two C programs of the benchmark, built when they are first needed."""
+"""The two C programs of the benchmark, compiled at their first use."""
 
 import json
 import os

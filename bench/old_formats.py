@@ -1,11 +1,12 @@
-"""Clients of before Kafka 0.11: Produce v2 and Fetch v2 of 1 KB messages in format 1, beside Kafka 3.9.1.
+"""Clients older than Kafka 0.11: Produce v2 and Fetch v2 of 1 KB messages in format 1, compared with Kafka
+3.9.1.
 
     python -m bench --groups "old formats"
 
-Both brokers store format 2, so both convert all that comes and goes. Produce sends sets of 64 messages, made
-before the run, over four connections with five requests in flight each. Fetch reads batches v2 of 64 records
-from the beginning, one partition a connection, 1 MB a request, and looks at each message's offset.
-"MB more" is what the broker's memory (PSS of all its processes) grew by in a run.
+Both brokers store format 2, so both convert everything. Produce sends sets of 64 messages, created before the
+run, over four connections with five requests in flight each. Fetch reads v2 batches of 64 records from the
+beginning, one partition per connection, 1 MB per request, and checks each message's offset. "MB more" is the
+growth of the broker's memory (PSS of all its processes) in a run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The plot: what kafkad does for each scenario against JVM Kafka, with the bounds marked. PNG and SVG.
+"""The plot: kafkad compared with JVM Kafka for each scenario, with the bounds marked. PNG and SVG.
 
-One bar a figure, on a logarithmic axis that is 1 where both do the same and longer to the right where kafkad
-is better, also where less is better (CPU, memory, time): then it is Kafka's figure over kafkad's.
+There is one bar per figure, on a logarithmic axis. 1 means equal, and a longer bar to the right means that
+kafkad is better. For costs (CPU, memory, time), the bar is Kafka's figure divided by kafkad's.
 """
 
 from pathlib import Path

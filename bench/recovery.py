@@ -1,10 +1,10 @@
-"""Starts and memory: a clean start, idle memory, memory under load, a restart after kill -9 under load, and
-what an unclean end costs when everything has to be looked at again.
+"""Starts and memory: a clean start, idle memory, memory under load, a restart after kill -9 under load, and a
+full recovery after an unclean end.
 
-The restart after kill -9 is timed until every partition answers, and so is the recovery. A recovery is of
-active segments of up to 1 GB, the largest that are never rolled: checkpoints and the mark of a clean end are
-removed before the start, which is what a kill before the first checkpoint leaves. The JVM waits for its old
-session to expire; `recovery s` of a kafkad has no such part.
+The restart after kill -9, and the recovery, are timed until every partition answers. The recovery covers
+active segments of up to 1 GB, the largest that are not rolled. Checkpoints and the clean-shutdown file are
+removed before the start, as after a kill before the first checkpoint. The JVM waits until its old session
+expires; `recovery s` of kafkad has no such part.
 """
 
 import contextlib

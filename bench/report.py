@@ -1,6 +1,6 @@
-"""What a run says: a table for each group, the verdicts on the bounds, and the JSON, which is all of it.
+"""The report of a run: a table for each group, the verdicts on the bounds, and the JSON with all results.
 
-A cell is the median, in brackets its ratio to the first JVM Kafka (else to the first broker), and half of
+A cell has the median, in brackets its ratio to the first JVM Kafka (or else to the first broker), and half of
 the spread over the rounds.
 """
 

@@ -1,10 +1,10 @@
-"""The run: which brokers stand where, whose turn it is, and what was measured.
+"""Run the scenarios: start the brokers, drive them in turns, and collect the figures.
 
-Method. The brokers of a fleet run at once on the same cores as the load; only one is driven at a time. A
-JVM is warmed with the produce and fetch scenarios first. Each partition is written to once, and the memory
-that the load will write was touched before (bench/memory.py). A round drives every broker once, so drift of
-the machine hits all; a figure is the median over the rounds. A cell that fails is told, and left out;
-the rest goes on.
+Method: All brokers of a fleet run at once on the same cores as the load, but only one is driven at a time. A
+JVM is first warmed up with the produce and fetch scenarios. Each partition is written to once, and the memory
+that the load will write is touched before (bench/memory.py). A round drives every broker once, so a drift of
+the machine affects all of them; a figure is the median over the rounds. A cell that fails is reported and
+left out; the others continue.
 """
 
 import shutil

@@ -1,6 +1,6 @@
-"""The scenarios of the native load generator: one row each, by family. Sizes are of record values in bytes.
+"""The scenarios of the native load generator: one row each, by family. Sizes are bytes of record values.
 
-The names are what bounds.py, the tables and the plot know a scenario by. `bound` marks the rows that have a
+bounds.py, the tables and the plot refer to scenarios by these names. `bound` marks the rows that have a
 bound: `--quick` runs only these. `bare` says whether the bare loop can run it.
 """
 

@@ -1,7 +1,8 @@
-"""What a run of bench/spark.py says: the table, Markdown for the README, a plot, and whether issue 5's
-bounds are met. Pure: results in.
+"""The report of bench/spark.py: the table, Markdown for the docs, a plot, and whether the bounds are met.
+Pure functions.
 
-A row of the results is a reader on a broker, "kafkad on Kafka 4.3.1"; ratios are of readers on one broker.
+A row of the results is a reader on a broker, such as "kafkad on Kafka 4.3.1". Ratios compare readers on the
+same broker.
 """
 
 import os

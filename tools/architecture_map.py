@@ -1,10 +1,10 @@
-"""The map of the source, docs/MAP.md: every folder and file with the first sentence of its docstring.
+"""Build the map of the source, docs/MAP.md: every folder and file with the first sentence of its docstring.
 
     python tools/architecture_map.py            prints the map
     python tools/architecture_map.py --write    writes it into docs/MAP.md, between ```map and ```
 
-tests/test_source.py compares the paths in the map with the tree, so a new file that is not on the map fails
-there. The sentences are updated only when this tool runs.
+tests/test_source.py compares the paths in the map with the tree, so it fails if a new file is missing there.
+Only this tool updates the sentences.
 """
 
 from __future__ import annotations

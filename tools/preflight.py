@@ -1,6 +1,6 @@
-"""Says in one sentence what this machine lacks to build kafkad; silent and 0 if it lacks nothing.
+"""Print what this machine lacks to build kafkad. Print nothing and exit with 0 if it lacks nothing.
 
-Runs under whatever python3 the user has, so it keeps to what an old one understands.
+It runs with the user's python3, so it must work with old versions.
 """
 
 import os

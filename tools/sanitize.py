@@ -1,15 +1,14 @@
-"""`make sanitize`: the native code under AddressSanitizer and UBSan, proved by the tests of the data plane
-and of the decoders.
+"""`make sanitize`: run the tests of the native code under AddressSanitizer and UBSan.
 
     python tools/sanitize.py [pytest arguments]
 
-The extensions are built a second time, in a copy of the tree under build/sanitize, so that the good ones stay
-as they are; a second call builds only what has changed. The tests run there, with every Python object in
-memory of its own (PYTHONMALLOC=malloc), so that a byte too far is seen. Whatever process of theirs finds
-something writes a report, also one that is forked, or that a test kills: AddressSanitizer into a file, UBSan
-to stderr, which pytest leaves alone here. A report is a failure, whatever the tests say.
+The extensions are built a second time, in a copy of the tree under build/sanitize, so the normal ones stay
+unchanged. A second call builds only changed files. The tests run there with PYTHONMALLOC=malloc, so that
+every Python object has its own memory and an overrun of one byte is detected. Every process that finds an
+error writes a report, even if it is forked or killed by a test: AddressSanitizer to a file, UBSan to stderr,
+which pytest does not capture here. A report is a failure, even if the tests pass.
 
-Beware: leaks are not looked for, since Python frees little when it ends; tests count what they hold."""
+Beware: leaks are not detected, because Python frees little when it ends. Tests count memory instead."""
 
 import os
 import shutil

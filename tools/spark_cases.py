@@ -1,7 +1,7 @@
-"""The cases of tools/spark_matrix.py: what Spark's own connector does with a broker, one small function each.
+"""The cases of tools/spark_matrix.py for Spark's own connector, one small function each.
 
-A case sets its scene with librdkafka, runs Spark, and returns what the two brokers must agree on (see
-spark_world.py). `CASES` keeps them in the order of the table; a name is "group: what".
+A case prepares topics with librdkafka, runs Spark, and returns the results that both brokers must agree on
+(see spark_world.py). `CASES` has them in the order of the table; a name is "group: what".
 """
 
 from __future__ import annotations

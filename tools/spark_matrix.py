@@ -1,17 +1,18 @@
-"""Certification with Spark's own connector: each case on kafkad (one
-worker, and two) and on JVM Kafka, results compared.
+"""Certify kafkad with Spark's own connector: run each case on kafkad (one worker, and two) and on JVM Kafka,
+and compare the results.
 
     python tools/spark_matrix.py                          all cases, all three brokers
-    python tools/spark_matrix.py --only codec             those whose name contains this
+    python tools/spark_matrix.py --only codec             cases whose name contains this
     python tools/spark_matrix.py --brokers kafkad -v      one broker; shows the results
     PYTHONPATH=/opt/pyspark-4.3.0 python tools/spark_matrix.py    another PySpark
-    python tools/spark_matrix.py --report --write docs/spark.md   nothing runs: the table, from the JSON files
+    python tools/spark_matrix.py --report --write docs/spark.md   runs nothing: the table, from the JSON files
 
-The results of each PySpark lie in .cache/spark/matrix-<version>.json; --write puts a table of all that are
-there into a document, between its two markers. Exit code 1 when a cell differs or a case did not end.
+The results of each PySpark are in .cache/spark/matrix-<version>.json. --write puts a table of all of them
+into a document, between its two markers. The exit code is 1 if a cell differs or a case did not end.
 
-The cases are in spark_cases.py, what they have at hand in spark_world.py. Requests are counted by a proxy
-before either broker (counting_proxy.py); they are told, not compared: how often a client polls is chance.
+The cases are in spark_cases.py, their environment in spark_world.py. A proxy in front of each broker counts
+the requests (counting_proxy.py). They are printed, not compared, because it is random how often a client
+polls.
 """
 
 from __future__ import annotations

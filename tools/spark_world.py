@@ -1,9 +1,9 @@
-"""What a case of tools/spark_matrix.py has at hand: a Spark, a broker behind a counting proxy, and results
-in a form in which two brokers can be compared.
+"""The environment of the cases of tools/spark_matrix.py: a Spark, a broker behind a counting proxy, and
+results that can be compared between brokers.
 
-A result is JSON: rows in Kafka's order, or their count and digest; the offsets of each micro-batch; of a
-failure its classes and error conditions from the outside in. So nothing in it may depend on the run: topics
-have the case's name, records the timestamps of BASE_MS, and messages, which hold ports and ids, are left out.
+A result is JSON: rows in Kafka's order, or their count and digest; the offsets of each micro-batch; for a
+failure, its classes and error conditions from the outside in. It must not depend on the run: topics have the
+case's name, records have the timestamps of BASE_MS, and messages, which contain ports and ids, are left out.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Tries what tools/build_wheels.py left in dist/, each wheel in an environment of its own.
+"""Test the wheels and the source distribution in dist/, each in a separate environment.
 
     python tools/try_wheels.py                  every wheel
     python tools/try_wheels.py cp314 sdist      those whose name contains cp314, and the source distribution
 
-A wheel is installed with --only-binary and without a compiler on the PATH; then its broker serves, takes
-records in each codec from its own command line, gives them back, and stops cleanly. A wheel for another
-machine runs under qemu (Debian: qemu-user-static, libc6-arm64-cross, libgcc-s1-arm64-cross and zlib1g:arm64,
-which is unpacked into the environment), and so do the unit tests of CRC, batches and the codec. The source
-distribution is built with the compiler of this machine."""
+A wheel is installed with --only-binary and without a compiler on the PATH. Then its broker starts, accepts
+records in each codec from its own command line, returns them, and stops cleanly. A wheel for another machine
+runs under qemu (Debian: qemu-user-static, libc6-arm64-cross, libgcc-s1-arm64-cross and zlib1g:arm64, which is
+unpacked into the environment), and so do the unit tests of CRC, batches and the codec. The source
+distribution is built with this machine's compiler."""
 
 from __future__ import annotations
 

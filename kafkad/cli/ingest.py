@@ -1,14 +1,15 @@
-"""`kafkad ingest`: topics into tables, by a pipeline file.
+"""`kafkad ingest`: copy topics into tables, driven by a pipeline file.
 
-    kafkad ingest validate flights.toml    whether it could run: file, schema, sink, broker, topics
-    kafkad ingest plan flights.toml        what run would do, and where each setting comes from
-    kafkad ingest run flights.toml         exit code 0: read all; 130, 143: told to stop, after a whole batch
-    kafkad ingest status flights.toml      offsets against the broker, batches, files
-    kafkad ingest verify flights.toml      every offset of the broker is in the table, once
-    kafkad ingest compact flights.toml     small files become large ones
-    kafkad ingest replay-dlq flights.toml  what could not be decoded is tried again
+    kafkad ingest validate flights.toml    check file, schema, sink, broker and topics
+    kafkad ingest plan flights.toml        show what run would do, and where each setting comes from
+    kafkad ingest run flights.toml         exit code 0: read all; 130, 143: stopped by a signal, after a batch
+    kafkad ingest status flights.toml      show offsets, batches and files
+    kafkad ingest verify flights.toml      check that every offset of the broker is in the table, once
+    kafkad ingest compact flights.toml     merge small files into large ones
+    kafkad ingest replay-dlq flights.toml  decode the dead letters again
 
-A mistake in the file is exit code 2, with one line for each; what brokers, Spark or the table refuse is 1.
+An error in the file gives exit code 2, with one line per error. If brokers, Spark or the table refuse, it is
+1.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kafkad.cli.main import INTERRUPTED, TERMINATED, Stopped
-from kafkad.cli.output import CONTEXT, Refused, print_json, say, show
+from kafkad.cli.output import CONTEXT, Refused, counted, print_json, say, show
 
 if TYPE_CHECKING:
     from kafkad.ingest.pipeline import Pipeline
@@ -30,10 +31,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group(context_settings=CONTEXT)
 def command() -> None:
-    """Land topics in tables, each record exactly once, by a pipeline file.
+    """Copy topics into tables, each record exactly once, driven by a pipeline file.
 
     \b
-    A small one:        [source]
+    A small file:       [source]
                         bootstrap = "127.0.0.1:9092"
                         topics = "flights"
                         [decode]
@@ -43,14 +44,14 @@ def command() -> None:
                         [sink]
                         path = "flights"
     \b
-    Is it right?        kafkad ingest validate flights.toml
-    What will it do?    kafkad ingest plan flights.toml
-    Do it:              kafkad ingest run flights.toml
-    Is all there, once? kafkad ingest verify flights.toml
-    How far is it?      kafkad ingest status flights.toml
+    Check the file:     kafkad ingest validate flights.toml
+    Show the plan:      kafkad ingest plan flights.toml
+    Copy records:       kafkad ingest run flights.toml
+    Check the table:    kafkad ingest verify flights.toml
+    Show the progress:  kafkad ingest status flights.toml
 
-    docs/ingest.md has every key of the file. Exit codes: 0 done, 1 refused or not clean, 2 the file is wrong,
-    130 and 143 stopped by Ctrl-C and SIGTERM.
+    docs/ingest.md lists every key of the file. Exit codes: 0 done, 1 refused, or the table is not complete, 2
+    the file is wrong, 130 and 143 stopped by Ctrl-C and SIGTERM.
     """
 
 
@@ -60,7 +61,7 @@ def takes_pipeline(function: F) -> F:
         "overrides",
         multiple=True,
         metavar="SECTION.KEY=VALUE",
-        help="Instead of what the file says; may be repeated.",
+        help="Override a key of the file; may be repeated.",
     )(function)
     return click.argument("pipeline", metavar="PIPELINE.TOML", type=click.Path(dir_okay=False))(function)
 
@@ -82,17 +83,17 @@ def read(path: str, overrides: tuple[str, ...]) -> "Pipeline":
 @command.command()
 @takes_pipeline
 def run(pipeline: str, overrides: tuple[str, ...]) -> None:
-    """Land what the topics hold.
+    """Copy the records of the topics into the table.
 
-    Reads, decodes, transforms and lands batch after batch: until all is read that was there when the run
-    began, or, with [trigger] interval, until it is told to stop. Run again, it goes on where it was, also
-    after kill -9. Ctrl-C and SIGTERM end it after the batch at hand; a second one ends it at once, by which
-    nothing is lost or doubled.
+    Reads, decodes, transforms and writes batch after batch. It ends when all records are read that were there
+    at its start. With [trigger] interval, it runs until it is stopped. The next run continues where this one
+    ended, also after kill -9. Ctrl-C and SIGTERM end it after the current batch. A second signal ends it at
+    once; no record is lost or written twice then, either.
 
     \b
     kafkad ingest run flights.toml
     kafkad ingest run flights.toml --set source.max_rows=100000 --set 'spark.master=local[4]'
-    kafkad ingest run flights.toml | cat        # no terminal: a line of JSON a batch, then the summary
+    kafkad ingest run flights.toml | cat        # not a terminal: one line of JSON per batch, then a summary
     """
     from kafkad.ingest.start import run as run_it
 
@@ -109,8 +110,8 @@ def run(pipeline: str, overrides: tuple[str, ...]) -> None:
 def plan(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Show what a run would do.
 
-    Every setting with its value and where it comes from; then offsets, records, bytes, batches, tasks and
-    files that are to be expected. Reads no record and starts no Spark.
+    Shows every setting with its value and its origin, and the expected offsets, records, bytes, batches,
+    tasks and files. Reads no record and does not start Spark.
     """
     from kafkad.ingest.plan import plan as plan_it
 
@@ -131,14 +132,14 @@ def plan(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
         ["records", f"{found.records:,}"],
         ["in the log", size],
         ["batches", f"{found.batches:,}"],
-        ["tasks a batch", f"{found.tasks:,}"],
+        ["tasks per batch", f"{found.tasks:,}"],
         [
-            "files, about",
-            f"{found.files:,}" + (" for each partition value" if described.sink.partition_by else ""),
+            "files (about)",
+            f"{found.files:,}" + (" per partition value" if described.sink.partition_by else ""),
         ],
     ]
     if found.lost:
-        facts.append(["gone already", f"{found.lost:,}"])
+        facts.append(["already lost", f"{found.lost:,}"])
     show(["Run", ""], facts, False)
 
 
@@ -146,10 +147,10 @@ def plan(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @takes_pipeline
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def validate(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check whether it could run.
+    """Check whether a pipeline could run.
 
-    Tries the file, packages, schema, sink, broker, topics and position one after the other, and SQL by Spark;
-    exit code 1 if something is wrong. Reads no record.
+    Checks the file, packages, schema, sink, broker, topics and position, and SQL with Spark. The exit code is
+    1 if something is wrong. Reads no record.
     """
     from kafkad.ingest.plan import validate as validate_it
 
@@ -168,10 +169,10 @@ def validate(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @takes_pipeline
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Show how far it is.
+    """Show the progress of a pipeline.
 
-    Committed offsets against the broker's, batches, rows, files, small files and dead letters. May be asked
-    beside a run.
+    Shows committed offsets and the broker's end offsets, batches, rows, files, small files and dead letters.
+    May run at the same time as `run`.
     """
     from kafkad.ingest.status import status as ask
 
@@ -208,11 +209,12 @@ def status(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @takes_pipeline
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verify(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> int:
-    """Prove that all is there, once.
+    """Check that every record is in the table, once.
 
-    Compares the table with the broker, offset by offset: rows, dead letters, holes of the log's own
-    (compaction, transactions), what SQL or dedup left out, what retention took, what is lost, twice, or of no
-    record. Exit code 1 if it is not clean. May be asked beside a run.
+    Compares the table with the broker, offset by offset. It counts rows, dead letters, gaps of the log
+    (compaction, transactions), records that SQL or dedup left out, records that retention deleted, and
+    offsets that are lost, twice, or not in the log. The exit code is 1 if there are any of the last three.
+    May run at the same time as `run`.
     """
     from kafkad.ingest.maintain import verify as verify_it
 
@@ -237,10 +239,10 @@ def verify(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> int:
 @takes_pipeline
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compact(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Make large files of small ones.
+    """Merge small files into large ones.
 
-    Rewrites files below [sink] target_file_mb, a partition of the table at a time, in commits of their own.
-    May run beside `run`.
+    Rewrites files below [sink] target_file_mb, one partition of the table at a time, in separate commits. May
+    run at the same time as `run`.
     """
     from kafkad.ingest.maintain import compact as compact_it
 
@@ -254,21 +256,21 @@ def compact(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @takes_pipeline
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def replay_dlq(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Try the dead letters again.
+    """Decode the dead letters again.
 
-    Decodes them by the schema as it is now. What is good goes through the pipeline's SQL, lands, and leaves
-    the dead letters in the same commit; the rest stays, with its new reason.
+    Decodes them with the current schema. Good records go through the pipeline's SQL into the table, and are
+    removed from the dead letters in the same commit. Bad records stay, with the new reason.
     """
     from kafkad.ingest.maintain import replay
 
     did = refusing(lambda: replay(read(pipeline, overrides)))
     show(["Found", "Landed", "Still bad"], [[did.found, did.landed, did.still_bad]], as_json)
     for reason, count in did.reasons[:5]:
-        say(f"kafkad: {count:,} are still bad: {reason}.")
+        say(f"kafkad: {counted(count, 'record')} still bad: {reason}.")
 
 
 def refusing(work: Callable[[], Any]) -> Any:
-    """`work()`; what it refuses becomes a sentence and exit code 1."""
+    """Return `work()`. If it refuses, print the error message and exit with 1."""
     from kafkad.ingest.refusals import REFUSALS
 
     try:

@@ -26,11 +26,11 @@ UNSUPPORTED: Final = b"\0\x23"  # the code, where an ApiVersions of version 0 ha
 
 
 class Unreachable(Exception):
-    """Nobody answers there; `str(error)` is for people."""
+    """The node does not answer. `str(error)` is the error message."""
 
 
 class Channel:
-    """Opened by `Channel.connect`. `closed` says that it is of no use any more."""
+    """A connection, opened by `Channel.connect`. If `closed` is set, it cannot be used any more."""
 
     def __init__(
         self, address: str, client_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -56,7 +56,7 @@ class Channel:
         context: ssl.SSLContext | None = None,
         authenticate: Callable[["Channel"], Awaitable[None]] | None = None,
     ) -> "Channel":
-        """`authenticate` asks what SASL needs on the new channel. Raises Unreachable."""
+        """Open a channel. `authenticate` sends the SASL requests on it. Raise Unreachable."""
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         channel: Channel | None = None
         try:
@@ -78,8 +78,8 @@ class Channel:
             raise
 
     def version_for(self, request_class: Any, lowest: int = 0) -> int:
-        """The highest version that both speak. KafkaError UNSUPPORTED_VERSION if it is below `lowest`, or
-        there is none."""
+        """Return the highest version that both sides support. Raise KafkaError (UNSUPPORTED_VERSION) if it is
+        below `lowest`, or if there is none."""
         low, high = self.versions.get(request_class.API_KEY, (0, -1))
         version = min(high, request_class.MAX_VERSION)
         if version < max(low, request_class.MIN_VERSION, lowest):
@@ -90,8 +90,8 @@ class Channel:
         return int(version)
 
     async def ask(self, request: Any, *, timeout_s: float, lowest: int = 0) -> Any:
-        """The answer to one request. Raises Unreachable, also after `timeout_s`; KafkaError
-        UNSUPPORTED_VERSION."""
+        """Send a request and return its answer. Raise Unreachable, also after `timeout_s`, or KafkaError
+        (UNSUPPORTED_VERSION)."""
         return await self._ask(request, self.version_for(type(request), lowest), timeout_s)
 
     async def _ask(self, request: Any, version: int, timeout_s: float) -> Any:
@@ -142,7 +142,7 @@ class Channel:
             raise Malformed("an answer to nothing")
         correlation, cls, version, answer = self._waiting[0]
         if cls is messages.ApiVersionsResponse and frame[4:6] == UNSUPPORTED:
-            version = 0  # told in the form that everybody can read
+            version = 0  # UNSUPPORTED_VERSION is sent as version 0, which every client can read
         got, response = codec.decode_response(cls, version, frame)
         if got != correlation:
             raise Malformed(f"answer {got} where {correlation} was asked")
@@ -162,4 +162,4 @@ class Channel:
         for *_, answer in waiting:
             if not answer.done():
                 answer.set_exception(Unreachable(reason))
-                answer.exception()  # whoever waited may be gone
+                answer.exception()  # mark it as retrieved, because the waiting caller may be gone

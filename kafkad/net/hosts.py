@@ -6,7 +6,7 @@ import socket
 
 
 def is_address(host: str) -> bool:
-    """Whether `host` is an IPv4 or IPv6 address, perhaps with a zone, and needs no look-up."""
+    """Return whether `host` is an IPv4 or IPv6 address, possibly with a zone, and so needs no look-up."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, host.split("%")[0])
@@ -17,7 +17,7 @@ def is_address(host: str) -> bool:
 
 
 def addresses_of(host: str) -> list[str]:
-    """All addresses of a host, by a look-up. Raises OSError."""
+    """Look up all addresses of a host. Raise OSError."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except UnicodeError as error:  # a label that is empty or too long
@@ -26,7 +26,7 @@ def addresses_of(host: str) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach a listener on `host`; by a look-up. "" is every
+    """Look up whether only processes of this machine can reach a listener on `host`. "" means every
     interface."""
     try:
         return bool(host) and all(

@@ -22,11 +22,12 @@ from kafkad.config.listeners import Endpoint
 
 
 class ListenError(Exception):
-    """A listener cannot be bound; `str(error)` is one sentence for people."""
+    """A listener cannot be bound. `str(error)` is the error message."""
 
 
 def bind(endpoint: Endpoint, *, backlog: int = 50, count: int = 1) -> list[socket.socket]:
-    """`count` listening sockets on one port (port 0: the same free one for all). Raises ListenError."""
+    """Return `count` listening sockets on one port (port 0: the same free port for all). Raise
+    ListenError."""
     assert count >= 1
     try:
         family, host = _resolve(endpoint.host)
@@ -81,7 +82,7 @@ def _listen(
     try:
         listener.setsockopt(
             socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # connections of the last run may linger
+        )  # connections of the previous run may linger
         if shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
@@ -98,7 +99,7 @@ def _listen(
 def _never_paced(listener: socket.socket) -> None:
     name = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
     if name.startswith(b"bbr"):
-        with contextlib.suppress(OSError):  # a kernel that does not let us: slower, and nothing else
+        with contextlib.suppress(OSError):  # if the kernel refuses, it is only slower
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 

@@ -40,19 +40,20 @@ __all__ = [
 
 API_VERSIONS = 18
 CONTROLLED_SHUTDOWN = 7
-# Elements of arrays, their fields, and two more for each object, in one request: 600,000 for an OffsetCommit
-# of 100,000 partitions, which is decoded in some 50 ms.
+# Most values of one request: elements of arrays, their fields, and two more per object. An OffsetCommit of
+# 100,000 partitions has 600,000, and takes about 50 ms to decode.
 REQUEST_VALUES_MAX = 640_000
-HEADER_VALUES_MAX = 1_024  # of unknown tags in a request's header
-WIDE_FRAME = 16 * 1024  # bytes; a request from here on is decoded in steps
-NARROW_VALUES = 8 * 1024  # a response up to here is encoded in one go
-STEP_VALUES = 1_000  # of one step: about 0.1 ms
+HEADER_VALUES_MAX = 1_024  # most values of a request's header, which may have unknown tags
+WIDE_FRAME = 16 * 1024  # bytes; requests of this size or more are decoded in steps
+NARROW_VALUES = 8 * 1024  # responses with at most so many values are encoded in one go
+STEP_VALUES = 1_000  # values per step, about 0.1 ms
 KEY_AND_VERSION = Struct(">hh")
 CORRELATION_ID = Struct(">i")
 
 
 def request_header_version(api_key: int, version: int) -> int:
-    """Also for versions that do not exist yet. Raises KeyError for a key that does not."""
+    """Return the version of a request's header, also for versions that do not exist yet. Raise KeyError for
+    an unknown key."""
     if version >= request_class(api_key).FLEXIBLE_VERSION:
         return 2
     return 0 if version == 0 and api_key == CONTROLLED_SHUTDOWN else 1
@@ -96,7 +97,7 @@ def encode_response(message: Message, version: int, correlation_id: int) -> byte
 
 
 def encode_narrow_response(message: Message, version: int, correlation_id: int) -> bytes | None:
-    """None if the response is wide: it should be encoded in steps."""
+    """Encode a response. Return None if it is wide, and must be encoded in steps."""
     try:
         return encode(message, version, _response_header(message, version, correlation_id), NARROW_VALUES)
     except TooWide:
@@ -106,7 +107,7 @@ def encode_narrow_response(message: Message, version: int, correlation_id: int) 
 def encode_response_in_steps(
     message: Message, version: int, correlation_id: int, write: Callable[[bytes], bool | None]
 ) -> Generator[None, None, None]:
-    """Give `write` the bytes of `encode_response` in pieces, until it answers False."""
+    """Pass the bytes of `encode_response` to `write` in pieces, until it returns False."""
     return _encode_in_steps(message, version, _response_header(message, version, correlation_id), write)
 
 
@@ -126,7 +127,7 @@ def _response_header(message: Message, version: int, correlation_id: int) -> byt
 
 
 def free_in_steps(held: list[Message]) -> Generator[None, None, None]:
-    """Empty `held`. Messages that nobody else holds are freed piece by piece."""
+    """Empty `held`. Messages without other references are freed piece by piece."""
     while held:
         remains = Remains(held.pop())
         while not remains.step(STEP_VALUES):
@@ -134,8 +135,8 @@ def free_in_steps(held: list[Message]) -> Generator[None, None, None]:
 
 
 def decode_request_header(frame: bytes, header_version: int | None = None) -> tuple[Message, int]:
-    """(RequestHeader, where the body starts). Raises Malformed, also for a key that Kafka does not have; the
-    version may be one that does not exist. `header_version` if it is not the one that key and version say."""
+    """Return (RequestHeader, start of the body). Raise Malformed, also for an unknown key; the version may be
+    unknown. `header_version` overrides the version that key and version determine."""
     key, version = _key_and_version(frame)
     if header_version is None:
         header_version = request_header_version(key, version)
@@ -143,8 +144,8 @@ def decode_request_header(frame: bytes, header_version: int | None = None) -> tu
 
 
 def decode_request(frame: bytes) -> tuple[Message, Message]:
-    """(RequestHeader, message). Raises Malformed, also for a version that Kafka does not have, and for more
-    values than REQUEST_VALUES_MAX."""
+    """Return (RequestHeader, message). Raise Malformed, also for an unknown version, and for more than
+    REQUEST_VALUES_MAX values."""
     kind = _KINDS.get(frame[:4]) or _kind_of(frame)
     header, start = decode(messages.RequestHeader, kind.header_version, frame, 0, HEADER_VALUES_MAX)
     message, _ = decode(kind.cls, kind.version, frame, start, REQUEST_VALUES_MAX)
@@ -152,7 +153,7 @@ def decode_request(frame: bytes) -> tuple[Message, Message]:
 
 
 def decode_request_in_steps(frame: bytes) -> Generator[None, None, tuple[Message, Message]]:
-    """What `decode_request` returns and raises."""
+    """Do the same as `decode_request`, in steps."""
     kind = _KINDS.get(frame[:4]) or _kind_of(frame)
     header, start = decode(messages.RequestHeader, kind.header_version, frame, 0, HEADER_VALUES_MAX)
     decoding = Decoding(kind.cls, kind.version, frame, start, REQUEST_VALUES_MAX)
@@ -162,14 +163,14 @@ def decode_request_in_steps(frame: bytes) -> Generator[None, None, tuple[Message
 
 
 class _Kind(NamedTuple):
-    """What the first four bytes of a request say."""
+    """Properties of a request that its first four bytes determine."""
 
     cls: type[Message]
     version: int
     header_version: int
 
 
-_KINDS: dict[bytes, _Kind] = {}  # those that have come
+_KINDS: dict[bytes, _Kind] = {}  # a cache
 
 
 def _kind_of(frame: bytes) -> _Kind:
@@ -191,7 +192,7 @@ def _key_and_version(frame: bytes) -> tuple[int, int]:
 
 
 def decode_response(cls: type[Message], version: int, frame: bytes) -> tuple[int, Message]:
-    """(correlation id, message). Raises Malformed."""
+    """Return (correlation id, message). Raise Malformed."""
     assert cls.API_KEY is not None
     header, start = decode(messages.ResponseHeader, response_header_version(cls.API_KEY, version), frame)
     message, _ = decode(cls, version, frame, start)
@@ -201,7 +202,7 @@ def decode_response(cls: type[Message], version: int, frame: bytes) -> tuple[int
 def decode_response_in_steps(
     cls: type[Message], version: int, frame: bytes
 ) -> Generator[None, None, tuple[int, Message]]:
-    """What `decode_response` returns and raises."""
+    """Do the same as `decode_response`, in steps."""
     assert cls.API_KEY is not None
     header, start = decode(messages.ResponseHeader, response_header_version(cls.API_KEY, version), frame)
     decoding = Decoding(cls, version, frame, start)

@@ -33,12 +33,12 @@ ZSTD: Final = 4
 NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 CHUNK: Final = 256 << 10
-PIECE: Final = 32 << 10  # of input, in one call: 10 ms at gzip's worst, tables for blocks without bytes
+PIECE: Final = 32 << 10  # input per call; at worst it takes gzip 10 ms, for the tables of empty blocks
 GZIP_FIRST: Final = 4 << 10
-EMPTY_BLOCKS: Final = 64  # of snappy, in one step
-ZSTD_FRAMES: Final = 64  # in one step, and
+EMPTY_BLOCKS: Final = 64  # empty snappy blocks per step
+ZSTD_FRAMES: Final = 64  # zstd frames per step, and blocks
 ZSTD_BLOCKS: Final = 1024
-ZSTD_WINDOW_MAX: Final = 128 << 20  # of a frame that is read: libzstd's own limit, and so Kafka's
+ZSTD_WINDOW_MAX: Final = 128 << 20  # largest window of a frame: libzstd's limit, and so Kafka's
 ZSTD_WINDOW_KEPT: Final = 8 << 20  # the window of level 19: a spare decompressor keeps its memory
 
 XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
@@ -52,13 +52,13 @@ _SIZE: Final = struct.Struct(">i")
 
 
 def compress(codec: int, data: Any, level: int | None = None) -> bytes:
-    """`data` as one compressed unit, framed as Kafka's Java client frames it."""
+    """Compress `data` as one unit, with the framing of Kafka's Java client."""
     compressor = Compressor(codec, level)
     return compressor.write(data) + compressor.finish()
 
 
 def decompress(codec: int, data: Any, max_size: int) -> bytes:
-    """All that `data` holds; Malformed if it does not decode, or holds more than `max_size` bytes."""
+    """Decompress `data`. Raise Malformed if it does not decode, or has more than `max_size` bytes."""
     pieces: list[Any] = []
     size = 0
     for chunk in chunks(codec, data, min(CHUNK, max_size + 1)):
@@ -70,8 +70,8 @@ def decompress(codec: int, data: Any, max_size: int) -> bytes:
 
 
 def chunks(codec: int, data: Any, chunk_size: int = CHUNK) -> Iterator[Any]:
-    """What `data` holds, as buffers of at most `chunk_size` bytes (snappy: a block's). Malformed as soon
-    as it shows."""
+    """Yield the decompressed data in buffers of at most `chunk_size` bytes (snappy: in blocks). Raise
+    Malformed."""
     return (chunk for chunk in steps(codec, data, chunk_size, Needs()) if len(chunk))
 
 
@@ -79,14 +79,14 @@ Chunks = Generator[Any, None, None]
 
 
 class Needs:
-    """What the next of `steps` will take. It is written before the step in front of that one gives its
+    """The memory that the next step of `steps` will need. It is set before the previous step yields its
     chunk."""
 
     __slots__ = ("ahead", "memory")
 
     def __init__(self) -> None:
-        self.memory = 0  # bytes that are held from then on, beyond a chunk
-        self.ahead = 0  # bytes that come at once, where that is more than a chunk
+        self.memory = 0  # bytes held from then on, beyond a chunk
+        self.ahead = 0  # bytes that are yielded at once, if that is more than a chunk
 
 
 class _Needs(Protocol):
@@ -95,8 +95,8 @@ class _Needs(Protocol):
 
 
 def steps(codec: int, data: Any, chunk_size: int, needs: _Needs) -> Chunks:
-    """`chunks` in steps of bounded work: one that gave no bytes gives an empty chunk. `close` lets go of
-    `data`."""
+    """Do the same as `chunks` in steps of bounded work. A step without output yields an empty chunk. `close`
+    releases `data`."""
     try:
         reader = READERS[codec]
     except (KeyError, TypeError):
@@ -134,7 +134,8 @@ def _gzip_chunks(data: memoryview, chunk_size: int, needs: _Needs) -> Chunks:
         position -= len(member.unused_data)
         if bytes(data[position : position + 2]) != b"\x1f\x8b":
             return
-        # Another member: what it leaves of its first bytes is copied, so it gets few. Most data has only one.
+        # Another member: the rest of its first bytes is copied, so it gets few. Most data has only one
+        # member.
         size = GZIP_FIRST
 
 
@@ -212,7 +213,7 @@ def _lz4_chunks(data: memoryview, chunk_size: int, needs: _Needs) -> Chunks:
             return
 
 
-_zstd_decompressors: list[Any] = []  # spare ones: making one costs twice as much as a small batch
+_zstd_decompressors: list[Any] = []  # spare ones, because creating one takes longer than a small batch
 
 
 def _new_zstd_decompressor() -> Any:
@@ -236,7 +237,7 @@ def _zstd_chunks(data: memoryview, chunk_size: int, needs: _Needs) -> Chunks:
             yield b""
         try:
             decompressor = _zstd_decompressors.pop()
-        except IndexError:  # several threads share the list, so a look before the pop tells nothing
+        except IndexError:  # several threads share the list, so checking before the pop does not help
             decompressor = _new_zstd_decompressor()
         try:
             reader = decompressor.stream_reader(data[start:position], read_across_frames=True)
@@ -269,7 +270,7 @@ class _Writer(Protocol):
 
 
 class Compressor:
-    """Compresses what is written, piece by piece; `finish` gives the rest and ends the frame."""
+    """Compress data piece by piece. `finish` returns the rest and ends the frame."""
 
     __slots__ = ("_head", "_writer")
 
@@ -315,7 +316,7 @@ class _Plain:
 
 
 class _Snappy:
-    """Collects up to a block."""
+    """Collect data up to a block."""
 
     __slots__ = ("_block",)
 

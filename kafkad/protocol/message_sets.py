@@ -29,21 +29,23 @@ from kafkad.protocol.validation import (
 MAGIC_AT: Final = 16
 CHECKED_PIECE: Final = 256 << 10
 MEMORY_STEP: Final = 1 << 20
-GZIP_LEVEL: Final = 3  # where the producer chose the codec: twice as fast as zlib's default, some 5% larger
+GZIP_LEVEL: Final = 3  # if the producer chose the codec: twice as fast as zlib's default, about 5% larger
 
 
 def is_message_set(records: Any) -> bool:
-    """Whether these are messages of magic 0 or 1, or too few bytes for any: a set may be empty."""
+    """Return whether these are messages of magic 0 or 1, or too few bytes for any, because a set may be
+    empty."""
     return len(records) <= MAGIC_AT or records[MAGIC_AT] < 2
 
 
 class SetValidation(Validation):
-    """A Validation of a message set. After its last step `batch` is a batch v2, or empty if the set is."""
+    """A Validation of a message set. After its last step, `batch` is a v2 batch, or empty if the set is
+    empty."""
 
     __slots__ = ()
 
     def _check_header(self) -> None:
-        """There is no header to be checked first."""
+        """Check nothing, because there is no header."""
         codec = self.rules.compression_type
         self.rewrites = codec > 0
 

@@ -39,7 +39,7 @@ KEYS.update((name, key) for key, name in NAMES.items())
 
 
 def request_class(api_key: int) -> type[Message]:
-    """Raises KeyError for a key that Kafka does not have."""
+    """Return the request class of an API key. Raise KeyError for an unknown key."""
     return message_class(NAMES[api_key] + "Request")
 
 
@@ -48,17 +48,18 @@ def response_class(api_key: int) -> type[Message]:
 
 
 def record_classes(family: str) -> list[type[Message]]:
-    """The messages of records_<family>.txt: control, metadata, group, transaction, share, raft, storage."""
+    """Return the messages of records_<family>.txt: control, metadata, group, transaction, share, raft,
+    storage."""
     return [message_class(name) for name in load(SCHEMAS / f"records_{family}.txt")]
 
 
 def all_names() -> list[str]:
-    """Names of all top-level messages; reads every file."""
+    """Return the names of all top-level messages. This reads every file."""
     return [name for path in (*API_FILES.values(), *RECORD_FILES) for name in load(path)]
 
 
 def message_class(name: str) -> type[Message]:
-    """By Kafka's name. Raises KeyError."""
+    """Return the class with Kafka's name. Raise KeyError."""
     found = globals().get(name)
     if found is None:
         api = name.removesuffix("Request").removesuffix("Response")
@@ -86,7 +87,7 @@ _loaded: dict[Path, list[str]] = {}
 
 
 def load(path: Path) -> list[str]:
-    """Makes the classes of one file attributes of this module, once; answers their names."""
+    """Add the classes of one file to this module, once. Return their names."""
     if path not in _loaded:
         schemas = parse(path.read_text())
         for schema in schemas:

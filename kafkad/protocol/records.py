@@ -45,8 +45,8 @@ _MARKER_VALUE: Final = struct.Struct(">hi")  # version, coordinator epoch
 
 
 class Batch(BatchHeader):
-    """One batch of magic 2 in a buffer: its header fields are attributes. The CRC is not looked at
-    unless asked for."""
+    """One batch of magic 2 in a buffer, with its header fields as attributes. The CRC is checked only on
+    request."""
 
     __slots__ = ("_bytes",)
 
@@ -60,14 +60,14 @@ class Batch(BatchHeader):
         return self._bytes
 
     def records(self) -> list[Record]:
-        """All records, decoded. Raises Malformed."""
+        """Decode and return all records. Raise Malformed."""
         data: Any = self._bytes[HEADER_SIZE:]
         if self.compression:
             data = codecs.decompress(self.compression, data, DECOMPRESSED_MAX)
         return native.decode(self, data)
 
     def is_intact(self) -> bool:
-        """The CRC is that of the bytes."""
+        """Return whether the CRC matches the bytes."""
         return self.crc_matches(self._bytes)
 
     def __repr__(self) -> str:
@@ -89,7 +89,8 @@ def build_batch(
     control: bool = False,
     timestamp_type: int = 0,
 ) -> bytearray:
-    """One batch. Offsets are base_offset + 0, 1, 2 … unless a record brings its own (which must rise)."""
+    """Build one batch. Offsets are base_offset + 0, 1, 2 … unless a record has its own (which must
+    ascend)."""
     buffer, count, last_offset_delta, base_timestamp, max_timestamp = native.encode(records, base_offset)
     if count == 0:
         raise ValueError("a batch has at least one record")
@@ -119,15 +120,15 @@ def build_batch(
 
 
 def compressed_records(buffer: bytearray, compression: int, level: int | None = None) -> bytearray:
-    """What stands behind the room for a header, compressed, behind room for a header."""
+    """Compress the bytes after the room for a header. Return them after room for a header."""
     out = bytearray(HEADER_SIZE)
     out += codecs.compress(compression, memoryview(buffer)[HEADER_SIZE:], level)
     return out
 
 
 def read_batches(buffer: Any) -> Iterator[Batch]:
-    """The batches of a buffer, one after the other. A batch that the buffer's end cuts is left out, as a
-    Fetch response may end in one; a length or a magic that cannot be is Malformed."""
+    """Yield the batches of a buffer. Leave out a batch that the buffer's end cuts, because a Fetch response
+    may end in one. Raise Malformed for an invalid length or magic."""
     view = memoryview(buffer).cast("B")
     position = 0
     while len(view) - position > MAGIC_AT:
@@ -147,19 +148,19 @@ def read_batches(buffer: Any) -> Iterator[Batch]:
 
 
 def control_record(kind: int, value: bytes = b"", *, timestamp: int, version: int = 0) -> Record:
-    """A record for a batch built with `control=True`; `value` is the encoded message of that kind."""
+    """Return a record for a batch built with `control=True`. `value` is the encoded message of that kind."""
     return Record(key=_CONTROL_KEY.pack(version, kind), value=value, timestamp=timestamp)
 
 
 def control_kind(record: Record) -> int:
-    """ABORT, COMMIT, LEADER_CHANGE … of a control batch's record. Raises Malformed."""
+    """Return the kind of a control batch's record: ABORT, COMMIT, LEADER_CHANGE … Raise Malformed."""
     if record.key is None or len(record.key) < _CONTROL_KEY.size:
         raise Malformed("a control record without its key")
     return int(_CONTROL_KEY.unpack_from(record.key)[1])
 
 
 def end_marker(kind: int, coordinator_epoch: int, *, timestamp: int) -> Record:
-    """The control record that ends a transaction: COMMIT or ABORT (EndTxnMarker, version 0)."""
+    """Return the control record that ends a transaction: COMMIT or ABORT (EndTxnMarker, version 0)."""
     return control_record(kind, _MARKER_VALUE.pack(0, coordinator_epoch), timestamp=timestamp)
 
 
@@ -170,19 +171,20 @@ Search = Generator[None, None, tuple[int, int] | None]
 
 
 def find_timestamp(buffer: Any, timestamp: int, from_offset: int = 0) -> tuple[int, int] | None:
-    """(timestamp, offset) of the first record at or after both in the one batch of `buffer`. Raises
+    """Return (timestamp, offset) of the first record at or after both, in the one batch of `buffer`. Raise
     Malformed."""
     return _finish(seek_timestamp(buffer, timestamp, from_offset))
 
 
 def find_max_timestamp(buffer: Any) -> tuple[int, int] | None:
-    """(timestamp, offset) of the first record with the largest timestamp in the one batch of `buffer`;
-    None if no record has a timestamp. Raises Malformed."""
+    """Return (timestamp, offset) of the first record with the largest timestamp in the one batch of `buffer`,
+    or None if no record has a timestamp. Raise Malformed."""
     return _finish(seek_max_timestamp(buffer))
 
 
 def seek_timestamp(buffer: Any, timestamp: int, from_offset: int = 0) -> Search:
-    """`find_timestamp` in steps of bounded work. The batch may be a message of magic 0 or 1."""
+    """Do the same as `find_timestamp`, in steps of bounded work. The batch may be a message of magic 0 or
+    1."""
     if _is_legacy(buffer):
         return (yield from LegacyEntry(buffer).seek(timestamp, from_offset))
     header = BatchHeader(buffer)
@@ -197,7 +199,8 @@ def seek_timestamp(buffer: Any, timestamp: int, from_offset: int = 0) -> Search:
 
 
 def seek_max_timestamp(buffer: Any) -> Search:
-    """`find_max_timestamp` in steps of bounded work. The batch may be a message of magic 0 or 1."""
+    """Do the same as `find_max_timestamp`, in steps of bounded work. The batch may be a message of magic 0 or
+    1."""
     if _is_legacy(buffer):
         return (yield from LegacyEntry(buffer).seek(None))
     header = BatchHeader(buffer)

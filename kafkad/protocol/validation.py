@@ -29,16 +29,16 @@ DECOMPRESSED_MIN: Final = 64 << 20
 
 NEED_PYTHON: Final = -1000
 HEADER_SIZE: Final = 61
-ATTRIBUTES_AT: Final = 22  # the byte of the 16 bits that is in use
+ATTRIBUTES_AT: Final = 22  # the second byte of the 16 bits; the first is unused
 COMPRESSION_MASK: Final = 0x07
 PACKED_PIECE: Final = 16 << 10
 LARGE_BATCH: Final = 2 << 20
-LARGE_PIECE: Final = 1 << 20  # of what is plain
+LARGE_PIECE: Final = 1 << 20  # piece of an uncompressed batch
 
 
 class InvalidBatch(KafkaError):
-    """A client's batch is refused. `bad_record` is the index of the record at fault, -1 if the batch is;
-    `bad_records` has all of them, as RecordWalk does."""
+    """A client's batch is refused. `bad_record` is the index of the bad record, or -1 if the error is about
+    the batch. `bad_records` has all of them, as in RecordWalk."""
 
     def __init__(
         self, code: int, message: str | None, bad_record: int = -1, bad_records: Sequence[int] = ()
@@ -61,8 +61,8 @@ class Validation:
     def __init__(
         self, records: bytearray | memoryview, rules: AppendRules, now_ms: int, level: int | None = None
     ) -> None:
-        self.memory = 0  # bytes held from the next step on, without a chunk and the batch that is made
-        self.ahead = 0  # bytes that the next step unpacks at once, where that is more than a chunk
+        self.memory = 0  # bytes held from the next step on, without a chunk and the new batch
+        self.ahead = 0  # bytes that the next step unpacks at once, if that is more than a chunk
         self.rewrites = False
         self.rules = rules
         self.level = level
@@ -84,8 +84,8 @@ class Validation:
         return self._header
 
     def copy_first(self) -> None:
-        """Of a large batch, before the first step: another process may overwrite the bytes, so copy them, and
-        look at the copy only."""
+        """Copy a large batch before the first step, and use only the copy, because another process may
+        overwrite the bytes."""
         assert self.large
         self._copies = True
         self.memory = self.size
@@ -100,18 +100,18 @@ class Validation:
         self.rewrites = self.rules.compression_type not in (-1, header.compression)
 
     def step(self) -> int:
-        """A bounded piece of work: how many bytes it unpacked, -1 when there is nothing left to do."""
+        """Do a bounded piece of work. Return the number of unpacked bytes, or -1 when everything is done."""
         return next(self._steps, -1)
 
     def close(self) -> None:
-        """Lets go of the bytes, wherever it is."""
+        """Release the bytes, in any state."""
         self._steps.close()
         if self._chunks is not None:
             self._chunks.close()
         self.batch = bytearray()
 
     def settle(self, now_ms: int) -> bytearray | memoryview:
-        """After the last step: the batch, ready for its offsets. The same buffer, patched where it must be,
+        """Return the batch after the last step, ready for its offsets: the same buffer, patched if necessary,
         or a new one."""
         self.rules.settle(self.batch, self.header, now_ms)
         return self.batch
@@ -160,7 +160,7 @@ class Validation:
             header.seal(self.batch)
 
     def _unpack(self, source: int, body: memoryview, output: "Rebuilt | None") -> codecs.Chunks:
-        # Packing costs far more than unpacking, so what is packed again comes in smaller pieces.
+        # Compressing takes much longer than decompressing, so pieces to compress are smaller.
         chunk_size = PACKED_PIECE if output is not None else LARGE_PIECE if source == 0 else codecs.CHUNK
         self._chunks = codecs.steps(source, body, chunk_size, self)
         return self._chunks
@@ -169,7 +169,7 @@ class Validation:
 def validate_slow(
     records: bytearray | memoryview, rules: AppendRules, now_ms: int, *, level: int | None = None
 ) -> tuple[bytearray | memoryview, BatchHeader]:
-    """A Validation from its beginning to its end: the batch, and its header with what the walk found. Raises
+    """Run a whole Validation. Return the batch and its header with the results of the walk. Raise
     InvalidBatch."""
     validation = Validation(records, rules, now_ms, level)
     while validation.step() >= 0:
@@ -178,7 +178,7 @@ def validate_slow(
 
 
 class Rebuilt:
-    """The batch with other records behind its header, compressed as they come."""
+    """Rebuild a batch with other records, which are compressed as they come."""
 
     def __init__(self, codec: int, level: int | None, max_bytes: int) -> None:
         self.codec = codec
@@ -191,7 +191,7 @@ class Rebuilt:
         self._check_size()
 
     def end(self) -> bytearray:
-        """The batch; its header is still to be written."""
+        """Return the batch. Its header is not written yet."""
         self.batch += self.compressor.finish()
         self._check_size()
         return self.batch

@@ -97,14 +97,10 @@ class Heartbeats:
 
     # -- brokers -------------------------------------------------------------------------------------------
 
-    def registered(self, broker_id: int, *, fenced: bool, offset: int, is_new: bool) -> None:
-        """Its RegisterBroker record is at `offset`. `is_new`: it is another incarnation."""
-        before = self.brokers.get(broker_id)
-        tracked = Tracked(fenced) if before is None or is_new else before
-        tracked.registered_offset = offset
-        self.brokers[broker_id] = tracked
-        if fenced:
-            tracked.fenced, tracked.shutdown_offset = True, UNKNOWN
+    def registered(self, broker_id: int, *, fenced: bool, offset: int) -> None:
+        """Its RegisterBroker record is at `offset`. What it said before is forgotten, also where the same
+        incarnation has registered again."""
+        self.brokers[broker_id] = Tracked(fenced, registered_offset=offset)
 
     def touch(self, broker_id: int, *, fenced: bool, metadata_offset: int) -> None:
         """What a heartbeat says, and what became of it. A broker that is fenced leaves its controlled

@@ -56,7 +56,6 @@ class Head(NamedTuple):
 class Registered(NamedTuple):
     records: list[Any]
     epoch: int
-    is_new: bool  # another incarnation than before
     fenced: bool
 
 
@@ -110,8 +109,12 @@ def plan_register(
         _check_directories(head.indexes, request.broker_id, request.log_dirs)
     _check_features(image, request.features)
     records: list[Any] = []
-    if is_new and before is not None:
-        clean = version >= CLEAN_STOPS_TOLD and before.epoch == request.previous_broker_epoch
+    if is_new:  # also where the broker was unregistered: the ELR may know it still
+        clean = (
+            before is not None
+            and version >= CLEAN_STOPS_TOLD
+            and before.epoch == request.previous_broker_epoch
+        )
         yield from _after_stop(head, request.broker_id, clean, records)
     broker = BrokerRegistration(
         broker_id=request.broker_id,
@@ -130,7 +133,7 @@ def plan_register(
         cordoned_directories=None,
     )  # fmt: skip
     records.append(broker_record(broker))
-    return Registered(records, broker.epoch, is_new, broker.fenced)
+    return Registered(records, broker.epoch, broker.fenced)
 
 
 def _check_directories(indexes: Indexes, broker_id: int, directories: list[bytes]) -> None:

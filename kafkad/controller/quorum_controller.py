@@ -16,7 +16,16 @@ import logging
 from collections.abc import Generator, Sequence
 from typing import Any, Final
 
-from kafkad.controller import directories, isr_changes, leadership, membership, producer_ids, reassignments
+from kafkad.controller import (
+    directories,
+    feature_levels,
+    isr_changes,
+    leadership,
+    membership,
+    producer_ids,
+    quotas,
+    reassignments,
+)
 from kafkad.controller.controller import Controller, Steps
 from kafkad.controller.heartbeats import BrokerState, Heartbeats
 from kafkad.controller.leadership import Indexes, TopicSettings
@@ -83,9 +92,7 @@ class QuorumController(Controller):
         epoch = self._raft.next_offset
         plan = yield from membership.plan_register(head, self.cluster_id, version, request, epoch)
         yield from self._append(plan.records, atomic=False)
-        head.heartbeats.registered(
-            request.broker_id, fenced=plan.fenced, offset=self._raft.next_offset - 1, is_new=plan.is_new
-        )
+        head.heartbeats.registered(request.broker_id, fenced=plan.fenced, offset=self._raft.next_offset - 1)
         logger.info(
             "broker %d is registered in epoch %d, %d record(s)",
             request.broker_id,
@@ -169,6 +176,21 @@ class QuorumController(Controller):
         """AlterPartitionReassignmentsResponse."""
         head = self._look()
         records, response = yield from reassignments.plan_alter(head.image, head.settings, request)
+        yield from self._append(records)
+        return response
+
+    def alter_client_quotas(self, request: Any) -> Steps:
+        """AlterClientQuotasResponse."""
+        records, response = yield from quotas.plan_alter(self.head, request)
+        yield from self._append(records)
+        return response
+
+    def update_features(self, request: Any, version: int) -> Steps:
+        """UpdateFeaturesResponse."""
+        node = self._raft.node
+        records, response = yield from feature_levels.plan_update(
+            self.head, node.node_id, tuple(node.voters), version, request
+        )
         yield from self._append(records)
         return response
 

@@ -8,8 +8,8 @@
 An Envelope carries a request of a broker's client, with its principal and address. It is answered
 NOT_CONTROLLER as a whole where the request inside would be, so that the broker asks the next controller.
 
-Not served, and not told by ApiVersions: quotas, delegation tokens, UpdateFeatures, changes of the voters. A
-broker then does not offer them to its clients either."""
+Not served, and not told by ApiVersions: delegation tokens and changes of the voters. A broker then does not
+offer them to its clients either."""
 
 import inspect
 import logging
@@ -86,6 +86,14 @@ class MemberAnswers(AnsweringController):
 
     def alter_partition_reassignments(self, request: Any) -> Any:
         steps = self._controller.alter_partition_reassignments(request)
+        return self._answer(steps, timeout_s=timeout_of(request))
+
+    def alter_client_quotas(self, request: Any) -> Any:
+        steps = self._controller.alter_client_quotas(request)
+        return self._answer(steps, lambda answer: answer.entries)
+
+    def update_features(self, request: Any, version: int) -> Any:
+        steps = self._controller.update_features(request, version)
         return self._answer(steps, timeout_s=timeout_of(request))
 
     @property
@@ -179,6 +187,14 @@ def list_partition_reassignments(services: Any, context: RequestContext, request
     return ongoing(services.metadata.image, request)
 
 
+def alter_client_quotas(services: Any, context: RequestContext, request: Any) -> Any:
+    return services.controller.alter_client_quotas(request)
+
+
+def update_features(services: Any, context: RequestContext, request: Any) -> Any:
+    return services.controller.update_features(request, context.version)
+
+
 def envelope(services: Any, context: RequestContext, request: Any) -> Any:
     raise AssertionError("the dispatcher opens an Envelope itself")
 
@@ -198,12 +214,14 @@ ROWS = (
     Api(44, "IncrementalAlterConfigs", 0, 1, configs.incremental_alter_configs),
     Api(45, "AlterPartitionReassignments", 0, 1, alter_partition_reassignments),
     Api(46, "ListPartitionReassignments", 0, 0, list_partition_reassignments),
+    Api(49, "AlterClientQuotas",       0, 1, alter_client_quotas),
     Api(51, "AlterUserScramCredentials", 0, 0, scram.alter_user_scram_credentials),
     Api(52, "Vote",                    0, 2, raft),
     Api(53, "BeginQuorumEpoch",        0, 1, raft),
     Api(54, "EndQuorumEpoch",          0, 1, raft),
     Api(55, "DescribeQuorum",          0, 2, describe_quorum),
     Api(56, "AlterPartition",          2, 3, alter_partition),
+    Api(57, "UpdateFeatures",          0, 2, update_features),
     Api(58, "Envelope",                0, 0, envelope),
     Api(59, "FetchSnapshot",           0, 1, raft),
     Api(60, "DescribeCluster",         1, 2, describe_cluster),
@@ -218,7 +236,9 @@ ROWS = (
 
 BY_KEY: Final = {row.key: row for row in ROWS}
 TOLD: Final = tuple((row.key, row.low, row.high) for row in ROWS)
-FORWARDED: Final = frozenset((19, 20, 29, 30, 31, 33, 37, 43, 44, 45, 46, 51, 55, 64))  # in an Envelope
+FORWARDED: Final = frozenset(
+    (19, 20, 29, 30, 31, 33, 37, 43, 44, 45, 46, 49, 51, 55, 57, 64)
+)  # in an Envelope
 
 
 # -- frames ------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@
 Beware: all of it is on one loop. What grows with the cluster runs in turns, so that votes and heartbeats are
 answered meanwhile.
 
-Not there yet, so the command line refuses process.roles=controller: quotas, delegation tokens,
-UpdateFeatures, changes of the voters; TLS, SASL and an authorizer on the controller's listener.
+Not there yet, so the command line refuses process.roles=controller: delegation tokens,
+changes of the voters; TLS, SASL and an authorizer on the controller's listener.
 
 Use: tests/controller_process.py, which runs this beside JVM controllers and brokers."""
 

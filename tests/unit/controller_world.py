@@ -79,9 +79,7 @@ class World:
         epoch = self.image.offset + 1
         plan = finish(membership.plan_register(self.head, CLUSTER, version, request, epoch))
         self.commit(plan.records)
-        self.heartbeats.registered(
-            broker_id, fenced=plan.fenced, offset=self.image.offset, is_new=plan.is_new
-        )
+        self.heartbeats.registered(broker_id, fenced=plan.fenced, offset=self.image.offset)
         self.heartbeats.contact((broker_id, plan.epoch), self.now_ms)
         return plan
 

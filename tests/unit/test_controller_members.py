@@ -145,7 +145,7 @@ def test_a_broker_with_a_stale_epoch_is_told_so(world):
 )
 def test_the_next_state_of_a_broker(start, wants, leads, expected):
     beats = Heartbeats(World().image, SESSION_MS, 0)
-    beats.registered(1, fenced=True, offset=5, is_new=True)
+    beats.registered(1, fenced=True, offset=5)
     beats.touch(1, fenced=start == "fenced", metadata_offset=9)
     if start == "leaving":
         beats.leaves_at(1, 8)
@@ -271,7 +271,7 @@ def test_assignments_of_others_are_refused(world):
     assert world.assign(2, directory_of(2), topic="?") == errors.UNKNOWN_TOPIC_ID
 
 
-def test_unregistering_leaves_isr_and_elr(world):
+def test_unregistering_leaves_the_isr_and_registering_again_the_elr(world):
     world.create("t", [1, 2], [2, 1], configs={"min.insync.replicas": "2"})
     world.fence(1)
     assert world.state("t", 0).elr == (1,)
@@ -279,6 +279,9 @@ def test_unregistering_leaves_isr_and_elr(world):
     assert 1 not in world.image.brokers
     assert [world.state("t", index).isr for index in (0, 1)] == [(2,), (2,)]
     assert refused(world.unregister, 1) == errors.BROKER_ID_NOT_REGISTERED
+    assert world.state("t", 0).elr == (1,)  # as Kafka leaves it: nobody can elect who is not registered
+    world.register(1)
+    assert world.state("t", 0).elr == ()
 
 
 # -- leaders -----------------------------------------------------------------------------------------------

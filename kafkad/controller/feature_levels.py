@@ -1,0 +1,125 @@
+"""UpdateFeatures: the levels that the cluster has finalized (KIP-584, KIP-778). All of a request, or nothing.
+
+A level must be one that this controller, every broker and every other controller can do. Two features keep
+their levels for now: kraft.version needs the voters' own records (KIP-853), eligible.leader.replicas.version
+needs min.insync.replicas of all brokers in one place (KIP-966).
+
+Kafka: FeatureControlManager."""
+
+from collections.abc import Generator, Iterable
+from typing import Any, Final
+
+from kafkad.metadata import features
+from kafkad.metadata.image import MetadataImage
+from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import KafkaError
+
+Plan = Generator[None, None, tuple[list[Any], Any]]
+
+UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
+WITH_RESULTS: Final = 1  # the last version that answers by feature
+WITH_UPGRADE_TYPE: Final = 1  # the first version that says more than "allow downgrade"
+# Levels of metadata.version that changed what is written: below them something would be lost. A downgrade may
+# cross the others (Kafka: MetadataVersion.didMetadataChange).
+CHANGED: Final = frozenset((8, 11, 13, 14, 15, 17, 23, 30))
+
+
+def plan_update(
+    image: MetadataImage, controller_id: int, voters: Iterable[int], version: int, request: Any
+) -> Plan:
+    """(records, UpdateFeaturesResponse)"""
+    cls = messages.UpdateFeaturesResponse
+    records: list[Any] = []
+    for update in request.feature_updates:
+        yield
+        try:
+            kind = update.upgrade_type
+            if version < WITH_UPGRADE_TYPE:
+                kind = SAFE_DOWNGRADE if update.allow_downgrade else UPGRADE
+            records += _change(image, controller_id, voters, update.feature, update.max_version_level, kind)
+        except KafkaError as trouble:
+            message = (
+                "The update failed for all features since the following feature had an error: "
+                f"{trouble.message}"
+            )
+            return [], cls(error_code=trouble.code, error_message=message)
+    response = cls(error_message=None)
+    if version <= WITH_RESULTS:
+        response.results = [
+            cls.Results(feature=update.feature, error_message=None) for update in request.feature_updates
+        ]
+    return ([] if request.validate_only else records), response
+
+
+def _change(
+    image: MetadataImage, controller_id: int, voters: Iterable[int], name: str, level: int, kind: int
+) -> list[Any]:
+    def refused(reason: str) -> KafkaError:
+        message = f"Invalid update version {level} for feature {name}. {reason}"
+        return KafkaError(errors.INVALID_UPDATE_VERSION, message)
+
+    if kind not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
+        raise refused("The controller does not support the given upgrade type.")
+    is_kraft = name == features.KRAFT_VERSION
+    before = image.kraft_version if is_kraft else image.features.get(name, 0)
+    if level < 0:
+        raise refused("A feature version cannot be less than 0.")
+    reason = _not_supported(image, controller_id, voters, name, level)
+    if reason is not None:
+        raise refused(reason)
+    if level < before and kind == UPGRADE:
+        raise refused(
+            "Can't downgrade the version of this feature without setting the upgrade type to either safe or"
+            " unsafe downgrade."
+        )
+    if level > before and kind != UPGRADE:
+        raise refused("Can't downgrade to a newer version.")
+    if is_kraft:
+        if level == before:
+            return []
+        raise refused(
+            "Can't downgrade the version of this feature." if level < before
+            else "kafkad cannot upgrade kraft.version yet."
+        )  # fmt: skip
+    if name == features.ELIGIBLE_LEADER_REPLICAS_VERSION and level != before:
+        raise refused(f"kafkad cannot change {name} yet.")
+    is_lost = any(level < changed <= before for changed in CHANGED)
+    if name == features.METADATA_VERSION and is_lost:
+        raise KafkaError(
+            errors.INVALID_UPDATE_VERSION,
+            f"Unsupported metadata.version downgrade from {before} to {level}. "
+            + (
+                "Unsafe metadata downgrade is not supported in this version."
+                if kind == UNSAFE_DOWNGRADE
+                else "Refusing to perform the requested downgrade because it might delete metadata"
+                " information."
+            ),
+        )
+    return [messages.FeatureLevelRecord(name=name, feature_level=level)]
+
+
+def _not_supported(
+    image: MetadataImage, controller_id: int, voters: Iterable[int], name: str, level: int
+) -> str | None:
+    ours = features.BY_NAME.get(name)
+    nodes = [
+        (f"Local controller {controller_id}", (ours.lowest, ours.highest) if ours is not None else (0, 0))
+    ]
+    nodes += [
+        (f"Broker {each.broker_id}", each.features.get(name, (0, 0))) for each in image.brokers.values()
+    ]
+    nodes += [
+        (f"Controller {each.controller_id}", each.features.get(name, (0, 0)))
+        for each in image.controllers.values()
+        if each.controller_id != controller_id
+    ]
+    for who, (low, high) in nodes:
+        if not low <= level <= high:
+            if not high:
+                return f"{who} does not support this feature."
+            return f"{who} only supports versions {low}-{high}"
+    if image.metadata_version >= features.CONTROLLER_REGISTRATION:
+        for voter in voters:
+            if voter != controller_id and voter not in image.controllers:
+                return f"controller {voter} has not registered, and may not support this feature"
+    return None

@@ -29,7 +29,7 @@ UNREACHED = frozenset(
 
 
 class Gate(Protocol):
-    """The way to the coordinator of a transactional id."""
+    """Access to the coordinator of a transactional id."""
 
     def admit(
         self,
@@ -41,21 +41,21 @@ class Gate(Protocol):
         adds: bool,
         done: Callable[[int], object],
     ) -> None:
-        """Ask whether the partition is in the transaction, or have it added (`adds`). `done(the
+        """Ask whether the partition is in the transaction, or add it (`adds`). Call `done(the
         coordinator's error code)` once, NETWORK_EXCEPTION if it cannot be reached; possibly before this
         returns."""
 
 
 def produce_error(code: int, version: int) -> int:
-    """A coordinator's refusal, for a client of this version of Produce. NOT_ENOUGH_REPLICAS makes all of them
-    try again without asking for metadata first."""
+    """Translate a coordinator's error code for a client of this version of Produce. NOT_ENOUGH_REPLICAS makes
+    every client try again without a new Metadata request."""
     code = _of_any(code, knows_abortable=version >= PRODUCE_ABORTABLE_FROM)
     waits = code == errors.CONCURRENT_TRANSACTIONS and version < PRODUCE_ADDS_FROM
     return errors.NOT_ENOUGH_REPLICAS if waits or code in UNREACHED else code
 
 
 def commit_error(code: int, version: int) -> int:
-    """A coordinator's refusal, for a client of this version of TxnOffsetCommit."""
+    """Translate a coordinator's error code for a client of this version of TxnOffsetCommit."""
     code = _of_any(code, knows_abortable=version >= COMMIT_ABORTABLE_FROM)
     return errors.COORDINATOR_LOAD_IN_PROGRESS if code == errors.NETWORK_EXCEPTION else code
 

@@ -25,8 +25,8 @@ class Deadline:
         self._timers = timers
         self._function = function
         self._handle: Handle | None = None
-        self._at_ms = 0  # when it shall fire
-        self._due_ms = 0  # when the timer looks next; never later than _at_ms
+        self._at_ms = 0  # when the deadline fires
+        self._due_ms = 0  # when the timer runs next; never later than _at_ms
 
     def set(self, delay_ms: int) -> None:
         self._at_ms = self._timers.monotonic_ms() + delay_ms

@@ -37,11 +37,11 @@ CONSUMER_PROTOCOL = "consumer"
 NO_MEMBER = ""
 NO_LEADER = ""
 
-# A member that is new cannot heartbeat yet, and its client may have gone while the join was parked.
+# A new member cannot heartbeat yet, and its client may be gone while its join is parked.
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 
 REQUIRES_MEMBER_ID_FROM = 4  # JoinGroup: KIP-394
-SKIPS_ASSIGNMENT_FROM = 9  # JoinGroup: a returning static leader is told that it leads
+SKIPS_ASSIGNMENT_FROM = 9  # JoinGroup: the answer tells a returning static leader that it is the leader
 
 
 class State(StrEnum):
@@ -63,14 +63,14 @@ COMES_FROM: dict[State, frozenset[State]] = {
 HEARTBEAT_ANSWERS: dict[State, int] = {
     State.EMPTY: errors.UNKNOWN_MEMBER_ID,
     State.PREPARING_REBALANCE: errors.REBALANCE_IN_PROGRESS,
-    State.COMPLETING_REBALANCE: errors.NONE,  # consumers start to heartbeat before their sync is answered
+    State.COMPLETING_REBALANCE: errors.NONE,  # consumers send heartbeats before their sync is answered
     State.STABLE: errors.NONE,
     State.DEAD: errors.COORDINATOR_NOT_AVAILABLE,
 }
 
 
 class Host(Protocol):
-    """What a group needs of the world."""
+    """The environment of a group."""
 
     @property
     def config(self) -> Any: ...
@@ -84,16 +84,17 @@ class Host(Protocol):
     def new_uuid(self) -> str: ...
 
     def metadata_bytes_max(self) -> int:
-        """How much metadata the members of a group may have together, in all protocols that they offer."""
+        """Return the limit of the metadata of all members of a group, in all their protocols."""
 
     def store(
         self, group: "ClassicGroup", assignments: dict[str, bytes], done: Callable[[int], object]
     ) -> None:
-        """Appends the group as it is now, with these assignments; `done(error code)` once that is durable."""
+        """Append the current state of the group with these assignments. Call `done(error code)` once it is
+        durable."""
 
 
 class ClassicGroup:
-    """The state of one group. Methods named after requests are called with those; `expire_*` by timers."""
+    """The state of one group. Methods with names of requests handle these; timers call `expire_*`."""
 
     def __init__(
         self,
@@ -117,21 +118,21 @@ class ClassicGroup:
         self.leader = leader
         self.members: dict[str, Member] = {}
         self.static_members: dict[str, str] = {}  # instance id -> member id
-        self.pending_join: set[str] = set()  # told their id (KIP-394), not back yet
+        self.pending_join: set[str] = set()  # members that got their id (KIP-394) and must join again
         self.pending_sync: set[str] = set()
         self.subscribed_topics: set[str] | None = None  # None: unknown
         self._host = host
         self._joining_count = 0  # members whose JoinGroup is parked
-        self._metadata_bytes = 0  # of all members
-        self._support: dict[str, int] = {}  # protocol -> how many members support it
-        self._new_member_added = False  # during the initial delay, which it extends
+        self._metadata_bytes = 0  # metadata of all members
+        self._support: dict[str, int] = {}  # protocol -> number of members that support it
+        self._new_member_added = False  # during the initial delay, which is extended then
         self._sessions: dict[str, Deadline] = {}
         self._join_timer = Deadline(host, self.expire_join)
         self._sync_timer = Deadline(host, self.expire_pending_sync)
-        self._delay_ms = 0  # of the initial rebalance: the running slice, and what may still be added
+        self._delay_ms = 0  # initial rebalance: the running part of the delay, and the rest that may be added
         self._delay_left_ms = 0
 
-    # -- what others ask about it
+    # -- queries
 
     @property
     def is_empty(self) -> bool:
@@ -149,7 +150,7 @@ class ClassicGroup:
         return self.leader == member_id
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """Not knowing the topics of a consumer group, every topic is taken for subscribed."""
+        """Return whether the group is subscribed to a topic. If its topics are unknown, return True."""
         if self.subscribed_topics is None:
             return self.uses_consumer_protocol
         return topic in self.subscribed_topics
@@ -161,7 +162,7 @@ class ClassicGroup:
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     def check_member(self, member_id: str, instance_id: str | None) -> int:
-        """NONE, or why a request in this member's name is refused."""
+        """Return NONE, or the error code for a request of this member."""
         if instance_id is not None:
             current = self.static_members.get(instance_id)
             if current is None:
@@ -173,8 +174,9 @@ class ClassicGroup:
     def check_commit(
         self, member_id: str, instance_id: str | None, generation: int, *, transactional: bool = False
     ) -> int:
-        """May this member commit offsets? Generation -1 without a member is a simple consumer: only while
-        Empty, or in a transaction (whose older clients name no member)."""
+        """Return NONE, or the error code for a commit of this member. Generation -1 without a member is a
+        simple consumer: it may commit only while the group is Empty, or in a transaction (older clients name
+        no member)."""
         if self.state is State.DEAD:
             return errors.COORDINATOR_NOT_AVAILABLE
         if generation < 0 and self.state is State.EMPTY:
@@ -192,7 +194,7 @@ class ClassicGroup:
         return errors.NONE
 
     def touch(self, member_id: str) -> None:
-        """A commit keeps the session alive, as a heartbeat does."""
+        """Keep the session alive after a commit, as after a heartbeat."""
         if self.state in (State.STABLE, State.PREPARING_REBALANCE):
             self._extend_session(self.members[member_id])
 
@@ -202,8 +204,8 @@ class ClassicGroup:
         return errors.NONE if self.is_empty else errors.NON_EMPTY_GROUP
 
     def check_delete_offsets(self) -> int:
-        """Consumer groups may be in use: then only topics that they are not subscribed to lose their
-        offsets."""
+        """Return NONE, or the error code for deleting offsets. In a consumer group that is in use, only
+        offsets of topics without a subscription can be deleted."""
         if self.state is State.DEAD:
             return errors.GROUP_ID_NOT_FOUND
         return errors.NONE if self.is_empty or self.uses_consumer_protocol else errors.NON_EMPTY_GROUP
@@ -237,7 +239,7 @@ class ClassicGroup:
         elif not self._accepts(member_id):
             self.remove(member_id)
             reply(join_error(errors.GROUP_MAX_SIZE_REACHED, NO_MEMBER))
-            self._maybe_complete_join()  # the others may have waited for just this one
+            self._maybe_complete_join()  # the others may have waited only for this member
         elif self.state is State.DEAD:
             reply(join_error(errors.COORDINATOR_NOT_AVAILABLE, member_id))
         elif not self._supports(request.protocol_type, {protocol.name for protocol in request.protocols}):
@@ -245,7 +247,7 @@ class ClassicGroup:
         elif member_id == NO_MEMBER:
             self._join_new(request, version, client_id, client_host, reply)
         elif member_id in self.pending_join:
-            if request.group_instance_id is not None:  # only dynamic members are told to come again
+            if request.group_instance_id is not None:  # only dynamic members must join again with their id
                 reply(join_error(errors.UNKNOWN_SERVER_ERROR, member_id))
                 return
             self._add_joining(member_id, request, client_id, client_host, reply)
@@ -273,17 +275,18 @@ class ClassicGroup:
             self._add_joining(member_id, request, client_id, client_host, reply)
 
     def _join_again(self, member: Member, request: Any, reply: Reply) -> None:
-        """A member of the group joins: a rebalance if it brings news or leads, else just what it missed."""
+        """Handle a join of a member of the group: begin a rebalance if it has changes or is the leader,
+        otherwise repeat the answer that it missed."""
         same = member.protocols == _protocols(request)
         leads = self.is_leader(member.member_id)
         if self.state is State.EMPTY:
             reply(join_error(errors.UNKNOWN_MEMBER_ID, member.member_id))
         elif self.state is State.COMPLETING_REBALANCE and same:
-            reply(self._joined(member, with_members=leads))  # the answer to its first join got lost
+            reply(self._joined(member, with_members=leads))  # the answer to its first join was lost
         elif self.state is State.STABLE and same and not leads:
             reply(self._joined(member, with_members=False))
         else:
-            # In Stable a leader that joins wants a new assignment, for reasons that we do not see.
+            # In Stable, a leader that joins wants a new assignment, for reasons of its own.
             self._update(member, request, reply)
             self._prepare_or_complete(f"member {member.member_id} joins again: {_reason(request)}")
 
@@ -308,7 +311,8 @@ class ClassicGroup:
         self._prepare_or_complete(f"new member {member_id}: {_reason(request)}")
 
     def _replace_joining(self, old_id: str, new_id: str, request: Any, version: int, reply: Reply) -> None:
-        """A static member came back under a new id (KIP-345): in Stable without a rebalance, if it can be."""
+        """Handle a static member that returns with a new id (KIP-345): in Stable without a rebalance, if
+        possible."""
         leader_before = self.leader
         member = self._replace_static(old_id, new_id)
         old = (member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms)
@@ -327,7 +331,7 @@ class ClassicGroup:
 
             def stored(code: int) -> None:
                 if self.members.get(new_id) is not member or member.join_reply is not reply:
-                    return  # replaced once more, left, or answered by a rebalance
+                    return  # it was replaced again, has left, or was answered by a rebalance
                 if code:
                     logger.warning("group %s: static member %s could not be stored", self.group_id, new_id)
                     self._undo_replacement(member, old_id, old)
@@ -344,7 +348,7 @@ class ClassicGroup:
                         response = self._joined(member, with_members=True)
                         response.skip_assignment = True
                     elif version < SKIPS_ASSIGNMENT_FROM:
-                        response.leader = leader_before or NO_LEADER  # so that it does not assign anew
+                        response.leader = leader_before or NO_LEADER  # so that it does not assign again
                     self._answer_join(member, response)
 
             self._host.store(self, assignments, stored)
@@ -357,8 +361,8 @@ class ClassicGroup:
         self._extend_session(self._replace_static(member.member_id, old_id))
 
     def _accepts(self, member_id: str) -> bool:
-        """Is there room (group.max.size)? While preparing, those who came count, so that the last are
-        turned away."""
+        """Return whether the group has room (group.max.size). While it prepares a rebalance, only members
+        that have joined count, so the last ones are refused."""
         size_max = self._host.config.group_max_size
         if self.state in (State.EMPTY, State.DEAD):
             return True
@@ -368,7 +372,8 @@ class ClassicGroup:
         return member_id in self.members or len(self.members) < size_max
 
     def _has_room_for_metadata(self, request: Any) -> bool:
-        """Kafka takes any amount, and refuses the group's record in the end, if that is too large."""
+        """Return whether the metadata fits. (Kafka accepts any amount, and refuses the group's record later,
+        if it is too large.)"""
         member_id = request.member_id or self.static_members.get(request.group_instance_id, NO_MEMBER)
         member = self.members.get(member_id)
         size = sum(len(protocol.name) + len(protocol.metadata) for protocol in request.protocols)
@@ -412,13 +417,13 @@ class ClassicGroup:
         return errors.NONE
 
     def _assign(self, given: dict[str, bytes]) -> None:
-        """The leader's assignment; members that it forgot get an empty one."""
+        """Store the leader's assignment. Members that are missing in it get an empty one."""
         assignments = {member_id: given.get(member_id, b"") for member_id in self.members}
         generation = self.generation
 
         def stored(code: int) -> None:
             if self.state is not State.COMPLETING_REBALANCE or self.generation != generation:
-                return  # a rebalance began meanwhile and answered everybody
+                return  # a rebalance began meanwhile and answered all members
             if code:
                 self._reset_assignments(code)
                 self._prepare_or_complete(f"the assignment could not be stored (error {code})")
@@ -459,9 +464,9 @@ class ClassicGroup:
         return HEARTBEAT_ANSWERS[self.state]
 
     def leave(self, identities: Sequence[tuple[str, str | None]]) -> list[int]:
-        """Takes (member id, instance id) pairs out of the group; an error code for each.
+        """Remove (member id, instance id) pairs from the group. Return an error code for each.
 
-        An administrator removes a static member by its instance id alone."""
+        An administrator removes a static member by its instance id only."""
         codes = [self._leave_one(member_id, instance_id) for member_id, instance_id in identities]
         if errors.NONE in codes:
             if self.state in (State.STABLE, State.COMPLETING_REBALANCE):
@@ -500,7 +505,7 @@ class ClassicGroup:
         initial = self.is_empty
         self._move_to(State.PREPARING_REBALANCE)
         logger.info("group %s: rebalance after generation %d: %s", self.group_id, self.generation, reason)
-        if initial:  # more members of a new group are likely on their way (KIP-134)
+        if initial:  # more members of a new group will probably join soon (KIP-134)
             self._delay_ms = self._host.config.group_initial_rebalance_delay_ms
             self._delay_left_ms = max(self.rebalance_timeout_ms() - self._delay_ms, 0)
             self._join_timer.set(self._delay_ms)
@@ -510,7 +515,7 @@ class ClassicGroup:
             self._join_timer.set(self.rebalance_timeout_ms())
 
     def _maybe_complete_join(self) -> None:
-        """The initial rebalance waits for its delay even when all have joined."""
+        """Complete the join phase if all have joined. The initial rebalance waits for its delay even then."""
         preparing = self.state is State.PREPARING_REBALANCE and self.previous_state is not State.EMPTY
         if preparing and self.all_joined():
             self.complete_join()
@@ -526,7 +531,8 @@ class ClassicGroup:
         return True
 
     def complete_join(self) -> None:
-        """All came, or time is up: who did not come is out (static members stay until their session ends)."""
+        """Complete the join phase when all have joined or the time is up. Remove members that did not join
+        (static members stay until their sessions end)."""
         self._join_timer.cancel()
         if self.state is not State.PREPARING_REBALANCE:
             return
@@ -567,12 +573,12 @@ class ClassicGroup:
             self._answer_join(member, self._joined(member, with_members=self.is_leader(member.member_id)))
 
     def _stored_empty(self, code: int) -> None:
-        # Without the record the generation before it comes back with a restart, and its members time out.
+        # Without the record, a restart brings back the previous generation, and its members time out.
         if code:
             logger.warning("group %s: that it is empty could not be stored (error %d)", self.group_id, code)
 
     def _elect_joined_leader(self) -> bool:
-        """A leader that did not join gives way to one that did; False if nobody did."""
+        """If the leader did not join, choose a member that did. Return False if none did."""
         leader = self.members.get(self.leader or NO_MEMBER)
         if leader is not None and leader.join_reply is not None:
             return True
@@ -629,7 +635,7 @@ class ClassicGroup:
         self.pending_join.discard(member.member_id)
 
     def remove(self, member_id: str) -> None:
-        """Takes a member, or one that is pending, out; requests of it that are parked are answered."""
+        """Remove a member or a pending one, and answer its parked requests."""
         session = self._sessions.pop(member_id, None)
         if session is not None:
             session.cancel()
@@ -656,7 +662,7 @@ class ClassicGroup:
         self._park_join(member, reply)
 
     def _replace_static(self, old_id: str, new_id: str) -> Member:
-        """The same member under a new id; whoever still uses the old one is fenced."""
+        """Give a static member a new id. Requests with the old id are fenced."""
         member = self.members.pop(old_id)
         assert member.instance_id is not None
         self._answer_join(member, join_error(errors.FENCED_INSTANCE_ID, old_id))
@@ -674,7 +680,7 @@ class ClassicGroup:
         return member
 
     def close(self, code: int) -> None:
-        """The group is let go: every parked request gets `code`, no timer is left."""
+        """Drop the group: answer every parked request with `code`, and cancel all timers."""
         self._move_to(State.DEAD)
         self.cancel_timers()
         for member in list(self.members.values()):
@@ -690,7 +696,8 @@ class ClassicGroup:
         self.pending_join.clear()
 
     def loaded(self) -> None:
-        """Read from the log: members have one session timeout to show up."""
+        """Start the sessions of a group that was loaded from the log. Its members have one session timeout to
+        return."""
         self.subscribed_topics = self._subscribed_topics()
         for member in self.members.values():
             self._extend_session(member)
@@ -708,8 +715,8 @@ class ClassicGroup:
         )
 
     def _select_protocol(self) -> str:
-        """Let each member vote for its favourite among those that all support. `first_in_java` breaks a
-        tie."""
+        """Let each member vote for its first choice among the protocols that all support. `first_in_java`
+        breaks a tie."""
         size = len(self.members)
         candidates = {name for name, count in self._support.items() if count == size}
         votes: dict[str, int] = {}
@@ -727,8 +734,8 @@ class ClassicGroup:
                 del self._support[name]
 
     def _subscribed_topics(self) -> set[str] | None:
-        """What consumers are subscribed to, from their metadata, if it can be read; other protocols are
-        opaque."""
+        """Return the topics that consumers subscribe to, from their metadata, or None if it cannot be read.
+        Other protocols are opaque."""
         if not self.uses_consumer_protocol:
             return None
         if not self.members:
@@ -738,7 +745,7 @@ class ClassicGroup:
         topics: set[str] = set()
         try:
             for member in self.members.values():
-                # a version, then the fields of version 0, which every later version begins with
+                # A version, then the fields of version 0; every later version begins with these.
                 subscription, _ = codec.decode(
                     messages.ConsumerProtocolSubscription, 0, member.metadata(self.protocol_name), 2
                 )
@@ -832,7 +839,7 @@ def join_error(code: int, member_id: str) -> Any:
 
 
 def first_in_java(names: list[str], size: int) -> str:
-    """Return the name that a Java HashMap of `size` names has first: so Kafka breaks a tie of votes
+    """Return the first name in a Java HashMap of `size` names, with which Kafka breaks a tie of votes
     (ClassicGroup.selectProtocol)."""
     buckets = 16
     while size > buckets * 3 // 4:

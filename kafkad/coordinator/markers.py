@@ -36,16 +36,16 @@ RETRIED = frozenset(
     }
 )
 STOPPED = frozenset({errors.INVALID_PRODUCER_EPOCH, errors.TRANSACTION_COORDINATOR_FENCED})
-# The log of the partition has no place for markers, so it has no record of the transaction either.
+# The log of the partition cannot hold markers, so it has no record of the transaction, either.
 DONE = frozenset({errors.NONE, errors.UNSUPPORTED_FOR_MESSAGE_FORMAT, errors.UNSUPPORTED_VERSION})
 
 
 class Shard(Protocol):
-    """Whose transaction ends. (`transaction_shard.TransactionShard` is one.)"""
+    """The owner of an ending transaction, such as `transaction_shard.TransactionShard`."""
 
     @property
     def epoch(self) -> int:
-        """Of the coordinator, as the markers carry it."""
+        """Return the coordinator's epoch, which the markers contain."""
 
     @property
     def closed(self) -> bool: ...
@@ -53,11 +53,12 @@ class Shard(Protocol):
     def append_complete(
         self, transaction: Transaction, change: Change, try_again: Callable[[], object]
     ) -> None:
-        """All markers are written. `try_again()` if the log cannot take the end just now."""
+        """Complete the transaction, because all markers are written. Call `try_again()` if the log cannot
+        take the end now."""
 
 
 class Marker(NamedTuple):
-    """What is written into each partition. The epoch is the one after the end (KIP-890)."""
+    """The marker for each partition. The epoch is the one after the end (KIP-890)."""
 
     producer_id: int
     producer_epoch: int
@@ -70,10 +71,10 @@ Written = Callable[[Mapping[TopicPartition, int]], object]
 
 
 class Transport(Protocol):
-    """How markers reach the logs of this broker's partitions, and others'."""
+    """Write markers to the logs of partitions, of this broker and of others."""
 
     def exists(self, partition: TopicPartition) -> bool:
-        """Whether the partition is in the image of the cluster."""
+        """Return whether the partition is in the cluster's image."""
 
     def write_markers(self, marker: Marker, partitions: list[TopicPartition], done: Written) -> None:
         """`done({partition: error code})` once, when each is as durable as acks=all makes it, or has failed;
@@ -81,17 +82,17 @@ class Transport(Protocol):
 
 
 class Ending:
-    """A transaction whose markers are under way."""
+    """A transaction whose markers are being written."""
 
     __slots__ = ("change", "failures", "marker", "retry", "shard", "transaction", "waiting")
 
     def __init__(self, shard: Shard, transaction: Transaction, change: Change, marker: Marker) -> None:
         self.shard = shard
         self.transaction = transaction
-        self.change = change  # what the transaction becomes afterwards
+        self.change = change  # the change to append afterwards
         self.marker = marker
         self.failures = 0
-        self.waiting: list[TopicPartition] = []  # to be sent again
+        self.waiting: list[TopicPartition] = []  # markers to send again
         self.retry: Handle | None = None
 
 
@@ -101,7 +102,7 @@ class Markers:
     def __init__(self, scheduler: Any, transport: Transport) -> None:
         self._scheduler = scheduler
         self._transport = transport
-        self._waiting: dict[Ending, None] = {}  # for their next try
+        self._waiting: dict[Ending, None] = {}  # transactions that wait for the next try
 
     def send(self, shard: Shard, transaction: Transaction, change: Change) -> None:
         """Write the markers of a prepared transaction, then append `change`, which is pending."""
@@ -115,7 +116,7 @@ class Markers:
         self._write(Ending(shard, transaction, change, marker), transaction.partitions)
 
     def retry_now(self) -> None:
-        """A worker is back, or the image has changed: try again what waits."""
+        """Try waiting markers again, because a worker is back or the image has changed."""
         for ending in list(self._waiting):
             if ending.retry is not None:
                 ending.retry.cancel()
@@ -146,7 +147,7 @@ class Markers:
 
     def _written(self, ending: Ending, codes: Mapping[TopicPartition, int]) -> None:
         if ending.shard.closed:
-            return  # whoever loads the partition writes the markers again
+            return  # the partition's new coordinator writes the markers again
         transaction = ending.transaction
         stopped = {code for code in codes.values() if code in STOPPED}
         if stopped:

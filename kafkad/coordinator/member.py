@@ -66,5 +66,6 @@ class Member:
         return next(name for name, _ in self.protocols if name in candidates)
 
     def needs_no_heartbeat(self) -> bool:
-        """Who waits for us is alive; only a new member is not trusted, since its client may have gone."""
+        """Return whether the member waits for an answer, and so is alive. This does not hold for a new
+        member, whose client may be gone."""
         return not self.is_new and (self.join_reply is not None or self.sync_reply is not None)

@@ -42,7 +42,7 @@ class Offsets:
         return self._groups.get(group_id, {}).get(topic, {}).get(partition)
 
     def remove(self, key: Key) -> None:
-        """A tombstone: it also undoes what open transactions said about the partition."""
+        """Apply a tombstone. It also removes commits of open transactions for the partition."""
         group_id, topic, partition = key
         topics = self._groups.get(group_id, {})
         partitions = topics.get(topic, {})
@@ -59,14 +59,14 @@ class Offsets:
         self._forget_unstable(key)
 
     def group_ids(self) -> set[str]:
-        """Groups that have an offset, or an open transaction's."""
+        """Return the groups with an offset, or with one in an open transaction."""
         return {*self._groups, *self._unstable}
 
     def of_group(self, group_id: str) -> dict[str, dict[int, CommittedOffset]]:
         return self._groups.get(group_id, {})
 
     def keys_of_group(self, group_id: str) -> Iterator[Key]:
-        """Also those that only an open transaction has."""
+        """Return the keys of a group, including those that only an open transaction has."""
         for topic, partitions in self.of_group(group_id).items():
             for partition in partitions:
                 yield group_id, topic, partition
@@ -75,14 +75,14 @@ class Offsets:
                 yield key
 
     def topics(self) -> list[str]:
-        """Topics in which a group has an offset."""
+        """Return the topics for which any group has an offset."""
         return list(self._topics)
 
     def groups_of_topic(self, topic: str) -> list[str]:
         return list(self._topics.get(topic, ()))
 
     def take_loaded(self, latest: LatestRecords, limit: int) -> list[tuple[bytes, bytes, int]]:
-        """Some of the records that were read back: offsets are put here, all others returned."""
+        """Store the offsets among some loaded records, and return all other records."""
         _, others = latest.take(limit, self._groups, self._topics, _new_committed)
         return others
 
@@ -107,7 +107,7 @@ class Offsets:
         return bool(self._open)
 
     def open_commits(self) -> Iterator[tuple[Key, CommittedOffset]]:
-        """Commits of open transactions."""
+        """Return the commits of open transactions."""
         for commits in self._open.values():
             yield from commits.items()
 
@@ -118,7 +118,7 @@ class Offsets:
         return group_id in self._unstable
 
     def _forget_unstable(self, key: Key, producer_id: int | None = None) -> None:
-        """Of one producer, or of all."""
+        """Remove the marks of one producer's open transaction, or of all, for a key."""
         keys = self._unstable.get(key[0], {})
         producers = keys.get(key)
         if producers is None:

@@ -19,13 +19,13 @@ class Scheduler(Protocol):
 
 
 class Storage(Protocol):
-    """`__consumer_offsets`, as the coordinator sees it."""
+    """The coordinator's view of `__consumer_offsets`."""
 
     def partition_count(self) -> int: ...
 
     def topic_id(self, topic: str) -> bytes | None:
-        """Of a topic that exists (zeros: not known); None if it does not, on the word of an image that has
-        everything that was committed when the coordinator began."""
+        """Return the id of an existing topic (zeros: unknown), or None if it does not exist. The image must
+        have everything that was committed when the coordinator began."""
 
     def batch_size_max(self, partition: int) -> int:
         """In bytes; `append` refuses a larger batch with MESSAGE_TOO_LARGE."""

@@ -27,8 +27,8 @@ from kafkad.protocol.errors import KafkaError, Malformed
 logger = logging.getLogger(__name__)
 
 CLASSIC = "classic"
-AT_ONCE = 50  # groups that are listed between two looks at the clock
-DESCRIBE_NOT_FOUND_FROM = 6  # DescribeGroups: before, an unknown group is Dead and no error
+AT_ONCE = 50  # groups that are listed between two checks of the clock
+DESCRIBE_NOT_FOUND_FROM = 6  # DescribeGroups: in older versions, an unknown group is Dead without an error
 
 
 HASHED_AT_ONCE = 64  # characters: a group's name may have 32,767, and a loop over each takes 6 ms
@@ -37,7 +37,7 @@ REMEMBERED = 256  # characters; 8,192 names of the longest kind would be 512 MB
 
 
 def java_hash(text: str) -> int:
-    """Java's String.hashCode: over UTF-16 code units, as a signed 32-bit number."""
+    """Return Java's String.hashCode: over UTF-16 code units, as a signed 32-bit number."""
     return _remembered(text) if len(text) <= REMEMBERED else _java_hash(text)
 
 
@@ -55,13 +55,14 @@ _remembered = lru_cache(maxsize=8192)(_java_hash)
 
 
 def partition_of(name: str, count: int) -> int:
-    """Kafka's Utils.abs(hashCode) % count: the smallest integer has no absolute value and counts as 0."""
+    """Return Kafka's Utils.abs(hashCode) % count. The smallest integer has no absolute value and counts as
+    0."""
     value = java_hash(name)
     return (0 if value == -(1 << 31) else abs(value)) % count
 
 
 def at_once(steps: Generator[None, None, Any]) -> Any:
-    """What the last of these steps returns."""
+    """Run all steps. Return the result of the last one."""
     while True:
         try:
             next(steps)
@@ -70,9 +71,10 @@ def at_once(steps: Generator[None, None, Any]) -> Any:
 
 
 class GroupCoordinator:
-    """What the API handlers call. Methods that may wait take `reply`, which is called exactly once.
+    """The operations for the API handlers. Methods that may wait take `reply` and call it exactly once.
 
-    config: the broker's, replaced when a dynamic key changes. new_uuid: the random part of member ids."""
+    config: the broker's configuration, replaced when a dynamic key changes. new_uuid: the random part of
+    member ids."""
 
     def __init__(
         self, config: Any, clock: Clock, scheduler: Scheduler, storage: Storage, new_uuid: Callable[[], str]
@@ -91,18 +93,19 @@ class GroupCoordinator:
             group_id, self.storage.partition_count() or self.config.offsets_topic_num_partitions
         )
 
-    # -- which partitions are here
+    # -- partitions of this broker
 
     def begin_load(self, partition: int) -> Shard:
-        """From now on its groups are answered COORDINATOR_LOAD_IN_PROGRESS. Feed `Shard.replay`, in any
-        thread, then call `end_load`; `unload` cancels it at any time."""
+        """Begin to load a partition. Requests for its groups get COORDINATOR_LOAD_IN_PROGRESS. Feed
+        `Shard.replay` in any thread, then call `end_load`. `unload` cancels the load at any time."""
         self.unload(partition)
         shard = self.shards[partition] = Shard(self, partition)
         return shard
 
     def end_load(self, shard: Shard, done: Callable[[], object] | None = None) -> None:
-        """All of the partition was fed: make its groups in slices, then serve them. A partition that does not
-        parse is not served. `done()` in each case, also when it is unloaded meanwhile."""
+        """Finish the load after the whole partition was fed: create its groups in slices, then serve them. A
+        partition that does not parse is not served. Call `done()` in each case, also if it is unloaded
+        meanwhile."""
         self.run(shard, shard.load_steps(), done)
 
     def refuse_load(self, shard: Shard, why: Malformed) -> None:
@@ -114,8 +117,8 @@ class GroupCoordinator:
             shard.close(errors.NOT_COORDINATOR)
 
     def load(self, partition: int, batches: Iterable[Any]) -> None:
-        """Load a whole partition at once, given as buffers of whole batches. Raises Malformed, and then does
-        not serve it."""
+        """Load a whole partition at once, given as buffers of complete batches. If it does not parse, raise
+        Malformed and do not serve it."""
         shard = self.begin_load(partition)
         try:
             for buffer in batches:
@@ -127,7 +130,7 @@ class GroupCoordinator:
             raise
 
     def run(self, shard: Shard, steps: Iterator[None], done: Callable[[], object] | None = None) -> None:
-        """Do a shard's work in slices, until it is done or the shard is unloaded."""
+        """Run a shard's work in slices, until it is done or the shard is unloaded."""
 
         def until_closed() -> Iterator[None]:
             try:
@@ -162,8 +165,8 @@ class GroupCoordinator:
         version: int,
         done: Done,
     ) -> None:
-        """A transaction that committed offsets in this partition has ended. `done(error code)` when its
-        marker is durable."""
+        """End a transaction that committed offsets in this partition. Call `done(error code)` when its marker
+        is durable."""
         shard = self.shards.get(partition)
         if shard is None or self._closed:
             done(errors.NOT_COORDINATOR)
@@ -215,7 +218,8 @@ class GroupCoordinator:
         shard.sync(request, reply)
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> int:
-        """An error code. While groups are loading every heartbeat is fine: there is nobody to ask."""
+        """Return an error code. While groups are loading, every heartbeat succeeds, because its member is
+        unknown yet."""
         try:
             group = self._shard(group_id, named=True).groups.get(group_id)
         except KafkaError as refused:
@@ -236,7 +240,7 @@ class GroupCoordinator:
     # -- administration
 
     def describe(self, group_id: str | None, version: int) -> Any:
-        """A DescribeGroupsResponse.Groups."""
+        """Return a DescribeGroupsResponse.Groups."""
         try:
             group = self._shard(group_id).groups.get(group_id or "")
         except KafkaError as refused:
@@ -290,7 +294,7 @@ class GroupCoordinator:
     # -- offsets
 
     def commit(self, request: Any, version: int, reply: Reply) -> None:
-        """`commit_steps`, all of them now."""
+        """Run all of `commit_steps` now."""
         at_once(self.commit_steps(request, version, reply))
 
     def commit_steps(self, request: Any, version: int, reply: Reply) -> Generator[None, None, None]:
@@ -336,7 +340,7 @@ class GroupCoordinator:
 
         def arrived(code: int) -> None:
             if code == errors.COORDINATOR_NOT_AVAILABLE:
-                code = errors.NOT_COORDINATOR  # consumers before 3.9 do not know the other here
+                code = errors.NOT_COORDINATOR  # consumers before 3.9 do not expect the other code here
             if code:
                 reply(messages.OffsetFetchResponse.Groups(group_id=asked.group_id, error_code=code))
             else:
@@ -354,6 +358,7 @@ class GroupCoordinator:
         shard.delete_offsets(request, reply)
 
     def on_topics_deleted(self, topics: Sequence[tuple[str, bytes]]) -> None:
-        """(name, topic id) of each: nobody shall start in a new topic of that name at an old offset."""
+        """Delete the offsets of deleted topics, given as (name, topic id), so that no consumer starts in a
+        new topic of that name at an old offset."""
         for shard in self.shards.values():
             shard.delete_offsets_of_topics(topics)

@@ -44,13 +44,13 @@ NO_TIMESTAMP = -1
 GROUP_ID_NOT_FOUND_FROM = (
     9  # OffsetCommit: what older clients expect for an unknown group is ILLEGAL_GENERATION
 )
-TOMBSTONES_MAX = 500  # in one batch: about 50 KB, and 2 ms to make
-BATCH_OVERHEAD, RECORD_OVERHEAD = 61, 24  # bytes, of what is not keys and values; at most
-METADATA_RECORDS_MAX = 16  # as much metadata as fits into so many records a group may keep in memory
-LOADED_AT_ONCE = 500  # offsets that become objects between two looks at the clock: 0.5 ms
-VISITED_AT_ONCE = 100  # groups that are looked at between two looks at the clock
+TOMBSTONES_MAX = 500  # per batch: about 50 KB, and 2 ms to build
+BATCH_OVERHEAD, RECORD_OVERHEAD = 61, 24  # most bytes beside keys and values
+METADATA_RECORDS_MAX = 16  # a group may have as much metadata in memory as fits into this many records
+LOADED_AT_ONCE = 500  # offsets that are created between two checks of the clock: 0.5 ms
+VISITED_AT_ONCE = 100  # groups that are visited between two checks of the clock
 
-# What a failed append means to a client of the coordinator.
+# The error codes that a client of the coordinator gets for a failed append.
 APPEND_ERRORS: dict[int, int] = {
     errors.UNKNOWN_TOPIC_OR_PARTITION: errors.COORDINATOR_NOT_AVAILABLE,
     errors.NOT_ENOUGH_REPLICAS: errors.COORDINATOR_NOT_AVAILABLE,
@@ -67,7 +67,7 @@ NO_TRANSACTION = (0, 0)  # Admission.PLAIN, and no guard
 
 
 class Write:
-    """A batch on its way: what it changes in the offsets, and who waits for it."""
+    """A batch that is being written: its changes of the offsets, and its callback."""
 
     __slots__ = ("base_offset", "changes", "code", "ended", "producer_id", "waiting")
 
@@ -78,12 +78,12 @@ class Write:
         ended: tuple[int, bool] | None = None,
         producer_id: int | None = None,
     ) -> None:
-        self.changes = changes  # of its records, in their order
-        self.producer_id = producer_id  # of a commit in a transaction
-        self.ended = ended  # of a marker: whose transaction, and whether it was committed
+        self.changes = changes  # changes by its records, in order
+        self.producer_id = producer_id  # for a commit in a transaction
+        self.ended = ended  # for a marker: the transaction's producer, and whether it was committed
         self.base_offset = -1
         self.waiting: list[Done] = [] if done is None else [done]
-        self.code: int | None = None  # None: on its way
+        self.code: int | None = None  # None: not finished
 
 
 class Shard:
@@ -96,9 +96,9 @@ class Shard:
         self.writes: deque[Write] = deque()
         self.loading = True
         self.closed = False
-        self.replay = Replay()  # what is read of the log while it is loading
+        self.replay = Replay()  # records of the log, while the shard is loading
         self._coordinator = coordinator
-        self._deleted_meanwhile: list[tuple[str, bytes]] = []  # topics that went while it was loading
+        self._deleted_meanwhile: list[tuple[str, bytes]] = []  # topics that were deleted while it was loading
         self._expiry = Deadline(self, self._expire_and_come_again)
 
     # -- Host
@@ -173,7 +173,8 @@ class Shard:
         )
 
     def _appended(self, write: Write, code: int, base_offset: int) -> None:
-        """A refusal may overtake what went before; its answer may not."""
+        """Store the result of an append. A refusal may come before the results of older appends, but answers
+        keep the order of appends."""
         assert write.code is None, "a write has one outcome"
         write.code = code
         write.base_offset = base_offset
@@ -186,9 +187,7 @@ class Shard:
                 done(outcome)
 
     def _apply(self, write: Write) -> None:
-        ordered = (
-            self.offsets.any_open
-        )  # then the end of a transaction asks which commit came last in the log
+        ordered = self.offsets.any_open  # the end of a transaction then needs the order of commits in the log
         for number, (key, committed) in enumerate(write.changes):
             if committed is None:
                 self.offsets.remove(key)
@@ -204,14 +203,15 @@ class Shard:
             self.offsets.end_transaction(producer_id, commit=commit)
 
     def after_writes(self, done: Done) -> None:
-        """`done(error code)` when all that is on its way has arrived; now, if nothing is."""
+        """Call `done(error code)` when all pending appends are finished; at once, if there are none."""
         if self.writes:
             self.writes[-1].waiting.append(done)
         else:
             done(errors.NONE)
 
     def commits_on_their_way(self) -> Iterator[tuple[Key, CommittedOffset]]:
-        """Offsets being committed: not to be fetched yet, but to be deleted with their group or topic."""
+        """Return offsets that are being committed. They cannot be fetched yet, but are deleted with their
+        group or topic."""
         for write in self.writes:
             for key, committed in write.changes:
                 if committed is not None:
@@ -221,7 +221,7 @@ class Shard:
         return {key for key, _ in self.commits_on_their_way() if key[0] == group_id}
 
     def _append_tombstones(self, keys: Iterable[Key], done: Done | None = None) -> None:
-        """In as many batches as it takes. `done` with the outcome of the last."""
+        """Append tombstones in as many batches as necessary. Call `done` with the result of the last one."""
         room_max = self._coordinator.storage.batch_size_max(self.index) - BATCH_OVERHEAD
         entries: list[Entry] = []
         changes: list[tuple[Key, None]] = []
@@ -239,7 +239,7 @@ class Shard:
             self.append(entries, changes, done)
 
     def _delete_group(self, group: ClassicGroup, done: Done | None = None) -> None:
-        """Its offsets, then the group. It is gone for others at once, and back if it could not be written."""
+        """Delete a group's offsets, then the group. It disappears at once, and returns if the write fails."""
         keys = sorted({*self.offsets.keys_of_group(group.group_id), *self.keys_on_their_way(group.group_id)})
 
         def deleted(code: int) -> None:
@@ -256,7 +256,7 @@ class Shard:
     # -- reading the log
 
     def load_steps(self) -> Iterator[None]:
-        """Make groups and offsets of what `replay` was fed, in small steps, and serve them. Raises
+        """Create groups and offsets from the records in `replay`, in small steps, and then serve them. Raise
         Malformed."""
         assert self.loading
         unfinished = self.replay.unfinished()
@@ -269,7 +269,7 @@ class Shard:
             self._load_record(key, value, offset, producer_id)
         self.replay = Replay()
         for group_id in self.offsets.group_ids():
-            if group_id not in self.groups:  # a simple consumer: offsets, but never a member
+            if group_id not in self.groups:  # a simple consumer: offsets without members
                 self.groups[group_id] = ClassicGroup(group_id, self, state_timestamp_ms=self.now_ms())
                 if len(self.groups) % VISITED_AT_ONCE == 0:
                     yield
@@ -281,7 +281,7 @@ class Shard:
         if self.groups:
             counts = (len(self.groups), len(self.offsets))
             logger.info("__consumer_offsets-%d: %d groups and %d offsets loaded", self.index, *counts)
-        # A topic may have been deleted while nobody coordinated the groups, and made again under its name.
+        # A topic may have been deleted and recreated while the groups had no coordinator.
         self._coordinator.run(self, self._deletion_steps(self.offsets.topics(), self._is_of_another_topic))
         self.delete_offsets_of_topics(self._deleted_meanwhile)
 
@@ -333,7 +333,7 @@ class Shard:
         self.groups[found.group_id] = group
 
     def close(self, code: int) -> None:
-        """The partition is not ours any more: answer everybody who waits."""
+        """Close the shard, because the partition has another leader: answer all waiting requests."""
         self.closed = True
         self._expiry.cancel()
         for group in self.groups.values():
@@ -401,7 +401,8 @@ class Shard:
     # -- offsets
 
     def commit_steps(self, request: Any, version: int, reply: Reply) -> Generator[None, None, None]:
-        """The group may change between two steps: whether the member may commit is asked again at the end."""
+        """Commit in steps. The group may change between two steps, so the member is checked again at the
+        end."""
         group_id = request.group_id
         code = self._check_commit(request, version)
         if code:
@@ -467,7 +468,7 @@ class Shard:
             self.after_writes(committed_or_not)
 
     def _check_commit(self, request: Any, version: int) -> int:
-        """The error code for a commit of this member, or NONE."""
+        """Return the error code for a commit of this member, or NONE."""
         generation = request.generation_id_or_member_epoch
         group = self.groups.get(request.group_id)
         if group is not None:
@@ -477,7 +478,7 @@ class Shard:
         return errors.GROUP_ID_NOT_FOUND if version >= GROUP_ID_NOT_FOUND_FROM else errors.ILLEGAL_GENERATION
 
     def fetch(self, asked: Any, require_stable: bool) -> Generator[None, None, Any]:
-        """Of one group: the topics asked for, or with null topics everything that it has committed. In
+        """Return the committed offsets of one group for the requested topics, or all with null topics. In
         steps."""
         group = self.groups.get(asked.group_id)
         known = {} if group is None or group.state is State.DEAD else self.offsets.of_group(asked.group_id)
@@ -547,10 +548,10 @@ class Shard:
         else:
             self.after_writes(deleted)
 
-    # -- topics that are gone
+    # -- deleted topics
 
     def delete_offsets_of_topics(self, topics: Sequence[tuple[str, bytes]]) -> None:
-        """(name, topic id) of topics that were deleted: delete their offsets, too, in slices."""
+        """Delete the offsets of deleted topics, given as (name, topic id), in slices."""
         if self.loading:
             self._deleted_meanwhile.extend(topics)
         elif topics:
@@ -560,12 +561,13 @@ class Shard:
             self._coordinator.run(self, self._deletion_steps(list(ids), lambda name, old: old in ids[name]))
 
     def _is_of_another_topic(self, name: str, topic_id: bytes) -> bool:
-        """Whether an offset that was committed for this name and id is of a topic that is gone."""
+        """Return whether the topic of an offset, committed with this name and id, does not exist any more."""
         current = self._coordinator.storage.topic_id(name)
         return current is None or not _same_topic(topic_id, current)
 
     def _deletion_steps(self, names: list[str], is_gone: Callable[[str, bytes], bool]) -> Iterator[None]:
-        """Tombstones for the offsets of these topics where `is_gone(topic, topic id of the offset)`."""
+        """Append tombstones for the offsets of these topics for which `is_gone(topic, topic id of the
+        offset)`."""
         wanted = set(names)
         keys = [
             key
@@ -583,7 +585,7 @@ class Shard:
                 visited += 1
                 if len(keys) >= TOMBSTONES_MAX or visited % VISITED_AT_ONCE == 0:
                     count += len(keys)
-                    self._append_tombstones(keys)  # before the next turn, which may bring newer commits
+                    self._append_tombstones(keys)  # before the next turn, in which newer commits may come
                     keys = []
                     yield
         count += len(keys)
@@ -598,7 +600,8 @@ class Shard:
         self._expiry.set(self.config.offsets_retention_check_interval_ms)
 
     def expire(self) -> None:
-        """Forget offsets past offsets.retention.minutes, and Empty groups that have none left; in slices."""
+        """Delete offsets older than offsets.retention.minutes, and Empty groups without offsets, in
+        slices."""
         self._coordinator.run(self, self._expiry_steps())
 
     def _expiry_steps(self) -> Iterator[None]:
@@ -616,7 +619,7 @@ class Shard:
                 else:
                     expired.extend(keys)
             if len(expired) >= TOMBSTONES_MAX or number % VISITED_AT_ONCE == 0:
-                self._append_tombstones(expired)  # before the next turn, which may bring newer commits
+                self._append_tombstones(expired)  # before the next turn, in which newer commits may come
                 expired = []
                 yield
         self._append_tombstones(expired)
@@ -658,12 +661,12 @@ class Shard:
 
 
 def _same_topic(committed: bytes, asked: bytes) -> bool:
-    """A topic id that either side does not know fits every topic."""
+    """Return whether two topic ids match. An unknown id matches every topic."""
     return committed == asked or NO_TOPIC_ID in (committed, asked)
 
 
 def commit_error(request: Any, code: int) -> Generator[None, None, Any]:
-    """The response with the same code for every partition, in steps."""
+    """Return the response with the same code for every partition, in steps."""
     response = messages.OffsetCommitResponse()
     for topic in request.topics:
         answer = messages.OffsetCommitResponse.Topics(name=topic.name, topic_id=topic.topic_id)

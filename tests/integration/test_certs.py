@@ -47,7 +47,7 @@ def test_keys_are_private_and_what_is_there_stays(here):
 def test_a_renewed_certificate_is_another_with_the_same_names_and_authority(here):
     before, authority = (here / "broker.pem").read_bytes(), (here / "ca.pem").read_bytes()
     told = kafkad(here.parent, "certs", "--host", "other.example.com", code=1)
-    assert "broker.pem is not for other.example.com; --renew" in told
+    assert "broker.pem is not valid for other.example.com; --renew" in told
     kafkad(here.parent, "certs", "--renew", "--host", "other.example.com")
     assert (here / "broker.pem").read_bytes() != before and (here / "ca.pem").read_bytes() == authority
     names = names_of(here / "broker.pem")

@@ -131,7 +131,7 @@ def test_lists_and_removes(broker, clean):
         code, out, err = run(*at, "--list", *words, "--json")
         assert (code, err, len(json.loads(out))) == (0, "", count), words
     code, out, err = run(*at, "--remove", "--topic", "t")
-    assert code == 1 and "say --force" in err
+    assert code == 1 and "use --force" in err
     code, out, err = run(
         *at, "--remove", "--force", "--topic", "t", "--allow-principal", "User:bob", "--json"
     )

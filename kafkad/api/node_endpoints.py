@@ -13,3 +13,9 @@ def node_endpoints(node_id: int, endpoint: Endpoint, rack: str | None) -> bytes:
         node_id=node_id, host=endpoint.host, port=endpoint.port, rack=rack
     )
     return codec.encode(messages.FetchResponse(node_endpoints=[node]), VERSION)[TAGS_AT:]
+
+
+def node_entry(node_id: int, endpoint: Endpoint, rack: str | None) -> bytes:
+    """One node of these tags: behind their number (1), the tag (0), its size, and the count of nodes."""
+    tags = node_endpoints(node_id, endpoint, rack)
+    return tags[5:] if tags[2] & 0x80 else tags[4:]

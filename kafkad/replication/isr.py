@@ -9,8 +9,8 @@ HW at once, since the controller may have committed it already; a removal releas
 committed, since a leader elected meanwhile may be the one to be removed (Kafka: Partition, PartitionState,
 CommittedPartitionState, PendingExpandIsr, PendingShrinkIsr).
 
-One proposal is in flight at a time. Whatever the metadata says of the partition replaces the state by
-Committed, and the answer to an older proposal is then ignored: it is no longer `pending`.
+One proposal is in flight at a time. News of the partition in the metadata replaces the state by Committed,
+and the answer to an older proposal is then ignored: it is no longer `pending`.
 
 Use: replication/replicas."""
 
@@ -84,10 +84,15 @@ class Isr:
         return (*self.committed, *sorted(self.adding))
 
     def learn(self, state: PartitionState) -> bool:
-        """What the metadata says of the partition. False: it is older than what is known. Of an equal epoch
-        the controller's answer has come before the metadata."""
+        """What the metadata says of the partition. False: it is older than what is known.
+
+        Of an equal epoch the controller's answer has come before: that is no news, and a proposal that was
+        made since stays pending. The controller may commit it any time, so HW must not move without the
+        replica that it adds. (Kafka's Partition.makeLeader takes that state for committed.)"""
         if state.partition_epoch < self.partition_epoch:
             return False
+        if state.partition_epoch == self.partition_epoch and state.leader_epoch == self.leader_epoch:
+            return True
         self.leader_epoch = state.leader_epoch
         self._commit(state.isr, state.partition_epoch)
         return True

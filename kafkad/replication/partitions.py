@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from kafkad._native.log.partition import Partition
+from kafkad._native.log.partition_reader import ReaderPartition
 from kafkad._native.serving.partition_table import PartitionTable
 from kafkad._native.shared.watermarks import LEADER
 from kafkad.config.broker import BrokerConfig
@@ -83,6 +84,8 @@ class Partitions:
         self.on_opened: Callable[[Log], None] | None = None  # (log), when it has a role and is in the table
         self.on_led: Callable[[Log], None] | None = None  # (log), when it is led that was not
         self.on_role: Callable[[Log, PartitionState], None] | None = None  # (log, state), after each change
+        # (another worker's partition, state), after each change, too
+        self.on_reader: Callable[[ReaderPartition, PartitionState], None] | None = None
         self.on_failed: Callable[[str, int, bytes], None] | None = None  # (topic, index, topic id), at first
         self.on_dropped: Callable[[str, int, bytes], None] | None = None  # (topic, index, topic id), at once
         self.config = config
@@ -477,10 +480,12 @@ class Partitions:
         absent = told is not None and (told.row == NO_ROW or self.log_dirs.is_offline(told.directory))
         if told is not None and not absent:
             if self._readers.get(key) == (topic.topic_id, told):
+                self._show_reader(self.table.get(*key), topic.partitions[index])
                 return
             slot = self.log_dirs.table.row(told.row)
             read = Partition.reader(topic.name, index, topic.topic_id, told.directory, slot, told.owner)
             ReaderLog(read, told.directory)
+            self._show_reader(read, topic.partitions[index])
             reader: Partition = read
         elif (absent or (state is not None and self._is_absent(state, new))) and key not in self._readers:
             told = None
@@ -494,6 +499,10 @@ class Partitions:
         else:
             self.table.add(reader, topic.name, topic.topic_id)
         self._readers[key] = topic.topic_id, told
+
+    def _show_reader(self, reader: ReaderPartition, state: PartitionState) -> None:
+        if self.on_reader is not None:
+            self.on_reader(reader, state)
 
     def _readers_offline(self, path: str) -> None:
         """A directory has failed, for this worker or another one."""

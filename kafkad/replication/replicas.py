@@ -10,9 +10,11 @@ Nothing here waits or reads a clock; `now_ms` is monotonic, the reactor's.
 Use: server/member_worker."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
+from weakref import WeakKeyDictionary
 
+from kafkad._native.log.partition_reader import ReaderPartition
 from kafkad._native.log.partition_watermarks import NEW_LEADER, RE_ELECTED, SAME_EPOCH
 from kafkad._native.shared.watermarks import LEADER
 from kafkad.log.log import Log
@@ -20,6 +22,8 @@ from kafkad.metadata.image import MetadataImage, PartitionState
 from kafkad.replication.isr import Answer, Isr, Proposal, Verdict
 
 logger: Final = logging.getLogger("kafkad.replication")
+
+A_STEP: Final = 32  # partitions, of some microseconds each
 
 Done = Callable[[int, Answer | None], None]  # (error code, what the controller has)
 Send = Callable[[bytes, int, Proposal, Done], None]  # (topic id, partition, …)
@@ -47,6 +51,7 @@ class Replicas:
         self._image = image
         self._now_ms = now_ms
         self._led: dict[tuple[str, int], Led] = {}
+        self._readers: WeakKeyDictionary[ReaderPartition, tuple[int, ...]] = WeakKeyDictionary()
 
     def __len__(self) -> int:
         return len(self._led)
@@ -79,13 +84,38 @@ class Replicas:
         led.led_since = log.native.led_since
         self._show(led, reset)
 
+    def on_reader(self, reader: ReaderPartition, state: PartitionState) -> None:
+        """Partitions.on_reader: who may fetch from this worker what another one owns."""
+        if state.leader != self.me or len(state.replicas) == 1:
+            reader.know_replicas([])
+            self._readers.pop(reader, None)
+            return
+        others = tuple(each for each in state.replicas if each != self.me)
+        self._readers[reader] = others
+        self._show_reader(reader, others)
+
+    def _show_reader(self, reader: ReaderPartition, others: tuple[int, ...]) -> None:
+        brokers = self._image().brokers
+        reader.know_replicas([(each, brokers[each].epoch if each in brokers else -1) for each in others])
+
     def on_dropped(self, topic: str, index: int, topic_id: bytes) -> None:
         self._led.pop((topic, index), None)
 
-    def on_brokers(self) -> None:
-        """A broker was fenced, unfenced, or registered anew: who may be in an ISR is another question now."""
-        for led in list(self._led.values()):
-            self._show(led, SAME_EPOCH)
+    def follow_brokers(self) -> Iterator[None]:
+        """A broker was fenced, unfenced, or registered anew: who may be in an ISR is another question now.
+        A few partitions a step."""
+        for number, key in enumerate(list(self._led)):
+            led = self._led.get(key)
+            if led is not None:
+                self._show(led, SAME_EPOCH)
+            if number % A_STEP == 0:
+                yield
+        for number, reader in enumerate(list(self._readers)):
+            others = self._readers.get(reader)
+            if others is not None:
+                self._show_reader(reader, others)
+            if number % A_STEP == 0:
+                yield
 
     def _show(self, led: Led, reset: int) -> None:
         """Give the native partition what is known here."""
@@ -125,19 +155,25 @@ class Replicas:
             )
             self._propose(led, proposal)
 
-    def tick(self) -> None:
-        """Propose to remove the members that lag."""
-        now_ms = self._now_ms()
-        for led in list(self._led.values()):
-            lagging = led.log.native.lagging(now_ms) if led.isr.pending is None else ()
-            proposal = led.isr.shrink(lagging, self._epoch_of(led)) if lagging else None
-            if proposal is not None:
-                log = led.log
-                logger.info(
-                    "%s-%d: brokers %s leave the ISR %s; %s",
-                    log.topic, log.partition, lagging, led.isr.committed, log.native.replica_rows(),
-                )  # fmt: skip
-                self._propose(led, proposal)
+    def tick(self) -> Iterator[None]:
+        """Propose to remove the members that lag. A few partitions a step."""
+        for number, key in enumerate(list(self._led)):
+            led = self._led.get(key)
+            if led is not None and led.isr.pending is None:
+                self._shrink(led)
+            if number % A_STEP == 0:
+                yield
+
+    def _shrink(self, led: Led) -> None:
+        lagging = led.log.native.lagging(self._now_ms())
+        proposal = led.isr.shrink(lagging, self._epoch_of(led)) if lagging else None
+        if proposal is not None:
+            log = led.log
+            logger.info(
+                "%s-%d: brokers %s leave the ISR %s; %s",
+                log.topic, log.partition, lagging, led.isr.committed, log.native.replica_rows(),
+            )  # fmt: skip
+            self._propose(led, proposal)
 
     def _epoch_of(self, led: Led) -> Callable[[int], int]:
         def epoch_of(broker_id: int) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
 from kafkad.api.context import ANONYMOUS, RequestContext
+from kafkad.api.node_endpoints import node_entry
 from kafkad.controller.brokers import Registration
 from kafkad.controller.configs import Absolute, Incremental, Outcome
 from kafkad.log.log import Log
@@ -33,9 +34,11 @@ from kafkad.server.alter_partition import AlterPartitions
 from kafkad.server.broker_lifecycle import BrokerLifecycle
 from kafkad.server.changes import Changes
 from kafkad.server.controller_channel import ControllerChannel
+from kafkad.server.controller_queue import awaited
 from kafkad.server.controller_requests import ControllerRequests, Placed
 from kafkad.server.metadata_client import MetadataClient
 from kafkad.server.metadata_feed import difference
+from kafkad.server.turns import Steps
 from kafkad.server.worker import MetadataCache, Worker
 
 logger = logging.getLogger("kafkad")
@@ -304,17 +307,37 @@ class MemberWorker(Worker):
 
     def _on_change(self, delta: Any, image: MetadataImage) -> None:
         super()._on_change(delta, image)
+        if delta.brokers_changed and hasattr(self, "reactor"):  # else `_accept` does it
+            self._name_leaders()
+
+    def _follow(self, delta: Any, image: MetadataImage, defaults: Any | None) -> Steps:
         if delta.brokers_changed:
-            self.replicas.on_brokers()
+            yield from self.replicas.follow_brokers()
+        return (yield from super()._follow(delta, image, defaults))
+
+    def _name_leaders(self) -> None:
+        """What clients are told of the brokers that lead what we do not (KIP-951)."""
+        self.reactor.name_leaders(
+            {
+                (name, broker.broker_id): node_entry(broker.broker_id, endpoint, broker.rack)
+                for broker in self.metadata.image.brokers.values()
+                if not broker.fenced
+                for name, endpoint in broker.listeners.items()
+            }
+        )
 
     async def _watch_replicas(self) -> None:
         while True:
             await asyncio.sleep(self.replicas.lag_ms_max / 2000)
-            self.replicas.tick()
+            await awaited(self.turns.run(self._shrink()))
+
+    def _shrink(self) -> Steps:
+        yield from self.replicas.tick()
 
     def _accept(self) -> None:
         self._run(self._watch_replicas())
         self._follow_leaders()
+        self._name_leaders()
         self.lifecycle.ready_to_unfence()
         self.loop.run_until_complete(self.lifecycle.unfenced.wait())
         self.loop.call_soon(self._assign_directories)

@@ -113,3 +113,13 @@ def test_an_answer_that_changed_nothing_ends_the_proposal(isr):
     added = isr.expand(3, EPOCHS.get)
     assert isr.answered(added, 0, answer((1, 2), partition_epoch=7)) is Verdict.COMMITTED
     assert (isr.committed, isr.maximal) == ((1, 2), (1, 2))
+
+
+def test_metadata_that_is_no_news_leaves_a_proposal_in_flight(isr):
+    """Found by tests/sim/test_replication, seed 258: the metadata of a removal came behind the next proposal,
+    an addition. HW moved without the replica that the controller then added."""
+    removed = isr.shrink([2], EPOCHS.get)
+    isr.answered(removed, 0, answer((1,)))
+    added = isr.expand(3, EPOCHS.get)
+    assert isr.learn(state((1,), partition_epoch=8))
+    assert (isr.pending, isr.maximal) == (added, (1, 3))

@@ -7,7 +7,7 @@ import time
 import pytest
 from reactor_world import World, batch, fetch, produce, rows
 
-from kafkad.api.node_endpoints import node_endpoints
+from kafkad.api.node_endpoints import node_endpoints, node_entry
 from kafkad.metadata.image import Endpoint
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.records import read_batches
@@ -672,6 +672,25 @@ def test_a_follower_is_told_who_leads(world):
     request.replica_state.replica_id = 1
     expected = [(0, errors.NOT_LEADER_OR_FOLLOWER, 7, 4)], [(7, "h", 1, None)]
     assert leaders(world.connect().ask(request, 16)) == expected
+
+
+def test_a_replica_names_the_broker_that_leads_now(world):
+    entries = {
+        ("PLAINTEXT", each): node_entry(each, Endpoint(f"h{each}" * 40, each, 0), None) for each in (7, 8, 9)
+    }
+    world.reactor.name_leader(7, {"PLAINTEXT": node_endpoints(7, Endpoint("h", 1, 0), None)})
+    world.reactor.name_leaders(entries)
+    for index, leader in enumerate((8, 9, -1)):
+        world.partition("t", index, topic_id=TOPIC_ID).follow(5, leader)
+    request = fetch([(TOPIC_ID, index, 0) for index in range(3)])
+    code = errors.NOT_LEADER_OR_FOLLOWER
+    assert leaders(world.connect().ask(request, 17)) == (
+        [(0, code, 8, 5), (1, code, 9, 5), (2, code, -1, 5)],
+        [(8, "h8" * 40, 8, None), (9, "h9" * 40, 9, None)],
+    )
+    request = fetch([(TOPIC_ID, 0, 0)])
+    request.topics[0].partitions[0].current_leader_epoch = 4
+    assert leaders(world.connect().ask(request, 17))[0] == [(0, errors.FENCED_LEADER_EPOCH, 8, 5)]
 
 
 def test_a_listener_that_is_not_advertised_names_no_node(world):

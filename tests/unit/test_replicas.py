@@ -11,6 +11,7 @@ from kafkad.protocol import codec, errors, messages
 from kafkad.replication.isr import Answer, Proposal
 from kafkad.replication.replicas import Replicas
 from kafkad.server.alter_partition import AlterPartitions
+from tests.sim.replication_world import run_through
 from tests.unit.log_world import batch
 from tests.unit.test_assignments import change, placed
 from tests.unit.test_metadata_image import broker
@@ -37,7 +38,7 @@ class Leading(World):
         self.image, delta = applied(self.image, records)
         self.partitions.apply_delta(delta, self.image)
         if delta.brokers_changed:
-            self.replicas.on_brokers()
+            run_through(self.replicas.follow_brokers())
 
     def create(self, *, isr=(1, 2, 3)):
         record = placed("t", 0, [1, 2, 3], 1)
@@ -82,11 +83,11 @@ def test_one_that_lags_is_proposed_to_leave_and_hw_moves_when_it_has_left(world)
     log.append_client(batch(2), 1_000)
     world.now_ms += LAG_MS + 1
     world.fetch(2, 2)
-    world.replicas.tick()
+    run_through(world.replicas.tick())
     ((_, proposal, done),) = world.sent
     assert proposal.isr == ((1, 11), (2, 12))
     assert log.high_watermark == 0
-    world.replicas.tick()
+    run_through(world.replicas.tick())
     assert len(world.sent) == 1  # one in flight
     done(0, Answer(1, 0, (1, 2), 1))
     assert log.high_watermark == 2
@@ -136,7 +137,7 @@ def test_who_does_not_lead_proposes_nothing(world):
     world.create()
     world.commit(change("t", 0, leader=2))
     world.now_ms += 100 * LAG_MS
-    world.replicas.tick()
+    run_through(world.replicas.tick())
     assert (world.sent, len(world.replicas)) == ([], 0)
     world.commit(change("t", 0, leader=1))
     assert len(world.replicas) == 1

@@ -15,11 +15,13 @@ import struct
 import sys
 import time
 
+from kafkad._native.log.partition_watermarks import NEW_LEADER
 from reactor_world import NOW_MS, Client, Closed, Gate, SlowLog, World, open_log
 
 from kafkad._native.log.partition import Partition
 from kafkad._native.shared.mailbox import Mailboxes
 from kafkad._native.shared.watermarks import WatermarkTable
+from kafkad.log.reader import ReaderLog
 
 
 class Worker(World):
@@ -59,7 +61,9 @@ class Worker(World):
         """A partition of worker `owner`."""
         directory = os.path.join(self.directory, f"{topic}-{index}")
         slot = self.rows.row(row)
-        self.table.add(Partition.reader(topic, index, topic_id, directory, slot, owner), topic, topic_id)
+        reader = Partition.reader(topic, index, topic_id, directory, slot, owner)
+        ReaderLog(reader, directory)
+        self.table.add(reader, topic, topic_id)
 
     def serve_transactions(self, **options):
         """Transactional Produces, with a gate of this worker."""
@@ -86,6 +90,22 @@ class Worker(World):
 
     def advance(self, topic, index, offset):
         self.table.get(topic, index).advance_high_watermark(offset)
+
+    def replicate(self, topic, index, broker_id, broker_epoch, epoch):
+        """This worker's partition is led in `epoch` by broker 1, with one follower in its ISR."""
+        native = self.table.get(topic, index)
+        native.log.set_leader_epoch(epoch, 1, alone=False)
+        rows = [(broker_id, True, True, True, broker_epoch)]
+        native.replicate(rows, isr_count=2, isr_count_max=2, reset=NEW_LEADER, now_ms=0, lag_ms_max=1000)
+
+    def know_replicas(self, topic, index, rows):
+        self.table.get(topic, index).know_replicas(rows)
+
+    def replica_rows(self, topic, index):
+        return self.table.get(topic, index).replica_rows()
+
+    def high_watermark(self, topic, index):
+        return self.table.get(topic, index).high_watermark
 
     def follow_and_lead(self, topic, index, epoch, offset):
         partition = self.table.get(topic, index)

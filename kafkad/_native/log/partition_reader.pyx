@@ -210,6 +210,9 @@ cdef class ReaderPartition(Partition):
         self.state = NOT_LEADER_OR_FOLLOWER
         return self.state
 
+    cdef int freshen(self) noexcept nogil:
+        return self.refresh(False)
+
     cdef int look(self) noexcept nogil:
         cdef int code = self.refresh(False)
         cdef int why = 0
@@ -341,6 +344,8 @@ cdef class ReaderPartition(Partition):
         self.row[0] = row[0]
         self.known = True
         self.state = 0
+        if self.looked_epoch < 0:
+            self.looked_epoch = row.leader_epoch        # what waits now has read in this one
         if self.lookup.recent != NULL and row.high_watermark_segment == row.end_segment and (
                 lookup_newest(&self.lookup) < row.high_watermark):
             lookup_remember(&self.lookup, row.high_watermark, row.high_watermark_position)
@@ -595,5 +600,6 @@ def reader_partition(str topic, int index, bytes topic_id, str directory, RowSlo
     self.slot = slot
     self.shared = <Row*>slot.at
     self.owner = owner
+    self.looked_epoch = -1
     memcpy(self.expected_id, PyBytes_AS_STRING(topic_id), 16)
     return self

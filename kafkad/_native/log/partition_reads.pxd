@@ -38,5 +38,7 @@ cdef class PartitionReads(PartitionState):
     # Whether the files have the names that the segments are known by. A reader asks after it has opened one.
     cdef bint has_names(self) noexcept nogil
 
+    # A reader's: copies the shared row anew, if it moved; 0, or the error that reads get.
+    cdef int freshen(self) noexcept nogil
     # A reader's: copies the shared row anew. Why waiters may be answered now (Advance), 0 when nothing moved.
     cdef int look(self) noexcept nogil

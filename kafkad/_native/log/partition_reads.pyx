@@ -19,7 +19,7 @@ from kafkad._native.log.segments cimport (
 from kafkad._native.shared.watermarks cimport Row
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK, get_i32, get_i64
 from kafkad._native.wire.errors cimport (
-    CORRUPT_MESSAGE, FENCED_LEADER_EPOCH, OFFSET_OUT_OF_RANGE, UNKNOWN_LEADER_EPOCH)
+    CORRUPT_MESSAGE, FENCED_LEADER_EPOCH, NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE, UNKNOWN_LEADER_EPOCH)
 from kafkad._native.wire.batch_layout cimport LAST_OFFSET_DELTA_AT, LENGTH_AT, MAGIC_AT, MAX_TIMESTAMP_AT
 from kafkad._native.log.partition_state cimport PartitionState
 
@@ -59,6 +59,8 @@ cdef class PartitionReads(PartitionState):
         info.available = 0
         self.lookup.wanted_size = max_bytes
         if not self.open:
+            if self.closed_code == NOT_LEADER_OR_FOLLOWER and 0 <= leader_epoch != row.leader_epoch >= 0:
+                return FENCED_LEADER_EPOCH if leader_epoch < row.leader_epoch else UNKNOWN_LEADER_EPOCH
             return self.closed_code
         if leader_epoch >= 0 and leader_epoch != row.leader_epoch:
             return FENCED_LEADER_EPOCH if leader_epoch < row.leader_epoch else UNKNOWN_LEADER_EPOCH
@@ -114,6 +116,9 @@ cdef class PartitionReads(PartitionState):
                 info.size = size
                 return 0
             at += 1
+        return 0
+
+    cdef int freshen(self) noexcept nogil:
         return 0
 
     cdef int look(self) noexcept nogil:

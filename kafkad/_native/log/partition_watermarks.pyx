@@ -210,6 +210,15 @@ cdef class PartitionWatermarks(PartitionReads):
         if self.raise_replicated():
             self.tell(ADVANCED_HIGH_WATERMARK)
 
+    def know_replicas(self, list rows not None) -> None:
+        """Of another worker's partition: (broker id, broker epoch in the metadata) of each follower, so that a Fetch of a
+        stranger, or of a former life of a broker, is refused here."""
+        cdef int32_t i
+        free(self.replicas)
+        self.replicas = replicas_new(len(rows))
+        for i in range(len(rows)):
+            self.replicas.replicas[i].broker_id, self.replicas.replicas[i].known_epoch = rows[i]
+
     def count_isr(self, int isr_count, int isr_count_max) -> None:
         """How many replicas are in sync, as committed and at most, for what holds appends against min.insync.replicas."""
         cdef int count = 0 if self.replicas is NULL else self.replicas.count

@@ -14,7 +14,7 @@ A request of a session that another still waits on answers that other one first:
 
 A follower's Fetch reads to the end of the log, and says by its offsets how far the follower has it (`read_for_replica`).
 
-Not yet: followers of another worker's partition (NOT_LEADER_OR_FOLLOWER), preferred read replicas, quotas."""
+Not yet: preferred read replicas, quotas."""
 
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
@@ -28,10 +28,11 @@ from kafkad._native.serving.fetch_session cimport (
     Fetched, Session, cache_drop_orphans, cache_find, cache_orphan, cache_remove, cache_touch, next_epoch,
     session_add, session_find, session_forget, session_new, session_release)
 from kafkad._native.log.aborted cimport aborted_search, offset_behind
+from kafkad._native.serving.follower_mail cimport follower_flush, follower_note
 from kafkad._native.log.cold_reads cimport ColdJob, cold_ask
 from kafkad._native.log.batch_search cimport COLD, Lookup
 from kafkad._native.log.partition cimport Partition
-from kafkad._native.log.replica_set cimport Mark, replica_of
+from kafkad._native.log.replica_set cimport Mark, Replica, replica_of
 from kafkad._native.log.partition_reads cimport OLDER_SEGMENT, ReadInfo
 from kafkad._native.log.partition_state cimport EPOCH_RAISED, PARTITION_GONE
 from kafkad._native.log.segments cimport log_file_release, segment_floor
@@ -341,17 +342,18 @@ cdef void read_for_replica(Fetching self, const FetchRequest* request, Entry* en
                            int64_t limit, bint at_least_one, Result* result) noexcept nogil:
     """A follower's Fetch (Kafka: Partition.fetchRecords): is it one of the replicas, where does its log leave ours, what
     stands behind its end; and what that says of it. Its state is noted once a request, and not where it diverges."""
-    cdef int64_t leader_end = partition.row.log_end_offset      # before the read: what came since is for the next Fetch
+    cdef const Replica* replica
+    cdef int64_t leader_end
     cdef Mark at
-    if entry.remote:
-        result.code = NOT_LEADER_OR_FOLLOWER                    # not yet: only the owner notes what followers have
-        return
+    partition.freshen()
+    leader_end = partition.row.log_end_offset           # before the read: what came since is for the next Fetch
     result.code = read_warm(self, request, entry, fetched, limit, at_least_one, &result.read)
     if result.code == NEED_PYTHON:
         read_python(self, entry, fetched, limit, at_least_one, request.below, result)
     if result.code != 0 and result.code != OFFSET_OUT_OF_RANGE:
         return
-    if replica_of(partition.replicas, request.replica_id) is NULL:
+    replica = replica_of(partition.replicas, request.replica_id)
+    if replica is NULL:
         # With an epoch it is one that the metadata has given us already, but not this broker yet: it tries again.
         refuse_replica(result, UNKNOWN_LEADER_EPOCH if fetched.leader_epoch >= 0 else NOT_LEADER_OR_FOLLOWER)
         return
@@ -361,8 +363,14 @@ cdef void read_for_replica(Fetching self, const FetchRequest* request, Entry* en
         return
     at.offset = fetched.offset
     mark_read(partition, result, &at)
-    result.code = partition.replica_told(
-        request.replica_id, request.replica_epoch, &at, fetched.replica_start, self.core.monotonic_ms, leader_end)
+    if not entry.remote:
+        result.code = partition.replica_told(
+            request.replica_id, request.replica_epoch, &at, fetched.replica_start, self.core.monotonic_ms, leader_end)
+    elif request.replica_epoch != -1 and request.replica_epoch < replica.known_epoch:
+        result.code = NOT_LEADER_OR_FOLLOWER
+    else:
+        follower_note(self.followers, request.replica_id, request.replica_epoch, self.core.monotonic_ms, partition, &at,
+                      fetched.replica_start, leader_end)
     if result.code:
         refuse_replica(result, result.code)
     else:
@@ -461,7 +469,10 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
             bytes_read[0] += result.read.available
             left = max(left - result.read.size, 0)
         fetched = fetched.next
-    request.counted = True
+    if request.replica_id >= 0 and not request.counted:
+        request.counted = True
+        if self.followers is not None:
+            follower_flush(self.followers)
     return count
 
 

@@ -13,6 +13,7 @@ from kafkad._native.serving.fetch_session cimport Fetched, Session, cache_add, n
 from kafkad._native.log.aborted cimport ABORTED_SIZE, TOLD_AT, TOLD_SIZE, Aborted
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.serving.partition_table cimport Entry, TopicKey
+from kafkad._native.shared.watermarks cimport ROLE_NONE
 from kafkad._native.wire.primitives cimport put_i16, put_i32, put_i64, put_uvarint
 from kafkad._native.wire.errors cimport FENCED_LEADER_EPOCH, INVALID_FETCH_SESSION_EPOCH, NOT_LEADER_OR_FOLLOWER
 from kafkad._native.serving.fetch_state cimport (
@@ -22,6 +23,8 @@ from kafkad._native.serving.fetch_state cimport (
 cdef enum:
     DIVERGING_EPOCH_TAG = 0
     CURRENT_LEADER_TAG = 1
+    NODE_ENDPOINTS_TAG = 0              # of the answer
+    LEADERS_MAX = 32                    # that one answer names: of the others its client asks Metadata
     PARTITION_SIZE_MAX = 48             # of a partition's answer without what varies
 
 
@@ -75,7 +78,7 @@ cdef void answer_results(Fetching self, FetchRequest* request, Slot* slot, uint3
         if flexible:
             slot_extend(slot, 1)[0] = 0
     if names:
-        put_nodes(self, slot)
+        put_nodes(self, slot, count)
     elif flexible:
         slot_extend(slot, 1)[0] = 0
     trim_results(self)
@@ -115,8 +118,12 @@ cdef bint find_leader(Fetching self, Result* result) noexcept nogil:
         with gil:
             if (<object>entry.partition).refresh_row():  # its owner has gone
                 return False
-    result.leader_id = self.broker_id
+    result.leader_id = (<Partition>entry.partition).row.leader_id
     result.leader_epoch = (<Partition>entry.partition).row.leader_epoch
+    if result.leader_id < 0 and result.leader_epoch >= 0 and (<Partition>entry.partition).row.role == ROLE_NONE:
+        return False                                    # nobody leads
+    if result.leader_id < 0:
+        result.leader_id = self.broker_id
     return True
 
 
@@ -242,11 +249,32 @@ cdef inline bint names_leader(int16_t version, const Result* result) noexcept no
         not result.unknown)
 
 
-cdef void put_nodes(Fetching self, Slot* slot) noexcept nogil:
-    """The tags of an answer that names a leader: this broker, as its clients on this listener reach it."""
+cdef object leaders_named(Fetching self, Slot* slot, uint32_t count):
+    """The tags of an answer that names leaders, as clients of this listener reach them. None: it is not known how."""
+    cdef uint32_t i
+    if slot.conn.listener is NULL:
+        return None
+    listener = <object>slot.conn.listener
+    named = set()
+    for i in range(count):
+        if names_leader(slot.api_version, &self.results[i]):
+            named.add(self.results[i].leader_id)
+    named.discard(-1)
+    if named == {self.broker_id}:
+        return (<dict>self.nodes).get(listener)
+    entries = [self.leader_nodes[listener, each] for each in sorted(named) if (listener, each) in self.leader_nodes]
+    entries = entries[:LEADERS_MAX]
+    if not entries:
+        return None
+    content = bytes((len(entries) + 1,)) + b"".join(entries)
+    size = bytes((len(content) & 0x7F | 0x80, len(content) >> 7)) if len(content) > 0x7F else bytes((len(content),))
+    return bytes((1, NODE_ENDPOINTS_TAG)) + size + content
+
+
+cdef void put_nodes(Fetching self, Slot* slot, uint32_t count) noexcept nogil:
     cdef size_t size
     with gil:
-        node = (<dict>self.nodes).get(<object>slot.conn.listener) if slot.conn.listener is not NULL else None
+        node = leaders_named(self, slot, count)
         if node is None:
             slot_extend(slot, 1)[0] = 0
         else:

@@ -4,6 +4,7 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t, uint64_t, int8_t
 from libc.stdlib cimport free
 
 from kafkad._native.serving.connection cimport Conn, Core, Slot, Timer
+from kafkad._native.serving.follower_mail cimport FollowerMail
 from kafkad._native.serving.fetch_session cimport Fetched, Session, cache_orphan, SessionCache
 from kafkad._native.log.aborted cimport Aborted
 from kafkad._native.log.cold_reads cimport ColdJob
@@ -68,6 +69,8 @@ cdef class Fetching:
     cdef int64_t freed              # bytes of sessions that are gone, since the heap was trimmed
     cdef int32_t broker_id          # -1: no leader is named to clients
     cdef dict nodes                 # by listener: this broker as an answer has it (NodeEndpoints)
+    cdef dict leader_nodes          # by listener and broker id: others as an entry there
+    cdef FollowerMail followers     # of several workers
     cdef int64_t elements           # topics and partitions of the request at hand
     cdef WaitingFetch* due
     cdef Unpacker unpacker

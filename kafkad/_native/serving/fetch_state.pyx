@@ -73,6 +73,7 @@ cdef class Fetching:
         self.max_bytes = max_bytes
         self.broker_id = -1
         self.nodes = {}
+        self.leader_nodes = {}
         cache_init(&self.cache, &table.table, slots, eviction_ms, partitions_max, orphan_ms)
 
     def __dealloc__(self):

@@ -32,8 +32,10 @@ cdef extern from "string.h" nogil:
     size_t strnlen(const char* text, size_t size)
 
 from kafkad._native.serving.connection cimport core_wake
+from kafkad._native.serving.follower_mail cimport follower_told
 from kafkad._native.shared.mailbox cimport (
-    ARENA_SIZE, MAIL_ADVANCED, MAIL_APPEND, MAIL_APPENDED, MAIL_BAD_RECORDS, TEXT_MAX, Mail, Mailboxes, arena_of, in_arena, mail_post,
+    ARENA_SIZE, MAIL_ADVANCED, MAIL_APPEND, MAIL_APPENDED, MAIL_BAD_RECORDS, MAIL_FOLLOWER, TEXT_MAX, Mail, Mailboxes, arena_of,
+    in_arena, mail_post,
 )
 from kafkad._native.log.guards cimport NEED_TRANSACTION
 from kafkad._native.serving.outcomes cimport note_refusal, outcome_text
@@ -415,6 +417,8 @@ cdef void forward_mail(Forwarding self, int sender, const Mail* mail) noexcept n
         mail_appended(self, sender, mail)
     elif mail.kind == MAIL_BAD_RECORDS:
         mail_bad_records(self, sender, mail)
+    elif mail.kind == MAIL_FOLLOWER:
+        follower_told(self.table, mail)
     else:
         KAFKAD_CHECK(mail.kind == MAIL_ADVANCED)
         table_remote_advanced(&self.table.table, mail.row)

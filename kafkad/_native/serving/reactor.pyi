@@ -95,6 +95,7 @@ class Reactor:
         """A worker has died: what is in flight to it fails. Told late, or twice, it does nothing."""
     def hold_cold_reads(self, held: bool) -> None:
         """For tests: what is not in memory is not read until it is let go."""
+    def name_leaders(self, nodes: dict[tuple[str, int], bytes]) -> None: ...
     def name_leader(self, broker_id: int, nodes: dict[str, bytes]) -> None:
         """Name the leader of the partitions that a Fetch asks for; by listener, the tags of an answer that
         has it (api/node_endpoints)."""

@@ -24,6 +24,7 @@ from kafkad._native.serving.connection cimport (
     API_KEYS, Conn, Core, KIND_COMMIT, KIND_LOOP, KIND_MAIL, PHASE_READY, conn_close, conn_handle, conn_reap,
     core_fatal, core_free, core_new, core_shut, core_wake)
 from kafkad._native.serving.fetch cimport fetch_session_left
+from kafkad._native.serving.follower_mail cimport FollowerMail
 from kafkad._native.serving.fetch_state cimport Fetching, Result
 from kafkad._native.serving.produce_forwarding cimport Forwarding, forwarding_peer_lost
 from kafkad._native.log.group_commit cimport GroupCommit
@@ -119,6 +120,7 @@ cdef class Reactor(Rounds):
             mailboxes.wake_context = self.core
             self.forwarding = Forwarding(partitions, mailboxes, self.producing)
             self.forwarding.core = self.core
+            self.fetching.followers = FollowerMail(partitions, mailboxes)
             if kafkad_epoll_doorbell(self.core.epoll_fd, mailboxes.doorbells[mailboxes.me], &self.mail_kind) != 0:
                 raise OSError(errno, os.strerror(errno))
         self.open = True
@@ -313,6 +315,10 @@ cdef class Reactor(Rounds):
     def name_leader(self, int32_t broker_id, nodes):
         self.fetching.broker_id = broker_id
         self.fetching.nodes = dict(nodes)
+
+    def name_leaders(self, nodes):
+        """What answers say of brokers that lead: by (listener, broker id) its entry in their list of nodes (KIP-951)."""
+        self.fetching.leader_nodes = dict(nodes)
 
     def trim_soon(self):
         """Give free memory of the heap back to the system at the next occasion, at most once in TRIM_PAUSE_MS."""

@@ -10,6 +10,7 @@ cdef enum:
     MAIL_APPENDED = 2               # the answer to APPEND
     MAIL_ADVANCED = 3               # to a worker that asked for it: a row's watermarks moved
     MAIL_BAD_RECORDS = 4            # before an APPENDED: `text` has the indexes of `size` refused records
+    MAIL_FOLLOWER = 5               # to a partition's owner: how far a follower is, by its Fetch (serving/follower_mail)
     TEXT_MAX = 128
     WORKERS_MAX = 64
     RING_SIZE = 256                 # messages, a power of two; further ones wait in the sender's private memory
@@ -20,7 +21,7 @@ cdef extern from * nogil:
     """
     const size_t ARENA_SIZE         # bytes of address space per worker; the system provides memory at the first access
 
-cdef struct Mail:                   # 256 bytes, one ring entry; only APPENDED uses the fields after the first 64 bytes
+cdef struct Mail:                   # 256 bytes, one ring entry; only APPENDED and FOLLOWER use more than 64 bytes
     uint16_t kind
     uint8_t to_life                 # set by the mailbox: the lives of the receiver and the sender, as the sender knows them
     uint8_t from_life

@@ -88,7 +88,9 @@ if sizeof(Mail) != 256 or sizeof(Cell) != 128 or sizeof(Board) != 64 or sizeof(R
 # -- sending -----------------------------------------------------------------------------------------------
 
 cdef inline void copy_mail(Mail* into, const Mail* mail) noexcept nogil:
-    if mail.kind == MAIL_APPENDED or mail.kind == MAIL_BAD_RECORDS:
+    if mail.kind == MAIL_FOLLOWER:
+        memcpy(into, mail, sizeof(Mail))
+    elif mail.kind == MAIL_APPENDED or mail.kind == MAIL_BAD_RECORDS:
         KAFKAD_CHECK(mail.text_size <= TEXT_MAX)
         memcpy(into, mail, <size_t>(<const char*>mail.text - <const char*>mail) + mail.text_size)
     else:

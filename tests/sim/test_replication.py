@@ -1,0 +1,29 @@
+"""Leaders with followers under every order of events that a seed makes (replication_world)."""
+
+import shutil
+import tempfile
+
+import pytest
+
+from tests.sim.replication_world import run
+
+STEPS = 600
+
+
+def ran(seed, steps=STEPS):
+    directory = tempfile.mkdtemp(dir="/dev/shm")
+    try:
+        return run(seed, directory, steps)
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest.mark.soak
+def test_what_all_acknowledged_is_never_lost(rounds):
+    acked = 0
+    for seed in range(rounds(100, 5_000)):
+        try:
+            acked += len(ran(seed).acked)
+        except AssertionError as trouble:
+            raise AssertionError(f"seed {seed}: {trouble}") from trouble
+    assert acked > rounds(200, 12_000)

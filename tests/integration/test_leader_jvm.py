@@ -149,9 +149,11 @@ def kill_either(cluster, member, topic):
     acked = load.end()
     found = set(consume_all(cluster.brokers[0].bootstrap, topic))
     assert acked <= found, f"{len(acked - found)} of {len(acked)} are lost"
-    # it comes back, and leads nothing that it has not got
+    # it comes back as a follower, and has the same in the end
     member.start()
     assert described(cluster, topic)[0] in (1, 2)
+    wait_until(lambda: described(cluster, topic)[1] == [1, 2, 3])
+    wait_until(lambda: len({log_bytes(node, topic) for node in nodes(cluster, member)}) == 1)
 
 
 def acked_more(load, count=50):

@@ -212,6 +212,7 @@ class _Cleaning:
         self.begun = time.monotonic()
         self._owner = owner
         self._directory = choice.log.directory
+        self._cuts = choice.log.cuts
         self._config = choice.log.config
         self._threads = config.log_cleaner_threads
         self._memory = config.log_cleaner_dedupe_buffer_size // self._threads
@@ -277,7 +278,7 @@ class _Cleaning:
     def _check(self) -> None:
         if self._owner._stopped.is_set():
             raise Stopped
-        if self.log.closed:
+        if self.log.closed or self.log.cuts != self._cuts:
             raise Changed
 
     def _swap(self, cleaned: Cleaned) -> None:

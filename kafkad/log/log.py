@@ -91,6 +91,7 @@ class Log:
         "being_cleaned",
         "cleaned_below",
         "closed",
+        "cuts",
         "directory",
         "first_base_synced",
         "flusher",
@@ -177,6 +178,7 @@ class Log:
         self.closed = False
         self.being_cleaned = self.uncleanable = False
         self.cleaned_below = 0  # the cleaner's checkpoint
+        self.cuts = 0  # how often it was truncated: a cleaning that is under way then is of no use
         self.scanned_bytes = 0  # by recovery
         self.leader_epochs = epochs
         self.snapshot_offset = -1
@@ -754,11 +756,13 @@ class Log:
         KafkaError."""
         if offset < self.end_offset:
             self.cleaned_below = min(self.cleaned_below, offset)
+            self.cuts += 1
             truncation.truncate_to(self, offset)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Nothing is kept; the log goes on, empty, at `offset`: a snapshot has what was before. Raises
         KafkaError."""
+        self.cuts += 1
         truncation.start_at(self, offset)
 
     def half_done(

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from kafkad._native.log.producer_table import ProducerTable
 from kafkad._native.log.segment_recovery import replay_producers, scan_segment
 from kafkad.log import recovery
-from kafkad.log.filenames import CLEANED, LOG, SNAPSHOT, TXN_INDEX, offset_of, segment_file
+from kafkad.log.filenames import DELETED, LOG, SNAPSHOT, SWAP, TXN_INDEX, offset_of, segment_file
 from kafkad.log.flusher import Flusher
 from kafkad.log.owner import Owner
 from kafkad.log.producer_state import load_snapshot
@@ -27,6 +27,7 @@ from kafkad.protocol.errors import CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR, KafkaEr
 
 logger = logging.getLogger("kafkad.log")
 
+CUT: Final = ".cut"
 COPIED_AT_A_TIME: Final = 64 << 20  # bytes
 
 
@@ -54,6 +55,7 @@ def truncate_to(log: Truncated, offset: int) -> None:
     whole = offset <= rows[0][0]
     base, position = (offset, 0) if whole else log.io(native.position_of, offset)
     try:
+        _end_cleaning(log)
         if whole:
             _remove_all(log, offset)
         else:
@@ -83,6 +85,14 @@ def truncate_to(log: Truncated, offset: int) -> None:
         raise log.half_done("its truncation", e, CORRUPT_MESSAGE) from e
 
 
+def _end_cleaning(log: Truncated) -> None:
+    """What the cleaner has announced would bring back what is cut, at the next start. It finds out itself."""
+    if log.being_cleaned:
+        for name in os.listdir(log.directory):
+            if name.endswith(SWAP):
+                os.unlink(os.path.join(log.directory, name))
+
+
 def _cut(log: Truncated, path: str, base: int, position: int, offset: int) -> None:
     """The segment's bytes end at `position`; whoever has the file open and reads beyond it still may."""
     native = log.native
@@ -90,7 +100,7 @@ def _cut(log: Truncated, path: str, base: int, position: int, offset: int) -> No
     if not may_be_sent:
         os.truncate(path, position)
         return
-    fresh = path + CLEANED  # a start after a crash removes it
+    fresh = path + CUT + DELETED  # a start after a crash removes it
     with open(path, "rb") as old, open(fresh, "wb") as new:
         left = position
         while left > 0:
@@ -107,6 +117,7 @@ def _cut(log: Truncated, path: str, base: int, position: int, offset: int) -> No
 def start_at(log: Truncated, offset: int) -> None:
     """Remove everything; the log goes on, empty, at `offset`. Raises KafkaError."""
     try:
+        _end_cleaning(log)
         _remove_all(log, offset)
         log.leader_epochs.truncate_from_end(0)
         log.native.note_epochs()

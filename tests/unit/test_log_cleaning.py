@@ -289,6 +289,28 @@ def test_a_log_that_is_being_read_by_its_files_waits(tmp_path):
     assert len(asked) > 5
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_cleaning_ends_when_its_log_is_cut_and_nothing_comes_back(tmp_path, monkeypatch, whole):
+    """The files that the cleaner announced would be put in place by the next start."""
+    world = compacted(tmp_path)
+    log, announced = world.log, cleaner.rename_to_swap
+    base = log.segments[2][0]
+
+    def cut_after(cleaned):
+        announced(cleaned)
+        cleaners.config.log_cleaner_backoff_ms = 60_000  # this cleaning is the only one
+        assert list(world.directory.glob("*.swap"))
+        log.truncate_fully_and_start_at(7) if whole else log.truncate_to(base)
+
+    monkeypatch.setattr(cleaner, "rename_to_swap", cut_after)
+    cleaners = Cleaners(log)
+    cleaners.run(lambda: log.cuts and not log.being_cleaned)
+    assert log.end_offset == (7 if whole else base)
+    assert not list(world.directory.glob("*.swap"))
+    assert log.cleaned_below == 0
+    assert world.crash(log_start_offset=log.log_start_offset).end_offset == log.end_offset
+
+
 def test_retention_leaves_a_log_alone_while_it_is_cleaned(tmp_path):
     world = compacted(tmp_path, cleanup_policy=("compact", "delete"), retention_ms=HOUR)
     world.log.being_cleaned = True

@@ -33,6 +33,7 @@ SHAPES = {
     "16 KB batches of 100 B": (140, 100),
     "200 B batches": (1, 130),
 }
+SETTLE_S = 2.0
 PAUSED_S = 120  # nobody is fenced for being stopped
 CONFIG = {
     "broker.session.timeout.ms": PAUSED_S * 1000,
@@ -92,6 +93,7 @@ def one_round(admin, followers, leader: JvmNode, pid: int, topic: str, shape, me
         return all(len(p.isrs) == 3 for p in admin.list_topics(topic).topics[topic].partitions.values())
 
     wait_for(whole)
+    time.sleep(SETTLE_S)  # a new topic's ISR is whole before its leader leads
     found = {
         name: catch_up(leader, node, (pid, process), topic, shape, megabytes)
         for name, (node, process) in followers.items()
@@ -117,6 +119,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--megabytes", type=float, default=500, help="that each catch-up has to fetch")
+    parser.add_argument("--only", default="", help="shapes whose names have this")
     parser.add_argument("--where", default="/dev/shm")
     options = parser.parse_args()
     with (
@@ -134,7 +137,9 @@ def main() -> None:
             for column in ("fetched", "follower", "MB/s", "CPU s/GB", "CPU µs a batch", "leader CPU s/GB"):
                 table.add_column(column)
             for number, (name, shape) in enumerate(SHAPES.items()):
-                megabytes = options.megabytes if shape[0] > 1 else options.megabytes / 5
+                if options.only not in name:
+                    continue
+                megabytes = options.megabytes if shape[0] > 1 else options.megabytes / 20
                 seen: dict[str, list[dict[str, float]]] = {follower: [] for follower in followers}
                 for turn in range(options.rounds + 1):
                     topic = f"catch-up-{number}-{turn}"
@@ -143,6 +148,7 @@ def main() -> None:
                         seen[follower].append(figures)
                 for follower, rows in seen.items():
                     table.add_row(*row_of(name, follower, rows))
+                    print(*row_of(name, follower, rows), sep="  ", flush=True)
             Console(width=130).print(table)
 
 

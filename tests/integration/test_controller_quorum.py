@@ -2,13 +2,14 @@
 
 import asyncio
 import random
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
 from kafkad.net.channel import Unreachable
-from kafkad.protocol import errors, messages
+from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.records import read_batches
 from tests.controller_process import ControllerQuorum
 from tests.registrations import registration
@@ -228,8 +229,90 @@ def test_bytes_that_are_no_request_close_the_connection_and_nothing_else(tmp_pat
     assert "Vote version 99 is not served" in log
 
 
+def test_envelopes_that_lie_are_answered_with_an_error(tmp_path):
+    chance = random.Random(7)
+    principal = b"\0\0" + codec.encode(messages.DefaultPrincipalData(type="User", name="a"), 0)
+    topics = messages.CreateTopicsRequest(topics=[], timeout_ms=100)
+    whole = codec.encode_request(topics, 7, 5, "c")
+
+    def envelope(data, principal=principal, host=bytes(4)):
+        return messages.EnvelopeRequest(
+            request_data=data, request_principal=principal, client_host_address=host
+        )
+
+    async def run(quorum):
+        await quorum.leader()
+        good = await quorum.ask(100, envelope(whole))
+        assert good.error_code == 0
+        assert codec.decode_response(messages.CreateTopicsResponse, 7, good.response_data)[0] == 5
+        cases = [
+            (envelope(b""), errors.INVALID_REQUEST),
+            (envelope(b"\0\x12\0\0" + bytes(8)), errors.INVALID_REQUEST),  # ApiVersions is not forwarded
+            (envelope(b"\0\x3a\0\0" + bytes(8)), errors.INVALID_REQUEST),  # an Envelope in an Envelope
+            (envelope(b"\0\x13\0\x63" + bytes(8)), errors.UNSUPPORTED_VERSION),
+            (envelope(whole, principal=b""), errors.PRINCIPAL_DESERIALIZATION_FAILURE),
+            (envelope(whole, principal=b"\0\0\xff"), errors.PRINCIPAL_DESERIALIZATION_FAILURE),
+            (envelope(whole, principal=b"\0\x07" + principal[2:]), errors.PRINCIPAL_DESERIALIZATION_FAILURE),
+            (envelope(whole, host=b"abc"), errors.INVALID_REQUEST),
+        ]
+        cases += [(envelope(whole[:size]), errors.UNSUPPORTED_VERSION) for size in range(4, len(whole))]
+        for request, code in cases:
+            answer = await quorum.ask(100, request)
+            assert (answer.error_code, answer.response_data) == (code, None), request
+        for _ in range(200):
+            key = chance.choice((19, 20, 29, 30, 31, 33, 37, 43, 44, 45, 46, 49, 51, 55, 57, 64))
+            frame = key.to_bytes(2, "big") + bytes([0, chance.randrange(4)])
+            frame += bytes(
+                chance.choice((0, 1, 255, chance.randrange(256))) for _ in range(chance.randrange(60))
+            )
+            await quorum.ask(100, envelope(frame))
+        assert await quorum.leader() == 100
+
+    with ControllerQuorum(tmp_path, 1, QUICK) as quorum:
+        asyncio.run(run(quorum))
+        assert quorum.nodes[100].runs
+
+
 def test_a_directory_that_is_not_formatted_is_refused(tmp_path):
     quorum = ControllerQuorum(tmp_path, 1, QUICK)
     (tmp_path / "controller-100" / "meta.properties").unlink()
     with pytest.raises(RuntimeError, match="is not formatted"):
         quorum.nodes[100].start()
+
+
+def test_a_node_that_lost_its_log_fetches_a_snapshot(tmp_path):
+    def snapshots(node):
+        directory = tmp_path / f"controller-{node}" / "__cluster_metadata-0"
+        return sorted(path.name for path in directory.glob("*-*.checkpoint"))
+
+    async def run(quorum):
+        client = Client(quorum)
+        await client.join()
+        await until_made(client, more=100, timeout_s=60)
+        leader = await quorum.leader()
+        ends = time.monotonic() + 20
+        while not snapshots(leader):
+            assert time.monotonic() < ends, quorum.nodes[leader].log
+            await asyncio.sleep(0.1)
+        victim = next(node for node in quorum.nodes if node != leader)
+        quorum.nodes[victim].kill()
+        shutil.rmtree(tmp_path / f"controller-{victim}" / "__cluster_metadata-0")
+        quorum.nodes[victim].start()
+        ends = time.monotonic() + 20
+        while "fetching the metadata snapshot" not in quorum.nodes[victim].log or not snapshots(victim):
+            assert time.monotonic() < ends, quorum.nodes[victim].log
+            await asyncio.sleep(0.1)
+        # it has all of it, and can lead
+        for node in list(quorum.nodes):
+            if node != victim:
+                quorum.nodes[node].kill()
+                await asyncio.sleep(1.5)
+                quorum.nodes[node].start()
+        await until_made(client)
+        assert await client.lost() == []
+
+    config = QUICK | {"metadata.log.max.record.bytes.between.snapshots": 4_000}
+    with ControllerQuorum(tmp_path, 3, config) as quorum:
+        asyncio.run(run(quorum))
+        for node in quorum.nodes.values():
+            assert "Traceback" not in node.log, node.log[-3000:]

@@ -94,6 +94,10 @@ ACCESS: Final[dict[int, Access]] = {
     35: _cluster(_DESCRIBE),  # DescribeLogDirs
     36: OPEN,  # SaslAuthenticate
     37: Access(each=Each(_ALTER, Kind.TOPIC, "topics", "name", "results")),  # CreatePartitions
+    38: Access(custom="create_delegation_token"),
+    39: OPEN,  # RenewDelegationToken: who holds the HMAC and is owner or renewer
+    40: OPEN,  # ExpireDelegationToken: the same
+    41: Access(custom="describe_delegation_token"),
     42: Access(each=Each(_DELETE, Kind.GROUP, "groups_names", "", "results")),  # DeleteGroups
     44: Access(custom="alter_configs"),  # IncrementalAlterConfigs
     47: Access(

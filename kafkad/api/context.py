@@ -36,6 +36,7 @@ class RequestContext:
     listener: str
     connection: Any
     principal: str = ANONYMOUS
+    by_token: bool = False  # the client proved by a delegation token who it is
 
 
 class Images(Protocol):

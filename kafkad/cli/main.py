@@ -30,6 +30,8 @@ COMMANDS = {
     "produce": ("kafkad.cli.produce", "Write records from standard input or a file to a topic."),
     "consume": ("kafkad.cli.consume", "Print the records of a topic."),
     "acls": ("kafkad.cli.acls", "Add, remove and list ACLs."),
+    "users": ("kafkad.cli.users", "List, add and remove users that log in by SCRAM."),
+    "tokens": ("kafkad.cli.tokens", "Create, list, renew and end delegation tokens."),
     "certs": ("kafkad.cli.certs", "Create TLS certificates for development."),
     "cluster": ("kafkad.cli.cluster", "Show brokers, metadata, API versions, log directories."),
     "doctor": ("kafkad.cli.doctor", "Find problems that keep Spark from reading and writing topics."),

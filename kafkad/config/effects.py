@@ -95,9 +95,9 @@ _refused(
     allowed=("org.apache.kafka.metadata.authorizer.StandardAuthorizer",),
 )
 _refused(
-    "delegation tokens are not supported yet",
-    "remove the key",
-    "delegation.token.secret.key delegation.token.master.key",
+    "Kafka 4 has no such key",
+    "use delegation.token.secret.key",
+    "delegation.token.master.key",
 )
 _refused(
     "kafkad cannot load Java classes",
@@ -170,13 +170,6 @@ _ignored(
     sasl.oauthbearer.assertion.template.file sasl.oauthbearer.client.credentials.client.id
     sasl.oauthbearer.client.credentials.client.secret sasl.oauthbearer.scope
     sasl.oauthbearer.token.endpoint.url
-    """,
-)
-_ignored(
-    "delegation tokens are not supported yet",
-    """
-    delegation.token.expiry.check.interval.ms delegation.token.expiry.time.ms
-    delegation.token.max.lifetime.ms
     """,
 )
 _ignored("the ACLs are loaded before any listener opens", "early.start.listeners")

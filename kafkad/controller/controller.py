@@ -20,12 +20,13 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
-from kafkad.controller import acls, brokers, configs, producer_ids, scram, topics
+from kafkad.controller import acls, brokers, configs, producer_ids, scram, tokens, topics
 from kafkad.controller.brokers import NO_EPOCH, Registration
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.replay import Delta
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
+from kafkad.security.delegation import Principal
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Controller:
         self._clock = clock
         self._random = random
         self._held_acls = acls.Held()
+        self._tokens = tokens.Tokens.configured(config)
         # (encoded records, offset before, image) of each change, after the subscribers: to replay it
         # elsewhere
         self.on_commit: Callable[[Sequence[bytes], int, MetadataImage], None] | None = None
@@ -192,6 +194,35 @@ class Controller:
         """AlterUserScramCredentialsResponse."""
         records, response = yield from scram.plan_alter(self.head, request)
         yield from self._append_or_refuse(records, response.results)
+        return response
+
+    def create_delegation_token(self, request: Any, principal: str, version: int) -> Steps:
+        """CreateDelegationTokenResponse."""
+        now_ms, requester = self._clock.now_ms(), Principal.of(principal)
+        plan = self._tokens.plan_create(self.head, self._random, now_ms, requester, request, version)
+        return (yield from self._planned(plan))
+
+    def renew_delegation_token(self, request: Any, principal: str) -> Steps:
+        """RenewDelegationTokenResponse."""
+        now_ms, requester = self._clock.now_ms(), Principal.of(principal)
+        return (yield from self._planned(self._tokens.plan_renew(self.head, now_ms, requester, request)))
+
+    def expire_delegation_token(self, request: Any, principal: str) -> Steps:
+        """ExpireDelegationTokenResponse."""
+        now_ms, requester = self._clock.now_ms(), Principal.of(principal)
+        return (yield from self._planned(self._tokens.plan_expire(self.head, now_ms, requester, request)))
+
+    def remove_expired_tokens(self) -> Steps:
+        """How many."""
+        records = yield from self._tokens.plan_sweep(self.head, self._clock.now_ms())
+        yield from self._append(records)
+        for record in records:
+            logger.info("the delegation token %s has expired and is removed", record.token_id)
+        return len(records)
+
+    def _planned(self, plan: tokens.Planned) -> Steps:
+        records, response = yield from plan
+        yield from self._append(records)
         return response
 
     def create_acls(self, request: Any) -> Steps:

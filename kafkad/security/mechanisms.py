@@ -54,10 +54,19 @@ class Credential(NamedTuple):
     iterations: int
 
 
+class TokenLogin(NamedTuple):
+    """What a login with a delegation token rests on."""
+
+    credential: Credential
+    owner: str
+    remaining_ms: Callable[[], int]  # of the token's life
+
+
 class Mechanism(Protocol):
     done: bool
     user: str
     lifetime_ms: int | None  # how long what was proved holds, once `done`; None: for ever
+    by_token: bool  # it was a delegation token that proved it
 
     def step(self, token: bytes) -> bytes:
         """What to send back. Raises Refused."""
@@ -71,6 +80,7 @@ class Plain:
         self.done = False
         self.user = ""
         self.lifetime_ms: int | None = None
+        self.by_token = False
 
     def step(self, token: bytes) -> bytes:
         parts = token.decode("utf-8", "replace").split("\0", 3)
@@ -93,13 +103,19 @@ class Plain:
 
 class Scram:
     """Two messages. `credential_of(user)` is None for an unknown one; `nonce()` is fresh text without
-    commas."""
+    commas; `token_of(token id)`, of delegation tokens, is None for an unknown one."""
 
     def __init__(
-        self, name: str, credential_of: Callable[[str], Credential | None], nonce: Callable[[], str]
+        self,
+        name: str,
+        credential_of: Callable[[str], Credential | None],
+        nonce: Callable[[], str],
+        token_of: Callable[[str], TokenLogin | None] = lambda token_id: None,
     ) -> None:
         self._hash = SCRAM_HASHES[name]
         self._credential_of = credential_of
+        self._token_of = token_of
+        self._token: TokenLogin | None = None
         self._fresh = nonce
         self._credential: Credential | None = None
         self._said = ""  # client's first message bare, a comma, our first message
@@ -107,6 +123,7 @@ class Scram:
         self.done = False
         self.user = ""
         self.lifetime_ms: int | None = None
+        self.by_token = False
 
     def step(self, token: bytes) -> bytes:
         text = token.decode("utf-8", "replace")
@@ -117,9 +134,16 @@ class Scram:
         if first is None:
             raise Refused("its first SCRAM message does not parse")
         user = _name(first["name"])
-        if "tokenauth=true" in first["extensions"].split(","):
-            raise Refused("delegation tokens are not supported")
-        credential = self._credential_of(user)
+        extensions = dict(pair.split("=", 1) for pair in first["extensions"].split(",") if pair)
+        credential: Credential | None
+        if extensions.get("tokenauth", "").lower() == "true":
+            self._token = self._token_of(user)
+            if self._token is None:
+                raise Refused(f"the delegation token {user} is unknown or has expired")
+            credential = self._token.credential
+            self.by_token = True
+        else:
+            credential = self._credential_of(user)
         if credential is None:
             raise Refused(f"user {user} has no {self._hash} credential")
         if _name(first["authzid"] or "") not in ("", user):
@@ -147,7 +171,10 @@ class Scram:
             raise Refused("its SCRAM proof has another length")
         client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
         if not hmac.compare_digest(hashlib.new(self._hash, client_key).digest(), credential.stored_key):
-            raise Refused(f"the password of {self.user} is wrong")
+            raise Refused(f"the {'HMAC of token' if self.by_token else 'password of'} {self.user} is wrong")
+        if self._token is not None:
+            self.user = self._token.owner
+            self.lifetime_ms = self._token.remaining_ms()
         self.done = True
         verifier = hmac.digest(credential.server_key, signed, self._hash)
         return b"v=" + base64.b64encode(verifier)

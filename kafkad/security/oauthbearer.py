@@ -51,6 +51,7 @@ class OAuthBearer:
         self.done = False
         self.user = ""
         self.lifetime_ms: int | None = None
+        self.by_token = False
 
     def step(self, token: bytes) -> bytes:
         if self._challenge:

@@ -61,6 +61,7 @@ class Authenticator:
         self._before: tuple[str, str] | None = None  # mechanism and principal, when it authenticates anew
         self.state = State.HANDSHAKE_OR_VERSIONS
         self.principal = ""
+        self.by_token = False  # a delegation token proved it
         self.session_ms: int | None = None  # how long it is good for, once COMPLETE; None: for ever
 
     @property
@@ -176,6 +177,7 @@ class Authenticator:
                 reason = f"Cannot change principals during re-authentication from {old}: {new}"
                 raise Refused(reason, reason)
             self.principal = principal
+            self.by_token = self._mechanism.by_token
             limits = [self._mechanism.lifetime_ms, self._settings.max_reauth_ms.get(self._name, 0) or None]
             self.session_ms = min((it for it in limits if it is not None and it >= 0), default=None)
             self.state = State.COMPLETE

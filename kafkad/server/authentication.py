@@ -8,13 +8,14 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from kafkad.api import versions
 from kafkad.api.context import RequestContext, Services
 from kafkad.protocol import codec
 from kafkad.security.certificates import subject_of
+from kafkad.security.delegation import TokenLogins
 from kafkad.security.listeners import SaslListener, SignedTokens, sasl_listeners
 from kafkad.security.mechanisms import SCRAM_HASHES, SCRAM_TYPES, Credential, Mechanism, Plain, Scram
 from kafkad.security.oauthbearer import OAUTHBEARER, Jwks, OAuthBearer, Validator
@@ -34,10 +35,11 @@ REAUTH_MIN_MS: Final = 1_000  # a connection may not authenticate anew more ofte
 class Session:
     """What a connection of a SASL listener has in `Connection.state`."""
 
-    __slots__ = ("authenticator", "reauth_ms")
+    __slots__ = ("authenticator", "by_token", "reauth_ms")
 
     def __init__(self, authenticator: Authenticator) -> None:
         self.authenticator = authenticator
+        self.by_token = False  # the client proved by a delegation token who it is
         self.reauth_ms = 0  # monotonic, of the last beginning
 
 
@@ -83,6 +85,12 @@ class Authentication:
         self._call_later = call_later
         self._nonce = nonce
         self._keys = keys
+        self._token_logins = TokenLogins(
+            services.static_config.delegation_token_secret_key or "",
+            self._tokens,
+            services.clock.now_ms,
+            os.urandom,
+        )
         config = services.config
         self._delay_ms: int = config.connection_failed_authentication_delay_ms
         self._listeners = {
@@ -97,7 +105,12 @@ class Authentication:
         if name not in SCRAM_HASHES:
             return lambda: Plain(listener.passwords)
         number = SCRAM_TYPES[name]
-        return lambda: Scram(name, lambda user: self._credential(number, user), self._nonce)
+        return lambda: Scram(
+            name,
+            lambda user: self._credential(number, user),
+            self._nonce,
+            lambda token_id: self._token_logins.find(name, token_id),
+        )
 
     def _validator(self, listener: SaslListener) -> Validator:
         tokens = listener.tokens
@@ -106,6 +119,12 @@ class Authentication:
             return tokens
         keys = self._keys.of(tokens.keys)
         return Jwks(tokens.expected, lambda: keys.current, keys.missing)
+
+    def _tokens(self) -> Mapping[str, Any]:
+        """Those that are known; none while delegation tokens are off."""
+        if not self._services.static_config.delegation_token_secret_key:
+            return {}
+        return self._services.metadata.image.delegation_tokens
 
     def _credential(self, mechanism: int, user: str) -> Credential | None:
         record = self._services.metadata.image.scram_credentials.get((mechanism, user))
@@ -147,6 +166,7 @@ class Authentication:
             return
         if authenticator.state is State.COMPLETE:
             connection.principal = authenticator.principal
+            session.by_token = authenticator.by_token
             connection.phase = PHASE_READY
             if authenticator.session_ms is not None:
                 now_ms = self._services.clock.monotonic_ms()

@@ -164,6 +164,19 @@ class AnsweringController:
         steps = self._controller.alter_user_scram_credentials(request)
         return self._answer(steps, lambda answer: answer.results)
 
+    def create_delegation_token(self, request: Any, context: Any) -> Any:
+        steps = self._controller.create_delegation_token(request, context.principal, context.version)
+        return self._answer(steps)
+
+    def renew_delegation_token(self, request: Any, context: Any) -> Any:
+        return self._answer(self._controller.renew_delegation_token(request, context.principal))
+
+    def expire_delegation_token(self, request: Any, context: Any) -> Any:
+        return self._answer(self._controller.expire_delegation_token(request, context.principal))
+
+    def remove_expired_tokens(self) -> Any:
+        return self._answer(self._controller.remove_expired_tokens())
+
     def create_acls(self, request: Any, context: Any = None) -> Any:
         steps = self._controller.create_acls(request)
         return self._answer(steps, lambda answer: answer.results)

@@ -32,7 +32,7 @@ from kafkad.coordinator.runtime import at_once
 from kafkad.protocol import codec, errors
 from kafkad.protocol.errors import KafkaError, Malformed, Meaningless
 from kafkad.security.authorizer import Subject
-from kafkad.server.authentication import Authentication
+from kafkad.server.authentication import Authentication, Session
 from kafkad.server.guard import admit, finish
 from kafkad.server.refusal import refusal
 from kafkad.server.routing import HELD, Router
@@ -361,6 +361,7 @@ def _no_response() -> Steps:
 
 
 def _context(connection: Any, header: Any) -> RequestContext:
+    session = connection.state
     return RequestContext(
         api_key=header.request_api_key,
         version=header.request_api_version,
@@ -370,4 +371,5 @@ def _context(connection: Any, header: Any) -> RequestContext:
         listener=connection.listener,
         connection=connection,
         principal=connection.principal or ANONYMOUS,
+        by_token=isinstance(session, Session) and session.by_token,
     )

@@ -12,13 +12,15 @@ import inspect
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Final
 
-from kafkad.api import metadata
+from kafkad.api import metadata, tokens
 from kafkad.api.access import ACCESS, CODES, MESSAGES, Each, Whole
 from kafkad.api.context import RequestContext, Services
+from kafkad.controller.tokens import create_response, owner_of
 from kafkad.metadata.image import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC
 from kafkad.protocol import errors, messages
 from kafkad.security.acls import Kind, Operation
 from kafkad.security.authorizer import Subject
+from kafkad.security.delegation import Principal, concerns
 from kafkad.server.refusal import refusal
 from kafkad.server.turns import Steps
 
@@ -536,6 +538,47 @@ def _list_transactions(gate: Gate) -> Steps:
     yield from _listed(gate, "transaction_states", Kind.TRANSACTIONAL_ID, name_of)
 
 
+# -- delegation tokens -------------------------------------------------------------------------------------
+
+
+def _create_delegation_token(gate: Gate) -> Steps:
+    """Of another owner than the requester (KIP-373)."""
+    requester = Principal.of(gate.context.principal)
+    owner = owner_of(requester, gate.request)
+    if (
+        owner != requester
+        and tokens.is_allowed(gate.services, gate.context)
+        and not gate.may(Operation.CREATE_TOKENS, Kind.USER, str(owner))
+    ):
+        code = errors.DELEGATION_TOKEN_AUTHORIZATION_FAILED
+        gate.refused = create_response(gate.context.version, owner, requester, code, tokens.NO_TIME)
+    return
+    yield
+
+
+def _describe_delegation_token(gate: Gate) -> Steps:
+    """Owners, requesters and renewers see their tokens; others with a right to the token, or to its owner."""
+    records = gate.services.metadata.image.delegation_tokens
+
+    def after(response: Any) -> Steps:
+        shown = []
+        for number, token in enumerate(response.tokens, 1):
+            record = records.get(token.token_id)
+            if record is not None and (
+                concerns(record, gate.context.principal)
+                or gate.may(Operation.DESCRIBE, Kind.DELEGATION_TOKEN, token.token_id)
+                or gate.may(Operation.DESCRIBE_TOKENS, Kind.USER, record.owner)
+            ):
+                shown.append(token)
+            if number % AT_ONCE == 0:
+                yield
+        response.tokens = shown
+
+    gate.after.append(after)
+    return
+    yield
+
+
 # -- the cluster, configurations ---------------------------------------------------------------------------
 
 
@@ -599,6 +642,8 @@ CUSTOM: Final[dict[str, Callable[[Gate], Steps]]] = {
     "add_partitions_to_txn": _add_partitions_to_txn,
     "describe_transactions": _describe_transactions,
     "list_transactions": _list_transactions,
+    "create_delegation_token": _create_delegation_token,
+    "describe_delegation_token": _describe_delegation_token,
     "describe_cluster": _describe_cluster,
     "describe_configs": _describe_configs,
     "alter_configs": _alter_configs,

@@ -149,6 +149,15 @@ class MemberController:
     async def alter_user_scram_credentials(self, request: Any) -> Any:
         return await self._forward(request, None)
 
+    async def create_delegation_token(self, request: Any, context: RequestContext) -> Any:
+        return await self._forward(request, context)
+
+    async def renew_delegation_token(self, request: Any, context: RequestContext) -> Any:
+        return await self._forward(request, context)
+
+    async def expire_delegation_token(self, request: Any, context: RequestContext) -> Any:
+        return await self._forward(request, context)
+
     async def create_acls(self, request: Any, context: RequestContext | None = None) -> Any:
         return await self._forward(request, context)
 

@@ -7,9 +7,10 @@ worker's as a whole goes there as the frame that it came in, and its answer come
 client gets. One that concerns several is split into requests of the same API and version; the answers are
 put together in the order of the request.
 
-    payload of FORWARD   lengths of five strings, 5 × u16 | client's host, listener, principal, its software's
-                         name and version | the request's frame (header and body); answered with a response's
-                         frame, or nothing where the request failed and its response has no place to say so
+    payload of FORWARD   lengths of six strings, 6 × u16 | client's host, listener, principal, its software's
+                         name and version, "token" if a delegation token proved who it is | the request's
+                         frame (header and body); answered with a response's frame, or nothing where the
+                         request failed and its response has no place to say so
 
 What stands in the partitions' shared rows any worker tells (ListOffsets of starts and ends).
 
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 FORWARD = 1  # its kind between peers
 CONTROLLER = 0  # the worker that it lives in
-LENGTHS = struct.Struct("<5H")
+LENGTHS = struct.Struct("<6H")
 
 PATIENCE_S = 5.0  # for the controller, or one of all, to come back
 TIMEOUT_S = 30.0  # of an answer, as long as clients wait by default
@@ -109,14 +110,24 @@ Execute = Callable[[Api, RequestContext, Any], Any]
 class RemoteClient:
     """What a handler sees as the connection of a client that is connected to another worker."""
 
-    __slots__ = ("client_software_name", "client_software_version", "listener", "peer_host", "principal")
+    __slots__ = (
+        "by_token",
+        "client_software_name",
+        "client_software_version",
+        "listener",
+        "peer_host",
+        "principal",
+    )
 
-    def __init__(self, host: str, listener: str, principal: str, name: str, version: str) -> None:
+    def __init__(
+        self, host: str, listener: str, principal: str, name: str, version: str, token: str = ""
+    ) -> None:
         self.peer_host = host
         self.listener = listener
         self.principal = principal
         self.client_software_name = name or None
         self.client_software_version = version or None
+        self.by_token = bool(token)
 
 
 class Router:
@@ -401,6 +412,7 @@ class Router:
             listener=client.listener,
             connection=client,
             principal=client.principal,
+            by_token=client.by_token,
         )
         answer = self._execute(api, context, request)
         held = [request]
@@ -476,6 +488,7 @@ def pack(context: RequestContext, frame: bytes) -> bytes:
             context.principal,
             client.client_software_name,
             client.client_software_version,
+            "token" if context.by_token else "",
         )
     ]
     return b"".join((LENGTHS.pack(*map(len, texts)), *texts, frame))

@@ -292,7 +292,9 @@ class Worker:
         self._started("metadata log", self.raft.close)
         self.metadata = MetadataCache(self.raft.image)
         self.controller = Controller(self.raft, self.clock, self.random, self.config)
-        if kept := not_enforced(self.raft.image, has_authorizer=authorizer_settings(self.config) is not None):
+        has_authorizer = authorizer_settings(self.config) is not None
+        has_tokens = bool(self.config.delegation_token_secret_key)
+        if kept := not_enforced(self.raft.image, has_authorizer=has_authorizer, has_tokens=has_tokens):
             logger.warning("%s", kept)
         if self.place is not None:
             self.place.first_image.publish(encode_image(self.raft.image))
@@ -636,6 +638,12 @@ class Worker:
             snapshots = MetadataSnapshots(self.raft, self.scheduler)
             background.add("metadata snapshot", lambda: 10_000, snapshots.make_if_due)
             self._started("metadata snapshots", snapshots.close)
+            if config.delegation_token_secret_key:
+                background.add(
+                    "expiry of delegation tokens",
+                    lambda: config.delegation_token_expiry_check_interval_ms,
+                    lambda: self.answering.remove_expired_tokens(),
+                )
         if self.place is not None:
             beat_ms = int(self.place.heartbeats.beat_s * 1000)
             background.add("heartbeat", lambda: beat_ms, self._beat)
@@ -838,12 +846,14 @@ class Worker:
             self._failed, self._clean = True, False
 
 
-def not_enforced(image: MetadataImage, *, has_authorizer: bool = False) -> str | None:
+def not_enforced(
+    image: MetadataImage, *, has_authorizer: bool = False, has_tokens: bool = False
+) -> str | None:
     """One sentence about the security records of a metadata log, which a JVM broker may have written; None
     without any. They are kept for a Kafka that opens the directory again."""
     counts = {
         "ACLs": 0 if has_authorizer else len(image.acls),
-        "delegation tokens": len(image.delegation_tokens),
+        "delegation tokens": 0 if has_tokens else len(image.delegation_tokens),
         "client quotas": len(image.client_quotas),
     }
     found = ", ".join(f"{count} {what}" for what, count in counts.items() if count)

@@ -26,6 +26,7 @@ CONFIG = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:admin;User:ANONYMOUS",
     "auto.create.topics.enable": "true",
+    "delegation.token.secret.key": "secret",
 }
 TOPIC, GROUP, CLUSTER, TXN = Kind.TOPIC, Kind.GROUP, Kind.CLUSTER, Kind.TRANSACTIONAL_ID
 
@@ -40,6 +41,9 @@ class World:
         for name in (None, "x-listed"):
             ask = messages.InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=60_000)
             wait_until(lambda ask=ask: not self.admin.ask(ask, 1).error_code)
+        made = self.admin.ask(messages.CreateDelegationTokenRequest(max_lifetime_ms=-1), 3)
+        assert not made.error_code
+        wait_until(lambda: self.admin.ask(tokens_of_admin(self, 3), 3).tokens)
         answer = self.admin.ask(messages.ApiVersionsRequest(), 0)
         self.versions = {row.api_key: (row.min_version, row.max_version) for row in answer.api_keys}
         self.granted = 0
@@ -392,6 +396,19 @@ def create_acls(world, version):
     ])  # fmt: skip
 
 
+def token_for_bob(world, version):
+    """Of another owner (KIP-373)."""
+    cls = messages.CreateDelegationTokenRequest
+    if version < 3:
+        return None
+    return cls(owner_principal_type="User", owner_principal_name="bob", max_lifetime_ms=-1)
+
+
+def tokens_of_admin(world, version):
+    cls = messages.DescribeDelegationTokenRequest
+    return cls(owners=[cls.Owners(principal_type="User", principal_name="admin")])
+
+
 def delete_acls(world, version):
     cls = messages.DeleteAclsRequest.Filters
     fields = {"pattern_type_filter": 3} if version else {}
@@ -495,6 +512,8 @@ TABLE = {
     "DescribeAcls": (describe_acls, [], DESCRIBE),
     "CreateAcls": (create_acls, [], ALTER),
     "DeleteAcls": (delete_acls, [], ALTER),
+    "CreateDelegationToken": (token_for_bob, [(13, 7, "User:bob")], None),
+    "DescribeDelegationToken": (tokens_of_admin, [(14, 7, "User:admin")], None),
     "DescribeConfigs": (describe_configs, [(SHOW, *SEEN), (SHOW, *G_SEEN)], SHOW),
     "AlterConfigs": (alter_configs(messages.AlterConfigsRequest), [(CHANGE, *SEEN)], None),
     "IncrementalAlterConfigs": (
@@ -522,6 +541,10 @@ TABLE = {
     "DescribeTopicPartitions of all": (topic_partitions(), [(DESCRIBE, *SEEN)], None),
 }  # fmt: skip
 KEYS = {row.name: row.key for row in ROWS}
+# the latter two ask for the HMAC instead of a right (test_delegation_tokens.py)
+EVERYBODYS = (
+    "SaslHandshake", "ApiVersions", "SaslAuthenticate", "RenewDelegationToken", "ExpireDelegationToken",
+)  # fmt: skip
 SHOWN = {"error_code", "partition_error_code", "topic_config_error_code", "name", "topic", "group_id", "key",
          "transactional_id", "index", "resource_name", "resource_type", "partition_index",
          "partition"}  # fmt: skip
@@ -578,7 +601,7 @@ def test_every_row_of_the_table_says_what_it_needs():
     assert {row.key for row in ROWS if row.handler is not None} == ACCESS.keys()
     assert {access.custom for access in ACCESS.values() if access.custom} == CUSTOM.keys()
     tried = {KEYS[name.split(",")[0].split(" ")[0]] for name in TABLE}
-    everybodys = {KEYS[name] for name in ("SaslHandshake", "ApiVersions", "SaslAuthenticate")}
+    everybodys = {KEYS[name] for name in EVERYBODYS}
     assert tried | everybodys == asked
 
 

@@ -416,6 +416,30 @@ def test_describe_user_scram_credentials(wire, version):
     assert wire.ask(cls(deletions=[cls.Deletions(name="v", mechanism=2)]), version).results[0].error_code == 0
 
 
+@every_version("CreateDelegationToken")
+def test_create_delegation_token_is_refused_without_a_login(wire, version):
+    answer = wire.ask(messages.CreateDelegationTokenRequest(max_lifetime_ms=-1), version)
+    assert (answer.error_code, answer.principal_name) == (64, "ANONYMOUS")
+
+
+@every_version("RenewDelegationToken")
+def test_renew_delegation_token_is_refused_without_a_login(wire, version):
+    answer = wire.ask(messages.RenewDelegationTokenRequest(hmac=b"x"), version)
+    assert (answer.error_code, answer.expiry_timestamp_ms) == (64, -1)
+
+
+@every_version("ExpireDelegationToken")
+def test_expire_delegation_token_is_refused_without_a_login(wire, version):
+    answer = wire.ask(messages.ExpireDelegationTokenRequest(hmac=b"x"), version)
+    assert (answer.error_code, answer.expiry_timestamp_ms) == (64, -1)
+
+
+@every_version("DescribeDelegationToken")
+def test_describe_delegation_token_is_refused_without_a_login(wire, version):
+    answer = wire.ask(messages.DescribeDelegationTokenRequest(owners=None), version)
+    assert (answer.error_code, answer.tokens) == (64, [])
+
+
 @every_version("DescribeAcls")
 def test_describe_acls_without_an_authorizer(wire, version):
     request = messages.DescribeAclsRequest(resource_type_filter=1, operation=1, permission_type=1)

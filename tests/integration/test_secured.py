@@ -1,9 +1,10 @@
 """A secured configuration, unchanged, in JVM Kafka 4.3.1 and then in kafkad, over the same directory.
 
-It has SASL_SSL, users that kafka-storage and kafka-configs made, and ACLs that kafka-acls made. One table of
-what each user tries with librdkafka has the same outcome on both.
+It has SASL_SSL, users that kafka-storage and kafka-configs made, ACLs that kafka-acls made, and delegation
+tokens. One table of what each user tries with librdkafka, and with a token, has the same outcome on both.
 """
 
+import base64
 import contextlib
 import time
 from pathlib import Path
@@ -12,6 +13,10 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from kafkad.client.connection import Connection
+from kafkad.client.security import AuthenticationFailed, Security
+from kafkad.protocol import messages
+from kafkad.protocol.errors import NAMES
 from kafkad.testing import Broker
 from tests.certificates import PASSWORD, make_stores
 from tests.clients import WAIT_S, wait_until
@@ -58,6 +63,7 @@ class World:
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": "User:admin;User:ANONYMOUS",  # who comes by the controller's listener
             "auto.create.topics.enable": "false",
+            "delegation.token.secret.key": "token-secret",
         }
         text = "".join(f"{key}={value}\n" for key, value in self.kafka.config.items())
         self.kafka.properties.write_text(text)
@@ -80,6 +86,14 @@ class World:
             "sasl.jaas.config": f'{module} username="{user}" password="{password}";',
             "ssl.truststore.type": "PEM", "ssl.truststore.location": str(self.stores / "ca.pem"),
         }  # fmt: skip
+
+    def holder(self, token: tuple[str, str]) -> dict[str, str]:
+        """The login with a delegation token: its id and its HMAC."""
+        login = f'{SCRAM} username="{token[0]}" password="{token[1]}" tokenauth="true";'
+        return {**self.java("writer"), "sasl.mechanism": "SCRAM-SHA-256", "sasl.jaas.config": login}
+
+    def connect(self, options: dict[str, str]) -> Connection:
+        return Connection("127.0.0.1", self.port, "test", security=Security.of(options))
 
     def file(self, user: str) -> Path:
         path = self.here / f"{user}.properties"
@@ -179,6 +193,46 @@ def seen(world: World, user: str) -> str:
     return " ".join(sorted(topic for topic in topics if not topic.startswith("__")))
 
 
+def token_of(world: World, user: str) -> tuple[str, str]:
+    connection = world.connect(world.java(user))
+    made = connection.ask(messages.CreateDelegationTokenRequest(max_lifetime_ms=-1))
+    connection.close()
+    assert made.error_code == 0
+    return made.token_id, base64.b64encode(bytes(made.hmac)).decode()
+
+
+def by_token(world: World, token: tuple[str, str], topic: str) -> str:
+    """How a topic looks to the holder of a token."""
+    connection = world.connect(world.holder(token))
+    topics = [messages.MetadataRequest.Topics(name=topic)]
+    asked = messages.MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+    found = NAMES[connection.ask(asked).topics[0].error_code]
+    more = connection.ask(messages.CreateDelegationTokenRequest(max_lifetime_ms=-1)).error_code
+    connection.close()
+    return f"{found}, then {NAMES[more]}"
+
+
+def with_token(world: World, user: str, topic: str) -> str:
+    token = token_of(world, user)
+    told = []
+
+    def known() -> bool:  # Kafka answers before its broker knows the token
+        with contextlib.suppress(AuthenticationFailed):
+            told.append(by_token(world, token, topic))
+        return bool(told)
+
+    wait_until(known)
+    return told[0]
+
+
+def with_a_wrong_hmac(world: World, user: str) -> str:
+    token_id, _ = token_of(world, user)
+    try:
+        return by_token(world, (token_id, "x" * 88), "in-a")
+    except AuthenticationFailed:
+        return "refused"
+
+
 def refused(world: World, **changes: object) -> str:
     """Why a client cannot connect."""
     errors: list[KafkaError] = []
@@ -217,6 +271,15 @@ ATTEMPTS = {
         "TOPIC_AUTHORIZATION_FAILED",
     ),
     "admin writes": (lambda w: write(w, "admin", "secret"), "ok"),
+    "admin by a token": (
+        lambda w: with_token(w, "admin", "secret"),
+        "NONE, then DELEGATION_TOKEN_REQUEST_NOT_ALLOWED",
+    ),
+    "stranger by a token": (
+        lambda w: with_token(w, "stranger", "secret"),
+        "TOPIC_AUTHORIZATION_FAILED, then DELEGATION_TOKEN_REQUEST_NOT_ALLOWED",
+    ),
+    "a token with another HMAC": (lambda w: with_a_wrong_hmac(w, "stranger"), "refused"),
     "a wrong password": (lambda w: refused(w, **{"sasl.password": "x"}), "_AUTHENTICATION"),
     "a mechanism that the user has not": (
         lambda w: refused(w, **{"sasl.mechanism": "SCRAM-SHA-256"}),
@@ -239,6 +302,7 @@ def theirs(tmp_path_factory):
     with world.kafka:
         world.prepare()
         found = {name: attempt(world) for name, (attempt, _) in ATTEMPTS.items()}
+        world.token = token_of(world, "admin")
     return world, found
 
 
@@ -252,6 +316,10 @@ def world(theirs):
 
 def test_jvm_kafka_has_these_outcomes(theirs):
     assert theirs[1] == {name: expected for name, (_, expected) in ATTEMPTS.items()}
+
+
+def test_a_token_that_kafka_made_is_good_here(world):
+    assert by_token(world, world.token, "secret").startswith("NONE")
 
 
 @pytest.mark.parametrize("name", ATTEMPTS)

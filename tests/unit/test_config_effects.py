@@ -223,7 +223,7 @@ def test_what_is_not_there_is_refused_by_name(given: dict[str, str], message: st
 
 def test_all_refused_values_stand_in_one_message() -> None:
     config = BrokerConfig(
-        {"authorizer.class.name": "a.B", "delegation.token.secret.key": "s", "num.partitions": "3"}
+        {"authorizer.class.name": "a.B", "delegation.token.master.key": "s", "num.partitions": "3"}
     )
     with pytest.raises(ConfigError, match=r"^2 values ask .*authorizer\.class\.name.*delegation\.token"):
         check_served(config)

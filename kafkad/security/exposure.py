@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from kafkad.config.listeners import Endpoint
 from kafkad.security.authorizer import authorizer_settings
-from kafkad.security.listeners import ENABLED, sasl_listeners
-from kafkad.security.oauthbearer import Unsecured
+from kafkad.security.listeners import ENABLED, takes_unsecured_tokens
 from kafkad.security.tls import CLIENT_AUTH
 
 ANONYMOUS: Final = "User:ANONYMOUS"
@@ -39,11 +38,11 @@ def whom(config: Any) -> str:
 
 def warnings(config: Any, is_loopback: Callable[[str], bool]) -> Iterator[str]:
     """A sentence for each listener of clients whose bytes can be read on a network."""
-    for name, listener in sasl_listeners(config).items():
-        if isinstance(listener.tokens, Unsecured):
+    for endpoint in config.broker_endpoints:
+        if takes_unsecured_tokens(config, endpoint):
             yield (
-                f"listener {name} takes unsecured tokens of OAUTHBEARER: anyone who can reach it may log in"
-                " as anyone; docs/security.md shows how tokens are checked by the keys of a provider"
+                f"listener {endpoint} takes unsecured tokens of OAUTHBEARER: anyone who can reach it may log"
+                " in as anyone; docs/security.md shows how tokens are checked by the keys of a provider"
             )
     for endpoint in config.broker_endpoints:
         if endpoint.protocol not in ("PLAINTEXT", "SASL_PLAINTEXT") or is_loopback(endpoint.host):

@@ -118,6 +118,16 @@ def _listener(config: Any, listener: str) -> SaslListener:
     return SaslListener(mechanisms, passwords, reauth, tokens)
 
 
+def takes_unsecured_tokens(config: Any, endpoint: Any) -> bool:
+    """Whether clients of an endpoint may log in with tokens that nobody signed."""
+    if not endpoint.protocol.startswith("SASL_"):
+        return False
+    if OAUTHBEARER not in config.for_listener(endpoint.listener, ENABLED):
+        return False
+    prefix = f"listener.name.{endpoint.listener.lower()}.{OAUTHBEARER.lower()}."
+    return config.given.get(prefix + HANDLER, "").strip() in ("", UNSECURED)
+
+
 def _tokens(config: Any, listener: str, options: Mapping[str, str]) -> SignedTokens | Unsecured:
     """Raises ConfigError."""
     prefix = f"listener.name.{listener.lower()}.{OAUTHBEARER.lower()}."

@@ -68,3 +68,16 @@ def test_scram_hides_the_password():
 )  # fmt: skip
 def test_the_loopback_is_known(host, stays_here):
     assert is_loopback(host) is stays_here
+
+
+@pytest.mark.parametrize(
+    ("handler", "is_warned_of"), [("", True), ("OAuthBearerValidatorCallbackHandler", False)]
+)
+def test_unsecured_tokens_are_warned_of_wherever_they_are_taken(handler, is_warned_of):
+    prefix = "org.apache.kafka.common.security.oauthbearer."
+    own = "listener.name.sasl_ssl.oauthbearer.sasl.server.callback.handler.class"
+    given = config("127.0.0.1", ("SASL_SSL",), **{"sasl.enabled.mechanisms": "OAUTHBEARER",
+                   "sasl.mechanism.inter.broker.protocol": "OAUTHBEARER",
+                   **({own: prefix + handler} if handler else {})})  # fmt: skip
+    told = list(exposure.warnings(given, is_loopback))
+    assert any("takes unsecured tokens" in sentence for sentence in told) is is_warned_of

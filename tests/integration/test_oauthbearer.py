@@ -484,7 +484,7 @@ def test_kafkads_own_commands(ours, provider, tmp_path):
     said = kafkad(ours.signed_at, wrong, "topics", "--list", code=1)
     assert "answers 401: invalid_client" in said and "hush" not in said
     said = kafkad(ours.signed_at, jaas, "topics", "--list", code=1)
-    assert "refuses the token" in said and "invalid_token" in said
+    assert "refused the token" in said and "invalid_token" in said
 
 
 def test_our_client_logs_in_again_before_its_session_ends(tmp_path, provider):

@@ -22,6 +22,10 @@ from typing import Any
 
 import psutil
 
+from kafkad.client.cluster import Cluster
+from kafkad.client.consumer import READ_COMMITTED, Consumer
+from kafkad.client.offsets import LATEST, list_offsets
+from tests.clients import wait_until
 from tests.sparks import SPARK_JVM, prepare_spark
 
 SOAK = os.environ.get("KAFKAD_SOAK") == "1"
@@ -236,3 +240,17 @@ def letters(table: Path) -> int:
         found = connection.execute(f"SELECT count(*) FROM read_parquet('{table}/_dlq/*.dlq')").fetchone()
         assert found is not None
         return int(found[0])
+
+
+def sent_letters(bootstrap: str, topic: str) -> list[dict[str, bytes]]:
+    """The headers of what is in the topic of dead letters, for a reader of committed data."""
+    with Cluster(bootstrap) as cluster:
+        partitions = dict.fromkeys(cluster.partitions(topic), LATEST)
+        ends = list_offsets(cluster, topic, partitions)
+        wait_until(lambda: list_offsets(cluster, topic, partitions, READ_COMMITTED) == ends)
+        consumer = Consumer(cluster, topic, wait_ms=50, isolation=READ_COMMITTED)
+        consumer.assign(dict.fromkeys(partitions, 0))
+        rows: list[dict[str, bytes]] = []
+        while any(consumer.positions[p] < end for p, end in ends.items()):
+            rows += [dict(received.headers) for received in consumer.poll()]
+    return rows

@@ -11,10 +11,7 @@ import signal
 import pytest
 
 from kafkad.client.cluster import Cluster
-from kafkad.client.consumer import READ_COMMITTED, Consumer
-from kafkad.client.offsets import LATEST, list_offsets
 from kafkad.client.transactions import Transactions
-from tests.clients import wait_until
 from tests.ingest_world import (
     SOAK,
     SPARK,
@@ -24,6 +21,7 @@ from tests.ingest_world import (
     kafkad,
     landed,
     letters,
+    sent_letters,
     through_every_kill,
     verified,
 )
@@ -100,25 +98,11 @@ def abort_records(bootstrap):
         transactions.abort()
 
 
-def sent_letters(bootstrap):
-    """The headers of what is in the topic of dead letters, for a reader of committed data."""
-    with Cluster(bootstrap) as cluster:
-        partitions = dict.fromkeys(cluster.partitions("flights-bad"), LATEST)
-        ends = list_offsets(cluster, "flights-bad", partitions)
-        wait_until(lambda: list_offsets(cluster, "flights-bad", partitions, READ_COMMITTED) == ends)
-        consumer = Consumer(cluster, "flights-bad", wait_ms=50, isolation=READ_COMMITTED)
-        consumer.assign(dict.fromkeys(partitions, 0))
-        rows = []
-        while any(consumer.positions[p] < end for p, end in ends.items()):
-            rows += [dict(received.headers) for received in consumer.poll()]
-    return rows
-
-
 def prove(place, pipeline, flights, counts, bootstrap):
     """Audit, counts, totals; and each dead letter once in its topic."""
     told = [
         (row["kafkad.topic"], row["kafkad.partition"], row["kafkad.offset"])
-        for row in sent_letters(bootstrap)
+        for row in sent_letters(bootstrap, "flights-bad")
     ]
     assert len(told) == len(set(told)) == counts["bad"]
     partitions = verified(pipeline)

@@ -57,6 +57,7 @@ def insist(step):
                 "_TIMED_OUT",
                 "_TRANSPORT",
                 "_ALL_BROKERS_DOWN",
+                "NOT_COORDINATOR",  # of OffsetFetch: librdkafka's committed() hands it on
             )
             if error.fatal() or error.txn_requires_abort() or not passes or time.monotonic() > deadline:
                 raise

@@ -103,6 +103,8 @@ ACCESS: Final[dict[int, Access]] = {
     47: Access(
         (Whole(_DELETE, Kind.GROUP, "group_id"),), Each(_READ, Kind.TOPIC, "topics", "name")
     ),  # OffsetDelete
+    48: _cluster(Operation.DESCRIBE_CONFIGS),  # DescribeClientQuotas
+    49: _cluster(Operation.ALTER_CONFIGS),  # AlterClientQuotas
     50: _cluster(_DESCRIBE),  # DescribeUserScramCredentials
     51: _cluster(_ALTER),  # AlterUserScramCredentials
     60: Access(custom="describe_cluster"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from kafkad.cli import scram_users
+from kafkad.cli import client_quotas, scram_users
 from kafkad.cli.output import (
     CONTEXT,
     connected,
@@ -32,16 +32,45 @@ SOURCES = {
     8: "group",
 }
 USERS = "users"
+NAMES = "kafkad.entity_names"
+QUOTAS = client_quotas.TYPES  # users, clients and addresses
 NOT_SET_HERE = (4, 5)
 SET, DELETE = 0, 1
 
 
-@click.command(context_settings=CONTEXT)
+class InOrder(click.Command):
+    """Keeps the order of --entity-name and --entity-default, each of which belongs to an --entity-type."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        names: list[str | None] = []
+        for number, word in enumerate(args):
+            if word == "--entity-default":
+                names.append(None)
+            elif word == "--entity-name":
+                names += args[number + 1 : number + 2]
+            elif word.startswith("--entity-name="):
+                names.append(word.partition("=")[2])
+        ctx.meta[NAMES] = names
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=InOrder, context_settings=CONTEXT)
 @one_action(describe="Show configuration.", alter="Change configuration.")
-@click.option("--entity-type", type=click.Choice([*TYPES, USERS]), help="The type of what is configured.")
-@click.option("--entity-name", help="Its name: a topic, a broker id, a group. Default: all of the type.")
 @click.option(
-    "--entity-default", is_flag=True, help="With --entity-type brokers: the values for all brokers."
+    "--entity-type",
+    multiple=True,
+    type=click.Choice([*TYPES, *QUOTAS]),
+    help="The type of what is configured. Users and clients may be given together.",
+)
+@click.option(
+    "--entity-name",
+    multiple=True,
+    help="Its name: a topic, a broker id, a user, an address. Default: all of the type.",
+)
+@click.option(
+    "--entity-default",
+    count=True,
+    help="The values for all brokers, or for each user, client or address without its own.",
 )
 @click.option("--topic", help="Short for --entity-type topics --entity-name TOPIC.")
 @click.option("--broker", help="Short for --entity-type brokers --entity-name ID.")
@@ -60,9 +89,9 @@ SET, DELETE = 0, 1
 @server_options
 def command(
     action: str,
-    entity_type: str | None,
-    entity_name: str | None,
-    entity_default: bool,
+    entity_type: tuple[str, ...],
+    entity_name: tuple[str, ...],
+    entity_default: int,
     topic: str | None,
     broker: str | None,
     broker_defaults: bool,
@@ -74,7 +103,7 @@ def command(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Describe and alter the configuration of topics, brokers and groups, and SCRAM users.
+    """Describe and alter the configuration of topics, brokers and groups, SCRAM users, and client quotas.
 
     \b
       kafkad configs --describe --topic flights --all
@@ -82,40 +111,92 @@ def command(
       kafkad configs --alter --topic flights --delete-config retention.ms
       kafkad configs --alter --broker-defaults --add-config log.retention.ms=86400000
       kafkad configs --alter --entity-type users --entity-name anna --add-config 'SCRAM-SHA-512=[password=x]'
+      kafkad configs --alter --entity-type clients --entity-default --add-config producer_byte_rate=1048576
     """
+    names = click.get_current_context().meta[NAMES]
     short = {"topics": topic, "brokers": "" if broker_defaults else broker, "groups": group}
     named = [(kind, name) for kind, name in short.items() if name is not None]
-    if len(named) + (entity_type is not None) != 1:
+    if len(named) + bool(entity_type) != 1:
         raise click.UsageError("give one of --topic, --broker, --broker-defaults, --group and --entity-type")
-    kind, name = named[0] if named else (str(entity_type), "" if entity_default else entity_name)
-    if name == "" and kind != "brokers":
-        raise click.UsageError("--entity-default is for brokers")
+    if len(entity_type) > 1 and (
+        len({*entity_type}) < len(entity_type) or {*entity_type} != {USERS, "clients"}
+    ):
+        raise click.UsageError("only users and clients are configured together")
+    if len(names) > len(entity_type):
+        raise click.UsageError("each --entity-name and --entity-default belongs to an --entity-type")
+    first = ("" if names[0] is None else names[0]) if names else None
+    kind, name = named[0] if named else (entity_type[0], first)
+    quotas = dict(zip((QUOTAS.get(each, "") for each in entity_type), names, strict=False))
+    if name == "" and kind != "brokers" and kind not in QUOTAS:
+        raise click.UsageError("--entity-default is for brokers, users, clients and ips")
     if action == "alter":
-        if name is None:
-            raise click.UsageError("--alter needs --entity-name, or --entity-default for all brokers")
+        if name is None or len(names) < len(entity_type):
+            raise click.UsageError("--alter needs --entity-name or --entity-default for each --entity-type")
         pairs = from_file(add_config_file) | parse_pairs(add_config, "--add-config")
         gone = [key.strip() for text in delete_config for key in text.split(",") if key.strip()]
         if not pairs and not gone:
             raise click.UsageError("--alter needs --add-config or --delete-config")
     with connected(bootstrap) as cluster:
         connection = responsible(cluster, kind, name)
-        if kind == USERS and action == "describe":
-            scram_users.describe(connection, name, as_json)
+        if kind in QUOTAS and action == "describe":
+            wanted = {QUOTAS[each]: quotas.get(QUOTAS[each], client_quotas.ANY) for each in entity_type}
+            describe_clients(connection, wanted, as_json)
             return
         if action == "describe":
             names = [name] if name is not None else names_of(cluster, kind)
             show_configs(cluster, kind, names, everything, as_json)
             return
         assert name is not None
-        if kind == USERS:
-            scram_users.alter(connection, name, pairs, gone)
-            pairs = dict.fromkeys(pairs, "[hidden]")
+        if kind in QUOTAS:
+            pairs = alter_clients(connection, quotas, pairs, gone)
         else:
             alter(connection, TYPES[kind], name, pairs, gone)
         if as_json:
             print_json([{"type": kind, "name": name or None, "set": pairs, "deleted": gone}])
         else:
-            say(f"Changed the configuration of {f'{kind} {name}' if name else 'all brokers'}.")
+            say(f"Changed the configuration of {f'{kind} {name}' if name else f'all {kind}'}.")
+
+
+def alter_clients(
+    connection: Connection, entity: client_quotas.Entity, pairs: dict[str, str], gone: list[str]
+) -> dict[str, str]:
+    """Change SCRAM credentials of users; anything else is a quota. Return what may be shown."""
+    user = entity.get("user") if len(entity) == 1 else None
+    secrets = {key: text for key, text in pairs.items() if key in scram_users.NUMBERS}
+    old_secrets = [key for key in gone if key in scram_users.NUMBERS]
+    if (secrets or old_secrets) and user is None:
+        raise click.UsageError("SCRAM is for one user: --entity-type users --entity-name NAME")
+    shown = {key: text for key, text in pairs.items() if key not in secrets}
+    old = [key for key in gone if key not in old_secrets]
+    if shown or old:
+        client_quotas.alter(connection, entity, shown, old)
+    if secrets or old_secrets:
+        assert user is not None
+        scram_users.alter(connection, user, secrets, old_secrets)
+    return shown | dict.fromkeys(secrets, "[hidden]")
+
+
+def describe_clients(connection: Connection, wanted: dict[str, Any], as_json: bool) -> None:
+    """Quotas; of users the SCRAM credentials, too."""
+    user = wanted.get("user")
+    if len(wanted) > 1 or "user" not in wanted or user is None:
+        client_quotas.describe(connection, wanted, as_json)
+        return
+    limits = client_quotas.rows(connection, wanted)
+    name = None if user is client_quotas.ANY else user
+    if not limits:
+        scram_users.describe(connection, name, as_json)
+        return
+    secrets = scram_users.rows(connection, name)
+    if as_json:
+        print_json(
+            [dict(zip(("user", "mechanism", "iterations"), row, strict=True)) for row in secrets]
+            + [{"user": row[0], "key": row[3], "value": row[4]} for row in limits]
+        )
+        return
+    if secrets:
+        show(scram_users.COLUMNS, secrets, as_json)
+    show(client_quotas.COLUMNS, limits, as_json)
 
 
 def from_file(path: str | None) -> dict[str, str]:

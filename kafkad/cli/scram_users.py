@@ -21,6 +21,7 @@ NUMBERS: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
 NAMES: Final = {number: name for name, number in NUMBERS.items()}
 CREDENTIAL: Final = re.compile(r"(?:iterations=(?P<iterations>\d{1,9}),)?password=(?P<password>.*)", re.ASCII)
 SALT_BYTES: Final = 24
+COLUMNS: Final = ("User", "Mechanism", "Iterations")
 ITERATIONS_OF_KAFKA_MAX: Final = 16_384
 
 
@@ -39,22 +40,28 @@ def alter(connection: Connection, user: str, pairs: dict[str, str], gone: list[s
 
 
 def describe(connection: Connection, user: str | None, as_json: bool) -> None:
+    found = rows(connection, user)
+    if user is not None and not found:
+        raise Refused(f"there is no SCRAM user {user}")
+    show(COLUMNS, found, as_json)
+
+
+def rows(connection: Connection, user: str | None) -> list[tuple[str, str, int]]:
+    """Raises KafkaError."""
     struct = messages.DescribeUserScramCredentialsRequest
     users = None if user is None else [struct.Users(name=user)]
     told = connection.ask(struct(users=users))
     if told.error_code:
         raise KafkaError(told.error_code, told.error_message)
-    rows = []
+    found = []
     for result in told.results:
         if result.error_code not in (NONE, RESOURCE_NOT_FOUND):
             raise KafkaError(result.error_code, result.error_message)
-        rows += [
+        found += [
             (result.user, NAMES.get(info.mechanism, str(info.mechanism)), info.iterations)
             for info in result.credential_infos
         ]
-    if user is not None and not rows:
-        raise Refused(f"there is no SCRAM user {user}")
-    show(("User", "Mechanism", "Iterations"), sorted(rows), as_json)
+    return sorted(found)
 
 
 def _number(mechanism: str) -> int:

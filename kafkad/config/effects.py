@@ -177,16 +177,13 @@ _ignored("the ACLs are loaded before any listener opens", "early.start.listeners
 # -- quotas and metrics ------------------------------------------------------------------------------------
 
 _refused(
-    "quotas are not supported yet, and nothing would hold clients to this rate",
+    "connection rates are not limited yet, and nothing would hold clients to this rate",
     "remove the key",
     "max.connection.creation.rate",
 )
 _ignored(
-    "quotas are not supported yet",
-    """
-    controller.quota.window.num controller.quota.window.size.seconds quota.window.num
-    quota.window.size.seconds
-    """,
+    "quotas of controller mutations are not supported yet",
+    "controller.quota.window.num controller.quota.window.size.seconds",
 )
 _ignored(
     "metrics are not exported yet, and kafkad cannot load Java classes",

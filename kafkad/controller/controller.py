@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
-from kafkad.controller import acls, brokers, configs, producer_ids, scram, tokens, topics
+from kafkad.controller import acls, brokers, configs, producer_ids, quotas, scram, tokens, topics
 from kafkad.controller.brokers import NO_EPOCH, Registration
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.replay import Delta
@@ -223,6 +223,13 @@ class Controller:
     def _planned(self, plan: tokens.Planned) -> Steps:
         records, response = yield from plan
         yield from self._append(records)
+        return response
+
+    def alter_client_quotas(self, request: Any) -> Steps:
+        """AlterClientQuotasResponse. Raises KafkaError(POLICY_VIOLATION)."""
+        records, response = yield from quotas.plan_alter(self.head, request)
+        if not request.validate_only:
+            yield from self._append_or_refuse(records, response.entries)
         return response
 
     def create_acls(self, request: Any) -> Steps:

@@ -1,131 +1,149 @@
-"""Changes of client quotas, planned as records (KIP-546). An entity is changed whole or not at all.
+"""Changes of client quotas, planned as records (ClientQuotaControlManager, KIP-546, KIP-612).
 
-    entity           keys
-    user, client-id  producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate
-    ip               connection_creation_rate
+Each entity of a request is changed whole or not at all; those that are refused do not hold up the others. A
+quota that has the value already writes nothing. Entities and messages are Kafka's, but for two: an address is
+numeric, since to resolve a name would hold up the controller, and a value that is no number is refused."""
 
-Kafka: ClientQuotaControlManager."""
-
-import re
+import math
 from collections.abc import Generator
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from kafkad import quota
 from kafkad.metadata.image import MetadataImage
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 
-Plan = Generator[None, None, tuple[list[Any], Any]]
-Entity = tuple[tuple[str, str | None], ...]  # (type, name), sorted by type
+RECORDS_MAX: Final = 10_000  # of one request; Kafka: MAX_RECORDS_PER_USER_OP
+TOO_MANY: Final = "Unable to perform excessively large batch operation."
 
-CLIENT_KEYS: Final[dict[str, int | None]] = {
-    "producer_byte_rate": 2**63 - 1,
-    "consumer_byte_rate": 2**63 - 1,
-    "request_percentage": None,  # a fraction may be given
-    "controller_mutation_rate": None,
+
+class Key(NamedTuple):
+    highest: float = math.inf
+    integral: bool = False
+    type: str = "DOUBLE"
+
+
+LONG: Final = Key(float(2**63 - 1), True, "a LONG")
+INT: Final = Key(float(2**31 - 1), True, "an INT")
+# QuotaConfig.userAndClientQuotaConfigs, QuotaConfig.ipConfigs
+KEYS: Final = {
+    quota.PRODUCER_BYTE_RATE: LONG,
+    quota.CONSUMER_BYTE_RATE: LONG,
+    quota.REQUEST_PERCENTAGE: Key(),
+    quota.CONTROLLER_MUTATION_RATE: Key(),
 }
-IP_KEYS: Final[dict[str, int | None]] = {"connection_creation_rate": 2**31 - 1}
-_HOST: Final = re.compile(r"(?!-)[A-Za-z0-9.-]{1,253}")
+IP_KEYS: Final = {quota.CONNECTION_CREATION_RATE: INT}
+# Nothing holds clients to these, so they may be removed, but not set.
+NOT_ENFORCED: Final = frozenset(
+    (quota.REQUEST_PERCENTAGE, quota.CONTROLLER_MUTATION_RATE, quota.CONNECTION_CREATION_RATE)
+)
+
+Entity = dict[str, str | None]
+Steps = Generator[None, None, Any]
 
 
-def plan_alter(image: MetadataImage, request: Any) -> Plan:
-    """(records, AlterClientQuotasResponse). With validate_only there are no records."""
-    cls = messages.AlterClientQuotasResponse.Entries
-    response = messages.AlterClientQuotasResponse()
+def plan_alter(image: MetadataImage, request: Any) -> Steps:
+    """(records, AlterClientQuotasResponse), in steps. Raises KafkaError(POLICY_VIOLATION)."""
     records: list[Any] = []
-    seen: set[Entity] = set()
+    results: dict[Any, tuple[Entity, KafkaError | None]] = {}
     for entry in request.entries:
         yield
-        row = cls(
-            error_message=None,
-            entity=[
-                cls.Entity(entity_type=each.entity_type, entity_name=each.entity_name)
-                for each in entry.entity
-            ],
-        )
-        response.entries.append(row)
+        entity: Entity = {part.entity_type: part.entity_name for part in entry.entity}
+        place = tuple(sorted(entity.items(), key=lambda part: part[0]))
         try:
-            entity = _entity(entry.entity)
-            if entity in seen:
-                raise KafkaError(errors.INVALID_REQUEST, f"Ignoring duplicate entity {dict(entity)}")
-            seen.add(entity)
-            records += _changes(image, entity, entry.ops)
+            if place in results or len({op.key for op in entry.ops}) < len(entry.ops):
+                raise _invalid(f"Ignoring duplicate entity {_text(entity)}")
+            new = _planned(image, entity, entry.ops)
         except KafkaError as trouble:
-            row.error_code, row.error_message = trouble.code, trouble.message
-    return ([] if request.validate_only else records), response
+            results[place] = entity, trouble.with_traceback(None)
+        else:
+            results[place] = entity, None
+            records += new
+            if len(records) > RECORDS_MAX:
+                raise KafkaError(errors.POLICY_VIOLATION, TOO_MANY)
+    return records, messages.AlterClientQuotasResponse(entries=[_result(*each) for each in results.values()])
 
 
-def _entity(parts: list[Any]) -> Entity:
-    if not parts:
-        raise KafkaError(errors.INVALID_REQUEST, "Invalid empty client quota entity")
-    known: dict[str, str | None] = {}
-    for part in parts:
-        kind, name = part.entity_type, part.entity_name
-        if kind in known:
-            raise KafkaError(
-                errors.INVALID_REQUEST, f"Invalid client quota entity, duplicate entity entry {kind}"
-            )
-        if kind not in ("user", "client-id", "ip"):
-            raise KafkaError(errors.INVALID_REQUEST, f"Unhandled client quota entity type: {kind}")
-        if name == "":
-            raise KafkaError(errors.INVALID_REQUEST, f"Empty {kind} not supported")
-        known[kind] = name
-    if "ip" in known and len(known) > 1:
-        raise KafkaError(
-            errors.INVALID_REQUEST,
-            "Invalid quota entity combination, IP entity should not be combined with User or ClientId",
-        )
-    host = known.get("ip")
-    if host is not None and not _is_host(host):
-        raise KafkaError(errors.INVALID_REQUEST, f"{host} is not a valid IP or resolvable host.")
-    return tuple(sorted(known.items()))
+def _result(entity: Entity, trouble: KafkaError | None) -> Any:
+    cls = messages.AlterClientQuotasResponse.Entries
+    return cls(
+        error_code=errors.NONE if trouble is None else trouble.code,
+        error_message=None if trouble is None else trouble.message,
+        entity=[cls.Entity(entity_type=kind, entity_name=name) for kind, name in entity.items()],
+    )
 
 
-def _is_host(host: str) -> bool:
-    """An address, or what may be a name: nobody is asked for it here, as the plan may not wait."""
-    try:
-        ip_address(host)
-    except ValueError:
-        return bool(_HOST.fullmatch(host)) and not host.replace(".", "").isdigit()
-    return True
-
-
-def _changes(image: MetadataImage, entity: Entity, operations: list[Any]) -> list[Any]:
-    limits = IP_KEYS if entity[0][0] == "ip" else CLIENT_KEYS
-    parts = tuple((kind, name is None, name or "") for kind, name in entity)
-    cls = messages.ClientQuotaRecord
-    seen: set[str] = set()
+def _planned(image: MetadataImage, entity: Entity, ops: Any) -> list[Any]:
+    _check_entity(entity)
+    keys = IP_KEYS if quota.IP in entity else KEYS
+    place = tuple(sorted((kind, name is None, name or "") for kind, name in entity.items()))
     records = []
-    for operation in operations:
-        key = operation.key
-        if key in seen:
-            raise KafkaError(errors.INVALID_REQUEST, f"Duplicate quota key {key}")
-        seen.add(key)
-        before = image.client_quotas.get((parts, key))
-        record = cls(
-            entity=[cls.Entity(entity_type=kind, entity_name=name) for kind, name in entity], key=key
-        )
-        if operation.remove:
-            if before is not None:
-                record.remove = True
-                records.append(record)
+    for op in ops:
+        current = image.client_quotas.get((place, op.key))
+        if op.remove:
+            if current is not None:
+                records.append(_record(entity, op.key, 0.0, remove=True))
             continue
-        _check(limits, key, operation.value)
-        if before is None or before.value != operation.value:
-            record.value = operation.value
-            records.append(record)
+        _check_value(keys, op.key, op.value)
+        if current is None or current.value != op.value:
+            records.append(_record(entity, op.key, op.value, remove=False))
     return records
 
 
-def _check(limits: dict[str, int | None], key: str, value: float) -> None:
-    if key not in limits:
-        raise KafkaError(errors.INVALID_REQUEST, f"Invalid configuration key {key}")
-    if not value > 0:
-        raise KafkaError(errors.INVALID_REQUEST, f"Quota {key} must be greater than 0")
-    limit = limits[key]
-    if limit is None:
+def _record(entity: Entity, key: str, value: float, *, remove: bool) -> Any:
+    part = messages.ClientQuotaRecord.Entity
+    parts = [part(entity_type=kind, entity_name=name) for kind, name in entity.items()]
+    return messages.ClientQuotaRecord(entity=parts, key=key, value=value, remove=remove)
+
+
+def _check_entity(entity: Entity) -> None:
+    if not entity:
+        raise _invalid("Invalid empty client quota entity")
+    for kind, name in entity.items():
+        if kind not in (quota.USER, quota.CLIENT_ID, quota.IP):
+            raise _invalid(f"Unhandled client quota entity type: {kind}")
+        if name == "":
+            raise _invalid(f"Empty {kind} not supported")
+    if quota.IP not in entity:
         return
-    if value > limit:
-        raise KafkaError(errors.INVALID_REQUEST, f"Proposed value for {key} is too large.")
-    if abs(value % 1.0) > 1e-6:
-        raise KafkaError(errors.INVALID_REQUEST, f"{key} cannot be a fractional value.")
+    if len(entity) > 1:
+        raise _invalid(
+            "Invalid quota entity combination, IP entity shouldnot be combined with User or ClientId"
+        )  # the missing blank is Kafka's
+    if not _is_address(entity[quota.IP]):
+        raise _invalid(f"{entity[quota.IP]} is not a valid IP or resolvable host.")
+
+
+def _is_address(text: str | None) -> bool:
+    if text is None:
+        return True
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_value(keys: dict[str, Key], name: str, value: float) -> None:
+    key = keys.get(name)
+    if key is None:
+        raise _invalid(f"Invalid configuration key {name}")
+    if not value > 0:  # NaN neither
+        raise _invalid(f"Quota {name} must be greater than 0")
+    if value > key.highest:
+        raise _invalid(f"Proposed value for {name} is too large for {key.type}.")
+    if key.integral and abs(math.fmod(value, 1.0)) > 1e-6:
+        raise _invalid(f"{name} cannot be a fractional value.")
+    if name in NOT_ENFORCED:
+        raise _invalid(f"{name} is not supported yet: nothing would hold clients to it")
+
+
+def _invalid(message: str) -> KafkaError:
+    return KafkaError(errors.INVALID_REQUEST, message)
+
+
+def _text(entity: Entity) -> str:
+    """An entity as Java prints it."""
+    parts = ", ".join(f"{kind}={'null' if name is None else name}" for kind, name in entity.items())
+    return f"ClientQuotaEntity(entries={{{parts}}})"

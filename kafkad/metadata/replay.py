@@ -55,6 +55,7 @@ class Delta:
         "configs_changed",
         "features_changed",
         "partitions_changed",
+        "quotas_changed",
         "security_changed",
         "topics_changed",
         "topics_created",
@@ -70,6 +71,7 @@ class Delta:
         self.brokers_changed: set[int] = set()
         self.features_changed: bool = False
         self.acls_changed: set[bytes] = set()  # their ids
+        self.quotas_changed: set[Any] = set()  # keys of image.client_quotas
         self.security_changed: bool = False  # ACLs, SCRAM credentials, tokens or quotas
 
     def __bool__(self) -> bool:
@@ -375,6 +377,7 @@ class Replay:
             self._part("client_quotas").pop(key, None)
         else:
             self._part("client_quotas")[key] = record
+        self._delta.quotas_changed.add(key)
         self._delta.security_changed = True
 
     def _acl(self, record: Any) -> None:

@@ -177,6 +177,10 @@ class AnsweringController:
     def remove_expired_tokens(self) -> Any:
         return self._answer(self._controller.remove_expired_tokens())
 
+    def alter_client_quotas(self, request: Any, context: Any = None) -> Any:
+        steps = self._controller.alter_client_quotas(request)
+        return self._answer(steps, lambda answer: answer.entries)
+
     def create_acls(self, request: Any, context: Any = None) -> Any:
         steps = self._controller.create_acls(request)
         return self._answer(steps, lambda answer: answer.results)

@@ -158,6 +158,9 @@ class MemberController:
     async def expire_delegation_token(self, request: Any, context: RequestContext) -> Any:
         return await self._forward(request, context)
 
+    async def alter_client_quotas(self, request: Any, context: RequestContext | None = None) -> Any:
+        return await self._forward(request, context)
+
     async def create_acls(self, request: Any, context: RequestContext | None = None) -> Any:
         return await self._forward(request, context)
 

@@ -192,6 +192,7 @@ def difference(old: MetadataImage, new: MetadataImage) -> Delta:
     delta.brokers_changed = _differing(old.brokers, new.brokers)
     delta.features_changed = old.features != new.features
     delta.acls_changed = _differing(old.acls, new.acls)
+    delta.quotas_changed = _differing(old.client_quotas, new.client_quotas)
     delta.security_changed = any(
         getattr(old, part) != getattr(new, part)
         for part in ("acls", "client_quotas", "delegation_tokens", "scram_credentials")

@@ -8,6 +8,7 @@ from socket import socket
 from kafkad._native.shared.connection_handover import Handover
 from kafkad._native.shared.host_counts import HostCounts
 from kafkad._native.shared.mailbox import Mailboxes
+from kafkad._native.shared.quota_table import QuotaTable
 from kafkad.config.listeners import Endpoint
 from kafkad.log.log_dirs import LogDirs
 from kafkad.server import metadata_feed
@@ -31,6 +32,7 @@ class Place:
     mailboxes: Mailboxes
     hosts: HostCounts
     handover: Handover
+    quotas: QuotaTable
     heartbeats: Heartbeats
     sockets: list[tuple[socket, str]]  # listening, and the name of their listener
     endpoints: list[Endpoint]  # as bound: ports are real

@@ -36,6 +36,8 @@ RENAMED = {
 # what a bare string or number of the request becomes
 NAMES = ("name", "group_id", "transactional_id", "key", "partition_index")
 CODES = ("error_code", "partition_error_code")
+# arrays that are null when all is refused, as with Kafka
+NULL = {("DescribeClientQuotasResponse", "entries")}
 # offsets that are none, where the schema's default is 0
 NO_OFFSETS = ("committed_offset", "low_watermark")
 
@@ -69,6 +71,9 @@ def _mirror(target: Any, version: int, source: Any, code: int, message: str | No
         elif field.name in NO_OFFSETS:
             setattr(target, field.name, -1)
         elif field.struct is not None and isinstance(getattr(target, field.name), list):
+            if (target.SPEC.path, field.name) in NULL:
+                setattr(target, field.name, None)
+                continue
             asked = RENAMED.get((target.SPEC.path, field.name), (field.name,))
             elements = [element for name in asked for element in getattr(source, name, None) or ()]
             for element in elements:

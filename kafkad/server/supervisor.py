@@ -62,6 +62,7 @@ from kafkad.log.log_dirs import LogDirs
 from kafkad.metadata.uuids import random_uuid
 from kafkad.net import listener
 from kafkad.server import metadata_feed, peers
+from kafkad.server.client_quotas import quota_table
 from kafkad.server.heartbeat import (
     HANG_S,
     LOOKS,
@@ -170,6 +171,7 @@ class Supervisor:
         self.mailboxes = Mailboxes(self.count)
         self.hosts = HostCounts(self.count)
         self.handover = Handover(self.count)
+        self.quotas = quota_table(self.config, self.count)
         self.heartbeats = Heartbeats(self.count, float(os.environ.get("KAFKAD_HANG_S") or HANG_S))
         self.peer_sockets, self.peer_addresses = peers.make_sockets(self.count)
         self.first_image = metadata_feed.FirstImage()
@@ -316,6 +318,7 @@ class Supervisor:
             mailboxes=self.mailboxes,
             hosts=self.hosts,
             handover=self.handover,
+            quotas=self.quotas,
             heartbeats=self.heartbeats,
             sockets=self.sockets[child.k],
             endpoints=self.endpoints,

@@ -71,6 +71,7 @@ from kafkad.server.authentication import (
 from kafkad.server.authorization import authorizer_of, follow_acls
 from kafkad.server.background import Background
 from kafkad.server.changes import Changes
+from kafkad.server.client_quotas import FollowedQuotas, is_enforced, quota_table
 from kafkad.server.controller_queue import AnsweringController
 from kafkad.server.descriptors import make_room
 from kafkad.server.dispatch import Dispatcher
@@ -256,6 +257,7 @@ class Worker:
         place.mailboxes.enter(self.me)
         place.hosts.enter(self.me)
         place.handover.enter(self.me)
+        place.quotas.enter(self.me)
         self.peers = Peers(self.me, place.peer_sockets, place.peer_addresses, self.loop)
         self.peers.handle(OFFLINE, lambda _, path: self.log_dirs.set_offline(path.decode()))
         self._started("connections to other workers", self.peers.close)
@@ -546,6 +548,7 @@ class Worker:
         if self.authorizer is not None:
             self.reactor.authorize(self.authorizer)
             self.authorizer.on_change = self.reactor.acls_changed
+        self._count_quotas()
         for row in table.NATIVE:
             self.reactor.serve_native(row.key, row.low, row.high)
         self.loop.join(self.reactor)
@@ -555,6 +558,18 @@ class Worker:
         self._started(CONNECTIONS, self._close_reactor)
         if self.peers is not None:
             self.peers.on_down(self.reactor.peer_lost)
+
+    def _count_quotas(self) -> None:
+        if self.place is None:
+            counted = quota_table(self.config, 1)
+            counted.enter(0)
+        else:
+            counted = self.place.quotas
+        self.client_quotas = FollowedQuotas(counted, self.reactor.quotas_changed)
+        self.reactor.count_quotas(counted, self.client_quotas.resolve)
+        image = self.metadata.image
+        for _ in self.client_quotas.follow(image.client_quotas, image.client_quotas):
+            pass
 
     def _accept(self) -> None:
         gc.freeze()
@@ -661,12 +676,19 @@ class Worker:
         steps = self._follow(delta, image, defaults)
         if delta.acls_changed and self.authorizer is not None:
             steps = self._follow_acls(delta.acls_changed, before.acls, image.acls, steps)
+        if delta.quotas_changed:
+            steps = self._follow_quotas(delta.quotas_changed, image, steps)
         self.changes.put(image.offset, steps)
 
     def _follow_acls(self, changed: set[bytes], before: Any, after: Any, steps: Steps) -> Steps:
         """The work of a change with ACLs in it, before its other work."""
         assert self.authorizer is not None
         yield from follow_acls(self.authorizer, changed, before, after)
+        return (yield from steps)
+
+    def _follow_quotas(self, changed: set[Any], image: MetadataImage, steps: Steps) -> Steps:
+        """Likewise of one with client quotas in it."""
+        yield from self.client_quotas.follow(changed, image.client_quotas)
         return (yield from steps)
 
     def _follow(self, delta: Any, image: MetadataImage, defaults: Any | None) -> Steps:
@@ -854,7 +876,7 @@ def not_enforced(
     counts = {
         "ACLs": 0 if has_authorizer else len(image.acls),
         "delegation tokens": 0 if has_tokens else len(image.delegation_tokens),
-        "client quotas": len(image.client_quotas),
+        "client quotas": sum(not is_enforced(key) for _, key in image.client_quotas),
     }
     found = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     if not found:

@@ -423,6 +423,12 @@ def alter_scram(world, version):
     return cls(deletions=[cls.Deletions(name="nobody", mechanism=1)])
 
 
+def alter_quotas(world, version):
+    cls = messages.AlterClientQuotasRequest
+    part = cls.Entries.Entity(entity_type="user", entity_name="nobody")
+    return cls(entries=[cls.Entries(entity=[part])])
+
+
 def describe_cluster(world, version):
     return messages.DescribeClusterRequest(include_cluster_authorized_operations=True)
 
@@ -529,6 +535,8 @@ TABLE = {
         just(messages.DescribeUserScramCredentialsRequest, users=[]), [], DESCRIBE,
     ),
     "AlterUserScramCredentials": (alter_scram, [], ALTER),
+    "DescribeClientQuotas": (just(messages.DescribeClientQuotasRequest), [], SHOW),
+    "AlterClientQuotas": (alter_quotas, [], CHANGE),
     "DescribeCluster": (describe_cluster, [], DESCRIBE),
     "DescribeProducers": (describe_producers, [(READ, *SEEN)], None),
     "DescribeTransactions": (

@@ -31,7 +31,13 @@ def set_config(broker: Broker, kind: ResourceType, name: str, key: str, value: s
     ("kind", "name", "key", "value", "words"),
     [
         (ResourceType.BROKER, "1", KEY, BAD, "host nosuchhost.invalid has no address"),
-        (ResourceType.BROKER, "1", "max.connection.creation.rate", "5", "quotas are not supported yet"),
+        (
+            ResourceType.BROKER,
+            "1",
+            "max.connection.creation.rate",
+            "5",
+            "connection rates are not limited yet",
+        ),
         (ResourceType.BROKER, "1", "principal.builder.class", "a.B", "cannot load Java classes"),
         (ResourceType.BROKER, "1", "cordoned.log.dirs", "*", "log directory"),
         (ResourceType.BROKER, "1", "listener.name.plaintext.max.connections", "5", "all listeners alike"),

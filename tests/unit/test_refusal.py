@@ -167,6 +167,17 @@ ASKED = {
         lambda r: [(x.user, x.error_code) for x in r.results],
         [("u", CODE), ("v", CODE)],
     ),
+    "AlterClientQuotas": (
+        m.AlterClientQuotasRequest(
+            entries=[
+                m.AlterClientQuotasRequest.Entries(
+                    entity=[m.AlterClientQuotasRequest.Entries.Entity(entity_type="user", entity_name=None)]
+                )
+            ]
+        ),
+        lambda r: [(x.error_code, [(e.entity_type, e.entity_name) for e in x.entity]) for x in r.entries],
+        [(CODE, [("user", None)])],
+    ),
     "DescribeAcls": (m.DescribeAclsRequest(), lambda r: (r.error_code, r.resources), (CODE, [])),
     "CreateAcls": (
         m.CreateAclsRequest(creations=[m.CreateAclsRequest.Creations(), m.CreateAclsRequest.Creations()]),

@@ -62,6 +62,13 @@ cdef struct Region:                 # bytes of a log file, sent after `at` bytes
     int64_t position
     int64_t size
 
+cdef struct Charge:                 # what a request counts in (quota.pyx)
+    uint64_t key                    # of a row of the quota table
+    double limit                    # a second; 0: nothing limits it
+    int64_t claimed_ms
+    int32_t row
+    uint32_t size                   # of the request, in bytes
+
 cdef struct Slot:                   # one request's answer
     Slot* next
     Conn* conn
@@ -82,6 +89,7 @@ cdef struct Slot:                   # one request's answer
     uint32_t region_count
     uint32_t region_capacity
     uint32_t region_sent            # regions that have gone
+    Charge charge                   # of a Produce
     Region inline_region
     uint8_t inline_data[SLOT_INLINE]
 
@@ -109,6 +117,7 @@ cdef struct Conn:
     bint late                       # its answers wait for those of other workers behind them (see Core.late_first)
     bint busy                       # being served: closing frees it later
     bint closed
+    bint muted                      # its client is over a quota: it is not read for a while
     Slot* first                     # answers in request order
     Slot* last
     uint32_t slot_count
@@ -141,6 +150,8 @@ cdef struct Conn:
     uint16_t peer_port
     int32_t fetch_session           # the last one that it used; 0: none
     void* tls                       # Tls, or NULL: its bytes are plain
+    void* quota                     # what its requests are charged to (quota.pyx), or NULL
+    void* pause                     # the timer that ends `muted`, or NULL
     PyObject* rights                # SubjectRights, from its first Produce or Fetch on where there is an authorizer
 
 cdef struct Stats:
@@ -175,6 +186,8 @@ cdef struct Stats:
     int64_t sessions
     int64_t session_partitions
     int64_t session_evictions
+    int64_t pauses                  # of connections whose clients were over a quota
+    int64_t paused_ms
     int64_t cold_reads              # of what was not in memory
     int64_t cold_bytes              # that helpers have read
     int64_t cold_checks             # questions to the kernel
@@ -207,6 +220,7 @@ cdef struct Core:
     int64_t timer_armed_ms          # 0: disarmed
     PyObject* reactor
     PyObject* fetching              # Fetching, for what only has the core
+    void* quotas                    # Quotas (quota.pyx); NULL: none is set
     bint authorizing                # there is an authorizer: Produce and Fetch ask for rights
     PyObject* rights                # TopicRights, or NULL
     uint64_t acl_version            # raised by every change of ACLs

@@ -27,6 +27,7 @@ from kafkad._native.shared.arena cimport Arena
 from kafkad._native.serving.buffers cimport buffers_trim, input_release, input_reserve, scratch_free, scratch_renew
 from kafkad._native.log.cold_reads cimport cold_close, cold_init
 from kafkad._native.log.segments cimport LogFile, log_file_release
+from kafkad._native.serving.quota cimport quota_left
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.serving.tls cimport Tls, areas_free, tls_free, tls_goodbye
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK, put_i32
@@ -391,6 +392,7 @@ cdef void conn_close(Conn* conn, const char* reason) noexcept nogil:
         conn.cold_job = NULL
     if conn.ending is not NULL:
         timer_stop(core, &conn.ending.timer)
+    quota_left(conn)
     conn_unlink(conn)
     if conn.fetch_session:
         core.session_left(core, conn.fetch_session)

@@ -66,7 +66,8 @@ cdef void serve(ConnectionTurns turns, Conn* conn) noexcept nogil:
         produce_slice(turns.producing, conn)
     if not conn.closed:
         conn_flush(conn)
-    if not conn.closed and not conn.blocked and (conn.first is NULL or not conn.first.ready) and conn.ending is NULL:
+    if not conn.closed and not conn.blocked and (conn.first is NULL or not conn.first.ready) and conn.ending is NULL and (
+            not conn.muted):
         if conn.input is not NULL:
             serve_kept(turns, conn, &frames, &calls)
         if may_read(conn):
@@ -92,6 +93,10 @@ cdef void serve(ConnectionTurns turns, Conn* conn) noexcept nogil:
                 conn_run(conn)
         return
     if conn.closed or conn.blocked:
+        return
+    if conn.muted:                                      # the end of the pause runs it
+        if conn.first is not NULL and conn.first.ready and not conn.late:
+            conn_run(conn)
         return
     if frames <= 0 or calls <= 0 or may_read(conn) or (
             conn.first is not NULL and conn.first.ready and not conn.late):
@@ -125,7 +130,7 @@ cdef bint may_read(Conn* conn) noexcept nogil:
     """There may be bytes in the socket, and frames in them would be served."""
     return (conn.readable and not conn.closed and not conn.blocked and (not conn.starved or conn.input is NULL)
             and conn.pending_count == conn.pending_produces and conn.slot_count < SLOTS_MAX
-            and conn.answer_bytes <= UNSENT_MAX and conn.ending is NULL and not has_frame(conn))
+            and conn.answer_bytes <= UNSENT_MAX and conn.ending is NULL and not conn.muted and not has_frame(conn))
 
 
 cdef inline bint has_frame(Conn* conn) noexcept nogil:
@@ -156,7 +161,7 @@ cdef size_t serve_bytes(ConnectionTurns turns, Conn* conn, uint8_t* data, size_t
     """Serves whole frames from the front; answers how many bytes it is done with."""
     cdef size_t at = 0
     cdef int32_t frame_size
-    while size - at >= 4 and not conn.closed and frames[0] > 0 and calls[0] > 0 and conn.ending is NULL:
+    while size - at >= 4 and not conn.closed and frames[0] > 0 and calls[0] > 0 and conn.ending is NULL and not conn.muted:
         frame_size = get_i32(data + at)
         if frame_size < 0 or frame_size > conn.core.request_bytes_max:
             conn.core.stats.bad_frames += 1
@@ -393,7 +398,7 @@ cdef bint serve_frame(ConnectionTurns turns, Conn* conn, uint8_t* frame, size_t 
                     if clock_us() - core.awake_us > CALLS_US_MAX:
                         calls[0] = 0
             else:
-                trouble = fetch_frame(turns.fetching, conn, version, correlation_id, &header)
+                trouble = fetch_frame(turns.fetching, conn, version, correlation_id, client, client_size, &header)
             if trouble is not NULL:
                 core.stats.bad_frames += 1
                 conn_end(conn, trouble)

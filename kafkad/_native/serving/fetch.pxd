@@ -1,6 +1,6 @@
 """Fetch (key 1) in C. See fetch.pyx."""
 
-from libc.stdint cimport int16_t, int32_t, uint32_t
+from libc.stdint cimport int16_t, int32_t, uint8_t, uint32_t
 
 from kafkad._native.serving.connection cimport Conn, Core, Slot
 from kafkad._native.serving.partition_table cimport Entry
@@ -9,7 +9,7 @@ from kafkad._native.serving.fetch_state cimport FetchRequest, Fetching
 
 # NULL, or why the connection must be closed. `body` stands behind the client id.
 cdef const char* fetch_frame(Fetching self, Conn* conn, int16_t version, int32_t correlation_id,
-                             Cursor* body) noexcept nogil
+                             const uint8_t* client, int16_t client_size, Cursor* body) noexcept nogil
 cdef void fetch_advanced(Fetching self, Entry* entry, uint32_t why) noexcept nogil    # marks who is to be answered,
 cdef void fetch_drop_orphans(Fetching self) noexcept nogil
 cdef void fetch_session_left(Core* core, int32_t id) noexcept nogil

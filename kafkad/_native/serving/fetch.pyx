@@ -13,8 +13,9 @@ The answer is header bytes and regions of log files (fetch_answers.pyx).
 A request of a session that another still waits on answers that other one first: its epoch is over.
 
 A follower's Fetch reads to the end of the log, and says by its offsets how far the follower has it (`read_for_replica`).
+The answer's size is charged to the client's quota (quota.pyx).
 
-Not yet: preferred read replicas, quotas."""
+Not yet: preferred read replicas."""
 
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
@@ -40,6 +41,7 @@ from kafkad._native.serving.partition_table cimport (
     Entry, Topic, TopicKey, Watch, key_new, key_release, key_retain, table_listen, topic_by_id, topic_by_name,
     unwatch, watch_fetch)
 from kafkad._native.serving.old_fetch cimport CONVERTED_BELOW, answer_converted
+from kafkad._native.serving.quota cimport QUOTA_FETCH, quota_answer_max, quota_fetched, quota_of
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.serving.topic_rights cimport RIGHT_READ, may_replicate, may_topic, rights_of
 from kafkad._native.serving.unpacking cimport unpack_now_ns
@@ -51,7 +53,7 @@ from kafkad._native.wire.errors cimport (
     FETCH_SESSION_ID_NOT_FOUND, FETCH_SESSION_TOPIC_ID_ERROR, INVALID_FETCH_SESSION_EPOCH, KAFKA_STORAGE_ERROR,
     NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE, TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_LEADER_EPOCH, UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION)
-from kafkad._native.serving.fetch_answers cimport answer_error, answer_results
+from kafkad._native.serving.fetch_answers cimport answer_error, answer_results, answer_throttled
 from kafkad._native.serving.fetch_state cimport (
     FULL, INCREMENTAL, SESSIONLESS, FetchRequest, Fetching, Result, WaitingFetch, count_sessions, drop_data,
     drop_results, entry_of, hold_session, requires)
@@ -68,6 +70,8 @@ cdef enum:
     ELEMENTS_MAX = 64 * 1024
     DECIDING_NS = 4_000_000             # one turn asks the authorizer for so long for one request
     COLD_ROUNDS_MAX = 16                # then a request waits for the disk on the loop: it does not get ahead otherwise
+    HEAD_SIZE = 20                      # of an answer, and of a partition in it, without records: about
+    PARTITION_SIZE = 60
     ANSWER_BYTES_MAX = 1 << 30          # of records: with what stands around them it must be a frame
 
 BELOW = ("high_watermark", "stable", "end")
@@ -478,8 +482,22 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
 
 # -- sessions, the answer -----------------------------------------------------------------------------------
 
+cdef bint is_over_quota(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
+    """Charges what is to be sent. True: it must not be sent. What stands around the records is an estimate."""
+    cdef int64_t size = HEAD_SIZE
+    cdef bint empty
+    cdef uint32_t i
+    for i in range(count):
+        if request.context != INCREMENTAL or self.results[i].code or self.results[i].read.size:
+            size += PARTITION_SIZE + self.results[i].read.size
+    request.throttle_ms = <int32_t>quota_fetched(slot.conn, &request.charge, size, &empty)
+    return empty
+
+
 cdef inline void answer(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
-    if request.version < CONVERTED_BELOW:
+    if request.charge.limit and request.passes == 0 and is_over_quota(self, request, slot, count):
+        answer_throttled(self, request, slot, count)
+    elif request.version < CONVERTED_BELOW:
         answer_converted(self, request, slot, count)
     else:
         answer_results(self, request, slot, count)
@@ -546,7 +564,7 @@ cdef int open_session(Fetching self, FetchRequest* request, Cursor* topics) noex
 
 
 cdef const char* fetch_frame(Fetching self, Conn* conn, int16_t version, int32_t correlation_id,
-                             Cursor* body) noexcept nogil:
+                             const uint8_t* client, int16_t client_size, Cursor* body) noexcept nogil:
     cdef FetchRequest request
     cdef Cursor topics
     cdef Slot* slot
@@ -565,6 +583,10 @@ cdef const char* fetch_frame(Fetching self, Conn* conn, int16_t version, int32_t
         return NULL
     request.below = 2 if request.replica_id >= 0 else request.isolation
     request.bytes_max = min(request.bytes_max, self.max_bytes)
+    if self.core.quotas is not NULL and request.replica_id < 0:
+        quota_of(conn, QUOTA_FETCH, client, client_size, &request.charge)
+        if request.charge.limit:
+            request.bytes_max = <int32_t>min(<int64_t>request.bytes_max, quota_answer_max(self.core, &request.charge))
     request.bytes_min = min(request.bytes_min, request.bytes_max)
     code = open_session(self, &request, &topics)
     if code:

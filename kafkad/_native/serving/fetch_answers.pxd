@@ -8,5 +8,8 @@ from kafkad._native.serving.fetch_state cimport FetchRequest, Fetching
 # Writes and finishes the answer from `results`.
 cdef void answer_results(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil
 
+# The answer to a client that must pause: no partitions.
+cdef void answer_throttled(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil
+
 # The answer to a request that is refused as a whole.
 cdef void answer_error(Slot* slot, int16_t code, int32_t session_id) noexcept nogil

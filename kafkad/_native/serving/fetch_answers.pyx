@@ -63,7 +63,7 @@ cdef void answer_results(Fetching self, FetchRequest* request, Slot* slot, uint3
             topics += 1
         if names_leader(version, &self.results[i]):
             names = find_leader(self, &self.results[i]) or names
-    put_head(slot, version, 0, session.id if request.context != SESSIONLESS else 0, topics)
+    put_head(slot, version, 0, session.id if request.context != SESSIONLESS else 0, topics, request.throttle_ms)
     i = 0
     while i < count:
         key = self.results[i].fetched.key
@@ -86,8 +86,21 @@ cdef void answer_results(Fetching self, FetchRequest* request, Slot* slot, uint3
 
 
 cdef void answer_error(Slot* slot, int16_t code, int32_t session_id) noexcept nogil:
-    put_head(slot, slot.api_version, code, session_id, 0)
+    put_head(slot, slot.api_version, code, session_id, 0, 0)
     if slot.api_version >= 12:
+        slot_extend(slot, 1)[0] = 0
+    slot_finish(slot)
+
+
+cdef void answer_throttled(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
+    """No partitions, and a session as it was: what changed is told the next time (FetchContext.getThrottledResponse)."""
+    cdef Session* session = request.session
+    cdef int16_t code = 0
+    drop_results(self, count)
+    if request.context == INCREMENTAL and session.epoch != next_epoch(request.session_epoch):
+        code = INVALID_FETCH_SESSION_EPOCH
+    put_head(slot, request.version, code, session.id if request.context == INCREMENTAL else 0, 0, request.throttle_ms)
+    if request.version >= 12:
         slot_extend(slot, 1)[0] = 0
     slot_finish(slot)
 
@@ -127,12 +140,13 @@ cdef bint find_leader(Fetching self, Result* result) noexcept nogil:
     return True
 
 
-cdef void put_head(Slot* slot, int16_t version, int16_t code, int32_t session_id, uint32_t topics) noexcept nogil:
+cdef void put_head(Slot* slot, int16_t version, int16_t code, int32_t session_id, uint32_t topics,
+                   int32_t throttle_ms) noexcept nogil:
     cdef uint8_t* at
     if version >= 12:
         slot_extend(slot, 1)[0] = 0                     # tags of the header
     if version >= 1:
-        put_i32(slot_extend(slot, 4), 0)                # throttle_time_ms
+        put_i32(slot_extend(slot, 4), throttle_ms)
     if version >= 7:
         at = slot_extend(slot, 6)
         put_i16(at, code)

@@ -3,7 +3,7 @@
 from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t, uint64_t, int8_t
 from libc.stdlib cimport free
 
-from kafkad._native.serving.connection cimport Conn, Core, Slot, Timer
+from kafkad._native.serving.connection cimport Charge, Conn, Core, Slot, Timer
 from kafkad._native.serving.follower_mail cimport FollowerMail
 from kafkad._native.serving.fetch_session cimport Fetched, Session, cache_orphan, SessionCache
 from kafkad._native.log.aborted cimport Aborted
@@ -47,6 +47,8 @@ cdef struct FetchRequest:
     bint denied                     # all of it: a replica's, of one that is no broker
     uint32_t cold_rounds            # how often it had to wait for the disk
     int64_t began_ms                # of a request that is converted: since when it waits, 0: not yet
+    Charge charge                   # to its client's quota
+    int32_t throttle_ms             # what its answer tells of that
     uint32_t passes                 # how often it went on behind what became nothing
 
 cdef struct WaitingFetch:

@@ -22,7 +22,7 @@ one. The next slice begins when all outcomes of the one before have come, so an 
 The first batch of a transaction in a partition waits until the transaction's coordinator was asked (produce_gate.pyx). It is
 then appended in another round of slices (`resume`), which passes over all parts that need no other try.
 
-Not yet: quotas, authorization."""
+Its size is charged to the client's quota when it is answered (quota.pyx)."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -41,12 +41,14 @@ from kafkad._native.serving.partition_table cimport Entry, Topic, topic_by_id, t
 from kafkad._native.serving.produce_gate cimport (
     asking_enter, asking_leave, gate_admission, gate_ask, gate_give_up, gate_try_again, has_two_producers)
 from kafkad._native.serving.produce_merge cimport merge_parts
+from kafkad._native.serving.quota cimport quota_charge, quota_unanswered
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.serving.topic_rights cimport RIGHT_WRITE, may_topic, may_transact
 from kafkad._native.serving.unpacking cimport Job, unpack_now_ns
 from kafkad._native.shared.watermarks cimport Row
 from kafkad._native.wire.primitives cimport (
-    Cursor, KAFKAD_CHECK, get_i16, read_count, read_i16, read_i32, read_raw, read_uvarint, skip_tags)
+    Cursor, KAFKAD_CHECK, get_i16, read_count, read_i16, read_i32, read_raw, read_uvarint, remaining,
+    skip_tags)
 from kafkad._native.wire.errors cimport (
     INVALID_PRODUCER_ID_MAPPING, INVALID_RECORD, INVALID_REQUEST, INVALID_REQUIRED_ACKS, INVALID_TOPIC_EXCEPTION,
     NOT_ENOUGH_REPLICAS, NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, TOPIC_AUTHORIZATION_FAILED,
@@ -430,6 +432,7 @@ cdef const char* produce_request(Producing self, Conn* conn, int16_t version, in
     cdef Slot* slot
     cdef HeldProduce* held = NULL
 
+    quota_charge(conn, client, client_size, remaining(body), &request.charge)
     if flexible:
         skip_tags(body)                                 # of the header
         transactional_size = <int64_t>read_uvarint(body) - 1
@@ -495,6 +498,8 @@ cdef const char* produce_request(Producing self, Conn* conn, int16_t version, in
     if request.acks == 0:
         failed = has_failed(&request)
         drop_texts(request.outcomes, request.part_count)
+        if request.charge.limit:
+            quota_unanswered(conn, &request.charge)
         if failed:
             conn_end(conn, "a Produce with acks=0 failed")
         return NULL
@@ -744,6 +749,8 @@ cdef void held_answer(Producing self, HeldProduce* held) noexcept nogil:
         produce_answer(self, request, slot)
     else:
         drop_texts(request.outcomes, request.part_count)
+        if request.charge.limit:
+            quota_unanswered(conn, &request.charge)
         slot_drop(slot)                                 # also if the connection is ending already
         if failed:
             conn_end(conn, "a Produce with acks=0 failed")

@@ -15,6 +15,7 @@ from kafkad._native.serving.outcomes cimport free_text
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_state cimport ADVANCED_DURABLE, ADVANCED_END, PARTITION_GONE
 from kafkad._native.serving.partition_table cimport Entry, Watch, table_listen, unwatch, watch_produce
+from kafkad._native.serving.quota cimport quota_produced
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.shared.watermarks cimport Row
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK, put_i16, put_i32, put_i64, put_uvarint
@@ -90,10 +91,18 @@ cdef void produce_answer(Producing self, const Request* request, Slot* slot) noe
         put_i32(slot_extend(slot, 4), 0)                # throttle_time_ms
     if flexible:
         slot_extend(slot, 1)[0] = 0
+    if request.charge.limit:
+        slot.charge = request.charge
     if wait_count == 0:
-        slot_finish(slot)
+        produce_finish(slot)
     else:
         wait_for_watermarks(self, slot, wait_count, request.deadline_ms)
+
+
+cdef inline void produce_finish(Slot* slot) noexcept nogil:
+    if slot.charge.limit:
+        quota_produced(slot)
+    slot_finish(slot)
 
 
 cdef uint32_t answer_part(Slot* slot, int16_t version, int32_t index, const Outcome* outcome, uint32_t* room) noexcept nogil:
@@ -244,7 +253,7 @@ cdef void produce_settle(Core* core, WaitingProduce* produce) noexcept nogil:
     cdef Slot* slot = produce.slot
     timer_stop(core, &produce.timer)
     free(produce)
-    slot_finish(slot)
+    produce_finish(slot)
 
 
 cdef void produce_expired(Core* core, Timer* timer) noexcept nogil:

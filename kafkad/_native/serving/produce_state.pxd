@@ -6,7 +6,7 @@ its next turn is copied to a HeldProduce; one that waits for high watermarks onl
 from cpython.object cimport PyObject
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from kafkad._native.serving.connection cimport Conn, Core, Slot, Timer
+from kafkad._native.serving.connection cimport Charge, Conn, Core, Slot, Timer
 from kafkad._native.log.partition_appends cimport AppendInfo
 from kafkad._native.serving.partition_table cimport Entry, PartitionTable, Watch
 from kafkad._native.serving.unpacking cimport Unpacker
@@ -58,6 +58,7 @@ cdef struct Request:
     uint32_t next_topic             # where to go on: a topic, a partition in it, and the number of that one
     uint32_t next_part
     uint32_t next_number
+    Charge charge                   # to its client's quota
 
 cdef struct Wait:                   # one partition in which `end_offset` is not reached yet
     Watch watch                     # first

@@ -3,6 +3,7 @@
 from cpython.object cimport PyObject
 
 from kafkad._native.serving.connection cimport Conn
+from kafkad._native.serving.quota cimport ClientQuotaCounting
 from kafkad._native.serving.rounds cimport Rounds
 from kafkad._native.serving.topic_rights cimport TopicRights
 
@@ -12,6 +13,7 @@ cdef class Reactor(Rounds):
     cdef int loop_kind              # what epoll points to: KIND_LOOP
     cdef object on_fatal, log
     cdef public object on_certificate   # (connection, DER of a client's certificate), or None
+    cdef ClientQuotaCounting counting   # None: no quota was ever set
     cdef TopicRights rights         # None: there is no authorizer
     cdef list commits               # (address of a Commits, its group)
     cdef object admitted(self, Conn* conn)

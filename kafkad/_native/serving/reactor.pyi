@@ -9,6 +9,7 @@ from kafkad._native.serving.tls import TlsContext
 from kafkad._native.shared.connection_handover import Handover
 from kafkad._native.shared.host_counts import HostCounts
 from kafkad._native.shared.mailbox import Mailboxes
+from kafkad._native.shared.quota_table import QuotaTable
 
 # gate(transactional id, producer id, epoch, version of Produce, [(topic, partition)], done): asks a
 # transaction's coordinator, once a request. `done` takes an answer for each partition, possibly before the
@@ -59,6 +60,14 @@ class Reactor:
     def authorize(self, authorizer: Any) -> None:
         """Hold Produce and Fetch against the rights that `authorizer` (security/authorizer) gives; what it
         said is remembered until `acls_changed`."""
+    def count_quotas(
+        self, table: QuotaTable, resolve: Callable[[int, str, str], tuple[int, float] | None]
+    ) -> None:
+        """Count in `table` what clients use of their quotas. `resolve(kind, principal, client id)` returns
+        the key of a bucket and its limit a second, or None; it holds until `quotas_changed`."""
+    def quotas_changed(self, kinds: int) -> None:
+        """Requests that come from now on are resolved anew. `kinds`: a bit for each kafkad.quota.Kind of
+        which there are quotas; with 0 nothing is counted."""
     def acls_changed(self) -> None:
         """Requests that come from now on are decided anew."""
     def serve_native(self, key: int, low: int, high: int) -> None:

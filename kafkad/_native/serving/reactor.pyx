@@ -30,8 +30,10 @@ from kafkad._native.serving.produce_forwarding cimport Forwarding, forwarding_pe
 from kafkad._native.log.group_commit cimport GroupCommit
 from kafkad._native.shared.connection_handover cimport Handover
 from kafkad._native.shared.mailbox cimport Mailboxes
+from kafkad._native.shared.quota_table cimport QuotaTable
 from kafkad._native.serving.partition_table cimport PartitionTable
 from kafkad._native.serving.produce_state cimport Outcome, Part, Producing, TopicParts, Wait
+from kafkad._native.serving.quota cimport ClientQuotaCounting
 from kafkad._native.serving.tls cimport TlsContext
 from kafkad._native.serving.unpacking cimport Unpacker
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
@@ -161,6 +163,14 @@ cdef class Reactor(Rounds):
         self.core.rights = <PyObject*>self.rights
         self.core.acl_version += 1
         self.core.authorizing = True
+
+    def count_quotas(self, QuotaTable table not None, resolve not None):
+        """Count what clients use of their quotas. `resolve(kind, principal, client id)` -> (key, limit) or None."""
+        self.counting = ClientQuotaCounting(table, resolve)
+
+    def quotas_changed(self, int kinds):
+        """Ask again what each client may have. `kinds`: bits, of which there are quotas; 0 ends the counting."""
+        self.counting.change(self.core, kinds)
 
     def acls_changed(self):
         """What was decided is decided again, for requests that come from now on."""

@@ -19,7 +19,8 @@ from kafkad._native.serving.buffers cimport buffers_trim
 from kafkad._native.log.cold_reads cimport cold_settle
 from kafkad._native.serving.connection cimport (
     BLOCKED_SOCKET, Conn, Core, KIND_COMMIT, KIND_CONNECTION, KIND_HANDOVER, KIND_LISTENER, KIND_LOOP, KIND_OUTGOING,
-    KIND_TIMER, KIND_WAKE, Slot, conn_close, conn_reap, conn_run, clock_us, core_fatal, core_read_clocks, core_wake)
+    KIND_TIMER, KIND_WAKE, Slot, conn_close, conn_reap, conn_run, conn_touch, clock_us, core_fatal, core_read_clocks,
+    core_wake)
 from kafkad._native.serving.sending cimport copies_forget
 from kafkad._native.serving.fetch cimport fetch_advanced, fetch_drop_orphans, fetch_settle
 from kafkad._native.serving.produce_forwarding cimport forward_mail, forwarding_peer_lost
@@ -388,6 +389,9 @@ cdef void expire_idle(Rounds rounds) noexcept nogil:
     cdef Conn* conn
     while core.oldest is not NULL and rounds.idle_ms >= 0 and (
             core.monotonic_ms - core.oldest.active_ms > rounds.idle_ms):
+        if core.oldest.muted and not core.oldest.hung_up:
+            conn_touch(core.oldest)                     # it may not move, and its peer is there
+            continue
         core.stats.expired_idle += 1
         conn_close(core.oldest, "idle for connections.max.idle.ms")
     if rounds.fetching.cache.orphans and core.monotonic_ms >= rounds.fetching.cache.look_ms:

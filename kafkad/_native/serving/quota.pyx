@@ -1,0 +1,215 @@
+"""Client quotas in the data plane: produce and fetch byte rates, and the pauses that follow from them.
+
+    Core.quotas ── Quotas: the table that all workers share, and who resolves (server/client_quotas)
+    Conn.quota ─── ConnQuota: the charge of each kind, for the client id of the last request
+    Conn.pause ─── Pause: the timer of a connection that is muted
+
+While no quota is set `Core.quotas` is NULL, and a request costs that comparison. Where quotas are set, the first request of a
+connection asks Python for the bucket and the limit of its principal and client id; the answer holds until a quota changes or
+the client id does.
+
+**Produce** is charged its size when it is answered, also the one of acks=0. **Fetch** is charged the size of its answer. One
+that would exceed the limit is not charged; it gets an answer without partitions, and its session is left as it was, so that
+the next one tells what this one would have. `max.bytes` is held to what a window allows. A batch above that could never pass:
+it is sent once the window is less than half full, and its client pauses for as long as it takes to make up for it.
+
+**Muted** means that a connection is not read and that what is kept of it is not served, until its timer ends the pause. What
+it asked for before is answered, and the answer that says how long the pause is leaves at once (KIP-219). That its peer has
+gone is noticed behind the pause."""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from kafkad._native.serving.connection cimport (
+    Charge, Conn, Connection, Core, Slot, Timer, conn_handle, conn_run, conn_touch, core_fatal)
+from kafkad._native.serving.timers cimport timer_start, timer_stop
+from kafkad._native.shared.quota_table cimport QuotaTable, table_claim, table_holds, table_record, table_total
+from kafkad._native.wire.primitives cimport KAFKAD_CHECK, put_i32
+
+cdef enum:
+    SHARED_ROW_MS = 1000            # a client in the row that many share looks for one of its own so often
+
+ANONYMOUS = "User:ANONYMOUS"
+
+cdef struct ConnQuota:
+    uint64_t version                # of the quotas that these were resolved with
+    uint64_t client                 # a hash of the client id; who makes two of its own meet gains nothing
+    int known                       # bits: kinds that were resolved
+    Charge charges[QUOTA_KINDS]
+
+cdef struct Pause:
+    Timer timer                     # first
+    Conn* conn
+
+
+# -- who pays ----------------------------------------------------------------------------------------------
+
+cdef inline uint64_t hash_of(const uint8_t* client, int16_t size) noexcept nogil:
+    """FNV-1a. A null client id is the empty one, as with Kafka."""
+    cdef uint64_t value = <uint64_t>0xcbf29ce484222325
+    cdef int16_t i
+    for i in range(size):
+        value = (value ^ client[i]) * <uint64_t>0x100000001b3
+    return value
+
+
+cdef void quota_of(Conn* conn, int kind, const uint8_t* client, int16_t client_size, Charge* charge) noexcept nogil:
+    cdef Quotas* quotas = <Quotas*>conn.core.quotas
+    cdef ConnQuota* own
+    cdef uint64_t hashed
+    charge.limit = 0
+    if not quotas.kinds & (1 << kind):
+        return
+    hashed = hash_of(client, client_size)
+    own = <ConnQuota*>conn.quota
+    if own is NULL:
+        own = <ConnQuota*>calloc(1, sizeof(ConnQuota))
+        KAFKAD_CHECK(own is not NULL)
+        conn.quota = own
+    if own.version != quotas.version or own.client != hashed:
+        own.known = 0
+        own.version = quotas.version
+        own.client = hashed
+    if not own.known & (1 << kind):
+        own.charges[kind].limit = 0
+        with gil:
+            resolve(conn, quotas, kind, client, client_size, &own.charges[kind])
+        own.known |= 1 << kind
+    if own.charges[kind].limit:
+        own_row(conn.core, <QuotaTable>quotas.table, &own.charges[kind])
+    charge[0] = own.charges[kind]
+
+
+cdef void resolve(Conn* conn, Quotas* quotas, int kind, const uint8_t* client, int16_t client_size,
+                  Charge* charge) noexcept:
+    cdef Connection handle
+    cdef bytes client_id
+    try:
+        handle = conn_handle(conn)
+        client_id = (<const char*>client)[:max(client_size, 0)]
+        found = (<object>quotas.resolve)(kind, handle.principal or ANONYMOUS, client_id.decode("utf-8", "replace"))
+        if found is not None:
+            charge.key, charge.limit = found
+            charge.row = table_claim(<QuotaTable>quotas.table, charge.key, conn.core.monotonic_ms)
+            charge.claimed_ms = conn.core.monotonic_ms
+    except BaseException:
+        core_fatal(conn.core)
+
+
+cdef int64_t quota_take(Core* core, Charge* charge, double amount) noexcept nogil:
+    cdef Quotas* quotas = <Quotas*>core.quotas
+    if quotas is NULL:                                  # the last quota was removed meanwhile
+        return 0
+    own_row(core, <QuotaTable>quotas.table, charge)
+    return table_record(<QuotaTable>quotas.table, charge.row, amount, charge.limit, core.monotonic_ms)
+
+
+cdef inline void own_row(Core* core, QuotaTable table, Charge* charge) noexcept nogil:
+    if not table_holds(table, charge.row, charge.key) or (
+            charge.row == <int32_t>table.row_count - 1 and core.monotonic_ms - charge.claimed_ms >= SHARED_ROW_MS):
+        charge.row = table_claim(table, charge.key, core.monotonic_ms)
+        charge.claimed_ms = core.monotonic_ms
+
+
+# -- Produce -----------------------------------------------------------------------------------------------
+
+cdef void quota_produced(Slot* slot) noexcept nogil:
+    cdef int64_t pause_ms = min(quota_take(slot.conn.core, &slot.charge, slot.charge.size), <int64_t>INT32_MAX)
+    if pause_ms == 0:
+        return
+    if slot.api_version >= 1:                           # the last field; flexible versions end with an empty list of tags
+        put_i32(slot.data + slot.size - (5 if slot.api_version >= 9 else 4), <int32_t>pause_ms)
+    quota_mute(slot.conn, pause_ms)
+
+
+cdef void quota_unanswered(Conn* conn, Charge* charge) noexcept nogil:
+    cdef int64_t pause_ms = quota_take(conn.core, charge, charge.size)
+    if pause_ms:
+        quota_mute(conn, pause_ms)
+
+
+# -- Fetch -------------------------------------------------------------------------------------------------
+
+cdef int64_t quota_answer_max(Core* core, const Charge* charge) noexcept nogil:
+    cdef Quotas* quotas = <Quotas*>core.quotas
+    return INT32_MAX if quotas is NULL else <int64_t>min(charge.limit * quotas.full_s, <double>INT32_MAX)
+
+
+cdef int64_t quota_fetched(Conn* conn, Charge* charge, int64_t size, bint* empty) noexcept nogil:
+    cdef Core* core = conn.core
+    cdef int64_t window = quota_answer_max(core, charge)
+    cdef int64_t elapsed_ms
+    cdef int64_t pause_ms = min(quota_take(core, charge, <double>size), <int64_t>INT32_MAX)
+    empty[0] = False
+    if pause_ms == 0:
+        return 0
+    quota_take(core, charge, -<double>size)
+    empty[0] = True
+    if size > window and 2 * table_total(
+            <QuotaTable>(<Quotas*>core.quotas).table, charge.row, core.monotonic_ms, &elapsed_ms) < window:
+        quota_take(core, charge, <double>size)          # a batch that no window has room for
+        empty[0] = False
+    quota_mute(conn, pause_ms)
+    return pause_ms
+
+
+# -- pauses ------------------------------------------------------------------------------------------------
+
+cdef void quota_mute(Conn* conn, int64_t pause_ms) noexcept nogil:
+    cdef Core* core = conn.core
+    cdef Pause* pause = <Pause*>conn.pause
+    cdef int64_t until_ms = core.monotonic_ms + pause_ms
+    if conn.closed:
+        return
+    if pause is NULL:
+        pause = <Pause*>calloc(1, sizeof(Pause))
+        KAFKAD_CHECK(pause is not NULL)
+        pause.timer.place = -1
+        pause.conn = conn
+        conn.pause = pause
+    core.stats.pauses += 1
+    core.stats.paused_ms += pause_ms
+    if conn.muted:
+        if pause.timer.deadline_ms >= until_ms:
+            return
+        timer_stop(core, &pause.timer)
+    conn.muted = True
+    timer_start(core, &pause.timer, until_ms, pause_ended)
+
+
+cdef void pause_ended(Core* core, Timer* timer) noexcept nogil:
+    cdef Conn* conn = (<Pause*>timer).conn
+    conn.muted = False
+    conn_touch(conn)
+    conn_run(conn)
+
+
+cdef void quota_left(Conn* conn) noexcept nogil:
+    if conn.pause is not NULL:
+        timer_stop(conn.core, &(<Pause*>conn.pause).timer)
+        free(conn.pause)
+        conn.pause = NULL
+    free(conn.quota)
+    conn.quota = NULL
+
+
+# -- a worker's --------------------------------------------------------------------------------------------
+
+cdef class ClientQuotaCounting:
+    """Sets `Core.quotas` for a reactor."""
+
+    def __cinit__(self, QuotaTable table not None, resolve not None):
+        if table.me < 0:
+            raise ValueError("a worker enters its quota table before it makes a reactor")
+        self.table = table
+        self.resolver = resolve
+        self.quotas.table = <PyObject*>table
+        self.quotas.full_s = <double>((table.samples - 1) * table.window_ms) / 1000.0
+        self.quotas.resolve = <PyObject*>resolve
+
+    cdef void change(self, Core* core, int kinds) noexcept:
+        """Quotas have changed; there are some of these kinds now."""
+        self.quotas.kinds = kinds
+        self.quotas.version += 1
+        core.quotas = &self.quotas if kinds else NULL

@@ -1,0 +1,69 @@
+"""A worker's view of the client quotas: it follows those of the metadata, and tells the data plane what holds
+for a client (`_native/serving/quota`, which counts in a table that all workers share).
+
+A change of many quotas is applied in steps; each client is asked for anew when all of it is there. So between
+two steps every client has the quota of before."""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from kafkad._native.shared.quota_table import QuotaTable
+from kafkad.quota import KINDS, ClientQuotas, Kind
+from kafkad.server.turns import Steps
+
+logger = logging.getLogger("kafkad")
+
+QUOTAS_A_STEP: Final = 100
+TELL_S: Final = 60.0
+
+
+def quota_table(config: Any, workers: int) -> QuotaTable:
+    """Of `workers` of one broker: made before they are forked. `config` is BrokerConfig."""
+    return QuotaTable(workers, config.quota_window_num, config.quota_window_size_seconds)
+
+
+class FollowedQuotas:
+    """`changed(kinds)` is called when quotas have changed: a bit for each kind of which there are some."""
+
+    def __init__(self, table: QuotaTable, changed: Callable[[int], None]) -> None:
+        self.table = table
+        self.quotas = ClientQuotas()
+        self._changed = changed
+        self._told_s = -TELL_S
+
+    def follow(self, keys: Iterable[Any], after: Mapping[Any, Any]) -> Steps:
+        """Apply what an image has (`image.client_quotas`) for these keys of it."""
+        kinds: set[Kind | None] = set()
+        for number, (entity, key) in enumerate(keys, 1):
+            record = after.get((entity, key))
+            kinds.add(self.quotas.set(entity, key, None if record is None else record.value))
+            if number % QUOTAS_A_STEP == 0:
+                yield
+        if kinds - {None}:
+            self._changed(sum(1 << kind for kind in Kind if self.quotas.has(kind)))
+
+    def resolve(self, kind: int, principal: str, client_id: str) -> tuple[int, float] | None:
+        """The key of the bucket that a client counts in, and its limit a second; None: it has none."""
+        user = principal.partition(":")[2]
+        bucket = self.quotas.bucket(Kind(kind), user, client_id)
+        if bucket is None:
+            return None
+        self._look()
+        text = "\0".join((str(kind), bucket.user, bucket.client_id)).encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(text, digest_size=8, key=self.table.secret).digest()
+        return int.from_bytes(digest, "little") | 2, bucket.limit
+
+    def _look(self) -> None:
+        if self.table.shared and time.monotonic() - self._told_s >= TELL_S:
+            self._told_s = time.monotonic()
+            logger.warning(
+                "more than %d clients with a quota are active: those beyond share one bucket",
+                self.table.row_count - 1,
+            )
+
+
+def is_enforced(key: str) -> bool:
+    return key in KINDS

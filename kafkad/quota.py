@@ -27,13 +27,19 @@ CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
 
 
 class Kind(IntEnum):
-    """What a quota of users and client ids limits; `_native/serving/quota` has the same numbers."""
+    """What a quota of users and client ids limits; `_native/serving/quota` has the numbers of COUNTED."""
 
     PRODUCE = 0
     FETCH = 1
+    MUTATION = 2
 
 
-KINDS: Final = {PRODUCER_BYTE_RATE: Kind.PRODUCE, CONSUMER_BYTE_RATE: Kind.FETCH}
+KINDS: Final = {
+    PRODUCER_BYTE_RATE: Kind.PRODUCE,
+    CONSUMER_BYTE_RATE: Kind.FETCH,
+    CONTROLLER_MUTATION_RATE: Kind.MUTATION,
+}
+COUNTED: Final = (Kind.PRODUCE, Kind.FETCH)  # in the data plane
 
 # Which shapes of entities have quotas of a kind: bits, as in Kafka
 CLIENT_IDS: Final = 1

@@ -5,7 +5,7 @@ quotas.
 
 Each changes what it can and tells the trouble per topic; when it answers, the change is on disk and the
 partitions are there. `timeout_ms` is not needed: nothing is waited for.
-Not yet: controller mutation quotas, create.topic.policy.
+Not yet: create.topic.policy.
 """
 
 from typing import Any

@@ -182,10 +182,6 @@ _refused(
     "max.connection.creation.rate",
 )
 _ignored(
-    "quotas of controller mutations are not supported yet",
-    "controller.quota.window.num controller.quota.window.size.seconds",
-)
-_ignored(
     "metrics are not exported yet, and kafkad cannot load Java classes",
     """
     kafka.csv.metrics.dir kafka.csv.metrics.reporter.enabled kafka.metrics.polling.interval.secs

@@ -22,6 +22,7 @@ from typing import Any
 
 from kafkad.controller import acls, brokers, configs, producer_ids, quotas, scram, tokens, topics
 from kafkad.controller.brokers import NO_EPOCH, Registration
+from kafkad.controller.mutation_quota import MutationQuota, MutationQuotas
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.replay import Delta
 from kafkad.protocol import errors, messages
@@ -50,6 +51,7 @@ class Controller:
         self._tokens = tokens.Tokens.configured(config)
         # (encoded records, offset before, image) of each change, after the subscribers: to replay it
         # elsewhere
+        self.mutations: MutationQuotas | None = None  # quotas of clients; None: nobody has one
         self.on_commit: Callable[[Sequence[bytes], int, MetadataImage], None] | None = None
         self._subscribers: list[OnChange] = []
         self._publishing = False
@@ -128,23 +130,34 @@ class Controller:
     def create_topics(self, request: Any, context: Any = None) -> Steps:
         """CreateTopicsResponse."""
         cluster = topics.Cluster(self.config, self._random)
-        records, response = yield from topics.plan_create(self.head, cluster, request)
+        quota, take = self._quota(context)
+        records, response = yield from topics.plan_create(self.head, cluster, request, take)
         yield from self._append_or_refuse(records, response.topics)
+        response.throttle_time_ms = 0 if quota is None else quota.throttle_ms()
         return response
 
     def delete_topics(self, request: Any, context: Any = None) -> Steps:
         """DeleteTopicsResponse."""
         version = context.version if context is not None else messages.DeleteTopicsRequest.MAX_VERSION
-        records, response = yield from topics.plan_delete(self.head, self.config, version, request)
+        quota, take = self._quota(context)
+        records, response = yield from topics.plan_delete(self.head, self.config, version, request, take)
         yield from self._append_or_refuse(records, response.responses)
+        response.throttle_time_ms = 0 if quota is None else quota.throttle_ms()
         return response
 
     def create_partitions(self, request: Any, context: Any = None) -> Steps:
         """CreatePartitionsResponse."""
         cluster = topics.Cluster(self.config, self._random)
-        records, response = yield from topics.plan_grow(self.head, cluster, request)
+        quota, take = self._quota(context)
+        records, response = yield from topics.plan_grow(self.head, cluster, request, take)
         yield from self._append_or_refuse(records, response.results)
+        response.throttle_time_ms = 0 if quota is None else quota.throttle_ms()
         return response
+
+    def _quota(self, context: Any) -> tuple[MutationQuota | None, Callable[[int], None]]:
+        """What a client's request is held against, and how it takes from that."""
+        quota = None if self.mutations is None else self.mutations.of(context)
+        return quota, topics.unlimited if quota is None else quota.take
 
     def auto_create(self, names: Iterable[str]) -> Steps:
         """Create topics that a client or a coordinator needs, as their kind wants it; the trouble by name, or

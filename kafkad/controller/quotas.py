@@ -35,9 +35,7 @@ KEYS: Final = {
 }
 IP_KEYS: Final = {quota.CONNECTION_CREATION_RATE: INT}
 # Nothing holds clients to these, so they may be removed, but not set.
-NOT_ENFORCED: Final = frozenset(
-    (quota.REQUEST_PERCENTAGE, quota.CONTROLLER_MUTATION_RATE, quota.CONNECTION_CREATION_RATE)
-)
+NOT_ENFORCED: Final = frozenset((quota.REQUEST_PERCENTAGE, quota.CONNECTION_CREATION_RATE))
 
 Entity = dict[str, str | None]
 Steps = Generator[None, None, Any]

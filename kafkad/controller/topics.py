@@ -60,10 +60,15 @@ def invalid_name(name: str) -> str | None:
 
 
 Plan = Generator[None, None, tuple[list[Any], Any]]  # records, response
+Take = Callable[[int], None]  # called before so many partitions are created or deleted; raises KafkaError
 Described = dict[frozenset[tuple[str, str]], list[Any]]
 
 
-def plan_create(image: MetadataImage, cluster: Cluster, request: Any) -> Plan:
+def unlimited(partitions: int) -> None:
+    """Take from no quota."""
+
+
+def plan_create(image: MetadataImage, cluster: Cluster, request: Any, take: Take = unlimited) -> Plan:
     """(records, CreateTopicsResponse). With validate_only there are no records."""
     response = messages.CreateTopicsResponse()
     twice = named_twice(topic.name for topic in request.topics)
@@ -89,7 +94,7 @@ def plan_create(image: MetadataImage, cluster: Cluster, request: Any) -> Plan:
                     errors.POLICY_VIOLATION, "Excessively large number of partitions per request."
                 )
             _check_new_name(image, taken, topic.name)
-            records += _create(image, cluster, topic, result, described)
+            records += _create(image, cluster, topic, result, described, take)
         except KafkaError as trouble:
             result.error_code, result.error_message = trouble.code, trouble.message
             continue
@@ -132,7 +137,7 @@ def _check_new_name(image: MetadataImage, taken: Mapping[str, str], name: str) -
 
 
 def _create(
-    image: MetadataImage, cluster: Cluster, topic: Any, result: Any, described: Described
+    image: MetadataImage, cluster: Cluster, topic: Any, result: Any, described: Described, take: Take
 ) -> list[Any]:
     """The records of one new topic, in Kafka's order; fills in its result. `described`: the configs of the
     topics before it, by their overrides. Raises KafkaError."""
@@ -146,6 +151,7 @@ def _create(
         assignments = _assigned(image, topic)
     else:
         assignments = _placed(image, cluster, topic)
+    take(len(assignments))
     topic_id = random_uuid(cluster.random)
     result.topic_id = topic_id
     result.num_partitions = len(assignments)
@@ -403,7 +409,9 @@ _INTERNAL: Final[dict[str, Callable[[Any], tuple[int, int, dict[str, str]]]]] = 
 # -- deleting, growing -------------------------------------------------------------------------------------
 
 
-def plan_delete(image: MetadataImage, config: Any, version: int, request: Any) -> Plan:
+def plan_delete(
+    image: MetadataImage, config: Any, version: int, request: Any, take: Take = unlimited
+) -> Plan:
     """(records, DeleteTopicsResponse). Topics are named, or from v6 on named or given by id."""
     cls = messages.DeleteTopicsResponse.Responses
     response = messages.DeleteTopicsResponse()
@@ -466,13 +474,19 @@ def plan_delete(image: MetadataImage, config: Any, version: int, request: Any) -
                 chosen[topic.topic_id] = topic
     records = []
     for topic_id, topic in chosen.items():
+        try:
+            take(len(topic.partitions))
+        except KafkaError as trouble:
+            refuse(topic.name, topic_id, trouble.code, trouble.message)
+            yield
+            continue
         answers.append(cls(name=topic.name, topic_id=topic_id))
         records.append(messages.RemoveTopicRecord(topic_id=topic_id))
         yield
     return records, response
 
 
-def plan_grow(image: MetadataImage, cluster: Cluster, request: Any) -> Plan:
+def plan_grow(image: MetadataImage, cluster: Cluster, request: Any, take: Take = unlimited) -> Plan:
     """(records, CreatePartitionsResponse)."""
     cls = messages.CreatePartitionsResponse.Results
     response = messages.CreatePartitionsResponse()
@@ -489,13 +503,13 @@ def plan_grow(image: MetadataImage, cluster: Cluster, request: Any) -> Plan:
         result = cls(name=asked.name)
         response.results.append(result)
         try:
-            records += _grow(image, cluster, asked, PARTITIONS_MAX - len(records))
+            records += _grow(image, cluster, asked, PARTITIONS_MAX - len(records), take)
         except KafkaError as trouble:
             result.error_code, result.error_message = trouble.code, trouble.message
     return ([] if request.validate_only else records), response
 
 
-def _grow(image: MetadataImage, cluster: Cluster, asked: Any, added_max: int) -> list[Any]:
+def _grow(image: MetadataImage, cluster: Cluster, asked: Any, added_max: int, take: Take) -> list[Any]:
     topic = image.topics.get(asked.name)
     if topic is None:
         raise KafkaError(errors.UNKNOWN_TOPIC_OR_PARTITION)
@@ -529,6 +543,7 @@ def _grow(image: MetadataImage, cluster: Cluster, asked: Any, added_max: int) ->
         replicas = [assignment.broker_ids for assignment in asked.assignments]
         for index, listed in enumerate(replicas, count):
             _check_assignment(image, index, listed, factor)
+    take(added)
     return [
         new_partition(image, topic.topic_id, index, listed) for index, listed in enumerate(replicas, count)
     ]

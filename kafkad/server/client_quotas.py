@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from kafkad._native.shared.quota_table import QuotaTable
-from kafkad.quota import KINDS, ClientQuotas, Kind
+from kafkad.quota import COUNTED, KINDS, ClientQuotas, Kind
 from kafkad.server.turns import Steps
 
 logger = logging.getLogger("kafkad")
@@ -43,7 +43,7 @@ class FollowedQuotas:
             if number % QUOTAS_A_STEP == 0:
                 yield
         if kinds - {None}:
-            self._changed(sum(1 << kind for kind in Kind if self.quotas.has(kind)))
+            self._changed(sum(1 << kind for kind in COUNTED if self.quotas.has(kind)))
 
     def resolve(self, kind: int, principal: str, client_id: str) -> tuple[int, float] | None:
         """The key of the bucket that a client counts in, and its limit a second; None: it has none."""

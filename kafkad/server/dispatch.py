@@ -24,10 +24,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, NamedTuple
 
 from kafkad._native.serving.long_answer import LongAnswer
+from kafkad._native.serving.quota import pause
 from kafkad._native.serving.shared_answer import SharedAnswer
 from kafkad.api.context import ANONYMOUS, OURSELVES, RequestContext, Services, code_of
 from kafkad.api.table import Api, Route
 from kafkad.api.versions import unsupported
+from kafkad.controller.mutation_quota import STRICT_FROM
 from kafkad.coordinator.runtime import at_once
 from kafkad.protocol import codec, errors
 from kafkad.protocol.errors import KafkaError, Malformed, Meaningless
@@ -41,6 +43,9 @@ from kafkad.server.turns import Steps, Turns
 logger = logging.getLogger(__name__)
 
 API_VERSIONS = 18
+# CreateTopics, DeleteTopics, CreatePartitions: the version from which the first field is throttle_time_ms,
+# and the first flexible version
+PAUSE_TOLD = {19: (2, 5), 20: (1, 4), 37: (0, 2)}
 # Frames of wide requests that are served at the same time; a larger one is served alone. Their objects and
 # those of the answers take 20 to 100 times as much.
 WIDE_BYTES_MAX = 4 << 20
@@ -299,6 +304,8 @@ class Dispatcher:
         if response is None:
             context.connection.close("the request failed, and its response has no place to say so")
             return True
+        if context.api_key in STRICT_FROM and (pause_ms := _pause_ms(context, response)):
+            pause(context.connection, pause_ms)  # as its answer says, which leaves at once
         if isinstance(response, bytes):  # another worker encoded it, or an earlier request
             context.connection.respond(request_id, response)
             return True
@@ -352,6 +359,19 @@ class Dispatcher:
         response = unsupported(self.services)
         assert response.error_code == errors.UNSUPPORTED_VERSION
         connection.respond(request_id, codec.encode_response(response, 0, header.correlation_id))
+
+
+def _pause_ms(context: RequestContext, response: Any) -> int:
+    """What the controller tells a client that is over its quota of mutations (KIP-599)."""
+    if not isinstance(response, bytes):
+        return int(response.throttle_time_ms)
+    told_from, flexible_from = PAUSE_TOLD[context.api_key]
+    if context.version < told_from:
+        return 0
+    start = (
+        5 if context.version >= flexible_from else 4
+    )  # behind the correlation id, and an empty list of tags
+    return int.from_bytes(response[start : start + 4], "big")
 
 
 def _no_response() -> Steps:

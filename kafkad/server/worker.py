@@ -43,6 +43,7 @@ from kafkad.config.definition import HIDDEN
 from kafkad.config.dynamic import changed, with_dynamic
 from kafkad.controller.brokers import Registration, plan_directories
 from kafkad.controller.controller import Controller
+from kafkad.controller.mutation_quota import MutationQuotas
 from kafkad.coordinator.runtime import GroupCoordinator
 from kafkad.coordinator.transactions import TransactionCoordinator
 from kafkad.log.cleaning import LogCleaner
@@ -567,6 +568,11 @@ class Worker:
             counted = self.place.quotas
         self.client_quotas = FollowedQuotas(counted, self.reactor.quotas_changed)
         self.reactor.count_quotas(counted, self.client_quotas.resolve)
+        if isinstance(self.controller, Controller):
+            full_s = (
+                self.config.controller_quota_window_num * self.config.controller_quota_window_size_seconds
+            )
+            self.controller.mutations = MutationQuotas(self.client_quotas.resolve, self.clock, full_s)
         image = self.metadata.image
         for _ in self.client_quotas.follow(image.client_quotas, image.client_quotas):
             pass

@@ -186,8 +186,38 @@ def test_many_client_ids_cost_a_bounded_table():
         wait_until(lambda: "those beyond share one bucket" in broker.log, 10)
 
 
-@pytest.mark.parametrize("key", ["request_percentage", "controller_mutation_rate"])
+@pytest.mark.parametrize("key", ["request_percentage"])
 def test_what_nothing_enforces_is_refused(key):
     with Broker(workers=1) as broker, Wire(broker.bootstrap) as wire:
         assert alter(wire, key, 5.0, user=None) == errors.INVALID_REQUEST
         assert alter(wire, "connection_creation_rate", 5.0, ip=None) == errors.INVALID_REQUEST
+
+
+def mutate(wire, name, partitions, version=7):
+    """(error code, pause) of a topic that is to be created."""
+    topic = messages.CreateTopicsRequest.Topics(name=name, num_partitions=partitions, replication_factor=1)
+    answer = wire.ask(messages.CreateTopicsRequest(topics=[topic], timeout_ms=10_000), version)
+    return answer.topics[0].error_code, answer.throttle_time_ms
+
+
+def test_a_client_that_creates_too_many_partitions_is_refused_and_paused(broker):
+    """Whichever worker its connection is with; older versions are only paused."""
+    key = "controller_mutation_rate"
+    with Wire(broker.bootstrap) as wire:
+        assert alter(wire, key, 2.0, client="limited") == 0  # 22 at once
+        with Named(broker.bootstrap, "limited") as limited:
+            assert mutate(limited, "a", 20) == (0, 0)
+            assert mutate(limited, "b", 12) == (0, 0)  # more than there is: a debt
+        for number in range(4):
+            with Named(broker.bootstrap, "limited") as limited:
+                code, pause_ms = mutate(limited, f"c{number}", 1)
+                assert code == errors.THROTTLING_QUOTA_EXCEEDED
+                assert 0 < pause_ms <= 5000
+                limited.send(produce_request("t", batch(b"x")), 9)
+                limited.socket.settimeout(0.3)
+                with pytest.raises(TimeoutError):
+                    limited.read_frame()
+        with Named(broker.bootstrap, "limited") as limited:
+            code, pause_ms = mutate(limited, "d", 2, version=5)
+            assert (code, pause_ms > 0) == (0, True)
+        assert mutate(wire, "e", 20) == (0, 0)

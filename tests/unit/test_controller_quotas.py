@@ -8,6 +8,7 @@ from metadata_world import Cluster
 
 from kafkad.api import quotas as api
 from kafkad.controller import quotas
+from kafkad.controller.mutation_quota import BUCKETS_MAX, MutationQuotas
 from kafkad.controller.quotas import NOT_ENFORCED, RECORDS_MAX, TOO_MANY
 from kafkad.metadata.image import MetadataImage
 from kafkad.protocol import errors, messages
@@ -220,3 +221,67 @@ def test_keys_are_those_of_kafka():
     assert set(quotas.KEYS) == {
         "producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate",
     }  # fmt: skip
+
+
+# -- controller_mutation_rate ------------------------------------------------------------------------------
+
+
+class Asked:
+    """As RequestContext."""
+
+    principal, client_id = "User:anna", "c"
+
+    def __init__(self, api_key, version):
+        self.api_key, self.version = api_key, version
+
+
+def limited(cluster, rate=10.0):
+    cluster.controller.mutations = MutationQuotas(lambda *_: (5, rate), cluster.clock, 11)
+    return cluster
+
+
+def create(cluster, name, partitions, version=7):
+    topic = messages.CreateTopicsRequest.Topics(name=name, num_partitions=partitions, replication_factor=1)
+    request = messages.CreateTopicsRequest(topics=[topic])
+    answer = cluster.controller.create_topics(request, Asked(19, version))
+    return answer.topics[0].error_code, answer.throttle_time_ms
+
+
+EXCEEDED = errors.THROTTLING_QUOTA_EXCEEDED
+
+
+def test_a_debt_of_partitions_is_paid_before_more_are_made(cluster):
+    limited(cluster)
+    assert create(cluster, "a", 100) == (0, 0)
+    assert create(cluster, "b", 60) == (0, 0)  # 50 more than the 110 that were there
+    assert create(cluster, "c", 1) == (EXCEEDED, 5000)
+    assert create(cluster, "d", 10, version=5) == (0, 6000)  # it is only told
+    cluster.clock.advance(6000)
+    assert create(cluster, "c", 1) == (0, 0)
+
+
+def test_deletions_and_more_partitions_count_too(cluster):
+    limited(cluster)
+    assert create(cluster, "a", 120) == (0, 0)
+    deletion = messages.DeleteTopicsRequest(topics=[messages.DeleteTopicsRequest.Topics(name="a")])
+    answer = cluster.controller.delete_topics(deletion, Asked(20, 6))
+    assert (answer.responses[0].error_code, answer.throttle_time_ms) == (EXCEEDED, 1000)
+    assert "a" in cluster.controller.head.topics
+    growth = messages.CreatePartitionsRequest(
+        topics=[messages.CreatePartitionsRequest.Topics(name="a", count=121, assignments=None)]
+    )
+    answer = cluster.controller.create_partitions(growth, Asked(37, 3))
+    assert (answer.results[0].error_code, answer.throttle_time_ms) == (EXCEEDED, 1000)
+    assert cluster.controller.create_partitions(growth, Asked(37, 2)).results[0].error_code == 0
+    cluster.clock.advance(2000)
+    assert cluster.controller.delete_topics(deletion, Asked(20, 6)).responses[0].error_code == 0
+
+
+def test_buckets_are_bounded_and_beyond_that_shared(cluster):
+    quotas = MutationQuotas(lambda *_: None, cluster.clock, 11)
+    for key in range(1, BUCKETS_MAX + 1):
+        quotas.bucket(key, 10.0).tokens = -5
+    quotas.bucket(BUCKETS_MAX + 7, 10.0).tokens = -5
+    assert quotas.bucket(BUCKETS_MAX + 8, 10.0).tokens == -5
+    cluster.clock.advance(12_000)
+    assert quotas.bucket(BUCKETS_MAX + 7, 10.0) is not quotas.bucket(BUCKETS_MAX + 8, 10.0)

@@ -22,7 +22,7 @@ from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from kafkad._native.serving.connection cimport (
-    Charge, Conn, Connection, Core, Slot, Timer, conn_handle, conn_run, conn_touch, core_fatal)
+    Charge, Conn, Connection, Core, Slot, Timer, conn_handle, conn_run, conn_touch, core_fatal, core_wake)
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.shared.quota_table cimport QuotaTable, table_claim, table_holds, table_record, table_total
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK, put_i32
@@ -176,6 +176,14 @@ cdef void quota_mute(Conn* conn, int64_t pause_ms) noexcept nogil:
         timer_stop(core, &pause.timer)
     conn.muted = True
     timer_start(core, &pause.timer, until_ms, pause_ended)
+
+
+def pause(Connection connection not None, int64_t pause_ms):
+    """Read nothing of a connection for so long; its answers leave. A closed one stays closed."""
+    if connection.conn is not NULL and pause_ms > 0:
+        quota_mute(connection.conn, pause_ms)
+        if not connection.conn.core.polling:
+            core_wake(connection.conn.core)             # the timer may be the earliest
 
 
 cdef void pause_ended(Core* core, Timer* timer) noexcept nogil:

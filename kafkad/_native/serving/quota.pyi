@@ -1,0 +1,3 @@
+from kafkad._native.serving.connection import Connection
+
+def pause(connection: Connection, pause_ms: int) -> None: ...

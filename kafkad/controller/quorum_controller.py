@@ -181,8 +181,10 @@ class QuorumController(Controller):
 
     def alter_client_quotas(self, request: Any) -> Steps:
         """AlterClientQuotasResponse."""
-        records, response = yield from quotas.plan_alter(self.head, request)
-        yield from self._append(records)
+        # Which quotas are enforced is for the brokers to say; JVM brokers enforce all of them.
+        records, response = yield from quotas.plan_alter(self.head, request, refused=frozenset())
+        if not request.validate_only:
+            yield from self._append(records)
         return response
 
     def update_features(self, request: Any, version: int) -> Steps:

@@ -41,8 +41,9 @@ Entity = dict[str, str | None]
 Steps = Generator[None, None, Any]
 
 
-def plan_alter(image: MetadataImage, request: Any) -> Steps:
-    """(records, AlterClientQuotasResponse), in steps. Raises KafkaError(POLICY_VIOLATION)."""
+def plan_alter(image: MetadataImage, request: Any, refused: frozenset[str] = NOT_ENFORCED) -> Steps:
+    """(records, AlterClientQuotasResponse), in steps. `refused`: the quotas that may not be set, because no
+    broker enforces them. Raises KafkaError(POLICY_VIOLATION)."""
     records: list[Any] = []
     results: dict[Any, tuple[Entity, KafkaError | None]] = {}
     for entry in request.entries:
@@ -52,7 +53,7 @@ def plan_alter(image: MetadataImage, request: Any) -> Steps:
         try:
             if place in results or len({op.key for op in entry.ops}) < len(entry.ops):
                 raise _invalid(f"Ignoring duplicate entity {_text(entity)}")
-            new = _planned(image, entity, entry.ops)
+            new = _planned(image, entity, entry.ops, refused)
         except KafkaError as trouble:
             results[place] = entity, trouble.with_traceback(None)
         else:
@@ -72,7 +73,7 @@ def _result(entity: Entity, trouble: KafkaError | None) -> Any:
     )
 
 
-def _planned(image: MetadataImage, entity: Entity, ops: Any) -> list[Any]:
+def _planned(image: MetadataImage, entity: Entity, ops: Any, refused: frozenset[str]) -> list[Any]:
     _check_entity(entity)
     keys = IP_KEYS if quota.IP in entity else KEYS
     place = tuple(sorted((kind, name is None, name or "") for kind, name in entity.items()))
@@ -84,6 +85,8 @@ def _planned(image: MetadataImage, entity: Entity, ops: Any) -> list[Any]:
                 records.append(_record(entity, op.key, 0.0, remove=True))
             continue
         _check_value(keys, op.key, op.value)
+        if op.key in refused:
+            raise _invalid(f"{op.key} is not supported yet: nothing would hold clients to it")
         if current is None or current.value != op.value:
             records.append(_record(entity, op.key, op.value, remove=False))
     return records
@@ -133,8 +136,6 @@ def _check_value(keys: dict[str, Key], name: str, value: float) -> None:
         raise _invalid(f"Proposed value for {name} is too large for {key.type}.")
     if key.integral and abs(math.fmod(value, 1.0)) > 1e-6:
         raise _invalid(f"{name} cannot be a fractional value.")
-    if name in NOT_ENFORCED:
-        raise _invalid(f"{name} is not supported yet: nothing would hold clients to it")
 
 
 def _invalid(message: str) -> KafkaError:

@@ -40,8 +40,8 @@ ROWS = [(table, key) for table, keys in TABLES.items() for key in keys.values()]
 # parts that are no broker
 CLIENTS = ("client", "values", "spark", "ingest", "cli", "testing", "demo", "config")
 
-# parts that only a broker with process.roles=broker has
-OF_A_MEMBER = ("server/member_worker.py", "replication/fetchers.py")
+# parts that only a node with other roles than broker,controller has; those roles are refused
+OF_A_MEMBER = ("server/member_worker.py", "server/controller_node.py", "replication/fetchers.py")
 
 # Keys that config/ turns into another attribute, which is what the broker reads.
 DERIVED = {

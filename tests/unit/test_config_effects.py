@@ -41,7 +41,12 @@ ROWS = [(table, key) for table, keys in TABLES.items() for key in keys.values()]
 CLIENTS = ("client", "values", "spark", "ingest", "cli", "testing", "demo", "config")
 
 # parts that only a node with other roles than broker,controller has; those roles are refused
-OF_A_MEMBER = ("server/member_worker.py", "server/controller_node.py", "replication/fetchers.py")
+OF_A_MEMBER = (
+    "controller/quorum_controller.py",
+    "replication/fetchers.py",
+    "server/controller_node.py",
+    "server/member_worker.py",
+)
 
 # Keys that config/ turns into another attribute, which is what the broker reads.
 DERIVED = {

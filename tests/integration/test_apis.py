@@ -440,6 +440,32 @@ def test_describe_delegation_token_is_refused_without_a_login(wire, version):
     assert (answer.error_code, answer.tokens) == (64, [])
 
 
+def quota_of_nobody(wire, version):
+    cls = messages.DescribeClientQuotasRequest
+    exactly = cls.Components(entity_type="user", match_type=0, match="nobody")
+    return wire.ask(cls(components=[exactly], strict=True), version)
+
+
+@every_version("AlterClientQuotas")
+def test_alter_client_quotas(wire, version):
+    row = messages.AlterClientQuotasRequest.Entries
+    for value, kept in ((1000.0, [1000.0]), (None, [])):
+        entry = row(
+            entity=[row.Entity(entity_type="user", entity_name="nobody")],
+            ops=[row.Ops(key="producer_byte_rate", value=value or 0.0, remove=value is None)],
+        )
+        (answer,) = wire.ask(messages.AlterClientQuotasRequest(entries=[entry]), version).entries
+        assert (answer.error_code, answer.error_message) == (0, None)
+        found = quota_of_nobody(wire, 1).entries
+        assert [quota.value for entry in found for quota in entry.values] == kept
+
+
+@every_version("DescribeClientQuotas")
+def test_describe_client_quotas_where_there_are_none(wire, version):
+    answer = quota_of_nobody(wire, version)
+    assert (answer.error_code, answer.entries) == (0, [])
+
+
 @every_version("DescribeAcls")
 def test_describe_acls_without_an_authorizer(wire, version):
     request = messages.DescribeAclsRequest(resource_type_filter=1, operation=1, permission_type=1)

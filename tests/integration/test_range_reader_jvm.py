@@ -265,7 +265,7 @@ def test_sasl(kafka, topic, scram, certificates, protocol, mechanism):
     assert read_by(kafka, topic, protocol, **how, **right) == list(range(5))
     right = {"sasl_username": user, "sasl_password": SECRET}
     assert read_by(kafka, topic, protocol, **how, **right) == list(range(5))
-    with pytest.raises(AuthenticationFailed, match="refuses"):
+    with pytest.raises(AuthenticationFailed, match="refused"):
         read_by(kafka, topic, protocol, **how, sasl_username=user, sasl_password="wrong")
 
 

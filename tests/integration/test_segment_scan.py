@@ -269,7 +269,6 @@ def test_scans_beside_the_cleaner_see_each_keys_last_value(tmp_path):
                 if not writes.is_set():
                     resting.set()
                     writes.wait()
-                    resting.clear()
 
         writer = threading.Thread(target=write, daemon=True)
         writer.start()
@@ -303,6 +302,7 @@ def test_scans_beside_the_cleaner_see_each_keys_last_value(tmp_path):
             while (exchanges() < begun + 15 or scans < 30) and time.monotonic() < deadline:
                 rests = scans % 3 == 2
                 if rests:
+                    resting.clear()  # here: the writer may not even have noticed that the last rest is over
                     writes.clear()
                     assert resting.wait(30)
                     settled(broker, topic)

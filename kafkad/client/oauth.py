@@ -276,7 +276,7 @@ def _unsecured(login: Mapping[str, str]) -> Callable[[], str]:
         )
 
     def make() -> str:
-        now = time.time()
+        now = int(time.time())  # a fraction may lie ahead of the broker, which counts milliseconds
         return unsecured({"alg": "none"}, {"exp": now + int(lifetime), "iat": now, **claims})
 
     return make

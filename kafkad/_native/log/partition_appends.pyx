@@ -307,7 +307,8 @@ cdef class PartitionAppends(PartitionFlushes):
                 self.wants = WANTS_ROLL
                 return NEED_PYTHON
         segment.touched = True
-        if segment.bytes_since_index > self.index_interval_bytes and not (index_has_room(&segment.offsets) and index_has_room(&segment.times)):
+        if segment.bytes_since_index > self.index_interval_bytes and not (
+                index_has_room(&segment.offsets) and index_has_room(&segment.times)):
             segment_path(self.directory, segment.base_offset, b"index", path)
             failure = index_reserve(&segment.offsets, path)
             if failure == 0:

@@ -45,23 +45,23 @@ def plan_alter(image: MetadataImage, request: Any, refused: frozenset[str] = NOT
     """(records, AlterClientQuotasResponse), in steps. `refused`: the quotas that may not be set, because no
     broker enforces them. Raises KafkaError(POLICY_VIOLATION)."""
     records: list[Any] = []
-    results: dict[Any, tuple[Entity, KafkaError | None]] = {}
+    results: dict[Any, Any] = {}
     for entry in request.entries:
         yield
         entity: Entity = {part.entity_type: part.entity_name for part in entry.entity}
-        place = tuple(sorted(entity.items(), key=lambda part: part[0]))
+        place = frozenset(entity.items())
         try:
             if place in results or len({op.key for op in entry.ops}) < len(entry.ops):
                 raise _invalid(f"Ignoring duplicate entity {_text(entity)}")
             new = _planned(image, entity, entry.ops, refused)
         except KafkaError as trouble:
-            results[place] = entity, trouble.with_traceback(None)
+            results[place] = _result(entity, trouble)
         else:
-            results[place] = entity, None
+            results[place] = _result(entity, None)
             records += new
             if len(records) > RECORDS_MAX:
                 raise KafkaError(errors.POLICY_VIOLATION, TOO_MANY)
-    return records, messages.AlterClientQuotasResponse(entries=[_result(*each) for each in results.values()])
+    return records, messages.AlterClientQuotasResponse(entries=list(results.values()))
 
 
 def _result(entity: Entity, trouble: KafkaError | None) -> Any:

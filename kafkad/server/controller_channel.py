@@ -42,7 +42,7 @@ class ControllerChannel:
         UNSUPPORTED_VERSION."""
         clock = asyncio.get_running_loop().time
         end = clock() + (self._timeout_s if timeout_s is None else timeout_s)
-        reason = "no controller is known to lead"
+        reason, refused = "no controller is known to lead", False
         while (left := end - clock()) > 0:
             leader = self._leader()
             if leader is not None:
@@ -50,11 +50,13 @@ class ControllerChannel:
                     channel = await self._channel_to(leader, left)
                     response = await channel.ask(request, timeout_s=left, lowest=lowest)
                 except Unreachable as trouble:
-                    reason = str(trouble)
+                    if not refused or clock() < end:  # at the very end, no node has time to answer
+                        reason = str(trouble)
                 else:
                     if getattr(response, "error_code", 0) != errors.NOT_CONTROLLER:
                         return response
                     reason = f"{leader.host}:{leader.port} is not the active controller"
+                    refused = True
             await asyncio.sleep(min(self._backoff_s, max(end - clock(), 0)))
         raise Unreachable(f"the controller cannot be asked: {reason}")
 

@@ -48,29 +48,35 @@ def plan_alter(image: MetadataImage, request: Any, refused: frozenset[str] = NOT
     results: dict[Any, Any] = {}
     for entry in request.entries:
         yield
-        entity: Entity = {part.entity_type: part.entity_name for part in entry.entity}
+        entity: Entity = {}
+        for part in entry.entity:
+            entity[part.entity_type] = part.entity_name
+            yield
         place = frozenset(entity.items())
         try:
             if place in results or len({op.key for op in entry.ops}) < len(entry.ops):
                 raise _invalid(f"Ignoring duplicate entity {_text(entity)}")
             new = _planned(image, entity, entry.ops, refused)
         except KafkaError as trouble:
-            results[place] = _result(entity, trouble)
+            results[place] = yield from _result(entity, trouble)
         else:
-            results[place] = _result(entity, None)
+            results[place] = yield from _result(entity, None)
             records += new
             if len(records) > RECORDS_MAX:
                 raise KafkaError(errors.POLICY_VIOLATION, TOO_MANY)
     return records, messages.AlterClientQuotasResponse(entries=list(results.values()))
 
 
-def _result(entity: Entity, trouble: KafkaError | None) -> Any:
+def _result(entity: Entity, trouble: KafkaError | None) -> Steps:
     cls = messages.AlterClientQuotasResponse.Entries
-    return cls(
+    result = cls(
         error_code=errors.NONE if trouble is None else trouble.code,
         error_message=None if trouble is None else trouble.message,
-        entity=[cls.Entity(entity_type=kind, entity_name=name) for kind, name in entity.items()],
     )
+    for kind, name in entity.items():
+        result.entity.append(cls.Entity(entity_type=kind, entity_name=name))
+        yield
+    return result
 
 
 def _planned(image: MetadataImage, entity: Entity, ops: Any, refused: frozenset[str]) -> list[Any]:

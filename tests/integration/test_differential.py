@@ -102,9 +102,9 @@ MEANT: dict[str, Callable[[Request, str, Any, Any], bool]] = {
     ),
     "ListOffsets: records behind a segment that was deleted": lambda request, path, ours, theirs: (
         request.key == 2
-        and path.endswith((".offset", ".timestamp"))
+        and path.endswith((".offset", ".timestamp", ".leader_epoch"))
         and theirs == -1
-        and (ours == "now" or ours > 0)
+        and (ours == "now" or ours > 0 or path.endswith(".leader_epoch"))
         and any(
             topic.name == "small" and part.timestamp >= 0
             for topic in request.message.topics

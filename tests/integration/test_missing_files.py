@@ -59,7 +59,8 @@ class Started:
         except BaseException:
             self.loop.close()
             raise
-        gc.unfreeze()
+        finally:
+            gc.unfreeze()
 
     def settle(self) -> None:
         """Let the loop do what is to be done at once."""
@@ -102,6 +103,8 @@ class Started:
     def stop(self) -> None:
         self.worker.stop()
         self.loop.close()
+        del self.worker
+        gc.collect()  # what a process would give back by its end: descriptors
 
 
 @pytest.fixture(scope="module")

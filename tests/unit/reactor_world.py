@@ -4,7 +4,6 @@
 
 import itertools
 import os
-import select
 import socket
 import struct
 import time
@@ -14,6 +13,7 @@ from kafkad._native.serving.partition_table import PartitionTable
 from kafkad._native.serving.reactor import Reactor
 from kafkad.log.log import Log
 from kafkad.protocol import codec, messages, records
+from tests.readiness import readable
 from tests.unit.log_world import ManualScheduler, topic_config
 
 NOW_MS = int(time.time() * 1000)
@@ -139,7 +139,7 @@ class World:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "it did not happen in time"
-            select.select([self.reactor.fileno()], [], [], 0.05)
+            readable([self.reactor.fileno()], 0.05)
             self.reactor.poll()
 
     def close(self):
@@ -198,7 +198,7 @@ class Client:
             self.world.reactor.poll()
             if not self.pull():
                 assert time.monotonic() < deadline, "no answer"
-                select.select([self.socket, self.world.reactor.fileno()], [], [], 0.05)
+                readable([self.socket, self.world.reactor.fileno()], 0.05)
 
     def has_answer(self):
         self.world.poll()

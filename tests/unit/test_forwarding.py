@@ -1,7 +1,6 @@
 """Produce across workers: real processes, real sockets, partitions of either."""
 
 import random
-import select
 import socket
 import struct
 import time
@@ -12,6 +11,7 @@ from workers_world import Workers
 
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
+from tests.readiness import readable, writable
 
 TOPIC_ID = bytes(range(16))
 PROMPT_S = 0.3  # nothing is to come within it
@@ -140,7 +140,7 @@ def test_an_answer_of_this_worker_does_not_wait_for_an_owner_that_stands_still(w
     client.send(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))
     correlation_id, answer = codec.decode_response(messages.ProduceResponse, 9, client.receive_frame())
     assert (correlation_id, codes_of(answer)) == (0, [0])
-    assert not select.select([client.socket], [], [], PROMPT_S)[0]
+    assert not readable([client.socket], PROMPT_S)
     workers.go(1)
     correlation_id, answer = codec.decode_response(messages.ProduceResponse, 9, client.receive_frame())
     assert (correlation_id, codes_of(answer)) == (1, [0])
@@ -557,7 +557,7 @@ def test_an_owner_that_stalls_costs_no_more_memory_than_there_may_be(tmp_path):
         data = codec.encode_request(produce("t", {0: batch(1, 1_000_000)}), 9, 1, "test")
         frames = memoryview((struct.pack(">i", len(data)) + data) * 40)
         big.socket.setblocking(False)
-        while frames and select.select([], [big.socket], [], 1)[1]:
+        while frames and writable(big.socket, 1):
             frames = frames[big.socket.send(frames) :]
         assert len(frames) > 40 * 1_000_000 - 2 * bytes_max
         assert workers.ask(0, "stats")["buffered_bytes"] < bytes_max + 2_000_000

@@ -1,6 +1,5 @@
 """Produce across workers where something has run out, or is another's by now."""
 
-import select
 import struct
 import threading
 
@@ -10,6 +9,7 @@ from reactor_world import batch, produce
 from workers_world import Workers
 
 from kafkad.protocol import codec, errors, messages
+from tests.readiness import writable
 
 
 def fill_arena(worker):
@@ -84,7 +84,7 @@ def test_many_small_batches_for_an_owner_that_stalls_cost_no_more_memory_than_th
         frame = codec.encode_request(request, 9, 1, "test")
         frames = memoryview((struct.pack(">i", len(frame)) + frame) * count)
         client.socket.setblocking(False)
-        while frames and select.select([], [client.socket], [], 1)[1]:
+        while frames and writable(client.socket, 1):
             frames = frames[client.socket.send(frames) :]
         assert frames, "it has taken all of them"
         assert workers.ask(0, "stats")["mail_out"] <= bytes_max // 256 + parts

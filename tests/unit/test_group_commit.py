@@ -3,13 +3,13 @@
 import errno
 import gc
 import os
-import select
 import time
 
 import pytest
 
 from kafkad._native.log.group_commit import GroupCommit, fail_syncs, hold_syncs
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
+from tests.readiness import readable
 from tests.unit.log_world import LogWorld, topic_config
 
 PATIENCE_S = 20
@@ -40,7 +40,7 @@ def led(root, group: GroupCommit, messages: int = 1, **rules) -> LogWorld:
 
 def publish(group: GroupCommit) -> None:
     """Waits for the end of an fdatasync."""
-    assert select.select([group.fileno()], [], [], PATIENCE_S)[0], "no fdatasync has ended"
+    assert readable([group.fileno()], PATIENCE_S), "no fdatasync has ended"
     group.publish()
 
 
@@ -79,7 +79,7 @@ def test_the_ack_waits_for_one_fdatasync_and_no_timer(tmp_path, group):
     world.log.await_high_watermark(3, acks.append)
     assert (world.log.end_offset, world.log.high_watermark, acks) == (3, 0, [])
     assert world.log.read(0, 100) == b""
-    assert select.select([group.fileno()], [], [], 0.05)[0] == []
+    assert readable([group.fileno()], 0.05) == []
     hold_syncs(False)
     publish(group)
     assert (world.log.high_watermark, world.log.recovery_point, acks) == (3, 3, [None])

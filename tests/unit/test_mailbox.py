@@ -14,6 +14,7 @@ import traceback
 import pytest
 
 from kafkad._native.shared.mailbox import Mailboxes, is_gone
+from tests.readiness import readable
 
 APPEND, APPENDED, ADVANCED = 1, 2, 3
 RING = 256  # entries
@@ -66,7 +67,7 @@ class Gate:
         os.write(self.write_end, b"!")
 
     def wait(self, seconds=30):
-        ready, _, _ = select.select([self.read_end], [], [], seconds)
+        ready = readable([self.read_end], seconds)
         assert ready, "it did not happen in time"
         os.read(self.read_end, 1)
 
@@ -465,7 +466,7 @@ def test_a_process_is_gone_as_soon_as_it_is_killed_also_before_it_is_reaped():
     os.close(write_end)
     assert not is_gone(pid)
     os.kill(pid, signal.SIGKILL)
-    select.select([read_end], [], [], 30)  # its end of the pipe closes while it dies
+    readable([read_end], 30)  # its end of the pipe closes while it dies
     assert is_gone(pid)
     os.waitpid(pid, 0)
     assert is_gone(pid)

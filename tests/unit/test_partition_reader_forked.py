@@ -6,7 +6,6 @@ batches, in order, without a gap, below the high watermark, and the same bytes w
 import mmap
 import os
 import random
-import select
 import struct
 import time
 
@@ -19,6 +18,7 @@ from kafkad.log.log import whole_batches
 from kafkad.log.reader import ReaderLog
 from kafkad.protocol import messages
 from kafkad.protocol.records import Record, build_batch, read_batches
+from tests.readiness import readable
 from tests.unit.forked import Forked
 from tests.unit.log_world import TOPIC_ID, LogWorld, topic_config
 from tests.unit.reactor_world import World, fetch
@@ -333,7 +333,7 @@ IDLE = 500  # partitions
 
 def poll_worker(world, seconds=10.0):
     """Sleeps until the reactor's own fd says so: a doorbell that is not rung is a wakeup lost."""
-    ready, _, _ = select.select([world.reactor.fileno()], [], [], seconds)
+    ready = readable([world.reactor.fileno()], seconds)
     assert ready, "nobody rang"
     world.reactor.poll()
 

@@ -4,7 +4,6 @@ import contextlib
 import os
 import random
 import resource
-import select
 import socket
 import struct
 import time
@@ -17,6 +16,7 @@ from reactor_world import Closed, World, batch, fetch, produce
 from kafkad._native.serving.reactor import Reactor
 from kafkad._native.shared.mailbox import Mailboxes
 from kafkad.protocol import messages
+from tests.readiness import readable
 
 
 @pytest.fixture(params=["alone", "of two workers"])
@@ -434,7 +434,7 @@ def test_buffered_bytes_are_bounded_and_the_stalled_go_first(make):
         try:
             pending = pending[honest.socket.send(pending) :]
         except BlockingIOError:
-            select.select([world.reactor.fileno()], [], [], 0.05)
+            readable([world.reactor.fileno()], 0.05)
         world.reactor.poll()
     assert honest.receive_frame() == answer_to(5)
     assert any("holds memory" in line for line in world.lines)
@@ -526,7 +526,7 @@ def test_a_listener_that_cannot_accept_rests_and_the_loop_does_not_spin(make):
     world.listener.shutdown(socket.SHUT_RDWR)  # accept: EINVAL, and readable for ever
     rounds, begun = 0, time.monotonic()
     while time.monotonic() - begun < 1:
-        rounds += bool(select.select([world.reactor.fileno()], [], [], 0.01)[0])
+        rounds += bool(readable([world.reactor.fileno()], 0.01))
         world.reactor.poll()
     said = [line for line in world.lines if "accepting a connection failed: Invalid argument" in line]
     assert len(said) == 1 and "wait in the backlog" in said[0]

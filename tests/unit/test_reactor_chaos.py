@@ -3,7 +3,6 @@ come, go and advance. Whoever behaves gets every answer, in order."""
 
 import os
 import random
-import select
 import shutil
 import socket
 import struct
@@ -13,6 +12,7 @@ from reactor_world import Closed, SlowLog, World, batch, fetch, produce
 
 from kafkad.protocol import codec
 from kafkad.protocol.errors import KafkaError
+from tests.readiness import readable
 
 SEEDS = int(os.environ.get("KAFKAD_CHAOS_SEEDS", "12"))
 NAMES = ("a", "b", "c")
@@ -105,7 +105,7 @@ class Chaos:
         for player in list(self.players):
             player.step()
         if self.chance.random() < 0.3:
-            select.select([self.world.reactor.fileno()], [], [], 0.002)
+            readable([self.world.reactor.fileno()], 0.002)
         self.world.reactor.poll()
 
     def settle(self):

@@ -2,13 +2,13 @@
 What each right allows is compared with JVM Kafka in tests/integration/test_access.py."""
 
 import logging
-import select
 import time
 
 import pytest
 from reactor_world import Gate, World, batch, fetch, produce, rows
 
 from kafkad.protocol import errors, messages
+from tests.readiness import readable
 
 READ, WRITE, CLUSTER_ACTION = 3, 4, 9
 TOPIC, CLUSTER, TRANSACTIONAL_ID = 2, 4, 5
@@ -255,7 +255,7 @@ def turns_until_answered(world, client):
     longest = 0
     for turn in range(200):
         world.authorizer.asked.clear()
-        select.select([world.reactor.fileno()], [], [], 0.05)
+        readable([world.reactor.fileno()], 0.05)
         world.poll(1)
         longest = max(longest, len(world.authorizer.asked))
         if client.pull() and len(client.received) >= 4:

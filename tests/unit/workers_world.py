@@ -8,7 +8,6 @@ import itertools
 import multiprocessing
 import os
 import resource
-import select
 import signal
 import socket
 import struct
@@ -22,6 +21,7 @@ from kafkad._native.log.partition import Partition
 from kafkad._native.shared.mailbox import Mailboxes
 from kafkad._native.shared.watermarks import WatermarkTable
 from kafkad.log.reader import ReaderLog
+from tests.readiness import readable
 
 
 class Worker(World):
@@ -281,7 +281,7 @@ class WorkersClient(Client):
             self.pull()
 
     def has_answer(self, seconds=0):
-        return bool(self.received) or bool(select.select([self.socket], [], [], seconds)[0])
+        return bool(self.received) or bool(readable([self.socket], seconds))
 
     def wait_closed(self, seconds=30):
         try:
@@ -304,7 +304,7 @@ def work(me, line, workers):
     worker = Worker(workers.directory, workers.rows, workers.mailboxes, **shared, **workers.limits)
     worker.poll()
     while True:
-        ready, _, _ = select.select([line, worker.reactor.fileno()], [], [])
+        ready = readable([line, worker.reactor.fileno()])
         worker.reactor.poll()
         if line not in ready:
             continue

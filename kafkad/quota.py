@@ -31,15 +31,17 @@ class Kind(IntEnum):
 
     PRODUCE = 0
     FETCH = 1
-    MUTATION = 2
+    REQUEST = 2
+    MUTATION = 3
 
 
 KINDS: Final = {
     PRODUCER_BYTE_RATE: Kind.PRODUCE,
     CONSUMER_BYTE_RATE: Kind.FETCH,
+    REQUEST_PERCENTAGE: Kind.REQUEST,
     CONTROLLER_MUTATION_RATE: Kind.MUTATION,
 }
-COUNTED: Final = (Kind.PRODUCE, Kind.FETCH)  # in the data plane
+COUNTED: Final = (Kind.PRODUCE, Kind.FETCH, Kind.REQUEST)  # in the data plane
 
 # Which shapes of entities have quotas of a kind: bits, as in Kafka
 CLIENT_IDS: Final = 1

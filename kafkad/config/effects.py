@@ -39,6 +39,7 @@ ACTED: Final = Treatment(Effect.ACTED)
 PER_LISTENER: Final = frozenset(
     (
         "connections.max.reauth.ms",
+        "max.connection.creation.rate",
         "sasl.enabled.mechanisms",
         "sasl.jaas.config",
         "sasl.oauthbearer.clock.skew.seconds",
@@ -71,7 +72,9 @@ PER_LISTENER: Final = frozenset(
 )
 # The keys of PER_LISTENER that may change while the listener serves; its stores are then read again.
 RELOADED: Final = frozenset(
-    key for key in PER_LISTENER if key.startswith(("ssl.key.", "ssl.keystore.", "ssl.truststore."))
+    key
+    for key in PER_LISTENER
+    if key.startswith(("ssl.key.", "ssl.keystore.", "ssl.truststore.", "max.connection."))
 )
 # acted on for one mechanism of one listener, and refused for any other
 OAUTH_HANDLER: Final = ".oauthbearer.sasl.server.callback.handler.class"
@@ -176,11 +179,6 @@ _ignored("the ACLs are loaded before any listener opens", "early.start.listeners
 
 # -- quotas and metrics ------------------------------------------------------------------------------------
 
-_refused(
-    "connection rates are not limited yet, and nothing would hold clients to this rate",
-    "remove the key",
-    "max.connection.creation.rate",
-)
 _ignored(
     "metrics are not exported yet, and kafkad cannot load Java classes",
     """

@@ -181,8 +181,7 @@ class QuorumController(Controller):
 
     def alter_client_quotas(self, request: Any) -> Steps:
         """AlterClientQuotasResponse."""
-        # Which quotas are enforced is for the brokers to say; JVM brokers enforce all of them.
-        records, response = yield from quotas.plan_alter(self.head, request, refused=frozenset())
+        records, response = yield from quotas.plan_alter(self.head, request)
         if not request.validate_only:
             yield from self._append(records)
         return response

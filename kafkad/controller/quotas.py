@@ -34,16 +34,13 @@ KEYS: Final = {
     quota.CONTROLLER_MUTATION_RATE: Key(),
 }
 IP_KEYS: Final = {quota.CONNECTION_CREATION_RATE: INT}
-# Nothing holds clients to these, so they may be removed, but not set.
-NOT_ENFORCED: Final = frozenset((quota.REQUEST_PERCENTAGE, quota.CONNECTION_CREATION_RATE))
 
 Entity = dict[str, str | None]
 Steps = Generator[None, None, Any]
 
 
-def plan_alter(image: MetadataImage, request: Any, refused: frozenset[str] = NOT_ENFORCED) -> Steps:
-    """(records, AlterClientQuotasResponse), in steps. `refused`: the quotas that may not be set, because no
-    broker enforces them. Raises KafkaError(POLICY_VIOLATION)."""
+def plan_alter(image: MetadataImage, request: Any) -> Steps:
+    """(records, AlterClientQuotasResponse), in steps. Raises KafkaError(POLICY_VIOLATION)."""
     records: list[Any] = []
     results: dict[Any, Any] = {}
     for entry in request.entries:
@@ -56,7 +53,7 @@ def plan_alter(image: MetadataImage, request: Any, refused: frozenset[str] = NOT
         try:
             if place in results or len({op.key for op in entry.ops}) < len(entry.ops):
                 raise _invalid(f"Ignoring duplicate entity {_text(entity)}")
-            new = _planned(image, entity, entry.ops, refused)
+            new = _planned(image, entity, entry.ops)
         except KafkaError as trouble:
             results[place] = yield from _result(entity, trouble)
         else:
@@ -79,7 +76,7 @@ def _result(entity: Entity, trouble: KafkaError | None) -> Steps:
     return result
 
 
-def _planned(image: MetadataImage, entity: Entity, ops: Any, refused: frozenset[str]) -> list[Any]:
+def _planned(image: MetadataImage, entity: Entity, ops: Any) -> list[Any]:
     _check_entity(entity)
     keys = IP_KEYS if quota.IP in entity else KEYS
     place = tuple(sorted((kind, name is None, name or "") for kind, name in entity.items()))
@@ -91,8 +88,6 @@ def _planned(image: MetadataImage, entity: Entity, ops: Any, refused: frozenset[
                 records.append(_record(entity, op.key, 0.0, remove=True))
             continue
         _check_value(keys, op.key, op.value)
-        if op.key in refused:
-            raise _invalid(f"{op.key} is not supported yet: nothing would hold clients to it")
         if current is None or current.value != op.value:
             records.append(_record(entity, op.key, op.value, remove=False))
     return records

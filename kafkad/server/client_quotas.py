@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from kafkad._native.shared.quota_table import QuotaTable
-from kafkad.quota import COUNTED, KINDS, ClientQuotas, Kind
+from kafkad.quota import CONNECTION_CREATION_RATE, COUNTED, KINDS, ClientQuotas, Kind
+from kafkad.server.connection_rates import ConnectionRates
 from kafkad.server.turns import Steps
 
 logger = logging.getLogger("kafkad")
@@ -26,10 +27,14 @@ def quota_table(config: Any, workers: int) -> QuotaTable:
 
 
 class FollowedQuotas:
-    """`changed(kinds)` is called when quotas have changed: a bit for each kind of which there are some."""
+    """`changed(kinds)` is called when quotas have changed: a bit for each kind of which there are some.
+    `rates` has the limits of addresses."""
 
-    def __init__(self, table: QuotaTable, changed: Callable[[int], None]) -> None:
+    def __init__(
+        self, table: QuotaTable, changed: Callable[[int], None], rates: ConnectionRates | None = None
+    ) -> None:
         self.table = table
+        self.rates = rates
         self.quotas = ClientQuotas()
         self._changed = changed
         self._told_s = -TELL_S
@@ -37,11 +42,19 @@ class FollowedQuotas:
     def follow(self, keys: Iterable[Any], after: Mapping[Any, Any]) -> Steps:
         """Apply what an image has (`image.client_quotas`) for these keys of it."""
         kinds: set[Kind | None] = set()
+        addresses = False
         for number, (entity, key) in enumerate(keys, 1):
             record = after.get((entity, key))
-            kinds.add(self.quotas.set(entity, key, None if record is None else record.value))
+            limit = None if record is None else record.value
+            if key == CONNECTION_CREATION_RATE and self.rates is not None:
+                [(_, is_default, address)] = entity
+                self.rates.set_host(None if is_default else address, limit)
+                addresses = True
+            kinds.add(self.quotas.set(entity, key, limit))
             if number % QUOTAS_A_STEP == 0:
                 yield
+        if addresses and self.rates is not None:
+            self.rates.tell()
         if kinds - {None}:
             self._changed(sum(1 << kind for kind in COUNTED if self.quotas.has(kind)))
 
@@ -66,4 +79,4 @@ class FollowedQuotas:
 
 
 def is_enforced(key: str) -> bool:
-    return key in KINDS
+    return key in KINDS or key == CONNECTION_CREATION_RATE

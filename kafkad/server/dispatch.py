@@ -24,12 +24,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, NamedTuple
 
 from kafkad._native.serving.long_answer import LongAnswer
-from kafkad._native.serving.quota import pause
+from kafkad._native.serving.quota import is_timed, pause
 from kafkad._native.serving.shared_answer import SharedAnswer
 from kafkad.api.context import ANONYMOUS, OURSELVES, RequestContext, Services, code_of
 from kafkad.api.table import Api, Route
 from kafkad.api.versions import unsupported
-from kafkad.controller.mutation_quota import STRICT_FROM
 from kafkad.coordinator.runtime import at_once
 from kafkad.protocol import codec, errors
 from kafkad.protocol.errors import KafkaError, Malformed, Meaningless
@@ -38,14 +37,12 @@ from kafkad.server.authentication import Authentication, Session
 from kafkad.server.guard import admit, finish
 from kafkad.server.refusal import refusal
 from kafkad.server.routing import HELD, Router
+from kafkad.server.throttling import pause_of, timed, with_pause
 from kafkad.server.turns import Steps, Turns
 
 logger = logging.getLogger(__name__)
 
 API_VERSIONS = 18
-# CreateTopics, DeleteTopics, CreatePartitions: the version from which the first field is throttle_time_ms,
-# and the first flexible version
-PAUSE_TOLD = {19: (2, 5), 20: (1, 4), 37: (0, 2)}
 # Frames of wide requests that are served at the same time; a larger one is served alone. Their objects and
 # those of the answers take 20 to 100 times as much.
 WIDE_BYTES_MAX = 4 << 20
@@ -184,7 +181,7 @@ class Dispatcher:
 
     def _begin(self, connection: Any, steps: Steps) -> None:
         """Run `steps`, which serve a request of `connection` to its end."""
-        ending = self.turns.run(steps)
+        ending = self._run(connection, steps)
         if inspect.isawaitable(ending):
             self._keep(self._guarded(connection, ending))
 
@@ -192,6 +189,10 @@ class Dispatcher:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _run(self, connection: Any, steps: Steps) -> Any:
+        """In turns. If a quota asks for it, the connection's client pays for the time that they take."""
+        return self.turns.run(timed(connection, steps) if is_timed(connection) else steps)
 
     async def _guarded(self, connection: Any, ending: Awaitable[None]) -> None:
         try:
@@ -207,7 +208,7 @@ class Dispatcher:
         try:
             answer = self._handled(api, context, request)
             while isinstance(answer, Generator):
-                answer = self.turns.run(answer)
+                answer = self._run(context.connection, answer)
         except Exception as trouble:
             return self.turns.run(self._failed(api, context, request, trouble))
         return self._settled(api, context, request, answer) if inspect.isawaitable(answer) else answer
@@ -245,7 +246,10 @@ class Dispatcher:
         try:
             settled = await answer
             while isinstance(settled, Generator) or inspect.isawaitable(settled):
-                settled = self.turns.run(settled) if isinstance(settled, Generator) else await settled
+                if isinstance(settled, Generator):
+                    settled = self._run(context.connection, settled)
+                else:
+                    settled = await settled
             return settled
         except Exception as trouble:
             refused = self.turns.run(self._failed(api, context, request, trouble))
@@ -272,7 +276,7 @@ class Dispatcher:
         """Answer later. `size`: of the frame, if other wide requests wait for the end of this one."""
         try:
             answer = [await waiting]
-            ending = self.turns.run(self._respond_in_steps(context, request_id, answer, held))
+            ending = self._run(context.connection, self._respond_in_steps(context, request_id, answer, held))
             if inspect.isawaitable(ending):
                 await ending
         finally:
@@ -304,8 +308,11 @@ class Dispatcher:
         if response is None:
             context.connection.close("the request failed, and its response has no place to say so")
             return True
-        if context.api_key in STRICT_FROM and (pause_ms := _pause_ms(context, response)):
+        pause_ms, said_ms = pause_of(context, response)
+        if pause_ms:
             pause(context.connection, pause_ms)  # as its answer says, which leaves at once
+            if pause_ms != said_ms:
+                response = with_pause(context, response, pause_ms)
         if isinstance(response, bytes):  # another worker encoded it, or an earlier request
             context.connection.respond(request_id, response)
             return True
@@ -359,19 +366,6 @@ class Dispatcher:
         response = unsupported(self.services)
         assert response.error_code == errors.UNSUPPORTED_VERSION
         connection.respond(request_id, codec.encode_response(response, 0, header.correlation_id))
-
-
-def _pause_ms(context: RequestContext, response: Any) -> int:
-    """What the controller tells a client that is over its quota of mutations (KIP-599)."""
-    if not isinstance(response, bytes):
-        return int(response.throttle_time_ms)
-    told_from, flexible_from = PAUSE_TOLD[context.api_key]
-    if context.version < told_from:
-        return 0
-    start = (
-        5 if context.version >= flexible_from else 4
-    )  # behind the correlation id, and an empty list of tags
-    return int.from_bytes(response[start : start + 4], "big")
 
 
 def _no_response() -> Steps:

@@ -73,6 +73,7 @@ from kafkad.server.authorization import authorizer_of, follow_acls
 from kafkad.server.background import Background
 from kafkad.server.changes import Changes
 from kafkad.server.client_quotas import FollowedQuotas, is_enforced, quota_table
+from kafkad.server.connection_rates import ConnectionRates
 from kafkad.server.controller_queue import AnsweringController
 from kafkad.server.descriptors import make_room
 from kafkad.server.dispatch import Dispatcher
@@ -566,7 +567,9 @@ class Worker:
             counted.enter(0)
         else:
             counted = self.place.quotas
-        self.client_quotas = FollowedQuotas(counted, self.reactor.quotas_changed)
+        self.rates = ConnectionRates(counted, self.reactor.limit_connection_rates)
+        self.rates.adopt(self.config)
+        self.client_quotas = FollowedQuotas(counted, self.reactor.quotas_changed, self.rates)
         self.reactor.count_quotas(counted, self.client_quotas.resolve)
         if isinstance(self.controller, Controller):
             full_s = (
@@ -782,6 +785,7 @@ class Worker:
             fetch_max_bytes=config.fetch_max_bytes,
         )
         self.host_limits.set(config.host_connection_limits)
+        self.rates.adopt(config)
         if self.services.tls is not None:
             self.services.tls.adopt(config)
         self.config = config

@@ -31,13 +31,6 @@ def set_config(broker: Broker, kind: ResourceType, name: str, key: str, value: s
     ("kind", "name", "key", "value", "words"),
     [
         (ResourceType.BROKER, "1", KEY, BAD, "host nosuchhost.invalid has no address"),
-        (
-            ResourceType.BROKER,
-            "1",
-            "max.connection.creation.rate",
-            "5",
-            "connection rates are not limited yet",
-        ),
         (ResourceType.BROKER, "1", "principal.builder.class", "a.B", "cannot load Java classes"),
         (ResourceType.BROKER, "1", "cordoned.log.dirs", "*", "log directory"),
         (ResourceType.BROKER, "1", "listener.name.plaintext.max.connections", "5", "all listeners alike"),
@@ -77,14 +70,14 @@ def test_a_directory_that_holds_bad_values_starts(tmp_path: Path) -> None:
         tmp_path,
         record(resource_type=4, resource_name="", name=KEY, value=f"{BAD},127.0.0.1:3"),
         record(resource_type=4, resource_name="1", name="message.max.bytes", value="2000000"),
-        record(resource_type=4, resource_name="1", name="max.connection.creation.rate", value="5"),
+        record(resource_type=4, resource_name="1", name="principal.builder.class", value="a.B"),
         record(resource_type=2, resource_name="orders", name="compression.type", value="squash"),
         record(resource_type=2, resource_name="orders", name="segment.bytes", value="-7"),
     )
     with Broker(2, data_dir=tmp_path) as broker:
         wait_until(lambda: "nosuchhost.invalid:5 is left out" in broker.log)
         create_topic(broker, "after")
-        assert "max.connection.creation.rate is ignored" in broker.log
+        assert "principal.builder.class is ignored" in broker.log
         assert "topic orders: compression.type=squash cannot be applied and is left out" in broker.log
         assert "topic orders: segment.bytes=-7 cannot be applied and is left out" in broker.log
         set_config(

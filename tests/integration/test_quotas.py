@@ -61,13 +61,13 @@ def fetch_once(wire, partition=0):
     return sum(records), answer.throttle_time_ms
 
 
-def achieved(bootstrap, kind, *, connections, seconds, client_id="limited", settle=3.0):
+def achieved(bootstrap, kind, *, connections, seconds, client_id="limited", settle=3.0, make=Named):
     """Bytes a second that a load without mercy gets through, once its burst is over."""
     counted, stop, troubles = [], threading.Event(), []
 
     def run(number):
         try:
-            with Named(bootstrap, client_id) as wire:
+            with make(bootstrap, client_id) as wire:
                 while not stop.is_set():
                     if kind == PRODUCE:
                         produce_once(wire, partition=number % 4)
@@ -184,13 +184,6 @@ def test_many_client_ids_cost_a_bounded_table():
             assert produce_once(client) == 0
         assert broker.running
         wait_until(lambda: "those beyond share one bucket" in broker.log, 10)
-
-
-@pytest.mark.parametrize("key", ["request_percentage"])
-def test_what_nothing_enforces_is_refused(key):
-    with Broker(workers=1) as broker, Wire(broker.bootstrap) as wire:
-        assert alter(wire, key, 5.0, user=None) == errors.INVALID_REQUEST
-        assert alter(wire, "connection_creation_rate", 5.0, ip=None) == errors.INVALID_REQUEST
 
 
 def mutate(wire, name, partitions, version=7):

@@ -13,7 +13,7 @@ import pytest
 from kafkad.protocol import messages
 from kafkad.testing import Broker
 from tests.integration.test_quotas import FETCH, PRODUCE, QUICK, achieved, alter, produce_once
-from tests.jvm import NEWEST, JvmKafka, ToolFailed, run_tool
+from tests.jvm import NEWEST, JvmKafka, run_tool
 from tests.wire import Wire, create_topic
 
 pytestmark = pytest.mark.java
@@ -22,6 +22,7 @@ ENTRY = messages.AlterClientQuotasRequest.Entries
 FILTER = messages.DescribeClientQuotasRequest.Components
 ANNA, C = ("user", "anna"), ("client-id", "c")
 RATES = ((PRODUCE, 1000.0), (FETCH, 2000.0))
+ADDRESS, CREATION, PERCENT = ("ip", "10.0.0.1"), "connection_creation_rate", "request_percentage"
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,15 @@ TRANSCRIPT = [
     change(entry(("ip", "in valid"))),
     change(entry(ANNA, ops=[("nobody.knows.this", 1.0)])),
     change(entry(ANNA, ops=[("connection_creation_rate", 1.0)])),
+    change(entry(ADDRESS, ops=[(CREATION, 5.0)]), entry(("ip", None), ops=[(CREATION, 1e6)])),
+    change(entry(("ip", "::1"), ops=[(CREATION, 1.5)]), entry(ADDRESS, ops=[(CREATION, 0.0)])),
+    change(entry(ANNA, ops=[(PERCENT, 12.5)]), entry(("client-id", None), ops=[(PERCENT, 1000.0)])),
+    change(entry(ANNA, ops=[(PERCENT, -1.0)]), entry(C, ops=[(PERCENT, 0.0)])),
+    look(("ip", 2, None)),
+    look(("ip", 0, "10.0.0.1"), strict=True),
+    look(("user", 0, "anna")),
+    change(entry(ADDRESS, ops=[], gone=[CREATION]), entry(("ip", None), ops=[], gone=[CREATION])),
+    change(entry(("client-id", None), ops=[], gone=[PERCENT])),
     change(entry(ANNA, ops=[(PRODUCE, 0.0)])),
     change(entry(ANNA, ops=[(PRODUCE, -5.0)])),
     change(entry(ANNA, ops=[(PRODUCE, 1.5)])),
@@ -172,14 +182,14 @@ def test_kafkas_tool_and_ours_set_and_show_the_same(sides):
             "--add-config",
             f"{FETCH}=9",
         )
-    for words in (BOTH, ("--entity-type", "clients"), ("--entity-type", "users")):
+    for side in sides:
+        configs(side.bootstrap, "--alter", "--entity-type", "ips", "--entity-name", "10.0.0.9",
+                "--add-config", "connection_creation_rate=5")  # fmt: skip
+    for words in (BOTH, ("--entity-type", "clients"), ("--entity-type", "users"), ("--entity-type", "ips")):
         assert configs(ours.bootstrap, "--describe", *words) == configs(jvm.bootstrap, "--describe", *words)
         assert own(ours.bootstrap, "--describe", *words) == own(jvm.bootstrap, "--describe", *words)
     rows = json.loads(own(ours.bootstrap, "--describe", "--json", "--entity-type", "clients"))
     assert rows == [{"user": None, "client_id": "c", "ip": None, "key": PRODUCE, "value": 5000.0}]
-    with pytest.raises(ToolFailed, match="nothing would hold clients to it"):
-        configs(ours.bootstrap, "--alter", "--entity-type", "ips", "--entity-default", "--add-config",
-                "connection_creation_rate=5")  # fmt: skip
     for side in sides:
         own(side.bootstrap, "--alter", *BOTH, "--delete-config", f"{PRODUCE},{FETCH}")
         own(

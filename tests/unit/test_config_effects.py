@@ -93,8 +93,13 @@ def _is_config(node: ast.expr) -> bool:
 @cache
 def listener_keys_read() -> frozenset[str]:
     """What is read for each listener: constants of the module that does."""
-    names = ("listeners.py", "principal_rules.py", "tls.py")
-    trees = [ast.parse((SOURCE / "security" / name).read_text()) for name in names]
+    names = (
+        "security/listeners.py",
+        "security/principal_rules.py",
+        "security/tls.py",
+        "server/connection_rates.py",
+    )
+    trees = [ast.parse((SOURCE / name).read_text()) for name in names]
     return frozenset(
         node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)
     )
@@ -275,10 +280,10 @@ def test_refused_values_in_the_metadata_log_are_left_out_and_ignored_ones_are_na
     static = BrokerConfig({"node.id": "1"})
     config, complaints = with_dynamic(
         static,
-        {"max.connection.creation.rate": "5", "log.cleaner.io.buffer.size": "2", "max.connections": "7"},
-        {},
+        {"log.cleaner.io.buffer.size": "2", "max.connections": "7"},
+        {"principal.builder.class": "a.B"},
     )
-    assert (config.max_connections, config.is_given("max.connection.creation.rate")) == (7, False)
+    assert (config.max_connections, config.is_given("principal.builder.class")) == (7, False)
     assert len(complaints) == 2
-    assert "max.connection.creation.rate is ignored: Invalid value 5" in complaints[0]
+    assert "principal.builder.class is ignored: Invalid value a.B" in complaints[0]
     assert "log.cleaner.io.buffer.size=2 has no effect" in complaints[1]

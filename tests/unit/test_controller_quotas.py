@@ -9,7 +9,7 @@ from metadata_world import Cluster
 from kafkad.api import quotas as api
 from kafkad.controller import quotas
 from kafkad.controller.mutation_quota import BUCKETS_MAX, MutationQuotas
-from kafkad.controller.quotas import NOT_ENFORCED, RECORDS_MAX, TOO_MANY
+from kafkad.controller.quotas import RECORDS_MAX, TOO_MANY
 from kafkad.metadata.image import MetadataImage
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -109,15 +109,6 @@ def test_an_entity_that_comes_twice_keeps_its_first_change(cluster):
     [(code, message)] = altered(cluster, first, second)
     assert (code, message) == (INVALID, "Ignoring duplicate entity ClientQuotaEntity(entries={user=anna})")
     assert list(held(cluster).values()) == [1.0]
-
-
-def test_what_is_not_enforced_is_refused_and_may_be_removed(cluster):
-    for key in sorted(NOT_ENFORCED):
-        entity = [("ip", None)] if key.startswith("connection") else ANNA
-        [(code, message)] = altered(cluster, entry(entity, (key, 5.0)))
-        assert (code, message.startswith(f"{key} is not supported yet")) == (INVALID, True)
-        assert altered(cluster, entry(entity, (key, None))) == [(0, None)]
-    assert held(cluster) == {}
 
 
 def test_only_validated(cluster):

@@ -27,7 +27,7 @@ def alter(world, *entries, validate_only=False):
             for entity, changes in entries
         ],
     )
-    records, response = finish(quotas.plan_alter(world.image, request, refused=frozenset()))
+    records, response = finish(quotas.plan_alter(world.image, request))
     world.commit([] if validate_only else records)
     return [entry.error_code for entry in response.entries]
 

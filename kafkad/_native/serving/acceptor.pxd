@@ -3,7 +3,7 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
 
-from kafkad._native.serving.connection cimport Conn, Core
+from kafkad._native.serving.connection cimport Conn, Core, Timer
 from kafkad._native.shared.connection_handover cimport Handed, Handover
 
 cdef struct Listener:
@@ -11,8 +11,13 @@ cdef struct Listener:
     int fd
     int phase
     uint32_t index                  # in the order of `add`: its number for other workers
-    bint paused                     # max.connections is reached, or no descriptor is left: the backlog waits
+    bint paused                     # max.connections or a rate is reached, or no descriptor is left: the backlog waits
+    int64_t rests_until_ms          # monotonic: over a rate until then
     PyObject* name                  # str
+
+cdef struct AcceptTimer:            # the next end of a rest, or of what is held
+    Timer timer                     # first
+    PyObject* acceptor
 
 cdef class Acceptor:
     cdef Core* core                 # the reactor's
@@ -25,6 +30,7 @@ cdef class Acceptor:
     cdef bint paused                # a listener is
     cdef int64_t retry_ms           # monotonic: accepting failed for lack of descriptors and is tried again then; 0: it did not
     cdef int64_t told_ms            # monotonic: when that was last logged
+    cdef int64_t told_rate_ms       # the same of a rate that is reached
     cdef dict listeners             # fd -> address of its Listener
     cdef list retired               # of listeners that were removed, freed before the next poll
     cdef dict names                 # every listener name, kept alive
@@ -35,6 +41,10 @@ cdef class Acceptor:
     cdef int per_host_max
     cdef int64_t connections_max
     cdef int send_buffer_size, receive_buffer_size
+    cdef object rates               # server.connection_rates.ConnectionRates, or None: no rate is limited
+    cdef bint rated
+    cdef list held                  # (monotonic ms, fd): over the rate of its address, and closed then
+    cdef AcceptTimer timer
 
     cdef object add(self, int fd, str name, int phase)
     cdef object remove(self, int fd)
@@ -53,6 +63,11 @@ cdef class Acceptor:
     cdef object uncount_host(self, bytes host)
     cdef void welcome(self, Listener* listener, int fd, uint8_t* peer, uint16_t port) noexcept
     cdef void welcome_handed(self, int fd, const Handed* handed) noexcept
+    cdef object limit_rates(self, rates)
+    cdef int64_t wait_for_rate(self, Listener* listener) noexcept
+    cdef bint holds(self, Listener* listener, int fd, const uint8_t* peer) noexcept
+    cdef void rests_ended(self) noexcept
+    cdef void start_timer(self, int64_t deadline_ms) noexcept nogil
     cdef void accept_failed(self, Listener* listener, int number) noexcept
     cdef void say(self, str text) noexcept
     cdef object close(self)

@@ -7,7 +7,11 @@ gives it the new one (connection_handover.pyx); what others give us comes by the
 wait in its backlog until one is closed. When accepting fails, because no descriptor is left or for any other reason that
 stays, it rests until a connection is closed or RETRY_MS have passed, and logs that at most once in TELL_MS. A connection
 that failed before it was accepted is skipped. A connection beyond max.connections.per.ip of its host is closed, and that
-is logged."""
+is logged.
+
+**Rates** (server/connection_rates.py). Over the rate of the broker or of a listener, the listener rests until the rate
+allows the next one. A connection over the rate of its address is held unserved for as long, and then closed; of more
+than HELD_MAX, the oldest is closed at once. Without a limit nobody is asked."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
@@ -18,7 +22,9 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from kafkad._native.serving.connection cimport KIND_HANDOVER, KIND_LISTENER, Conn, conn_close, conn_new, core_fatal
+from kafkad._native.serving.connection cimport (
+    KIND_HANDOVER, KIND_LISTENER, Conn, Core, Timer, conn_close, conn_new, core_fatal)
+from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.serving.tls cimport TlsContext
 from kafkad._native.serving.tls_handshakes cimport handshake_begin
 from kafkad._native.shared.connection_handover cimport (
@@ -50,6 +56,7 @@ cdef enum:
     ACCEPTS_PER_ROUND = 64
     RETRY_MS = 100
     TELL_MS = 10_000
+    HELD_MAX = 1000
     NO_LIMIT = 2147483647           # of connections from one host: what Kafka has for none
 
 
@@ -59,7 +66,8 @@ cdef void accept_some(Acceptor self, Listener* listener) noexcept nogil:
     cdef uint8_t peer[16]
     cdef uint16_t port = 0
     cdef int fd
-    cdef bint given
+    cdef bint given, held
+    cdef int64_t wait_ms
     cdef int failed = 0
     for _ in range(ACCEPTS_PER_ROUND):
         if listener.fd < 0:
@@ -74,8 +82,22 @@ cdef void accept_some(Acceptor self, Listener* listener) noexcept nogil:
                 with gil:
                     self.say("max.connections is reached: new connections wait in the backlog")
             return
+        if self.rated:
+            with gil:
+                wait_ms = self.wait_for_rate(listener)
+            if wait_ms:
+                if self.hands_over:
+                    handover_unlock(self.handover)
+                return
         fd = kafkad_accept(listener.fd, peer, &port)
         failed = errno if fd < 0 else 0
+        if self.rated:
+            with gil:
+                held = self.holds(listener, fd, peer)
+            if held:
+                if self.hands_over:
+                    handover_unlock(self.handover)
+                continue
         if self.hands_over:
             given = fd >= 0 and hand_over(self, listener, fd, peer, port)
             handover_unlock(self.handover)
@@ -158,7 +180,9 @@ cdef void resume_listeners(Acceptor self) noexcept:
     self.retry_ms = 0
     for address in self.listeners.values():
         listener = <Listener*><size_t>address
-        if listener.paused:
+        if listener.paused and listener.rests_until_ms > self.core.monotonic_ms:
+            self.paused = True
+        elif listener.paused:
             listener.paused = False
             kafkad_epoll_listen(self.core.epoll_fd, listener.fd, listener, EPOLL_CTL_ADD)
 
@@ -166,6 +190,11 @@ cdef void resume_listeners(Acceptor self) noexcept:
 cdef void look_at_rest(Acceptor self) noexcept:
     if self.paused and (self.core.monotonic_ms >= self.retry_ms if self.retry_ms else self.hands_over):
         resume_listeners(self)
+
+
+cdef void accept_timer_ended(Core* core, Timer* timer) noexcept nogil:
+    with gil:
+        (<Acceptor>(<AcceptTimer*>timer).acceptor).rests_ended()
 
 
 cdef class Acceptor:
@@ -183,6 +212,9 @@ cdef class Acceptor:
         self.names = {}
         self.contexts = {}
         self.per_host = {}
+        self.held = []
+        self.timer.timer.place = -1
+        self.timer.acceptor = <PyObject*>self
         self.per_host_overrides = {}
         self.limit(connections_max, per_host_max, per_host_overrides)
         self.send_buffer_size = send_buffer_size
@@ -251,6 +283,10 @@ cdef class Acceptor:
     cdef object close(self):
         for fd in list(self.listeners):
             self.remove(fd)
+        timer_stop(self.core, &self.timer.timer)
+        for _, fd in self.held:
+            close(fd)
+        self.held.clear()
         if self.hands_over:
             self.handover.leave()
 
@@ -277,6 +313,80 @@ cdef class Acceptor:
         except BaseException:
             core_fatal(self.core)
         publish_load(self)
+
+    # -- rates
+
+    cdef object limit_rates(self, rates):
+        """From now on ask `rates`; None: nobody."""
+        cdef Listener* listener
+        self.rates = rates
+        self.rated = rates is not None
+        for address in self.listeners.values():         # what they waited for may be over
+            listener = <Listener*><size_t>address
+            listener.rests_until_ms = 0
+        resume_listeners(self)
+
+    cdef int64_t wait_for_rate(self, Listener* listener) noexcept:
+        """Count the next connection of a listener. Not 0: it rests so many milliseconds first."""
+        cdef int64_t wait_ms = 0
+        try:
+            wait_ms = self.rates.enter(<object>listener.name)
+        except BaseException:
+            core_fatal(self.core)
+        if wait_ms:
+            listener.rests_until_ms = self.core.monotonic_ms + wait_ms
+            if not listener.paused:
+                rest(self, listener)
+            self.start_timer(listener.rests_until_ms)
+            if self.told_rate_ms == 0 or self.core.monotonic_ms - self.told_rate_ms >= TELL_MS:
+                self.told_rate_ms = self.core.monotonic_ms
+                self.say(f"max.connection.creation.rate is reached: new connections wait in the backlog of "
+                         f"{<object>listener.name}")
+        return wait_ms
+
+    cdef bint holds(self, Listener* listener, int fd, const uint8_t* peer) noexcept:
+        """Whether an accepted connection is over the rate of its address. `fd` < 0: there was none."""
+        cdef int64_t wait_ms = 0
+        try:
+            if fd >= 0:
+                host = PyBytes_FromStringAndSize(<char*>peer, 16)
+                wait_ms = self.rates.hold(host)
+            if fd < 0 or wait_ms:
+                self.rates.leave(<object>listener.name)
+            if wait_ms == 0:
+                return False
+            self.core.stats.refused += 1
+            if len(self.held) >= HELD_MAX:
+                close(self.held.pop(0)[1])
+            self.held.append((self.core.monotonic_ms + wait_ms, fd))
+            self.start_timer(self.core.monotonic_ms + wait_ms)
+        except BaseException:
+            core_fatal(self.core)
+        return True
+
+    cdef void start_timer(self, int64_t deadline_ms) noexcept nogil:
+        if self.timer.timer.place < 0 or deadline_ms < self.timer.timer.deadline_ms:
+            timer_stop(self.core, &self.timer.timer)
+            timer_start(self.core, &self.timer.timer, deadline_ms, accept_timer_ended)
+
+    cdef void rests_ended(self) noexcept:
+        """Some may have. The others get another timer."""
+        cdef int64_t now_ms = self.core.monotonic_ms
+        cdef Listener* listener
+        try:
+            for until_ms, fd in self.held:
+                if until_ms <= now_ms:
+                    close(fd)
+            self.held = [it for it in self.held if it[0] > now_ms]
+            for until_ms, _ in self.held:
+                self.start_timer(until_ms)
+            for address in self.listeners.values():
+                listener = <Listener*><size_t>address
+                if listener.rests_until_ms > now_ms:
+                    self.start_timer(listener.rests_until_ms)
+            resume_listeners(self)
+        except BaseException:
+            core_fatal(self.core)
 
     cdef void accept_failed(self, Listener* listener, int number) noexcept:
         """EMFILE and its like: the listener rests. It stays readable, so the loop would spin."""

@@ -157,7 +157,7 @@ cdef struct Conn:
 cdef struct Stats:
     int64_t connections
     int64_t accepted
-    int64_t refused                 # over max.connections.per.ip
+    int64_t refused                 # over max.connections.per.ip, or over the rate of its address
     int64_t closed
     int64_t expired_idle
     int64_t bad_frames

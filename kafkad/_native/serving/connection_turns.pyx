@@ -23,6 +23,7 @@ from kafkad._native.serving.connection cimport (
 from kafkad._native.serving.sending cimport conn_flush
 from kafkad._native.serving.fetch cimport fetch_frame
 from kafkad._native.serving.produce cimport produce_frame, produce_slice, slice_due
+from kafkad._native.serving.quota cimport quota_request, quota_turn_begin, quota_turn_end
 from kafkad._native.serving.tls cimport Tls, iovec, tls_peek, tls_receive, tls_waits
 from kafkad._native.serving.tls_handshakes cimport handshake_done
 from kafkad._native.wire.primitives cimport Cursor, cursor_init, get_i16, get_i32, read_i16, read_raw
@@ -54,6 +55,15 @@ cdef class ConnectionTurns:
 
 
 cdef void serve(ConnectionTurns turns, Conn* conn) noexcept nogil:
+    """A turn, which is timed if a quota asks for it."""
+    cdef Core* core = conn.core
+    cdef bint timed = core.quotas is not NULL and quota_turn_begin(conn)
+    take_turn(turns, conn)
+    if timed:
+        quota_turn_end(core)
+
+
+cdef void take_turn(ConnectionTurns turns, Conn* conn) noexcept nogil:
     """Send, serve what is kept, read once (a big frame as far as it is there), serve that, send."""
     cdef Core* core = conn.core
     cdef int frames = FRAMES_PER_TURN
@@ -379,6 +389,8 @@ cdef bint serve_frame(ConnectionTurns turns, Conn* conn, uint8_t* frame, size_t 
     if conn.session_expires_ms and core.monotonic_ms > conn.session_expires_ms and key != SASL_HANDSHAKE:
         conn_end(conn, "its session has ended: it must authenticate again")
         return True
+    if core.quotas is not NULL and conn.phase == PHASE_READY:
+        quota_request(conn, key, client, client_size)
     if key >= 0 and key < API_KEYS:
         core.stats.requests[key] += 1
         if turns.native_high[key] >= 0:

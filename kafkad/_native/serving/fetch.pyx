@@ -41,7 +41,9 @@ from kafkad._native.serving.partition_table cimport (
     Entry, Topic, TopicKey, Watch, key_new, key_release, key_retain, table_listen, topic_by_id, topic_by_name,
     unwatch, watch_fetch)
 from kafkad._native.serving.old_fetch cimport CONVERTED_BELOW, answer_converted
-from kafkad._native.serving.quota cimport QUOTA_FETCH, quota_answer_max, quota_fetched, quota_of
+from kafkad._native.serving.quota cimport (
+    QUOTA_FETCH, quota_answer_max, quota_exempt, quota_fetched, quota_mute, quota_of, quota_overtime, quota_take, quota_turn_begin,
+    quota_turn_end)
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.serving.topic_rights cimport RIGHT_READ, may_replicate, may_topic, rights_of
 from kafkad._native.serving.unpacking cimport unpack_now_ns
@@ -485,17 +487,29 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
 cdef bint is_over_quota(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
     """Charges what is to be sent. True: it must not be sent. What stands around the records is an estimate."""
     cdef int64_t size = HEAD_SIZE
-    cdef bint empty
+    cdef int64_t overtime_ms = 0
+    cdef bint empty = False
     cdef uint32_t i
-    for i in range(count):
-        if request.context != INCREMENTAL or self.results[i].code or self.results[i].read.size:
-            size += PARTITION_SIZE + self.results[i].read.size
-    request.throttle_ms = <int32_t>quota_fetched(slot.conn, &request.charge, size, &empty)
+    if request.replica_id < 0:
+        overtime_ms = quota_overtime(slot.conn)
+    if overtime_ms == 0 and request.charge.limit == 0:
+        return False
+    if request.charge.limit:
+        for i in range(count):
+            if request.context != INCREMENTAL or self.results[i].code or self.results[i].read.size:
+                size += PARTITION_SIZE + self.results[i].read.size
+        request.throttle_ms = <int32_t>quota_fetched(slot.conn, &request.charge, size, &empty)
+    if overtime_ms:
+        if request.charge.limit and not empty:
+            quota_take(self.core, &request.charge, -<double>size)
+        request.throttle_ms = max(request.throttle_ms, <int32_t>overtime_ms)
+        quota_mute(slot.conn, overtime_ms)
+        empty = True
     return empty
 
 
 cdef inline void answer(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
-    if request.charge.limit and request.passes == 0 and is_over_quota(self, request, slot, count):
+    if self.core.quotas is not NULL and request.passes == 0 and is_over_quota(self, request, slot, count):
         answer_throttled(self, request, slot, count)
     elif request.version < CONVERTED_BELOW:
         answer_converted(self, request, slot, count)
@@ -583,7 +597,9 @@ cdef const char* fetch_frame(Fetching self, Conn* conn, int16_t version, int32_t
         return NULL
     request.below = 2 if request.replica_id >= 0 else request.isolation
     request.bytes_max = min(request.bytes_max, self.max_bytes)
-    if self.core.quotas is not NULL and request.replica_id < 0:
+    if self.core.quotas is not NULL and request.replica_id >= 0:
+        quota_exempt(conn)
+    elif self.core.quotas is not NULL:
         quota_of(conn, QUOTA_FETCH, client, client_size, &request.charge)
         if request.charge.limit:
             request.bytes_max = <int32_t>min(<int64_t>request.bytes_max, quota_answer_max(self.core, &request.charge))
@@ -722,9 +738,13 @@ cdef void stop_waiting(Core* core, WaitingFetch* fetch) noexcept nogil:
 
 cdef void complete(Fetching self, WaitingFetch* fetch) noexcept nogil:
     """Answers with what there is by now."""
+    cdef bint timed
     stop_waiting(self.core, fetch)
     fetch.slot.cancel = fetch_abandoned                 # while Python may run
+    timed = self.core.quotas is not NULL and quota_turn_begin(fetch.slot.conn)
     settle_fetch(self, fetch, False)
+    if timed:
+        quota_turn_end(self.core)
 
 
 cdef void settle_fetch(Fetching self, WaitingFetch* fetch, bint patient) noexcept nogil:

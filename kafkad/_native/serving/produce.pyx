@@ -498,7 +498,7 @@ cdef const char* produce_request(Producing self, Conn* conn, int16_t version, in
     if request.acks == 0:
         failed = has_failed(&request)
         drop_texts(request.outcomes, request.part_count)
-        if request.charge.limit:
+        if conn.core.quotas is not NULL:
             quota_unanswered(conn, &request.charge)
         if failed:
             conn_end(conn, "a Produce with acks=0 failed")
@@ -749,7 +749,7 @@ cdef void held_answer(Producing self, HeldProduce* held) noexcept nogil:
         produce_answer(self, request, slot)
     else:
         drop_texts(request.outcomes, request.part_count)
-        if request.charge.limit:
+        if conn.core.quotas is not NULL:
             quota_unanswered(conn, &request.charge)
         slot_drop(slot)                                 # also if the connection is ending already
         if failed:

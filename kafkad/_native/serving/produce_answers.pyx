@@ -100,7 +100,7 @@ cdef void produce_answer(Producing self, const Request* request, Slot* slot) noe
 
 
 cdef inline void produce_finish(Slot* slot) noexcept nogil:
-    if slot.charge.limit:
+    if slot.conn.core.quotas is not NULL:
         quota_produced(slot)
     slot_finish(slot)
 

@@ -8,7 +8,8 @@ from kafkad._native.serving.connection cimport Charge, Conn, Core, Slot
 cdef enum QuotaKind:                # as kafkad.quota.Kind
     QUOTA_PRODUCE = 0
     QUOTA_FETCH = 1
-    QUOTA_KINDS = 2
+    QUOTA_REQUEST = 2
+    QUOTA_KINDS = 3
 
 cdef struct Quotas:                 # of a worker. Core.quotas points here while any quota is set
     PyObject* table                 # QuotaTable
@@ -16,6 +17,8 @@ cdef struct Quotas:                 # of a worker. Core.quotas points here while
     uint64_t version                # raised by each change of a quota
     double full_s                   # of the whole windows that a rate is taken over
     int kinds                       # bits: of these kinds there are quotas
+    Conn* timed                     # whose client pays for what this thread does now, or NULL
+    int64_t since_ns                # CPU time of this thread: up to here it was charged
 
 # What a request of this client is charged to; a limit of 0: nothing.
 cdef void quota_of(Conn* conn, int kind, const uint8_t* client, int16_t client_size, Charge* charge) noexcept nogil
@@ -40,6 +43,15 @@ cdef void quota_unanswered(Conn* conn, Charge* charge) noexcept nogil
 cdef int64_t quota_answer_max(Core* core, const Charge* charge) noexcept nogil
 # A Fetch is to be answered with `size` bytes. 0: they may go. Else the pause; `empty`: the answer has no data then.
 cdef int64_t quota_fetched(Conn* conn, Charge* charge, int64_t size, bint* empty) noexcept nogil
+# A request comes, and has an API key: who pays for the time that it takes.
+cdef void quota_request(Conn* conn, int16_t key, const uint8_t* client, int16_t client_size) noexcept nogil
+# Nobody pays for it: it is a broker's, or has no answer.
+cdef void quota_exempt(Conn* conn) noexcept nogil
+# For how long a client must pause because of the time that its requests took; what this one took up to now is charged.
+cdef int64_t quota_overtime(Conn* conn) noexcept nogil
+# Work for a connection begins, and ends. True: it is timed, and has an end.
+cdef bint quota_turn_begin(Conn* conn) noexcept nogil
+cdef void quota_turn_end(Core* core) noexcept nogil
 # A connection is closed.
 cdef void quota_left(Conn* conn) noexcept nogil
 

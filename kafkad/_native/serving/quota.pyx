@@ -1,4 +1,4 @@
-"""Client quotas in the data plane: produce and fetch byte rates, and the pauses that follow from them.
+"""Client quotas in the data plane: produce and fetch byte rates, request time, and the pauses that follow from them.
 
     Core.quotas ── Quotas: the table that all workers share, and who resolves (server/client_quotas)
     Conn.quota ─── ConnQuota: the charge of each kind, for the client id of the last request
@@ -12,6 +12,12 @@ the client id does.
 that would exceed the limit is not charged; it gets an answer without partitions, and its session is left as it was, so that
 the next one tells what this one would have. `max.bytes` is held to what a window allows. A batch above that could never pass:
 it is sent once the window is less than half full, and its client pauses for as long as it takes to make up for it.
+
+**Request time** (request_percentage) is the CPU time of the worker's thread, as a percentage of one second. While a quota of
+it is set, each turn of a connection is timed: what is read, served and sent in it, with the handlers in Python. So is what is
+done for it later: a Fetch that waited, and handlers that run in steps. It is charged when an answer is made, which then says
+how long to pause, and at the end of the turn. Not counted: what another worker does for a request, requests of brokers, logins,
+and Produces of acks=0. As with Kafka, no pause for it is longer than one window.
 
 **Muted** means that a connection is not read and that what is kept of it is not served, until its timer ends the pause. What
 it asked for before is answered, and the answer that says how long the pause is leaves at once (KIP-219). That its peer has
@@ -27,14 +33,29 @@ from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.shared.quota_table cimport QuotaTable, table_claim, table_holds, table_record, table_total
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK, put_i32
 
+cdef extern from * nogil:
+    """
+    #include <time.h>
+    static inline int64_t kafkad_thread_ns(void) {
+        struct timespec now;
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+        return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    }
+    """
+    int64_t kafkad_thread_ns()
+
 cdef enum:
     SHARED_ROW_MS = 1000            # a client in the row that many share looks for one of its own so often
+    SASL_HANDSHAKE = 17
+    WRITE_TXN_MARKERS = 27
+    SASL_AUTHENTICATE = 36
 
 ANONYMOUS = "User:ANONYMOUS"
 
 cdef struct ConnQuota:
     uint64_t version                # of the quotas that these were resolved with
     uint64_t client                 # a hash of the client id; who makes two of its own meet gains nothing
+    bint exempt                     # nobody pays for the time of the request at hand
     int known                       # bits: kinds that were resolved
     Charge charges[QUOTA_KINDS]
 
@@ -115,7 +136,10 @@ cdef inline void own_row(Core* core, QuotaTable table, Charge* charge) noexcept 
 # -- Produce -----------------------------------------------------------------------------------------------
 
 cdef void quota_produced(Slot* slot) noexcept nogil:
-    cdef int64_t pause_ms = min(quota_take(slot.conn.core, &slot.charge, slot.charge.size), <int64_t>INT32_MAX)
+    cdef int64_t pause_ms = 0
+    if slot.charge.limit:
+        pause_ms = min(quota_take(slot.conn.core, &slot.charge, slot.charge.size), <int64_t>INT32_MAX)
+    pause_ms = max(pause_ms, quota_overtime(slot.conn))
     if pause_ms == 0:
         return
     if slot.api_version >= 1:                           # the last field; flexible versions end with an empty list of tags
@@ -124,9 +148,12 @@ cdef void quota_produced(Slot* slot) noexcept nogil:
 
 
 cdef void quota_unanswered(Conn* conn, Charge* charge) noexcept nogil:
-    cdef int64_t pause_ms = quota_take(conn.core, charge, charge.size)
-    if pause_ms:
-        quota_mute(conn, pause_ms)
+    cdef int64_t pause_ms
+    quota_exempt(conn)
+    if charge.limit:
+        pause_ms = quota_take(conn.core, charge, charge.size)
+        if pause_ms:
+            quota_mute(conn, pause_ms)
 
 
 # -- Fetch -------------------------------------------------------------------------------------------------
@@ -152,6 +179,99 @@ cdef int64_t quota_fetched(Conn* conn, Charge* charge, int64_t size, bint* empty
         empty[0] = False
     quota_mute(conn, pause_ms)
     return pause_ms
+
+
+# -- request time ------------------------------------------------------------------------------------------
+
+cdef inline ConnQuota* timed_quota(const Quotas* quotas, Conn* conn) noexcept nogil:
+    """Who pays for the time of the request at hand; NULL: nobody."""
+    cdef ConnQuota* own = <ConnQuota*>conn.quota
+    if own is NULL or conn.closed or own.exempt or own.version != quotas.version or (
+            not own.known & (1 << QUOTA_REQUEST) or own.charges[<int>QUOTA_REQUEST].limit == 0):
+        return NULL
+    return own
+
+
+cdef void settle(Core* core, Quotas* quotas) noexcept nogil:
+    """Charge what was done since the last look."""
+    cdef ConnQuota* own = timed_quota(quotas, quotas.timed)
+    cdef int64_t now_ns = kafkad_thread_ns()
+    if own is not NULL:
+        quota_take(core, &own.charges[<int>QUOTA_REQUEST], <double>(now_ns - quotas.since_ns) * 100.0 / 1e9)
+    quotas.since_ns = now_ns
+
+
+cdef bint quota_turn_begin(Conn* conn) noexcept nogil:
+    cdef Quotas* quotas = <Quotas*>conn.core.quotas
+    if quotas is NULL or not quotas.kinds & (1 << QUOTA_REQUEST) or quotas.timed is not NULL:
+        return False
+    quotas.timed = conn
+    quotas.since_ns = kafkad_thread_ns()
+    return True
+
+
+cdef void quota_turn_end(Core* core) noexcept nogil:
+    cdef Quotas* quotas = <Quotas*>core.quotas
+    if quotas is NULL or quotas.timed is NULL:          # the last quota was removed meanwhile
+        return
+    settle(core, quotas)
+    quotas.timed = NULL
+
+
+cdef void quota_request(Conn* conn, int16_t key, const uint8_t* client, int16_t client_size) noexcept nogil:
+    cdef Quotas* quotas = <Quotas*>conn.core.quotas
+    cdef Charge charge
+    cdef bint exempt = key in (SASL_HANDSHAKE, WRITE_TXN_MARKERS, SASL_AUTHENTICATE)
+    cdef ConnQuota* own = <ConnQuota*>conn.quota
+    if not quotas.kinds & (1 << QUOTA_REQUEST):
+        return
+    if quotas.timed is conn and own is not NULL and own.exempt != exempt:
+        settle(conn.core, quotas)                       # what came before
+    quota_of(conn, QUOTA_REQUEST, client, client_size, &charge)
+    (<ConnQuota*>conn.quota).exempt = exempt
+
+
+cdef void quota_exempt(Conn* conn) noexcept nogil:
+    if conn.quota is not NULL:
+        (<ConnQuota*>conn.quota).exempt = True
+
+
+cdef int64_t quota_overtime(Conn* conn) noexcept nogil:
+    cdef Quotas* quotas = <Quotas*>conn.core.quotas
+    cdef ConnQuota* own
+    if quotas is NULL or not quotas.kinds & (1 << QUOTA_REQUEST):
+        return 0
+    if quotas.timed is conn:
+        settle(conn.core, quotas)
+    own = timed_quota(quotas, conn)
+    if own is NULL:
+        return 0
+    return min(quota_take(conn.core, &own.charges[<int>QUOTA_REQUEST], 0), (<QuotaTable>quotas.table).window_ms)
+
+
+def overtime_ms(connection):
+    """Return for how long a connection must pause because of the time that its client's requests took; 0: it need not."""
+    return quota_overtime((<Connection>connection).conn) if is_timed(connection) else 0
+
+
+def is_timed(connection):
+    """Whether it is a connection of this worker, and there is a quota of request time, for anybody."""
+    cdef Conn* conn = (<Connection>connection).conn if isinstance(connection, Connection) else NULL
+    if conn is NULL or conn.core.quotas is NULL:
+        return False
+    return ((<Quotas*>conn.core.quotas).kinds & (1 << QUOTA_REQUEST)) != 0
+
+
+def begin_work(Connection connection not None):
+    """The thread does something for a connection outside its turn. True: `end_work` must follow."""
+    return connection.conn is not NULL and quota_turn_begin(connection.conn)
+
+
+def end_work(Connection connection not None):
+    """See begin_work. The connection may have been closed."""
+    cdef Conn* conn = connection.conn
+    if conn is not NULL:
+        quota_turn_end(conn.core)
 
 
 # -- pauses ------------------------------------------------------------------------------------------------
@@ -194,6 +314,10 @@ cdef void pause_ended(Core* core, Timer* timer) noexcept nogil:
 
 
 cdef void quota_left(Conn* conn) noexcept nogil:
+    cdef Quotas* quotas = <Quotas*>conn.core.quotas
+    if quotas is not NULL and quotas.timed is conn:
+        settle(conn.core, quotas)
+        quotas.timed = NULL
     if conn.pause is not NULL:
         timer_stop(conn.core, &(<Pause*>conn.pause).timer)
         free(conn.pause)
@@ -219,5 +343,7 @@ cdef class ClientQuotaCounting:
     cdef void change(self, Core* core, int kinds) noexcept:
         """Quotas have changed; there are some of these kinds now."""
         self.quotas.kinds = kinds
+        if not kinds & (1 << QUOTA_REQUEST):
+            self.quotas.timed = NULL
         self.quotas.version += 1
         core.quotas = &self.quotas if kinds else NULL

@@ -68,6 +68,8 @@ class Reactor:
     def quotas_changed(self, kinds: int) -> None:
         """Requests that come from now on are resolved anew. `kinds`: a bit for each kafkad.quota.Kind of
         which there are quotas; with 0 nothing is counted."""
+    def limit_connection_rates(self, rates: Any) -> None:
+        """Ask `rates` (server/connection_rates) before a connection is accepted; None: nobody."""
     def acls_changed(self) -> None:
         """Requests that come from now on are decided anew."""
     def serve_native(self, key: int, low: int, high: int) -> None:

@@ -172,6 +172,10 @@ cdef class Reactor(Rounds):
         """Ask again what each client may have. `kinds`: bits, of which there are quotas; 0 ends the counting."""
         self.counting.change(self.core, kinds)
 
+    def limit_connection_rates(self, rates):
+        """Ask `rates` (server/connection_rates) before a connection is accepted; None: nobody."""
+        self.acceptor.limit_rates(rates)
+
     def acls_changed(self):
         """What was decided is decided again, for requests that come from now on."""
         self.core.acl_version += 1

@@ -1,0 +1,123 @@
+"""How many connections a second are let in: by the broker, by a listener, and from an address (KIP-612).
+
+    max.connection.creation.rate                        of the broker
+    listener.name.<listener>.max.connection.creation.rate
+    connection_creation_rate of `ip` entities           client quotas, of one address or of every other one
+
+Over a rate of the broker or of a listener, the listener rests: new connections wait in its backlog. As with
+Kafka, the broker's rate does not hold for the inter-broker listener if there is another one. A connection
+over the rate of its address is accepted, kept unserved for as long as it would have to wait, and closed.
+
+The acceptor asks (`_native/serving/acceptor`), and only while there is a limit. New connections count in the
+table that all workers share, with the windows of client quotas (quota.window.num, .size.seconds). No wait
+is longer than one window, so a rate of 0 lets one connection in each window, as with Kafka."""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from kafkad._native.serving.acceptor import packed
+from kafkad._native.shared.quota_table import QuotaTable
+from kafkad.quota import CONNECTION_CREATION_RATE as QUOTA
+
+logger = logging.getLogger("kafkad")
+
+KEY: Final = "max.connection.creation.rate"
+UNLIMITED: Final = 2**31 - 1
+
+
+def _now_ms() -> int:
+    return int(time.monotonic() * 1000)
+
+
+class ConnectionRates:
+    """`changed(rates)` is called with None when no limit is left."""
+
+    def __init__(
+        self,
+        table: QuotaTable,
+        changed: Callable[["ConnectionRates | None"], None],
+        now_ms: Callable[[], int] = _now_ms,
+    ) -> None:
+        self._table = table
+        self._changed = changed
+        self._now_ms = now_ms
+        self._broker = UNLIMITED
+        self._listeners: dict[str, int] = {}
+        self._protected = ""  # the listener of the brokers; "": it is the only one
+        self._hosts: dict[bytes, float] = {}
+        self._host_default: float = UNLIMITED
+
+    # -- limits
+
+    def adopt(self, config: Any) -> None:
+        """Take the limits of a BrokerConfig."""
+        names = [endpoint.listener for endpoint in config.broker_endpoints]
+        limits = {name: config.for_listener(name, KEY) for name in names}
+        before = self._broker, self._listeners
+        self._broker, self._listeners = config.max_connection_creation_rate, limits
+        self._protected = config.inter_broker_listener_name if len(names) > 1 else ""
+        if before != (self._broker, self._listeners):
+            self.tell()
+
+    def set_host(self, address: str | None, limit: float | None) -> None:
+        """Of one address, or of all others (None). No limit: it is removed. `tell` makes it known."""
+        if address is None:
+            self._host_default = UNLIMITED if limit is None else limit
+            return
+        try:
+            host = packed(address)
+        except ValueError:  # JVM Kafka takes names, too; to look one up would hold up the loop
+            logger.warning("%s of %s is not enforced: it is not a numeric address", QUOTA, address)
+            return
+        if limit is None:
+            self._hosts.pop(host, None)
+        else:
+            self._hosts[host] = limit
+
+    def tell(self) -> None:
+        limits = [self._broker, self._host_default, *self._listeners.values(), *self._hosts.values()]
+        self._changed(self if any(limit < UNLIMITED for limit in limits) else None)
+
+    # -- what the acceptor asks
+
+    def enter(self, listener: str) -> int:
+        """Count one connection of a listener. Not 0: it is not counted, and waits so many milliseconds."""
+        places = self._places(listener)
+        waits = [self._record(place, 1, limit) for place, limit in places.items()]
+        if any(waits):
+            self.leave(listener)
+        return max(waits, default=0)
+
+    def leave(self, listener: str) -> None:
+        """None came, or it is not let in."""
+        for place, limit in self._places(listener).items():
+            self._record(place, -1, limit)
+
+    def hold(self, host: bytes) -> int:
+        """Count a connection from an address. Not 0: it is kept for so many milliseconds, then closed."""
+        limit = self._hosts.get(host, self._host_default)
+        if limit >= UNLIMITED:
+            return 0
+        wait_ms = self._record(b"ip" + host, 1, limit)
+        if wait_ms:
+            self._record(b"ip" + host, -1, limit)
+        return wait_ms
+
+    def _places(self, listener: str) -> Mapping[bytes, float]:
+        """Where a connection of a listener counts, and the limits there."""
+        places: dict[bytes, float] = {}
+        if self._broker < UNLIMITED and listener != self._protected:
+            places[b"broker"] = self._broker
+        if (limit := self._listeners.get(listener, UNLIMITED)) < UNLIMITED:
+            places[b"listener" + listener.encode()] = limit
+        return places
+
+    def _record(self, place: bytes, amount: int, limit: float) -> int:
+        table, now_ms = self._table, self._now_ms()
+        digest = hashlib.blake2b(b"connections\0" + place, digest_size=8, key=table.secret).digest()
+        row = table.claim(int.from_bytes(digest, "little") | 2, now_ms)
+        wait_ms = table.record(row, amount, max(limit, 1000 / table.window_ms), now_ms)
+        return min(wait_ms, table.window_ms)

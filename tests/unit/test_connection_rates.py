@@ -1,8 +1,9 @@
-"""Rates of new connections: who counts where, and what is given back. A clock that stands still unless it is moved."""
+"""Rates of new connections: who counts where, and what is given back. The clock stands still unless moved."""
 
 from types import SimpleNamespace
 
 from kafkad._native.serving.acceptor import packed
+
 from kafkad._native.shared.quota_table import QuotaTable
 from kafkad.server.connection_rates import UNLIMITED, ConnectionRates
 

@@ -1,4 +1,4 @@
-"""Wait for descriptors, whatever their numbers: select() knows none above 1,023, and a long run opens them."""
+"""Wait for descriptors whatever their numbers: select() knows none above 1,023, which a long run opens."""
 
 import select
 from collections.abc import Sequence

@@ -148,7 +148,7 @@ def test_acls_are_not_counted_as_not_enforced_where_an_authorizer_is_configured(
     image, _ = applied(MetadataImage("cluster", 1), [record(READ_T, b"1" * 16)])
     assert not_enforced(image, has_authorizer=True) is None
     assert "1 ACLs" in not_enforced(image)
-    image.client_quotas["x", "request_percentage"] = image.client_quotas["x", "producer_byte_rate"] = None
+    image.client_quotas["x", "of_tomorrow"] = image.client_quotas["x", "producer_byte_rate"] = None
     assert not_enforced(image, has_authorizer=True) == (
         "the metadata log holds 1 client quotas: they are kept, but not enforced"
     )

@@ -1,10 +1,11 @@
-"""A kafkad broker between JVM controllers, as a process of its own: `python tests/member_process.py FILE`.
+"""A kafkad broker between controllers, as processes of its own: `python -m tests.member_process FILE N`.
 
-The command line refuses process.roles=broker until all of it is there; this runs what is. `Member` starts
-and stops it for a test."""
+The command line refuses process.roles=broker until all of it is there; this runs what is. `MemberProcess`
+starts and stops it for a test; `MemberNode` is what it needs to know, next to kafkad's own controllers."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -12,15 +13,46 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parent.parent
 READY = "kafkad is ready on"
+
+
+class MemberNode:
+    """A broker's directory and properties beside a ControllerQuorum."""
+
+    def __init__(self, quorum, node_id, config):
+        from tests.controller_process import formatted
+        from tests.jvm import free_port
+
+        self.node_id = node_id
+        self.data_dir = quorum.path / f"broker-{node_id}"
+        self.log_file = quorum.path / f"broker-{node_id}.out"
+        self.properties = quorum.path / f"broker-{node_id}.properties"
+        self.bootstrap = f"127.0.0.1:{free_port()}"
+        formatted(self.data_dir, quorum.cluster_id, node_id)
+        keys = {
+            "process.roles": "broker",
+            "node.id": node_id,
+            "controller.quorum.voters": quorum.voters,
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"PLAINTEXT://{self.bootstrap}",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": self.data_dir,
+            "broker.session.timeout.ms": 3000,
+            "broker.heartbeat.interval.ms": 500,
+            **config,
+        }
+        self.properties.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))
 
 
 class MemberProcess:
     """kafkad on the directory and the properties of `node` (tests.jvm_cluster), which is formatted."""
 
-    def __init__(self, node):
+    def __init__(self, node, workers=1):
         self.node = node
+        self.workers = workers
         self.bootstrap = node.bootstrap
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -28,12 +60,30 @@ class MemberProcess:
     def log(self) -> str:
         return self.node.log_file.read_text(errors="replace")
 
+    @property
+    def worker_pids(self) -> dict[int, int]:
+        """Of those that live, by index."""
+        assert self.process is not None
+        found = {}
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                kind, _, index = child.name().partition("/")
+                if kind == "kafkad" and child.status() != psutil.STATUS_ZOMBIE:
+                    found[int(index)] = child.pid
+        return found
+
+    def kill_worker(self, index: int) -> None:
+        """SIGKILL."""
+        worker = psutil.Process(self.worker_pids[index])
+        worker.kill()
+        psutil.wait_procs([worker], 10)
+
     def start(self, timeout: float = 40) -> MemberProcess:
         from tests.jvm import die_with_parent
 
         with open(self.node.log_file, "wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.member_process", str(self.node.properties)],
+                [sys.executable, "-m", "tests.member_process", str(self.node.properties), str(self.workers)],
                 cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=die_with_parent,
             )  # fmt: skip
         deadline = time.monotonic() + timeout
@@ -61,16 +111,21 @@ class MemberProcess:
         self.kill()
 
 
-def main(path: str) -> int:
+def main(path: str, workers: int) -> int:
     from kafkad.config.broker import BrokerConfig
-    from kafkad.server.lifecycle import serve_alone
+    from kafkad.server.lifecycle import serve
     from kafkad.server.member_worker import MemberWorker
 
-    logging.basicConfig(level="INFO", stream=sys.stderr)
-    return serve_alone(BrokerConfig.load(path, {}), MemberWorker)
+    logging.basicConfig(
+        level="INFO",
+        stream=sys.stderr,
+        format="%(asctime)s.%(msecs)03d %(process)d %(levelname)s %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    return serve(BrokerConfig.load(path, {}), workers, MemberWorker)
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1])
+    code = main(sys.argv[1], int(sys.argv[2]))
     sys.stdout.flush()
     os._exit(code)

@@ -59,16 +59,18 @@ FAILED, NOT_CLEAN, PARTITIONS = 0, 1, 2  # a directory's words
 class Told:
     """Memory that a supervisor shares with its workers, made before they are forked:
 
-    broker epoch i64 | of each directory: failed i64, not closed cleanly i64, partitions i64
+    broker epoch i64 | metadata offset i64 | of each directory: failed i64, not closed cleanly i64,
+    partitions i64
 
-    The first two are only ever set, by anybody, and read late; the count changes under `alone`."""
+    The first two are worker 0's; failed and not closed are only ever set, by anybody, and read late; the
+    count changes under `alone`."""
 
     def __init__(self, directories: int) -> None:
-        size = _WORD.size * (1 + 3 * directories)
+        size = _WORD.size * (2 + 3 * directories)
         self._fd = os.memfd_create("kafkad-told", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, size)
         self._map = mmap.mmap(self._fd, size)
-        self.broker_epoch = -1
+        self.broker_epoch = self.metadata_offset = -1
 
     def __del__(self) -> None:
         os.close(self._fd)
@@ -91,6 +93,15 @@ class Told:
     def broker_epoch(self, epoch: int) -> None:
         _WORD.pack_into(self._map, 0, epoch)
 
+    @property
+    def metadata_offset(self) -> int:
+        offset: int = _WORD.unpack_from(self._map, _WORD.size)[0]
+        return offset
+
+    @metadata_offset.setter
+    def metadata_offset(self, offset: int) -> None:
+        _WORD.pack_into(self._map, _WORD.size, offset)
+
     def set(self, directory: int, what: int) -> None:
         _WORD.pack_into(self._map, self._at(directory, what), 1)
 
@@ -105,7 +116,7 @@ class Told:
         return count
 
     def _at(self, directory: int, what: int) -> int:
-        return _WORD.size * (1 + 3 * directory + what)
+        return _WORD.size * (2 + 3 * directory + what)
 
 
 class Seen:

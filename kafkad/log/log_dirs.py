@@ -121,6 +121,15 @@ class LogDirs:
     def broker_epoch(self, epoch: int) -> None:
         self._told.broker_epoch = epoch
 
+    @property
+    def metadata_offset(self) -> int:
+        """Up to which the workers of a member of a cluster may know the metadata; -1 before that."""
+        return self._told.metadata_offset
+
+    @metadata_offset.setter
+    def metadata_offset(self, offset: int) -> None:
+        self._told.metadata_offset = offset
+
     # -- opening -------------------------------------------------------------------------------------------
 
     def open(self) -> None:

@@ -77,6 +77,10 @@ def encode_record(record: Any, metadata_version: int) -> bytes:
     """The value of one metadata record, in the version that `metadata_version` asks for."""
     if type(record) is UnknownRecord:
         return record.value
+    if type(record) is PartitionLike:
+        like = encode_record(record.other, metadata_version)
+        head = _PARTITION_HEAD.pack(record.partition_id, record.topic_id)
+        return like[:3] + head + like[_PARTITION_REST:]
     version = record_version(record, metadata_version)
     return b"\x01" + _uvarint(record.RECORD_TYPE) + _uvarint(version) + codec.encode(record, version)
 

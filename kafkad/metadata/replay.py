@@ -472,6 +472,7 @@ class Loader:
         self._replay: Replay | None = None
         self._waiting: list[Any] | None = None  # records of the open transaction
         self._kept: list[Any] | None = None  # `_waiting` as of the last finish
+        self.taken: list[Any] | None = None  # what the next image has of records; None: nobody asks
         self._offset, self._epoch, self._timestamp_ms = image.offset, image.epoch, image.timestamp_ms
 
     @property
@@ -531,6 +532,8 @@ class Loader:
         if self._replay is None:
             self._replay = Replay(self._base, self.left_out)
         self._replay.apply(record)
+        if self.taken is not None:
+            self.taken.append(record)
 
     def finish(self) -> tuple[MetadataImage, Delta]:
         """The image of all that was fed and is not waiting, and what changed since the last `finish`."""

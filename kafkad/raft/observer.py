@@ -19,17 +19,19 @@ until a leader speaks.
 Rule: an answer counts for the request it belongs to; one of an older epoch is ignored."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from kafkad.metadata import features
 from kafkad.metadata.image import MetadataImage
+from kafkad.metadata.records import encode_record
 from kafkad.metadata.replay import Delta
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.protocol.records import read_batches
 from kafkad.raft.election_state import NOBODY, ElectionState
 from kafkad.raft.metadata_replica import (
+    STEP,
     Files,
     MetadataLog,
     MetadataReplica,
@@ -44,6 +46,7 @@ TOPIC: Final = "__cluster_metadata"
 TOPIC_ID: Final = bytes(15) + b"\x01"  # Kafka: Uuid.METADATA_TOPIC_ID
 FETCH_WAIT_MS: Final = 500  # Kafka: KafkaRaftClient.MAX_FETCH_WAIT_MS
 APPLY_BYTES: Final = 64 << 10  # between two images, where more waits
+NEWEST_LEVEL: Final = features.BY_NAME[features.METADATA_VERSION].highest
 OLDEST_FETCH: Final = 17  # with the directory id of a replica, and the leader's endpoint in the answer
 
 
@@ -79,6 +82,10 @@ class Observer(MetadataReplica):
         self.high_watermark = 0
         self.on_commit: Callable[[MetadataImage, Delta], Any] | None = None
         self.on_snapshot: Callable[[MetadataImage], Any] | None = None
+        self.keeps_values = False
+        self.values: list[
+            bytes
+        ] = []  # if it does: the records, encoded, that led to `image` from the one before
         self._static_voters = dict(static_voters or {})
         self._fetch_bytes_max = fetch_bytes_max
         self._snapshot_bytes_max = snapshot_bytes_max
@@ -393,12 +400,23 @@ class Observer(MetadataReplica):
             size += len(raw)
             if size >= APPLY_BYTES:
                 break
+        self.values = yield from self._encoded()
         delta = self._take_image()
         if self.on_commit is not None:
             self.on_commit(self.image, delta)
 
+    def _encoded(self) -> Generator[None, None, list[bytes]]:
+        """What the loader has taken since the last image, in steps, in the newest version: for ourselves."""
+        values: list[bytes] = []
+        for record in self._loader.taken or ():
+            values.append(encode_record(record, NEWEST_LEVEL))
+            if len(values) % STEP == 0:
+                yield
+        return values
+
     def _take_image(self) -> Delta:
         image, delta = self._loader.finish()
+        self._loader.taken = [] if self.keeps_values else None
         image.kraft_version = self._kraft_version
         trouble = features.unsupported(image.features)
         if trouble is not None:

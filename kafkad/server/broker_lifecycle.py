@@ -102,11 +102,22 @@ class BrokerLifecycle:
             self._end()
         self._changed.set()
 
+    def resume(self, epoch: int, *, fenced: bool) -> None:
+        """Before `run`: the broker is registered. The process that did it has died, others of the broker have
+        lived on, and so has the session, or it has ended meanwhile."""
+        logger.info("broker %d goes on in epoch %d", self._registration.broker_id, epoch)
+        self.epoch, self._ready = epoch, not fenced
+        self.state = State.RECOVERY if fenced else State.RUNNING
+        self.caught_up.set()
+        if not fenced:
+            self.unfenced.set()
+
     # -- what it asks --------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Raises NotRegistered."""
-        await self._register()
+        if self.epoch == NO_EPOCH:
+            await self._register()
         while self.state is not State.GONE:
             self._changed.clear()
             pause_s = await self._beat()

@@ -46,18 +46,18 @@ class Interrupted(BaseException):
 TROUBLES = (ConfigError, DirectoryTrouble, ListenError, UnusableMetadata)  # a sentence says all of it
 
 
-def serve(config: Any, workers: int = 1) -> int:
+def serve(config: Any, workers: int = 1, kind: type[Worker] = Worker) -> int:
     """Runs a broker until a signal ends it; the exit code."""
     for note in (*config.notes, *exposure.warnings(config, is_loopback)):
         logger.warning("%s", note)
     raise_descriptor_limit()
     preload()
     if workers == 1:
-        return serve_alone(config)
+        return serve_alone(config, kind)
     from kafkad.server.supervisor import Supervisor
 
     supervisor = Supervisor(
-        config, workers, partial(serve_as_worker, config), partial(say_ready, config), say_trouble
+        config, workers, partial(serve_as_worker, config, kind), partial(say_ready, config), say_trouble
     )
     try:
         supervisor.open()
@@ -101,10 +101,10 @@ def serve_alone(config: Any, kind: type[Worker] = Worker) -> int:
     return 0
 
 
-def serve_as_worker(config: Any, place: Place) -> int:
+def serve_as_worker(config: Any, kind: type[Worker], place: Place) -> int:
     """The life of one of several workers, from the fork on; its exit code."""
     loop, fatal = new_loop()
-    worker = Worker(config, loop, fatal, place)
+    worker = kind(config, loop, fatal, place)
     signals = Signals(loop, (STOP,))
     try:
         signals.catch()

@@ -1,19 +1,25 @@
-"""A broker whose controllers are other nodes: process.roles=broker, as one process.
+"""A broker whose controllers are other nodes: process.roles=broker, as one process or as several workers.
 
     start   the metadata log is followed until the controllers call us registered and caught up; then logs are
             opened with that image, and when all is loaded we ask to be unfenced, and accept
     runs    each committed change comes from the observer; what changes metadata goes to the controllers
     stop    controlled shutdown first: the controllers move leaders away, or leave partitions without one
 
-Not there yet, so the command line refuses process.roles=broker: several workers, TLS and SASL between
-brokers, a coordinator's partition that comes back, principals of AlterConfigs.
+Of several workers it is worker 0 that follows the metadata log, registers the broker and speaks with the
+controllers (server/member_feed). Each worker has the followers and the fetchers of the partitions that it
+owns. The broker is unfenced when all have loaded their logs, and all accept when it is; at the end all serve
+until worker 0 has been let go. What worker 0 was told of the broker outlives it: its successor goes on in
+the same broker epoch, once it knows all the metadata that the others may know.
+
+Not there yet, so the command line refuses process.roles=broker: TLS and SASL between brokers, a
+coordinator's partition that comes back, principals of AlterConfigs.
 
 Use: tests/member_process.py, which runs this between JVM controllers and brokers."""
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final
 
 from kafkad.api.context import ANONYMOUS, RequestContext
@@ -32,14 +38,15 @@ from kafkad.replication.fetchers import Fetchers
 from kafkad.replication.replicas import Replicas
 from kafkad.server.alter_partition import AlterPartitions
 from kafkad.server.broker_lifecycle import BrokerLifecycle
-from kafkad.server.changes import Changes
 from kafkad.server.controller_channel import ControllerChannel
 from kafkad.server.controller_queue import awaited
 from kafkad.server.controller_requests import ControllerRequests, Placed
+from kafkad.server.member_feed import ControllerOfOthers, Departure, ask_by_worker_0
 from kafkad.server.metadata_client import MetadataClient
-from kafkad.server.metadata_feed import difference
+from kafkad.server.metadata_feed import LEADER, ForOthers, difference, encode_image
+from kafkad.server.place import Place
 from kafkad.server.turns import Steps
-from kafkad.server.worker import MetadataCache, Worker
+from kafkad.server.worker import REJOIN_S, MetadataCache, Worker
 
 logger = logging.getLogger("kafkad")
 
@@ -62,14 +69,15 @@ class MemberController:
         requests: ControllerRequests,
         client: MetadataClient,
         metadata: MetadataCache,
-        changes: Changes,
+        applied: Callable[[int], Awaitable[Any]],
         config: Any,
     ) -> None:
+        """`applied` waits until this broker has done what the metadata says at an offset."""
         self.config = config
         self._requests = requests
         self._client = client
         self._metadata = metadata
-        self._changes = changes
+        self._applied = applied
         self._assigning: set[asyncio.Task[None]] = set()
 
     def update_config(self, config: Any) -> None:
@@ -206,12 +214,28 @@ class MemberController:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KNOWN_S):
                 await self._client.until(lambda observer: condition(observer.image))
-                await self._changes.wait(self._metadata.image.offset)
+                await self._applied(self._metadata.image.offset)
 
 
 class MemberWorker(Worker):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.fetchers: Fetchers | None = None  # until logs are loaded
+        self._tasks: list[asyncio.Task[None]] = []
+        self._resumed = False  # as worker 0, the life of the one before us
+        self._active = asyncio.Event()  # the metadata says that this broker is not fenced
+
+    def _meet(self) -> None:
+        if self.me != LEADER:
+            super()._meet()
+            self._departure = Departure(self.peers)
+
+    def _receive_metadata(self) -> None:
+        super()._receive_metadata()
+        self._started("tasks", self._end_tasks)
+        self._make_replicas(ask_by_worker_0(self.peers))
+
     def _open_metadata(self) -> None:
-        assert self.place is None, "several workers are not served yet"
         config = self.config
         directory = config.metadata_log_dir or config.log_dirs[0]
         voters = {
@@ -231,6 +255,7 @@ class MemberWorker(Worker):
             fetch_bytes_max=config.controller_quorum_fetch_max_bytes,
             snapshot_bytes_max=config.controller_quorum_fetch_snapshot_max_bytes,
         )
+        self.raft.keeps_values = self.place is not None
         self.raft.open()
         self._started("metadata log", self.raft.close)
         self.metadata = MetadataCache(self.raft.image)
@@ -260,23 +285,45 @@ class MemberWorker(Worker):
             image=lambda: self.metadata.image,
         )
         self.controller = self.answering = MemberController(
-            requests, self.client, self.metadata, self.changes, config
+            requests, self.client, self.metadata, self._applied_by_all, config
         )
-        self._tasks: list[asyncio.Task[None]] = []
-        alter = AlterPartitions(
-            self.channel.ask, self._run, broker_id=config.node_id, epoch=lambda: self.lifecycle.epoch
-        )
-        self.replicas = Replicas(
-            config.node_id, alter.send, lambda: self.metadata.image, self.clock.monotonic_ms
-        )
+        self._make_replicas(self.channel.ask)
         self._started("registration", self._leave)
         self.loop.run_until_complete(self._catch_up())
         self.metadata.image = self.raft.image
+        if self.place is not None:
+            self._meet_others(self.place)
+
+    def _meet_others(self, place: Place) -> None:
+        """Not before worker 0 has the metadata that they may have: they are sent what they lack of it."""
+        super()._meet()
+        assert self.peers is not None
+        self._departure = Departure(self.peers)
+        ForOthers(self.controller, self.peers, self.turns)
+        ControllerOfOthers(self.peers, self.channel)
+        self.log_dirs.metadata_offset = self.metadata.image.offset
+        place.first_image.publish(encode_image(self.metadata.image))
+
+    def _make_replicas(self, ask: Callable[..., Any]) -> None:
+        """`ask` asks the controller."""
+        node_id, epoch = self.config.node_id, self._broker_epoch
+        alter = AlterPartitions(ask, self._run, broker_id=node_id, epoch=epoch)
+        self.replicas = Replicas(node_id, alter.send, lambda: self.metadata.image, self.clock.monotonic_ms)
+
+    def _broker_epoch(self) -> int:
+        """All workers know it, by memory that they share."""
+        return self.log_dirs.broker_epoch
+
+    async def _applied_by_all(self, offset: int) -> None:
+        if self.place is None:
+            await self.changes.wait(offset)
+        else:
+            await self.feed.complete(offset, KNOWN_S)
 
     def _registration(self) -> Registration:
         return Registration(
             broker_id=self.config.node_id,
-            incarnation_id=random_uuid(self.random),
+            incarnation_id=self.place.incarnation_id if self.place else random_uuid(self.random),
             listeners=self._advertised(),
             directories=tuple(self.log_dirs.directory_ids()),
             rack=self.config.broker_rack,
@@ -288,14 +335,23 @@ class MemberWorker(Worker):
         timeout_s = self.config.initial_broker_registration_timeout_ms / 1000
         try:
             async with asyncio.timeout(timeout_s):
-                await self.client.until(lambda observer: observer.image.metadata_version > 0)
+                known = self.log_dirs.metadata_offset  # by other workers, of one that takes another's place
+                await self.client.until(
+                    lambda observer: observer.image.metadata_version > 0 and observer.image.offset >= known
+                )
         except TimeoutError:
             raise UnusableMetadata(
                 f"no controller of controller.quorum.voters or controller.quorum.bootstrap.servers has said"
                 f" what the cluster's metadata is, within {timeout_s:g} s"
             ) from None
-        self._run(self.lifecycle.run())
-        await self.lifecycle.caught_up.wait()
+        before = self.raft.image.brokers.get(self.config.node_id)
+        if self.place is not None and before and before.incarnation_id == self.place.incarnation_id:
+            self.lifecycle.resume(before.epoch, fenced=before.fenced)
+            self._resumed = True  # heartbeats begin with the loop, when logs are open
+        else:
+            self._run(self.lifecycle.run())
+            await self.lifecycle.caught_up.wait()
+        self.log_dirs.broker_epoch = self.lifecycle.epoch
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
@@ -306,21 +362,48 @@ class MemberWorker(Worker):
         task.add_done_callback(ended)
         self._tasks.append(task)
 
+    def _open_logs(self) -> None:
+        super()._open_logs()
+        self.replicas.lag_ms_max = self.config.replica_lag_time_max_ms
+        self._tell_dropped = self.partitions.on_dropped  # to other workers
+        self.partitions.on_role = self._on_role
+        self.partitions.on_reader = self.replicas.on_reader
+        self.partitions.on_dropped = self._on_dropped
+        if self.place is not None:
+            self.feed.left_out = lambda trouble: None  # worker 0 has logged it
+        self._look_active()
+
     def _register(self) -> None:
         image = self.metadata.image
-        self.replicas.lag_ms_max = self.config.replica_lag_time_max_ms
-        self.partitions.on_role = self.replicas.on_role
-        self.partitions.on_dropped = self.replicas.on_dropped
         self.partitions.apply(image)
         self.changes.applied = image.offset
-        self.log_dirs.broker_epoch = self.lifecycle.epoch
-        self.raft.on_commit = lambda image, delta: self._on_change(delta, image)
-        self.raft.on_snapshot = lambda image: self._on_change(difference(self.metadata.image, image), image)
+        self.raft.on_commit = self._committed
+        self.raft.on_snapshot = self._begun_anew
+
+    def _committed(self, image: MetadataImage, delta: Any) -> None:
+        previous = self.metadata.image.offset
+        self.log_dirs.metadata_offset = image.offset
+        self._on_change(delta, image)
+        if self.place is not None:
+            self.feed.committed(self.raft.values, previous, image)
+
+    def _begun_anew(self, image: MetadataImage) -> None:
+        """With a snapshot."""
+        self.log_dirs.metadata_offset = image.offset
+        self._on_change(difference(self.metadata.image, image), image)
+        if self.place is not None:
+            self.feed.replaced()
 
     def _on_change(self, delta: Any, image: MetadataImage) -> None:
         super()._on_change(delta, image)
-        if delta.brokers_changed and hasattr(self, "reactor"):  # else `_accept` does it
+        if delta.brokers_changed and hasattr(self, "reactor"):  # else `_begin_replication` does it
             self._name_leaders()
+        self._look_active()
+
+    def _look_active(self) -> None:
+        own = self.metadata.image.brokers.get(self.config.node_id)
+        if own is not None and not own.fenced and own.epoch == self._broker_epoch():
+            self._active.set()
 
     def _follow(self, delta: Any, image: MetadataImage, defaults: Any | None) -> Steps:
         if delta.brokers_changed:
@@ -347,52 +430,85 @@ class MemberWorker(Worker):
         yield from self.replicas.tick()
 
     def _accept(self) -> None:
+        if self.place is None:  # else `join` has done it
+            self._begin_replication()
+            self.loop.run_until_complete(self._unfenced())
+            self.loop.call_soon(self._assign_directories)
+        super()._accept()
+
+    async def join(self) -> None:
+        assert self.place is not None
+        self._begin_replication()
+        if self._resumed:
+            self._run(self.lifecycle.run())
+        await self.feed.join(timeout_s=REJOIN_S if self.place.restarted else None)
+        await (self._unfenced() if self.me == LEADER else self._active.wait())
+        self._assign_directories()
+        self._accept()
+        self.place.tell(ready=True)
+
+    async def _unfenced(self) -> None:
+        """Logs are loaded, of all workers: until we may lead."""
+        if any(directory.offline for directory in self.log_dirs.directories()):
+            self._tell_offline()
+        self.lifecycle.ready_to_unfence()
+        await self.lifecycle.unfenced.wait()
+
+    def _begin_replication(self) -> None:
         self._run(self._watch_replicas())
         self._follow_leaders()
         self._name_leaders()
-        self.lifecycle.ready_to_unfence()
-        self.loop.run_until_complete(self.lifecycle.unfenced.wait())
-        self.loop.call_soon(self._assign_directories)
-        super()._accept()
 
     def _on_role(self, log: Log, state: PartitionState) -> None:
         self.replicas.on_role(log, state)
-        self.fetchers.follow(log, state)
+        if self.fetchers is not None:
+            self.fetchers.follow(log, state)
 
     def _on_dropped(self, topic: str, index: int, topic_id: bytes) -> None:
-        self.fetchers.remove(topic_id, index)
+        if self.fetchers is not None:
+            self.fetchers.remove(topic_id, index)
         self.replicas.on_dropped(topic, index, topic_id)
+        if self._tell_dropped is not None:
+            self._tell_dropped(topic, index, topic_id)
 
     def _follow_leaders(self) -> None:
         """Fetch what others lead, from here on: also while we are fenced."""
         self.fetchers = Fetchers(
             self.reactor,
             self.config,
-            broker_epoch=lambda: self.lifecycle.epoch,
+            broker_epoch=self._broker_epoch,
             image=lambda: self.metadata.image,
             loop=self.loop,
             random=self.random,
             fatal=self.fatal,
         )
         self._started("replica fetchers", self.fetchers.close)
-        self.partitions.on_role = self._on_role
-        self.partitions.on_dropped = self._on_dropped
         image = self.metadata.image
         for log in self.partitions:
             topic = image.topics.get(log.topic)
             if topic is not None and log.partition in topic.partitions:
                 self.fetchers.follow(log, topic.partitions[log.partition])
 
-    def _directory_offline(self, path: str) -> None:
+    def _tell_offline(self) -> None:
         self.lifecycle.directories_offline(
             directory.id for directory in self.log_dirs.directories() if directory.offline
         )
+
+    def _directory_offline(self, path: str) -> None:
+        if self.me == LEADER:  # others tell it of theirs
+            self._tell_offline()
         super()._directory_offline(path)
 
     def stop(self) -> None:
-        if hasattr(self, "_tasks"):
+        if self.place is None and hasattr(self, "lifecycle"):
             self.loop.run_until_complete(self._depart())
         super().stop()
+
+    def hang_up(self) -> None:
+        self.loop.run_until_complete(self._depart() if self.me == LEADER else self._departure.wait())
+        if self.me == LEADER:
+            self._departure.tell()
+        super().hang_up()
 
     async def _depart(self) -> None:
         self.lifecycle.begin_shutdown()
@@ -403,8 +519,11 @@ class MemberWorker(Worker):
             logger.warning("the controllers have not let this broker go for %g s", LEAVE_S)
 
     def _leave(self) -> None:
+        self._end_tasks()
+        self.channel.close()
+
+    def _end_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         if self._tasks and not self.loop.is_running():
             self.loop.run_until_complete(asyncio.wait(self._tasks))
-        self.channel.close()

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.records import decode_record, encode_record
-from kafkad.metadata.replay import Delta, Replay
+from kafkad.metadata.replay import Delta, Replay, ReplayError
 from kafkad.metadata.replay import applied as replayed
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
@@ -162,9 +162,11 @@ def apply_change(change: Change, image: MetadataImage) -> tuple[MetadataImage, D
     )
 
 
-def apply_steps(change: Change, image: MetadataImage) -> Generator[None, None, tuple[MetadataImage, Delta]]:
+def apply_steps(
+    change: Change, image: MetadataImage, left_out: Callable[[ReplayError], None] | None = None
+) -> Generator[None, None, tuple[MetadataImage, Delta]]:
     """`apply_change`, a few records a step."""
-    replay = Replay(image)
+    replay = Replay(image, left_out)
     for number, record in enumerate(change.records):
         replay.apply(record)
         if number % RECORDS_A_STEP == 0:
@@ -237,6 +239,7 @@ class Feed:
         self._following = False
         self._followed = asyncio.Event()  # we have had what worker 0 had when we asked
         self._closed = False
+        self.left_out: Callable[[ReplayError], None] | None = None  # as metadata.replay.Loader's
         self.on_fatal: Callable[[BaseException], None] = _raise
         handlers = {
             FOLLOW: self._follow_from,
@@ -279,6 +282,16 @@ class Feed:
         self._kept_bytes += len(change)
         while self._kept_bytes > KEPT_BYTES:
             self._kept_bytes -= len(self._kept.popleft()[1])
+        for k in self.peers.up:
+            self.peers.tell(k, CHANGE, change)
+        self.tell_applied()
+
+    def replaced(self) -> None:
+        """By worker 0: its image is another, and nobody knows the records in between."""
+        assert self.leads
+        self._kept.clear()
+        self._kept_bytes = 0
+        change = encode_image(self.metadata.image)
         for k in self.peers.up:
             self.peers.tell(k, CHANGE, change)
         self.tell_applied()
@@ -353,7 +366,7 @@ class Feed:
             self._ask_to_follow()
             return
         else:
-            image, delta = yield from apply_steps(change, old)
+            image, delta = yield from apply_steps(change, old, self.left_out)
         self._on_change(delta, image)
         assert self.metadata.image is image
         self.tell_applied()
@@ -504,11 +517,8 @@ class LeadingController(AnsweringController):
 
     def __init__(self, controller: Any, turns: Turns, loop: asyncio.AbstractEventLoop, feed: Feed) -> None:
         super().__init__(controller, turns, loop)
-        self._turns = turns
         self._feed = feed
-        feed.peers.handle(CREATE, self._create)
-        feed.peers.handle(PLACED, self._placed)
-        feed.peers.handle(IDS, self._producer_ids)
+        ForOthers(self, feed.peers, turns)
 
     def _is_applied(self, offset: int) -> bool:
         return self._feed.is_complete(offset)
@@ -516,22 +526,33 @@ class LeadingController(AnsweringController):
     async def _applied(self, offset: int) -> None:
         await self._feed.settled(offset)
 
+
+class ForOthers:
+    """Worker 0's side of RemoteController."""
+
+    def __init__(self, controller: Any, peers: Peers, turns: Turns) -> None:
+        self._controller = controller
+        self._turns = turns
+        peers.handle(CREATE, self._create)
+        peers.handle(PLACED, self._placed)
+        peers.handle(IDS, self._producer_ids)
+
     async def _create(self, _: int, payload: bytes) -> bytes:
         names = await awaited(self._turns.run(creation.decode_names(payload)))
-        troubles = await awaited(self.auto_create(names))
+        troubles = await awaited(self._controller.auto_create(names))
         answer: bytes = await awaited(self._turns.run(creation.encode_troubles(troubles)))
         return answer
 
     async def _producer_ids(self, _: int, payload: bytes) -> bytes:
         try:
-            block = self.allocate_producer_ids()
+            block = self._controller.allocate_producer_ids()
             first, count = block if isinstance(block, tuple) else await block
         except KafkaError as trouble:
             return json.dumps((trouble.code, 0, 0)).encode()
         return json.dumps((errors.NONE, first, count)).encode()
 
     def _placed(self, _: int, payload: bytes) -> None:
-        self.assign_directories(
+        self._controller.assign_directories(
             {
                 (bytes.fromhex(topic_id), index): bytes.fromhex(directory)
                 for topic_id, index, directory in json.loads(payload)

@@ -1,0 +1,83 @@
+"""What the workers of a member of a cluster say to one another, beside the metadata (server/metadata_feed).
+
+    CONTROLLER_ASKED   a worker's request to the controller, by worker 0: AlterPartition of what it leads
+    DEPARTED           worker 0: the controllers have let this broker go, all may hang up
+
+Only worker 0 knows who the active controller is, since it follows the metadata log, and it has the one
+connection there. A worker that lost it waits for the successor and asks again: what asks here bears that.
+
+Use: server/member_worker."""
+
+import asyncio
+import struct
+from collections.abc import Callable
+from typing import Any, Final
+
+from kafkad.net.channel import Unreachable
+from kafkad.protocol import codec, errors
+from kafkad.protocol.errors import KafkaError, Malformed
+from kafkad.server.controller_channel import ControllerChannel
+from kafkad.server.metadata_feed import LEADER
+from kafkad.server.peers import PeerLost, Peers, PeerTrouble
+
+CONTROLLER_ASKED, DEPARTED = 120, 121  # kinds between peers
+PATIENCE_S: Final = 5.0  # for worker 0 to come back
+TIMEOUT_S: Final = 35.0  # of its answer: it has 30 s itself
+LOWEST: Final = struct.Struct("<h")
+
+
+def ask_by_worker_0(peers: Peers | None) -> Callable[..., Any]:
+    """As ControllerChannel.ask."""
+    assert peers is not None
+
+    async def ask(request: Any, *, lowest: int = 0) -> Any:
+        version = request.MAX_VERSION
+        frame = LOWEST.pack(lowest) + codec.encode_request(request, version, 0, "kafkad")
+        try:
+            await peers.wait_up(LEADER, PATIENCE_S)
+            answer = await peers.call(LEADER, CONTROLLER_ASKED, frame, TIMEOUT_S)
+            return codec.decode_response(codec.response_class(request.API_KEY), version, answer)[1]
+        except (PeerLost, PeerTrouble, TimeoutError, Malformed) as trouble:
+            raise Unreachable(f"the controller cannot be asked by worker 0: {trouble}") from trouble
+
+    return ask
+
+
+class ControllerOfOthers:
+    """Worker 0's side of it."""
+
+    def __init__(self, peers: Peers | None, channel: ControllerChannel) -> None:
+        assert peers is not None
+        self._channel = channel
+        peers.handle(CONTROLLER_ASKED, self._ask)
+
+    async def _ask(self, _: int, payload: bytes) -> bytes:
+        (lowest,) = LOWEST.unpack_from(payload)
+        header, request = codec.decode_request(payload[LOWEST.size :])
+        try:
+            response = await self._channel.ask(request, lowest=lowest)
+        except Unreachable as trouble:
+            raise KafkaError(errors.REQUEST_TIMED_OUT, str(trouble)) from trouble
+        return codec.encode_response(response, header.request_api_version, 0)
+
+
+class Departure:
+    """The first part of a stop: all serve until worker 0 has been let go, or is not there."""
+
+    def __init__(self, peers: Peers | None) -> None:
+        assert peers is not None
+        self._peers = peers
+        self._over = asyncio.Event()
+        peers.handle(DEPARTED, lambda _, __: self._over.set())
+        peers.on_down(lambda k: self._over.set() if k == LEADER and self._waits else None)
+        self._waits = False
+
+    def tell(self) -> None:
+        """By worker 0."""
+        for k in self._peers.up:
+            self._peers.tell(k, DEPARTED)
+
+    async def wait(self) -> None:
+        self._waits = True
+        if LEADER in self._peers.up:
+            await self._over.wait()

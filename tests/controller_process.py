@@ -207,6 +207,33 @@ class ControllerQuorum:
         return _Stopped(self.nodes[node_id])
 
 
+class MemberNode:
+    """Directory and properties of a broker beside a ControllerQuorum, for tests.member_process."""
+
+    def __init__(self, quorum: ControllerQuorum, node_id: int, config: Mapping[str, object]):
+        from tests.jvm import free_port
+
+        self.node_id = node_id
+        self.data_dir = quorum.path / f"broker-{node_id}"
+        self.log_file = quorum.path / f"broker-{node_id}.out"
+        self.properties = quorum.path / f"broker-{node_id}.properties"
+        self.bootstrap = f"127.0.0.1:{free_port()}"
+        formatted(self.data_dir, quorum.cluster_id, node_id)
+        keys = {
+            "process.roles": "broker",
+            "node.id": node_id,
+            "controller.quorum.voters": quorum.voters,
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"PLAINTEXT://{self.bootstrap}",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": self.data_dir,
+            "broker.session.timeout.ms": 3000,
+            "broker.heartbeat.interval.ms": 500,
+            **config,
+        }
+        self.properties.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))
+
+
 def is_up(node) -> bool:
     return node.process is not None and node.process.poll() is None
 

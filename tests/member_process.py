@@ -1,7 +1,7 @@
 """A kafkad broker between controllers, as processes of its own: `python -m tests.member_process FILE N`.
 
 The command line refuses process.roles=broker until all of it is there; this runs what is. `MemberProcess`
-starts and stops it for a test; `MemberNode` is what it needs to know, next to kafkad's own controllers."""
+starts and stops it for a test."""
 
 from __future__ import annotations
 
@@ -17,34 +17,6 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 READY = "kafkad is ready on"
-
-
-class MemberNode:
-    """A broker's directory and properties beside a ControllerQuorum."""
-
-    def __init__(self, quorum, node_id, config):
-        from tests.controller_process import formatted
-        from tests.jvm import free_port
-
-        self.node_id = node_id
-        self.data_dir = quorum.path / f"broker-{node_id}"
-        self.log_file = quorum.path / f"broker-{node_id}.out"
-        self.properties = quorum.path / f"broker-{node_id}.properties"
-        self.bootstrap = f"127.0.0.1:{free_port()}"
-        formatted(self.data_dir, quorum.cluster_id, node_id)
-        keys = {
-            "process.roles": "broker",
-            "node.id": node_id,
-            "controller.quorum.voters": quorum.voters,
-            "controller.listener.names": "CONTROLLER",
-            "listeners": f"PLAINTEXT://{self.bootstrap}",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
-            "log.dirs": self.data_dir,
-            "broker.session.timeout.ms": 3000,
-            "broker.heartbeat.interval.ms": 500,
-            **config,
-        }
-        self.properties.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))
 
 
 class MemberProcess:

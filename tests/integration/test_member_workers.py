@@ -1,0 +1,203 @@
+"""Brokers of several workers between kafkad's own controllers: what is acknowledged is on every replica, once
+and in order, whichever worker or broker is killed meanwhile."""
+
+import contextlib
+import itertools
+import threading
+from collections import defaultdict
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.controller_process import ControllerQuorum, MemberNode
+from tests.integration.test_replica import batches, wait_until
+from tests.member_process import MemberProcess
+
+PARTITIONS = 6
+CONFIG = {
+    "replica.lag.time.max.ms": 2000,
+    "min.insync.replicas": 1,
+    "offsets.topic.replication.factor": 2,
+    "offsets.topic.num.partitions": 4,
+    "group.initial.rebalance.delay.ms": 0,
+}
+WORKERS = {1: 2, 2: 4}
+
+
+class Load(threading.Thread):
+    """Numbers each record of a partition, and remembers which of them were acknowledged by all replicas."""
+
+    def __init__(self, bootstrap, topic):
+        super().__init__(daemon=True)
+        self.topic = topic
+        self.ended = threading.Event()
+        self.troubles = []
+        self.acked = defaultdict(list)  # by partition: (number, offset), as they were acknowledged
+        self.producer = Producer(
+            {
+                "bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True, "linger.ms": 2,
+                "message.timeout.ms": 120_000, "retry.backoff.ms": 50, "log_level": 0,
+                "topic.metadata.refresh.interval.ms": 1000,
+            }
+        )  # fmt: skip
+
+    @property
+    def count(self):
+        return sum(map(len, self.acked.values()))
+
+    def told(self, error, message):
+        if error is not None:
+            self.troubles.append(str(error))
+        else:
+            self.acked[message.partition()].append((int(message.value()), message.offset()))
+
+    def run(self):
+        for number in itertools.count():
+            if self.ended.is_set():
+                break
+            for partition in range(PARTITIONS):
+                self.producer.produce(self.topic, b"%d" % number, partition=partition, on_delivery=self.told)
+            self.producer.poll(0.005)
+        self.producer.flush(120)
+
+    def more(self, count=300):
+        """Wait until so many more are acknowledged, of every partition some."""
+        before = {partition: len(self.acked[partition]) for partition in range(PARTITIONS)}
+        wait_until(
+            lambda: (
+                self.troubles
+                or all(len(self.acked[each]) >= before[each] + count // PARTITIONS for each in before)
+            ),
+            what=lambda: ({each: len(self.acked[each]) - before[each] for each in before}, self.troubles),
+        )
+        assert not self.troubles
+
+    def end(self):
+        self.ended.set()
+        self.join(150)
+        assert not self.is_alive()
+        assert not self.troubles
+        for partition in range(PARTITIONS):
+            numbers = [number for number, _ in self.acked[partition]]
+            offsets = [offset for _, offset in self.acked[partition]]
+            assert numbers == list(range(len(numbers)))
+            assert offsets == list(range(len(numbers))), "each is there once, in order"
+
+
+class Brokers:
+    """One controller, two brokers of several workers, and a topic of which each broker leads half."""
+
+    def __init__(self, path):
+        self.quorum = ControllerQuorum(path, 1)
+        self.nodes = {k: MemberNode(self.quorum, k, CONFIG) for k in WORKERS}
+        self.members = {k: MemberProcess(self.nodes[k], WORKERS[k]) for k in WORKERS}
+        self.bootstrap = ",".join(node.bootstrap for node in self.nodes.values())
+
+    def __enter__(self):
+        try:
+            self.quorum.start()
+            for member in self.members.values():
+                member.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        self.admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        return self
+
+    def __exit__(self, *exception):
+        for member in self.members.values():
+            member.kill()
+        self.quorum.__exit__()
+
+    def create(self, name):
+        assignment = [[1, 2], [2, 1]] * (PARTITIONS // 2)
+        made = self.admin.create_topics([NewTopic(name, PARTITIONS, replica_assignment=assignment)])
+        made[name].result(30)
+
+    def partitions(self, topic):
+        with contextlib.suppress(KafkaException):
+            return self.admin.list_topics(topic, timeout=5).topics[topic].partitions
+        return {}
+
+    def leaders(self, topic):
+        return {known.leader for known in self.partitions(topic).values()}
+
+    def logs(self):
+        return "\n".join(member.log[-4000:] for member in self.members.values())
+
+    def whole(self, topic):
+        """Until every replica is in sync."""
+        wait_until(
+            lambda: (
+                (known := self.partitions(topic))
+                and all(set(each.isrs) == set(WORKERS) for each in known.values())
+            ),
+            what=lambda: ({k: each.isrs for k, each in self.partitions(topic).items()}, self.logs()),
+        )
+
+    def agree(self, topic):
+        for index in range(PARTITIONS):
+            wait_until(
+                lambda index=index: (found := batches(self.nodes[1], topic, index))
+                and found == batches(self.nodes[2], topic, index),
+                what=lambda index=index: (
+                    index, [batches(node, topic, index)[-3:] for node in self.nodes.values()], self.logs()
+                ),
+            )  # fmt: skip
+
+
+@pytest.fixture
+def brokers(tmp_path):
+    with Brokers(tmp_path) as brokers:
+        yield brokers
+
+
+def test_what_is_acknowledged_survives_the_kill_of_each_worker(brokers):
+    brokers.create("kept")
+    load = Load(brokers.bootstrap, "kept")
+    load.start()
+    load.more()
+    for broker, worker in [(1, 1), (1, 0), (2, 3), (2, 0)]:
+        member = brokers.members[broker]
+        told = member.log.count(f"worker {worker} serves again")
+        member.kill_worker(worker)
+        wait_until(
+            lambda member=member, worker=worker, told=told: (
+                member.log.count(f"worker {worker} serves again") > told
+            ),
+            what=brokers.logs,
+        )
+        load.more()
+    load.end()
+    brokers.whole("kept")
+    brokers.agree("kept")
+    assert [member.log.count("is registered in epoch") for member in brokers.members.values()] == [1, 1]
+    for member in brokers.members.values():
+        assert member.stop() == 0, member.log
+
+
+def test_what_is_acknowledged_survives_the_kill_and_the_stop_of_a_broker(brokers):
+    brokers.create("moved")
+    load = Load(brokers.bootstrap, "moved")
+    load.start()
+    load.more()
+
+    brokers.members[1].kill()
+    wait_until(lambda: brokers.leaders("moved") == {2}, what=brokers.logs)
+    load.more()
+    brokers.members[1].start()
+    brokers.whole("moved")
+    load.more()
+
+    # a controlled stop: all of it is led by the other before anybody is hung up on
+    assert brokers.members[2].stop() == 0, brokers.members[2].log
+    assert "the controller lets broker 2 go" in brokers.members[2].log
+    assert "stopped cleanly" in brokers.members[2].log
+    assert brokers.leaders("moved") == {1}
+    load.more()
+    brokers.members[2].start()
+    brokers.whole("moved")
+    load.more()
+    load.end()
+    brokers.agree("moved")

@@ -111,6 +111,15 @@ class Isr:
         kept = tuple(each for each in self.committed if each not in gone)
         return self._propose(kept, epoch_of, removing=gone)
 
+    def settle(self, others: Iterable[int], epoch_of: EpochOf) -> Proposal | None:
+        """Another process led in this epoch before us, and nobody knows what it has proposed: any of `others`
+        may have been added. They bind HW until the controller, asked for no change, has said what it has.
+        None: all of them are in the ISR."""
+        unknown = frozenset(others) - set(self.committed)
+        if self.pending is not None or not unknown:
+            return None
+        return self._propose(self.committed, epoch_of, adding=unknown)
+
     def answered(self, proposal: Proposal, code: int, answer: Answer | None) -> Verdict:
         """`answer` where `code` is 0."""
         if proposal is not self.pending:

@@ -47,6 +47,7 @@ class Replicas:
     ) -> None:
         self.me = me
         self.lag_ms_max = 30_000  # replica.lag.time.max.ms
+        self.inherits = False  # what is led from now on another process has led until it died
         self._send = send
         self._image = image
         self._now_ms = now_ms
@@ -83,6 +84,8 @@ class Replicas:
             reset = RE_ELECTED
         led.led_since = log.native.led_since
         self._show(led, reset)
+        if reset == NEW_LEADER and self.inherits:
+            self._settle(led)
 
     def on_reader(self, reader: ReaderPartition, state: PartitionState) -> None:
         """Partitions.on_reader: who may fetch from this worker what another one owns."""
@@ -140,6 +143,14 @@ class Replicas:
             now_ms=self._now_ms(),
             lag_ms_max=self.lag_ms_max,
         )
+
+    def _settle(self, led: Led) -> None:
+        """The one before us may have added a follower, of which we have not heard yet."""
+        brokers = self._image().brokers
+        active = [each for each in led.replicas if each in brokers and brokers[each].active]
+        proposal = led.isr.settle(active, self._epoch_of(led))
+        if proposal is not None:
+            self._propose(led, proposal)
 
     # -- the ISR -------------------------------------------------------------------------------------------
 

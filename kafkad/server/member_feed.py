@@ -49,9 +49,22 @@ class ControllerOfOthers:
     def __init__(self, peers: Peers | None, channel: ControllerChannel) -> None:
         assert peers is not None
         self._channel = channel
-        peers.handle(CONTROLLER_ASKED, self._ask)
+        self._asking: dict[int, set[asyncio.Task[bytes]]] = {}
+        peers.handle(CONTROLLER_ASKED, self._begin)
+        peers.on_down(self._give_up)
 
-    async def _ask(self, _: int, payload: bytes) -> bytes:
+    def _begin(self, k: int, payload: bytes) -> "asyncio.Task[bytes]":
+        task = asyncio.ensure_future(self._ask(payload))
+        self._asking.setdefault(k, set()).add(task)
+        task.add_done_callback(self._asking[k].discard)
+        return task
+
+    def _give_up(self, k: int) -> None:
+        """A worker has died: what it asked must not reach the controller after what its successor asks."""
+        for task in self._asking.pop(k, ()):
+            task.cancel()
+
+    async def _ask(self, payload: bytes) -> bytes:
         (lowest,) = LOWEST.unpack_from(payload)
         header, request = codec.decode_request(payload[LOWEST.size :])
         try:

@@ -371,6 +371,7 @@ class MemberWorker(Worker):
         self.partitions.on_dropped = self._on_dropped
         if self.place is not None:
             self.feed.left_out = lambda trouble: None  # worker 0 has logged it
+        self.replicas.inherits = self.place is not None and self.place.restarted  # until the loop runs
         self._look_active()
 
     def _register(self) -> None:
@@ -455,6 +456,7 @@ class MemberWorker(Worker):
         await self.lifecycle.unfenced.wait()
 
     def _begin_replication(self) -> None:
+        self.replicas.inherits = False
         self._run(self._watch_replicas())
         self._follow_leaders()
         self._name_leaders()

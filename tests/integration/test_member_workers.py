@@ -7,7 +7,7 @@ import threading
 from collections import defaultdict
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.controller_process import ControllerQuorum, MemberNode
@@ -38,7 +38,7 @@ class Load(threading.Thread):
             {
                 "bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True, "linger.ms": 2,
                 "message.timeout.ms": 120_000, "retry.backoff.ms": 50, "log_level": 0,
-                "topic.metadata.refresh.interval.ms": 1000,
+                "topic.metadata.refresh.interval.ms": 1000, "reconnect.backoff.max.ms": 500,
             }
         )  # fmt: skip
 
@@ -147,6 +147,29 @@ class Brokers:
             )  # fmt: skip
 
 
+def consume(bootstrap, topic, count):
+    """How many records a group reads until it has `count`; its offsets are committed."""
+    settings = {"bootstrap.servers": bootstrap, "group.id": topic, "auto.offset.reset": "earliest"}
+    consumer = Consumer({**settings, "enable.auto.commit": False, "log_level": 0})
+    consumer.subscribe([topic])
+    found = defaultdict(set)
+    total = 0
+
+    def read():
+        nonlocal total
+        for message in consumer.consume(1000, timeout=0.5):
+            if not message.error():
+                found[message.partition()].add(int(message.value()))
+                total += 1
+        return total >= count
+
+    wait_until(read, what=lambda: (total, count))
+    consumer.commit(asynchronous=False)
+    consumer.close()
+    assert all(len(numbers) == max(numbers) + 1 for numbers in found.values())
+    return total
+
+
 @pytest.fixture
 def brokers(tmp_path):
     with Brokers(tmp_path) as brokers:
@@ -172,6 +195,7 @@ def test_what_is_acknowledged_survives_the_kill_of_each_worker(brokers):
     load.end()
     brokers.whole("kept")
     brokers.agree("kept")
+    assert consume(brokers.bootstrap, "kept", load.count) == load.count
     assert [member.log.count("is registered in epoch") for member in brokers.members.values()] == [1, 1]
     for member in brokers.members.values():
         assert member.stop() == 0, member.log

@@ -54,6 +54,27 @@ def test_a_member_is_not_added_again(isr):
     assert isr.expand(2, EPOCHS.get) is None
 
 
+def test_what_a_predecessor_may_have_added_binds_until_the_controller_has_said(isr):
+    asked = isr.settle([2, 3], EPOCHS.get)
+    assert asked == (((1, 11), (2, 12)), 5, 7, 0), "it asks for no change"
+    assert (isr.committed, isr.maximal) == ((1, 2), (1, 2, 3))
+    assert isr.expand(3, EPOCHS.get) is None
+    assert isr.answered(asked, 0, answer((1, 2), partition_epoch=7)) is Verdict.COMMITTED
+    assert isr.maximal == (1, 2)
+    assert isr.expand(3, EPOCHS.get) is not None
+
+
+def test_what_a_predecessor_has_added_binds_until_the_metadata_comes(isr):
+    asked = isr.settle([2, 3], EPOCHS.get)
+    assert isr.answered(asked, errors.INVALID_UPDATE_VERSION, None) is Verdict.WAIT
+    assert isr.learn(state()) and isr.maximal == (1, 2, 3)
+    assert isr.learn(state((1, 2, 3), partition_epoch=8)) and isr.committed == (1, 2, 3)
+
+
+def test_a_full_isr_has_nothing_to_settle(isr):
+    assert isr.settle([2], EPOCHS.get) is None
+
+
 @pytest.mark.parametrize("code", [errors.OPERATION_NOT_ATTEMPTED, errors.INELIGIBLE_REPLICA])
 def test_a_refusal_brings_back_what_was_committed(isr, code):
     added = isr.expand(3, EPOCHS.get)

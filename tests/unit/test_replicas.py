@@ -145,6 +145,27 @@ def test_who_does_not_lead_proposes_nothing(world):
     assert len(world.replicas) == 0
 
 
+def test_who_takes_a_dead_process_place_waits_for_what_that_one_may_have_added(world):
+    """HW stands for every active replica until the controller has said who is in the ISR."""
+    world.replicas.inherits = True
+    log = world.create(isr=(1, 2))
+    ((index, proposal, done),) = world.sent
+    assert (index, proposal.isr) == (0, ((1, 11), (2, -1)))
+    log.append_client(batch(1), 1_000)
+    world.fetch(2, 1)
+    assert log.high_watermark == 0
+    done(0, Answer(1, 0, (1, 2), 0))
+    assert log.high_watermark == 1
+    world.fetch(3, 1)
+    assert world.sent[1][1].isr == ((1, 11), (2, 12), (3, 13))
+
+
+def test_who_takes_a_dead_process_place_asks_nothing_where_all_are_in_sync(world):
+    world.replicas.inherits = True
+    world.create()
+    assert world.sent == []
+
+
 # -- AlterPartition on its way -----------------------------------------------------------------------------
 
 

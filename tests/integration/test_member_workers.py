@@ -89,7 +89,7 @@ class Brokers:
     """One controller, two brokers of several workers, and a topic of which each broker leads half."""
 
     def __init__(self, path):
-        self.quorum = ControllerQuorum(path, 1)
+        self.quorum = ControllerQuorum(path, 1, {"broker.session.timeout.ms": 3000})
         self.nodes = {k: MemberNode(self.quorum, k, CONFIG) for k in WORKERS}
         self.members = {k: MemberProcess(self.nodes[k], WORKERS[k]) for k in WORKERS}
         self.bootstrap = ",".join(node.bootstrap for node in self.nodes.values())

@@ -1,14 +1,11 @@
-"""kafkad controllers as processes of their own: `python -m tests.controller_process FILE`.
+"""kafkad controllers as processes of their own, each `kafkad serve` of a properties file.
 
-The command line refuses process.roles=controller until all of it is there; this runs what is.
 `ControllerProcess` is one of them on a directory that is formatted, `ControllerQuorum` several with
 controller.quorum.voters, and what asks them."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import signal
 import subprocess
 import sys
@@ -59,7 +56,7 @@ class ControllerProcess:
         self._before = self.log.count(READY)
         with open(self.log_file, "ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.controller_process", str(self.properties)],
+                [sys.executable, "-m", "kafkad", "serve", "--workers", "1", str(self.properties)],
                 cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=die_with_parent,
             )  # fmt: skip
         return self
@@ -247,20 +244,3 @@ class _Stopped:
 
     def __exit__(self, *exception: object) -> None:
         self.node.signal(signal.SIGCONT)
-
-
-def main(path: str) -> int:
-    from kafkad.config.broker import BrokerConfig
-    from kafkad.server.controller_node import ControllerNode
-    from kafkad.server.lifecycle import serve_alone
-
-    logging.basicConfig(
-        level="INFO", stream=sys.stderr, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S"
-    )
-    return serve_alone(BrokerConfig.load(path, {}), ControllerNode)
-
-
-if __name__ == "__main__":
-    code = main(sys.argv[1])
-    sys.stdout.flush()
-    os._exit(code)

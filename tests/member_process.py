@@ -1,13 +1,8 @@
-"""A kafkad broker between controllers, as processes of its own: `python -m tests.member_process FILE N`.
-
-The command line refuses process.roles=broker until all of it is there; this runs what is. `MemberProcess`
-starts and stops it for a test."""
+"""A kafkad broker between controllers: `kafkad serve` on a directory that is formatted."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
 import subprocess
 import sys
 import time
@@ -54,8 +49,9 @@ class MemberProcess:
         from tests.jvm import die_with_parent
 
         with open(self.node.log_file, "wb") as out:
+            workers = ("--workers", str(self.workers))
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.member_process", str(self.node.properties), str(self.workers)],
+                [sys.executable, "-m", "kafkad", "serve", *workers, str(self.node.properties)],
                 cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=die_with_parent,
             )  # fmt: skip
         deadline = time.monotonic() + timeout
@@ -81,23 +77,3 @@ class MemberProcess:
 
     def __exit__(self, *exception: object) -> None:
         self.kill()
-
-
-def main(path: str, workers: int) -> int:
-    from kafkad.config.broker import BrokerConfig
-    from kafkad.server.lifecycle import serve
-    from kafkad.server.member_worker import MemberWorker
-
-    logging.basicConfig(
-        level="INFO",
-        stream=sys.stderr,
-        format="%(asctime)s.%(msecs)03d %(process)d %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
-    )
-    return serve(BrokerConfig.load(path, {}), workers, MemberWorker)
-
-
-if __name__ == "__main__":
-    code = main(sys.argv[1], int(sys.argv[2]))
-    sys.stdout.flush()
-    os._exit(code)

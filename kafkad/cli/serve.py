@@ -1,4 +1,4 @@
-"""`kafkad serve`: run one broker in the foreground."""
+"""`kafkad serve`: run one node in the foreground: a broker, a controller, or both."""
 
 import logging
 import sys
@@ -36,7 +36,7 @@ def parse_overrides(pairs: tuple[str, ...]) -> dict[str, str]:
     "--workers",
     type=click.IntRange(1, WORKERS_MAX),
     envvar="KAFKAD_WORKERS",
-    show_default="one per usable core",
+    show_default="one per usable core; for a controller of a cluster 1",
     help="Number of worker processes. Each leads a part of the partitions; a supervisor restarts dead ones.",
 )
 @click.option(
@@ -61,6 +61,8 @@ def command(
     PROPERTIES is a server.properties file of Kafka. Without it, the broker listens on 127.0.0.1:9092 and
     stores its data in ./data. An existing Kafka data directory (KRaft) opens unchanged. If the file asks for
     something that kafkad does not support, the start ends with an error message that names the key.
+    With process.roles=broker or controller, or several controllers, it is a node of a cluster; its directory
+    is formatted first (kafkad format).
 
     \b
       kafkad serve
@@ -68,7 +70,7 @@ def command(
       kafkad serve /etc/kafka/server.properties
     """
     from kafkad.config.broker import BrokerConfig, ConfigError
-    from kafkad.config.served import check_served, ignored
+    from kafkad.config.served import check_served, check_workers, ignored
     from kafkad.security.authorizer import authorizer_settings
     from kafkad.security.listeners import sasl_listeners
     from kafkad.security.principal_rules import principal_rules
@@ -77,14 +79,7 @@ def command(
     from kafkad.server.cores import usable_cores
     from kafkad.server.stderr import StderrHandler, open_standard_streams
 
-    if workers is None:
-        workers = min(usable_cores(), WORKERS_MAX)
     open_standard_streams()
-    logging.basicConfig(
-        level=log_level.upper(),
-        handlers=[StderrHandler(shared=workers > 1)],
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-    )
     overrides = parse_overrides(override)
     if data_dir is not None:
         overrides["log.dirs"] = data_dir
@@ -97,6 +92,7 @@ def command(
             overrides |= listen_on(listen, properties, overrides)
         config = BrokerConfig.load(properties, overrides)
         check_served(config)
+        workers = check_workers(config, workers, min(usable_cores(), WORKERS_MAX))
         sasl_listeners(config)
         tls_contexts(config, read_bytes)
         principal_rules(config)
@@ -105,6 +101,11 @@ def command(
         end(f"{trouble.filename}: {trouble.strerror}", 2)
     except (ConfigError, ValueError) as wrong:
         end(str(wrong), 2)
+    logging.basicConfig(
+        level=log_level.upper(),
+        handlers=[StderrHandler(shared=workers > 1)],
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+    )
     logger = logging.getLogger("kafkad")
     if config.unknown_keys:
         logger.warning("unknown configuration keys: %s", ", ".join(sorted(config.unknown_keys)))

@@ -79,10 +79,17 @@ RELOADED: Final = frozenset(
 # acted on for one mechanism of one listener, and refused for any other
 OAUTH_HANDLER: Final = ".oauthbearer.sasl.server.callback.handler.class"
 OF: Final[dict[str, Treatment]] = {}  # by key
+OF_A_CLUSTER: Final[set[str]] = set()  # keys whose row is about a broker that is alone
 
 
 def _ignored(because: str, keys: str) -> None:
     OF.update(dict.fromkeys(keys.split(), Treatment(Effect.IGNORED, because)))
+
+
+def _ignored_alone(because: str, keys: str) -> None:
+    """By a broker that is its own and only controller; a node of a cluster acts on them."""
+    _ignored(because, keys)
+    OF_A_CLUSTER.update(keys.split())
 
 
 def _refused(because: str, instead: str, keys: str, *, allowed: tuple[str, ...] = ()) -> None:
@@ -118,7 +125,7 @@ _refused(
     allowed=("org.apache.kafka.common.security.oauthbearer.BrokerJwtValidator",),
 )
 _refused(
-    "kafkad cannot load Java classes, and a broker that is alone logs in nowhere",
+    "kafkad cannot load Java classes, and a broker logs in nowhere",
     "remove the key",
     "sasl.login.callback.handler.class",
     allowed=("org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler",),
@@ -129,7 +136,7 @@ _refused(
     "sasl.server.callback.handler.class",
 )
 _refused(
-    "kafkad cannot load Java classes, and with one broker there is one replica to read from",
+    "kafkad cannot load Java classes, and clients read from leaders only",
     "remove the key",
     "replica.selector.class",
     allowed=(
@@ -141,13 +148,13 @@ _ignored(
     "OpenSSL does the work of Java's providers",
     "ssl.keymanager.algorithm ssl.provider ssl.secure.random.implementation ssl.trustmanager.algorithm",
 )
-_ignored("a broker that is alone connects to nobody", "ssl.endpoint.identification.algorithm")
+_ignored("a broker connects to nobody by TLS", "ssl.endpoint.identification.algorithm")
 _ignored(
     "it is read for one mechanism of one listener: listener.name.<listener>.<mechanism>.sasl.jaas.config",
     "sasl.jaas.config",
 )
 _ignored(
-    "there is one broker, which is its own controller",
+    "brokers and controllers do not log in to each other",
     "sasl.mechanism.controller.protocol sasl.mechanism.inter.broker.protocol",
 )
 _ignored(
@@ -159,7 +166,7 @@ _ignored(
     """,
 )
 _ignored(
-    "a broker that is alone logs in nowhere",
+    "a broker logs in nowhere",
     """
     sasl.login.connect.timeout.ms sasl.login.read.timeout.ms
     sasl.login.refresh.buffer.seconds sasl.login.refresh.min.period.seconds
@@ -191,16 +198,10 @@ _ignored(
     "clients are not asked for their metrics yet (KIP-714)", "interval.ms match metrics telemetry.max.bytes"
 )
 
-# -- one broker, which is its own controller ---------------------------------------------------------------
+# -- brokers and controllers -------------------------------------------------------------------------------
 
 _refused(
-    "kafkad is broker and controller in one process",
-    "use broker,controller",
-    "process.roles",
-    allowed=("controller,broker",),
-)
-_refused(
-    "kafkad is a controller quorum of one and joins no other",
+    "the voters of a quorum cannot be changed yet",
     "use false",
     "controller.quorum.auto.join.enable",
 )
@@ -209,37 +210,58 @@ _refused(
     "remove the key",
     "cordoned.log.dirs",
 )
-_ignored(
-    "broker and controller are one process",
+_ignored_alone(
+    "a broker that is its own controller registers with nobody",
     """
     broker.heartbeat.interval.ms broker.session.timeout.ms controlled.shutdown.enable
-    controller.performance.always.log.threshold.ms controller.performance.sample.period.ms
-    controller.socket.timeout.ms initial.broker.registration.timeout.ms server.max.startup.time.ms
+    initial.broker.registration.timeout.ms
     """,
 )
 _ignored(
+    "kafkad does not log which events of the controller are slow",
+    "controller.performance.always.log.threshold.ms controller.performance.sample.period.ms",
+)
+_ignored("each request to a controller has a time of its own", "controller.socket.timeout.ms")
+_ignored("a start may take as long as the recovery of its logs", "server.max.startup.time.ms")
+_ignored_alone(
     "the controller quorum has one voter",
     """
-    controller.quorum.append.linger.ms controller.quorum.election.backoff.max.ms
+    controller.quorum.election.backoff.max.ms
     controller.quorum.election.timeout.ms controller.quorum.fetch.max.bytes
     controller.quorum.fetch.snapshot.max.bytes controller.quorum.fetch.timeout.ms
     controller.quorum.request.timeout.ms controller.quorum.retry.backoff.ms
+    metadata.max.idle.interval.ms
+    """,
+)
+_ignored("metadata is appended at once", "controller.quorum.append.linger.ms")
+_ignored(
+    "it is for Kafka's own tests",
+    """
     internal.metadata.delete.delay.millis internal.metadata.log.segment.bytes
-    internal.metadata.max.batch.size.in.bytes metadata.max.idle.interval.ms
+    internal.metadata.max.batch.size.in.bytes
+    """,
+)
+_ignored_alone(
+    "there is one broker: partitions have one replica, and it leads them",
+    """
+    auto.leader.rebalance.enable leader.imbalance.check.interval.seconds num.replica.fetchers
+    replica.fetch.backoff.ms replica.fetch.max.bytes replica.fetch.min.bytes
+    replica.fetch.response.max.bytes replica.fetch.wait.max.ms replica.lag.time.max.ms
+    replica.socket.receive.buffer.bytes replica.socket.timeout.ms
+    socket.connection.setup.timeout.ms unclean.leader.election.interval.ms
     """,
 )
 _ignored(
-    "there is one broker: partitions have one replica, and it leads them",
+    "replication is not throttled yet",
     """
-    auto.leader.rebalance.enable follower.replication.throttled.rate
-    follower.replication.throttled.replicas leader.imbalance.check.interval.seconds
-    leader.replication.throttled.rate leader.replication.throttled.replicas num.replica.fetchers
-    replica.fetch.backoff.ms replica.fetch.max.bytes replica.fetch.min.bytes
-    replica.fetch.response.max.bytes replica.fetch.wait.max.ms replica.lag.time.max.ms
-    replica.socket.receive.buffer.bytes replica.socket.timeout.ms replication.quota.window.num
-    replication.quota.window.size.seconds socket.connection.setup.timeout.max.ms
-    socket.connection.setup.timeout.ms unclean.leader.election.interval.ms
+    follower.replication.throttled.rate follower.replication.throttled.replicas
+    leader.replication.throttled.rate leader.replication.throttled.replicas
+    replication.quota.window.num replication.quota.window.size.seconds
     """,
+)
+_ignored(
+    "connections to other brokers are given socket.connection.setup.timeout.ms each time",
+    "socket.connection.setup.timeout.max.ms",
 )
 _ignored(
     "replicas are not moved between log directories",
@@ -350,7 +372,7 @@ _ignored("disk space is set aside block by block, ahead of the writes", "log.pre
 _ignored("log start offsets are written when they change", "log.flush.start.offset.checkpoint.interval.ms")
 _ignored("periodic tasks begin one interval after the start", "log.initial.task.delay.ms")
 _ignored(
-    "the controller is in this process and hears of a failed directory at once", "log.dir.failure.timeout.ms"
+    "a broker stays up until the controller has heard of a failed directory", "log.dir.failure.timeout.ms"
 )
 
 # -- threads and buffers of the JVM ------------------------------------------------------------------------

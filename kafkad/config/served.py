@@ -13,12 +13,26 @@ from typing import Final
 from kafkad.config.broker import BrokerConfig, base_key
 from kafkad.config.broker_keys import BROKER_KEYS, BROKER_QUOTA_KEYS, RETIRED_KEYS
 from kafkad.config.definition import HIDDEN, ConfigError, Key
-from kafkad.config.effects import ACTED, OAUTH_HANDLER, OF, PER_LISTENER, RELOADED, Effect, Treatment
+from kafkad.config.effects import (
+    ACTED,
+    OAUTH_HANDLER,
+    OF,
+    OF_A_CLUSTER,
+    PER_LISTENER,
+    RELOADED,
+    Effect,
+    Treatment,
+)
 from kafkad.protocol.errors import INVALID_CONFIG, KafkaError
 
 logger = logging.getLogger("kafkad")
 
 CONTROLLER_PROTOCOLS: Final = ("PLAINTEXT", "SASL_PLAINTEXT")
+RACK_AWARE: Final = "RackAwareReplicaSelector"
+NOT_AT_A_CONTROLLER: Final = {
+    "authorizer.class.name": "asks no authorizer",
+    "delegation.token.secret.key": "has no delegation tokens",
+}
 NOT_FOR_ONE_LISTENER: Final = "kafkad applies it to all listeners alike"
 PREFIXES: Final = {  # prefix of keys that only a plug-in reads -> a key with the same treatment
     "metrics.context.": "metric.reporters",
@@ -44,12 +58,38 @@ def treatment(name: str) -> Treatment:
 def refusals(config: BrokerConfig) -> list[str]:
     """Return one error message per refused value."""
     found = [sentence for name, text in config.given.items() if (sentence := refusal(name, text))]
-    return [*_protocol_refusals(config), *found, *_quorum_refusals(config)]
+    of_roles = _protocol_refusals(config) if is_alone(config) else _cluster_refusals(config)
+    return [*of_roles, *found]
 
 
 def ignored(config: BrokerConfig) -> list[str]:
     """Return one warning per value that has no effect."""
-    return [sentence for name, text in config.given.items() if (sentence := ignorance(name, text))]
+    acted = frozenset() if is_alone(config) else OF_A_CLUSTER
+    return [
+        sentence
+        for name, text in config.given.items()
+        if name not in acted and (sentence := ignorance(name, text))
+    ]
+
+
+def is_alone(config: BrokerConfig) -> bool:
+    """Whether this node is a whole cluster: broker, controller, and the only voter."""
+    voters = config.controller_quorum_voters
+    return set(config.process_roles) == {"broker", "controller"} and (
+        len(voters) <= 1 and len(config.controller_quorum_bootstrap_servers) <= 1
+    )
+
+
+def check_workers(config: BrokerConfig, workers: int | None, usable: int) -> int:
+    """Return how many workers a node has; `usable`: unless it is said. Raise ConfigError."""
+    if is_alone(config) or "controller" not in config.process_roles:
+        return usable if workers is None else workers
+    if workers is not None and workers > 1:
+        raise ConfigError(
+            f"--workers {workers}: a controller of a cluster has one process, also if it is a broker;"
+            " use --workers 1, or process.roles=broker"
+        )
+    return 1
 
 
 def check_served(config: BrokerConfig) -> None:
@@ -130,12 +170,36 @@ def _protocol_refusals(config: BrokerConfig) -> Iterator[str]:
         yield f"Invalid value {endpoint} for configuration listeners: {wrong}"
 
 
-def _quorum_refusals(config: BrokerConfig) -> Iterator[str]:
-    for name in ("controller.quorum.voters", "controller.quorum.bootstrap.servers"):
-        values = config.value(name)
-        if len(values) > 1:
-            reason = f"kafkad is a controller quorum of one; name this node (node.id {config.node_id}) alone"
-            yield f"Invalid value {','.join(values)} for configuration {name}: {reason}"
+def _cluster_refusals(config: BrokerConfig) -> Iterator[str]:
+    """Yield an error message per value that a node of a cluster cannot do yet."""
+    roles = config.process_roles
+    for name in sorted({name.upper() for name in config.controller_listener_names}):
+        protocol = config.listener_protocols.get(name, "PLAINTEXT")
+        if protocol != "PLAINTEXT":
+            yield (
+                f"Invalid value {name} for configuration controller.listener.names: {protocol} is not"
+                " supported between the nodes of a cluster yet; use PLAINTEXT"
+            )
+    if "broker" in roles:
+        name = config.inter_broker_listener_name
+        protocol = config.listener_protocols.get(name, name)
+        if protocol != "PLAINTEXT":
+            yield (
+                f"Invalid value {name} for configuration inter.broker.listener.name: {protocol} is not"
+                " supported between the brokers of a cluster yet; use a listener with PLAINTEXT"
+            )
+        if config.replica_selector_class is not None and config.replica_selector_class.endswith(RACK_AWARE):
+            yield (
+                f"Invalid value {config.replica_selector_class} for configuration replica.selector.class:"
+                " clients read from leaders only yet; remove the key"
+            )
+    if "controller" in roles:
+        for key, because in NOT_AT_A_CONTROLLER.items():
+            if config.value(key):
+                yield (
+                    f"Invalid value {_shown(key, config.given[key], None)} for configuration {key}: a"
+                    f" controller of a cluster {because} yet; remove the key"
+                )
 
 
 _warned: set[str] = set()

@@ -8,10 +8,10 @@
 Beware: all of it is on one loop. What grows with the cluster runs in turns, so that votes and heartbeats are
 answered meanwhile.
 
-Not there yet, so the command line refuses process.roles=controller: delegation tokens,
-changes of the voters; TLS, SASL and an authorizer on the controller's listener.
+Not there yet, and refused by config/served: delegation tokens, changes of the voters; TLS, SASL and an
+authorizer on the controller's listener.
 
-Use: tests/controller_process.py, which runs this beside JVM controllers and brokers."""
+Use: server/lifecycle for process.roles=controller; server/member_metadata for a node that is a broker too."""
 
 import asyncio
 import contextlib
@@ -23,9 +23,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from kafkad.clock import Clock
-from kafkad.config.definition import ConfigError
 from kafkad.controller.brokers import supported_features
 from kafkad.controller.quorum_controller import QuorumController
+from kafkad.log.checkpoints import META_PROPERTIES
 from kafkad.log.log_dirs import DirectoryTrouble, LogDirs
 from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
 from kafkad.metadata.image import MetadataImage
@@ -84,7 +84,7 @@ class ControllerNode:
     def start(self) -> None:
         """Raises what server.lifecycle turns into one sentence."""
         try:
-            self._check()
+            check_formatted(self.config)
             self._open_directories()
             sockets = self._bind()
             self._open_quorum()
@@ -93,23 +93,6 @@ class ControllerNode:
         except BaseException:
             self._unwind()
             raise
-
-    def _check(self) -> None:
-        config = self.config
-        for endpoint in config.controller_endpoints:
-            if endpoint.protocol != "PLAINTEXT":
-                raise ConfigError(
-                    f"listeners: a controller's listener with {endpoint.protocol} is not supported yet; use"
-                    " PLAINTEXT"
-                )
-        if config.authorizer_class_name:
-            raise ConfigError("authorizer.class.name: a controller does not ask an authorizer yet")
-        directory = config.metadata_log_dir or config.log_dirs[0]
-        if not os.path.exists(os.path.join(directory, "meta.properties")):
-            raise DirectoryTrouble(
-                f"the metadata directory {directory} is not formatted: the nodes of a quorum must agree on a"
-                " cluster id; run kafka-storage format"
-            )
 
     def _open_directories(self) -> None:
         try:
@@ -170,7 +153,7 @@ class ControllerNode:
             files=MetadataFiles(directory),
             clock=self.clock,
             policy=SnapshotPolicy.of(config),
-            static_voters=_static_voters(config.controller_quorum_voters),
+            static_voters=static_voters(config.controller_quorum_voters),
             fetch_bytes_max=config.controller_quorum_fetch_max_bytes,
             snapshot_bytes_max=config.controller_quorum_fetch_snapshot_max_bytes,
         )
@@ -339,11 +322,22 @@ class ControllerNode:
                 logger.error("the stop was not clean: %s", trouble)
 
 
-def _static_voters(voters: list[str]) -> dict[int, tuple[str, int]]:
+def check_formatted(config: Any) -> None:
+    """Raise DirectoryTrouble: the nodes of a cluster must agree on its id before they start."""
+    directory = config.metadata_log_dir or config.log_dirs[0]
+    if not os.path.exists(os.path.join(directory, META_PROPERTIES)):
+        raise DirectoryTrouble(
+            f"the metadata directory {directory} is not formatted: the nodes of a cluster must agree on a"
+            " cluster id; run kafkad format"
+        )
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """host:port"""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def static_voters(voters: list[str]) -> dict[int, tuple[str, int]]:
     """controller.quorum.voters: id@host:port."""
-    found = {}
-    for voter in voters:
-        node, _, at = voter.partition("@")
-        host, _, port = at.rpartition(":")
-        found[int(node)] = (host.strip("[]"), int(port))
-    return found
+    return {int(node): address_of(at) for node, _, at in (voter.partition("@") for voter in voters)}

@@ -24,11 +24,13 @@ from typing import Any
 
 from kafkad._native.shared import timeslice
 from kafkad.config.definition import ConfigError
+from kafkad.config.served import is_alone
 from kafkad.log.log_dirs import DirectoryTrouble
 from kafkad.net.hosts import is_loopback
 from kafkad.net.listener import ListenError
 from kafkad.raft.single_voter import UnusableMetadata
 from kafkad.security import exposure
+from kafkad.server.broker_lifecycle import NotRegistered
 from kafkad.server.event_loop import EventLoop
 from kafkad.server.place import BROKEN, ENDING, NO_DIRECTORY, STOP, Place
 from kafkad.server.preload import preload
@@ -43,23 +45,27 @@ class Interrupted(BaseException):
     """A signal came before the broker was ready."""
 
 
-TROUBLES = (ConfigError, DirectoryTrouble, ListenError, UnusableMetadata)  # a sentence says all of it
+# a sentence says all of it
+TROUBLES = (ConfigError, DirectoryTrouble, ListenError, NotRegistered, UnusableMetadata)
 
 
-def serve(config: Any, workers: int = 1, kind: type[Worker] = Worker) -> int:
+def serve(config: Any, workers: int = 1) -> int:
     """Runs a broker until a signal ends it; the exit code."""
     for note in (*config.notes, *exposure.warnings(config, is_loopback)):
         logger.warning("%s", note)
     raise_descriptor_limit()
     preload()
     if workers == 1:
-        return serve_alone(config, kind)
+        return serve_alone(config, kind_of(config))
     from kafkad.server.supervisor import Supervisor
 
-    supervisor = Supervisor(
-        config, workers, partial(serve_as_worker, config, kind), partial(say_ready, config), say_trouble
-    )
+    work = partial(serve_as_worker, config, kind_of(config))
+    supervisor = Supervisor(config, workers, work, partial(say_ready, config), say_trouble)
     try:
+        if not is_alone(config):
+            from kafkad.server.controller_node import check_formatted
+
+            check_formatted(config)
         supervisor.open()
     except TROUBLES as trouble:
         say_trouble(trouble)
@@ -70,8 +76,21 @@ def serve(config: Any, workers: int = 1, kind: type[Worker] = Worker) -> int:
     return supervisor.run()
 
 
-def serve_alone(config: Any, kind: type[Worker] = Worker) -> int:
-    """One process, which is the whole broker."""
+def kind_of(config: Any) -> Any:
+    """What runs in each process of this node."""
+    if is_alone(config):
+        return Worker
+    if "broker" in config.process_roles:
+        from kafkad.server.member_worker import MemberWorker
+
+        return MemberWorker
+    from kafkad.server.controller_node import ControllerNode
+
+    return ControllerNode
+
+
+def serve_alone(config: Any, kind: Any = Worker) -> int:
+    """One process, which is the whole node."""
     loop, fatal = new_loop()
     worker = kind(config, loop, fatal)
     signals = Signals(loop, ENDING)
@@ -80,9 +99,13 @@ def serve_alone(config: Any, kind: type[Worker] = Worker) -> int:
         worker.start()
         signals.started()
     except TROUBLES as trouble:
-        say_trouble(trouble)
-        return 1
-    except Interrupted:
+        if not signals.came:
+            say_trouble(trouble)
+            return 1
+        return 0
+    except (Interrupted, RuntimeError):
+        if not signals.came:
+            raise
         worker.stop()  # what a start that failed has not taken back
         logger.info("stopped before it was ready")
         return 0
@@ -114,7 +137,9 @@ def serve_as_worker(config: Any, kind: type[Worker], place: Place) -> int:
         signals.started()  # the supervisor's STOP must not cut this short: another one may have failed
         place.tell(trouble=str(trouble))
         return 1
-    except Interrupted:
+    except (Interrupted, RuntimeError):
+        if not signals.came:
+            raise
         worker.stop()
         return 0
     joining = loop.create_task(worker.join())
@@ -195,7 +220,10 @@ class Signals:
     def _on_signal(self, number: int, _frame: Any) -> None:
         self.came.append(number)
         if self._starting and len(self.came) == 1:
-            raise Interrupted
+            if not self._loop.is_running():
+                raise Interrupted
+            self._loop.stop()  # a task would take the exception; so run_until_complete raises RuntimeError
+            return
         self._look()
 
     def _look(self) -> None:
@@ -238,7 +266,8 @@ def say_ready(config: Any, endpoints: list[Any], cluster_id: str) -> None:
         if anyone := exposure.open_to_anyone(config, endpoints):
             about += f"; open to anyone{exposure.whom(config)}: {', '.join(map(str, anyone))}"
         print(f"kafkad is ready on {address} ({about})", flush=True)
-        if sys.stdout is not None and sys.stdout.isatty():  # None: it was closed at the start
+        is_broker = "broker" in config.process_roles
+        if is_broker and sys.stdout is not None and sys.stdout.isatty():  # None: it was closed at the start
             address = address.replace("0.0.0.0", "127.0.0.1")
             print(HINT.format(address=address, kafkad=own_name()), flush=True)
     except OSError as trouble:

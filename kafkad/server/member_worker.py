@@ -1,9 +1,11 @@
-"""A broker whose controllers are other nodes: process.roles=broker, as one process or as several workers.
+"""A broker of a cluster, as one process or as several workers: its controllers are other nodes, or this one
+among others.
 
     start   the metadata log is followed until the controllers call us registered and caught up; then logs are
             opened with that image, and when all is loaded we ask to be unfenced, and accept
     runs    each committed change comes from the observer; what changes metadata goes to the controllers
-    stop    controlled shutdown first: the controllers move leaders away, or leave partitions without one
+    stop    controlled shutdown first: the controllers move leaders away, or leave partitions without one;
+            the controller of the same process goes after that
 
 Of several workers it is worker 0 that follows the metadata log, registers the broker and speaks with the
 controllers (server/member_feed). Each worker has the followers and the fetchers of the partitions that it
@@ -11,10 +13,10 @@ owns. The broker is unfenced when all have loaded their logs, and all accept whe
 until worker 0 has been let go. What worker 0 was told of the broker outlives it: its successor goes on in
 the same broker epoch, once it knows all the metadata that the others may know.
 
-Not there yet, so the command line refuses process.roles=broker: TLS and SASL between brokers, a
-coordinator's partition that comes back, principals of AlterConfigs.
+Not there yet: several workers where this node is a controller, too; TLS and SASL between brokers
+(config/served refuses them); a coordinator's partition that comes back, principals of AlterConfigs.
 
-Use: tests/member_process.py, which runs this between JVM controllers and brokers."""
+Use: server/lifecycle, for a node that is not a whole cluster (config/served.is_alone)."""
 
 import asyncio
 import contextlib
@@ -27,22 +29,21 @@ from kafkad.api.node_endpoints import node_entry
 from kafkad.controller.brokers import Registration
 from kafkad.controller.configs import Absolute, Incremental, Outcome
 from kafkad.log.log import Log
-from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
 from kafkad.metadata.image import MetadataImage, PartitionState
 from kafkad.metadata.uuids import random_uuid
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
-from kafkad.raft.metadata_replica import SnapshotPolicy, UnusableMetadata
-from kafkad.raft.observer import Observer
+from kafkad.raft.metadata_replica import UnusableMetadata
 from kafkad.replication.fetchers import Fetchers
 from kafkad.replication.replicas import Replicas
 from kafkad.server.alter_partition import AlterPartitions
-from kafkad.server.broker_lifecycle import BrokerLifecycle
+from kafkad.server.broker_lifecycle import BrokerLifecycle, NotRegistered
 from kafkad.server.controller_channel import ControllerChannel
+from kafkad.server.controller_node import check_formatted
 from kafkad.server.controller_queue import awaited
 from kafkad.server.controller_requests import ControllerRequests, Placed
 from kafkad.server.member_feed import ControllerOfOthers, Departure, ask_by_worker_0
-from kafkad.server.metadata_client import MetadataClient
+from kafkad.server.member_metadata import ControllerHalf, FollowedMetadata
 from kafkad.server.metadata_feed import LEADER, ForOthers, difference, encode_image
 from kafkad.server.place import Place
 from kafkad.server.turns import Steps
@@ -52,13 +53,9 @@ logger = logging.getLogger("kafkad")
 
 KNOWN_S: Final = 1.0  # an answer waits so long for this broker to know what it says
 LEAVE_S: Final = 300.0  # for the controllers to let us go; Kafka: BrokerServer.shutdown
+LOOKS: Final = 20  # per session, for a leader of the quorum
 RETRY_S: Final = 5.0  # after directories could not be assigned
 LOCALHOST: Final = "127.0.0.1"
-
-
-def address_of(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 class MemberController:
@@ -67,7 +64,7 @@ class MemberController:
     def __init__(
         self,
         requests: ControllerRequests,
-        client: MetadataClient,
+        client: Any,
         metadata: MetadataCache,
         applied: Callable[[int], Awaitable[Any]],
         config: Any,
@@ -175,6 +172,9 @@ class MemberController:
     async def delete_acls(self, request: Any, context: RequestContext | None = None) -> Any:
         return await self._forward(request, context)
 
+    def remove_expired_tokens(self) -> None:
+        """The controllers do it."""
+
     async def allocate_producer_ids(self) -> tuple[int, int]:
         return await self._requests.allocate_producer_ids()
 
@@ -222,6 +222,7 @@ class MemberWorker(Worker):
         super().__init__(*arguments)
         self.fetchers: Fetchers | None = None  # until logs are loaded
         self._tasks: list[asyncio.Task[None]] = []
+        self._start_failed: asyncio.Future[None] = self.loop.create_future()
         self._resumed = False  # as worker 0, the life of the one before us
         self._active = asyncio.Event()  # the metadata says that this broker is not fenced
 
@@ -235,40 +236,20 @@ class MemberWorker(Worker):
         self._started("tasks", self._end_tasks)
         self._make_replicas(ask_by_worker_0(self.peers))
 
+    def _open_directories(self) -> None:
+        if self.place is None:
+            check_formatted(self.config)
+        super()._open_directories()
+
     def _open_metadata(self) -> None:
         config = self.config
-        directory = config.metadata_log_dir or config.log_dirs[0]
-        voters = {
-            int(node): address_of(at)
-            for node, _, at in (voter.partition("@") for voter in config.controller_quorum_voters)
-        }
-        log: Any = self.log_dirs.open_metadata_log(METADATA_TOPIC, METADATA_TOPIC_ID)
-        self.raft: Any = Observer(
-            node_id=config.node_id,
-            directory_id=self.log_dirs.directory_id(directory),
-            cluster_id=self.cluster_id,
-            log=log,
-            files=MetadataFiles(directory),
-            clock=self.clock,
-            policy=SnapshotPolicy.of(config),
-            static_voters=voters,
-            fetch_bytes_max=config.controller_quorum_fetch_max_bytes,
-            snapshot_bytes_max=config.controller_quorum_fetch_snapshot_max_bytes,
-        )
+        is_controller = "controller" in config.process_roles
+        self.client: Any = ControllerHalf(self) if is_controller else FollowedMetadata(self)
+        self.raft: Any = self.client.replica
         self.raft.keeps_values = self.place is not None
-        self.raft.open()
-        self._started("metadata log", self.raft.close)
+        self._started("metadata log", self.client.close)
         self.metadata = MetadataCache(self.raft.image)
-        name = f"kafkad-{config.node_id}"
-        bootstrap = [address_of(each) for each in config.controller_quorum_bootstrap_servers]
-        self.client = MetadataClient(
-            self.raft,
-            bootstrap or list(voters.values()),
-            client_id=name,
-            request_timeout_ms=config.controller_quorum_request_timeout_ms,
-            retry_backoff_ms=config.controller_quorum_retry_backoff_ms,
-        )
-        self.channel = ControllerChannel(lambda: self.client.leader, client_id=name)
+        self.channel = ControllerChannel(lambda: self.client.leader, client_id=f"kafkad-{config.node_id}")
         self.lifecycle = BrokerLifecycle(
             self._registration(),
             cluster_id=self.cluster_id,
@@ -289,7 +270,7 @@ class MemberWorker(Worker):
         )
         self._make_replicas(self.channel.ask)
         self._started("registration", self._leave)
-        self.loop.run_until_complete(self._catch_up())
+        self._start_with(self._catch_up())
         self.metadata.image = self.raft.image
         if self.place is not None:
             self._meet_others(self.place)
@@ -331,7 +312,7 @@ class MemberWorker(Worker):
         )
 
     async def _catch_up(self) -> None:
-        self._run(self.client.run())
+        self.client.begin(self._run)
         timeout_s = self.config.initial_broker_registration_timeout_ms / 1000
         try:
             async with asyncio.timeout(timeout_s):
@@ -355,12 +336,28 @@ class MemberWorker(Worker):
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (trouble := task.exception()) is not None:
+            if task.cancelled() or (trouble := task.exception()) is None:
+                return
+            if isinstance(trouble, NotRegistered | UnusableMetadata) and not self._start_failed.done():
+                self._start_failed.set_exception(trouble)
+            else:
                 self.fatal(trouble)
 
         task = self.loop.create_task(work)
         task.add_done_callback(ended)
         self._tasks.append(task)
+
+    def _start_with(self, work: Coroutine[Any, Any, Any]) -> None:
+        self.loop.run_until_complete(self._unless_failed(work))
+
+    async def _unless_failed(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do this, unless something else fails meanwhile that makes a start impossible."""
+        task = self.loop.create_task(work)
+        await asyncio.wait({task, self._start_failed}, return_when=asyncio.FIRST_COMPLETED)
+        if self._start_failed.done():
+            task.cancel()
+            await self._start_failed
+        await task
 
     def _open_logs(self) -> None:
         super()._open_logs()
@@ -433,7 +430,8 @@ class MemberWorker(Worker):
     def _accept(self) -> None:
         if self.place is None:  # else `join` has done it
             self._begin_replication()
-            self.loop.run_until_complete(self._unfenced())
+            self._start_with(self._unfenced())
+            self._start_failed.cancel()  # from here on what fails ends the broker
             self.loop.call_soon(self._assign_directories)
         super()._accept()
 
@@ -443,7 +441,8 @@ class MemberWorker(Worker):
         if self._resumed:
             self._run(self.lifecycle.run())
         await self.feed.join(timeout_s=REJOIN_S if self.place.restarted else None)
-        await (self._unfenced() if self.me == LEADER else self._active.wait())
+        await self._unless_failed(self._unfenced() if self.me == LEADER else self._active.wait())
+        self._start_failed.cancel()  # from here on what fails ends the worker
         self._assign_directories()
         self._accept()
         self.place.tell(ready=True)
@@ -502,7 +501,8 @@ class MemberWorker(Worker):
         super()._directory_offline(path)
 
     def stop(self) -> None:
-        if self.place is None and hasattr(self, "lifecycle"):
+        is_started = self._undo and hasattr(self, "lifecycle")  # a start that failed has taken it all back
+        if self.place is None and is_started:
             self.loop.run_until_complete(self._depart())
         super().stop()
 
@@ -513,12 +513,21 @@ class MemberWorker(Worker):
         super().hang_up()
 
     async def _depart(self) -> None:
+        """Where nobody leads the quorum for a whole session nobody will let us go: all of a cluster stop."""
+        if not self.config.controlled_shutdown_enable:
+            return
         self.lifecycle.begin_shutdown()
-        try:
-            async with asyncio.timeout(LEAVE_S):
-                await self.lifecycle.gone.wait()
-        except TimeoutError:
-            logger.warning("the controllers have not let this broker go for %g s", LEAVE_S)
+        session_s = self.config.broker_session_timeout_ms / 1000
+        now = self.loop.time
+        heard = begun = now()
+        while now() < min(begun + LEAVE_S, heard + session_s):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(session_s / LOOKS):
+                    await self.lifecycle.gone.wait()
+                    return
+            if self.client.leader is not None:
+                heard = now()
+        logger.warning("the controllers have not let this broker go for %g s", now() - begun)
 
     def _leave(self) -> None:
         self._end_tasks()

@@ -116,12 +116,33 @@ def test_what_a_sasl_listener_cannot_do_is_refused_by_name(tmp_path, more, messa
     assert not (tmp_path / "data").exists()
 
 
-def test_several_voters_are_refused_before_anything_is_formatted(tmp_path: Path) -> None:
-    """HUNTS U9."""
-    data = tmp_path / "data"
-    code, _, err = serve("--data-dir", data, "--override", "controller.quorum.voters=1@a:1,2@b:1,3@c:1")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "Invalid value 1@a:1,2@b:1,3@c:1 for configuration controller.quorum.voters" in err
+@pytest.mark.parametrize(
+    ("given", "code", "told"),
+    [
+        (["process.roles=broker"], 1, "is not formatted: the nodes of a cluster must agree on a cluster id"),
+        (["process.roles=controller"], 1, "is not formatted"),
+        (["process.roles=broker,controller"], 1, "is not formatted"),
+        (["process.roles=broker", "--workers", "2"], 2, "--workers 2: a node of a cluster has one worker"),
+        (["process.roles=controller", "--override", f"authorizer.class.name={STANDARD}"], 2,
+         "configuration authorizer.class.name: a controller of a cluster asks no authorizer yet"),
+    ],
+)  # fmt: skip
+def test_a_node_of_a_cluster_says_what_it_lacks_before_anything_is_written(tmp_path, given, code, told):
+    data, roles = tmp_path / "data", given[0].partition("=")[2]
+    listeners = {"broker": "PLAINTEXT://127.0.0.1:0", "controller": "C://127.0.0.1:0"}
+    voters = "2@127.0.0.1:1,3@127.0.0.1:1" + ("" if roles == "broker" else ",1@127.0.0.1:1")
+    keys = {
+        "listeners": ",".join(listeners[role] for role in roles.split(",")),
+        "controller.quorum.voters": voters,
+        "controller.listener.names": "C",
+        "listener.security.protocol.map": "C:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+        "log.dirs": data,
+        "node.id": 1,
+    }
+    overrides = (word for item in keys.items() for word in ("--override", "{}={}".format(*item)))
+    ended, out, err = serve(*overrides, "--override", *given)
+    assert (ended, out) == (code, ""), err
+    assert told in err and err.count("\n") == 1
     assert not data.exists()
 
 

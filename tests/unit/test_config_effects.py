@@ -22,9 +22,9 @@ from kafkad.config.broker_keys import (
 from kafkad.config.client_metrics import CLIENT_METRICS_KEYS
 from kafkad.config.definition import BOOLEAN, DOUBLE, LIST, ConfigError, Key, to_string
 from kafkad.config.dynamic import with_dynamic
-from kafkad.config.effects import OF, PER_LISTENER, Effect
+from kafkad.config.effects import OF, OF_A_CLUSTER, PER_LISTENER, Effect
 from kafkad.config.group import GROUP_KEYS
-from kafkad.config.served import check_served, ignorance, ignored, refuse_changes
+from kafkad.config.served import check_served, check_workers, ignorance, ignored, refuse_changes
 from kafkad.config.topic import TOPIC_KEYS
 from kafkad.protocol.errors import INVALID_CONFIG, KafkaError
 
@@ -40,19 +40,36 @@ ROWS = [(table, key) for table, keys in TABLES.items() for key in keys.values()]
 # parts that are no broker
 CLIENTS = ("client", "values", "spark", "ingest", "cli", "testing", "demo", "config")
 
-# parts that only a node with other roles than broker,controller has; those roles are refused
+# parts that only a node of a cluster has
 OF_A_MEMBER = (
     "controller/quorum_controller.py",
     "replication/fetchers.py",
     "server/controller_node.py",
+    "server/member_metadata.py",
     "server/member_worker.py",
 )
+RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+STANDARD = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+A_CONTROLLER = {
+    "process.roles": "controller",
+    "node.id": "9",
+    "controller.quorum.voters": "9@h:1",
+    "controller.listener.names": "C",
+    "listeners": "C://h:1",
+    "listener.security.protocol.map": "C:PLAINTEXT",
+}
+A_MEMBER = {
+    "process.roles": "broker",
+    "node.id": "9",
+    "controller.quorum.bootstrap.servers": "h:1",
+    "controller.listener.names": "C",
+    "listener.security.protocol.map": "C:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+}
 
 # Keys that config/ turns into another attribute, which is what the broker reads.
 DERIVED = {
     "advertised.listeners": "advertised_endpoints",
     "controller.listener.names": "controller_endpoints",
-    "controller.quorum.bootstrap.servers": None,  # judged only: it may name this node alone
     "config.providers": None,  # fills in values before anybody reads them
     "security.inter.broker.protocol": None,  # the same
     "inter.broker.listener.name": None,  # judged only: it must name one of the listeners
@@ -70,19 +87,28 @@ DERIVED = {
 
 @cache
 def attributes_read() -> frozenset[str]:
-    """What the broker reads of a configuration: `config.x`, `self._config.x`, `getattr(config, "x")`.
-
-    Not what only a broker with process.roles=broker reads: that role is refused.
-    """
+    """What a broker that is alone reads of a configuration: `config.x`, `self._config.x`,
+    `getattr(config, "x")`."""
     found = set()
     for path in SOURCE.rglob("*.py"):
         place = path.relative_to(SOURCE)
-        if place.parts[0] in CLIENTS or place.as_posix() in OF_A_MEMBER:
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and _is_config(node.value):
-                found.add(node.attr)
+        if place.parts[0] not in CLIENTS and place.as_posix() not in OF_A_MEMBER:
+            found |= _read_in(path)
     return frozenset(found)
+
+
+@cache
+def attributes_of_members() -> frozenset[str]:
+    """What only a node of a cluster reads."""
+    return frozenset().union(*(_read_in(SOURCE / place) for place in OF_A_MEMBER))
+
+
+def _read_in(path: Path) -> set[str]:
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and _is_config(node.value)
+    }
 
 
 def _is_config(node: ast.expr) -> bool:
@@ -114,7 +140,7 @@ def is_read(name: str) -> bool:
             attribute is None or attribute in attributes_read() or f"broker_{attribute}" in attributes_read()
         )
     key = BROKER_KEYS.get(name) or TOPIC_KEYS[name]
-    if key.attribute in attributes_read():
+    if key.attribute in attributes_read() | attributes_of_members():
         return True
     heirs = [topic for topic in TOPIC_KEYS.values() if name in topic.synonyms]
     return any(heir.attribute in attributes_read() for heir in heirs)
@@ -139,6 +165,9 @@ def test_every_key_is_acted_on_or_ignored_by_name_or_refused_by_name(table: str,
         elif table == "broker":
             [sentence] = ignored(BrokerConfig({key.name: text}))
             assert sentence == f"{key.name}={shown} has no effect: {what.because}"
+            in_a_cluster = ignored(BrokerConfig(A_MEMBER | {key.name: text}))
+            assert in_a_cluster == ([] if key.name in OF_A_CLUSTER else [sentence])
+            assert key.name not in OF_A_CLUSTER or key.attribute in attributes_of_members()
         else:
             keys = None if table == "quota" else TABLES[table]
             assert (ignorance(key.name, text, keys) or "").startswith(f"{key.name}={shown} has no effect")
@@ -170,11 +199,6 @@ def valid_for(table: str, key: Key, text: str) -> bool:
 
 # Without these a value is refused for another reason, which Kafka has too.
 PREREQUISITES = {
-    "process.roles": {
-        "controller.quorum.voters": "9@h:1",
-        "controller.listener.names": "C",
-        "listener.security.protocol.map": "C:PLAINTEXT,PLAINTEXT:PLAINTEXT",
-    },
     "security.inter.broker.protocol": {"listeners": "SSL://h:1"},
 }
 
@@ -209,11 +233,20 @@ def test_no_row_is_about_a_key_that_does_not_exist() -> None:
           "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,C:SSL"},
          "Invalid value C://h:2 for configuration listeners: listener.security.protocol.map makes C SSL, and "
          "SSL is not supported for controllers yet; use PLAINTEXT"),
-        ({"controller.quorum.voters": "1@a:1,2@b:1,3@c:1"},
-         "1@a:1,2@b:1,3@c:1 for configuration controller.quorum.voters: kafkad is a controller quorum "
-         "of one; name this node (node.id 1) alone"),
-        ({"controller.quorum.bootstrap.servers": "a:1,b:1"},
-         "a:1,b:1 for configuration controller.quorum.bootstrap.servers: kafkad is a controller quorum"),
+        (A_MEMBER | {"listener.security.protocol.map": "C:SSL,PLAINTEXT:PLAINTEXT"},
+         "Invalid value C for configuration controller.listener.names: SSL is not supported between the "
+         "nodes of a cluster yet; use PLAINTEXT"),
+        (A_MEMBER | {"listeners": "SSL://h:1,PLAINTEXT://h:2", "security.inter.broker.protocol": "SSL",
+                     "listener.security.protocol.map": "C:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL"},
+         "Invalid value SSL for configuration inter.broker.listener.name: SSL is not supported between the "
+         "brokers of a cluster yet; use a listener with PLAINTEXT"),
+        (A_MEMBER | {"replica.selector.class": RACK_AWARE},
+         "replica.selector.class: clients read from leaders only yet; remove the key"),
+        (A_CONTROLLER | {"authorizer.class.name": STANDARD},
+         "configuration authorizer.class.name: a controller of a cluster asks no authorizer yet"),
+        (A_CONTROLLER | {"delegation.token.secret.key": "hush"},
+         "Invalid value [hidden] for configuration delegation.token.secret.key: a controller of a cluster "
+         "has no delegation tokens yet"),
         ({"authorizer.class.name": "kafka.security.authorizer.AclAuthorizer"},
          "authorizer.class.name: kafkad cannot load Java classes; use org.apache.kafka.metadata.authorizer."),
         ({"delegation.token.master.key": "hush"}, "value [hidden] for configuration delegation.token.master"),
@@ -244,12 +277,14 @@ def test_all_refused_values_stand_in_one_message() -> None:
     [
         {"super.users": "User:a"},
         {"allow.everyone.if.no.acl.found": "true"},
-        {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"},
+        {"authorizer.class.name": STANDARD},
         {"authorizer.class.name": ""},
         {"principal.builder.class": PRINCIPAL_BUILDER},
         {"controller.quorum.voters": "1@localhost:9093"},
-        {"replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"},
+        {"replica.selector.class": RACK_AWARE},
         {"process.roles": "controller,broker"},
+        {"authorizer.class.name": STANDARD, "delegation.token.secret.key": "hush"} | A_MEMBER,
+        A_CONTROLLER,
     ],
 )
 def test_values_that_ask_for_nothing_more_are_taken(given: dict[str, str]) -> None:
@@ -287,3 +322,17 @@ def test_refused_values_in_the_metadata_log_are_left_out_and_ignored_ones_are_na
     assert len(complaints) == 2
     assert "principal.builder.class is ignored: Invalid value a.B" in complaints[0]
     assert "log.cleaner.io.buffer.size=2 has no effect" in complaints[1]
+
+
+def test_a_controller_of_a_cluster_has_one_worker() -> None:
+    member, alone = BrokerConfig(A_MEMBER), BrokerConfig({})
+    assert check_workers(alone, None, 8) == 8
+    assert check_workers(alone, 3, 8) == 3
+    assert check_workers(member, None, 8) == 8
+    voters = "1@h:1,9@h:2"
+    listening = {"listeners": "C://h:2,PLAINTEXT://h:3", "controller.quorum.voters": voters}
+    protocols = {"listener.security.protocol.map": "C:PLAINTEXT,PLAINTEXT:PLAINTEXT"}
+    both = BrokerConfig({**A_CONTROLLER, **listening, **protocols, "process.roles": "broker,controller"})
+    assert check_workers(both, None, 8) == check_workers(both, 1, 8) == 1
+    with pytest.raises(ConfigError, match="--workers 2: a controller of a cluster has one process"):
+        check_workers(both, 2, 8)

@@ -22,6 +22,7 @@ import kafkad
 # name -> (module, one line of help)
 COMMANDS = {
     "serve": ("kafkad.cli.serve", "Run a broker."),
+    "format": ("kafkad.cli.format", "Make the data directories of a node of a cluster ready."),
     "topics": ("kafkad.cli.topics", "Create, list, describe, alter and delete topics."),
     "configs": ("kafkad.cli.configs", "Describe and alter the configuration of topics, brokers, groups."),
     "groups": ("kafkad.cli.groups", "List, describe, delete and reset consumer groups."),

@@ -62,7 +62,7 @@ def identify(directories: Sequence[Directory], metadata: Directory, node_id: int
     _check_node(found, node_id)
     _check_metadata(directories, metadata, cluster_id)
     for directory in directories:
-        if not directory.offline and directory.path not in found and (sign := _sign_of_use(directory.path)):
+        if not directory.offline and directory.path not in found and (sign := sign_of_use(directory.path)):
             _fail(directory, f"it holds {sign} but no {META_PROPERTIES}; restore that file, or empty it")
     online = [each for each in directories if not each.offline]
     if not any(each.for_logs for each in online):
@@ -71,7 +71,7 @@ def identify(directories: Sequence[Directory], metadata: Directory, node_id: int
             + ", ".join(each.path for each in directories if each.for_logs)
         )
     _assign_ids(online, found)
-    cluster_id = cluster_id or uuid_text(_random_id())
+    cluster_id = cluster_id or uuid_text(random_id())
     # The metadata directory comes first: one without identity beside others that have one is refused.
     for directory in sorted(online, key=lambda each: each is not metadata):
         _write(directory, found.get(directory.path), cluster_id, node_id, directory is metadata)
@@ -169,7 +169,7 @@ def _check_metadata(directories: Sequence[Directory], metadata: Directory, clust
     if formatted and _has_metadata(os.path.join(metadata.path, log)):
         return
     for directory in (metadata, *others):
-        sign = _sign_of_use(directory.path)
+        sign = sign_of_use(directory.path)
         if sign:
             lacks = f"no whole records at the start of {log}" if formatted else f"no {META_PROPERTIES}"
             raise DirectoryTrouble(
@@ -205,7 +205,7 @@ def _begins_whole(path: str) -> bool:
         return False
 
 
-def _sign_of_use(path: str) -> str:
+def sign_of_use(path: str) -> str:
     """The name of something that only a broker that ran on this directory leaves; "" if there is nothing."""
     with os.scandir(path) as entries:
         for entry in entries:
@@ -224,7 +224,7 @@ def _assign_ids(online: Sequence[Directory], found: dict[str, Identity]) -> None
     seen: dict[bytes, str] = {}
     for directory in online:
         identity = found.get(directory.path)
-        directory.id = (identity and identity.directory_id) or _random_id()
+        directory.id = (identity and identity.directory_id) or random_id()
         if directory.id in seen:
             raise DirectoryTrouble(
                 f"data directory {directory.path} has the same directory.id as {seen[directory.id]}"
@@ -255,7 +255,7 @@ def _write(
         _fail(directory, f"{META_PROPERTIES} cannot be written: {e}")
 
 
-def _random_id() -> bytes:
+def random_id() -> bytes:
     """A random id whose text does not begin with a dash, which tools take for an option; as Kafka does."""
     while True:
         made = uuid.uuid4().bytes

@@ -1,4 +1,5 @@
-"""What `kafka-storage format` leaves in a metadata directory, made here at the first start.
+"""What `kafka-storage format` leaves in a metadata directory, made by `kafkad format`, and at the first start
+of a broker that is alone.
 
     bootstrap.checkpoint                      the feature levels that the first leader will write to the log
     __cluster_metadata-0/0…0-0…0.checkpoint   only with kraft.version 1: the first set of voters
@@ -7,7 +8,7 @@ kraft.version is 0 where controller.quorum.voters names the voters, and 1 where 
 `kafka-storage format --standalone` does it (Kafka: Formatter).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kafkad.metadata.features import (
@@ -24,9 +25,9 @@ from kafkad.raft.control_records import Voter
 from kafkad.raft.snapshots import build_snapshot, read_snapshot
 
 
-def build_bootstrap(now_ms: int) -> bytes:
-    """bootstrap.checkpoint of a fresh cluster."""
-    levels = fresh_levels()
+def build_bootstrap(now_ms: int, levels: Mapping[str, int] | None = None) -> bytes:
+    """bootstrap.checkpoint of a fresh cluster. `levels`: of features, metadata.version first."""
+    levels = levels or fresh_levels()
     records = [messages.FeatureLevelRecord(name=name, feature_level=level) for name, level in levels.items()]
     values = (encode_record(record, levels[METADATA_VERSION]) for record in records)
     return b"".join(build_snapshot(values, epoch=0, timestamp_ms=0, now_ms=now_ms))
@@ -44,10 +45,10 @@ def read_bootstrap(content: bytes | None) -> list[Any]:
     return records
 
 
-def build_voters_checkpoint(voter: Voter, now_ms: int) -> bytes:
-    """The snapshot at offset 0 that names the first voter."""
+def build_voters_checkpoint(voters: Iterable[Voter], now_ms: int) -> bytes:
+    """The snapshot at offset 0 that names the first voters."""
     return b"".join(
-        build_snapshot((), epoch=0, timestamp_ms=now_ms, now_ms=now_ms, kraft_version=1, voters=[voter])
+        build_snapshot((), epoch=0, timestamp_ms=now_ms, now_ms=now_ms, kraft_version=1, voters=voters)
     )
 
 

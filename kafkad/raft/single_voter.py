@@ -168,7 +168,7 @@ class SingleVoter(MetadataReplica):
         if self._files.read_bootstrap() is None:
             self._files.write_bootstrap(build_bootstrap(now_ms))
         if not self._static_voters:
-            content = build_voters_checkpoint(self._as_voter(), now_ms)
+            content = build_voters_checkpoint([self._as_voter()], now_ms)
             self._files.write_snapshot((0, 0), [content])
         logger.info("formatted %s for a metadata log of its own", self._log.directory)
 

@@ -107,6 +107,7 @@ def serve_alone(config: Any, kind: Any = Worker) -> int:
         if not signals.came:
             raise
         worker.stop()  # what a start that failed has not taken back
+        finish(loop)
         logger.info("stopped before it was ready")
         return 0
     if not signals.came:  # a callback may have swallowed the exception

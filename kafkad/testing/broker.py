@@ -136,7 +136,7 @@ class Broker:
         assert not self.running, "the broker is running already"
         scratch = self._scratch_directory()
         with open(scratch / "stdout", "wb") as out, open(scratch / "stderr", "ab") as err:
-            self.process = _spawn(
+            self.process = spawn(
                 lambda: subprocess.Popen(
                     self._command(),
                     stdin=subprocess.DEVNULL,
@@ -254,7 +254,7 @@ class Broker:
         return self._scratch
 
 
-def _spawn(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+def spawn(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
     return _spawner.submit(start).result()
 
 

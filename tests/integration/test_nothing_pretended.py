@@ -122,7 +122,7 @@ def test_what_a_sasl_listener_cannot_do_is_refused_by_name(tmp_path, more, messa
         (["process.roles=broker"], 1, "is not formatted: the nodes of a cluster must agree on a cluster id"),
         (["process.roles=controller"], 1, "is not formatted"),
         (["process.roles=broker,controller"], 1, "is not formatted"),
-        (["process.roles=broker", "--workers", "2"], 2, "--workers 2: a node of a cluster has one worker"),
+        (["process.roles=controller", "--workers", "2"], 2, "--workers 2: a controller of a cluster has one process"),
         (["process.roles=controller", "--override", f"authorizer.class.name={STANDARD}"], 2,
          "configuration authorizer.class.name: a controller of a cluster asks no authorizer yet"),
     ],

@@ -13,8 +13,8 @@ What stops a partition is told by the native side once the bytes at hand are dea
 diverging epoch, records that cannot be taken. It is resumed after replica.fetch.backoff.ms, or once the log
 is cut; what waiting does not heal fails the partition until its next leader epoch, with one log line.
 
-Not there yet: TLS and SASL to the leader (a listener that needs one is refused by name), throttles, several
-workers, messages of magic 0 and 1.
+Not there yet: TLS and SASL to the leader (a listener that needs one is refused by name), throttles,
+messages of magic 0 and 1.
 
 Source: AbstractFetcherThread, ReplicaFetcherThread, AbstractFetcherManager."""
 

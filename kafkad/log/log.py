@@ -751,13 +751,21 @@ class Log:
         """The next flush syncs the names in a directory."""
         self.flusher.directories.add(directory)
 
-    def truncate_to(self, offset: int) -> None:
-        """Removes everything from `offset` on (to the start of the batch that holds it). Raises
+    def truncate_to(self, offset: int) -> bool:
+        """Removes everything from `offset` on (to the start of the batch that holds it), and epochs that
+        begin there: of one that wrote nothing the leader may not know. Whether anything went. Raises
         KafkaError."""
         if offset < self.end_offset:
             self.cleaned_below = min(self.cleaned_below, offset)
             self.cuts += 1
             truncation.truncate_to(self, offset)
+            return True
+        latest = self.leader_epochs.latest
+        self._change_epochs(lambda: self.leader_epochs.truncate_from_end(offset))
+        if self.leader_epochs.latest == latest:
+            return False
+        self.native.note_epochs()
+        return True
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Nothing is kept; the log goes on, empty, at `offset`: a snapshot has what was before. Raises

@@ -284,10 +284,9 @@ class Observer(MetadataReplica):
                 f"{self._log.directory}: the leader of the metadata quorum asks to cut the log at {offset},"
                 f" and offsets below {self.high_watermark} were committed: the quorum has lost data"
             )
-        if offset >= self._log.end_offset:
+        if not self._log.truncate_to(offset):
             raise Malformed(f"the leader's log parts from ours at {offset}, and ours ends there")
         logger.info("the metadata log is cut at offset %d: the leader's has another end", offset)
-        self._log.truncate_to(offset)
 
     def _end_of_epoch(self, epoch: int) -> tuple[int, int]:
         """(epoch, end offset) in our log: of this epoch, or of the next older one there is; of the oldest

@@ -257,8 +257,10 @@ class LeaderFetcher:
         if code == errors.OFFSET_OUT_OF_RANGE:
             self.native.stop(*key, TRUNCATING)
             self._spawn(self._out_of_range(key, followed))
-        elif code == errors.FENCED_LEADER_EPOCH or code in NEVER_HEALS:
+        elif code == errors.FENCED_LEADER_EPOCH:
             # The metadata is about to tell of a later epoch, which takes the partition out and in again.
+            self._fail(key, followed, _name_of(code), logging.INFO)
+        elif code in NEVER_HEALS:
             self._fail(key, followed, _name_of(code))
         elif code == errors.UNKNOWN_LEADER_EPOCH and followed.retries < len(EARLY_MS):
             followed.retries += 1
@@ -336,16 +338,15 @@ class LeaderFetcher:
         if self.followed.get(key) is followed:
             self.native.resume(*key)
 
-    def _fail(self, key: Key, followed: Followed, why: str) -> None:
-        self._report(
-            followed, f"it is fetched no more in leader epoch {followed.epoch}: {why}", logging.ERROR
-        )
+    def _fail(self, key: Key, followed: Followed, why: str, level: int = logging.ERROR) -> None:
+        self._report(followed, f"it is fetched no more in leader epoch {followed.epoch}: {why}", level)
         self.native.stop(*key, FAILED)
 
     def _cut(self, key: Key, followed: Followed, to: Cut | StartAnew) -> None:
-        """Cut the log and go on. What cuts nothing leads to the same Fetch: later, then."""
+        """Cut the log and go on. Where nothing goes the next Fetch is the same one: later, then."""
         log = followed.log
-        end = log.end_offset
+        end, epoch = log.end_offset, log.leader_epochs.latest
+        went = True
         self.native.stop(*key, TRUNCATING)
         try:
             if isinstance(to, StartAnew):
@@ -357,13 +358,16 @@ class LeaderFetcher:
                 logger.log(level, "%s-%d is cut from %d to %d, where it and its leader's log part (HW is %d)",
                            log.topic, log.partition, end, to.offset, log.high_watermark)  # fmt: skip
                 log.truncate_to(to.offset)
+            elif went := log.truncate_to(to.offset):
+                logger.info("%s-%d forgets leader epoch %s: it wrote nothing in it that its leader has",
+                            log.topic, log.partition, epoch)  # fmt: skip
         except KafkaError as error:
             self.refused(*key, followed.epoch, error)
             return
-        if log.end_offset == end:
-            self._delay(key, followed)
-        else:
+        if went:
             self._resume(key, followed)
+        else:
+            self._delay(key, followed)
 
     def _report(self, followed: Followed, text: str, level: int = logging.WARNING) -> None:
         """Once, until something else is to be said of the partition."""
@@ -469,7 +473,7 @@ class LeaderFetcher:
             if self.followed.get(key) is not followed:
                 return
             if isinstance(trouble, KafkaError) and trouble.code == errors.FENCED_LEADER_EPOCH:
-                self._fail(key, followed, _name_of(trouble.code))
+                self._fail(key, followed, _name_of(trouble.code), logging.INFO)
             else:
                 self._report(followed, f"its leader does not say where its log begins and ends: {trouble}")
                 self._delay(key, followed)

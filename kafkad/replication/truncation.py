@@ -9,8 +9,9 @@ asked offset answers with a diverging epoch: the largest one that it knows up to
     begins_anew    a leader's first batch begins below an empty follower's start
 
 Rule 1: nothing here touches a log. All is said in offsets, so a test is a table.
-Rule 2: an answer that cuts nothing leads to the same Fetch again. The caller waits before it asks
-(`Cut.offset == end_offset`).
+Rule 2: `Cut.offset == end_offset` is not nothing. A follower that has led without a record knows an epoch
+that begins at its end, and the leader may not: the epoch goes, else the same Fetch gets the same answer for
+ever. Only where no epoch begins there is nothing cut; then the caller waits before it asks again.
 
 Sources: AbstractFetcherThread.getOffsetTruncationState, fetchOffsetAndTruncate; ReplicaFetcherThread;
 ReplicaManager.initialFetchOffset."""
@@ -75,7 +76,7 @@ def diverged(
 def out_of_range(end_offset: int, leader_start: int, leader_end: int) -> Cut | StartAnew:
     """The leader's log goes from `leader_start` to `leader_end`, which is its LEO: replicas are not told HW.
 
-    `Cut(end_offset)`: nothing goes, the next Fetch is of the same offset."""
+    `Cut(end_offset)`: no record goes, the next Fetch is of the same offset."""
     if leader_end < end_offset:
         return Cut(leader_end, True)
     if leader_start > end_offset:

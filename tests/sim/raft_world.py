@@ -141,11 +141,14 @@ class SimLog:
         self._keep(first, len(self.marked))
         return first
 
-    def truncate_to(self, offset: int) -> None:
+    def truncate_to(self, offset: int) -> bool:
+        if offset >= self.end_offset:
+            return False
         kept = sum(each[1] <= offset for each in self.marked)
         if not kept and self.marked:
             self.disk.empty_at = self.marked[0][0]
         self._keep(0, kept)
+        return True
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         self._keep(0, 0)

@@ -10,7 +10,9 @@ killed, and come back with their log and an older high watermark.
 
     what was acknowledged by all is in the log of each later leader, at its offset
     the logs of two brokers say the same below the lower of their high watermarks
-    a high watermark is not above the end of any member of the ISR that the controller has"""
+    a high watermark is not above the end of any member of the ISR that the controller has
+
+`World.settle` ends the troubles: then all must be in the ISR before long, with the same log."""
 
 import random
 import struct
@@ -29,6 +31,7 @@ from tests.unit.log_world import ManualScheduler, batch, topic_config
 BROKERS = (1, 2, 3)
 INSYNC_MIN = 2
 LAG_MS = 1_000
+SETTLED_IN = 200  # rounds
 TOPIC_ID = bytes(range(16))
 EPOCH_AT = struct.Struct(">i")
 
@@ -312,6 +315,33 @@ class World:
                 if each in contents:
                     assert high <= len(contents[each]), f"HW {high} of {me} is above the end of {each}"
 
+    # -- an end of all troubles ------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """All run, and what is sent arrives."""
+        for broker in self.brokers.values():
+            if not broker.up:
+                self.restart(broker)
+        for _ in range(SETTLED_IN):
+            if self.is_settled():
+                return
+            self.now_ms += 50
+            while self.proposals:
+                self.judge()
+            for broker in self.brokers.values():
+                while broker.metadata:
+                    broker.learn()
+            for broker in self.brokers.values():
+                self.fetch(broker)
+                self.take_answer(broker)
+        ends = {me: broker.log.end_offset for me, broker in self.brokers.items()}
+        epochs = {me: broker.log.leader_epochs.entries for me, broker in self.brokers.items()}
+        raise AssertionError(f"they do not settle: {self.state}, ends {ends}, epochs {epochs}")
+
+    def is_settled(self) -> bool:
+        one, *others = (broker.content() for broker in self.brokers.values())
+        return set(self.state.isr) == set(BROKERS) and all(each == one for each in others)
+
 
 def run(seed: int, directory: str, steps: int) -> World:
     world = World(seed, directory)
@@ -322,6 +352,11 @@ def run(seed: int, directory: str, steps: int) -> World:
             raise AssertionError(f"seed {seed}, step {number}: {trouble}") from trouble
         if number % 10 == 0 or number == steps - 1:
             world.check()
+    try:
+        world.settle()
+    except KafkaError as trouble:
+        raise AssertionError(f"seed {seed}, settling: {trouble}") from trouble
+    world.check()
     for broker in world.brokers.values():
         if broker.up:
             broker.log.close(clean=False)

@@ -19,7 +19,7 @@ def ran(seed, steps=STEPS):
 
 
 @pytest.mark.soak
-def test_what_all_acknowledged_is_never_lost(rounds):
+def test_what_all_acknowledged_is_never_lost_and_all_catch_up(rounds):
     acked = 0
     for seed in range(rounds(100, 5_000)):
         try:

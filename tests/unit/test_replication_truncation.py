@@ -8,6 +8,7 @@ import pytest
 from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.replication import truncation
 from kafkad.replication.truncation import Beginning, Cut, StartAnew
+from tests.unit.log_world import LogWorld, batch
 
 
 @dataclass
@@ -103,6 +104,26 @@ def test_an_undefined_end_cuts_to_hw_and_an_undefined_epoch_to_the_end():
 def test_a_follower_that_knows_no_epoch_is_cut_to_the_leaders_end():
     cut = truncation.diverged(4, 6, end_offset=9, high_watermark=0, end_offset_for=lambda epoch: (-1, -1))
     assert cut == Cut(6, True)
+
+
+def test_an_epoch_in_which_a_follower_led_and_wrote_nothing_goes(tmp_path):
+    """Every restart of an idle cluster, one node after the other, makes such epochs."""
+    follower, leader = (LogWorld(tmp_path / name).log for name in ("follower", "leader"))
+    for log in (follower, leader):
+        log.set_leader_epoch(0)
+        log.append_client(batch(3), 1_000)
+    follower.set_leader_epoch(1)
+    leader.set_leader_epoch(2)
+    assert leader.end_offset_for_epoch(1) == (0, 3)  # which is not the epoch that was asked for
+    cut = truncation.diverged(
+        0, 3, end_offset=3, high_watermark=0, end_offset_for=follower.end_offset_for_epoch
+    )
+    assert cut == Cut(3, True)
+    assert follower.truncate_to(cut.offset)
+    assert follower.leader_epochs.entries == [(0, 0)] == LeaderEpochs.load(follower.directory).entries
+    assert follower.end_offset == 3
+    assert leader.end_offset_for_epoch(0) == (0, 3)  # now they agree
+    assert not follower.truncate_to(cut.offset)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -66,6 +66,7 @@ class BrokerLifecycle:
         """`ask` is ControllerChannel.ask; `image` answers what is applied here."""
         self.state = State.STARTING
         self.epoch = NO_EPOCH
+        self.heartbeats = 0  # that a controller has taken
         self.caught_up = asyncio.Event()
         self.unfenced = asyncio.Event()
         self.gone = asyncio.Event()
@@ -197,6 +198,7 @@ class BrokerLifecycle:
             reason = KafkaError(response.error_code)
             logger.warning("broker %d's heartbeat is refused: %s", self._registration.broker_id, reason)
             return self._interval_s
+        self.heartbeats += 1
         return self._heard(response, leaving)
 
     def _heard(self, response: Any, leaving: bool) -> float:

@@ -53,7 +53,7 @@ logger = logging.getLogger("kafkad")
 
 KNOWN_S: Final = 1.0  # an answer waits so long for this broker to know what it says
 LEAVE_S: Final = 300.0  # for the controllers to let us go; Kafka: BrokerServer.shutdown
-LOOKS: Final = 20  # per session, for a leader of the quorum
+LOOKS: Final = 20  # per session, for a heartbeat that was taken
 RETRY_S: Final = 5.0  # after directories could not be assigned
 LOCALHOST: Final = "127.0.0.1"
 
@@ -513,20 +513,22 @@ class MemberWorker(Worker):
         super().hang_up()
 
     async def _depart(self) -> None:
-        """Where nobody leads the quorum for a whole session nobody will let us go: all of a cluster stop."""
+        """Where no controller takes a heartbeat for a whole session nobody will let us go: all of a cluster
+        stop. Who leads the quorum says nothing: a voter alone goes on to name the leader that has died."""
         if not self.config.controlled_shutdown_enable:
             return
         self.lifecycle.begin_shutdown()
         session_s = self.config.broker_session_timeout_ms / 1000
         now = self.loop.time
         heard = begun = now()
+        heartbeats = self.lifecycle.heartbeats
         while now() < min(begun + LEAVE_S, heard + session_s):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(session_s / LOOKS):
                     await self.lifecycle.gone.wait()
                     return
-            if self.client.leader is not None:
-                heard = now()
+            if self.lifecycle.heartbeats != heartbeats:
+                heard, heartbeats = now(), self.lifecycle.heartbeats
         logger.warning("the controllers have not let this broker go for %g s", now() - begun)
 
     def _leave(self) -> None:

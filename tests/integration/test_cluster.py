@@ -142,6 +142,32 @@ def test_records_outlive_a_killed_node_a_killed_controller_and_a_stop_of_all():
         writer.check(cluster.bootstrap)
 
 
+def test_nodes_of_an_idle_cluster_are_restarted_one_after_the_other(kafkad_cluster):
+    """Each in turn leads without writing anything: that epoch is known to nobody else."""
+    cluster = kafkad_cluster
+    make_topic(cluster.bootstrap, "idle")
+    writer = Writer(cluster.bootstrap, "idle")
+    writer.write()
+    for number in cluster.nodes:
+        assert cluster.stop(number) == {number: 0}
+        cluster.start(number)
+        wait_for_isr(cluster, "idle")
+    writer.write()
+    writer.check(cluster.bootstrap)
+
+
+def test_a_node_stops_whose_quorum_has_gone(kafkad_cluster):
+    """It goes on to name a leader that nobody can ask."""
+    cluster = kafkad_cluster
+    leader = active_controller(controller_ports(cluster))
+    last = next(node for node in cluster.nodes if node != leader)
+    for node in cluster.nodes:
+        if node != last:
+            cluster.kill(node)
+    assert cluster.stop(last) == {last: 0}
+    assert "controllers have not let this broker go" in cluster.nodes[last].log
+
+
 def test_a_fixture_gives_a_cluster_and_a_failed_node_tells_its_log(kafkad_cluster):
     cluster = kafkad_cluster
     assert cluster.stop(2) == {2: 0}

@@ -305,7 +305,10 @@ def _answer(
 
 
 def _response(told: "_Told", context: RequestContext, request: Any, subject: Subject | None = None) -> Any:
-    up = [broker for broker in told.image.brokers.values() if not broker.fenced and told.listens(broker)]
+    named = [broker for broker in told.image.brokers.values() if told.listens(broker)]
+    # When all nodes stop, the last ones know that all are fenced. Clients with librdkafka forget brokers that
+    # an answer leaves out, and never ask again when none is left (confluentinc/librdkafka#5301).
+    up = [broker for broker in named if not broker.fenced]
     response = messages.MetadataResponse(
         brokers=[
             messages.MetadataResponse.Brokers(
@@ -314,7 +317,7 @@ def _response(told: "_Told", context: RequestContext, request: Any, subject: Sub
                 port=broker.listeners[context.listener].port,
                 rack=broker.rack,
             )
-            for broker in up
+            for broker in up or named
         ],
         cluster_id=told.image.cluster_id,
         controller_id=up[0].broker_id if up else NO_NODE,

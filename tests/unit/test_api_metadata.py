@@ -229,6 +229,17 @@ def test_replicas_on_a_broker_that_is_down_are_offline(cluster):
     assert response.topics[0].partitions[0].replica_nodes == [1, 2]
 
 
+def test_an_answer_is_never_without_brokers(cluster):
+    """confluentinc/librdkafka#5301: a client that is told of none never asks again."""
+    second_broker(cluster)
+    epoch = cluster.image.brokers[1].epoch
+    cluster.append(messages.BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=epoch, fenced=1))
+    assert all(broker.fenced for broker in cluster.image.brokers.values())
+    response = ask(cluster, ["shared"])
+    assert ([b.node_id for b in response.brokers], response.controller_id) == ([1, 2], -1)
+    assert response.topics[0].partitions[0].offline_replicas == [1, 2]
+
+
 def test_v0_leaves_out_replicas_that_are_down_and_says_so(cluster):
     second_broker(cluster)
     partition = ask(cluster, ["shared"], 0).topics[0].partitions[0]

@@ -1,0 +1,639 @@
+"""A cluster whose nodes are killed, paused, stopped and cut off while it is written and read.
+
+`Cluster` is a LocalCluster (cli/local_cluster) whose nodes reach each other, as brokers and as controllers,
+by `Links`. `Story` makes a topic, lets writers and readers work on it, brings one fault after the other by a
+seed, and checks in the end what Jepsen's Kafka workload checks: no acknowledged record is lost, doubled,
+reordered within its producer or at another offset than the producer was told; a reader never finds another
+record at an offset, skips none and is never told that its offset is out of range; and all replicas hold the
+same batches and the same leader epochs.
+
+Use: tests/integration/test_cluster_kills.py. A seed gives the same faults again, but not the same moments."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import random
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kafkad.cli.local_cluster import LocalCluster, LocalNode
+from kafkad.net.channel import Channel, Unreachable
+from kafkad.protocol import messages
+from kafkad.testing.broker import spawn
+from tests.controller_process import ControllerQuorum
+from tests.links import ANSWERS, REQUESTS, Links, Way
+
+WAIT_S = 90
+HEADER = 61
+SESSION_MS, LAG_MS = 2000, 1500
+PARTITIONS = 4
+QUIET = {"log_level": 0, "reconnect.backoff.max.ms": 200, "reconnect.backoff.ms": 20}
+
+CONFIG = {
+    "broker.session.timeout.ms": SESSION_MS,
+    "broker.heartbeat.interval.ms": 300,
+    "controller.quorum.election.timeout.ms": 500,
+    "controller.quorum.fetch.timeout.ms": 1000,
+    "leader.imbalance.check.interval.seconds": 1,
+    "replica.lag.time.max.ms": LAG_MS,
+    "replica.fetch.backoff.ms": 100,
+    "replica.socket.timeout.ms": 1500,
+    "log.segment.bytes": 1 << 20,
+    "auto.create.topics.enable": False,
+}
+
+
+def until(condition: Callable, what: Callable[[], object] = str, within_s: float = WAIT_S):
+    ends = time.monotonic() + within_s
+    while not (found := condition()):
+        if time.monotonic() > ends:
+            raise AssertionError(f"not so within {within_s} s: {what()}")
+        time.sleep(0.05)
+    return found
+
+
+class Cluster:
+    """`with Cluster(path) as cluster`: nodes that reach each other by `links` only."""
+
+    def __init__(self, path: Path, count: int = 3):
+        self.path = path
+        self.local = LocalCluster(path, count, CONFIG, spawn=spawn)
+        self.links = Links()
+        self._held = contextlib.ExitStack()
+
+    def __enter__(self) -> Cluster:
+        self.links.__enter__()
+        try:
+            self.local.open()
+            self._wire()
+            self.local.start(timeout_s=WAIT_S)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.local.close()
+        self._held.close()
+        self.links.__exit__()
+
+    @property
+    def nodes(self) -> dict[int, LocalNode]:
+        return self.local.nodes
+
+    @property
+    def bootstrap(self) -> str:
+        return self.local.bootstrap
+
+    def _wire(self) -> None:
+        """Clients have the listener PLAINTEXT; brokers and controllers reach others by links."""
+        to = {number: self.links.to(number, node.controller_port) for number, node in self.nodes.items()}
+        for number, node in self.nodes.items():
+            inner = self._port()
+            advertised = self.links.to(number, inner)
+            lines = dict(line.split("=", 1) for line in node.properties.read_text().splitlines())
+            lines |= {
+                "controller.quorum.voters": ",".join(f"{each}@127.0.0.1:{port}" for each, port in to.items()),
+                "listeners": f"{lines['listeners']},INNER://127.0.0.1:{inner}",
+                "advertised.listeners": f"PLAINTEXT://{node.bootstrap},INNER://127.0.0.1:{advertised},"
+                f"CONTROLLER://127.0.0.1:{to[number]}",
+                "inter.broker.listener.name": "INNER",
+                "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,INNER:PLAINTEXT",
+            }
+            node.properties.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+        ports = {number: node.controller_port for number, node in self.nodes.items()}
+        frame = SimpleNamespace(path=self.path, cluster_id=self.local.cluster_id, controller_ports=ports)
+        self.quorum = ControllerQuorum.around(self.nodes, frame)
+
+    def _port(self) -> int:
+        """A free one, which stays bound, so that nobody else is given it while its node is down."""
+        held = self._held.enter_context(socket.socket())
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        return held.getsockname()[1]
+
+    def start(self, numbers) -> None:
+        """Those of these nodes that do not run, side by side."""
+        self.local.start(numbers, WAIT_S)
+
+    def seen(self, topic: str) -> list[dict[int, tuple[int, tuple[int, ...]]]]:
+        """What each broker says: (leader, sorted ISR) by partition; empty if it does not answer."""
+
+        async def asked(node):
+            try:
+                channel = await Channel.connect("127.0.0.1", node.port, "checker", timeout_s=2)
+            except Unreachable:
+                return {}
+            try:
+                cls = messages.MetadataRequest
+                response = await channel.ask(cls(topics=[cls.Topics(name=topic)]), timeout_s=2)
+            except Unreachable:
+                return {}
+            finally:
+                channel.close()
+            return {
+                row.partition_index: (row.leader_id, tuple(sorted(row.isr_nodes)))
+                for row in response.topics[0].partitions
+            }
+
+        async def all_of_them():
+            return await asyncio.gather(*map(asked, self.nodes.values()))
+
+        return asyncio.run(all_of_them())
+
+    def whole(self, topic: str) -> None:
+        """Wait until all brokers say that each partition has a leader and all replicas in its ISR."""
+        numbers = tuple(self.nodes)
+
+        def so() -> bool:
+            first, *others = self.seen(topic)
+            return (
+                len(first) == PARTITIONS
+                and all(each == first for each in others)
+                and all(leader in numbers and isr == numbers for leader, isr in first.values())
+            )
+
+        until(so, lambda: (topic, self.seen(topic)))
+
+    def active_controller(self) -> int:
+        return asyncio.run(self.quorum.leader(WAIT_S))
+
+    def tracebacks(self) -> list[str]:
+        logs = {number: (node.directory / "stderr").read_text() for number, node in self.nodes.items()}
+        return [
+            f"node {number}: {log[at : at + 3000]}"
+            for number, log in logs.items()
+            if (at := log.find("Traceback")) >= 0
+        ]
+
+
+# -- the clients -------------------------------------------------------------------------------------------
+
+
+class Writer(threading.Thread):
+    """An idempotent producer. Its records are `writer:number`, numbered by partition."""
+
+    def __init__(self, bootstrap: str, topic: str, number: int, seed: int):
+        super().__init__(daemon=True)
+        self.topic, self.number = topic, number
+        self.random = random.Random(f"{seed}-{number}")
+        self.acked: dict[tuple[int, int], bytes] = {}  # by partition and offset
+        self.failures: list[str] = []
+        self.ended = threading.Event()
+        self.producer = Producer(
+            {
+                "bootstrap.servers": bootstrap, "enable.idempotence": True, "acks": "all", **QUIET,
+                "linger.ms": self.random.choice((0, 2, 10)), "retry.backoff.ms": 20,
+                "compression.type": self.random.choice(("none", "lz4", "zstd")),
+                "message.timeout.ms": 240_000, "request.timeout.ms": 5000, "error_cb": self._trouble,
+                "topic.metadata.refresh.interval.ms": 1000, "socket.timeout.ms": 6000,
+            }
+        )  # fmt: skip
+
+    def _trouble(self, error) -> None:
+        if error.fatal():
+            self.failures.append(f"writer {self.number}: {error}")
+
+    def _told(self, error, message) -> None:
+        if error is not None:
+            self.failures.append(f"writer {self.number}: {message.value()[:40]!r}: {error}")
+            return
+        at = (message.partition(), message.offset())
+        if at in self.acked:
+            self.failures.append(f"writer {self.number}: {message.value()!r} and {self.acked[at]!r} at {at}")
+        self.acked[at] = message.value()
+
+    def run(self) -> None:
+        counts = [0] * PARTITIONS
+        while not self.ended.is_set() and not self.failures:
+            partition = self.random.randrange(PARTITIONS)
+            for _ in range(self.random.choice((1, 1, 5, 20))):
+                filling = b"x" * self.random.choice((0, 10, 100, 2000))
+                value = b"%d:%d:%b" % (self.number, counts[partition], filling)
+                try:
+                    self.producer.produce(self.topic, value, partition=partition, on_delivery=self._told)
+                except BufferError:
+                    self.producer.poll(0.1)
+                    break
+                counts[partition] += 1
+            self.producer.poll(0)
+            self.ended.wait(self.random.choice((0.005, 0.02, 0.05)))
+
+    def end(self) -> None:
+        self.ended.set()
+        self.join(30)
+        left = self.producer.flush(WAIT_S)
+        if left:
+            self.failures.append(f"writer {self.number}: {left} records are never answered")
+
+
+class Reader(threading.Thread):
+    """Reads all partitions as they grow, and goes back now and then. What it has read stays as it was."""
+
+    def __init__(self, bootstrap: str, topic: str, seed: int, *, goes_back: bool):
+        super().__init__(daemon=True)
+        self.topic, self.goes_back = topic, goes_back
+        self.random = random.Random(f"{seed}-reader-{goes_back}")
+        self.found: list[dict[int, bytes]] = [{} for _ in range(PARTITIONS)]
+        self.next = [0] * PARTITIONS
+        self.failures: list[str] = []
+        self.ended = threading.Event()
+        self.consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap, "group.id": "unused", "enable.auto.commit": False, **QUIET,
+                "auto.offset.reset": "error", "check.crcs": True, "fetch.wait.max.ms": 100,
+                "fetch.error.backoff.ms": 50, "topic.metadata.refresh.interval.ms": 1000,
+                "socket.timeout.ms": 6000,
+            }
+        )  # fmt: skip
+        self.consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
+
+    def run(self) -> None:
+        turn = time.monotonic() + 1
+        try:
+            while not self.ended.is_set() and not self.failures:
+                for message in self.consumer.consume(500, 0.1):
+                    self._take(message)
+                if self.goes_back and time.monotonic() > turn:
+                    turn = time.monotonic() + 1
+                    self._go_back()
+        except Exception:
+            self.failures.append(traceback.format_exc())
+
+    def _take(self, message) -> None:
+        if error := message.error():
+            if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                at = self.next[message.partition()] if message.partition() is not None else self.next
+                self.failures.append(f"reader at {message.partition()}, {at}: {error}")
+            return
+        index, offset, value = message.partition(), message.offset(), message.value()
+        if offset != self.next[index]:
+            self.failures.append(f"reader of {index}: {offset} comes after {self.next[index] - 1}")
+        self.next[index] = offset + 1
+        before = self.found[index].setdefault(offset, value)
+        if before != value:
+            self.failures.append(f"reader of {index}: {offset} was {before[:40]!r}, is {value[:40]!r}")
+
+    def _go_back(self) -> None:
+        index = self.random.randrange(PARTITIONS)
+        if not self.next[index]:
+            return
+        offset = self.random.randrange(max(self.next[index] - 500, 0), self.next[index])
+        try:
+            self.consumer.seek(TopicPartition(self.topic, index, offset))
+        except KafkaException:  # the partition has no leader that librdkafka knows
+            return
+        self.next[index] = offset
+
+    def end(self, high_watermarks: Sequence[int]) -> None:
+        self.goes_back = False
+        try:
+            until(
+                lambda: self.failures or all(n >= h for n, h in zip(self.next, high_watermarks, strict=True)),
+                lambda: ("the reader stays behind", self.next, high_watermarks),
+            )
+        except AssertionError as trouble:
+            self.failures.append(str(trouble))
+        self.ended.set()
+        self.join(30)
+        self.consumer.close()
+
+
+def high_watermarks(bootstrap: str, topic: str) -> list[int]:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused", **QUIET})
+    try:
+        return [until(lambda i=i: _high_watermark(consumer, topic, i)) - 1 for i in range(PARTITIONS)]
+    finally:
+        consumer.close()
+
+
+def _high_watermark(consumer, topic, index) -> int:
+    """One more than it is: 0 is not yet known."""
+    try:
+        return consumer.get_watermark_offsets(TopicPartition(topic, index), timeout=5)[1] + 1
+    except KafkaException:
+        return 0
+
+
+# -- the checks --------------------------------------------------------------------------------------------
+
+
+def batches(path: Path) -> list[tuple[int, int, str]]:
+    """(base offset, leader epoch, digest) of each batch of a replica."""
+    found = []
+    for segment in sorted(path.glob("*.log")):
+        data, at = segment.read_bytes(), 0
+        while at + HEADER <= len(data):
+            size = int.from_bytes(data[at + 8 : at + 12], "big") + 12
+            if size <= HEADER or at + size > len(data):
+                break
+            batch = data[at : at + size]
+            epoch = int.from_bytes(batch[12:16], "big")
+            found.append((int.from_bytes(batch[:8], "big"), epoch, hashlib.md5(batch).hexdigest()))
+            at += size
+    return found
+
+
+def epochs(path: Path, last_batch: int) -> list[tuple[int, int]]:
+    """(epoch, start offset) of the leaders that have written something; only a leader knows that it has
+    written nothing yet."""
+    lines = (path / "leader-epoch-checkpoint").read_text().split("\n")[2:]
+    known = [tuple(map(int, line.split())) for line in lines if line]
+    return [(epoch, start) for epoch, start in known if start <= last_batch]
+
+
+def check_records(records: Sequence[bytes], writers: Sequence[Writer], index: int) -> list[str]:
+    """What is wrong with a partition whose records these are, from offset 0 on."""
+    wrong = []
+    for writer in writers:
+        for (partition, offset), value in writer.acked.items():
+            if partition != index:
+                continue
+            is_there = offset < len(records)
+            if not is_there or records[offset] != value:
+                there = records[offset][:40] if is_there else None
+                kind = "is at another offset" if value in records else "is lost"
+                wrong.append(f"acknowledged {value[:40]!r} at {index}, {offset} {kind}; there: {there!r}")
+    last: dict[bytes, int] = {}
+    for offset, value in enumerate(records):
+        writer_id, number, _ = value.split(b":", 2)
+        expected = last.get(writer_id, -1) + 1
+        if int(number) != expected:
+            wrong.append(f"{index}, {offset}: writer {writer_id!r} has {number!r}, expected {expected}")
+        last[writer_id] = int(number)
+    return wrong
+
+
+# -- the faults --------------------------------------------------------------------------------------------
+
+
+class Faults:
+    """Each method brings one fault, waits, and takes it away again; `chance` has the choices."""
+
+    def __init__(self, cluster: Cluster, chance: random.Random):
+        self.cluster, self.chance = cluster, chance
+        self.told: list[str] = []
+
+    def tell(self, text: str) -> None:
+        self.told.append(f"{time.strftime('%H:%M:%S')} {text}")
+
+    def pause(self, low: float = 0.2, high: float = 4.0) -> None:
+        time.sleep(self.chance.uniform(low, high))
+
+    def some(self, count: int) -> list[int]:
+        return self.chance.sample(sorted(self.cluster.nodes), count)
+
+    def kill_one(self) -> None:
+        self._kill(self.some(1))
+
+    def kill_two(self) -> None:
+        self._kill(self.some(2))
+
+    def kill_all(self) -> None:
+        self._kill(self.some(len(self.cluster.nodes)))
+
+    def kill_the_active_controller(self) -> None:
+        self._kill([self.cluster.active_controller()])
+
+    def _kill(self, numbers: Sequence[int]) -> None:
+        self.tell(f"kill -9 of {numbers}")
+        for number in numbers:
+            self.cluster.nodes[number].kill()
+        self.pause()
+        self.tell(f"start of {numbers}")
+        self.cluster.start(numbers)
+
+    def kill_one_after_the_other(self) -> None:
+        """The second dies while the first may not be in the ISR again."""
+        first, second = self.some(2)
+        self.tell(f"kill -9 of {first}, start, kill -9 of {second}")
+        self.cluster.nodes[first].kill()
+        self.pause(0.1, 3)
+        self.cluster.start([first])
+        self.cluster.nodes[second].kill()
+        self.pause(0.1, 3)
+        self.cluster.start([second])
+
+    def stop_one(self) -> None:
+        self._stop(self.some(1))
+
+    def stop_the_active_controller(self) -> None:
+        self._stop([self.cluster.active_controller()])
+
+    def stop_all(self) -> None:
+        self._stop(self.some(len(self.cluster.nodes)))
+
+    def _stop(self, numbers: Sequence[int]) -> None:
+        self.tell(f"controlled stop of {numbers}")
+        codes = self.cluster.local.stop(numbers, WAIT_S)
+        assert not any(codes.values()), codes
+        self.pause(0.1, 2)
+        self.tell(f"start of {numbers}")
+        self.cluster.start(numbers)
+
+    def halt_for_long(self) -> None:
+        self._halt(self.some(self.chance.choice((1, 1, 2))), 3.0, 6.0)
+
+    def halt_for_a_moment(self) -> None:
+        self._halt(self.some(1), 0.1, 2.0)
+
+    def halt_the_active_controller(self) -> None:
+        self._halt([self.cluster.active_controller()], 1.5, 4)
+
+    def _halt(self, numbers: Sequence[int], low: float, high: float) -> None:
+        self.tell(f"SIGSTOP of {numbers}")
+        self._signal(numbers, signal.SIGSTOP)
+        self.pause(low, high)
+        self.tell(f"SIGCONT of {numbers}")
+        self._signal(numbers, signal.SIGCONT)
+
+    def _signal(self, numbers: Sequence[int], what: signal.Signals) -> None:
+        for number in numbers:
+            process = self.cluster.nodes[number].process
+            assert process is not None
+            process.send_signal(what)
+
+    def cut_a_link(self) -> None:
+        source, target = self.some(2)
+        ways = self.chance.choice(
+            (
+                [(source, target, REQUESTS)],
+                [(source, target, ANSWERS)],
+                [(a, b, way) for a, b in ((source, target), (target, source)) for way in (REQUESTS, ANSWERS)],
+            )
+        )
+        self._cut(ways)
+
+    def cut_off_a_node(self) -> None:
+        self._cut_off(*self.some(1))
+
+    def cut_off_the_active_controller(self) -> None:
+        self._cut_off(self.cluster.active_controller())
+
+    def _cut_off(self, number: int) -> None:
+        others = [each for each in self.cluster.nodes if each != number]
+        out = [(number, other, REQUESTS) for other in others]
+        into = [(other, number, REQUESTS) for other in others]
+        self._cut(self.chance.choice((out, into, out + into)))
+
+    def _cut(self, ways: Sequence[Way]) -> None:
+        self.tell(f"cut {ways}")
+        self.cluster.links.cut(ways)
+        self.pause(1.0, 5.0)
+        self.tell("all links are whole")
+        self.cluster.links.mend()
+
+    def cut_and_kill(self) -> None:
+        """A node that cannot follow, and another that dies meanwhile."""
+        source, target = self.some(2)
+        self.tell(f"cut {source} -> {target}, kill -9 of {target}")
+        self.cluster.links.cut([(source, target, REQUESTS)])
+        self.pause(0.2, 3)
+        self.cluster.nodes[target].kill()
+        self.pause(0.2, 3)
+        self.cluster.links.mend()
+        self.cluster.start([target])
+
+
+ALL = (
+    Faults.kill_one,
+    Faults.kill_two,
+    Faults.kill_all,
+    Faults.kill_the_active_controller,
+    Faults.kill_one_after_the_other,
+    Faults.stop_one,
+    Faults.stop_the_active_controller,
+    Faults.stop_all,
+    Faults.halt_for_long,
+    Faults.halt_for_a_moment,
+    Faults.halt_the_active_controller,
+    Faults.cut_a_link,
+    Faults.cut_off_a_node,
+    Faults.cut_off_the_active_controller,
+    Faults.cut_and_kill,
+)
+SHORT = (Faults.kill_one, Faults.halt_for_a_moment, Faults.cut_a_link)
+
+
+# -- a story -----------------------------------------------------------------------------------------------
+
+
+class Story:
+    """`Story(cluster, seed).tell(faults)`: these faults, on a topic of its own; fails with all it knows."""
+
+    def __init__(self, cluster: Cluster, seed: int):
+        self.cluster, self.seed = cluster, seed
+        self.topic = f"story-{seed}"
+        self.chance = random.Random(seed)
+        self.faults = Faults(cluster, self.chance)
+
+    def tell(self, faults: Sequence[Callable[[Faults], None]]) -> int:
+        """Returns how many records were acknowledged."""
+        try:
+            return self._tell(faults)
+        except Exception as trouble:
+            events = "\n".join(self.faults.told)
+            raise AssertionError(f"seed {self.seed}: {trouble}\n{self.cluster.path}\n{events}") from trouble
+
+    def _tell(self, faults: Sequence[Callable[[Faults], None]]) -> int:
+        self._create()
+        self.writers = [Writer(self.cluster.bootstrap, self.topic, n, self.seed) for n in range(3)]
+        self.readers = [
+            Reader(self.cluster.bootstrap, self.topic, self.seed, goes_back=back) for back in (False, True)
+        ]
+        for client in (*self.readers, *self.writers):
+            client.start()
+        try:
+            self._progress()
+            for fault in faults:
+                fault(self.faults)
+                if self.chance.random() < 0.5:
+                    self.cluster.whole(self.topic)
+                    self._progress()
+                else:
+                    self.faults.pause(0.1, 1.0)
+                assert not self.failures(), "\n".join(self.failures()[:20])
+            self.cluster.whole(self.topic)
+            self._progress()
+        finally:
+            for client in (*self.writers, *self.readers):
+                client.ended.set()
+        return self._check()
+
+    def _create(self) -> None:
+        admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap, **QUIET})
+        topic = NewTopic(self.topic, PARTITIONS, 3, config={"min.insync.replicas": "2"})
+        admin.create_topics([topic])[self.topic].result(WAIT_S)
+        self.cluster.whole(self.topic)
+
+    def _progress(self) -> None:
+        before = [len(writer.acked) for writer in self.writers]
+        until(
+            lambda: (
+                self.failures()
+                or all(len(w.acked) > n + 20 for w, n in zip(self.writers, before, strict=True))
+            ),
+            lambda: (
+                "nothing is acknowledged",
+                before,
+                [(len(writer.acked), len(writer.producer)) for writer in self.writers],
+                self.cluster.seen(self.topic),
+            ),
+        )
+
+    def failures(self) -> list[str]:
+        return [failure for client in (*self.writers, *self.readers) for failure in client.failures]
+
+    def _check(self) -> int:
+        for writer in self.writers:
+            writer.end()
+        ends = high_watermarks(self.cluster.bootstrap, self.topic)
+        last = Reader(self.cluster.bootstrap, self.topic, self.seed, goes_back=False)
+        last.start()
+        for reader in (*self.readers, last):
+            reader.end(ends)
+        wrong = self.failures() + last.failures
+        for index in range(PARTITIONS):
+            found = last.found[index]
+            wrong += check_records([found[offset] for offset in range(len(found))], self.writers, index)
+            for reader in self.readers:
+                wrong += [
+                    f"a reader of {index} has read {value[:40]!r} at {offset}, where {found.get(offset)!r} is"
+                    for offset, value in reader.found[index].items()
+                    if found.get(offset) != value
+                ]
+            wrong += self._replicas(index)
+        wrong += self.cluster.tracebacks()
+        assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:20])
+        return sum(len(writer.acked) for writer in self.writers)
+
+    def _replicas(self, index: int) -> list[str]:
+        """Wait until all replicas hold the same; say what differs if they never do."""
+        paths = [node.data_dir / f"{self.topic}-{index}" for node in self.cluster.nodes.values()]
+
+        def replicas():
+            for path in paths:
+                log = batches(path)
+                yield log, epochs(path, log[-1][0] if log else -1)
+
+        def same() -> bool:
+            first, *others = replicas()
+            return bool(first[0]) and all(each == first for each in others)
+
+        try:
+            until(same, within_s=30)
+        except AssertionError:
+            told = [(log[-3:], known) for log, known in replicas()]
+            return [f"the replicas of {index} differ: {told}"]
+        return []

@@ -566,16 +566,21 @@ class Story:
                 assert not self.failures(), "\n".join(self.failures()[:20])
             self.cluster.whole(self.topic)
             self._progress()
+            return self._check()
         finally:
             for client in (*self.writers, *self.readers):
                 client.ended.set()
-        return self._check()
 
     def _create(self) -> None:
         admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap, **QUIET})
         topic = NewTopic(self.topic, PARTITIONS, 3, config={"min.insync.replicas": "2"})
         admin.create_topics([topic])[self.topic].result(WAIT_S)
         self.cluster.whole(self.topic)
+        leader = self.cluster.active_controller()
+        pairs = [(source, target) for source in self.cluster.nodes for target in self.cluster.nodes]
+        ways = {(b"broker", source, target) for source, target in pairs if source != target}
+        ways |= {(b"kafkad", source, leader) for source in self.cluster.nodes if source != leader}
+        assert ways <= self.cluster.links.used  # else nothing would be cut
 
     def _progress(self) -> None:
         before = [len(writer.acked) for writer in self.writers]

@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Iterable
 
-SOURCE = re.compile(rb"(?:broker|kafkad)-(\d+)")
+SOURCE = re.compile(rb"(broker|kafkad)-(\d+)")
 REQUESTS, ANSWERS = "requests", "answers"
 Way = tuple[int, int, str]  # from which node, to which node, requests or answers
 
@@ -22,6 +22,7 @@ class Links:
 
     def __enter__(self) -> Links:
         self.cut_ways: frozenset[Way] = frozenset()
+        self.used: set[tuple[bytes, int, int]] = set()  # first word of the client id, from, to
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
         self._pumps: set[asyncio.Task[None]] = set()
@@ -83,7 +84,9 @@ class Links:
             size = await reader.readexactly(4)
             first = size + await reader.readexactly(int.from_bytes(size, "big"))
             named = SOURCE.search(first[:80])
-            source = int(named[1]) if named else -1
+            source = int(named[2]) if named else -1
+            if named:
+                self.used.add((named[1], source, node))
             onward, back = await asyncio.open_connection("127.0.0.1", port)
             try:
                 ways = {

@@ -64,6 +64,9 @@ class Services:
     api_versions: tuple[tuple[int, int, int], ...] = ()  # (key, lowest, highest) as ApiVersions tells them
     advertised: dict[str, tuple[str, int]] = field(default_factory=dict)  # listener name -> host, port
     metadata_answers: MetadataAnswers = field(default_factory=MetadataAnswers)
+    # of a broker of a cluster
+    remote_markers: Any = None  # server.remote_markers.RemoteMarkers; None: no other broker leads anything
+    remote_gate: Any = None  # server.remote_gate.RemoteGate; None: no other broker coordinates anything
     # of a broker with several workers
     me: int = 0  # this worker's index
     peers: Any = None  # server.Peers: the other workers; None: there are none

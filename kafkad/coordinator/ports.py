@@ -34,13 +34,17 @@ class Storage(Protocol):
         """What a batch in a transaction is to be appended with, once the transaction's coordinator has
         admitted it (log/admission.py); 0: the transaction is open here. Raises KafkaError."""
 
+    def lead(self, partition: int, epoch: int) -> None:
+        """From now on, appends of another leader epoch are refused."""
+
     def append(
         self, partition: int, batch: bytearray, callback: Appended, admitted: tuple[int, int] = ...
     ) -> None:
         """Appends one batch to a partition. `callback(error code, base offset)` once: when it is as durable
         as acks=all makes it, or has failed or timed out. In the order of the appends of that partition, and
-        possibly before this returns. admitted: of a batch in a transaction, its admission and guard.
-        """
+        possibly before this returns. A batch that is in the log when its time is up has REQUEST_TIMED_OUT
+        with its offset, and later a second call with its outcome. admitted: of a batch in a transaction, its
+        admission and guard."""
 
     def append_marker(
         self, partition: int, of: tuple[int, int, int], *, commit: bool, version: int, callback: Appended

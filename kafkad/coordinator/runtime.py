@@ -154,6 +154,11 @@ class GroupCoordinator:
             self.unload(partition)
         self._slices.close()
 
+    def lead(self, partition: int, epoch: int) -> None:
+        """The partition is led here in this leader epoch; what is loaded stays. Appends of another epoch are
+        refused."""
+        self.storage.lead(partition, epoch)
+
     def complete_transaction(
         self,
         partition: int,

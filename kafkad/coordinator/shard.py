@@ -69,7 +69,7 @@ NO_TRANSACTION = (0, 0)  # Admission.PLAIN, and no guard
 class Write:
     """A batch that is being written: its changes of the offsets, and its callback."""
 
-    __slots__ = ("base_offset", "changes", "code", "ended", "producer_id", "waiting")
+    __slots__ = ("base_offset", "changes", "code", "ended", "is_late", "producer_id", "waiting")
 
     def __init__(
         self,
@@ -84,6 +84,7 @@ class Write:
         self.base_offset = -1
         self.waiting: list[Done] = [] if done is None else [done]
         self.code: int | None = None  # None: not finished
+        self.is_late = False  # it is in the log, but its time is up
 
 
 class Shard:
@@ -143,6 +144,10 @@ class Shard:
         """One batch. When it is durable `changes` are applied and `done(NONE)` called; else `done(error
         code)`. producer: id and epoch, if the changes wait for the end of its transaction; it was admitted
         with that admission and guard."""
+        if self.closed:
+            if done is not None:
+                done(errors.NOT_COORDINATOR)
+            return
         timestamp_ms = self.now_ms()
         listed = [Record(key=key, value=value, timestamp=timestamp_ms) for key, value in entries]
         if producer is None:
@@ -162,6 +167,9 @@ class Shard:
         """Writes the marker behind all that is on its way. When it is durable the transaction's offsets
         count, or are forgotten, and `done(NONE)` is called; else `done(error code)`, and nothing has
         changed."""
+        if self.closed:
+            done(errors.NOT_COORDINATOR)
+            return
         write = Write((), done, (producer_id, commit))
         self.writes.append(write)
         self._coordinator.storage.append_marker(
@@ -176,6 +184,12 @@ class Shard:
         """Store the result of an append. A refusal may come before the results of older appends, but answers
         keep the order of appends."""
         assert write.code is None, "a write has one outcome"
+        if code == errors.REQUEST_TIMED_OUT and base_offset >= 0:
+            write.is_late = True  # it may count yet, and is applied then: only who waits is answered now
+            waiting, write.waiting = write.waiting, []
+            for done in waiting:
+                done(APPEND_ERRORS[code])
+            return
         write.code = code
         write.base_offset = base_offset
         while self.writes and self.writes[0].code is not None:
@@ -204,7 +218,9 @@ class Shard:
 
     def after_writes(self, done: Done) -> None:
         """Call `done(error code)` when all pending appends are finished; at once, if there are none."""
-        if self.writes:
+        if self.writes and self.writes[-1].is_late:
+            done(APPEND_ERRORS[errors.REQUEST_TIMED_OUT])
+        elif self.writes:
             self.writes[-1].waiting.append(done)
         else:
             done(errors.NONE)

@@ -84,7 +84,8 @@ class Attempt:
 
 class TransactionShard:
     def __init__(self, coordinator: Coordinator, index: int, epoch: int) -> None:
-        """epoch: of the partition's leader, which the markers carry as the coordinator's."""
+        """epoch: of the partition's leader, which the markers carry as the coordinator's; it rises while the
+        same broker leads."""
         self.index = index
         self.epoch = epoch
         self.transactions: dict[str, Transaction] = {}
@@ -215,6 +216,9 @@ class TransactionShard:
     def _append(self, entries: Sequence[tuple[bytes, bytes | None]], timeout_ms: int, appended: Done) -> None:
         """Append one batch. `appended(error code for a client)` once, NOT_COORDINATOR if the shard is closed
         meanwhile."""
+        if self.closed:
+            appended(errors.NOT_COORDINATOR)
+            return
         timestamp_ms = self._coordinator.clock.now_ms()
         batch = build_batch([Record(key=key, value=value, timestamp=timestamp_ms) for key, value in entries])
         self._appends += 1

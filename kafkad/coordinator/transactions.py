@@ -54,6 +54,9 @@ class TransactionStorage(Protocol):
     def batch_size_max(self, partition: int) -> int:
         """In bytes; `append` refuses a larger batch with MESSAGE_TOO_LARGE."""
 
+    def lead(self, partition: int, epoch: int) -> None:
+        """From now on, appends of another leader epoch are refused."""
+
     def append(self, partition: int, batch: bytearray, callback: Appended, timeout_ms: int) -> None:
         """Append one batch. `callback(error code, base offset)` once, when it is as durable as acks=all makes
         it, or has failed or timed out; possibly before this returns."""
@@ -164,6 +167,14 @@ class TransactionCoordinator:
                 done()
 
         self._slices.run(until_closed())
+
+    def lead(self, partition: int, epoch: int) -> None:
+        """The partition is led here in this leader epoch; what is loaded stays. Markers carry the epoch, and
+        appends of another one are refused."""
+        self.storage.lead(partition, epoch)
+        shard = self.shards.get(partition)
+        if shard is not None:
+            shard.epoch = epoch
 
     def unload(self, partition: int) -> None:
         shard = self.shards.pop(partition, None)

@@ -2,12 +2,14 @@
 `__transaction_state`, while everybody is served.
 
     load(partition)    its groups are answered COORDINATOR_LOAD_IN_PROGRESS from now on
+    followers          have what the log has, so that nothing is shown that may vanish with its leader
     a thread           reads the segment files and keeps the last record of each key, without the GIL
     the loop           makes groups and offsets of those records in slices, then serves them
 
 One partition is read at a time, READ_AT_ONCE bytes a job, so that other jobs of the pool need not wait long.
 Small partitions, as nearly all are, are loaded at once. A partition whose files cannot be opened or read is
 tried again, ever less often, and the others are loaded meanwhile. Unloading a partition cancels its load.
+A partition whose followers do not come is told in the log, again and again.
 
 Beware: what is appended after `load` is not read, so nobody may append to a partition that is loading."""
 
@@ -31,6 +33,7 @@ READ_AT_ONCE = 32 << 20
 AT_ONCE = 1 << 20  # bytes in all that are loaded in one turn of the loop: about 15 ms
 RETRY_MS = 1_000  # after the first failure; twice as long after each further one
 RETRY_MS_MAX = 30_000
+TAIL_TOLD_MS = 10_000  # between two lines of the log about a partition that waits for its followers
 
 
 class SegmentFiles:
@@ -96,6 +99,28 @@ class SegmentFiles:
         return self._at > skipped
 
 
+class TailWatch:
+    """Tells every TAIL_TOLD_MS of a partition that waits for its followers."""
+
+    def __init__(self, scheduler: Any, topic: str, shard: Shard, log: Any) -> None:
+        self._scheduler = scheduler
+        self._topic = topic
+        self._shard = shard
+        self._log = log
+        self._timer = scheduler.call_later(TAIL_TOLD_MS, self._tell)
+
+    def _tell(self) -> None:
+        if not self._shard.closed:
+            logger.warning(
+                "%s-%d is not served yet: it waits for its followers, which have it up to %d of %d",
+                self._topic, self._shard.index, self._log.high_watermark, self._log.end_offset,
+            )  # fmt: skip
+            self._timer = self._scheduler.call_later(TAIL_TOLD_MS, self._tell)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+
 class GroupLoader:
     """One a worker: `load` what it leads, whenever that comes."""
 
@@ -114,7 +139,32 @@ class GroupLoader:
         log = self._partitions.find(self._topic, index)
         if log is None or log.native.role != LEADER or index in self._groups.shards:
             return
-        shard = self._groups.begin_load(index)
+        self._load_when_committed(self._groups.begin_load(index), log)
+
+    def _load_when_committed(self, shard: Shard, log: Any) -> None:
+        """Above the high watermark is what another leader may not have. Without followers, only the flush
+        policy keeps it back."""
+        if log.native.follows_end or log.high_watermark >= log.end_offset:
+            self._begin(shard, log)
+            return
+
+        watch = TailWatch(self._scheduler, self._topic, shard, log)
+
+        def reached(trouble: BaseException | None) -> None:
+            watch.cancel()
+            self._scheduler.call_later(0, lambda: self._tail_ended(shard, log, trouble))
+
+        log.await_high_watermark(log.end_offset, reached)
+
+    def _tail_ended(self, shard: Shard, log: Any, trouble: BaseException | None) -> None:
+        if shard.closed:
+            return
+        if trouble is None:
+            self._load_when_committed(shard, log)
+        else:  # it is not led any more, or its disk is broken
+            self._groups.unload(shard.index)
+
+    def _begin(self, shard: Shard, log: Any) -> None:
         files = SegmentFiles(log)
         if files.size <= self._room:
             self._load_at_once(shard, files)
@@ -168,7 +218,9 @@ class GroupLoader:
 
     def _have_read(self, trouble: BaseException | None) -> None:
         shard, files = self._queue[0]
-        if isinstance(trouble, Malformed):
+        if shard.closed and isinstance(trouble, (Malformed, OSError, MemoryError)):
+            self._go_on()  # a follower's log may be cut while we read
+        elif isinstance(trouble, Malformed):
             self._groups.refuse_load(shard, trouble)
             self._go_on()
         elif isinstance(trouble, FileNotFoundError) and not shard.closed and files.skip_deleted():

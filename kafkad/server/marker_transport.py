@@ -1,5 +1,6 @@
-"""The way of markers from the transaction coordinator into the logs of this broker.
+"""The way of markers from the transaction coordinator into the logs of partitions.
 
+    other brokers' partitions      to their leaders, in a cluster (server/remote_markers)
     our own partitions             written at once (api/markers), many of them in turns of the loop
     another worker's partitions    one WriteTxnMarkers for all that a turn of the loop brings for it
 
@@ -66,12 +67,14 @@ class MarkerTransport:
         return found is not None and index in found.partitions
 
     def write_markers(self, marker: Marker, partitions: list[TopicPartition], done: Written) -> None:
+        pending = Pending(len(partitions), done)
+        if self._services.remote_markers is not None:
+            partitions = self._services.remote_markers.take(marker, partitions, pending)
         owner_of, me = self._services.owner_of, self._services.me
         by_worker: dict[int, list[TopicPartition]] = {}
         for topic, index in partitions:
             worker = me if owner_of is None else owner_of(topic, index)
             by_worker.setdefault(worker, []).append((topic, index))
-        pending = Pending(len(partitions), done)
         ours = by_worker.pop(me, [])
         for worker, share in by_worker.items():
             if not self._shares:
@@ -116,7 +119,7 @@ class MarkerTransport:
             answer = await self._services.peers.call(worker, FORWARD, pack(context, frame), TIMEOUT_S)
             if answer:
                 _, response = codec.decode_response(messages.WriteTxnMarkersResponse, VERSION, answer)
-                codes = _codes(response)
+                codes = codes_of(response)
         except (PeerLost, PeerTrouble, TimeoutError, KafkaError) as trouble:
             logger.warning("worker %d has not answered for %d markers: %s", worker, len(shares), trouble)
         for entry, partitions, pending in shares:
@@ -130,7 +133,8 @@ def _raise(sent: "asyncio.Task[None]") -> None:
         sent.result()
 
 
-def _codes(response: Any) -> dict[tuple[int, TopicPartition], int]:
+def codes_of(response: Any) -> dict[tuple[int, TopicPartition], int]:
+    """Of WriteTxnMarkers: by producer id and partition."""
     return {
         (marker.producer_id, (topic.name, each.partition_index)): each.error_code
         for marker in response.markers

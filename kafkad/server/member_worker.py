@@ -14,7 +14,7 @@ until worker 0 has been let go. What worker 0 was told of the broker outlives it
 the same broker epoch, once it knows all the metadata that the others may know.
 
 Not there yet: several workers where this node is a controller, too; TLS and SASL between brokers
-(config/served refuses them); a coordinator's partition that comes back, principals of AlterConfigs.
+(config/served refuses them); principals of AlterConfigs.
 
 Use: server/lifecycle, for a node that is not a whole cluster (config/served.is_alone)."""
 
@@ -42,10 +42,14 @@ from kafkad.server.controller_channel import ControllerChannel
 from kafkad.server.controller_node import check_formatted
 from kafkad.server.controller_queue import awaited
 from kafkad.server.controller_requests import ControllerRequests, Placed
+from kafkad.server.coordinator_moves import CoordinatorMoves
+from kafkad.server.group_storage import OFFSETS_TOPIC
 from kafkad.server.member_feed import ControllerOfOthers, Departure, ask_by_worker_0
 from kafkad.server.member_metadata import ControllerHalf, FollowedMetadata
 from kafkad.server.metadata_feed import LEADER, ForOthers, difference, encode_image
+from kafkad.server.other_brokers import OtherBrokers
 from kafkad.server.place import Place
+from kafkad.server.transaction_storage import TRANSACTION_TOPIC
 from kafkad.server.turns import Steps
 from kafkad.server.worker import REJOIN_S, MetadataCache, Worker
 
@@ -362,6 +366,7 @@ class MemberWorker(Worker):
     def _open_logs(self) -> None:
         super()._open_logs()
         self.replicas.lag_ms_max = self.config.replica_lag_time_max_ms
+        self.moves = CoordinatorMoves()
         self._tell_dropped = self.partitions.on_dropped  # to other workers
         self.partitions.on_role = self._on_role
         self.partitions.on_reader = self.replicas.on_reader
@@ -406,7 +411,18 @@ class MemberWorker(Worker):
     def _follow(self, delta: Any, image: MetadataImage, defaults: Any | None) -> Steps:
         if delta.brokers_changed:
             yield from self.replicas.follow_brokers()
-        return (yield from super()._follow(delta, image, defaults))
+            self.others.channels.follow_brokers()
+        applied = yield from super()._follow(delta, image, defaults)
+        if delta.brokers_changed or delta.partitions_changed:
+            self.transactions.markers.retry_now()  # their partitions may have leaders now
+        return applied
+
+    def _load_transactions(self) -> None:
+        self.others = OtherBrokers(self.services, self.loop, self.fatal)
+        self._started("questions to other brokers", self.others.close)
+        super()._load_transactions()
+        coordinators = {OFFSETS_TOPIC: self.groups, TRANSACTION_TOPIC: self.transactions}
+        self.moves.begin(coordinators, self.partitions)
 
     def _name_leaders(self) -> None:
         """What clients are told of the brokers that lead what we do not (KIP-951)."""
@@ -461,11 +477,13 @@ class MemberWorker(Worker):
         self._name_leaders()
 
     def _on_role(self, log: Log, state: PartitionState) -> None:
+        self.moves.on_role(log)
         self.replicas.on_role(log, state)
         if self.fetchers is not None:
             self.fetchers.follow(log, state)
 
     def _on_dropped(self, topic: str, index: int, topic_id: bytes) -> None:
+        self.moves.on_dropped(topic, index)
         if self.fetchers is not None:
             self.fetchers.remove(topic_id, index)
         self.replicas.on_dropped(topic, index, topic_id)

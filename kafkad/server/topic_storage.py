@@ -1,7 +1,10 @@
 """An internal topic as a coordinator's storage: appends that answer when they are durable.
 
 An append goes straight to the log that owns the partition, and its answer waits until the high watermark has
-passed it: at once by default, after the fsync where the flush policy asks for one.
+passed it: at once by default, after the fsync where the flush policy asks for one, after the followers of
+the ISR where there are some. Below min.insync.replicas nothing is appended (NOT_ENOUGH_REPLICAS).
+
+In a cluster each append is of the leader epoch in which its coordinator leads (`lead`).
 """
 
 import logging
@@ -28,6 +31,13 @@ class TopicStorage:
         self.metadata = metadata
         self.clock = clock
         self.scheduler = scheduler
+        self.epochs: dict[int, int] = {}  # by partition: the only one whose appends are taken
+
+    def lead(self, partition: int, epoch: int) -> None:
+        self.epochs[partition] = epoch
+
+    def resign(self, partition: int) -> None:
+        self.epochs.pop(partition, None)
 
     def partition_count(self) -> int:
         """How many partitions the topic has; 0 while there is none."""
@@ -65,9 +75,12 @@ class TopicStorage:
         self.write(partition, write, callback, timeout_ms)
 
     def write(self, partition: int, write: Callable[[Any], int], callback: Appended, timeout_ms: int) -> None:
-        """As `append_batch`; `write(log)` appends, and returns the base offset."""
+        """As `append_batch`; `write(log)` appends, and returns the base offset. What is in the log when the
+        time is up has REQUEST_TIMED_OUT with its offset, and later a second call with its outcome."""
         try:
             log = self.partitions.get(self.topic, partition)
+            if self.epochs.get(partition, log.native.leader_epoch) != log.native.leader_epoch:
+                raise KafkaError(errors.NOT_LEADER_OR_FOLLOWER)
             offset = write(log)
         except KafkaError as trouble:
             callback(trouble.code, -1)
@@ -82,17 +95,12 @@ class TopicStorage:
             self._answer_when_durable(log, lambda code: callback(code, offset), timeout_ms)
 
     def _answer_when_durable(self, log: Any, callback: Callable[[int], object], timeout_ms: int) -> None:
-        answered = False
+        def answer(trouble: BaseException | None) -> None:
+            timeout.cancel()
+            callback(_code(trouble))
 
-        def answer(code: int) -> None:
-            nonlocal answered
-            if not answered:
-                answered = True
-                timeout.cancel()
-                callback(code)
-
-        timeout = self.scheduler.call_later(timeout_ms, lambda: answer(errors.REQUEST_TIMED_OUT))
-        log.await_high_watermark(log.end_offset, lambda trouble: answer(_code(trouble)))
+        timeout = self.scheduler.call_later(timeout_ms, lambda: callback(errors.REQUEST_TIMED_OUT))
+        log.await_high_watermark(log.end_offset, answer)
 
 
 def _code(trouble: BaseException | None) -> int:

@@ -1,5 +1,6 @@
 """The way from a partition to the coordinator of a transaction: may this producer write here?
 
+    its coordinator is another broker   it is asked there, in a cluster (server/remote_gate)
     its coordinator is this worker's    it is asked at once
     another worker's                    one AddPartitionsToTxn for all that a turn of the loop brings for it
 
@@ -68,6 +69,12 @@ class TransactionGate:
         done: Answered,
     ) -> None:
         """As `admit`, of several partitions (each once): `done(a code each)`."""
+        remote = self._services.remote_gate
+        broker_id = None if remote is None else remote.coordinator_of(transactional_id)
+        if broker_id is not None:
+            entry = entry_of(transactional_id, producer_id, epoch, partitions, adds=adds)
+            remote.ask(broker_id, entry, done)
+            return
         worker = self._owner_of(transactional_id)
         if worker != self._services.me:
             if not self._asked:

@@ -1,0 +1,54 @@
+"""Coordinators that come and go with the leadership of their partitions.
+
+    led under an epoch    every further append names it; a partition that was not led before is then loaded
+                          (Partitions.on_led, server/group_loader)
+    led by another, or    unloaded at once: whoever waits is answered NOT_COORDINATOR, timers are cancelled,
+    by nobody, or gone    and only then is the log given to a follower's fetcher
+
+A later epoch of a broker that leads without a break loads nothing again: no other broker can have written.
+The transaction coordinator's markers carry the new epoch from then on.
+
+Source: CoordinatorRuntime.scheduleLoadOperation and scheduleUnloadOperation."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kafkad._native.shared.watermarks import LEADER
+from kafkad.log.log import Log
+
+logger = logging.getLogger(__name__)
+
+
+class CoordinatorMoves:
+    """Told of each role by Partitions.on_role, before `on_led`, and of each partition that is dropped."""
+
+    def __init__(self) -> None:
+        self._coordinators: Mapping[str, Any] = {}
+
+    def begin(self, coordinators: Mapping[str, Any], partitions: Iterable[Log]) -> None:
+        """`coordinators` by the name of their topic: each has `shards`, `storage`, `lead` and `unload`.
+        `partitions`: those that have a role already."""
+        self._coordinators = coordinators
+        for log in partitions:
+            self.on_role(log)
+
+    def on_role(self, log: Log) -> None:
+        coordinator = self._coordinators.get(log.topic)
+        if coordinator is None:
+            return
+        if log.native.role == LEADER and not log.closed:
+            coordinator.lead(log.partition, log.native.leader_epoch)
+        else:
+            self._unload(coordinator, log.topic, log.partition)
+
+    def on_dropped(self, topic: str, index: int) -> None:
+        coordinator = self._coordinators.get(topic)
+        if coordinator is not None:
+            self._unload(coordinator, topic, index)
+
+    def _unload(self, coordinator: Any, topic: str, index: int) -> None:
+        if index in coordinator.shards:
+            logger.info("%s-%d is coordinated here no more", topic, index)
+            coordinator.unload(index)
+        coordinator.storage.resign(index)

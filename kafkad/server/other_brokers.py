@@ -1,0 +1,50 @@
+"""What transactions need of the other brokers of a cluster, on one connection to each.
+
+gate       whether a producer may write here, asked of the transaction's coordinator (server/remote_gate)
+markers    from the transactions that are coordinated here to partitions led there
+           (server/remote_markers)"""
+
+import asyncio
+from collections.abc import Callable
+
+from kafkad.api.context import Services
+from kafkad.metadata.image import MetadataImage
+from kafkad.server.broker_channels import BrokerChannels
+from kafkad.server.remote_gate import RemoteGate
+from kafkad.server.remote_markers import RemoteMarkers
+
+
+class OtherBrokers:
+    """Made before anything is coordinated here: `services` has the way to others from then on."""
+
+    def __init__(
+        self,
+        services: Services,
+        loop: asyncio.AbstractEventLoop,
+        fatal: Callable[[BaseException], object],
+    ) -> None:
+        self._services = services
+        config = services.config
+        me = config.node_id
+        listener = config.inter_broker_listener_name
+        self.channels = BrokerChannels(listener, self._image, client_id=f"kafkad-{me}")
+        self._markers = services.remote_markers = RemoteMarkers(
+            me, self.channels, self._image, loop, fatal, timeout_s=self._timeout_s
+        )
+        self._gate = services.remote_gate = RemoteGate(
+            me, self.channels, self._image, self._partition_for, loop, fatal, timeout_s=self._timeout_s
+        )
+
+    def _image(self) -> MetadataImage:
+        return self._services.metadata.image
+
+    def _timeout_s(self) -> float:
+        return float(self._services.config.request_timeout_ms) / 1000
+
+    def _partition_for(self, transactional_id: str) -> int:
+        return int(self._services.transactions.partition_for(transactional_id))
+
+    def close(self) -> None:
+        self._gate.close()
+        self._markers.close()
+        self.channels.close()

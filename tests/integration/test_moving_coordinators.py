@@ -1,0 +1,224 @@
+"""Coordinators that move between brokers: groups and transactions go on where they were, nothing twice."""
+
+import time
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import NewTopic
+
+from tests.member_cluster import WAIT_S, MemberCluster, wait_until
+
+OFFSETS, STATE = "__consumer_offsets", "__transaction_state"
+CONFIG = {
+    "offsets.topic.num.partitions": 1,
+    "offsets.topic.replication.factor": 3,
+    "transaction.state.log.num.partitions": 1,
+    "transaction.state.log.replication.factor": 3,
+    "transaction.state.log.min.isr": 2,
+    "min.insync.replicas": 2,
+}
+SPREAD = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]  # one partition led by each
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with MemberCluster(tmp_path, config=CONFIG) as cluster:
+        yield cluster
+
+
+def create(cluster, *topics):
+    made = cluster.admin.create_topics([NewTopic(name, 3, replica_assignment=SPREAD) for name in topics])
+    for each in made.values():
+        each.result(30)
+
+
+def produce(cluster, topic, values):
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "log_level": 0})
+    troubles = []
+    for number, value in enumerate(values):
+        producer.produce(
+            topic, value, partition=number % 3, on_delivery=lambda e, _: e and troubles.append(str(e))
+        )
+    assert producer.flush(WAIT_S) == 0, cluster.logs()
+    assert not troubles
+
+
+def consumer_of(cluster, group, *topics, **settings):
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap, "group.id": group, "auto.offset.reset": "earliest",
+            "enable.auto.commit": False, "session.timeout.ms": 30_000, "log_level": 0, **settings,
+        }
+    )  # fmt: skip
+    consumer.subscribe(list(topics))
+    return consumer
+
+
+def take(consumer, count, logs):
+    found, deadline = [], time.monotonic() + WAIT_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count}: {found}\n{logs()}"
+        message = consumer.poll(0.5)
+        if message is not None and not message.error():
+            found.append(message.value())
+    return sorted(found)
+
+
+def commit(consumer, logs):
+    """As an application does: again, while the coordinator is on its way."""
+
+    def committed():
+        try:
+            consumer.commit(asynchronous=False)
+        except KafkaException as trouble:
+            assert trouble.args[0].code() in (
+                KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError._TRANSPORT,
+                KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.REQUEST_TIMED_OUT,
+                KafkaError._WAIT_COORD, KafkaError._TIMED_OUT,
+            ), trouble  # fmt: skip
+            return False
+        return True
+
+    wait_until(committed, logs)
+
+
+def values(name, count=30):
+    return sorted(b"%s-%d" % (name.encode(), number) for number in range(count))
+
+
+def committed_total(cluster, group):
+    """What a client that is new finds committed."""
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": group, "log_level": 0})
+    parts = [TopicPartition("data", index) for index in range(3)]
+    try:
+        return sum(max(each.offset, 0) for each in consumer.committed(parts, timeout=WAIT_S))
+    finally:
+        consumer.close()
+
+
+def test_a_group_goes_on_when_its_coordinator_is_killed_is_stopped_and_leads_again(cluster):
+    create(cluster, "data")
+    consumer = consumer_of(cluster, "readers", "data")
+    produce(cluster, "data", values("a"))
+    assert take(consumer, 30, cluster.logs) == values("a")
+    commit(consumer, cluster.logs)
+    known = cluster.partition(OFFSETS)
+    assert sorted(known.replicas) == [1, 2, 3]
+    first, second = known.replicas[:2]
+    assert known.leader == first
+
+    cluster.members[first].kill()
+    produce(cluster, "data", values("b"))
+    assert take(consumer, 30, cluster.logs) == values("b")
+    commit(consumer, cluster.logs)
+    assert cluster.leader(OFFSETS) == second
+    assert committed_total(cluster, "readers") == 60
+
+    cluster.members[first].start()
+    cluster.whole(OFFSETS, "data")
+    assert cluster.members[second].stop() == 0, cluster.members[second].log
+    assert f"{OFFSETS}-0 is coordinated here no more" in cluster.members[second].log
+    produce(cluster, "data", values("c"))
+    assert take(consumer, 30, cluster.logs) == values("c")
+    commit(consumer, cluster.logs)
+    assert cluster.leader(OFFSETS) == first
+    assert committed_total(cluster, "readers") == 90
+
+    cluster.members[second].start()
+    cluster.whole(OFFSETS)
+    consumer.close()
+    assert committed_total(cluster, "readers") == 90
+
+
+class Copier:
+    """Copies "in" to "out" in transactions of a few records, as an application that must do it once."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.consumer = consumer_of(cluster, "copiers", "in", **{"isolation.level": "read_committed"})
+        self.producer = self._producer()
+
+    def _producer(self):
+        producer = Producer(
+            {
+                "bootstrap.servers": self.cluster.bootstrap, "transactional.id": "copier",
+                "transaction.timeout.ms": 60_000, "log_level": 0,
+            }
+        )  # fmt: skip
+        self._insist(lambda: producer.init_transactions(10))
+        return producer
+
+    def _insist(self, act):
+        """Until it is done; what is retriable is asked again."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            try:
+                return act()
+            except KafkaException as trouble:
+                assert time.monotonic() < deadline, f"{trouble}\n{self.cluster.logs()}"
+                if not trouble.args[0].retriable():
+                    raise
+
+    def copy(self, count):
+        """Until `count` more records are copied."""
+        copied, deadline = 0, time.monotonic() + WAIT_S
+        while copied < count:
+            assert time.monotonic() < deadline, f"{copied} of {count}\n{self.cluster.logs()}"
+            messages = [each for each in self.consumer.consume(5, 1.0) if not each.error()]
+            if messages and self._copied(messages):
+                copied += len(messages)
+
+    def _copied(self, messages):
+        producer = self.producer
+        try:
+            producer.begin_transaction()
+            for number, each in enumerate(messages):
+                producer.produce("out", each.value(), partition=(each.offset() + number) % 3)
+            offsets = self.consumer.position(self.consumer.assignment())
+            group = self.consumer.consumer_group_metadata()
+            self._insist(lambda: producer.send_offsets_to_transaction(offsets, group, 10))
+            self._insist(lambda: producer.commit_transaction(10))
+            return True
+        except KafkaException as trouble:
+            error = trouble.args[0]
+            if error.fatal():
+                self.producer = self._producer()
+            else:
+                assert error.txn_requires_abort(), f"{trouble}\n{self.cluster.logs()}"
+                self._insist(lambda: producer.abort_transaction(10))
+            self._rewind()
+            return False
+
+    def _rewind(self):
+        parts = self.consumer.committed(self.consumer.assignment(), timeout=WAIT_S)
+        for each in parts:
+            self.consumer.seek(TopicPartition(each.topic, each.partition, max(each.offset, 0)))
+
+
+def test_transactions_go_on_when_their_coordinator_is_killed_is_stopped_and_leads_again(cluster):
+    create(cluster, "in", "out")
+    produce(cluster, "in", values("r", 120))
+    copier = Copier(cluster)
+    copier.copy(30)
+    known = cluster.partition(STATE)
+    assert sorted(known.replicas) == [1, 2, 3]
+    first, second = known.replicas[:2]
+    assert known.leader == first
+
+    cluster.members[first].kill()
+    copier.copy(30)
+    assert cluster.leader(STATE) == second
+    cluster.members[first].start()
+    cluster.whole(OFFSETS, STATE, "in", "out")
+    assert cluster.members[second].stop() == 0, cluster.members[second].log
+    copier.copy(30)
+    assert cluster.leader(STATE) == first
+    cluster.members[second].start()
+    copier.copy(30)
+
+    reader = consumer_of(cluster, "readers", "out", **{"isolation.level": "read_committed"})
+    assert take(reader, 120, cluster.logs) == values("r", 120)
+    more = [each for each in reader.consume(1, 1.0) if not each.error()]
+    assert not more, "a record is there twice"
+    reader.close()
+    copier.consumer.close()

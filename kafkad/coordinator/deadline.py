@@ -18,37 +18,51 @@ class Timers(Protocol):
     def call_later(self, delay_ms: int, function: Callable[[], object]) -> Handle: ...
 
 
+def _nothing() -> None: ...
+
+
 class Deadline:
     __slots__ = ("_at_ms", "_due_ms", "_function", "_handle", "_timers")
 
     def __init__(self, timers: Timers, function: Callable[[], object]) -> None:
-        self._timers = timers
+        self._timers: Timers | None = timers  # None: it has ended
         self._function = function
         self._handle: Handle | None = None
         self._at_ms = 0  # when the deadline fires
         self._due_ms = 0  # when the timer runs next; never later than _at_ms
 
     def set(self, delay_ms: int) -> None:
+        if self._timers is None:
+            return
         self._at_ms = self._timers.monotonic_ms() + delay_ms
         if self._handle is not None:
             if self._due_ms <= self._at_ms:
                 return
             self._handle.cancel()
-        self._look_after(delay_ms)
+        self._look_after(delay_ms, self._timers)
 
     def cancel(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
-    def _look_after(self, delay_ms: int) -> None:
+    def end(self) -> None:
+        """Cancel it for good. It forgets all that leads back to whoever has the deadline: such rings of
+        objects would wait for the collector."""
+        self.cancel()
+        self._timers = None
+        self._function = _nothing
+
+    def _look_after(self, delay_ms: int, timers: Timers) -> None:
         self._due_ms = self._at_ms
-        self._handle = self._timers.call_later(delay_ms, self._look)
+        self._handle = timers.call_later(delay_ms, self._look)
 
     def _look(self) -> None:
         self._handle = None
-        remaining_ms = self._at_ms - self._timers.monotonic_ms()
+        timers = self._timers
+        assert timers is not None, "a timer of a deadline that has ended"
+        remaining_ms = self._at_ms - timers.monotonic_ms()
         if remaining_ms > 0:
-            self._look_after(remaining_ms)
+            self._look_after(remaining_ms, timers)
         else:
             self._function()

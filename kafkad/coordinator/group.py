@@ -75,6 +75,10 @@ class Host(Protocol):
     @property
     def config(self) -> Any: ...
 
+    @property
+    def closed(self) -> bool:
+        """Return whether another broker coordinates the group by now. Its timers then do nothing."""
+
     def now_ms(self) -> int: ...
 
     def monotonic_ms(self) -> int: ...
@@ -591,10 +595,12 @@ class ClassicGroup:
     # -- timers
 
     def expire_join(self) -> None:
-        if not self._extend_initial_delay():
+        if not self._host.closed and not self._extend_initial_delay():
             self.complete_join()
 
     def expire_session(self, member_id: str) -> None:
+        if self._host.closed:
+            return
         if member_id in self.pending_join:
             logger.info("group %s: %s never came back with its id", self.group_id, member_id)
             self.remove(member_id)
@@ -611,6 +617,8 @@ class ClassicGroup:
             self.complete_join()
 
     def expire_pending_sync(self) -> None:
+        if self._host.closed:
+            return
         if self.state not in (State.COMPLETING_REBALANCE, State.STABLE) or not self.pending_sync:
             return
         late = sorted(self.pending_sync)
@@ -683,6 +691,8 @@ class ClassicGroup:
         """Drop the group: answer every parked request with `code`, and cancel all timers."""
         self._move_to(State.DEAD)
         self.cancel_timers()
+        self._join_timer.end()
+        self._sync_timer.end()
         for member in list(self.members.values()):
             self._answer_join(member, join_error(code, member.member_id))
             self._answer_sync(member, messages.SyncGroupResponse(error_code=code))

@@ -86,6 +86,18 @@ class Offsets:
         _, others = latest.take(limit, self._groups, self._topics, _new_committed)
         return others
 
+    def clear_steps(self) -> Iterator[None]:
+        """Forget everything, in small steps."""
+        self._open.clear()
+        self._unstable.clear()
+        while self._groups:
+            group_id, topics = self._groups.popitem()
+            while topics:
+                topic, _ = topics.popitem()
+                self._topics[topic].discard(group_id)
+                yield
+        self._topics.clear()
+
     def __len__(self) -> int:
         return sum(len(partitions) for topics in self._groups.values() for partitions in topics.values())
 

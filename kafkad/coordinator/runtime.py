@@ -86,6 +86,7 @@ class GroupCoordinator:
         self.new_uuid = new_uuid
         self.shards: dict[int, Shard] = {}
         self._slices = Slices(clock, scheduler)
+        self._unloads = Slices(clock, scheduler)  # nobody who waits shall wait for a load
         self._closed = False
 
     def partition_for(self, group_id: str) -> int:
@@ -113,8 +114,7 @@ class GroupCoordinator:
             "__consumer_offsets-%d cannot be loaded, its groups are not served: %s", shard.index, why
         )
         if self.shards.get(shard.index) is shard:
-            del self.shards[shard.index]
-            shard.close(errors.NOT_COORDINATOR)
+            self.unload(shard.index)
 
     def load(self, partition: int, batches: Iterable[Any]) -> None:
         """Load a whole partition at once, given as buffers of complete batches. If it does not parse, raise
@@ -144,15 +144,18 @@ class GroupCoordinator:
         self._slices.run(until_closed())
 
     def unload(self, partition: int) -> None:
+        """Its groups are not coordinated here any more. Who waits is told so, and memory is given back, in
+        slices."""
         shard = self.shards.pop(partition, None)
         if shard is not None:
-            shard.close(errors.NOT_COORDINATOR)
+            self._unloads.run(shard.close(errors.NOT_COORDINATOR))
 
     def close(self) -> None:
         self._closed = True
+        self._slices.close()
         for partition in list(self.shards):
             self.unload(partition)
-        self._slices.close()
+        self._unloads.finish()
 
     def lead(self, partition: int, epoch: int) -> None:
         """The partition is led here in this leader epoch; what is loaded stays. Appends of another epoch are

@@ -348,17 +348,25 @@ class Shard:
             )
         self.groups[found.group_id] = group
 
-    def close(self, code: int) -> None:
-        """Close the shard, because the partition has another leader: answer all waiting requests."""
+    def close(self, code: int) -> Iterator[None]:
+        """Close the shard, because the partition has another leader. In the returned steps all waiting
+        requests are answered, and what it holds is given back."""
         self.closed = True
-        self._expiry.cancel()
-        for group in self.groups.values():
-            group.close(code)
-        self.groups.clear()
+        self._expiry.end()
         for write in self.writes:
             waiting, write.waiting = write.waiting, []
             for done in waiting:
                 done(code)
+        return self._close_steps(code)
+
+    def _close_steps(self, code: int) -> Iterator[None]:
+        while self.groups:
+            _, group = self.groups.popitem()
+            group.close(code)
+            del group
+            yield
+        yield from self.offsets.clear_steps()
+        self.replay = Replay()
 
     # -- groups
 

@@ -56,6 +56,14 @@ class Slices:
             if self._queue:
                 self._turn = self._scheduler.call_later(0, self._advance)
 
+    def finish(self) -> None:
+        """Do all that is queued, now."""
+        queue = list(self._queue)
+        self.close()
+        for work in queue:
+            for _ in work.steps or ():
+                pass
+
     def close(self) -> None:
         self._queue.clear()
         if self._turn is not None:

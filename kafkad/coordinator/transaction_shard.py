@@ -122,8 +122,8 @@ class TransactionShard:
                 self._coordinator.markers.send(self, transaction, change)
                 yield
 
-    def close(self) -> None:
-        """The partition is not ours any more: answer everybody who waits."""
+    def close(self) -> Iterator[None]:
+        """The partition is not ours any more: answer everybody who waits. The returned steps give back memory."""
         self.closed = True
         waiting, self._waiting = self._waiting, {}
         for done in waiting.values():
@@ -133,8 +133,14 @@ class TransactionShard:
             for attempt in attempts:
                 self._unpark(attempt)
                 attempt.refuse(errors.NOT_COORDINATOR)
-        self.transactions.clear()
-        self.ongoing.clear()
+        return self._forget_steps()
+
+    def _forget_steps(self) -> Iterator[None]:
+        for transactions in (self.ongoing, self.transactions):
+            while transactions:
+                transactions.popitem()
+                yield
+        self.replay = Replay()
 
     # -- requests
 

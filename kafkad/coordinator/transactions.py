@@ -87,6 +87,7 @@ class TransactionCoordinator:
         self.transaction_version = transaction_version
         self.shards: dict[int, TransactionShard] = {}
         self._slices = Slices(clock, scheduler)
+        self._unloads = Slices(clock, scheduler)
         self._closed = False
         self._clocks_ms = clock.now_ms() - clock.monotonic_ms()
 
@@ -136,8 +137,7 @@ class TransactionCoordinator:
             shard.index, why,
         )  # fmt: skip
         if self.shards.get(shard.index) is shard:
-            del self.shards[shard.index]
-            shard.close()
+            self.unload(shard.index)
 
     def load(self, partition: int, batches: Iterable[Any]) -> None:
         """Load a whole partition at once, given as buffers of whole batches. Raises Malformed, and then does
@@ -177,16 +177,18 @@ class TransactionCoordinator:
             shard.epoch = epoch
 
     def unload(self, partition: int) -> None:
+        """Its ids are not coordinated here any more. Who waits is told so; memory is given back in slices."""
         shard = self.shards.pop(partition, None)
         if shard is not None:
-            shard.close()
+            self._unloads.run(shard.close())
 
     def close(self) -> None:
         self._closed = True
+        self._slices.close()
         for partition in list(self.shards):
             self.unload(partition)
         self.markers.close()
-        self._slices.close()
+        self._unloads.close()
 
     def _shard(self, transactional_id: str) -> TransactionShard:
         if self._closed:

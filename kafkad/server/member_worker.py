@@ -411,7 +411,7 @@ class MemberWorker(Worker):
     def _follow(self, delta: Any, image: MetadataImage, defaults: Any | None) -> Steps:
         if delta.brokers_changed:
             yield from self.replicas.follow_brokers()
-            self.others.channels.follow_brokers()
+            self.others.follow_brokers()
         applied = yield from super()._follow(delta, image, defaults)
         if delta.brokers_changed or delta.partitions_changed:
             self.transactions.markers.retry_now()  # their partitions may have leaders now

@@ -1,4 +1,5 @@
-"""What transactions need of the other brokers of a cluster, on one connection to each.
+"""What transactions need of the other brokers of a cluster, on two connections to each: an answer about
+markers waits until they are as durable as acks=all, and requests of a connection are answered in order.
 
 gate       whether a producer may write here, asked of the transaction's coordinator (server/remote_gate)
 markers    from the transactions that are coordinated here to partitions led there
@@ -27,12 +28,13 @@ class OtherBrokers:
         config = services.config
         me = config.node_id
         listener = config.inter_broker_listener_name
-        self.channels = BrokerChannels(listener, self._image, client_id=f"kafkad-{me}")
+        self._channels = [BrokerChannels(listener, self._image, client_id=f"kafkad-{me}") for _ in range(2)]
+        for_gate, for_markers = self._channels
         self._markers = services.remote_markers = RemoteMarkers(
-            me, self.channels, self._image, loop, fatal, timeout_s=self._timeout_s
+            me, for_markers, self._image, loop, fatal, timeout_s=self._timeout_s
         )
         self._gate = services.remote_gate = RemoteGate(
-            me, self.channels, self._image, self._partition_for, loop, fatal, timeout_s=self._timeout_s
+            me, for_gate, self._image, self._partition_for, loop, fatal, timeout_s=self._timeout_s
         )
 
     def _image(self) -> MetadataImage:
@@ -44,7 +46,13 @@ class OtherBrokers:
     def _partition_for(self, transactional_id: str) -> int:
         return int(self._services.transactions.partition_for(transactional_id))
 
+    def follow_brokers(self) -> None:
+        """Brokers have changed in the image."""
+        for each in self._channels:
+            each.follow_brokers()
+
     def close(self) -> None:
         self._gate.close()
         self._markers.close()
-        self.channels.close()
+        for each in self._channels:
+            each.close()

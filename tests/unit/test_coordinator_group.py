@@ -1,5 +1,8 @@
 """Rebalances of classic groups, as transcripts (coordinator_world.py says how to read them)."""
 
+import gc
+import weakref
+
 import pytest
 from coordinator_world import GROUP, World, play
 
@@ -771,6 +774,32 @@ def test_letting_go_of_a_partition_answers_who_waits_there():
     assert world.take_heard() == ["B: NOT_COORDINATOR"]
     world.heartbeat("A")
     assert world.take_heard() == ["A: NOT_COORDINATOR"]
+
+
+def test_what_a_partition_held_is_given_back_without_the_collector():
+    """What is loaded is frozen, so the collector never looks at it (server/group_loader)."""
+    world = play(STABLE_PAIR)
+    shard, group = weakref.ref(world.shard), weakref.ref(world.group)
+    gc.collect()
+    gc.disable()
+    try:
+        world.coordinator.unload(world.shard.index)
+        world.scheduler.advance(0)
+        assert group() is None and shard() is None
+    finally:
+        gc.enable()
+
+
+def test_the_timers_of_a_partition_that_left_do_nothing():
+    world = play(STABLE_PAIR)
+    shard = world.shard
+    others = world.scheduler.armed() - 3  # its expiry, and a session of each member
+    steps = shard.close(errors.NOT_COORDINATOR)  # and its groups are closed later
+    world.tick(60_000)
+    assert len(world.group.members) == 2 and not world.take_heard()
+    for _ in steps:
+        pass
+    assert not shard.groups and world.scheduler.armed() == others
 
 
 def test_a_group_that_is_let_go_leaves_no_timer():

@@ -54,7 +54,10 @@ class Scene:
         self.world.storage.partitions = 1
         self.world.start()
         ticks = itertools.count()
-        self.world.coordinator._slices._clock = SimpleNamespace(monotonic_ms=lambda: next(ticks))
+        ticking = SimpleNamespace(monotonic_ms=lambda: next(ticks))
+        self.slices = self.world.coordinator._slices, self.world.coordinator._unloads
+        for slices in self.slices:
+            slices._clock = ticking
         self.image = MetadataImage()
         self.services = SimpleNamespace(
             config=self.world.config, groups=self.world.coordinator, metadata=self, controller=self
@@ -112,9 +115,10 @@ class Scene:
 
     def settle(self):
         """Run what waits for its next turn, step by step."""
-        while self.coordinator._slices._queue:
-            self.calls.mark()
-            self.coordinator._slices._advance()
+        for slices in self.slices:
+            while slices._queue:
+                self.calls.mark()
+                slices._advance()
 
     def handle(self, handler, version, request):
         """A handler as Turns runs it."""
@@ -137,6 +141,7 @@ def load(scene, n):
         scene.join(f"with members {number}", 10)
     coordinator = scene.coordinator
     coordinator.unload(0)
+    scene.settle()
 
     def act():
         shard = coordinator.begin_load(0)
@@ -146,6 +151,21 @@ def load(scene, n):
         coordinator.end_load(shard)
         scene.settle()
         assert not shard.loading and len(shard.groups) == n * 5 + n // 10
+
+    return act
+
+
+def unload(scene, n):
+    for number in range(n * 5):
+        scene.commit(f"g{number}", partitions=4)
+    for number in range(n // 10):
+        scene.join(f"with members {number}", 10)
+    shard = scene.coordinator.shards[0]
+
+    def act():
+        scene.coordinator.unload(0)
+        scene.settle()
+        assert not shard.groups and not shard.offsets.group_ids() and not shard.offsets.topics()
 
     return act
 
@@ -260,8 +280,8 @@ def expiry(scene, n):
 
 
 LINEAR = [
-    load, list_groups, describe_groups, describe_members, delete_groups, find_coordinator, fetch_of_groups,
-    fetch_of_partitions, commit_of_partitions, rebalance, deletion_of_topics,
+    load, unload, list_groups, describe_groups, describe_members, delete_groups, find_coordinator,
+    fetch_of_groups, fetch_of_partitions, commit_of_partitions, rebalance, deletion_of_topics,
     deletion_of_a_topic_of_many_groups, expiry,
 ]  # fmt: skip
 CONSTANT = [commit_beside_groups, heartbeat_beside_members, deletion_of_a_topic_beside_groups]

@@ -716,6 +716,16 @@ def test_all_who_wait_are_answered_when_the_partition_leaves(world):
     assert world.scheduler.armed() == 0
 
 
+def test_a_partition_that_leaves_gives_its_ids_back_in_slices(world):
+    world.began()
+    shard = world.coordinator.shards[world.coordinator.partition_for(ID)]
+    steps = shard.close()
+    assert shard.closed and shard.transactions and shard.ongoing
+    for _ in steps:
+        pass
+    assert not shard.transactions and not shard.ongoing
+
+
 def test_markers_of_a_partition_that_left_are_not_tried_again(world):
     who = world.began()
     world.transport.failures = [errors.NOT_LEADER_OR_FOLLOWER] * 9

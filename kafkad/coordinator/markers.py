@@ -11,7 +11,7 @@ owner, and stays unchanged until its partition is loaded again.
 Source: Kafka's TransactionMarkerChannelManager and TransactionMarkerRequestCompletionHandler."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kafkad.coordinator.transaction import Change, State, TopicPartition, Transaction
@@ -117,10 +117,17 @@ class Markers:
 
     def retry_now(self) -> None:
         """Try waiting markers again, because a worker is back or the image has changed."""
+        for _ in self.retry_steps():
+            pass
+
+    def retry_steps(self) -> Iterator[None]:
+        """`retry_now`, in small steps."""
         for ending in list(self._waiting):
-            if ending.retry is not None:
-                ending.retry.cancel()
-            self._again(ending)
+            if ending in self._waiting:
+                if ending.retry is not None:
+                    ending.retry.cancel()
+                self._again(ending)
+                yield
 
     def close(self) -> None:
         for ending in self._waiting:

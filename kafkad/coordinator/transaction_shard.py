@@ -123,7 +123,7 @@ class TransactionShard:
                 yield
 
     def close(self) -> Iterator[None]:
-        """The partition is not ours any more: answer everybody who waits. The returned steps give back memory."""
+        """The partition is not ours any more: answer all who wait. The returned steps give back memory."""
         self.closed = True
         waiting, self._waiting = self._waiting, {}
         for done in waiting.values():

@@ -403,7 +403,7 @@ class TransactionCoordinator:
             return
         now_ms = self.clock.now_ms()
         for shard in list(self.shards.values()):
-            for transaction in list(shard.ongoing.values()):
+            for transaction in [] if shard.loading else list(shard.ongoing.values()):
                 if not shard.closed and transaction.has_timed_out(now_ms):
                     self._abort_timed_out(shard, transaction)
 

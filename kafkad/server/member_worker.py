@@ -414,7 +414,7 @@ class MemberWorker(Worker):
             self.others.follow_brokers()
         applied = yield from super()._follow(delta, image, defaults)
         if delta.brokers_changed or delta.partitions_changed:
-            self.transactions.markers.retry_now()  # their partitions may have leaders now
+            yield from self.transactions.markers.retry_steps()  # their partitions may have leaders now
         return applied
 
     def _load_transactions(self) -> None:

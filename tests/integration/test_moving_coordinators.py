@@ -38,7 +38,8 @@ def create(cluster, *topics):
 
 @pytest.fixture
 def places(cluster):
-    """Of a cluster that is whole: who coordinates: groups `groups`; transactions `first`, and then `second`, which have all of it.
+    """Who coordinates, of a cluster that is whole: groups `groups`; transactions `first` and then `second`,
+    which have all of it.
 
     A producer of librdkafka that has committed offsets with a coordinator of groups waits for that broker
     for ever once it is gone, so that one stays."""
@@ -199,7 +200,7 @@ def read_to_the_end(cluster, topic):
             found.append(message.value())
             ended.discard(message.partition())
         elif message.error().code() == KafkaError._PARTITION_EOF:
-            low, high = reader.get_watermark_offsets(TopicPartition(topic, message.partition()), WAIT_S)
+            _, high = reader.get_watermark_offsets(TopicPartition(topic, message.partition()), WAIT_S)
             if message.offset() == high:
                 ended.add(message.partition())
             else:

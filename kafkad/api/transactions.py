@@ -102,15 +102,16 @@ def _ask(
     answered: Callable[[Codes], object],
 ) -> None:
     who = transaction.transactional_id, transaction.producer_id, transaction.producer_epoch
-    if version >= SEVERAL_FROM and transaction.verify_only:
-        services.transactions.verify_partitions(*who, partitions, answered)
+    is_of_others = version >= SEVERAL_FROM  # who would wait with this one
+    if is_of_others and transaction.verify_only:
+        services.transactions.verify_partitions(*who, partitions, answered, waits=False)
         return
-    client_version = V2 if version >= SEVERAL_FROM else 0
+    client_version = V2 if is_of_others else 0
 
     def added(code: int) -> None:
         answered(dict.fromkeys(partitions, code))
 
-    services.transactions.add_partitions(*who, partitions, client_version, added)
+    services.transactions.add_partitions(*who, partitions, client_version, added, waits=not is_of_others)
 
 
 def _unknown_partitions(services: Services, transaction: Any) -> Generator[None, None, Codes]:

@@ -283,10 +283,6 @@ _refused(
     "two-phase commit (KIP-939) is not supported yet", "use false", "transaction.two.phase.commit.enable"
 )
 _ignored(
-    "a request that meets an unfinished transaction waits until it has finished, without tries",
-    "add.partitions.to.txn.retry.backoff.ms",
-)
-_ignored(
     "the consumer group protocol (KIP-848) is not supported yet",
     """
     consumer.assignment.interval.ms consumer.heartbeat.interval.ms consumer.session.timeout.ms

@@ -209,14 +209,19 @@ class TransactionCoordinator:
         return found
 
     def _attempt(
-        self, transactional_id: str, act: Callable[[TransactionShard, Attempt], object], refuse: Done
+        self,
+        transactional_id: str,
+        act: Callable[[TransactionShard, Attempt], object],
+        refuse: Done,
+        *,
+        waits: bool = True,
     ) -> None:
         try:
             shard = self._shard(transactional_id)
         except KafkaError as refused:
             refuse(refused.code)
             return
-        patience_ms = self.config.add_partitions_to_txn_retry_backoff_max_ms
+        patience_ms = self.config.add_partitions_to_txn_retry_backoff_max_ms if waits else 0
         deadline_ms = self.clock.monotonic_ms() + patience_ms
         shard.attempt(transactional_id, Attempt(act, refuse, deadline_ms))
 
@@ -288,9 +293,11 @@ class TransactionCoordinator:
         partitions: Iterable[TopicPartition],
         client_version: int,
         done: Done,
+        *,
+        waits: bool = True,
     ) -> None:
         """done(error code). Begins a transaction, if none is open. client_version: 2 for Produce v12,
-        TxnOffsetCommit v5 and AddPartitionsToTxn v4, else 0."""
+        TxnOffsetCommit v5 and AddPartitionsToTxn v4, else 0. `waits`: while the transaction settles."""
         added = frozenset(partitions)
 
         def act(shard: TransactionShard, attempt: Attempt) -> None:
@@ -301,7 +308,7 @@ class TransactionCoordinator:
             else:
                 shard.append(transaction, change, done)
 
-        self._attempt(transactional_id, act, done)
+        self._attempt(transactional_id, act, done, waits=waits)
 
     def verify_partitions(
         self,
@@ -310,13 +317,16 @@ class TransactionCoordinator:
         epoch: int,
         partitions: Sequence[TopicPartition],
         reply: Callable[[dict[TopicPartition, int]], object],
+        *,
+        waits: bool = True,
     ) -> None:
-        """reply({partition: error code}): whether each is in the open transaction."""
+        """reply({partition: error code}): whether each is in the open transaction. `waits`: while the
+        transaction settles."""
 
         def act(shard: TransactionShard, attempt: Attempt) -> None:
             reply(self._find(transactional_id).verify(producer_id, epoch, partitions))
 
-        self._attempt(transactional_id, act, lambda code: reply(dict.fromkeys(partitions, code)))
+        self._attempt(transactional_id, act, lambda code: reply(dict.fromkeys(partitions, code)), waits=waits)
 
     # -- ends of transactions
 

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 PLAINTEXT: Final = 0
 RETRY_MS: Final = 50
 RETRY_MS_MAX: Final = 1_000
+CONNECT_S: Final = 10.0  # at most; Kafka: socket.connection.setup.timeout.ms
 
 
 class Address(NamedTuple):
@@ -101,7 +102,7 @@ class BrokerChannels:
                 raise Unreachable(f"{link.at.host}:{link.at.port} could not be reached a moment ago")
             try:
                 channel = await self._connect(
-                    link.at.host, link.at.port, self._client_id, timeout_s=timeout_s
+                    link.at.host, link.at.port, self._client_id, timeout_s=min(timeout_s, CONNECT_S)
                 )
             except Unreachable:
                 delay_ms = min(RETRY_MS << min(link.failures, 10), RETRY_MS_MAX)

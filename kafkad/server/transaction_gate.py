@@ -4,8 +4,10 @@
     its coordinator is this worker's    it is asked at once
     another worker's                    one AddPartitionsToTxn for all that a turn of the loop brings for it
 
-A worker that is gone or does not answer counts as NETWORK_EXCEPTION, which makes clients try again. Use: the
-gate of coordinator/admission, which knows what the answers mean to a client.
+A worker that is gone or does not answer counts as NETWORK_EXCEPTION, which makes clients try again. While
+the coordinator is still busy with the transaction, it is asked again, for a short time: it lets no such
+request wait, since others are in it. Use: the gate of coordinator/admission, which knows what the answers
+mean to a client.
 
 Source: Kafka's AddPartitionsToTxnManager."""
 
@@ -73,14 +75,12 @@ class TransactionGate:
         broker_id = None if remote is None else remote.coordinator_of(transactional_id)
         if broker_id is not None:
             entry = entry_of(transactional_id, producer_id, epoch, partitions, adds=adds)
-            remote.ask(broker_id, entry, done)
+            self._until_settled(lambda answered: remote.ask(broker_id, entry, answered), done)
             return
         worker = self._owner_of(transactional_id)
         if worker != self._services.me:
-            if not self._asked:
-                self._loop.call_soon(self._flush)
             asked = entry_of(transactional_id, producer_id, epoch, partitions, adds=adds)
-            self._asked.setdefault(worker, []).append((asked, done))
+            self._until_settled(lambda answered: self._ask(worker, asked, answered), done)
             return
         transactions = self._services.transactions
         if adds:
@@ -100,6 +100,24 @@ class TransactionGate:
                 partitions,
                 lambda codes: done([codes[each] for each in partitions]),
             )
+
+    def _until_settled(self, ask: Callable[[Answered], object], done: Answered) -> None:
+        config = self._services.config
+        pause_s = config.add_partitions_to_txn_retry_backoff_ms / 1000
+        last_s = self._loop.time() + config.add_partitions_to_txn_retry_backoff_max_ms / 1000 - pause_s
+
+        def answered(codes: Sequence[int]) -> None:
+            if errors.CONCURRENT_TRANSACTIONS in codes and self._loop.time() <= last_s:
+                self._loop.call_later(pause_s, ask, answered)
+            else:
+                done(codes)
+
+        ask(answered)
+
+    def _ask(self, worker: int, entry: Any, answered: Answered) -> None:
+        if not self._asked:
+            self._loop.call_soon(self._flush)
+        self._asked.setdefault(worker, []).append((entry, answered))
 
     def _flush(self) -> None:
         asked, self._asked = self._asked, {}

@@ -99,7 +99,10 @@ ACCESS: Final[dict[int, Access]] = {
     40: OPEN,  # ExpireDelegationToken: the same
     41: Access(custom="describe_delegation_token"),
     42: Access(each=Each(_DELETE, Kind.GROUP, "groups_names", "", "results")),  # DeleteGroups
+    43: _cluster(_ALTER),  # ElectLeaders
     44: Access(custom="alter_configs"),  # IncrementalAlterConfigs
+    45: _cluster(_ALTER),  # AlterPartitionReassignments
+    46: _cluster(_DESCRIBE),  # ListPartitionReassignments
     47: Access(
         (Whole(_DELETE, Kind.GROUP, "group_id"),), Each(_READ, Kind.TOPIC, "topics", "name")
     ),  # OffsetDelete
@@ -107,8 +110,11 @@ ACCESS: Final[dict[int, Access]] = {
     49: _cluster(Operation.ALTER_CONFIGS),  # AlterClientQuotas
     50: _cluster(_DESCRIBE),  # DescribeUserScramCredentials
     51: _cluster(_ALTER),  # AlterUserScramCredentials
+    55: _cluster(_DESCRIBE),  # DescribeQuorum
+    57: _cluster(_ALTER),  # UpdateFeatures
     60: Access(custom="describe_cluster"),
     61: Access(each=Each(_READ, Kind.TOPIC, "topics", "name")),  # DescribeProducers
+    64: _cluster(_ALTER),  # UnregisterBroker
     65: Access(custom="describe_transactions"),
     66: Access(custom="list_transactions"),
     74: _cluster(Operation.DESCRIBE_CONFIGS),  # ListConfigResources

@@ -1,11 +1,12 @@
-"""`kafkad cluster`: information about a cluster (kafka-metadata-quorum, kafka-broker-api-versions,
-kafka-cluster, kafka-log-dirs).
+"""`kafkad cluster`: information about a cluster and its changes (kafka-metadata-quorum, kafka-cluster,
+kafka-broker-api-versions, kafka-log-dirs, kafka-leader-election, kafka-reassign-partitions, kafka-features).
 """
 
 from typing import Any
 
 import click
 
+from kafkad.cli import cluster_changes, cluster_state
 from kafkad.cli.output import CONTEXT, connected, counted, print_json, server_options, show
 from kafkad.protocol import messages
 from kafkad.protocol.errors import NAMES, KafkaError
@@ -13,10 +14,13 @@ from kafkad.protocol.errors import NAMES, KafkaError
 
 @click.group(context_settings=CONTEXT)
 def command() -> None:
-    """Show brokers, metadata, API versions and log directories of a cluster.
+    """Show brokers, replicas, the quorum and log directories of a cluster, and change them.
 
     \b
-      kafkad cluster metadata
+      kafkad cluster status
+      kafkad cluster replicas --lagging
+      kafkad cluster quorum
+      kafkad cluster reassign orders-0=2,3,4
       kafkad cluster api-versions
       kafkad cluster log-dirs --json
     """
@@ -111,3 +115,15 @@ def log_dirs(topic_list: str | None, broker_list: str | None, bootstrap: str, as
                     found = [(node, directory.log_dir, None, None, None, None, error)]
                 rows += sorted(found, key=lambda row: row[2:4])
     show(("Broker", "Directory", "Topic", "Partition", "Size", "Offset-lag", "Error"), rows, as_json)
+
+
+for _each in (
+    cluster_state.status,
+    cluster_state.replicas,
+    cluster_state.quorum,
+    cluster_changes.elect,
+    cluster_changes.reassign,
+    cluster_changes.features,
+    cluster_changes.unregister,
+):
+    command.add_command(_each)

@@ -34,7 +34,7 @@ COMMANDS = {
     "users": ("kafkad.cli.users", "List, add and remove users that log in by SCRAM."),
     "tokens": ("kafkad.cli.tokens", "Create, list, renew and end delegation tokens."),
     "certs": ("kafkad.cli.certs", "Create TLS certificates for development."),
-    "cluster": ("kafkad.cli.cluster", "Show brokers, metadata, API versions, log directories."),
+    "cluster": ("kafkad.cli.cluster", "Show brokers, replicas and the quorum of a cluster; move partitions."),
     "doctor": ("kafkad.cli.doctor", "Find problems that keep Spark from reading and writing topics."),
     "dump-log": (
         "kafkad.cli.dump_log",

@@ -36,6 +36,7 @@ from kafkad.protocol.errors import KafkaError
 from kafkad.raft.metadata_replica import UnusableMetadata
 from kafkad.replication.fetchers import Fetchers
 from kafkad.replication.replicas import Replicas
+from kafkad.server import member_apis
 from kafkad.server.alter_partition import AlterPartitions
 from kafkad.server.broker_lifecycle import BrokerLifecycle, NotRegistered
 from kafkad.server.controller_channel import ControllerChannel
@@ -176,6 +177,10 @@ class MemberController:
     async def delete_acls(self, request: Any, context: RequestContext | None = None) -> Any:
         return await self._forward(request, context)
 
+    async def forward(self, request: Any, context: RequestContext) -> Any:
+        """A request that has no method of its own here."""
+        return await self._forward(request, context)
+
     def remove_expired_tokens(self) -> None:
         """The controllers do it."""
 
@@ -222,6 +227,8 @@ class MemberController:
 
 
 class MemberWorker(Worker):
+    apis, told = member_apis.BY_KEY, member_apis.TOLD
+
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.fetchers: Fetchers | None = None  # until logs are loaded

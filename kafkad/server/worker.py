@@ -132,6 +132,8 @@ class MetadataCache:
 class Worker:
     """One broker process. `start`, then `stop`; `fatal` is told when we find ourselves wrong."""
 
+    apis, told = table.BY_KEY, table.TOLD
+
     def __init__(
         self,
         config: Any,
@@ -493,7 +495,7 @@ class Worker:
             log_dirs=self.log_dirs,
             groups=self.groups,
             producer_ids=ProducerIds(self._controller_of_clients()),
-            api_versions=table.TOLD,
+            api_versions=self.told,
             me=self.me,
             peers=self.peers,
             owner_of=self._owner_of,
@@ -507,7 +509,7 @@ class Worker:
             authentication = Authentication(
                 self.services, self.scheduler.call_later, lambda: secrets.token_urlsafe(24), self.oauth_keys
             )
-        dispatcher = Dispatcher(self.services, table.BY_KEY, self.fatal, self.turns, authentication)
+        dispatcher = Dispatcher(self.services, self.apis, self.fatal, self.turns, authentication)
         self.reactor = Reactor(
             self.table,
             dispatcher,

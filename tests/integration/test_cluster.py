@@ -1,6 +1,7 @@
 """Clusters of kafkad alone: three nodes, each broker and controller, as `kafkad serve` runs them."""
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -166,6 +167,38 @@ def test_a_node_stops_whose_quorum_has_gone(kafkad_cluster):
             cluster.kill(node)
     assert cluster.stop(last) == {last: 0}
     assert "controllers have not let this broker go" in cluster.nodes[last].log
+
+
+def test_commands_show_and_change_a_cluster(kafkad_cluster):
+    def told(*arguments):
+        code, out, err = kafkad(
+            "cluster", *arguments, "--json", "--bootstrap-server", kafkad_cluster.bootstrap
+        )
+        return json.loads(out) if code == 0 else err
+
+    make_topic(kafkad_cluster.bootstrap, "shown")
+    Writer(kafkad_cluster.bootstrap, "shown").write()
+    wait_until(lambda: {(row["end"], row["lag"]) for row in told("replicas")} == {(10, 0)}, WAIT_S)
+    assert sorted(row["broker"] for row in told("status")) == [1, 2, 3]
+    quorum = told("quorum")
+    assert {node["node"] for node in quorum["nodes"]} == {1, 2, 3}
+    assert [node["role"] for node in quorum["nodes"]].count("leader") == 1
+    (moved,) = told("reassign", "shown-0=2,1")
+    assert moved == {"topic": "shown", "partition": 0, "replicas": [2, 1], "error": None}
+    wait_until(
+        lambda: (
+            [row["broker"] for row in told("replicas", "--topic", "shown")][:2] == [2, 1]
+            and told("reassign") == []
+        ),
+        WAIT_S,
+    )
+    assert told("elect", "--all") == []
+    assert "1 of 1 were refused" in told("reassign", "shown-9=1")
+    assert {row["feature"]: row["level"] for row in told("features")}["metadata.version"] == 30
+    assert "INVALID_UPDATE_VERSION" in told("features", "--set", "group.version=1")
+    kafkad_cluster.stop(3)
+    assert told("unregister", "3") == [{"broker": 3, "registered": False}]
+    assert "BROKER_ID_NOT_REGISTERED" in told("unregister", "3")
 
 
 def test_a_fixture_gives_a_cluster_and_a_failed_node_tells_its_log(kafkad_cluster):

@@ -16,7 +16,7 @@ BROKERS, CONTROLLERS = 1, 2
 
 
 def describe_cluster(services: Services, context: RequestContext, request: Any) -> Any:
-    image = services.metadata.image
+    image, us = services.metadata.image, services.config.node_id
     response = messages.DescribeClusterResponse(cluster_id=image.cluster_id)
     if request.endpoint_type != BROKERS:
         known = request.endpoint_type == CONTROLLERS
@@ -41,8 +41,8 @@ def describe_cluster(services: Services, context: RequestContext, request: Any) 
                     is_fenced=broker.fenced and context.version >= 2,
                 )
             )
-            if not broker.fenced and response.controller_id < 0:
-                response.controller_id = broker.broker_id  # any that is up: each passes requests on
+            if not broker.fenced and (response.controller_id < 0 or broker.broker_id == us):
+                response.controller_id = broker.broker_id  # best this one, which lives; each passes them on
     if request.include_cluster_authorized_operations:
         response.cluster_authorized_operations = CLUSTER_OPERATIONS
     return response

@@ -44,7 +44,7 @@ from kafkad.config.dynamic import (
 )
 from kafkad.config.group import GROUP_KEYS, group_values
 from kafkad.config.listeners import parse_host_limits
-from kafkad.config.served import refuse_changes, warn_ignored
+from kafkad.config.served import is_alone, refuse_changes, refuse_throttles, warn_ignored
 from kafkad.config.topic import TOPIC_KEYS, topic_values
 from kafkad.controller.configs import KEYS_MAX
 from kafkad.controller.topics import invalid_name
@@ -294,7 +294,12 @@ def alter_configs(services: Services, context: RequestContext, request: Any) -> 
         resources.append(Resource(asked.resource_type, asked.resource_name, operations))
         yield
     errors = yield from refusals(
-        services.metadata.image, services.config, resources, replacing=True, tls=services.tls
+        services.metadata.image,
+        services.config,
+        resources,
+        replacing=True,
+        tls=services.tls,
+        is_controller=services.is_controller,
     )
     wanted = {}
     for place, (kind, name, operations) in enumerate(resources):
@@ -319,7 +324,13 @@ def incremental_alter_configs(services: Services, context: RequestContext, reque
             yield
         resources.append(Resource(asked.resource_type, asked.resource_name, operations))
         yield
-    errors = yield from refusals(services.metadata.image, services.config, resources, tls=services.tls)
+    errors = yield from refusals(
+        services.metadata.image,
+        services.config,
+        resources,
+        tls=services.tls,
+        is_controller=services.is_controller,
+    )
     changes = {}
     for place, (kind, name, operations) in enumerate(resources):
         yield
@@ -432,10 +443,11 @@ def refusals(
     *,
     replacing: bool = False,
     tls: Any = None,
+    is_controller: bool = False,
 ) -> Generator[None, None, dict[int, KafkaError]]:
     """What is wrong with a request before the controller sees it, by the place of the resource. `replacing`
     is AlterConfigs, whose values take the place of all that are there; it cannot set log levels. `tls`
-    (TlsListeners) judges new certificates."""
+    (TlsListeners) judges new certificates. A controller leaves the values of brokers to them."""
     errors = {}
     names = [(resource.kind, resource.name) for resource in resources]
     yield
@@ -447,6 +459,8 @@ def refusals(
                 raise KafkaError(INVALID_REQUEST, "Each resource must appear at most once.")
             _check_operations(resource)
             before = {} if replacing else image.configs.get(names[place], {})
+            if resource.kind == BROKER and is_controller:
+                continue
             if resource.kind == BROKER:
                 _check_broker(image, config, resource, before, tls)
             elif resource.kind == CLIENT_METRICS:
@@ -487,6 +501,8 @@ def _check_broker(
     changes = apply_operations(before, resource.operations, BROKER_KEYS)
     validate_broker_configs(config, changed(before, changes), per_broker=bool(name))
     refuse_changes(changes)
+    if not is_alone(config):
+        refuse_throttles(changes)
     if name and tls is not None:
         try:
             after = BrokerConfig(config.static, config.dynamic_default, changed(before, changes))

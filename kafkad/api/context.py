@@ -68,6 +68,7 @@ class Services:
     remote_markers: Any = None  # server.remote_markers.RemoteMarkers; None: no other broker leads anything
     remote_gate: Any = None  # server.remote_gate.RemoteGate; None: no other broker coordinates anything
     # of a broker with several workers
+    is_controller: bool = False  # requests come from brokers, which have checked what concerns only them
     me: int = 0  # this worker's index
     peers: Any = None  # server.Peers: the other workers; None: there are none
     owner_of: Callable[[str, int], int] | None = None  # topic, partition -> worker; of an unknown one: me

@@ -207,7 +207,7 @@ def _some(services: Services, context: RequestContext, request: Any, named: _Nam
         return (yield from _refused(services, context, request))
     found = named.found(image)
     if found is not None:
-        kind, tell = _kind(context, request), _tell(image, context, request)
+        kind, tell = _kind(context, request), _tell(services, image, context, request)
         return (yield from services.metadata_answers.some(image, kind, tell, found, context.correlation_id))
     creatable = []
     if request.allow_auto_topic_creation and services.config.auto_create_topics_enable:
@@ -228,7 +228,7 @@ def _everything(services: Services, context: RequestContext, request: Any) -> An
     kept = services.metadata_answers.kept(image, kind, context.correlation_id)
     if kept is not None:
         return kept
-    tell = _tell(image, context, request)
+    tell = _tell(services, image, context, request)
     return services.metadata_answers.everything(image, kind, tell, context.correlation_id)
 
 
@@ -242,8 +242,8 @@ def _kind(context: RequestContext, request: Any) -> Kind:
     )
 
 
-def _tell(image: MetadataImage, context: RequestContext, request: Any) -> Tell:
-    told = _Told(image, context)
+def _tell(services: Services, image: MetadataImage, context: RequestContext, request: Any) -> Tell:
+    told = _Told(image, context, services.config.node_id)
 
     def topic(topic: Topic) -> Any:
         answer = told.topic(topic)
@@ -267,7 +267,7 @@ async def _answer_later(
 
 
 def _refused(services: Services, context: RequestContext, request: Any) -> Steps:
-    response = _response(_Told(services.metadata.image, context), context, request)
+    response = _response(_Told(services.metadata.image, context, services.config.node_id), context, request)
     response.error_code = errors.INVALID_REQUEST
     for topic in request.topics:
         response.topics.append(
@@ -288,7 +288,7 @@ def _answer(
     subject: Subject | None = None,
 ) -> Steps:
     """`subject`: None may do everything."""
-    told = _Told(services.metadata.image, context)
+    told = _Told(services.metadata.image, context, services.config.node_id)
     response = _response(told, context, request, subject)
     with_operations = request.include_topic_authorized_operations and context.version >= 8
     topics: Iterable[Any] = map(told.identified, named.ids)
@@ -320,7 +320,7 @@ def _response(told: "_Told", context: RequestContext, request: Any, subject: Sub
             for broker in up or named
         ],
         cluster_id=told.image.cluster_id,
-        controller_id=up[0].broker_id if up else NO_NODE,
+        controller_id=told.passes_on(up),
     )
     if request.include_cluster_authorized_operations and 8 <= context.version <= 10:
         response.cluster_authorized_operations = cluster_operations(subject, API)
@@ -330,8 +330,10 @@ def _response(told: "_Told", context: RequestContext, request: Any, subject: Sub
 class _Told:
     """What one listener's clients are told of an image."""
 
-    def __init__(self, image: MetadataImage, context: RequestContext) -> None:
+    def __init__(self, image: MetadataImage, context: RequestContext, us: int = NO_NODE) -> None:
+        """`us`: the broker that answers."""
         self.image = image
+        self.us = us
         self.listener = context.listener
         self.version = context.version
         # Of 10,000 partitions most have the same replicas; their lists are shared, and nobody changes them.
@@ -340,6 +342,12 @@ class _Told:
 
     def listens(self, broker: BrokerRegistration) -> bool:
         return self.listener in broker.listeners
+
+    def passes_on(self, up: list[BrokerRegistration]) -> int:
+        """The broker that clients ask for changes, as each passes them on to the controller: this one, of
+        which they know that it lives, and not one that was killed and is not fenced yet."""
+        known = [broker.broker_id for broker in up]
+        return self.us if self.us in known else known[0] if known else NO_NODE
 
     def identified(self, topic_id: bytes) -> Any:
         topic = self.image.topics_by_id.get(topic_id)

@@ -41,6 +41,7 @@ class ControllerServices(Services):
     """What the handlers of a controller's listener are given beside."""
 
     quorum: Any = None  # server.quorum_node.QuorumNode
+    is_controller: bool = True
 
 
 class Applied:

@@ -35,6 +35,7 @@ class World:
         self.controller = self
         self.log_level_set = None
         self.tls = None
+        self.is_controller = False
         self.written: list[Any] = []  # records
         self.apply(
             [

@@ -1,0 +1,162 @@
+"""Kafka's own tools for clusters, unchanged, at a cluster of three kafkad nodes."""
+
+import json
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from kafkad.testing import Cluster
+from tests.clients import wait_until
+from tests.jvm import NEWEST, run_tool
+
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster(3, {"offsets.topic.num.partitions": 4}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def tool(cluster):
+    def run(name, *arguments, controllers=False, **options):
+        ports = ",".join(f"127.0.0.1:{node.controller_port}" for node in cluster.nodes.values())
+        server = (
+            ("--bootstrap-controller", ports) if controllers else ("--bootstrap-server", cluster.bootstrap)
+        )
+        verb, rest = ((arguments[0],), arguments[1:]) if name == "kafka-cluster" else ((), arguments)
+        return run_tool(NEWEST, name, *verb, *server, *rest, **options)
+
+    return run
+
+
+def described(text):
+    """`Key: value` lines."""
+    return {key: value.strip() for key, colon, value in (line.partition(":") for line in text) if colon}
+
+
+@pytest.mark.parametrize("controllers", [False, True])
+def test_metadata_quorum(cluster, tool, controllers):
+    status = described(tool("kafka-metadata-quorum", "describe", "--status", controllers=controllers).lines)
+    assert status["ClusterId"] == cluster.cluster_id
+    assert [(each["id"], each["endpoints"]) for each in json.loads(status["CurrentVoters"])] == [
+        (number, [f"CONTROLLER://127.0.0.1:{node.controller_port}"]) for number, node in cluster.nodes.items()
+    ]
+    assert int(status["LeaderId"]) in cluster.nodes and int(status["HighWatermark"]) > 0
+    head, *rows = tool("kafka-metadata-quorum", "describe", "--replication", controllers=controllers).lines
+    assert head.split()[0] == "NodeId"
+    assert sorted(row.split()[-1] for row in rows if row) == ["Follower", "Follower", "Leader"]
+
+
+def test_endpoints_ids_and_features(cluster, tool):
+    assert cluster.cluster_id in tool("kafka-cluster", "cluster-id").stdout
+    brokers = [line.split() for line in tool("kafka-cluster", "list-endpoints").lines[1:] if line]
+    assert [(row[0], row[2], row[-1]) for row in brokers] == [
+        (str(number), str(node.port), "broker") for number, node in cluster.nodes.items()
+    ]
+    found = tool("kafka-cluster", "list-endpoints", controllers=True).lines[1:]
+    assert [(row.split()[2], row.split()[-1]) for row in found if row] == [
+        (str(node.controller_port), "controller") for node in cluster.nodes.values()
+    ]
+    levels = tool("kafka-features", "describe").stdout
+    assert "FinalizedVersionLevel: 4.3-IV0" in levels
+    refused = tool("kafka-features", "upgrade", "--feature", "group.version=1", check=False)
+    assert refused.returncode == 1 and "does not support this feature" in refused.stdout
+
+
+def test_topics_and_configs(cluster, tool):
+    tool("kafka-topics", "--create", "--topic", "made", "--partitions", 2)
+    tool("kafka-topics", "--alter", "--topic", "made", "--partitions", 3)
+    rows = [line.split() for line in tool("kafka-topics", "--describe", "--topic", "made").lines if line]
+    assert rows[0][rows[0].index("PartitionCount:") + 1] == "3"
+    assert [sorted(row[row.index("Replicas:") + 1].split(",")) for row in rows[1:]] == [["1", "2", "3"]] * 3
+    tool("kafka-configs", "--alter", "--entity-type", "topics", "--entity-name", "made", "--add-config",
+         "retention.ms=7654321")  # fmt: skip
+    topic = ("--describe", "--entity-type", "topics", "--entity-name", "made")
+    wait_until(lambda: "retention.ms=7654321" in tool("kafka-configs", *topic).stdout, WAIT_S)
+    # a broker takes its own, and the controller writes: at least one of these two is not the active one
+    for number in (1, 2):
+        broker = ("--entity-type", "brokers", "--entity-name", number)
+        tool("kafka-configs", "--alter", *broker, "--add-config", f"log.retention.ms={number}000")
+    for number in (1, 2):
+        broker = ("--entity-type", "brokers", "--entity-name", number)
+        wanted = f"DYNAMIC_BROKER_CONFIG:log.retention.ms={number}000"
+        wait_until(lambda b=broker, w=wanted: w in tool("kafka-configs", "--describe", *b).stdout, WAIT_S)
+    wrong = tool("kafka-configs", "--alter", *broker, "--add-config", "log.retention.ms=x", check=False)
+    assert wrong.returncode == 1 and "log.retention.ms" in wrong.stdout + wrong.stderr
+    tool("kafka-topics", "--delete", "--topic", "made")
+    wait_until(lambda: "made" not in tool("kafka-topics", "--list").lines, WAIT_S)
+
+
+def replicas_of(tool, topic):
+    """(leader, replicas, ISR) of partition 0."""
+    words = tool("kafka-topics", "--describe", "--topic", topic).lines[1].split()
+    leader, replicas, isr = (words[words.index(f"{name}:") + 1] for name in ("Leader", "Replicas", "Isr"))
+    return int(leader), [int(each) for each in replicas.split(",")], sorted(map(int, isr.split(",")))
+
+
+def consumed(bootstrap, topic, count):
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": f"of-{topic}", "auto.offset.reset": "earliest"}
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    values = [message.value() for message in consumer.consume(count, WAIT_S)]
+    consumer.close()
+    return values
+
+
+def test_a_partition_moves_to_other_brokers_with_its_records(cluster, tool, tmp_path):
+    tool("kafka-topics", "--create", "--topic", "moved", "--replica-assignment", "1")
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all"})
+    values = [b"%d" % number for number in range(500)]
+    for value in values:
+        producer.produce("moved", value, partition=0)
+    assert producer.flush(WAIT_S) == 0
+    plan = tmp_path / "plan.json"
+    plan.write_text(
+        json.dumps({"version": 1, "partitions": [{"topic": "moved", "partition": 0, "replicas": [3, 2]}]})
+    )
+    using = ("--reassignment-json-file", plan)
+
+    refused = tool("kafka-reassign-partitions", *using, "--execute", "--throttle", 1000, check=False)
+    assert refused.returncode == 1 and "replication is not throttled yet" in refused.stdout + refused.stderr
+
+    assert "Successfully started" in tool("kafka-reassign-partitions", *using, "--execute").stdout
+    wait_until(
+        lambda: "moved-0 is completed" in tool("kafka-reassign-partitions", *using, "--verify").stdout, WAIT_S
+    )
+    assert "No partition reassignments found" in tool("kafka-reassign-partitions", "--list").stdout
+    assert replicas_of(tool, "moved") == (3, [3, 2], [2, 3])
+    wait_until(lambda: not (cluster.nodes[1].data_dir / "moved-0").exists(), WAIT_S)  # 1 has let it go
+    assert (cluster.nodes[2].data_dir / "moved-0").exists()
+    assert consumed(cluster.bootstrap, "moved", len(values)) == values
+    described = tool(
+        "kafka-configs", "--describe", "--entity-type", "topics", "--entity-name", "moved"
+    ).stdout
+    assert "throttled" not in described  # --verify has cleared what the refused --throttle had set
+
+
+def test_the_preferred_replica_leads_again_and_a_stopped_broker_is_forgotten(cluster, tool):
+    """The last of this cluster's tests: a broker leaves it."""
+    tool("kafka-topics", "--create", "--topic", "led", "--replica-assignment", "3:1:2")
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all"})
+    producer.produce("led", b"one", partition=0)
+    assert producer.flush(WAIT_S) == 0
+    assert cluster.stop(3) == {3: 0}
+    wait_until(lambda: replicas_of(tool, "led")[0] in (1, 2), WAIT_S)
+    cluster.start(3)
+    wait_until(lambda: replicas_of(tool, "led")[2] == [1, 2, 3], WAIT_S)
+    elected = tool("kafka-leader-election", "--election-type", "preferred", "--all-topic-partitions").stdout
+    assert "Successfully completed leader election (PREFERRED)" in elected and "led-0" in elected
+    assert replicas_of(tool, "led")[0] == 3
+    assert consumed(cluster.bootstrap, "led", 1) == [b"one"]
+
+    assert cluster.stop(3) == {3: 0}
+    assert "3 is no longer registered" in tool("kafka-cluster", "unregister", "--id", 3).stdout
+    fenced = tool("kafka-cluster", "list-endpoints", "--include-fenced-brokers").lines[1:]
+    assert [line.split()[0] for line in fenced if line] == ["1", "2"]
+    again = tool("kafka-cluster", "unregister", "--id", 3, check=False)
+    assert again.returncode == 1 and "not currently registered" in again.stdout + again.stderr
+    cluster.start(3)  # it may come back
+    wait_until(lambda: "3" in tool("kafka-cluster", "list-endpoints").lines[-1].split()[:1], WAIT_S)

@@ -227,10 +227,9 @@ class MemberController:
 
 
 class MemberWorker(Worker):
-    apis, told = member_apis.BY_KEY, member_apis.TOLD
-
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self.apis, self.told = member_apis.BY_KEY, member_apis.TOLD
         self.fetchers: Fetchers | None = None  # until logs are loaded
         self._tasks: list[asyncio.Task[None]] = []
         self._start_failed: asyncio.Future[None] = self.loop.create_future()

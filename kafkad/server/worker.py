@@ -132,8 +132,6 @@ class MetadataCache:
 class Worker:
     """One broker process. `start`, then `stop`; `fatal` is told when we find ourselves wrong."""
 
-    apis, told = table.BY_KEY, table.TOLD
-
     def __init__(
         self,
         config: Any,
@@ -150,6 +148,7 @@ class Worker:
         self.loop = loop
         self.group_commits: list[GroupCommit] = []
         self._complaints: list[str] = []  # about the dynamic configuration, as it was last applied
+        self.apis, self.told = table.BY_KEY, table.TOLD
         self.fatal = fatal
         set_on_fatal(fatal)
         self.clock = Clock()
@@ -161,8 +160,7 @@ class Worker:
         self.cluster_id = ""
         self._sockets: list[tuple[Any, str]] = []  # listening, and the name of their listener
         self._undo: list[tuple[str, Callable[[], Any]]] = []  # what was started, for the way back
-        self._clean = False
-        self._failed = False  # something of the way back
+        self._clean = self._failed = False  # how the way back went
 
     # -- start ---------------------------------------------------------------------------------------------
 

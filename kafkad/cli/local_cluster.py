@@ -7,12 +7,14 @@
            node-2/...
 
 Ports are chosen at the first start, and again where another process has taken one meanwhile. While a
-LocalCluster lives it keeps them bound, so that nobody else is given the port of a node that is stopped.
+LocalCluster lives it keeps them bound, so that nobody else is given the port of a node that is stopped, and
+holds a lock on <root>.
 
 The processes die with the process that started them, by SIGKILL if it has no time to stop them.
 
 Use: cli/dev, testing/cluster."""
 
+import fcntl
 import json
 import os
 import re
@@ -41,7 +43,12 @@ Spawn = Callable[[Callable[[], "subprocess.Popen[bytes]"]], "subprocess.Popen[by
 
 
 class NodeFailed(Exception):
-    """A node exited or hung. The message quotes its stderr."""
+    """A node exited or hung. The message quotes its stderr; `reason` is one line."""
+
+    def __init__(self, reason: str, log: str) -> None:
+        super().__init__(f"{reason}\n{log}")
+        self.reason = reason
+        self.log = log
 
 
 class LocalNode:
@@ -75,16 +82,20 @@ class LocalNode:
         return self.running and READY.search(_tail(self.directory / "stdout")) is not None
 
     @property
+    def log_file(self) -> Path:
+        return self.directory / "stderr"
+
+    @property
     def log(self) -> str:
         """The end of its stderr, over all its starts."""
-        return _tail(self.directory / "stderr")
+        return _tail(self.log_file)
 
     def launch(self) -> None:
         """Start the process; it is not ready yet."""
         assert not self.running, f"node {self.number} runs already"
         command = [sys.executable, "-m", "kafkad.testing.launch", str(os.getpid()), "serve"]
         command += ["--workers", "1", str(self.properties)]
-        with open(self.directory / "stdout", "wb") as out, open(self.directory / "stderr", "ab") as err:
+        with open(self.directory / "stdout", "wb") as out, open(self.log_file, "ab") as err:
             self.process = self._spawn(
                 lambda: subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
@@ -97,9 +108,9 @@ class LocalNode:
         while not self.ready:
             if not self.running:
                 code = self.process.returncode if self.process is not None else None
-                raise NodeFailed(f"node {self.number} exited with {code} before it was ready\n{self.log}")
+                raise NodeFailed(f"node {self.number} exited with {code} before it was ready", self.log)
             if time.monotonic() > deadline:
-                raise NodeFailed(f"node {self.number} was not ready within {timeout_s:g} s\n{self.log}")
+                raise NodeFailed(f"node {self.number} was not ready within {timeout_s:g} s", self.log)
             time.sleep(POLL_S)
 
     def terminate(self) -> None:
@@ -117,7 +128,7 @@ class LocalNode:
         except subprocess.TimeoutExpired:
             log = self.log
             self.kill()
-            raise NodeFailed(f"node {self.number} did not stop within {timeout_s:g} s\n{log}") from None
+            raise NodeFailed(f"node {self.number} did not stop within {timeout_s:g} s", log) from None
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -136,15 +147,19 @@ class LocalCluster:
         count: int,
         config: Mapping[str, object] | None = None,
         *,
+        first_port: int = 0,
         spawn: Spawn = lambda start: start(),
     ) -> None:
-        """`spawn` calls what starts a process, in a thread that lives as long as the cluster."""
+        """At the first start node 1 listens for clients on `first_port`, the others on the next ones, as far
+        as they are free; 0: on any free ports. `spawn` calls what starts a process, in a thread that lives as
+        long as the cluster."""
         assert count >= 2
         self.root = root
         self.count = count
         self.cluster_id = ""
         self.nodes: dict[int, LocalNode] = {}
         self._config = dict(config or {})
+        self._first_port = first_port
         self._spawn = spawn
         self._held = ExitStack()  # sockets that keep the ports
 
@@ -155,13 +170,16 @@ class LocalCluster:
 
     def open(self) -> None:
         """Ports, properties, and directories that are formatted. Raises ValueError: this directory has a
-        cluster of another size; FormatRefused, OSError."""
+        cluster of another size, or another process runs it; FormatRefused, OSError."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._lock()
         known = self._settings()
         if known and len(known["nodes"]) != self.count:
             raise ValueError(f"{self.root} has a cluster of {len(known['nodes'])} nodes, not {self.count}")
         self.cluster_id = known["cluster_id"] if known else uuid_text(random_id())
         for number in range(1, self.count + 1):
-            wanted, wanted_too = known["nodes"][str(number)] if known else (0, 0)
+            first = self._first_port and self._first_port + number - 1
+            wanted, wanted_too = known["nodes"][str(number)] if known else (first, 0)
             port, controller_port = self._hold(wanted), self._hold(wanted_too)
             directory = self.root / f"node-{number}"
             self.nodes[number] = LocalNode(number, directory, port, controller_port, self._spawn)
@@ -178,6 +196,14 @@ class LocalCluster:
             data = str(node.data_dir)
             content = Content(self.cluster_id, node.number, bootstrap)
             format_directories([data], data, content, ignore_formatted=True)
+
+    def _lock(self) -> None:
+        directory = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        self._held.callback(os.close, directory)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{self.root} is in use: another process runs this cluster") from None
 
     def _settings(self) -> Any:
         try:

@@ -22,6 +22,7 @@ import kafkad
 # name -> (module, one line of help)
 COMMANDS = {
     "serve": ("kafkad.cli.serve", "Run a broker."),
+    "dev": ("kafkad.cli.dev", "Run a cluster of several nodes on this machine, for development."),
     "format": ("kafkad.cli.format", "Make the data directories of a node of a cluster ready."),
     "topics": ("kafkad.cli.topics", "Create, list, describe, alter and delete topics."),
     "configs": ("kafkad.cli.configs", "Describe and alter the configuration of topics, brokers, groups."),
@@ -65,7 +66,7 @@ class Lazy(click.Group):
         is raised during an import may get lost (kafkad/__main__.py).
         """
         found = super().resolve_command(ctx, args)
-        if found[0] != "serve":  # serve has its own handlers
+        if found[0] not in ("serve", "dev"):  # they have their own handlers
             signal.signal(signal.SIGTERM, terminated)
             if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
                 signal.signal(signal.SIGINT, signal.default_int_handler)

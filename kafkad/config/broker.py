@@ -409,8 +409,10 @@ def _check_roles(config: BrokerConfig) -> None:
         raise _wrong(config, "listeners", reason)
     if broker:
         _check_advertised(config)
-    if any(endpoint.host == "0.0.0.0" for endpoint in config.advertised_broker_endpoints):
-        name = "advertised.listeners" if config.value("advertised.listeners") else "listeners"
+    given = config.value("advertised.listeners")
+    advertised = config.advertised_endpoints if given else config.advertised_broker_endpoints
+    if any(endpoint.host == "0.0.0.0" for endpoint in advertised):
+        name = "advertised.listeners" if given else "listeners"
         raise _wrong(
             config, name, "0.0.0.0 cannot be advertised; set advertised.listeners to a routable address"
         )

@@ -183,6 +183,8 @@ def _protocol_refusals(config: BrokerConfig) -> Iterator[str]:
 def _cluster_refusals(config: BrokerConfig) -> Iterator[str]:
     """Yield an error message per value that a node of a cluster cannot do yet."""
     roles = config.process_roles
+    if not config.is_given("node.id") and not config.is_given("broker.id"):
+        yield "Missing required configuration node.id: each node of a cluster has a number of its own"
     for name in sorted({name.upper() for name in config.controller_listener_names}):
         protocol = config.listener_protocols.get(name, "PLAINTEXT")
         if protocol != "PLAINTEXT":

@@ -26,7 +26,7 @@ from kafkad.raft.control_records import control_batch, leader_change, voters_rec
 from kafkad.raft.election_state import NOBODY, ElectionState
 from kafkad.raft.elections import UNKNOWN_DIRECTORY, Role, Tally, Timings, VoteKey, may_grant
 from kafkad.raft.leadership import Leadership
-from kafkad.raft.observer import Leader, Observer
+from kafkad.raft.observer import Leader, Observer, explained
 from kafkad.raft.quorum_messages import Standing
 
 logger = logging.getLogger(__name__)
@@ -498,7 +498,8 @@ class RaftNode(Observer):
             if response.error_code == errors.UNSUPPORTED_VERSION and self.role is Role.PROSPECTIVE:
                 self._stand(Role.CANDIDATE)  # one that knows no pre-vote
                 return True
-            logger.warning("node %d: %s", flight.node_id, KafkaError(response.error_code))
+            self.trouble = explained(response.error_code, self.cluster_id)
+            logger.warning("node %d answers: %s", flight.node_id, self.trouble)
             return False
         partition = wire.told(response)
         if partition is None:

@@ -89,6 +89,7 @@ class Observer(MetadataReplica):
         self._static_voters = dict(static_voters or {})
         self._fetch_bytes_max = fetch_bytes_max
         self._snapshot_bytes_max = snapshot_bytes_max
+        self.trouble = ""  # what the quorum answered last instead of metadata
         self._fetching: SnapshotId | None = None
         self._position = 0  # bytes of the snapshot that are here
         self._damaged: SnapshotId | None = None  # one that was fetched in vain
@@ -179,7 +180,7 @@ class Observer(MetadataReplica):
         """The answer to `request`. False: nothing came of it, ask again after a while, perhaps another voter.
         Raises UnusableMetadata, KafkaError (KAFKA_STORAGE_ERROR)."""
         if response.error_code:
-            logger.warning("the metadata quorum answers: %s", KafkaError(response.error_code))
+            self._complain(response.error_code)
             return False
         try:
             if type(response) is messages.FetchResponse:
@@ -210,14 +211,20 @@ class Observer(MetadataReplica):
         else:
             self._append(partition.records)
             self._commit_below(partition.high_watermark)
+            self.trouble = ""
         return True
 
     def _is_elsewhere(self, code: int, before: Any) -> bool:
         """An error: did its answer say where to go on?"""
         if code in (errors.FENCED_LEADER_EPOCH, errors.UNKNOWN_LEADER_EPOCH, errors.NOT_LEADER_OR_FOLLOWER):
             return self.leader is not None and (self.epoch, self.leader) != before
-        logger.warning("the metadata quorum answers: %s", KafkaError(code))
+        self._complain(code)
         return False
+
+    def _complain(self, code: int) -> None:
+        before, self.trouble = self.trouble, explained(code, self.cluster_id)
+        if self.trouble != before:  # it is asked again and again
+            logger.warning("the metadata quorum answers: %s", self.trouble)
 
     def _heard_of(self, partition: Any, endpoints: Any) -> bool:
         """Learn who leads. False: it is said by one that is behind. Raises Malformed: an epoch has two
@@ -432,3 +439,10 @@ def _only(topics: Any) -> Any:
     if len(topics) != 1 or len(topics[0].partitions) != 1:
         raise Malformed("an answer that is not of the metadata log's one partition")
     return topics[0].partitions[0]
+
+
+def explained(code: int, cluster_id: str) -> str:
+    """An error of the quorum's answer to a node that has this cluster id."""
+    if code == errors.INCONSISTENT_CLUSTER_ID:
+        return f"INCONSISTENT_CLUSTER_ID: meta.properties has cluster.id={cluster_id}, the quorum another one"
+    return str(KafkaError(code))

@@ -14,8 +14,7 @@ its next heartbeat.
 Beware: the features that are registered depend on what the cluster has finalized (`supported_features`), so
 the image must be there before `run`.
 
-Use: tests/integration/test_metadata_member.py; and the worker of a broker without a controller, once
-process.roles=broker is served."""
+Use: server/member_worker."""
 
 import asyncio
 import logging
@@ -27,13 +26,18 @@ from kafkad.controller.brokers import NO_EPOCH, Registration, supported_features
 from kafkad.metadata import features
 from kafkad.metadata.image import MetadataImage
 from kafkad.net.channel import Unreachable
-from kafkad.protocol import messages
+from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 
 logger = logging.getLogger("kafkad")
 
 OLDEST_REGISTRATION: Final = 4  # features may begin at level 0
 SOON_S: Final = 0.01  # until the next heartbeat of a broker that starts
+HINTS: Final = {
+    errors.DUPLICATE_BROKER_REGISTRATION: ": another broker with this node.id is running, or has been within"
+    " broker.session.timeout.ms",
+    errors.UNSUPPORTED_VERSION: ": the cluster has a feature level that this release does not support",
+}
 LEAVING_SOON_S: Final = 0.05  # and of one that has just asked to go
 
 
@@ -149,6 +153,7 @@ class BrokerLifecycle:
                     )
                     return
                 reason = f"the controller answers {KafkaError(response.error_code)}"
+                reason += HINTS.get(response.error_code, "")
             logger.warning("broker %d is not registered: %s", self._registration.broker_id, reason)
             await asyncio.sleep(min(self._interval_s, max(end - clock(), 0)))
         if self.state is not State.GONE:

@@ -334,6 +334,7 @@ class MemberWorker(Worker):
             raise UnusableMetadata(
                 f"no controller of controller.quorum.voters or controller.quorum.bootstrap.servers has said"
                 f" what the cluster's metadata is, within {timeout_s:g} s"
+                + (f"; last it answered {self.raft.trouble}" if self.raft.trouble else "")
             ) from None
         before = self.raft.image.brokers.get(self.config.node_id)
         if self.place is not None and before and before.incarnation_id == self.place.incarnation_id:

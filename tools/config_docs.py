@@ -8,7 +8,7 @@ from pathlib import Path
 from kafkad.config.broker_keys import BROKER_KEYS, BROKER_QUOTA_KEYS, RETIRED_KEYS
 from kafkad.config.client_metrics import CLIENT_METRICS_KEYS
 from kafkad.config.definition import Key, to_string
-from kafkad.config.effects import OF, Effect
+from kafkad.config.effects import OF, OF_A_CLUSTER, Effect
 from kafkad.config.group import GROUP_KEYS
 from kafkad.config.topic import TOPIC_KEYS
 
@@ -24,20 +24,25 @@ wrong value ends the start with an error message that names the key, the value a
 unknown key is logged as a warning.
 
 Without a file, kafkad is broker and controller in one process, with `node.id` 1. Unlike Kafka 4.3, kafkad
-does not require `process.roles`, `node.id` and `controller.listener.names`.
+does not require `process.roles`, `node.id` and `controller.listener.names`. With `process.roles=broker`,
+`process.roles=controller`, or several controllers in `controller.quorum.voters` or
+`controller.quorum.bootstrap.servers`, it is a node of a [cluster](cluster.md). Then `node.id` must be set,
+and `kafkad format` must have formatted its directories.
 
 The column *effect* says what kafkad does with a key:
 
 - acted on: The key works as in Kafka.
 - ignored: The key has no effect, and clients cannot notice. If the value is not the default, the broker logs
   one warning that names the key.
+- in a cluster: A node of a cluster acts on the key. For a broker that is its own controller it is ignored.
 - **refused**: The key asks for something that kafkad does not have. The start ends with an error message that
   names the key, the value and what to do. A change while the broker runs is refused with INVALID_CONFIG. The
   default is allowed, and so are the values in the table at the end.
 
-Also refused: TLS for controller listeners; more than one node in `controller.quorum.voters` or
-`controller.quorum.bootstrap.servers`; and `listener.name.<listener>.<key>` if kafkad applies the key to all
-listeners alike.
+Also refused: TLS for controller listeners; and `listener.name.<listener>.<key>` if kafkad applies the key to
+all listeners alike. In a cluster: TLS and SASL for `inter.broker.listener.name` and
+`controller.listener.names`, an authorizer or delegation tokens at a controller, a RackAwareReplicaSelector,
+and changes that throttle replication.
 
 The column *changes* says when a key can change: `read-only` keys at a restart; `per-broker` and
 `cluster-wide` keys while the broker runs, for one broker or for all of them (`kafka-configs --alter
@@ -69,7 +74,8 @@ def page() -> str:
     because: dict[tuple[str, ...], list[str]] = {}
     for name, what in OF.items():
         allowed = ", ".join(map(code, what.allowed))
-        because.setdefault((what.because, what.effect.value, allowed), []).append(name)
+        shown = "ignored, unless in a cluster" if name in OF_A_CLUSTER else what.effect.value
+        because.setdefault((what.because, shown, allowed), []).append(name)
     for (reason, effect, allowed), names in because.items():
         parts.append(f"| {reason} | {', '.join(map(code, names))} | {effect} | {allowed} |\n")
     parts.append("\n## Keys of Kafka 3.9 and older\n\nThese keys are accepted and have no effect.\n")
@@ -100,7 +106,7 @@ def table(keys: Mapping[str, Key], of_broker: bool) -> str:
 
 
 def effect(key: Key) -> str:
-    shown = key.treatment.effect.value
+    shown = "in a cluster" if key.name in OF_A_CLUSTER else key.treatment.effect.value
     return f"**{shown}**" if key.treatment.effect is Effect.REFUSED else shown
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -333,3 +334,34 @@ def test_a_node_without_its_quorum_stops_at_once_and_one_without_controllers_giv
     assert (code, out) == (1, "")
     assert "kafkad: no controller of controller.quorum.voters or controller.quorum.bootstrap.servers" in err
     assert "Traceback" not in err
+
+
+def test_a_node_that_lost_its_disk_is_formatted_and_given_its_replicas_again():
+    """As docs/cluster.md describes it."""
+    with Cluster(3) as cluster:
+
+        def reassign(*moves):
+            code, out, err = kafkad("cluster", "reassign", *moves, "--bootstrap-server", cluster.bootstrap)
+            assert code == 0, err
+            return out
+
+        make_topic(cluster.bootstrap, "kept")
+        writer = Writer(cluster.bootstrap, "kept")
+        writer.write()
+        wait_for_isr(cluster, "kept")
+        lost = cluster.nodes[2]
+        cluster.kill(2)
+        shutil.rmtree(lost.data_dir)
+        code, _, err = kafkad("format", lost.properties, "--cluster-id", cluster.cluster_id)
+        assert code == 0, err
+        cluster.start(2)
+        assert "the log directory of kept-0 is not there" in lost.log
+        reassign(*(f"kept-{index}=1,3" for index in range(PARTITIONS)))
+        wait_until(lambda: "kept" not in reassign(), WAIT_S)
+        reassign(*(f"kept-{index}=2,1,3" for index in range(PARTITIONS)))
+        wait_until(lambda: "kept" not in reassign(), WAIT_S)
+        wait_for_isr(cluster, "kept")
+        assert cluster.stop(1) == {1: 0}  # the one that was empty counts for the majority, and leads
+        wait_until(lambda: in_sync(cluster.bootstrap, "kept") == [2] * PARTITIONS, WAIT_S)
+        writer.write()
+        writer.check(cluster.bootstrap)

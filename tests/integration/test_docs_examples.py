@@ -1,4 +1,4 @@
-"""The examples that newcomers try first, as they stand in README.md and docs/ingest.md."""
+"""The examples that newcomers try first, as they stand in README.md and on the pages of docs/."""
 
 import os
 import re
@@ -10,6 +10,7 @@ import duckdb
 import pytest
 
 from kafkad.testing import Broker
+from tests.clients import wait_until
 from tests.jvm import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -104,3 +105,57 @@ def test_the_five_minutes_of_ingest(shell, tmp_path):
     sql, *_ = re.findall(r'^duckdb -c "(.*)"$', (ROOT / "docs/ingest.md").read_text(), re.M)
     rows = duckdb.sql(sql.replace("flights/", f"{tmp_path}/flights/").replace("*", "id", 1)).fetchall()
     assert sorted(rows) == [(1,), (2,)]
+
+
+def test_three_nodes_on_three_machines(tmp_path):
+    """The first section of docs/cluster.md, on three addresses of this machine."""
+    ports = {"9092": free_port(), "9093": free_port()}
+
+    def moved(text: str, number: int = 1) -> str:
+        for port, ours in ports.items():
+            text = text.replace(port, str(ours))
+        text = text.replace("/var/lib/kafkad", f"{tmp_path}/{number}/data")
+        return (
+            text.replace("kafka$N", "127.0.0.$N")
+            .replace("kafka1", "127.0.0.1")
+            .replace("kafka2", "127.0.0.2")
+            .replace("kafka3", "127.0.0.3")
+        )
+
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    making = block("docs/cluster.md", "kafkad format --random-uuid")
+    made = subprocess.check_output(["bash", "-c", making], env=environment, text=True, timeout=60)
+    cluster_id = made.strip()
+    nodes = []
+    try:
+        for number in (1, 2, 3):
+            (tmp_path / str(number)).mkdir()
+            script = moved(block("docs/cluster.md", "cat > server.properties <<END"), number)
+            *_, serving = script.strip().splitlines()
+            assert serving == "kafkad serve server.properties"
+            with open(tmp_path / f"{number}/out", "wb") as out:
+                nodes.append(
+                    subprocess.Popen(
+                        ["bash", "-eu", "-c", script.replace("kafkad serve", "exec kafkad serve")],
+                        cwd=tmp_path / str(number), stdout=out, stderr=subprocess.STDOUT,
+                        env={**environment, "N": str(number), "ID": cluster_id},
+                    )
+                )  # fmt: skip
+        for number in (1, 2, 3):
+            out = tmp_path / f"{number}/out"
+            ready = f"kafkad is ready on 127.0.0.{number}:{ports['9092']}"
+            wait_until(lambda out=out, ready=ready: ready in out.read_text(), 60)
+        first = "export KAFKAD_BOOTSTRAP_SERVER=kafka1:9092,kafka2:9092,kafka3:9092"
+        done = subprocess.run(
+            ["bash", "-eu", "-o", "pipefail", "-c", moved(block("docs/cluster.md", first))],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert '{"order": 17}' in done.stdout.splitlines()
+        assert f"Cluster {cluster_id}: 3 brokers, 3 partitions, 0 without a leader" in done.stdout
+        assert sorted(re.findall(r"^[123] +(\w+) ", done.stdout, re.M))[-3:] == ["leader", "voter", "voter"]
+    finally:
+        for node in nodes:
+            node.terminate()
+        codes = [node.wait(60) for node in nodes]
+    assert codes == [0, 0, 0]

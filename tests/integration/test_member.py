@@ -114,3 +114,41 @@ def test_partitions_on_kafkad_are_written_and_read_through_restarts_of_either_si
     with node:
         wait_until(lambda: leaders(jvm, "mixed") == {0: 1, 1: 2})
         assert consume(jvm, "mixed", 103, "of the JVM") == sorted([*first, b"c", b"d", b"e"])
+
+
+def test_kafkad_takes_the_place_of_a_jvm_broker_and_gives_it_back(tmp_path):
+    """A rolling restart on the same directory, with the same server.properties."""
+
+    def described():
+        told = run_tool(NEWEST, "kafka-topics", "--bootstrap-server", first, "--describe", "--topic", "taken")
+        words = told.lines[1].split()
+        return sorted(words[words.index("Isr:") + 1].split(","))
+
+    def elect():
+        run_tool(
+            NEWEST, "kafka-leader-election", "--bootstrap-server", first, "--election-type", "preferred",
+            "--topic", "taken", "--partition", 0,
+        )  # fmt: skip
+
+    with JvmCluster(tmp_path, brokers=2) as cluster:
+        first, node = cluster.brokers[0].bootstrap, cluster.brokers[1]
+        run_tool(
+            NEWEST, "kafka-topics", "--bootstrap-server", first, "--create", "--topic", "taken",
+            "--replica-assignment", "2:1", "--config", "min.insync.replicas=1",
+        )  # fmt: skip
+        values = [b"%03d" % number for number in range(150)]
+        produce(first, "taken", values[:50], 0)
+        node.stop()
+        with MemberProcess(node) as member:
+            wait_until(lambda: described() == ["1", "2"])
+            produce(first, "taken", values[50:100], 0)
+            elect()
+            wait_until(lambda: leaders(member.bootstrap, "taken") == {0: 2})
+            produce(first, "taken", values[100:], 0)
+            assert consume(first, "taken", 150) == values
+            assert member.stop() == 0, member.log
+        with node:
+            wait_until(lambda: described() == ["1", "2"])
+            elect()
+            wait_until(lambda: leaders(first, "taken") == {0: 2})
+            assert consume(first, "taken", 150, "of the JVM") == values

@@ -102,6 +102,7 @@ def consumed(bootstrap, topic, count):
     )
     consumer.assign([TopicPartition(topic, 0, 0)])
     values = [message.value() for message in consumer.consume(count, WAIT_S)]
+    consumer.commit(asynchronous=False)
     consumer.close()
     return values
 
@@ -131,6 +132,9 @@ def test_a_partition_moves_to_other_brokers_with_its_records(cluster, tool, tmp_
     wait_until(lambda: not (cluster.nodes[1].data_dir / "moved-0").exists(), WAIT_S)  # 1 has let it go
     assert (cluster.nodes[2].data_dir / "moved-0").exists()
     assert consumed(cluster.bootstrap, "moved", len(values)) == values
+    groups = tool("kafka-consumer-groups", "--describe", "--group", "of-moved").lines
+    head, row = (line.split() for line in groups if line)
+    assert (row[head.index("CURRENT-OFFSET")], row[head.index("LAG")]) == ("500", "0")
     described = tool(
         "kafka-configs", "--describe", "--entity-type", "topics", "--entity-name", "moved"
     ).stdout

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from kafkad.cli import serve
 from kafkad.testing import Cluster
 from tests.jvm import free_port, random_uuid
 
@@ -59,9 +60,11 @@ def node(directory, **changes):
          "configuration controller.listener.names: SSL is not supported between the nodes of a cluster yet"),
     ],
 )  # fmt: skip
-def test_a_configuration_that_cannot_be(tmp_path, changes, told):
-    code, out, err = kafkad("serve", node(tmp_path, **changes))
-    assert (code, out) == (2, "")
+def test_a_configuration_that_cannot_be(tmp_path, capsys, changes, told):
+    with pytest.raises(SystemExit) as ended:
+        serve.command.main([str(node(tmp_path, **changes))], standalone_mode=False)
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
     assert told in err and len(err.splitlines()) == 1
     assert not (tmp_path / "data").exists()
 

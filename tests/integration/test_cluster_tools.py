@@ -78,13 +78,13 @@ def test_topics_and_configs(cluster, tool):
     # a broker takes its own, and the controller writes: at least one of these two is not the active one
     for number in (1, 2):
         broker = ("--entity-type", "brokers", "--entity-name", number)
-        tool("kafka-configs", "--alter", *broker, "--add-config", f"log.retention.ms={number}000")
+        tool("kafka-configs", "--alter", *broker, "--add-config", f"message.max.bytes={number}000000")
     for number in (1, 2):
         broker = ("--entity-type", "brokers", "--entity-name", number)
-        wanted = f"DYNAMIC_BROKER_CONFIG:log.retention.ms={number}000"
+        wanted = f"DYNAMIC_BROKER_CONFIG:message.max.bytes={number}000000"
         wait_until(lambda b=broker, w=wanted: w in tool("kafka-configs", "--describe", *b).stdout, WAIT_S)
-    wrong = tool("kafka-configs", "--alter", *broker, "--add-config", "log.retention.ms=x", check=False)
-    assert wrong.returncode == 1 and "log.retention.ms" in wrong.stdout + wrong.stderr
+    wrong = tool("kafka-configs", "--alter", *broker, "--add-config", "message.max.bytes=x", check=False)
+    assert wrong.returncode == 1 and "message.max.bytes" in wrong.stdout + wrong.stderr
     tool("kafka-topics", "--delete", "--topic", "made")
     wait_until(lambda: "made" not in tool("kafka-topics", "--list").lines, WAIT_S)
 

@@ -58,8 +58,9 @@ class TransactionStorage(Protocol):
         """From now on, appends of another leader epoch are refused."""
 
     def append(self, partition: int, batch: bytearray, callback: Appended, timeout_ms: int) -> None:
-        """Append one batch. `callback(error code, base offset)` once, when it is as durable as acks=all makes
-        it, or has failed or timed out; possibly before this returns."""
+        """Append one batch. `callback(error code, base offset)` when it is as durable as acks=all makes it,
+        or has failed or timed out; possibly before this returns. Only the first call counts: after a time-out
+        there may be a second one, with the outcome."""
 
 
 class TransactionCoordinator:

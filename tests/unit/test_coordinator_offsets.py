@@ -153,6 +153,28 @@ def test_a_commit_that_fails_is_answered_in_words_a_client_knows(failure, told):
     )
 
 
+def test_a_commit_that_is_late_counts_when_it_is_durable():
+    """It is in the log: only who waits for it is told that its time is up, and who comes meanwhile."""
+    world = play(
+        """
+        hold
+        commit - t_0=7
+        """
+    )
+    ((partition, batch, callback),) = world.storage.held
+    world.storage.held = None
+    offset = world.storage._write(partition, batch)
+    callback(errors.REQUEST_TIMED_OUT, offset)
+    told = []
+    world.shard.after_writes(told.append)
+    assert world.take_heard() == ["-: COORDINATOR_NOT_AVAILABLE"]
+    assert told == [errors.COORDINATOR_NOT_AVAILABLE]
+    assert not world.shard.offsets.group_ids()
+    callback(errors.NONE, offset)
+    assert world.shard.offsets.get((GROUP, "t", 0)).offset == 7
+    assert not world.take_heard() and not world.shard.writes
+
+
 def test_too_much_metadata_is_refused_for_its_partition_only():
     world = World(offset_metadata_max_bytes=4)
     request = messages.OffsetCommitRequest(group_id=GROUP)

@@ -97,6 +97,28 @@ def test_markers_carry_the_epoch_of_the_partitions_leader(tmp_path):
     assert [marker.coordinator_epoch for marker, _ in world.transport.sent] == [4]
 
 
+def test_a_coordinator_of_another_leader_epoch_writes_nothing(tmp_path):
+    world = World(tmp_path)
+    world.coordinator.lead(0, 4)
+    assert world.init() == [(errors.NONE, 1000, 0)]
+    end_offset = world.log.end_offset
+    world.coordinator.lead(0, 3)
+    assert world.add((1000, 0)) == [errors.NOT_COORDINATOR]
+    assert world.log.end_offset == end_offset
+    world.coordinator.lead(0, 4)
+    assert world.add((1000, 0)) == [errors.NONE]
+
+
+def test_markers_carry_an_epoch_in_which_the_leader_stayed(tmp_path):
+    world = World(tmp_path)
+    world.init()
+    world.add((1000, 0))
+    world.coordinator.shards[0].epoch = 3  # as of its load
+    world.coordinator.lead(0, 4)
+    world.end((1000, 0))
+    assert [marker.coordinator_epoch for marker, _ in world.transport.sent] == [4]
+
+
 def test_nothing_is_answered_before_it_is_on_the_disk(tmp_path):
     world = World(tmp_path, flush_messages=1)
     heard = world.init()

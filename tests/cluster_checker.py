@@ -189,6 +189,8 @@ class Writer(threading.Thread):
         self.topic, self.number = topic, number
         self.random = random.Random(f"{seed}-{number}")
         self.acked: dict[tuple[int, int], bytes] = {}  # by partition and offset
+        # By partition: the answer was lost, and a later one says that it is there (librdkafka's implicit acks).
+        self.unplaced: list[set[bytes]] = [set() for _ in range(PARTITIONS)]
         self.failures: list[str] = []
         self.ended = threading.Event()
         self.producer = Producer(
@@ -210,8 +212,12 @@ class Writer(threading.Thread):
             self.failures.append(f"writer {self.number}: {message.value()[:40]!r}: {error}")
             return
         at = (message.partition(), message.offset())
+        if at[1] is None or at[1] < 0:
+            self.unplaced[at[0]].add(message.value())
+            return
         if at in self.acked:
-            self.failures.append(f"writer {self.number}: {message.value()!r} and {self.acked[at]!r} at {at}")
+            both = message.value()[:40], self.acked[at][:40]
+            self.failures.append(f"writer {self.number}: {both} are both at {at}")
         self.acked[at] = message.value()
 
     def run(self) -> None:
@@ -365,6 +371,8 @@ def check_records(records: Sequence[bytes], writers: Sequence[Writer], index: in
                 there = records[offset][:40] if is_there else None
                 kind = "is at another offset" if value in records else "is lost"
                 wrong.append(f"acknowledged {value[:40]!r} at {index}, {offset} {kind}; there: {there!r}")
+        lost = writer.unplaced[index] - set(records)
+        wrong += [f"acknowledged {value[:40]!r} of {index} is lost" for value in sorted(lost)]
     last: dict[bytes, int] = {}
     for offset, value in enumerate(records):
         writer_id, number, _ = value.split(b":", 2)

@@ -189,7 +189,7 @@ class Writer(threading.Thread):
         self.topic, self.number = topic, number
         self.random = random.Random(f"{seed}-{number}")
         self.acked: dict[tuple[int, int], bytes] = {}  # by partition and offset
-        # By partition: the answer was lost, and a later one says that it is there (librdkafka's implicit acks).
+        # By partition: the answer was lost, and a later one implies it (librdkafka: implicit acks).
         self.unplaced: list[set[bytes]] = [set() for _ in range(PARTITIONS)]
         self.failures: list[str] = []
         self.ended = threading.Event()

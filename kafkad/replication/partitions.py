@@ -7,7 +7,8 @@ that is gone, with its topic or because a reassignment took our replica, is take
 that its waiters are answered, then its log goes.
 
 A partition whose directory is not there has a stand-in in the table, which answers KAFKA_STORAGE_ERROR
-until the directory is back at another start: an empty log elsewhere would look as if all of it were lost.
+until the directory is back at another start: an empty log elsewhere would look as if all of it were lost. A
+replica out of the ISR begins empty in another directory, if none is offline: its leader has all of it.
 
 A partition whose log cannot be made or loaded has a stand-in, too, and is tried again until it works: a
 shortage of descriptors, inodes or space ends.
@@ -320,7 +321,13 @@ class Partitions:
         directory = state.directory(self.broker_id)
         if directory in (DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED):
             return not new and any(each.offline for each in self.log_dirs.directories())
-        return directory not in self.log_dirs.directory_ids()
+        return directory not in self.log_dirs.directory_ids() and not self._is_replaced(state)
+
+    def _is_replaced(self, state: PartitionState) -> bool:
+        """Whether the directory of a replica is gone for good: all that are configured serve, and the leader
+        has the records, since this replica is out of the ISR."""
+        online = not any(each.offline for each in self.log_dirs.directories())
+        return online and state.leader not in (-1, self.broker_id) and self.broker_id not in state.isr
 
     def _open(
         self, topic: Topic, index: int, config: TopicConfig, state: PartitionState, new: bool
@@ -340,7 +347,9 @@ class Partitions:
         key = topic.name, index
         if log is None:
             directory = state.directory(self.broker_id)
-            assigned = None if directory in (DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED) else directory
+            anywhere = directory in (DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED)
+            lost = directory not in self.log_dirs.directory_ids() and self._is_replaced(state)
+            assigned = None if anywhere or lost else directory
             try:
                 log = self.log_dirs.create(topic.name, index, topic.topic_id, config, assigned)
             except DirectoryOccupied:

@@ -41,6 +41,7 @@ from kafkad.clock import Clock
 from kafkad.config.broker import BrokerConfig, is_sensitive
 from kafkad.config.definition import HIDDEN
 from kafkad.config.dynamic import changed, with_dynamic
+from kafkad.config.served import is_alone
 from kafkad.controller.brokers import Registration, plan_directories
 from kafkad.controller.controller import Controller
 from kafkad.controller.mutation_quota import MutationQuotas
@@ -412,10 +413,8 @@ class Worker:
         } or None
 
     def _assign_directories(self) -> None:
-        """With several log.dirs it is the broker that places a replica; the metadata is told where
-        (KIP-858).
-        """
-        if len(self.log_dirs.directory_ids()) > 1:
+        """Tell the metadata which of several log.dirs, or which in place of a lost one (KIP-858)."""
+        if len(self.log_dirs.directory_ids()) > 1 or not is_alone(self.config):
             placed = {
                 (log.topic_id, log.partition): self.log_dirs.directory_of(log.topic, log.partition).id
                 for log in self.partitions

@@ -119,4 +119,6 @@ ACCESS: Final[dict[int, Access]] = {
     66: Access(custom="list_transactions"),
     74: _cluster(Operation.DESCRIBE_CONFIGS),  # ListConfigResources
     75: Access(custom="describe_topic_partitions"),
+    80: _cluster(_ALTER),  # AddRaftVoter
+    81: _cluster(_ALTER),  # RemoveRaftVoter
 }

@@ -5,10 +5,11 @@
     quorum_deadline    when the leader has to resign, if no majority asks before
     silent             voters that have not asked for half a fetch time-out: they are told who leads
     successors         the voters, best first, for when the leader goes
+    change_voters      one came, or one went: what it is known to have stays known
 
 Kafka: LeaderState. Pure: time is an argument."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,7 +30,8 @@ class Progress:
 
 
 class Leadership:
-    """The leader of one epoch, whose log began at `start_offset` then. Itself is one of `voters`."""
+    """The leader of one epoch, whose log began at `start_offset` then. Itself is one of `voters`, until it is
+    removed. `high_watermark` -1: not known in this epoch yet."""
 
     def __init__(
         self, me: int, voters: Iterable[int], start_offset: int, now_ms: int, timings: Timings
@@ -39,6 +41,8 @@ class Leadership:
         self.voters = {voter: Progress() for voter in voters}
         self.observers: dict[tuple[int, bytes], Progress] = {}
         self.quorum_deadline_ms = now_ms + timings.check_quorum_ms
+        self.high_watermark = -1
+        self._own_end = -1  # flushed
         self._begin_ms = timings.fetch_ms // 2
         self._check_quorum_ms = timings.check_quorum_ms
         self._asked: set[int] = set()  # since quorum_deadline_ms was moved
@@ -47,11 +51,12 @@ class Leadership:
         """A voter asked for what follows `offset` of our log, which ends at `end_offset`."""
         _note(self.voters[voter], offset, end_offset, now_ms)
         self.heard(voter, now_ms)
+        self._count()
 
     def heard(self, voter: int, now_ms: int) -> None:
         """A voter asked for something: records, or a piece of a snapshot."""
         self._asked.add(voter)
-        if len(self._asked) >= len(self.voters) // 2 + 1 - (self.me in self.voters):
+        if len(self._asked & self.voters.keys()) >= self._needed:
             self._asked.clear()
             self.quorum_deadline_ms = now_ms + self._check_quorum_ms
 
@@ -70,17 +75,43 @@ class Leadership:
 
     def flushed(self, offset: int) -> None:
         """All below it is on our own disk."""
-        self.voters[self.me].end_offset = max(self.voters[self.me].end_offset, offset)
+        self._own_end = max(self._own_end, offset)
+        if self.me in self.voters:
+            self.voters[self.me].end_offset = self._own_end
+        self._count()
 
-    @property
-    def high_watermark(self) -> int:
-        """-1: not known in this epoch yet."""
+    def _count(self) -> None:
+        """A new voter that is behind takes nothing back."""
         ends = sorted((each.end_offset for each in self.voters.values()), reverse=True)
         offset = ends[len(ends) // 2]
-        return offset if offset > self.start_offset else -1
+        if offset > self.start_offset:
+            self.high_watermark = max(self.high_watermark, offset)
+
+    @property
+    def _needed(self) -> int:
+        """How many others make a majority, with us where we vote."""
+        return len(self.voters) // 2 + 1 - (self.me in self.voters)
 
     def is_overdue(self, now_ms: int) -> bool:
-        return len(self.voters) > 1 and now_ms >= self.quorum_deadline_ms
+        return self._needed > 0 and now_ms >= self.quorum_deadline_ms
+
+    def change_voters(self, before: Mapping[int, bytes], after: Mapping[int, bytes], now_ms: int) -> None:
+        """Directory ids by voter."""
+        for voter in before:
+            if after.get(voter) != before[voter] and (left := self.voters.pop(voter, None)) is not None:
+                self.observers[voter, before[voter]] = left
+        for voter in after:
+            if voter not in self.voters:
+                self.voters[voter] = self.observers.pop((voter, after[voter]), Progress())
+        if self.me in self.voters:
+            self.voters[self.me].end_offset = self._own_end
+        self.quorum_deadline_ms = now_ms + self._check_quorum_ms
+        self._asked &= self.voters.keys()
+
+    def is_caught_up(self, observer: tuple[int, bytes], since_ms: int) -> bool:
+        """Whether it has had all of the log since then."""
+        progress = self.observers.get(observer)
+        return progress is not None and progress.caught_up_ms >= max(since_ms, 0)
 
     def silent(self, now_ms: int) -> list[int]:
         return [

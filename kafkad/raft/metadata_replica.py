@@ -117,6 +117,8 @@ class MetadataReplica:
         self._kraft_version = 0
         self._voters: tuple[Voter, ...] = ()
         self._voters_offset = -1  # -1: no voters in the log itself
+        self._image_control: tuple[int, tuple[Voter, ...]] | None = None  # the same, as of `image`
+        self._snapshot_control: tuple[int, tuple[Voter, ...]] | None = None  # as of what is being written
         self._left_out = 0  # records that could not be applied
         self._broken = ""  # why nothing can be appended any more
         self._new_bytes = 0  # of the log, since the last snapshot
@@ -234,12 +236,14 @@ class MetadataReplica:
         """Start counting towards the next one; the id of this one."""
         self._new_bytes = 0
         self._snapshot_ms = self._clock.monotonic_ms()
+        self._snapshot_control = self._image_control
         return (image.offset + 1, image.epoch)
 
     def write_snapshot(self, image: MetadataImage) -> int:
         """Write it, fsynced, and say its size. Touches nothing of ours but files: it may run in another
         thread."""
         level = image.metadata_version
+        kraft_version, voters = self._snapshot_control or (self._kraft_version, self._voters)
         return self._files.write_snapshot(
             (image.offset + 1, image.epoch),
             build_snapshot(
@@ -247,8 +251,8 @@ class MetadataReplica:
                 epoch=image.epoch,
                 timestamp_ms=image.timestamp_ms,
                 now_ms=self._clock.now_ms(),
-                kraft_version=self._kraft_version,
-                voters=self._voters,
+                kraft_version=kraft_version,
+                voters=voters,
             ),
         )
 

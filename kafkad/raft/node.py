@@ -16,18 +16,21 @@ Rule: our own end counts for the majority when it is flushed, not when it is wri
 Rule: a leader commits nothing before a record of its own epoch."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError, Malformed
+from kafkad.protocol.records import read_batches
 from kafkad.raft import quorum_messages as wire
-from kafkad.raft.control_records import control_batch, leader_change, voters_record
+from kafkad.raft.control_records import Voter, leader_change, voters_record
 from kafkad.raft.election_state import NOBODY, ElectionState
 from kafkad.raft.elections import UNKNOWN_DIRECTORY, Role, Tally, Timings, VoteKey, may_grant
 from kafkad.raft.leadership import Leadership
 from kafkad.raft.observer import Leader, Observer, explained
-from kafkad.raft.quorum_messages import Standing
+from kafkad.raft.quorum_messages import Flight, Parked, Reply, Standing
+from kafkad.raft.reconfigure import CHANGES, OUR_VERSIONS, VoterChanges, batch_of, refused, update_request
+from kafkad.raft.voters import VoterHistory, key_of, replaced
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +38,6 @@ NEVER: Final = 1 << 62
 PARKED_MAX: Final = 10_000  # Fetches that wait for records
 PIECE_MAX: Final = 8 << 20  # bytes of an answer
 
-Reply = Callable[[Any], Any]
 Send = Callable[[int, str, int, Any, int], Any]  # node id, host, port, request, token
 
 
@@ -45,25 +47,6 @@ class Place(NamedTuple):
     directory_id: bytes
     host: str
     port: int
-
-
-class Flight(NamedTuple):
-    """A request that was sent and not answered yet."""
-
-    node_id: int
-    kind: Any
-    epoch: int
-    deadline_ms: int
-
-
-class Parked(NamedTuple):
-    """A Fetch that waits for records or a higher high watermark."""
-
-    request: Any
-    partition: Any  # of the request
-    response: Any  # when it came; also the answer where nothing happens
-    reply: Reply
-    deadline_ms: int
 
 
 class RaftNode(Observer):
@@ -76,10 +59,12 @@ class RaftNode(Observer):
         send: Send,
         timings: Timings | None = None,
         endpoints: Mapping[str, tuple[str, int]] | None = None,
+        bootstrap: Sequence[tuple[str, int]] = (),
         wake: Callable[[], Any] = lambda: None,
         **replica: Any,
     ) -> None:
-        """`endpoints`: our controller listeners, as advertised. `replica`: what an Observer takes."""
+        """`endpoints`: our controller listeners, as advertised. `bootstrap`: who knows the leader, beside the
+        voters. `replica`: what an Observer takes."""
         super().__init__(**replica)
         self.role = Role.UNATTACHED
         self.on_role: Callable[[], Any] = lambda: None
@@ -87,6 +72,10 @@ class RaftNode(Observer):
         self._send = send
         self._timings = timings or Timings()
         self._endpoints = dict(endpoints or {})
+        self._bootstrap = {-2 - at: each for at, each in enumerate(bootstrap)}
+        self.history = VoterHistory()
+        self._changes = VoterChanges(self)
+        self._update_ms = 0  # when the leader may be told where we listen
         self._wake = wake
         self._leader_id = NOBODY  # also where it is not known where it listens
         self._voted: VoteKey | None = None
@@ -108,12 +97,12 @@ class RaftNode(Observer):
     @property
     def voters(self) -> dict[int, Place]:
         """By id: the set in the log, or controller.quorum.voters."""
-        if self._voters:
-            return {
-                voter.voter_id: Place(voter.directory_id, *next(iter(voter.endpoints.values()), ("", 0)))
-                for voter in self._voters
-            }
+        if voters := self.history.newest.voters:
+            return {voter.voter_id: Place(voter.directory_id, *self._at(voter)) for voter in voters}
         return {each: Place(UNKNOWN_DIRECTORY, *at) for each, at in self._static_voters.items()}
+
+    def _at(self, voter: Voter) -> tuple[str, int]:
+        return voter.endpoints.get(self.listener) or next(iter(voter.endpoints.values()), ("", 0))
 
     @property
     def is_voter(self) -> bool:
@@ -124,6 +113,13 @@ class RaftNode(Observer):
         return place is not None and place.directory_id in (UNKNOWN_DIRECTORY, directory_id)
 
     @property
+    def _may_stand(self) -> bool:
+        """Also one whose removal is not known to be committed: it may be the only one that has the newest
+        records, so that nobody else can be elected (Ongaro's thesis, 4.2.2)."""
+        key = (self.node_id, self.directory_id)
+        return self.is_voter or self.history.may_vote(key, self.high_watermark)
+
+    @property
     def _others(self) -> list[int]:
         return sorted(voter for voter in self.voters if voter != self.node_id)
 
@@ -132,6 +128,8 @@ class RaftNode(Observer):
     def open(self) -> None:
         """As an Observer; then the role that quorum-state leaves us in. Raises UnusableMetadata."""
         super().open()
+        self.history.begin(self.image.offset, self._kraft_version, self._voters)
+        self._note_voters(self.image.offset + 1)
         election = self._election()
         if election.leader_epoch == self.epoch:
             self._leader_id = election.leader_id
@@ -140,7 +138,7 @@ class RaftNode(Observer):
         at = self.voters.get(self._leader_id)
         if self._leader_id == self.node_id:
             self._resign(self._others)
-        elif self._voted is not None and self._voted[0] == self.node_id and self.is_voter:
+        elif self._voted is not None and self._voted[0] == self.node_id and self._may_stand:
             self._stand(Role.CANDIDATE)
         elif at is not None:
             self.leader = Leader(self._leader_id, at.host, at.port)
@@ -184,12 +182,12 @@ class RaftNode(Observer):
 
     @property
     def kraft_version(self) -> int:
-        return self._kraft_version
+        return self.history.newest.kraft_version
 
     @property
     def voter_set(self) -> tuple[Any, ...]:
         """The voters in the log (kraft.version 1), with all their endpoints; none with the static ones."""
-        return self._voters
+        return self.history.newest.voters
 
     @property
     def is_broken(self) -> bool:
@@ -208,7 +206,7 @@ class RaftNode(Observer):
             voted_directory_id=voted[1] if voted is not None else UNKNOWN_DIRECTORY,
             voters=tuple(self.voters),
         )
-        self._files.write_quorum_state(election.encode(self._kraft_version))
+        self._files.write_quorum_state(election.encode(self.kraft_version))
         if epoch != self.epoch or leader_id != self._leader_id:
             self._has_fetched = False
         self.epoch, self._leader_id, self._voted = epoch, leader_id, voted
@@ -222,6 +220,7 @@ class RaftNode(Observer):
         self._fetching = None
         if role is not Role.LEADER:
             self._leadership = None
+            self._changes.lost()
         if role not in (Role.PROSPECTIVE, Role.CANDIDATE):
             self._tally = None
         if was_leader and role is not Role.LEADER:
@@ -277,15 +276,13 @@ class RaftNode(Observer):
         self._change(Role.LEADER, NEVER)
         self._log.set_leader_epoch(epoch)
         records = [leader_change(self.node_id, sorted(self.voters), granting)]
-        if self._kraft_version >= 1 and self._voters_offset < 0:
-            records.append(messages.KRaftVersionRecord(k_raft_version=self._kraft_version))
-            records.append(voters_record(self._voters))
+        offset, version, voters = self.history.newest
+        changed = self._update_of_ours()
+        if version >= 1 and (offset < 0 or changed):
+            records.append(messages.KRaftVersionRecord(k_raft_version=version))
+            records.append(voters_record(changed or voters))
         try:
-            self.append(
-                lambda base_offset: control_batch(
-                    records, base_offset=base_offset, epoch=epoch, now_ms=self._clock.now_ms()
-                )
-            )
+            self.append_control(records)
         except (KafkaError, OSError) as trouble:
             logger.error("node %d cannot lead, its log cannot be written: %s", self.node_id, trouble)
             self.resign()
@@ -358,12 +355,12 @@ class RaftNode(Observer):
         if self.role in (Role.CANDIDATE, Role.PROSPECTIVE):
             self._ask_for_votes(now_ms)
             return self._deadline_ms
-        if self.is_voter and now_ms >= self._deadline_ms:
+        if (stands := self._may_stand) and now_ms >= self._deadline_ms:
             self._stand(Role.PROSPECTIVE)
             self._win_if_won()
             return now_ms
         self._ask_for_records(now_ms)
-        return self._deadline_ms if self.is_voter else NEVER
+        return self._deadline_ms if stands else NEVER
 
     def _poll_leader(self, now_ms: int) -> int:
         leadership = self._leadership
@@ -372,6 +369,11 @@ class RaftNode(Observer):
             logger.warning("node %d resigns: a majority of the metadata quorum is silent", self.node_id)
             self.resign()
             return now_ms
+        if not self.is_voter and leadership.high_watermark > self.history.newest.offset:
+            logger.info("node %d resigns: it is no voter any more", self.node_id)
+            self.resign()
+            return now_ms
+        change_ms = self._changes.poll(now_ms)
         for voter in leadership.silent(now_ms):
             key = (voter, self.voters[voter].directory_id)
             request = wire.begin_epoch(self.cluster_id, key, self.node_id, self.epoch, self._endpoints)
@@ -382,7 +384,8 @@ class RaftNode(Observer):
             if voter != self.node_id and each.fetched_ms >= 0
         ]
         later = [each for each in times if each > now_ms]
-        if len(leadership.voters) > 1:
+        later += [change_ms] if change_ms is not None else []
+        if leadership.voters.keys() != {self.node_id}:
             later.append(leadership.quorum_deadline_ms)
         return min(later, default=NEVER)
 
@@ -423,9 +426,10 @@ class RaftNode(Observer):
         leader = self.leader
         if leader is not None and self._backoff_ms.get(leader.node_id, 0) <= now_ms:
             if not any(flight.node_id == leader.node_id for flight in self._flights.values()):
-                self._ask(leader.node_id, self.request(), now_ms, at=(leader.host, leader.port))
+                self._ask(leader.node_id, self._next_request(now_ms), now_ms, at=(leader.host, leader.port))
             return
         others = [each for each in self._others if leader is None or each != leader.node_id]
+        others += [each for each, at in self._bootstrap.items() if at not in self._endpoints.values()]
         if any(flight.node_id in others for flight in self._flights.values()):
             return
         for turn in range(len(others)):
@@ -437,9 +441,24 @@ class RaftNode(Observer):
                 self._fetching = fetching
                 return
 
+    def _next_request(self, now_ms: int) -> Any:
+        """Of a leader: a Fetch, but first it is told where we listen, if the log says something else."""
+        if self.role is not Role.FOLLOWER or now_ms < self._update_ms or self._update_of_ours() is None:
+            return self.request()
+        self._update_ms = now_ms + self._timings.fetch_ms
+        key = (self.node_id, self.directory_id)
+        return update_request(self.cluster_id, self.epoch, key, self._endpoints)
+
+    def _update_of_ours(self) -> tuple[Voter, ...] | None:
+        """The voters with our own endpoints, where the log has others of ours, and we are one of them."""
+        voters = self.history.newest.voters
+        changed = replaced(voters, Voter(self.node_id, self.directory_id, self._endpoints, OUR_VERSIONS))
+        return changed if self._endpoints and changed != voters else None
+
     def _is_flushed(self) -> bool:
-        """Whether all that we have is on the disk; if not, it soon will be."""
-        if not self.is_voter or self._log.recovery_point >= self._log.end_offset:
+        """Whether all that we have is on the disk; if not, it soon will be. Also of one that does not vote
+        yet: what it has counts at the moment when it becomes a voter."""
+        if self._log.recovery_point >= self._log.end_offset:
             return True
         self._flush()
         return False
@@ -448,12 +467,14 @@ class RaftNode(Observer):
 
     def _ask(
         self, node_id: int, request: Any, now_ms: int, *, at: tuple[str, int] | None = None, again_ms: int = 0
-    ) -> None:
-        """One at a time goes to each node. `again_ms`: and not again before, be it answered or not."""
+    ) -> bool:
+        """One at a time goes to each node: whether it went. `again_ms`: and not again before, be it answered
+        or not."""
         if any(flight.node_id == node_id for flight in self._flights.values()):
-            return
+            return False
         if self._backoff_ms.get(node_id, 0) > now_ms:
-            return
+            return False
+        at = at or self._bootstrap.get(node_id)
         place = self.voters.get(node_id)
         host, port = at or ((place.host, place.port) if place is not None else ("", 0))
         self._token += 1
@@ -463,11 +484,14 @@ class RaftNode(Observer):
         if again_ms:
             self._backoff_ms[node_id] = now_ms + again_ms
         self._send(node_id, host, port, request, self._token)
+        return True
 
     def _flight_failed(self, token: int, flight: Flight, now_ms: int) -> None:
         del self._flights[token]
         until = now_ms + self._timings.retry_ms
         self._backoff_ms[flight.node_id] = max(self._backoff_ms.get(flight.node_id, 0), until)
+        if flight.kind is messages.ApiVersionsRequest:
+            self._changes.versions_told(flight.node_id, None, now_ms)
 
     def response(self, token: int, response: Any | None) -> None:
         """To the request that was sent with this token; None: it could not be sent, or the connection broke.
@@ -494,6 +518,15 @@ class RaftNode(Observer):
     def _take_response(self, flight: Flight, response: Any, now_ms: int) -> bool:
         if flight.kind in (wire.Fetch, wire.FetchSnapshot):
             return self._take_records(response, now_ms)
+        if flight.kind is messages.ApiVersionsRequest:
+            self._changes.versions_told(flight.node_id, response, now_ms)
+            return True
+        if flight.kind is messages.UpdateRaftVoterRequest:
+            if response.error_code:
+                logger.info("the leader does not take where we listen: %s", KafkaError(response.error_code))
+            elif self.role is Role.FOLLOWER:
+                self._deadline_ms = now_ms + self._timings.fetch_ms
+            return not response.error_code
         if response.error_code:
             if response.error_code == errors.UNSUPPORTED_VERSION and self.role is Role.PROSPECTIVE:
                 self._stand(Role.CANDIDATE)  # one that knows no pre-vote
@@ -535,10 +568,13 @@ class RaftNode(Observer):
     def handle(self, request: Any, reply: Reply) -> None:
         """Answer now, or a Fetch later: `reply(response)`. Raises UnusableMetadata."""
         if self._broken:
-            reply(wire.refusal(request, errors.KAFKA_STORAGE_ERROR))
+            reply(self._refusal(request, errors.KAFKA_STORAGE_ERROR))
             return
         if request.cluster_id is not None and request.cluster_id != self.cluster_id:
-            reply(wire.refusal(request, errors.INCONSISTENT_CLUSTER_ID))
+            reply(self._refusal(request, errors.INCONSISTENT_CLUSTER_ID))
+            return
+        if type(request) in CHANGES:
+            self._changes.handle(request, reply, self._now())
             return
         partition = wire.asked(request)
         if partition is None:
@@ -560,6 +596,11 @@ class RaftNode(Observer):
         except Malformed as trouble:
             logger.error("a request of the metadata quorum cannot be: %s", trouble)
             reply(wire.refusal(request, errors.INVALID_REQUEST))
+
+    def _refusal(self, request: Any, code: int) -> Any:
+        if type(request) in CHANGES:
+            return refused(request, code, standing=self.standing)
+        return wire.refusal(request, code)
 
     @property
     def standing(self) -> Standing:
@@ -647,12 +688,44 @@ class RaftNode(Observer):
         NOT_LEADER_OR_FOLLOWER, or the log cannot be written; then it is as it was."""
         if self.role is not Role.LEADER or self._broken:
             raise KafkaError(errors.NOT_LEADER_OR_FOLLOWER)
-        batch = build(self._log.end_offset)
+        start = self._log.end_offset
+        batch = build(start)
         self._log.append(batch, self._clock.now_ms(), origin="raft", epoch=self.epoch)
         self._new_bytes += len(batch)
+        self._note_voters(start, batch)
         self._flush()
         self._answer_parked(lambda parked: True)
         return self._log.end_offset - 1
+
+    def append_control(self, records: list[Any]) -> int:
+        """As `append`."""
+        return self.append(batch_of(records, self.epoch, self._clock.now_ms()))
+
+    # -- voters in the log ---------------------------------------------------------------------------------
+
+    def _note_voters(self, start: int, batch: Any = None) -> None:
+        """Of what stands in the log from `start` on, or of this batch."""
+        before = self.history.newest.voters
+        raws = self._log.batches(start, self._log.end_offset) if batch is None else (batch,)
+        for each in (each for raw in raws for each in read_batches(raw) if each.base_offset >= start):
+            self.history.note(each)
+        if self._leadership is not None and before != (after := self.history.newest.voters):
+            self._leadership.change_voters(dict(map(key_of, before)), dict(map(key_of, after)), self._now())
+
+    def _append(self, records: Any) -> None:
+        start = self._log.end_offset
+        super()._append(records)
+        if self._log.end_offset > start:
+            self._note_voters(start)
+
+    def _truncate(self, epoch: int, end_offset: int) -> None:
+        super()._truncate(epoch, end_offset)
+        self.history.truncate(self._log.end_offset)
+
+    def _take_snapshot(self, snapshot: tuple[int, int]) -> Iterator[None]:
+        yield from super()._take_snapshot(snapshot)
+        if self.last_snapshot == snapshot:
+            self.history.begin(snapshot[0] - 1, self._kraft_version, self._voters)
 
     def _flush(self) -> None:
         if not self._flushing:
@@ -680,6 +753,9 @@ class RaftNode(Observer):
         if offset > self.high_watermark:
             self.high_watermark = offset
             self._log.advance_high_watermark(offset)
+            self.history.forget(offset)
+            self._changes.look(self._now())
+            self._wake()
             self._answer_parked(lambda parked: parked.partition.high_watermark < offset)
 
     # -- Fetch ---------------------------------------------------------------------------------------------
@@ -749,6 +825,7 @@ class RaftNode(Observer):
                 self._commit()
             elif node_id >= 0:
                 leadership.observed((node_id, directory_id), offset, log.end_offset, now_ms)
+                self._changes.look(now_ms)
         told = self.high_watermark if leadership.high_watermark >= 0 else -1
         response = wire.answer(
             request, errors.NONE, self.standing, high_watermark=told, log_start_offset=log.log_start_offset,

@@ -424,6 +424,7 @@ class Observer(MetadataReplica):
         image, delta = self._loader.finish()
         self._loader.taken = [] if self.keeps_values else None
         image.kraft_version = self._kraft_version
+        self._image_control = (self._kraft_version, self._voters)
         trouble = features.unsupported(image.features)
         if trouble is not None:
             raise UnusableMetadata(f"{self._log.directory}: {trouble}")

@@ -156,17 +156,22 @@ class QuorumLog:
         self._check(term)
         loader = self._loader
         assert loader is not None
-        base_offset, now_ms = self.node.end_offset, self._clock.now_ms()
+        now_ms = self._clock.now_ms()
         assert term is not None
         try:
-            for _ in loader.feed_steps(
-                records, STEP, last_offset=base_offset + len(values) - 1, epoch=term, timestamp_ms=now_ms
-            ):
-                yield
-            batch = yield from data_batch_steps(
-                values, STEP, base_offset=base_offset, epoch=term, now_ms=now_ms
-            )
-            self._check(term)
+            while True:
+                base_offset = self.node.end_offset
+                for _ in loader.feed_steps(
+                    records, STEP, last_offset=base_offset + len(values) - 1, epoch=term, timestamp_ms=now_ms
+                ):
+                    yield
+                batch = yield from data_batch_steps(
+                    values, STEP, base_offset=base_offset, epoch=term, now_ms=now_ms
+                )
+                self._check(term)
+                if self.node.end_offset == base_offset:
+                    break
+                loader.forget()  # the quorum has appended new voters meanwhile: the same behind them
             self._write(batch, base_offset)
         except BaseException:
             loader.forget()

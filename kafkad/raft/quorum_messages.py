@@ -6,7 +6,7 @@
 
 Kafka: RaftUtil. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from kafkad.protocol import messages
@@ -27,6 +27,9 @@ RESPONSES: Final[dict[Any, Any]] = {
 }
 
 
+Reply = Callable[[Any], Any]
+
+
 class Standing(NamedTuple):
     """Who leads which epoch, and where: what every response says. `leader_id` -1: not known."""
 
@@ -34,6 +37,25 @@ class Standing(NamedTuple):
     leader_id: int
     host: str = ""
     port: int = 0
+
+
+class Flight(NamedTuple):
+    """A request that was sent and not answered yet."""
+
+    node_id: int
+    kind: Any
+    epoch: int
+    deadline_ms: int
+
+
+class Parked(NamedTuple):
+    """A Fetch that waits for records or a higher high watermark."""
+
+    request: Any
+    partition: Any  # of the request
+    response: Any  # when it came; also the answer where nothing happens
+    reply: Reply
+    deadline_ms: int
 
 
 def asked(request: Any) -> Any | None:

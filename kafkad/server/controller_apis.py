@@ -1,15 +1,15 @@
 """What a controller's listener serves: the quorum's own requests, the brokers', and administrators'.
 
-    quorum            Fetch of the metadata log, FetchSnapshot, Vote, BeginQuorumEpoch, EndQuorumEpoch: the
-                      node answers them, in every role
+    quorum            Fetch of the metadata log, FetchSnapshot, Vote, BeginQuorumEpoch, EndQuorumEpoch, and
+                      changes of the voters: the node answers them, in every role
     members           BrokerRegistration, BrokerHeartbeat, AlterPartition, ...: the active controller
     administrators    as on a broker, by themselves or in an Envelope (KIP-590, KIP-919)
 
 An Envelope carries a request of a broker's client, with its principal and address. It is answered
 NOT_CONTROLLER as a whole where the request inside would be, so that the broker asks the next controller.
 
-Not served, and not told by ApiVersions: delegation tokens and changes of the voters. A broker then does not
-offer them to its clients either."""
+Not served, and not told by ApiVersions: delegation tokens. A broker then does not offer them to its clients
+either."""
 
 import inspect
 import logging
@@ -228,13 +228,16 @@ ROWS = (
     Api(67, "AllocateProducerIds",     0, 0, allocate_producer_ids),
     Api(70, "ControllerRegistration",  0, 0, controller_registration),
     Api(73, "AssignReplicasToDirs",    0, 0, assign_replicas_to_dirs),
+    Api(80, "AddRaftVoter",            0, 1, raft),
+    Api(81, "RemoveRaftVoter",         0, 0, raft),
+    Api(82, "UpdateRaftVoter",         0, 0, raft),
 )
 # fmt: on
 
 BY_KEY: Final = {row.key: row for row in ROWS}
 TOLD: Final = tuple((row.key, row.low, row.high) for row in ROWS)
 FORWARDED: Final = frozenset(
-    (19, 20, 29, 30, 31, 33, 37, 43, 44, 45, 46, 49, 51, 55, 57, 64)
+    (19, 20, 29, 30, 31, 33, 37, 43, 44, 45, 46, 49, 51, 55, 57, 64, 80, 81)
 )  # in an Envelope
 
 

@@ -146,6 +146,7 @@ class ControllerNode:
                 retry_ms=config.controller_quorum_retry_backoff_ms,
             ),
             endpoints=self._advertised,
+            bootstrap=[address_of(each) for each in config.controller_quorum_bootstrap_servers],
             node_id=config.node_id,
             directory_id=self.log_dirs.directory_id(directory),
             cluster_id=self.cluster_id,

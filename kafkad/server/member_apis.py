@@ -22,6 +22,8 @@ ROWS: Final = (
     Api(55, "DescribeQuorum",              0, 2, forward, Route.CONTROLLER),
     Api(57, "UpdateFeatures",              0, 2, forward, Route.CONTROLLER),
     Api(64, "UnregisterBroker",            0, 0, forward, Route.CONTROLLER),
+    Api(80, "AddRaftVoter",                0, 1, forward, Route.CONTROLLER),
+    Api(81, "RemoveRaftVoter",             0, 0, forward, Route.CONTROLLER),
 )
 # fmt: on
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from kafkad.net.channel import Channel, Unreachable
-from kafkad.protocol import errors, messages
+from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.raft.metadata_replica import UnusableMetadata
 from kafkad.raft.node import NEVER, RaftNode
@@ -153,7 +153,8 @@ class QuorumNode:
             logger.debug("the metadata quorum: %s", trouble)
         except KafkaError as trouble:
             if trouble.code == errors.UNSUPPORTED_VERSION:
-                response = RESPONSES[type(request)](error_code=trouble.code)
+                cls = RESPONSES.get(type(request)) or codec.response_class(type(request).API_KEY)
+                response = cls(error_code=trouble.code)
             logger.warning("the metadata quorum: %s", trouble)
         finally:
             link.busy = False

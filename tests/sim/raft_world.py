@@ -4,6 +4,7 @@
     disks      a flush takes time; a crash loses what was not flushed, or some of it
     nodes      crash, come back, go in peace, make snapshots, and drop the log below them
     clients    append at whoever leads
+    operators  add and remove voters, where these stand in the log (`dynamic`)
 
 What must hold at every moment is checked after every event (`Checks`); what must come to pass, at the end,
 when all is mended (`Quorum.settle`). Kafka: RaftEventSimulationTest.
@@ -21,6 +22,8 @@ from kafkad.metadata.records import encode_record
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.protocol.records import read_batches
+from kafkad.raft.bootstrap import build_voters_checkpoint
+from kafkad.raft.control_records import Voter
 from kafkad.raft.elections import Role
 from kafkad.raft.node import NEVER, RaftNode
 from kafkad.raft.snapshots import data_batch
@@ -33,6 +36,8 @@ VERSIONS = {
     messages.EndQuorumEpochRequest: 1,
     messages.FetchRequest: 18,
     messages.FetchSnapshotRequest: 1,
+    messages.ApiVersionsRequest: 4,
+    messages.UpdateRaftVoterRequest: 0,
 }
 DAY_MS = 86_400_000
 
@@ -239,13 +244,13 @@ class Checks:
             raise AssertionError(f"epoch {node.epoch} has two leaders: {self.leaders[node.epoch]}, {node_id}")
         if node.high_watermark > before:
             if node.role is Role.LEADER:
-                self._has_majority(world, node.high_watermark)
+                self._has_majority(world, node.high_watermark, list(node.voters))
             self._agrees(log, before, node.high_watermark)
         assert node.image.offset < max(self.end, 1), "what is not committed was applied"
 
-    def _has_majority(self, world: "Quorum", end: int) -> None:
-        holders = sum(world.durable_end(voter) >= end for voter in world.voters)
-        assert holders > len(world.voters) // 2, f"offset {end} is committed on {holders} disks"
+    def _has_majority(self, world: "Quorum", end: int, voters: list[int]) -> None:
+        holders = sum(world.durable_end(voter) >= end for voter in voters)
+        assert holders > len(voters) // 2, f"offset {end} is committed on {holders} disks"
 
     def _agrees(self, log: SimLog, start: int, end: int) -> None:
         for mark in log.marked:
@@ -271,12 +276,18 @@ class Checks:
 class Quorum:
     """`nodes` by id, those that run. `voters` of `static` ids; `observers` follow without a vote."""
 
-    def __init__(self, seed: int, voters: int = 3, observers: int = 0) -> None:
+    def __init__(self, seed: int, voters: int = 3, observers: int = 0, *, dynamic: bool = False) -> None:
         self.chance = random.Random(seed)
         self.clock = ManualClock(now_ms=1_700_000_000_000, monotonic_ms=1_000)
         self.voters = tuple(range(1, voters + 1))
         self.all = tuple(range(1, voters + observers + 1))
+        self.dynamic = dynamic
+        self.moved: dict[int, int] = {}  # ports, by node; else 9093
         self.disks = {each: Disk() for each in self.all}
+        if dynamic:
+            first = [Voter(each, bytes([each]) * 16, self.endpoints(each)) for each in self.voters]
+            for each in self.voters:
+                self.disks[each].snapshots[0, 0] = build_voters_checkpoint(first, 0)
         self.nodes: dict[int, RaftNode] = {}
         self.lives = dict.fromkeys(self.all, 0)
         self.cut: set[tuple[int, int]] = set()  # from, to
@@ -291,6 +302,9 @@ class Quorum:
         self._led: set[tuple[int, int]] = set()
         for each in self.all:
             self.start(each)
+
+    def endpoints(self, node_id: int) -> dict[str, tuple[str, int]]:
+        return {"CONTROLLER": (f"node-{node_id}", self.moved.get(node_id, 9093))}
 
     # -- time ----------------------------------------------------------------------------------------------
 
@@ -323,16 +337,19 @@ class Quorum:
         ))  # fmt: skip
         node = RaftNode(
             random=self.chance,
-            send=lambda to, host, port, request, token: self._send(node_id, life, to, request, token),
+            send=lambda to, host, port, request, token: self._send(
+                node_id, life, int(host.removeprefix("node-")), request, token
+            ),
             wake=lambda: self._poll_at(node_id, 0),
-            endpoints={"CONTROLLER": (f"node-{node_id}", 9093)},
+            endpoints=self.endpoints(node_id),
+            bootstrap=[(f"node-{each}", 9093) for each in self.all] if self.dynamic else (),
             node_id=node_id,
             directory_id=bytes([node_id]) * 16,
             cluster_id=CLUSTER,
             log=log,
             files=SimFiles(disk),
             clock=self.clock,
-            static_voters={each: (f"node-{each}", 9093) for each in self.voters},
+            static_voters={} if self.dynamic else {each: (f"node-{each}", 9093) for each in self.voters},
             fetch_bytes_max=self.chance.choice((200, 1_000, 1 << 20)),
             snapshot_bytes_max=self.chance.choice((100, 1 << 20)),
         )
@@ -420,6 +437,10 @@ class Quorum:
         def arrive() -> None:
             if self.lives[target] != there or target not in self.nodes:
                 self._answered(source, life, token, None)
+            elif type(copy) is messages.ApiVersionsRequest:
+                cls = messages.ApiVersionsResponse
+                feature = cls.SupportedFeatures(name="kraft.version", min_version=0, max_version=1)
+                reply(cls(supported_features=[feature]))
             elif self._reaches(source, target):
                 self.nodes[target].handle(copy, reply)
                 self._looked(target)
@@ -465,6 +486,33 @@ class Quorum:
         self._poll_at(node_id, 0)
         return offset
 
+    def ask(self, node_id: int, request: Any) -> list[Any]:
+        """At once, by hand: where its answer will be."""
+        answers: list[Any] = []
+        self.nodes[node_id].handle(request, answers.append)
+        self._looked(node_id)
+        self._poll_at(node_id, 0)
+        return answers
+
+    def add(self, leader: int, node_id: int, *, timeout_ms: int = 10_000, acked: bool = True) -> list[Any]:
+        cls = messages.AddRaftVoterRequest
+        listeners = [
+            cls.Listeners(name=name, host=host, port=port)
+            for name, (host, port) in self.endpoints(node_id).items()
+        ]
+        self.say(f"node {leader} is to add {node_id}")
+        return self.ask(leader, cls(
+            cluster_id=CLUSTER, timeout_ms=timeout_ms, voter_id=node_id,
+            voter_directory_id=bytes([node_id]) * 16, listeners=listeners, ack_when_committed=acked,
+        ))  # fmt: skip
+
+    def remove(self, leader: int, node_id: int) -> list[Any]:
+        cls = messages.RemoveRaftVoterRequest
+        self.say(f"node {leader} is to remove {node_id}")
+        return self.ask(leader, cls(
+            cluster_id=CLUSTER, voter_id=node_id, voter_directory_id=bytes([node_id]) * 16
+        ))  # fmt: skip
+
     def snapshot(self, node_id: int) -> None:
         """Of what is applied; older ones, and the log below it, go."""
         node = self.nodes[node_id]
@@ -496,3 +544,4 @@ class Quorum:
         for each, node in self.nodes.items():
             assert node.high_watermark == self.checks.end, f"node {each} lags"
             assert node.image.topics == self.nodes[leader].image.topics
+            assert node.voters == self.nodes[leader].voters

@@ -47,13 +47,27 @@ def trouble(world: Quorum, chance: random.Random) -> None:
         world.net_ms = (1, chance.choice((15, 15, 120, 900)))
 
 
-def live(seed: int) -> Quorum:
+def change(world: Quorum, chance: random.Random) -> None:
+    """A voter is added or removed, at whoever leads, or thinks so."""
+    for leader in world.leaders[-1:]:
+        voters = sorted(world.nodes[leader].voters)
+        others = sorted(set(world.all) - set(voters))
+        if others and (len(voters) < 2 or chance.random() < 0.6):
+            world.add(leader, chance.choice(others), acked=chance.random() < 0.8)
+        elif len(voters) > 1:
+            world.remove(leader, chance.choice(voters))
+
+
+def live(seed: int, *, dynamic: bool = False) -> Quorum:
     chance = random.Random(seed)
-    world = Quorum(seed, voters=chance.choice((1, 2, 3, 3, 3, 4, 5)), observers=chance.choice((0, 0, 1, 2)))
+    voters, observers = chance.choice((1, 2, 3, 3, 3, 4, 5)), chance.choice((0, 0, 1, 2))
+    world = Quorum(seed, voters, observers + dynamic, dynamic=dynamic)
     try:
         world.run(chance.choice((0, 3_000)))
         for _ in range(60):
             trouble(world, chance)
+            if dynamic and chance.random() < 0.3:
+                change(world, chance)
             world.run(chance.choice((1, 20, 100, 500, 3_000)))
         world.flush_ms, world.net_ms = (1, 8), (1, 15)
         world.settle()
@@ -70,6 +84,17 @@ def test_whatever_happens_nothing_committed_is_lost(rounds):
     for seed in range(rounds(60, 10_000)):
         committed += live(seed).checks.end
     assert committed > 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_voters_come_and_go_and_nothing_committed_is_lost(rounds):
+    committed, sets = 0, set()
+    for seed in range(rounds(60, 10_000)):
+        world = live(seed, dynamic=True)
+        committed += world.checks.end
+        sets |= {tuple(node.voters) for node in world.nodes.values()}
+    assert committed > 0 and len(sets) > 8
 
 
 @pytest.mark.parametrize("voters", [1, 2, 3, 4, 5])

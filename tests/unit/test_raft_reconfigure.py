@@ -1,0 +1,219 @@
+"""Changes of the voters as their leader answers them: what is refused, with which error, what counts when.
+(Under crashes: tests/sim.)"""
+
+import pytest
+
+from kafkad.protocol import codec, errors, messages
+from kafkad.protocol.records import read_batches
+from kafkad.raft.control_records import Voter, control_batch, voters_record
+from kafkad.raft.elections import Role
+from kafkad.raft.reconfigure import update_request
+from kafkad.raft.voters import VoterHistory
+from tests.sim.raft_world import CLUSTER, Quorum
+
+
+@pytest.fixture
+def world():
+    """Voters 1 and 2 in the log, and 3, which follows."""
+    world = Quorum(1, 2, observers=1, dynamic=True)
+    world.run(10_000)
+    world.append(world.leaders[0])
+    world.run(1_000)
+    return world
+
+
+def leader_of(world):
+    (leader,) = world.leaders
+    return leader
+
+
+def code_of(answers):
+    (answer,) = answers
+    version = max(0, answer.MAX_VERSION)
+    codec.encode(answer, version)
+    return answer.error_code
+
+
+def update(
+    world, leader, voter, *, directory=None, epoch=None, port=9999, name="CONTROLLER", versions=(0, 1)
+):
+    request = update_request(
+        CLUSTER,
+        world.nodes[leader].epoch if epoch is None else epoch,
+        (voter, directory or bytes([voter]) * 16),
+        {name: (f"node-{voter}", 9999)},
+    )
+    request.k_raft_version_feature.min_supported_version = versions[0]
+    request.k_raft_version_feature.max_supported_version = versions[1]
+    return world.ask(leader, request)
+
+
+def test_a_voter_is_added_and_one_is_removed(world):
+    leader = leader_of(world)
+    answers = world.add(leader, 3)
+    assert not answers  # it is asked for its versions first
+    world.run(3_000)
+    assert code_of(answers) == errors.NONE
+    assert {tuple(node.voters) for node in world.nodes.values()} == {(1, 2, 3)}
+    assert world.nodes[3].is_voter and sorted(world.nodes[leader].leadership.voters) == [1, 2, 3]
+    other = 3 - leader
+    answers = world.remove(leader, other)
+    assert not answers  # nor before its commit
+    world.run(3_000)
+    assert code_of(answers) == errors.NONE
+    assert {tuple(node.voters) for node in world.nodes.values()} == {tuple(sorted((leader, 3)))}
+    assert (other, bytes([other]) * 16) in world.nodes[leader].leadership.observers
+    world.settle()
+
+
+def test_a_leader_that_removes_itself_goes_when_that_is_committed(world):
+    leader = leader_of(world)
+    answers = world.remove(leader, leader)
+    assert world.nodes[leader].role is Role.LEADER and not world.nodes[leader].is_voter
+    world.run(5_000)
+    assert code_of(answers) == errors.NONE
+    assert leader_of(world) == 3 - leader
+    assert world.nodes[leader].role is Role.FOLLOWER
+    world.settle()
+    answers = world.remove(3 - leader, 3 - leader)
+    assert code_of(answers) == errors.INVALID_REQUEST  # the last one
+
+
+def test_what_is_refused(world):
+    leader = leader_of(world)
+    other = 3 - leader
+    assert code_of(world.add(leader, other)) == errors.DUPLICATE_VOTER
+    assert code_of(world.remove(leader, 3)) == errors.VOTER_NOT_FOUND
+    assert code_of(world.add(other, 3)) == errors.NOT_LEADER_OR_FOLLOWER
+    assert code_of(world.remove(3, leader)) == errors.NOT_LEADER_OR_FOLLOWER
+    add, remove = messages.AddRaftVoterRequest, messages.RemoveRaftVoterRequest
+    some = bytes([7]) * 16
+    here = [add.Listeners(name="CONTROLLER", host="node-3", port=9093)]
+    elsewhere = [add.Listeners(name="OTHER", host="node-3", port=9093)]
+    wrong = add(cluster_id=None, voter_id=3, voter_directory_id=some, listeners=elsewhere)
+    for request, code in (
+        (add(cluster_id="another", voter_id=3, voter_directory_id=some), errors.INCONSISTENT_CLUSTER_ID),
+        (add(cluster_id=None, voter_id=-1, voter_directory_id=some, listeners=here), errors.INVALID_REQUEST),
+        (add(cluster_id=None, voter_id=3, listeners=here), errors.INVALID_REQUEST),
+        (add(cluster_id=None, voter_id=3, voter_directory_id=some), errors.INVALID_REQUEST),
+        (wrong, errors.INVALID_REQUEST),
+        (remove(cluster_id=None, voter_id=other), errors.INVALID_REQUEST),
+        (remove(cluster_id=None, voter_id=other, voter_directory_id=some), errors.VOTER_NOT_FOUND),
+    ):  # fmt: skip
+        assert code_of(world.ask(leader, request)) == code
+    assert code_of(update(world, leader, other, epoch=0)) == errors.FENCED_LEADER_EPOCH
+    assert code_of(update(world, leader, other, epoch=99)) == errors.UNKNOWN_LEADER_EPOCH
+    assert code_of(update(world, leader, other, name="OTHER")) == errors.INVALID_REQUEST
+    assert code_of(update(world, leader, other, versions=(0, 0))) == errors.INVALID_REQUEST
+    assert code_of(update(world, leader, other, directory=some)) == errors.VOTER_NOT_FOUND
+    (answer,) = update(world, other, leader)
+    assert answer.error_code == errors.NOT_LEADER_OR_FOLLOWER
+    assert (answer.current_leader.leader_id, answer.current_leader.port) == (leader, 9093)
+    assert set(world.nodes[leader].voters) == {1, 2}
+
+
+def test_one_change_at_a_time(world):
+    leader = leader_of(world)
+    first = world.add(leader, 3)
+    assert code_of(world.remove(leader, 3 - leader)) == errors.REQUEST_TIMED_OUT
+    world.run(3_000)
+    assert code_of(first) == errors.NONE
+    world.isolate(leader)
+    stuck = world.remove(leader, 3)
+    assert code_of(update(world, leader, 3 - leader)) == errors.REQUEST_TIMED_OUT
+    world.run(2_500)
+    assert code_of(stuck) == errors.REQUEST_TIMED_OUT  # and its record is still not committed
+    assert code_of(world.remove(leader, 3 - leader)) == errors.REQUEST_TIMED_OUT
+    world.settle()
+
+
+def test_a_new_voter_that_does_not_answer_or_lags_is_not_added(world):
+    leader = leader_of(world)
+    world.crash(3)
+    silent = world.add(leader, 3)
+    world.run(3_000)
+    assert code_of(silent) == errors.REQUEST_TIMED_OUT
+    world.start(3)
+    world.run(2_000)
+    world.cut |= {(3, leader)}  # it hears, and nobody hears of it
+    deaf = world.add(leader, 3, timeout_ms=4_000)
+    world.run(4_500)
+    assert code_of(deaf) == errors.REQUEST_TIMED_OUT
+    assert set(world.nodes[leader].voters) == {1, 2}
+    world.settle()
+
+
+def test_a_change_that_its_leader_could_not_commit_is_taken_back():
+    world = Quorum(2, 3, dynamic=True)
+    world.run(10_000)
+    leader = leader_of(world)
+    world.append(leader)
+    world.run(1_000)
+    world.isolate(leader)
+    lost = world.remove(leader, leader % 3 + 1)
+    assert len(world.nodes[leader].voters) == 2
+    world.run(8_000)
+    assert code_of(lost) in (errors.NOT_LEADER_OR_FOLLOWER, errors.REQUEST_TIMED_OUT)
+    world.append(leader_of(world))
+    world.settle()
+    assert {tuple(node.voters) for node in world.nodes.values()} == {(1, 2, 3)}
+
+
+def test_with_static_voters_nothing_is_changed():
+    world = Quorum(1, 2)
+    world.run(10_000)
+    leader = leader_of(world)
+    world.append(leader)
+    world.run(1_000)
+    assert code_of(world.add(leader, 3)) == errors.UNSUPPORTED_VERSION
+    assert code_of(world.remove(leader, 3 - leader)) == errors.UNSUPPORTED_VERSION
+    assert code_of(update(world, leader, 3 - leader)) == errors.UNSUPPORTED_VERSION
+
+
+def test_a_voter_that_listens_elsewhere_says_so(world):
+    """A follower tells its leader; a leader writes it with its first record."""
+    leader = leader_of(world)
+    for moved in (3 - leader, leader):
+        world.crash(moved)
+        world.moved[moved] = 19_000 + moved
+        world.start(moved)
+        world.run(20_000)
+        for node in world.nodes.values():
+            assert node.voters[moved].port == 19_000 + moved
+    world.settle()
+
+
+def test_snapshots_have_the_voters_of_their_offset(world):
+    leader = leader_of(world)
+    node = world.nodes[leader]
+    image = node.image
+    made = node.begin_snapshot(image)
+    world.add(leader, 3)
+    world.run(3_000)
+    assert set(node.voters) == {1, 2, 3}
+    node.write_snapshot(image)
+    batches = read_batches(world.disks[leader].snapshots[made])
+    history = VoterHistory()
+    for batch in batches:
+        history.note(batch)
+    assert [each.voter_id for each in history.newest.voters] == [1, 2]
+
+
+def test_a_set_counts_until_it_is_cut_off():
+    history = VoterHistory()
+    sets = [
+        tuple(Voter(n, bytes([n]) * 16, {"C": ("h", n)}) for n in range(1, 1 + size)) for size in (1, 2, 3)
+    ]
+    history.begin(-1, 1, sets[0])
+    for offset, voters in ((5, sets[1]), (9, sets[2])):
+        raw = control_batch([voters_record(voters)], base_offset=offset, epoch=1, now_ms=0)
+        for batch in read_batches(bytes(raw)):
+            history.note(batch)
+    assert history.newest == (9, 1, sets[2])
+    assert history.may_vote((1, bytes([1]) * 16), 0)
+    history.truncate(9)
+    assert history.newest == (5, 1, sets[1])
+    history.forget(5)
+    history.truncate(5)
+    assert history.newest == (-1, 1, sets[0])
+    assert not history.may_vote((2, bytes([2]) * 16), 0)

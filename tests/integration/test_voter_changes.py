@@ -1,0 +1,100 @@
+"""Voters are added and removed by Kafka's own kafka-metadata-quorum, at kafkad controllers whose voters stand
+in the log: in turn at the controllers and at a broker, which forwards."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from kafkad.metadata.uuids import uuid_text
+from tests.clients import wait_until
+from tests.controller_process import ROOT, ControllerProcess, ControllerQuorum, MemberNode
+from tests.jvm import NEWEST, run_tool
+from tests.member_process import MemberProcess
+
+WAIT_S = 60.0
+
+
+class DynamicQuorum(ControllerQuorum):
+    """100 and 101 are the first voters; 102 is formatted without any."""
+
+    FIRST = (100, 101)
+
+    def _node(self, node_id: int, port: int) -> ControllerProcess:
+        directory = self.path / f"controller-{node_id}"
+        properties = self.path / f"controller-{node_id}.properties"
+        servers = ",".join(f"127.0.0.1:{each}" for each in self.ports.values())
+        keys = {
+            "process.roles": "controller",
+            "node.id": node_id,
+            "controller.quorum.bootstrap.servers": servers,
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"CONTROLLER://127.0.0.1:{port}",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": directory,
+            **self.config,
+        }
+        properties.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))
+        first = ",".join(f"{each}@127.0.0.1:{self.ports[each]}:{self.directory(each)}" for each in self.FIRST)
+        voters = ("--initial-controllers", first) if node_id in self.FIRST else ("--no-initial-controllers",)
+        command = [sys.executable, "-m", "kafkad", "format", properties, "--cluster-id", self.cluster_id]
+        subprocess.run([*command, *voters], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        return ControllerProcess(properties, self.path / f"controller-{node_id}.out", port)
+
+    def directory(self, node_id: int) -> str:
+        """As meta.properties has it, or will have it."""
+        path = self.path / f"controller-{node_id}" / "meta.properties"
+        if node_id in self.FIRST:
+            return uuid_text(bytes([node_id]) * 16)
+        (line,) = [each for each in path.read_text().splitlines() if each.startswith("directory.id=")]
+        return line.partition("=")[2]
+
+
+@pytest.mark.timeout(300)
+def test_kafkas_tool_adds_and_removes_voters(tmp_path):
+    with DynamicQuorum(tmp_path) as quorum:
+        servers = ",".join(f"127.0.0.1:{port}" for port in quorum.ports.values())
+        controllers = ("--bootstrap-controller", servers)
+
+        def tool(*arguments, server=controllers, **options):
+            return run_tool(NEWEST, "kafka-metadata-quorum", *server, *arguments, **options)
+
+        def leader():
+            return asyncio.run(quorum.leader())
+
+        def voters():
+            told = asyncio.run(quorum.describe(leader()))
+            return told and {each.replica_id for each in told.current_voters}
+
+        assert voters() == {100, 101}
+        add = ("--command-config", quorum.nodes[102].properties, "add-controller")
+        assert "Added controller 102" in tool(*add).stdout
+        assert voters() == {100, 101, 102}
+        again = tool(*add, check=False)
+        assert again.returncode == 1 and "DuplicateVoter" in again.stdout + again.stderr
+
+        bootstrap = {"controller.quorum.bootstrap.servers": servers, "controller.quorum.voters": ""}
+        broker = MemberProcess(MemberNode(quorum, 1, bootstrap), 1)
+        with broker:
+            gone = leader()
+            remove = ("remove-controller", "--controller-id", gone)
+            at_broker = ("--bootstrap-server", broker.bootstrap)
+            done = tool(*remove, "--controller-directory-id", quorum.directory(gone), server=at_broker)
+            assert f"Removed KRaft controller {gone}" in done.stdout.replace("  ", " ")
+            left = {100, 101, 102} - {gone}
+            wait_until(lambda: leader() in left, WAIT_S)
+            assert voters() == left
+            quorum.nodes[gone].kill()
+            # the two that are left are a majority: something can still be decided, and they keep it
+            other = min(left - {leader()})
+            wrong = tool("remove-controller", "--controller-id", other, "--controller-directory-id",
+                         quorum.directory(gone), server=at_broker, check=False)  # fmt: skip
+            assert wrong.returncode == 1 and "VoterNotFound" in wrong.stdout + wrong.stderr
+            for each in left:
+                quorum.nodes[each].kill()
+            for each in left:
+                quorum.nodes[each].launch()
+            for each in left:
+                quorum.nodes[each].until_ready()
+            wait_until(lambda: voters() == left, WAIT_S)

@@ -201,11 +201,6 @@ _ignored(
 # -- brokers and controllers -------------------------------------------------------------------------------
 
 _refused(
-    "the voters of a quorum cannot be changed yet",
-    "use false",
-    "controller.quorum.auto.join.enable",
-)
-_refused(
     "new partitions are not kept away from a log directory yet",
     "remove the key",
     "cordoned.log.dirs",

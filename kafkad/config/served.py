@@ -77,7 +77,9 @@ def is_alone(config: BrokerConfig) -> bool:
     """Whether this node is a whole cluster: broker, controller, and the only voter."""
     voters = config.controller_quorum_voters
     return set(config.process_roles) == {"broker", "controller"} and (
-        len(voters) <= 1 and len(config.controller_quorum_bootstrap_servers) <= 1
+        len(voters) <= 1
+        and len(config.controller_quorum_bootstrap_servers) <= 1
+        and not config.controller_quorum_auto_join_enable
     )
 
 

@@ -29,8 +29,8 @@ from kafkad.raft.elections import UNKNOWN_DIRECTORY, Role, Tally, Timings, VoteK
 from kafkad.raft.leadership import Leadership
 from kafkad.raft.observer import Leader, Observer, explained
 from kafkad.raft.quorum_messages import Flight, Parked, Reply, Standing
-from kafkad.raft.reconfigure import CHANGES, OUR_VERSIONS, VoterChanges, batch_of, refused, update_request
-from kafkad.raft.voters import VoterHistory, key_of, replaced
+from kafkad.raft.reconfigure import CHANGES, VoterChanges, batch_of, refused
+from kafkad.raft.voters import VoterHistory, key_of
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +60,12 @@ class RaftNode(Observer):
         timings: Timings | None = None,
         endpoints: Mapping[str, tuple[str, int]] | None = None,
         bootstrap: Sequence[tuple[str, int]] = (),
+        auto_join: bool = False,
         wake: Callable[[], Any] = lambda: None,
         **replica: Any,
     ) -> None:
         """`endpoints`: our controller listeners, as advertised. `bootstrap`: who knows the leader, beside the
-        voters. `replica`: what an Observer takes."""
+        voters. `auto_join`: become a voter by ourselves. `replica`: what an Observer takes."""
         super().__init__(**replica)
         self.role = Role.UNATTACHED
         self.on_role: Callable[[], Any] = lambda: None
@@ -75,7 +76,8 @@ class RaftNode(Observer):
         self._bootstrap = {-2 - at: each for at, each in enumerate(bootstrap)}
         self.history = VoterHistory()
         self._changes = VoterChanges(self)
-        self._update_ms = 0  # when the leader may be told where we listen
+        self._auto_join = auto_join
+        self._change_ms = 0  # when the leader may be asked for a change of the voters
         self._wake = wake
         self._leader_id = NOBODY  # also where it is not known where it listens
         self._voted: VoteKey | None = None
@@ -248,6 +250,7 @@ class RaftNode(Observer):
     def _follow(self, epoch: int, leader: Leader) -> None:
         self._persist(epoch, leader.node_id, self._voted if epoch == self.epoch else None)
         self.leader = leader
+        self._change_ms = self._now() + self._timings.fetch_ms
         self._change(Role.FOLLOWER, self._now() + self._timings.fetch_ms)
 
     def _stand(self, role: Role) -> None:
@@ -277,7 +280,7 @@ class RaftNode(Observer):
         self._log.set_leader_epoch(epoch)
         records = [leader_change(self.node_id, sorted(self.voters), granting)]
         offset, version, voters = self.history.newest
-        changed = self._update_of_ours()
+        changed = self._changes.update_of_ours(self._endpoints)
         if version >= 1 and (offset < 0 or changed):
             records.append(messages.KRaftVersionRecord(k_raft_version=version))
             records.append(voters_record(changed or voters))
@@ -442,18 +445,12 @@ class RaftNode(Observer):
                 return
 
     def _next_request(self, now_ms: int) -> Any:
-        """Of a leader: a Fetch, but first it is told where we listen, if the log says something else."""
-        if self.role is not Role.FOLLOWER or now_ms < self._update_ms or self._update_of_ours() is None:
-            return self.request()
-        self._update_ms = now_ms + self._timings.fetch_ms
-        key = (self.node_id, self.directory_id)
-        return update_request(self.cluster_id, self.epoch, key, self._endpoints)
-
-    def _update_of_ours(self) -> tuple[Voter, ...] | None:
-        """The voters with our own endpoints, where the log has others of ours, and we are one of them."""
-        voters = self.history.newest.voters
-        changed = replaced(voters, Voter(self.node_id, self.directory_id, self._endpoints, OUR_VERSIONS))
-        return changed if self._endpoints and changed != voters else None
+        """Of a leader: a Fetch, or first a change of the voters that we need."""
+        wanted = None
+        if self.role is Role.FOLLOWER and now_ms >= self._change_ms:
+            wanted = self._changes.wanted(self._endpoints, auto_join=self._auto_join)
+            self._change_ms = now_ms + self._timings.fetch_ms
+        return self.request() if wanted is None else wanted
 
     def _is_flushed(self) -> bool:
         """Whether all that we have is on the disk; if not, it soon will be. Also of one that does not vote
@@ -492,6 +489,8 @@ class RaftNode(Observer):
         self._backoff_ms[flight.node_id] = max(self._backoff_ms.get(flight.node_id, 0), until)
         if flight.kind is messages.ApiVersionsRequest:
             self._changes.versions_told(flight.node_id, None, now_ms)
+        if flight.kind in CHANGES:
+            self._change_ms = now_ms + self._timings.fetch_ms
 
     def response(self, token: int, response: Any | None) -> None:
         """To the request that was sent with this token; None: it could not be sent, or the connection broke.
@@ -521,12 +520,8 @@ class RaftNode(Observer):
         if flight.kind is messages.ApiVersionsRequest:
             self._changes.versions_told(flight.node_id, response, now_ms)
             return True
-        if flight.kind is messages.UpdateRaftVoterRequest:
-            if response.error_code:
-                logger.info("the leader does not take where we listen: %s", KafkaError(response.error_code))
-            elif self.role is Role.FOLLOWER:
-                self._deadline_ms = now_ms + self._timings.fetch_ms
-            return not response.error_code
+        if flight.kind in CHANGES:
+            return self._asked_for_change(flight, response, now_ms)
         if response.error_code:
             if response.error_code == errors.UNSUPPORTED_VERSION and self.role is Role.PROSPECTIVE:
                 self._stand(Role.CANDIDATE)  # one that knows no pre-vote
@@ -551,6 +546,14 @@ class RaftNode(Observer):
         elif flight.kind is wire.End and self.role is Role.RESIGNED:
             self._acknowledged.add(flight.node_id)
         return True
+
+    def _asked_for_change(self, flight: Flight, response: Any, now_ms: int) -> bool:
+        self._change_ms = now_ms + self._timings.fetch_ms
+        if response.error_code:
+            logger.info("the leader answers %s: %s", flight.kind.NAME, KafkaError(response.error_code))
+        elif self.role is Role.FOLLOWER:
+            self._deadline_ms = now_ms + self._timings.fetch_ms
+        return not response.error_code
 
     def _take_records(self, response: Any, now_ms: int) -> bool:
         """Of Fetch and FetchSnapshot: the observer's part, for one who follows."""
@@ -698,7 +701,6 @@ class RaftNode(Observer):
         return self._log.end_offset - 1
 
     def append_control(self, records: list[Any]) -> int:
-        """As `append`."""
         return self.append(batch_of(records, self.epoch, self._clock.now_ms()))
 
     # -- voters in the log ---------------------------------------------------------------------------------
@@ -889,10 +891,3 @@ class RaftNode(Observer):
         return wire.answer(
             request, errors.NONE, self.standing, size=len(content), unaligned_records=piece, **fields
         )
-
-    # -- end -----------------------------------------------------------------------------------------------
-
-    def apply_all(self) -> Iterator[None]:
-        """What is committed, in steps."""
-        while self.apply():
-            yield

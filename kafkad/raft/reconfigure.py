@@ -228,6 +228,42 @@ class VoterChanges:
         """We no longer lead."""
         self._end(errors.NOT_LEADER_OR_FOLLOWER)
 
+    # -- what a follower needs -----------------------------------------------------------------------------
+
+    def update_of_ours(self, endpoints: dict[str, tuple[str, int]]) -> Voters | None:
+        """The voters with our endpoints, where the log has others of ours, and we are one of them."""
+        node, voters = self._node, self._node.history.newest.voters
+        changed = replaced(voters, Voter(node.node_id, node.directory_id, endpoints, OUR_VERSIONS))
+        return changed if endpoints and changed != voters else None
+
+    def wanted(self, endpoints: dict[str, tuple[str, int]], *, auto_join: bool) -> Any | None:
+        """The request for the leader: a voter that listens elsewhere than the log says, or (KIP-853,
+        controller.quorum.auto.join.enable) one that is to become a voter. A voter of our id with another
+        directory is what was ours before: it is removed first."""
+        node = self._node
+        cluster_id, key = node.cluster_id, (node.node_id, node.directory_id)
+        _, version, voters = node.history.newest
+        if version < 1 or not voters:
+            return None
+        if node.is_voter:
+            changed = self.update_of_ours(endpoints)
+            return update_request(cluster_id, node.epoch, key, endpoints) if changed is not None else None
+        if not auto_join:
+            return None
+        for voter in voters:
+            if voter.voter_id == key[0]:
+                return Remove(cluster_id=cluster_id, voter_id=key[0], voter_directory_id=voter.directory_id)
+        return Add(
+            cluster_id=cluster_id,
+            timeout_ms=node._timings.request_ms,
+            voter_id=key[0],
+            voter_directory_id=key[1],
+            listeners=[Add.Listeners(name=name, host=at[0], port=at[1]) for name, at in endpoints.items()],
+            ack_when_committed=False,  # the commit needs our next Fetch
+        )
+
+    # -- appending -----------------------------------------------------------------------------------------
+
     def _append(self, change: Pending, voters: Iterable[Voter]) -> None:
         """Raises KafkaError; then nothing has changed."""
         ordered = sorted(voters, key=key_of)

@@ -8,8 +8,8 @@
 Beware: all of it is on one loop. What grows with the cluster runs in turns, so that votes and heartbeats are
 answered meanwhile.
 
-Not there yet, and refused by config/served: delegation tokens, changes of the voters; TLS, SASL and an
-authorizer on the controller's listener.
+Not there yet, and refused by config/served: delegation tokens; TLS, SASL and an authorizer on the
+controller's listener.
 
 Use: server/lifecycle for process.roles=controller; server/member_metadata for a node that is a broker too."""
 
@@ -147,6 +147,7 @@ class ControllerNode:
             ),
             endpoints=self._advertised,
             bootstrap=[address_of(each) for each in config.controller_quorum_bootstrap_servers],
+            auto_join=config.controller_quorum_auto_join_enable,
             node_id=config.node_id,
             directory_id=self.log_dirs.directory_id(directory),
             cluster_id=self.cluster_id,

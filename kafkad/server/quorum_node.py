@@ -199,4 +199,6 @@ def _lowest(request: Any) -> int:
         return OLDEST_FETCH
     if type(request) is messages.VoteRequest and request.topics[0].partitions[0].pre_vote:
         return PRE_VOTES
+    if type(request) is messages.AddRaftVoterRequest:
+        return 0 if request.ack_when_committed else 1
     return 0

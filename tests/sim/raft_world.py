@@ -37,6 +37,8 @@ VERSIONS = {
     messages.FetchRequest: 18,
     messages.FetchSnapshotRequest: 1,
     messages.ApiVersionsRequest: 4,
+    messages.AddRaftVoterRequest: 1,
+    messages.RemoveRaftVoterRequest: 0,
     messages.UpdateRaftVoterRequest: 0,
 }
 DAY_MS = 86_400_000
@@ -282,6 +284,8 @@ class Quorum:
         self.voters = tuple(range(1, voters + 1))
         self.all = tuple(range(1, voters + observers + 1))
         self.dynamic = dynamic
+        self.joining: set[int] = set()  # nodes that become voters by themselves
+        self.directories = {each: bytes([each]) * 16 for each in self.all}
         self.moved: dict[int, int] = {}  # ports, by node; else 9093
         self.disks = {each: Disk() for each in self.all}
         if dynamic:
@@ -344,7 +348,8 @@ class Quorum:
             endpoints=self.endpoints(node_id),
             bootstrap=[(f"node-{each}", 9093) for each in self.all] if self.dynamic else (),
             node_id=node_id,
-            directory_id=bytes([node_id]) * 16,
+            directory_id=self.directories[node_id],
+            auto_join=node_id in self.joining,
             cluster_id=CLUSTER,
             log=log,
             files=SimFiles(disk),

@@ -217,3 +217,21 @@ def test_a_set_counts_until_it_is_cut_off():
     history.truncate(5)
     assert history.newest == (-1, 1, sets[0])
     assert not history.may_vote((2, bytes([2]) * 16), 0)
+
+
+def test_a_controller_joins_by_itself_also_with_a_new_disk(world):
+    """controller.quorum.auto.join.enable: what was its directory before is removed first."""
+    world.joining = {3}
+    world.crash(3)
+    world.start(3)
+    world.run(20_000)
+    assert {tuple(node.voters) for node in world.nodes.values()} == {(1, 2, 3)}
+    world.crash(3)
+    world.disks[3], world.directories[3] = type(world.disks[3])(), bytes([33]) * 16
+    world.checks.epochs.pop(3)
+    world.start(3)
+    world.run(20_000)
+    for node in world.nodes.values():
+        assert node.voters[3].directory_id == bytes([33]) * 16
+    assert world.nodes[3].is_voter
+    world.settle()

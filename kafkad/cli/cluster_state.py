@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import click
 
-from kafkad.cli.output import CONTEXT, Refused, connected, counted, print_json, server_options, show
+from kafkad.cli.cluster_voters import addition, change, removal
+from kafkad.cli.output import CONTEXT, Refused, connected, counted, print_json, say, server_options, show
 from kafkad.client.cluster import Cluster
 from kafkad.client.connection import Unreachable
 from kafkad.metadata.uuids import uuid_text
@@ -109,16 +110,30 @@ def _ends(cluster: Cluster, node: int, topics: Any) -> dict[tuple[str, int], int
 
 
 @click.command(context_settings=CONTEXT)
+@click.option("--add", metavar="FILE", help="Make the controller with this properties file a voter.")
+@click.option("--remove", metavar="ID:DIRECTORY", help="Make a voter none.")
 @server_options
-def quorum(bootstrap: str, as_json: bool) -> None:
+def quorum(add: str | None, remove: str | None, bootstrap: str, as_json: bool) -> None:
     """Show the quorum of controllers: its leader, and how far each node has the metadata log.
 
-    A broker that is no controller is an observer of it.
+    A broker that is no controller is an observer of it. The voters can be changed where they stand in the
+    log (kraft.version 1), one at a time.
+
+    \b
+      kafkad cluster quorum --add controller4.properties
+      kafkad cluster quorum --remove 1:fjR0F0mDTuWHZiFTOLyWqg
     """
+    if add is not None and remove is not None:
+        raise click.UsageError("give --add or --remove")
+    request = addition(add) if add is not None else removal(remove) if remove is not None else None
     with connected(bootstrap) as cluster:
         connection = cluster.any()
         if DESCRIBE_QUORUM not in connection.versions:
             raise Refused(ALONE)
+        if request is not None:
+            change(connection, request)
+            say("done")
+            return
         cls = messages.DescribeQuorumRequest
         asked = [cls.Topics(topic_name=METADATA_TOPIC, partitions=[cls.Topics.Partitions()])]
         told = connection.ask(cls(topics=asked))

@@ -69,6 +69,11 @@ def test_kafkas_tool_adds_and_removes_voters(tmp_path):
             return told and {each.replica_id for each in told.current_voters}
 
         wait_until(lambda: voters() == {100, 101, 103}, WAIT_S)
+        joined = quorum.nodes[103]  # it would come back when it is removed
+        joined.stop()
+        kept = joined.properties.read_text().replace("auto.join.enable=true", "auto.join.enable=false")
+        joined.properties.write_text(kept)
+        joined.start()
         add = ("--command-config", quorum.nodes[102].properties, "add-controller")
         assert "Added controller 102" in tool(*add).stdout
         wait_until(lambda: voters() == {100, 101, 102, 103}, WAIT_S)
@@ -98,3 +103,24 @@ def test_kafkas_tool_adds_and_removes_voters(tmp_path):
             for each in left:
                 quorum.nodes[each].until_ready()
             wait_until(lambda: voters() == left, WAIT_S)
+            # the same by our own command
+            again = max(left - {leader()})
+            ours = [sys.executable, "-m", "kafkad", "cluster", "quorum"]
+            ours += ["--bootstrap-server", broker.bootstrap]
+
+            def ask(*arguments):
+                command = [*ours, *map(str, arguments)]
+                return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+            removed = ask("--remove", f"{again}:{quorum.directory(again)}")
+            assert removed.returncode == 0, removed.stderr
+            wait_until(lambda: voters() == left - {again}, WAIT_S)
+            refused = ask("--remove", f"{again}:{quorum.directory(again)}")
+            assert refused.returncode == 1 and "VOTER_NOT_FOUND" in refused.stderr
+
+            def is_back():
+                said = ask("--add", quorum.nodes[again].properties)
+                assert said.returncode == 0 or "TIMED_OUT" in said.stderr or "DUPLICATE" in said.stderr, said
+                return voters() == left
+
+            wait_until(is_back, WAIT_S)

@@ -7,6 +7,7 @@ from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.records import read_batches
 from kafkad.raft.control_records import Voter, control_batch, voters_record
 from kafkad.raft.elections import Role
+from kafkad.raft.quorum_log import QuorumLog
 from kafkad.raft.reconfigure import update_request
 from kafkad.raft.voters import VoterHistory
 from tests.sim.raft_world import CLUSTER, Quorum
@@ -234,4 +235,26 @@ def test_a_controller_joins_by_itself_also_with_a_new_disk(world):
     for node in world.nodes.values():
         assert node.voters[3].directory_id == bytes([33]) * 16
     assert world.nodes[3].is_voter
+    world.settle()
+
+
+def test_new_voters_between_the_steps_of_an_append(world):
+    """The controller's batch then stands behind them, and both are committed."""
+    leader = leader_of(world)
+    node = world.nodes[leader]
+    log = QuorumLog(node, world.clock)
+    log.look()
+    topic = messages.TopicRecord(name="between", topic_id=bytes([5]) * 16)
+    steps = log.append_steps([topic])
+    next(steps)
+    next(steps)
+    base = node.end_offset
+    assert world.remove(leader, 3 - leader) == []
+    assert node.end_offset == base + 1
+    for _ in steps:
+        pass
+    assert log.head.offset == node.end_offset - 1 == base + 1
+    world.run(2_000)
+    assert "between" in str(node.image.topics) and tuple(node.voters) == (leader,)
+    assert log.head.topics == node.image.topics
     world.settle()

@@ -315,6 +315,10 @@ class JvmKafka:
     def start(self, timeout: float = 60) -> JvmKafka:
         if not (self.data_dir / "meta.properties").exists():
             self.format()
+        return self.launch().until_ready(timeout)
+
+    def launch(self) -> JvmKafka:
+        """Starts it on a directory that is formatted, and waits for nothing."""
         archive = broker_archive(self.version) if self.archive is None else self.archive
         command = [
             java(), *self.jvm, *archive, *QUIET,
@@ -325,6 +329,10 @@ class JvmKafka:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=die_with_parent
             )
+        return self
+
+    def until_ready(self, timeout: float = 60) -> JvmKafka:
+        assert self.process is not None
         deadline = time.monotonic() + timeout
         while STARTED not in self.log:
             if self.process.poll() is not None:

@@ -97,7 +97,9 @@ def survey(
         raise Malformed(f"{directory} belongs to another topic of that name (its id differs)")
     epochs_lost = False
     try:
-        epochs = LeaderEpochs.read(directory, files.epochs)
+        # JVM Kafka makes an empty file with the partition, and leaves it so until a record comes.
+        none_yet = files.epochs == b"" and not any(files.sizes.values())
+        epochs = LeaderEpochs.read(directory, None if none_yet else files.epochs)
     except Malformed as e:
         logger.warning("%s is unreadable and is rebuilt: %s", os.path.join(directory, LEADER_EPOCHS), e)
         epochs_lost = True

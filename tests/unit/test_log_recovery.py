@@ -215,6 +215,19 @@ def test_a_damaged_leader_epoch_file_is_rebuilt_from_the_batches(tmp_path):
     assert world.log.epochs == [(1, 0), (4, 1)]
 
 
+@pytest.mark.parametrize("has_a_record", [False, True])
+def test_an_empty_leader_epoch_file_is_damage_only_if_there_are_records(tmp_path, caplog, has_a_record):
+    """JVM Kafka makes it empty with the partition."""
+    world = LogWorld(tmp_path)
+    if has_a_record:
+        world.append()
+    world.log.close()
+    (world.directory / "leader-epoch-checkpoint").write_bytes(b"")
+    world.open(clean=True, recovery_point=world.log.recovery_point)
+    assert ("is unreadable and is rebuilt" in caplog.text) == has_a_record
+    assert world.log.epochs == [(0, 0)]
+
+
 def test_a_log_start_beyond_the_end_begins_an_empty_log_there(tmp_path):
     world = LogWorld(tmp_path)
     world.append(count=3)

@@ -44,6 +44,7 @@ CONFIG = {
     "leader.imbalance.check.interval.seconds": "5",
     "log.cleaner.backoff.ms": "500",
 }
+LOG_MANAGER = "kafka.log.LogManager"
 JVM, KAFKAD = "jvm", "kafkad"
 
 
@@ -52,8 +53,15 @@ class Jvm(JvmKafka):
 
     def __init__(self, properties: Path, log_file: Path):
         self.version, self.properties, self.log_file = NEWEST, properties, log_file
-        self.jvm = ("-Xmx384m", *FAST_JVM)
+        self.jvm = ("-Xmx384m", *FAST_JVM, f"-Dorg.slf4j.simpleLogger.log.{LOG_MANAGER}=info")
         self.process = None
+        self.starts = 0
+
+    def launch(self) -> JvmKafka:
+        """With a log of its own each time."""
+        self.starts += 1
+        self.log_file = self.log_file.with_suffix(f".jvm{self.starts}")
+        return super().launch()
 
 
 class Node:

@@ -45,6 +45,8 @@ CONFIG = {
     "log.cleaner.backoff.ms": "500",
 }
 LOG_MANAGER = "kafka.log.LogManager"
+# librdkafka may wait for a broker that it does not connect to until a transactional call is made again.
+CALL_S = 5
 JVM, KAFKAD = "jvm", "kafkad"
 
 
@@ -168,6 +170,12 @@ class HandoverCluster(cluster_checker.Cluster):
         node = self._nodes[number]
         node.stop()
         node.start(KAFKAD if node.kind == JVM else JVM)
+        self._is_clean(node)
+
+    def _is_clean(self, node: Node) -> None:
+        """It believes the logs of its predecessor, which has stopped cleanly, and recovers none."""
+        if node.kind == JVM:
+            assert "since clean shutdown file was found" in node.jvm.log_file.read_text()
 
     def all_whole(self) -> None:
         """Wait until each broker says that every replica of every topic is in its ISR."""
@@ -305,11 +313,11 @@ class Mover(Client):
             self.producer.produce(self.topic, values[index][-1], partition=index)
         place = TopicPartition(self.topic, 0, self.number)
         group = self.consumer.consumer_group_metadata()
-        self._retried(lambda: self.producer.send_offsets_to_transaction([place], group, 30))
+        self._retried(lambda: self.producer.send_offsets_to_transaction([place], group, CALL_S))
         if self.random.random() < 0.3:
-            self._retried(lambda: self.producer.abort_transaction(30))
+            self._retried(lambda: self.producer.abort_transaction(CALL_S))
         else:
-            self._retried(lambda: self.producer.commit_transaction(30))
+            self._retried(lambda: self.producer.commit_transaction(CALL_S))
             for index in (0, 1):
                 self.committed[index] += values[index]
             self.offset = self.number

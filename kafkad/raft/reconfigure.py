@@ -99,6 +99,10 @@ class VoterChanges:
                 raise KafkaError(
                     errors.INVALID_REQUEST, f"The request does not say where {node.listener} of it listens"
                 )
+        if type(request) is Update and node.kraft_version < 1:
+            self._note(request, key, now_ms)
+            reply(self._refused(request, errors.NONE))
+            return
         voters = self._changeable(now_ms)
         if type(request) is Add:
             self._begin_add(Pending(request, reply, key, 0, endpoints), voters, now_ms)
@@ -165,16 +169,29 @@ class VoterChanges:
         voters: Voters,
         now_ms: int,
     ) -> None:
-        node, told = self._node, request.k_raft_version_feature
-        versions = (told.min_supported_version, told.max_supported_version)
-        if not 0 <= versions[0] <= node.kraft_version <= versions[1]:
-            raise KafkaError(errors.INVALID_REQUEST)
+        node, versions = self._node, self._versions_of(request)
         changed = replaced(voters, Voter(*key, endpoints, versions))
         if changed is None:
             raise KafkaError(errors.VOTER_NOT_FOUND)
         node.append_control([voters_record(changed)])
         node.leadership.heard(key[0], now_ms)
         reply(self._refused(request, errors.NONE))
+
+    def _versions_of(self, request: Any) -> tuple[int, int]:
+        told = request.k_raft_version_feature
+        versions = (told.min_supported_version, told.max_supported_version)
+        if not 0 <= versions[0] <= self._node.kraft_version <= versions[1]:
+            raise KafkaError(errors.INVALID_REQUEST)
+        return versions
+
+    def _note(self, request: Any, key: Key, now_ms: int) -> None:
+        """A JVM voter says what it knows to a leader of controller.quorum.voters, too, until it is answered.
+        Kafka keeps it in memory for an upgrade of kraft.version, which is not there yet."""
+        self._versions_of(request)
+        if key[0] not in self._node.voters:
+            raise KafkaError(errors.VOTER_NOT_FOUND)
+        if self._node.is_voter and key[0] != self._node.node_id:
+            self._node.leadership.heard(key[0], now_ms)
 
     # -- what happens meanwhile ----------------------------------------------------------------------------
 

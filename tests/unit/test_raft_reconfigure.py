@@ -168,7 +168,12 @@ def test_with_static_voters_nothing_is_changed():
     world.run(1_000)
     assert code_of(world.add(leader, 3)) == errors.UNSUPPORTED_VERSION
     assert code_of(world.remove(leader, 3 - leader)) == errors.UNSUPPORTED_VERSION
-    assert code_of(update(world, leader, 3 - leader)) == errors.UNSUPPORTED_VERSION
+    other = 3 - leader
+    end = world.nodes[leader].end_offset
+    assert code_of(update(world, leader, other)) == errors.NONE  # Kafka: in memory, for an upgrade
+    assert code_of(update(world, leader, 9)) == errors.VOTER_NOT_FOUND
+    assert code_of(update(world, leader, other, versions=(1, 1))) == errors.INVALID_REQUEST
+    assert world.nodes[leader].end_offset == end
 
 
 def test_a_voter_that_listens_elsewhere_says_so(world):

@@ -37,6 +37,7 @@ RESPONSES: Final[dict[Any, Any]] = {
     Update: messages.UpdateRaftVoterResponse,
 }
 CATCH_UP: Final = 10  # request time-outs that a new voter has for it; no longer, for others wait meanwhile
+LOCAL: Final = "localhost"
 OUR_VERSIONS: Final = (0, 1)  # of kraft.version
 
 
@@ -248,8 +249,13 @@ class VoterChanges:
     # -- what a follower needs -----------------------------------------------------------------------------
 
     def update_of_ours(self, endpoints: dict[str, tuple[str, int]]) -> Voters | None:
-        """The voters with our endpoints, where the log has others of ours, and we are one of them."""
+        """The voters with our endpoints, where the log has others of ours, and we are one of them. A name
+        that others can use is not given up for localhost, which is what a listener without a host is told as."""
         node, voters = self._node, self._node.history.newest.voters
+        key = (node.node_id, node.directory_id)
+        known = {at[0] for each in voters if key_of(each) == key for at in each.endpoints.values()}
+        if LOCAL in {at[0] for at in endpoints.values()} - known:
+            return None
         changed = replaced(voters, Voter(node.node_id, node.directory_id, endpoints, OUR_VERSIONS))
         return changed if endpoints and changed != voters else None
 

@@ -189,6 +189,14 @@ def test_a_voter_that_listens_elsewhere_says_so(world):
     world.settle()
 
 
+def test_a_name_is_not_given_up_for_localhost(world):
+    node = world.nodes[leader_of(world)]
+    changes, name = node._changes, f"node-{node.node_id}"
+    assert changes.update_of_ours({"CONTROLLER": ("localhost", 9093)}) is None
+    assert changes.update_of_ours({"CONTROLLER": (name, 9093)}) is None
+    assert changes.update_of_ours({"CONTROLLER": (name, 9094)}) is not None
+
+
 def test_snapshots_have_the_voters_of_their_offset(world):
     leader = leader_of(world)
     node = world.nodes[leader]

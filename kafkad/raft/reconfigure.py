@@ -250,7 +250,7 @@ class VoterChanges:
 
     def update_of_ours(self, endpoints: dict[str, tuple[str, int]]) -> Voters | None:
         """The voters with our endpoints, where the log has others of ours, and we are one of them. A name
-        that others can use is not given up for localhost, which is what a listener without a host is told as."""
+        that others can use is not given up for localhost, which a listener without a host is told as."""
         node, voters = self._node, self._node.history.newest.voters
         key = (node.node_id, node.directory_id)
         known = {at[0] for each in voters if key_of(each) == key for at in each.endpoints.values()}

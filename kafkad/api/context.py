@@ -66,6 +66,7 @@ class Services:
     metadata_answers: MetadataAnswers = field(default_factory=MetadataAnswers)
     # of a broker of a cluster
     remote_markers: Any = None  # server.remote_markers.RemoteMarkers; None: no other broker leads anything
+    low_watermarks: Any = None  # replication.low_watermarks.LowWatermarks; None: no other broker has replicas
     remote_gate: Any = None  # server.remote_gate.RemoteGate; None: no other broker coordinates anything
     # of a broker with several workers
     is_controller: bool = False  # requests come from brokers, which have checked what concerns only them

@@ -18,9 +18,11 @@ UNDEFINED_OFFSET = -1
 
 
 def delete_records(services: Services, context: RequestContext, request: Any) -> Any:
-    """Moves log starts in memory, then answers when they are written (`LogDirs.keep_log_starts`)."""
+    """Moves log starts in memory, then answers when they are written (`LogDirs.keep_log_starts`), and every
+    live replica has moved its own (`replication.low_watermarks`), or REQUEST_TIMED_OUT."""
     response = messages.DeleteRecordsResponse()
-    moved: dict[Any, list[Any]] = {}  # log -> what is answered for it
+    moved: dict[Any, list[Any]] = {}  # log -> (what is answered, the low watermark to wait for)
+    deadline = asyncio.get_running_loop().time() + max(request.timeout_ms, 0) / 1000
     wanted, _ = yield from each_once(request.topics)
     for name, partitions in wanted.items():
         answer = messages.DeleteRecordsResponse.Topics(name=name)
@@ -34,15 +36,16 @@ def delete_records(services: Services, context: RequestContext, request: Any) ->
                 if name in INTERNAL_TOPICS:
                     raise KafkaError(errors.INVALID_TOPIC_EXCEPTION)
                 log = services.partitions.get(name, asked.partition_index)
+                before = log.high_watermark if asked.offset == -1 else asked.offset
                 done.low_watermark = log.delete_records(asked.offset)
-                moved.setdefault(log, []).append(done)
+                moved.setdefault(log, []).append((done, before))
             except KafkaError as trouble:
                 done.error_code = code_of(trouble)
             yield
-    return _when_kept(services, response, moved) if moved else response
+    return _when_kept(services, response, moved, deadline) if moved else response
 
 
-async def _when_kept(services: Services, response: Any, moved: dict[Any, list[Any]]) -> Any:
+async def _when_kept(services: Services, response: Any, moved: dict[Any, list[Any]], deadline: float) -> Any:
     kept: asyncio.Future[dict[Any, OSError]] = asyncio.get_running_loop().create_future()
 
     def end(failed: dict[Any, OSError]) -> None:
@@ -51,9 +54,43 @@ async def _when_kept(services: Services, response: Any, moved: dict[Any, list[An
 
     services.log_dirs.keep_log_starts(moved, end)
     for log in await kept:
-        for done in moved[log]:
+        for done, _ in moved.pop(log):
             done.error_code, done.low_watermark = errors.KAFKA_STORAGE_ERROR, -1
+    if services.low_watermarks is not None:
+        await _when_followed(services.low_watermarks, moved, deadline)
     return response
+
+
+async def _when_followed(lows: Any, moved: dict[Any, list[Any]], deadline: float) -> None:
+    none_left = asyncio.Event()
+    waiting: dict[Any, Any] = {}  # who is to be told -> log
+
+    def wait(log: Any, done: Any, before: int) -> None:
+        def reached(code: int, low: int) -> None:
+            done.error_code, done.low_watermark = code, low
+            del waiting[reached]
+            if not waiting:
+                none_left.set()
+
+        done.error_code = errors.REQUEST_TIMED_OUT
+        waiting[reached] = log
+        lows.wait(log, before, reached)
+
+    for log, asked in moved.items():
+        for done, before in asked:
+            done.low_watermark = lows.of(log)
+            if done.low_watermark < before:
+                wait(log, done, before)
+    try:
+        async with asyncio.timeout_at(deadline):
+            while waiting:
+                none_left.clear()
+                await none_left.wait()
+    except TimeoutError:
+        pass
+    finally:
+        for reached, log in waiting.items():
+            lows.forget(log, reached)
 
 
 def offset_for_leader_epoch(services: Services, context: RequestContext, request: Any) -> Any:

@@ -101,6 +101,7 @@ class Log:
         "next_start",
         "on_log_start",
         "on_offline",
+        "on_replica_start",
         "partition",
         "producer_expiration_ms",
         "replica_joins",
@@ -171,6 +172,7 @@ class Log:
         self.producer_expiration_ms = producer_expiration_ms
         self.on_log_start: Callable[[Log], None] | None = None  # notes what DeleteRecords moved
         self.replica_joins: Callable[[Log, int], None] | None = None  # the ISR, of a leader
+        self.on_replica_start: Callable[[Log], None] | None = None  # while DeleteRecords waits
         self.keep_log_start: Callable[[Log, Callable[[OSError | None], None]], None] | None = None
         self.first_base_synced = 0  # the first segment when the directory was last synced
         self.next_start = -1  # to which retention is about to move the log start, when that is on the disk
@@ -661,6 +663,11 @@ class Log:
         """A follower has all that is committed, and is not in the ISR."""
         if self.replica_joins is not None:
             self.replica_joins(self, broker_id)
+
+    def on_start_told(self) -> None:
+        """A follower's log starts later than before."""
+        if self.on_replica_start is not None:
+            self.on_replica_start(self)
 
     def on_shortage(self, error: OSError) -> None:
         """A request was refused for want of room, descriptors or memory; the log is as it was."""

@@ -20,6 +20,7 @@ from kafkad._native.shared.watermarks import LEADER
 from kafkad.log.log import Log
 from kafkad.metadata.image import MetadataImage, PartitionState
 from kafkad.replication.isr import Answer, Isr, Proposal, Verdict
+from kafkad.replication.low_watermarks import LowWatermarks
 
 logger: Final = logging.getLogger("kafkad.replication")
 
@@ -48,6 +49,7 @@ class Replicas:
         self.me = me
         self.lag_ms_max = 30_000  # replica.lag.time.max.ms
         self.inherits = False  # what is led from now on another process has led until it died
+        self.low_watermarks = LowWatermarks(image)
         self._send = send
         self._image = image
         self._now_ms = now_ms
@@ -68,6 +70,7 @@ class Replicas:
         key = log.topic, log.partition
         if state.leader != self.me or log.native.role != LEADER or len(state.replicas) == 1:
             self._led.pop(key, None)
+            self.low_watermarks.look(log)
             return
         led = self._led.get(key)
         if led is None or led.log is not log:
@@ -102,7 +105,9 @@ class Replicas:
         reader.know_replicas([(each, brokers[each].epoch if each in brokers else -1) for each in others])
 
     def on_dropped(self, topic: str, index: int, topic_id: bytes) -> None:
-        self._led.pop((topic, index), None)
+        led = self._led.pop((topic, index), None)
+        if led is not None:
+            self.low_watermarks.look(led.log)
 
     def follow_brokers(self) -> Iterator[None]:
         """A broker was fenced, unfenced, or registered anew: who may be in an ISR is another question now.
@@ -143,6 +148,7 @@ class Replicas:
             now_ms=self._now_ms(),
             lag_ms_max=self.lag_ms_max,
         )
+        self.low_watermarks.look(led.log)
 
     def _settle(self, led: Led) -> None:
         """The one before us may have added a follower, of which we have not heard yet."""

@@ -425,6 +425,7 @@ class MemberWorker(Worker):
         return applied
 
     def _load_transactions(self) -> None:
+        self.services.low_watermarks = self.replicas.low_watermarks
         self.others = OtherBrokers(self.services, self.loop, self.fatal)
         self._started("questions to other brokers", self.others.close)
         super()._load_transactions()

@@ -51,7 +51,9 @@ LENGTHS = struct.Struct("<6H")
 
 PATIENCE_S = 5.0  # for the controller, or one of all, to come back
 TIMEOUT_S = 30.0  # of an answer, as long as clients wait by default
-HELD = frozenset({11, 14})  # JoinGroup and SyncGroup take as long as their group takes
+HELD = frozenset(
+    {11, 14, 21}
+)  # JoinGroup and SyncGroup take as long as their group, DeleteRecords as it says
 
 LIST_OFFSETS, OFFSET_FETCH, DESCRIBE_GROUPS, LIST_GROUPS, DELETE_RECORDS = 2, 9, 15, 16, 21
 INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH, DESCRIBE_LOG_DIRS, DELETE_GROUPS = 22, 23, 35, 42

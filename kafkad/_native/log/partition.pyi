@@ -29,6 +29,7 @@ class Partition:
     follows_end: bool
     filling_at: int  # the size of the active segment at which log.on_filling(now_ms) is called, once
     notify_log: bool
+    awaits_starts: bool
     flush_by_log: bool
     notify_flush: bool
     read_to_end: bool  # what lies above HW may be on its way to a follower

@@ -11,6 +11,7 @@ cdef class PartitionWatermarks(PartitionReads):
     cdef int64_t flush_interval             # flush.messages; the ack waits when so many would be unflushed
     cdef public bint follows_end            # HW follows LEO by itself (the only replica); else a replication layer moves it
     cdef ReplicaSet* replicas               # of a leader with followers; NULL of others
+    cdef public bint awaits_starts          # call log.on_start_told() at a follower's Fetch: DeleteRecords waits there
     cdef int32_t insync_min                 # min.insync.replicas
     cdef int32_t previous_epoch             # the leader epoch before ours, which ended at `epoch_start`; -1: not known
 

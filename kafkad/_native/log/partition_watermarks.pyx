@@ -280,6 +280,7 @@ cdef class PartitionWatermarks(PartitionReads):
                           int64_t leader_end) noexcept nogil:
         # The state of a follower, the ISR that it may join, HW: in this order, as Kafka's Partition.updateFollowerFetchState.
         cdef Replica* replica = replica_of(self.replicas, broker_id)
+        cdef bint raised = replica is not NULL and log_start > replica.log_start
         if replica is NULL or not replica_fetched(replica, broker_epoch, at, log_start, time_ms, leader_end):
             return NOT_LEADER_OR_FOLLOWER
         if replica_joins(replica, self.row.high_watermark, self.row.epoch_start):
@@ -288,6 +289,9 @@ cdef class PartitionWatermarks(PartitionReads):
                 call_replica(self, broker_id)
         if self.replicas is not NULL and self.raise_replicated():
             self.tell(ADVANCED_HIGH_WATERMARK)
+        if self.awaits_starts and raised:
+            with gil:
+                call_start_told(self)
         return 0
 
     cdef int raise_replicated(self) noexcept nogil:
@@ -422,6 +426,13 @@ cdef class PartitionWatermarks(PartitionReads):
 cdef void call_replica(PartitionWatermarks partition, int32_t broker_id) noexcept:
     try:
         partition.log.on_replica(broker_id)
+    except Exception as e:
+        unexpected(partition, e)
+
+
+cdef void call_start_told(PartitionWatermarks partition) noexcept:
+    try:
+        partition.log.on_start_told()
     except Exception as e:
         unexpected(partition, e)
 

@@ -30,6 +30,7 @@ from kafkad.raft.leadership import Leadership
 from kafkad.raft.observer import Leader, Observer, explained
 from kafkad.raft.quorum_messages import Flight, Parked, Reply, Standing
 from kafkad.raft.reconfigure import CHANGES, VoterChanges, batch_of, refused
+from kafkad.raft.seldom import Seldom
 from kafkad.raft.voters import VoterHistory, key_of
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class RaftNode(Observer):
         """`endpoints`: our controller listeners, as advertised. `bootstrap`: who knows the leader, beside the
         voters. `auto_join`: become a voter by ourselves. `replica`: what an Observer takes."""
         super().__init__(**replica)
+        self._seldom = Seldom()  # of what is logged
         self.role = Role.UNATTACHED
         self.on_role: Callable[[], Any] = lambda: None
         self._random = random
@@ -228,10 +230,14 @@ class RaftNode(Observer):
         if was_leader and role is not Role.LEADER:
             for each in self._take_parked():
                 each.reply(self._fetch_error(each.request, errors.NOT_LEADER_OR_FOLLOWER))
-        logger.info(
-            "node %d of the metadata quorum is %s in epoch %d, the leader is %s",
-            self.node_id, role.value, self.epoch, self._leader_id if self._leader_id >= 0 else "not known",
-        )  # fmt: skip
+        if self._seldom.due((role, self.epoch, self._leader_id), self._now()):  # elections that nobody hears
+            logger.info(
+                "node %d of the metadata quorum is %s in epoch %d, the leader is %s",
+                self.node_id, role.value, self.epoch,
+                self._leader_id if self._leader_id >= 0 else "not known",
+            )  # fmt: skip
+        if role in (Role.FOLLOWER, Role.LEADER):
+            self._seldom.over()
         self.on_role()
         self._wake()
 
@@ -646,10 +652,11 @@ class RaftNode(Observer):
             self._persist(self.epoch, self._leader_id, candidate)
             self._deadline_ms = self._election_deadline()
             self._wake()
-        logger.info(
-            "node %d %s %s a %svote in epoch %d", self.node_id, "gives" if granted else "refuses",
-            candidate[0], "pre-" if partition.pre_vote else "", epoch,
-        )  # fmt: skip
+        if self._seldom.due((candidate[0], partition.pre_vote, granted, epoch), self._now()):
+            logger.info(
+                "node %d %s %s a %svote in epoch %d", self.node_id, "gives" if granted else "refuses",
+                candidate[0], "pre-" if partition.pre_vote else "", epoch,
+            )  # fmt: skip
         return wire.answer(request, errors.NONE, self.standing, vote_granted=granted)
 
     def _handle_begin(self, request: Any, partition: Any) -> Any:

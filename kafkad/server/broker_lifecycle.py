@@ -28,6 +28,7 @@ from kafkad.metadata.image import MetadataImage
 from kafkad.net.channel import Unreachable
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
+from kafkad.raft.seldom import Seldom
 
 logger = logging.getLogger("kafkad")
 
@@ -85,6 +86,7 @@ class BrokerLifecycle:
         self._asked_to_leave = False  # a heartbeat has said so
         self._offline: set[bytes] = set()
         self._changed = asyncio.Event()
+        self._seldom = Seldom()
 
     # -- what the broker says ------------------------------------------------------------------------------
 
@@ -197,14 +199,19 @@ class BrokerLifecycle:
         try:
             response = await self._ask(request, timeout_s=self._timeout_s)
         except (Unreachable, KafkaError) as trouble:
-            logger.warning("broker %d has no heartbeat: %s", self._registration.broker_id, trouble)
+            self._no_heartbeat(f"has no heartbeat: {trouble}")
             return self._interval_s
         if response.error_code:
-            reason = KafkaError(response.error_code)
-            logger.warning("broker %d's heartbeat is refused: %s", self._registration.broker_id, reason)
+            self._no_heartbeat(f"is refused its heartbeat: {KafkaError(response.error_code)}")
             return self._interval_s
+        self._seldom.over()
         self.heartbeats += 1
         return self._heard(response, leaving)
+
+    def _no_heartbeat(self, trouble: str) -> None:
+        """As many come as heartbeats, for as long as it lasts."""
+        if self._seldom.due(trouble, int(asyncio.get_running_loop().time() * 1000)):
+            logger.warning("broker %d %s", self._registration.broker_id, trouble)
 
     def _heard(self, response: Any, leaving: bool) -> float:
         if self.state is State.STARTING:

@@ -148,6 +148,22 @@ def test_a_heartbeat_that_fails_is_sent_again():
     run(work())
 
 
+def test_a_refused_heartbeat_is_logged_once_until_one_is_taken(caplog):
+    refused, taken = Beat(error_code=errors.STALE_BROKER_EPOCH), Beat(is_caught_up=True)
+
+    async def work():
+        say = [Registered(broker_epoch=3), *[refused] * 10, Beat(), *[refused] * 10]
+        broker = (world := Controllers(*say, always=taken)).broker()
+        task = asyncio.create_task(broker.run())
+        await broker.caught_up.wait()
+        assert len(world.beats) == 22
+        broker.begin_shutdown()
+        await task
+
+    run(work())
+    assert sum("is refused its heartbeat" in each.getMessage() for each in caplog.records) == 2
+
+
 def test_an_answer_from_before_the_wish_to_leave_lets_nobody_go():
     async def work():
         world = Controllers(Registered(broker_epoch=3), always=Beat(is_caught_up=True, is_fenced=False))

@@ -207,3 +207,12 @@ def test_a_disk_that_cannot_flush_ends_it_all(led):
     led.run(10_000)
     (other,) = led.leaders
     assert other != leader
+
+
+def test_a_node_that_waits_for_its_quorum_says_so_seldom(world, caplog):
+    caplog.set_level("INFO", logger="kafkad")
+    world.run(100_000)
+    said = [each.getMessage() for each in caplog.records]
+    said = [each for each in said if each.startswith("node 1 of the metadata quorum is")]
+    assert any("prospective" in each for each in said)
+    assert all(said.count(each) <= 4 for each in said)  # at once, and after each 30 s

@@ -1,0 +1,28 @@
+"""What is logged once, and while it goes on only from time to time: a node that waits for its quorum, a
+broker whose heartbeats are refused. Nothing here reads a clock.
+
+Use: raft/node, server/broker_lifecycle."""
+
+from typing import Final
+
+AGAIN_MS: Final = 30_000
+KEYS_MAX: Final = 64
+
+
+class Seldom:
+    def __init__(self) -> None:
+        self._said_ms: dict[object, int] = {}
+
+    def due(self, key: object, now_ms: int) -> bool:
+        """Whether to say it now: it is new, or 30 s have gone by since it was said."""
+        before = self._said_ms.get(key)
+        if before is not None and now_ms - before < AGAIN_MS:
+            return False
+        if before is None and len(self._said_ms) >= KEYS_MAX:
+            del self._said_ms[next(iter(self._said_ms))]
+        self._said_ms[key] = now_ms
+        return True
+
+    def over(self) -> None:
+        """It went well: the next trouble is new."""
+        self._said_ms.clear()

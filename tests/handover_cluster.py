@@ -45,7 +45,9 @@ CONFIG = {
     "log.cleaner.backoff.ms": "500",
 }
 LOG_MANAGER = "kafka.log.LogManager"
-# librdkafka may wait for a broker that it does not connect to until a transactional call is made again.
+# librdkafka 2 may hold back what it has for a broker that it was not connected to, in a transactional call
+# for ever: nothing of it leaves the client. So it shall keep a connection to each.
+CONNECTED = {"enable.sparse.connections": False}
 CALL_S = 5
 JVM, KAFKAD = "jvm", "kafkad"
 
@@ -299,8 +301,11 @@ class Mover(Client):
         self.offset = 0
         self.consumer = Consumer({**self.common, "group.id": "movers"})
         self.producer = Producer(
-            {**self.common, "transactional.id": "mover", "transaction.timeout.ms": 120_000, "linger.ms": 2}
-        )
+            {
+                **self.common, **CONNECTED, "transactional.id": "mover", "transaction.timeout.ms": 120_000,
+                "linger.ms": 2,
+            }
+        )  # fmt: skip
         self.producer.init_transactions(WAIT_S)
 
     def turn(self) -> None:

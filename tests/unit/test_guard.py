@@ -29,7 +29,7 @@ def services():
     topics = {name: SimpleNamespace(name=name, topic_id=bytes(16), partitions={}) for name in NAMES}
     image = MetadataImage("cluster")
     image.topics.update(topics)
-    config = SimpleNamespace(auto_create_topics_enable=False)
+    config = SimpleNamespace(auto_create_topics_enable=False, node_id=1)
     return SimpleNamespace(metadata=SimpleNamespace(image=image), config=config, controller=None)
 
 

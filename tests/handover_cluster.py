@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
@@ -527,10 +528,11 @@ class Crowd(Story):
         told = dict(self.member.committed)
         consumer = Consumer({"bootstrap.servers": self.cluster.bootstrap, "group.id": "members", **QUIET})
         try:
-            places = consumer.committed([TopicPartition(self.topic, i) for i in range(PARTITIONS)], WAIT_S)
+            wanted = [TopicPartition(self.topic, index) for index in range(PARTITIONS)]
+            places = retried(lambda: consumer.committed(wanted, WAIT_S))
             assert all(place.offset >= told.get(place.partition, -1001) for place in places), (told, places)
-            low, high = consumer.get_watermark_offsets(TopicPartition("trimmed", 0), WAIT_S)
-            assert (low, high) == (40, 100)
+            ends = retried(lambda: consumer.get_watermark_offsets(TopicPartition("trimmed", 0), WAIT_S))
+            assert ends == (40, 100)
         finally:
             consumer.close()
 
@@ -583,6 +585,19 @@ class Crowd(Story):
             return bool(first) and all(each == first for each in others)
 
         until(same, lambda: [cluster_checker.batches(path)[-3:] for path in paths], 30)
+
+
+def retried(ask: Callable[[], Any]) -> Any:
+    """The first answer. librdkafka gives up such a question at NOT_LEADER_OR_FOLLOWER and the like, which
+    come while leaders move."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return ask()
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 def dumped(nodes) -> str:

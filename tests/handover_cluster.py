@@ -577,6 +577,9 @@ class Crowd(Story):
             self._same(topic, index)
         return count + self.mover.count
 
+    def _renewed(self, index: int) -> set[int]:
+        return cluster_checker.renewals(self.cluster.nodes[1].data_dir / f"{self.topic}-{index}")
+
     def _same(self, topic: str, index: int) -> None:
         paths = [node.data_dir / f"{topic}-{index}" for node in self.cluster.nodes.values()]
 

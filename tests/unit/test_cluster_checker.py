@@ -1,0 +1,47 @@
+"""What the checks of a cluster's stories let pass, and what they do not."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.cluster_checker import check_records, renewals
+from tests.unit.log_world import batch
+
+
+def value(number):
+    return b"1:%d:text" % number
+
+
+def check(numbers, acked=(), renewed=frozenset()):
+    """`acked`: offsets of partition 0."""
+    records = [value(number) for number in numbers]
+    writer = SimpleNamespace(acked={(0, offset): records[offset] for offset in acked}, unplaced=[set()])
+    return check_records(records, [writer], 0, renewed)
+
+
+def test_each_once_and_in_order():
+    assert check([0, 1, 2, 3], acked=range(4)) == []
+
+
+@pytest.mark.parametrize("numbers", [[0, 1, 1], [0, 2], [0, 1, 2, 1, 2, 3], [1, 0]])
+def test_a_repeat_a_gap_and_another_order_are_wrong(numbers):
+    assert check(numbers)
+
+
+def test_what_is_repeated_with_a_new_producer_epoch_was_never_acknowledged():
+    numbers = [0, 1, 2, 1, 2, 3]
+    assert check(numbers, acked=[0, 3, 4, 5], renewed={3}) == []
+    assert check(numbers, acked=[0, 1], renewed={3})
+    assert check(numbers, acked=[0, 2], renewed={3})  # the second one of its batch
+    assert check(numbers, renewed={2})
+    assert check([0, 1, 3], renewed={2})  # a gap is never right
+
+
+def test_renewals_are_where_the_epoch_of_a_producer_rises(tmp_path):
+    of = [(7, 0), (8, 3), (7, 0), (7, 1), (8, 3), (7, 1), (8, 4)]
+    data = b"".join(
+        batch(1, base_offset=offset, producer_id=producer_id, producer_epoch=epoch, base_sequence=0)
+        for offset, (producer_id, epoch) in enumerate(of)
+    )
+    (tmp_path / "00000000000000000000.log").write_bytes(data)
+    assert renewals(tmp_path) == {3, 6}

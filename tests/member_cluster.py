@@ -36,16 +36,21 @@ def wait_until(condition, what=lambda: ""):
 
 class MemberCluster:
     def __init__(
-        self, path: Path, *, brokers: int = 3, config: Mapping[str, object] | None = None, workers=1
+        self,
+        path: Path,
+        *,
+        brokers: int = 3,
+        config: Mapping[str, object] | None = None,
+        workers: int | Mapping[int, int] = 1,
     ):
-        self.workers = workers
+        """`workers` of each broker, or by its number."""
         self.config = {**QUICK, **(config or {})}
         self.quorum = ControllerQuorum(path, 1, self.config)
-        self.members = {number: self._member(number) for number in range(1, brokers + 1)}
+        numbers = range(1, brokers + 1)
+        each = dict.fromkeys(numbers, workers) if isinstance(workers, int) else workers
+        self.nodes = {number: MemberNode(self.quorum, number, self.config) for number in numbers}
+        self.members = {number: MemberProcess(node, each[number]) for number, node in self.nodes.items()}
         self.bootstrap = ",".join(member.bootstrap for member in self.members.values())
-
-    def _member(self, node_id: int) -> MemberProcess:
-        return MemberProcess(MemberNode(self.quorum, node_id, self.config), self.workers)
 
     def __enter__(self) -> MemberCluster:
         try:

@@ -8,11 +8,10 @@ from collections import defaultdict
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import NewTopic
 
-from tests.controller_process import ControllerQuorum, MemberNode
 from tests.integration.test_replica import batches, wait_until
-from tests.member_process import MemberProcess
+from tests.member_cluster import MemberCluster
 
 PARTITIONS = 6
 CONFIG = {
@@ -85,30 +84,11 @@ class Load(threading.Thread):
             assert offsets == list(range(len(numbers))), "each is there once, in order"
 
 
-class Brokers:
+class Brokers(MemberCluster):
     """One controller, two brokers of several workers, and a topic of which each broker leads half."""
 
     def __init__(self, path):
-        self.quorum = ControllerQuorum(path, 1, {"broker.session.timeout.ms": 3000})
-        self.nodes = {k: MemberNode(self.quorum, k, CONFIG) for k in WORKERS}
-        self.members = {k: MemberProcess(self.nodes[k], WORKERS[k]) for k in WORKERS}
-        self.bootstrap = ",".join(node.bootstrap for node in self.nodes.values())
-
-    def __enter__(self):
-        try:
-            self.quorum.start()
-            for member in self.members.values():
-                member.start()
-        except BaseException:
-            self.__exit__()
-            raise
-        self.admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
-        return self
-
-    def __exit__(self, *exception):
-        for member in self.members.values():
-            member.kill()
-        self.quorum.__exit__()
+        super().__init__(path, brokers=2, config=CONFIG, workers=WORKERS)
 
     def create(self, name):
         assignment = [[1, 2], [2, 1]] * (PARTITIONS // 2)
@@ -122,19 +102,6 @@ class Brokers:
 
     def leaders(self, topic):
         return {known.leader for known in self.partitions(topic).values()}
-
-    def logs(self):
-        return "\n".join(member.log[-4000:] for member in self.members.values())
-
-    def whole(self, topic):
-        """Until every replica is in sync."""
-        wait_until(
-            lambda: (
-                (known := self.partitions(topic))
-                and all(set(each.isrs) == set(WORKERS) for each in known.values())
-            ),
-            what=lambda: ({k: each.isrs for k, each in self.partitions(topic).items()}, self.logs()),
-        )
 
     def agree(self, topic):
         for index in range(PARTITIONS):

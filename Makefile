@@ -34,11 +34,8 @@ BENCH_ARGS ?=
 SANITIZE_ARGS ?=
 WHEELS ?=
 
-# tests of tests/integration/ that `make test` runs with several workers, too
-CLIENTS  := apis confluent_kafka kafka_python aiokafka client sasl own_tools
-# most of them wait most of the time; the tests of one file share a broker, and stay together
+# most tests wait most of the time; the tests of one file share a broker, and stay together
 SIDE_BY_SIDE = $(if $(filter-out 1,$(PARALLEL)),-n $(PARALLEL) --dist loadfile --no-loadscope-reorder)
-PROMISES := java_tools shutdown log_dirs kill kill_groups power_loss
 
 .PHONY: help run build test check sanitize bench demo soak wheels clean jars java
 
@@ -87,12 +84,12 @@ java: $(VENV)/.stamp-test
 run: $(VENV)/.stamp-run build/.stamp-native
 	@exec $(VENV)/bin/kafkad serve --data-dir $(DATA_DIR) --listen $(LISTEN)
 
-# all with one worker; then what clients see, and what kills, again with more. PYTEST_ARGS picks: once, as it says
+# all with one worker; then what is marked `workers`, again with more. PYTEST_ARGS picks: once, as it says
 test: $(VENV)/.stamp-test build/.stamp-native java jars
 	@$(PY) -m pytest $(SIDE_BY_SIDE) --durations=20 $(PYTEST_ARGS)
 ifeq ($(strip $(PYTEST_ARGS)),)
-	@$(PY) -m pytest $(SIDE_BY_SIDE) --durations=10 --workers 2 -k "not kill_9_of_a_worker" $(patsubst %,tests/integration/test_%.py,$(CLIENTS) $(PROMISES))
-	@$(PY) -m pytest $(SIDE_BY_SIDE) --workers 4 $(patsubst %,tests/integration/test_%.py,$(CLIENTS) java_tools)
+	@$(PY) -m pytest $(SIDE_BY_SIDE) --durations=10 --marked --workers 2 tests/integration
+	@$(PY) -m pytest $(SIDE_BY_SIDE) --marked --workers 4 tests/integration
 endif
 
 # all four speak, also after one has failed
@@ -114,7 +111,7 @@ demo: $(VENV)/.stamp-test build/.stamp-native java
 	@$(PY) -m kafkad.demo
 
 soak: $(VENV)/.stamp-test build/.stamp-native java jars
-	@KAFKAD_SOAK=1 $(PY) -m pytest -m soak --timeout=7200 $(PYTEST_ARGS)
+	@KAFKAD_SOAK=1 $(PY) -m pytest -m "soak or soak_only" --timeout=7200 $(PYTEST_ARGS)
 
 wheels: $(VENV)/.stamp-test java
 	@$(PIP) install ziglang wheel $(LOGGED)

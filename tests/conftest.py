@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.file_times import FileTimes
+
 KINDS = ("kafkad", "jvm")
 
 
@@ -34,6 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=int(os.environ.get("KAFKAD_WORKERS") or 1),
         help="how many processes serve each broker of the tests that does not say it itself",
     )
+    parser.addoption(
+        "--marked",
+        action="store_true",
+        help="only the tests that are marked to run with this number of workers, too",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,8 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
-    if os.environ.get("CI") == "true":
+    in_ci = os.environ.get("CI") == "true"
+    if in_ci:
         config.pluginmanager.import_plugin("tests.no_skips")
+    config.pluginmanager.register(FileTimes(limited=in_ci), "file-times")
     # kafka-python reads its schemas in a way that is going out of fashion
     for module in (r"kafka\.protocol", r"importlib\.resources"):
         config.addinivalue_line("filterwarnings", f"ignore::DeprecationWarning:{module}")
@@ -60,6 +69,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return int("integration" in item.path.parts)
 
     items.sort(key=place, reverse=hasattr(config, "workerinput"))
+    soaking, marked = os.environ.get("KAFKAD_SOAK") == "1", config.getoption("--marked")
+
+    def is_meant(item: pytest.Item) -> bool:
+        if item.get_closest_marker("soak_only") and not soaking:
+            return False
+        mark = item.get_closest_marker("workers")
+        return not marked or (mark is not None and config.getoption("--workers") in mark.args)
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_meant(item)])
+    items[:] = [item for item in items if is_meant(item)]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

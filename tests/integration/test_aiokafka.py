@@ -12,6 +12,8 @@ from aiokafka.errors import MessageSizeTooLargeError
 
 from tests.clients import WAIT_S, create_topic
 
+pytestmark = pytest.mark.workers(2)
+
 CODECS = [None, "gzip", "snappy", "lz4", "zstd"]
 
 

@@ -18,6 +18,8 @@ from kafkad.protocol.legacy_records import read_entries
 from kafkad.testing import Broker
 from tests.wire import Wire, batch, create_topic
 
+pytestmark = pytest.mark.workers(2, 4)
+
 PRODUCE_UNTIL_IDS = 12
 FETCH_UNTIL_IDS = 12
 

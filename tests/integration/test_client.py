@@ -17,6 +17,8 @@ from kafkad.protocol import messages
 from kafkad.protocol.errors import MESSAGE_TOO_LARGE, OFFSET_OUT_OF_RANGE, KafkaError
 from tests.clients import create_topic, wait_until
 
+pytestmark = pytest.mark.workers(2, 4)
+
 
 @pytest.fixture
 def cluster(broker):

@@ -28,6 +28,8 @@ from confluent_kafka.admin import (
 
 from tests.clients import WAIT_S, consumer, create_topic, produce, producer, read, read_partition, wait_until
 
+pytestmark = pytest.mark.workers(2, 4)
+
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
 

@@ -60,13 +60,16 @@ sql = '''
 """
 
 
-@pytest.fixture(params=["kafkad", "kafka-jar"])
+@pytest.fixture
 def engine(request, monkeypatch):
     """What reads the topic: the own client, or Spark's connector."""
     monkeypatch.setenv("KAFKAD_SPARK_KAFKA_JARS", str(JARS))
     return "--set", f"source.engine={request.param}"
 
 
+@pytest.mark.parametrize(
+    "engine", ["kafkad", pytest.param("kafka-jar", marks=pytest.mark.soak_only)], indirect=True
+)
 def test_sql_with_dead_letters_reads_each_record_once_and_replays_them_by_the_same_sql(
     make_broker, tmp_path, engine
 ):
@@ -115,6 +118,7 @@ def test_what_the_sql_does_not_want_is_read_for_its_dead_letters_by_a_cluster_of
     assert sum(each["left_out"] for each in partitions) == ROWS - BAD - 5
 
 
+@pytest.mark.parametrize("engine", ["kafkad", "kafka-jar"], indirect=True)
 def test_dedup_with_dead_letters_reads_a_topic_once_and_keeps_each_key_once(make_broker, tmp_path, engine):
     broker = make_broker()
     fill(broker.bootstrap, "orders", orders(), 3)

@@ -57,7 +57,7 @@ def tpchgen() -> Path:
     return next(Path(file.locate()) for file in files if file.name == "tpchgen-cli").resolve()
 
 
-@pytest.mark.soak
+@pytest.mark.soak_only
 def test_lineitem_lands_in_delta_to_the_last_cent_whatever_is_killed(make_broker, tmp_path):
     import duckdb
     from deltalake import DeltaTable
@@ -114,7 +114,7 @@ CITY = (
 CITY_COLUMNS = [column.split()[0] for column in CITY.split(", ")]
 
 
-@pytest.mark.soak
+@pytest.mark.soak_only
 def test_cities_of_all_scripts_land_in_iceberg_once_each_though_they_came_twice_whatever_is_killed(
     make_broker, tmp_path
 ):

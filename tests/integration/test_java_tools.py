@@ -12,7 +12,7 @@ import pytest
 from tests.clients import create_topic, produce, read_partition
 from tests.jvm import VERSIONS, Said, run_tool
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.workers(2, 4)]
 
 # part of what a broker must serve for today's clients, by the names that kafka-broker-api-versions prints
 SERVED = {

@@ -20,6 +20,8 @@ from kafka.structs import OffsetAndMetadata
 
 from tests.clients import WAIT_S, wait_until
 
+pytestmark = pytest.mark.workers(2)
+
 CODECS = [None, "gzip", "snappy", "lz4", "zstd"]
 # what the client takes the broker for: None asks it; (2, 1) is the oldest that Kafka 4 still serves
 SPEAKING = [None, (2, 1), (2, 5), (3, 9)]

@@ -18,6 +18,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafkad.testing import Broker
 from tests.shortages import Shortages
 
+pytestmark = pytest.mark.workers(2)
+
 SEED = int(os.environ.get("KAFKAD_SEED", "20260801"))
 PARTITIONS = 4
 PRODUCERS = 2
@@ -154,6 +156,7 @@ def test_acknowledged_records_survive_kill_9_once_and_in_order(tmp_path, rounds)
     write_while_killed(tmp_path, rounds(20, 500), kill, None)
 
 
+@pytest.mark.workers()  # it takes its own numbers of workers
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("workers", [2, 3])
@@ -165,7 +168,7 @@ def test_acknowledged_records_survive_kill_9_of_a_worker_once_and_in_order(tmp_p
         if chance.random() < 0.2:
             broker.kill_worker(chance.randrange(workers))
 
-    write_while_killed(tmp_path, rounds(12, 500), kill, workers)
+    write_while_killed(tmp_path, rounds(6, 500), kill, workers)
 
 
 @pytest.mark.soak

@@ -27,6 +27,8 @@ from kafkad.protocol import errors, messages
 from kafkad.testing import Broker
 from tests.wire import Wire
 
+pytestmark = pytest.mark.workers(2)
+
 SEED = int(os.environ.get("KAFKAD_SEED", "20261121"))
 TOPIC, GROUP, PARTITIONS = "worked", "workers", 4
 BACKLOG = 20_000  # records that are not yet committed
@@ -169,6 +171,7 @@ def test_groups_live_through_kill_9(tmp_path, rounds):
     consume_while_killed(tmp_path, rounds(4, 500), kill, None)
 
 
+@pytest.mark.workers()  # it takes its own numbers of workers
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_groups_live_through_kill_9_of_a_worker(tmp_path, rounds):

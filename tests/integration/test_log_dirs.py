@@ -20,6 +20,8 @@ from tests.jvm import JvmKafka
 from tests.power import compiled
 from tests.wire import Wire, batch, create_topic, high_watermark, produce
 
+pytestmark = pytest.mark.workers(2)
+
 TOPIC = "spread"
 PARTITIONS = 6
 RECORDS = 5  # in each partition

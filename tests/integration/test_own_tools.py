@@ -18,6 +18,8 @@ from tests.jvm import free_port
 from tests.sparks import spark_session
 from tests.wire import Wire
 
+pytestmark = pytest.mark.workers(2)
+
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required"
 SALT, ROUNDS = b"pepper", 4096
@@ -194,6 +196,7 @@ def test_a_host_that_the_certificate_does_not_name_is_refused(broker, stores):
 
 @pytest.mark.java
 @pytest.mark.spark
+@pytest.mark.workers()
 @pytest.mark.timeout(300)
 def test_spark_and_ingest_log_in(broker, stores, tmp_path):
     """One job writes by password and reads by certificate, and streams; ingest lands what it wrote."""

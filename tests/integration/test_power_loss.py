@@ -28,6 +28,8 @@ from tests.jvm import free_port
 from tests.power import Disk
 from tests.wire import Wire, batch, create_topic, produce_request
 
+pytestmark = pytest.mark.workers(2)
+
 SEED = int(os.environ.get("KAFKAD_SEED", "20261121"))
 WRITERS = 2
 LIFE_ROUNDS = 10  # then a fresh disk, so that reading everything stays quick

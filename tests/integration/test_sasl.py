@@ -21,6 +21,8 @@ from tests.clients import WAIT_S, wait_until
 from tests.jvm import JvmKafka, run_tool
 from tests.wire import Wire, create_topic
 
+pytestmark = pytest.mark.workers(2)
+
 ALICE, SECRET = "alice", "alice-secret"
 LISTENER = "listener.name.sasl_plaintext"
 MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule required"

@@ -19,6 +19,8 @@ from kafkad.testing import Broker
 from tests.clients import python_path
 from tests.wire import Wire, batch, create_topic, high_watermark, produce_request
 
+pytestmark = pytest.mark.workers(2)
+
 ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 PROMPT_S = 4.0  # how long a stop may take on a busy machine
 MARK = ".kafka_cleanshutdown"

@@ -12,6 +12,7 @@ def all_flights():
     return flights.load()
 
 
+@pytest.mark.soak_only  # the next one shows it, too
 def test_every_flight_lands_once(make_broker, all_flights, tmp_path):
     from kafkad.demo import __main__ as demo
 

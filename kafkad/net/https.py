@@ -2,16 +2,18 @@
 
 The answer is bounded in bytes and in time. A redirection is followed within its scheme only, and never for a
 question with a body. Proxies and credentials within a URL are not used. It blocks: in a server it runs in a
-thread."""
+thread. http.client (with email, 0.8 MB) is imported by the first question: few brokers ask any."""
 
-import http.client
 import ssl
 import time
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 from kafkad import __version__
+
+if TYPE_CHECKING:
+    import http.client
 
 ANSWER_BYTES_MAX: Final = 512 << 10  # as jose4j has it
 REDIRECTIONS_MAX: Final = 5
@@ -60,6 +62,8 @@ def _asked(
     read_timeout_s: float,
 ) -> tuple[Answer, str | None]:
     """The answer, and where it redirects to."""
+    import http.client
+
     parts = urlsplit(url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     connection: http.client.HTTPConnection
@@ -91,7 +95,7 @@ def _asked(
         ) from None
 
 
-def _read(response: http.client.HTTPResponse, deadline: float) -> bytes:
+def _read(response: "http.client.HTTPResponse", deadline: float) -> bytes:
     found = bytearray()
     while some := response.read1(READ_BYTES):
         found += some

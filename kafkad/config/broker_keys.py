@@ -1,4 +1,5 @@
-"""Every broker key of Kafka 4.3, one row each, and the keys that only 3.9 and older have.
+"""Every broker key of Kafka 4.3, one row each, one of our own (kafkad.*), and the keys that only 3.9 and
+older have.
 
 The rows are sorted by name. Three keys that Kafka requires have a default here, so that a broker starts
 without a file: `node.id`, `process.roles` and `controller.listener.names`. The facts come from the ConfigDef
@@ -308,6 +309,10 @@ BROKER_KEYS: Final = by_name((
         "How often the reporters of `kafka.metrics.reporters` are called."),
     Key("kafka.metrics.reporters", LIST, [], SOME_OR_NONE, LOW, READ_ONLY,
         "Java classes that report Yammer metrics; kafkad cannot load them."),
+    Key("kafkad.failover.on.refused", BOOLEAN, True, ANY, MEDIUM, READ_ONLY,
+        "Whether a node whose connections end and whose listeners then refuse others is dead before its"
+        " time-out: a broker is fenced, controllers elect another leader. Only kafkad has this key.",
+        internal=True),
     Key("leader.imbalance.check.interval.seconds", LONG, 300, at_least(1), HIGH, READ_ONLY,
         "How often the controller looks for leadership to give back."),
     Key("listener.security.protocol.map", STRING, PROTOCOL_MAP, ANY, LOW, PER_BROKER,

@@ -225,7 +225,7 @@ _ignored_alone(
     controller.quorum.election.timeout.ms controller.quorum.fetch.max.bytes
     controller.quorum.fetch.snapshot.max.bytes controller.quorum.fetch.timeout.ms
     controller.quorum.request.timeout.ms controller.quorum.retry.backoff.ms
-    metadata.max.idle.interval.ms
+    kafkad.failover.on.refused metadata.max.idle.interval.ms
     """,
 )
 _ignored("metadata is appended at once", "controller.quorum.append.linger.ms")

@@ -89,6 +89,10 @@ class Heartbeats:
             return broker
         return None
 
+    def end_session(self, broker: BrokerKey) -> None:
+        """It is known to be dead: another incarnation may register."""
+        self._contacts.pop(broker, None)
+
     def next_expiry_ms(self, now_ms: int) -> int | None:
         """In how many ms a session may end; None without sessions."""
         for at in self._contacts.values():
@@ -111,8 +115,9 @@ class Heartbeats:
             tracked.shutdown_offset = UNKNOWN
 
     def fence(self, broker_id: int) -> None:
-        if broker_id in self.brokers:
-            self.brokers[broker_id].fenced = True
+        tracked = self.brokers.get(broker_id)
+        if tracked is not None:
+            tracked.fenced, tracked.shutdown_offset = True, UNKNOWN
 
     def remove(self, broker_id: int) -> None:
         self.brokers.pop(broker_id, None)

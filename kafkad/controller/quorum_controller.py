@@ -9,11 +9,12 @@ NOT_CONTROLLER, and nothing is kept but the committed image.
     ends       indexes and heartbeats are dropped, with the head
 
     by the clock    fence_stale, balance, elect_uncleanly, no_op: server/controller_node runs them
+    by signs        fence_dead: server/early_fencing
 
 Kafka: QuorumController. Requests are generators, one after the other, as in Controller."""
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
 from kafkad.controller import (
@@ -27,7 +28,7 @@ from kafkad.controller import (
     reassignments,
 )
 from kafkad.controller.controller import Controller, Steps
-from kafkad.controller.heartbeats import BrokerState, Heartbeats
+from kafkad.controller.heartbeats import BrokerKey, BrokerState, Heartbeats
 from kafkad.controller.leadership import Indexes, TopicSettings
 from kafkad.controller.membership import Head
 from kafkad.protocol import messages
@@ -47,6 +48,7 @@ class QuorumController(Controller):
         self.unclean_wanted = False  # a configuration allows elections that were not allowed before
         self._indexes: Indexes | None = None
         self._heartbeats: Heartbeats | None = None
+        self.on_active: Callable[[], Any] = lambda: None  # a term has begun
         raft.on_active = self._begin
         raft.on_standby = self._end
 
@@ -59,6 +61,7 @@ class QuorumController(Controller):
         session_ms = self.config.broker_session_timeout_ms
         self._heartbeats = Heartbeats(self.head, session_ms, self._clock.monotonic_ms())
         self.unclean_wanted = True
+        self.on_active()
 
     def _end(self) -> None:
         self._indexes = self._heartbeats = None
@@ -206,12 +209,26 @@ class QuorumController(Controller):
         broker = head.image.brokers.get(stale[0])
         if broker is None or broker.epoch != stale[1]:
             return True  # it is gone, or another incarnation has come
-        records = yield from membership.plan_fence(head, broker.broker_id)
-        if records:
-            logger.warning("broker %d is fenced: its session has ended", broker.broker_id)
-            yield from self._append(records, atomic=False)
-        head.heartbeats.fence(broker.broker_id)
+        yield from self._fence(head, broker.broker_id, "its session has ended")
         return True
+
+    def fence_dead(self, broker: BrokerKey, is_dead: Callable[[], bool]) -> Steps:
+        """Fence this incarnation before its session ends, if it is (still) known to have died; whether it
+        was."""
+        head = self._look()
+        registered = head.image.brokers.get(broker[0])
+        if registered is None or registered.epoch != broker[1] or not is_dead():
+            return False
+        head.heartbeats.end_session(broker)
+        yield from self._fence(head, broker[0], "its process has died, it refuses connections")
+        return True
+
+    def _fence(self, head: Head, broker_id: int, reason: str) -> Steps:
+        records = yield from membership.plan_fence(head, broker_id)
+        if records:
+            logger.warning("broker %d is fenced: %s", broker_id, reason)
+            yield from self._append(records, atomic=False)
+        head.heartbeats.fence(broker_id)
 
     def next_expiry_ms(self) -> int | None:
         if self._heartbeats is None:

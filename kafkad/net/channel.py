@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from kafkad import __version__
+from kafkad.net.reach import was_refused
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError, Malformed
 
@@ -26,7 +27,12 @@ UNSUPPORTED: Final = b"\0\x23"  # the code, where an ApiVersions of version 0 ha
 
 
 class Unreachable(Exception):
-    """The node does not answer. `str(error)` is the error message."""
+    """The node does not answer. `str(error)` is the error message. `refused`: nobody listens there, as its
+    kernel says."""
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 class Channel:
@@ -71,7 +77,8 @@ class Channel:
             if channel is not None:
                 channel.close()
             reason = getattr(trouble, "strerror", None) or str(trouble) or "no answer"
-            raise Unreachable(f"nobody can be asked on {address}: {reason}") from trouble
+            refused = channel is None and was_refused(trouble)
+            raise Unreachable(f"nobody can be asked on {address}: {reason}", refused=refused) from trouble
         except BaseException:
             if channel is not None:
                 channel.close()

@@ -28,6 +28,7 @@ class FrameConnection:
         self.principal = ""  # nobody has to say who it is
         self.client_software_name = self.client_software_version = ""
         self.closed = False
+        self.broker_id: int | None = None  # whose heartbeats come here
         self._writer = writer
 
     def close(self, reason: str) -> None:
@@ -43,7 +44,8 @@ Serve = Callable[[FrameConnection, bytes], Awaitable[bytes | None]]
 
 class FrameServer:
     """`serve` answers a frame from its header on with the answer from its header on, or None where it has
-    closed the connection."""
+    closed the connection. `on_end(connection, by_peer)` is told of each that has ended: was it the other side
+    that closed or reset it?"""
 
     def __init__(
         self, serve: Serve, *, frame_size_max: int, connections_max: int = 1 << 31, idle_s: float = 600.0
@@ -52,6 +54,7 @@ class FrameServer:
         self._frame_size_max = frame_size_max
         self._connections_max = connections_max
         self._idle_s = idle_s
+        self.on_end: Callable[[FrameConnection, bool], Any] = lambda connection, by_peer: None
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
@@ -82,6 +85,7 @@ class FrameServer:
         made = writer.get_extra_info("socket")
         if made is not None:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        by_peer = False
         try:
             while not connection.closed:
                 async with asyncio.timeout(self._idle_s):
@@ -100,12 +104,16 @@ class FrameServer:
                 writer.write(len(answer).to_bytes(4, "big") + answer)
                 async with asyncio.timeout(self._idle_s):
                     await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError, OSError, TimeoutError):
-            pass  # the peer is gone, or has nothing to say
+        except TimeoutError:
+            pass  # the peer has nothing to say, or there is no way to it
+        except (asyncio.IncompleteReadError, OSError):
+            by_peer = not connection.closed
         finally:
             connection.closed = True
             with contextlib.suppress(OSError, RuntimeError):
                 writer.close()
+            if not self._closing:
+                self.on_end(connection, by_peer)
 
     async def close(self) -> None:
         self._closing = True

@@ -41,6 +41,7 @@ class ControllerServices(Services):
     """What the handlers of a controller's listener are given beside."""
 
     quorum: Any = None  # server.quorum_node.QuorumNode
+    early_fencing: Any = None  # server.early_fencing.EarlyFencing
     is_controller: bool = True
 
 
@@ -147,6 +148,7 @@ def broker_registration(services: Any, context: RequestContext, request: Any) ->
 
 
 def broker_heartbeat(services: Any, context: RequestContext, request: Any) -> Any:
+    services.early_fencing.heard(context.connection, request)
     return services.controller.broker_heartbeat(request)
 
 

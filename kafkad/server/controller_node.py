@@ -48,6 +48,7 @@ from kafkad.server.controller_apis import (
     MemberAnswers,
 )
 from kafkad.server.controller_channel import ControllerChannel
+from kafkad.server.early_fencing import EarlyFencing
 from kafkad.server.metadata_snapshots import MetadataSnapshots
 from kafkad.server.quorum_node import QuorumNode
 from kafkad.server.scheduler import LoopScheduler
@@ -185,6 +186,12 @@ class ControllerNode:
             api_versions=TOLD,
             quorum=self.quorum,
         )
+        self.early_fencing = services.early_fencing = EarlyFencing(
+            self.controller,
+            brokers=lambda: self.node.image.brokers.values(),
+            do=self._do,
+            run=self._run,
+        )
         self.dispatcher = ControllerDispatcher(services, BY_KEY, self.fatal, self.turns)
         self.snapshots = MetadataSnapshots(self.node, self.scheduler)
         self._undo.append(self.snapshots.close)
@@ -200,6 +207,10 @@ class ControllerNode:
         )
         for socket, name in sockets:
             await self.server.open(socket, name)
+        if config.kafkad_failover_on_refused:
+            self.server.on_end = self.early_fencing.ended
+            self.controller.on_active = self.early_fencing.begins
+            self._run(self.early_fencing.run())
         self.quorum.start()
         session_s = config.broker_session_timeout_ms / 1000
         self._run(self._every(session_s / FENCE_PER_SESSION, self._fence))
@@ -213,6 +224,7 @@ class ControllerNode:
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.remove(task)
             if not task.cancelled() and (trouble := task.exception()) is not None:
                 self.fatal(trouble)
 

@@ -217,6 +217,21 @@ class Controllers(Quorum):
     def kill_broker(self, broker_id: int) -> None:
         broker = self.brokers[broker_id]
         broker.alive, broker.previous = False, -1
+        if self.chance.random() < 0.7:
+            self.after(self.chance.randint(20, 200), lambda: self.refuses(broker_id))
+
+    def refuses(self, broker_id: int) -> None:
+        """Active controllers believe that this incarnation has died (server/early_fencing). It may be wrong:
+        one that lives goes on."""
+        broker = self.brokers[broker_id]
+        key, life = (broker_id, broker.epoch), broker.incarnation
+
+        def is_dead() -> bool:
+            return broker.incarnation == life
+
+        for node_id, controller in list(self.controllers.items()):
+            if controller.is_active:
+                self._at(node_id, controller, controller.fence_dead(key, is_dead))
 
     def start_broker(self, broker_id: int) -> None:
         broker = self.brokers[broker_id]

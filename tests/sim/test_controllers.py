@@ -28,8 +28,10 @@ def trouble(world: Controllers, chance: random.Random) -> None:
         world.take_ids()
     elif what < 60:
         world.kill_broker(broker)
-    elif what < 70:
+    elif what < 69:
         world.start_broker(broker)
+    elif what < 70:
+        world.refuses(broker)
     elif what < 74:
         world.brokers[broker].leaving = True
     elif what < 80 and up:
@@ -90,3 +92,31 @@ def test_brokers_and_topics_survive_every_leader_in_turn():
     epochs = {broker.epoch for broker in world.brokers.values()}
     assert len(epochs) == 3  # nobody had to register again
     assert all(broker.incarnation == 0 for broker in world.brokers.values())
+
+
+def test_a_broker_that_died_is_fenced_before_its_session_ends_and_comes_back():
+    world = Controllers(1, voters=3, brokers=3)
+    world.run(8_000)
+    (leader,) = world.leaders
+    controller = world.controllers[leader]
+    epoch = world.brokers[1].epoch
+    world.brokers[1].alive = False
+    world.run(100)  # its last heartbeat arrives
+    world.refuses(1)
+    world.run(200)
+    assert controller.image.brokers[1].fenced
+    world.start_broker(1)  # which is no duplicate of the one before
+    world.run(2_000)
+    assert not controller.image.brokers[1].fenced and world.brokers[1].epoch > epoch
+
+
+def test_a_broker_that_is_fenced_by_mistake_is_unfenced_by_its_next_heartbeat():
+    world = Controllers(2, voters=3, brokers=3)
+    world.run(8_000)
+    (leader,) = world.leaders
+    controller = world.controllers[leader]
+    epoch = world.brokers[1].epoch
+    world.refuses(1)
+    assert controller.head.brokers[1].fenced
+    world.run(2_000)
+    assert not controller.image.brokers[1].fenced and world.brokers[1].epoch == epoch

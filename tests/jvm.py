@@ -227,10 +227,11 @@ def run_tool(
     stdin: str | None = None,
     check: bool = True,
     timeout: float = 90,
+    jvm: tuple[str, ...] = (),
 ) -> Said:
     """Runs one of Kafka's scripts to its end; raises with all it said unless it exits with 0."""
     done = subprocess.run(
-        tool_command(version, tool, *arguments),
+        tool_command(version, tool, *arguments, jvm=jvm),
         input=stdin, stdin=None if stdin is not None else subprocess.DEVNULL,
         capture_output=True, text=True, timeout=timeout, preexec_fn=die_with_parent,
     )  # fmt: skip

@@ -42,13 +42,18 @@ class MemberCluster:
         brokers: int = 3,
         config: Mapping[str, object] | None = None,
         workers: int | Mapping[int, int] = 1,
+        racks: Mapping[int, str] | None = None,
     ):
-        """`workers` of each broker, or by its number."""
+        """`workers` of each broker, or by its number; its rack, by its number."""
         self.config = {**QUICK, **(config or {})}
         self.quorum = ControllerQuorum(path, 1, self.config)
         numbers = range(1, brokers + 1)
         each = dict.fromkeys(numbers, workers) if isinstance(workers, int) else workers
-        self.nodes = {number: MemberNode(self.quorum, number, self.config) for number in numbers}
+        own = {number: {"broker.rack": rack} for number, rack in (racks or {}).items()}
+        self.nodes = {
+            number: MemberNode(self.quorum, number, {**self.config, **own.get(number, {})})
+            for number in numbers
+        }
         self.members = {number: MemberProcess(node, each[number]) for number, node in self.nodes.items()}
         self.bootstrap = ",".join(member.bootstrap for member in self.members.values())
 

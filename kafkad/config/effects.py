@@ -136,8 +136,8 @@ _refused(
     "sasl.server.callback.handler.class",
 )
 _refused(
-    "kafkad cannot load Java classes, and clients read from leaders only",
-    "remove the key",
+    "kafkad cannot load Java classes",
+    "use org.apache.kafka.common.replica.RackAwareReplicaSelector, or remove the key",
     "replica.selector.class",
     allowed=(
         "org.apache.kafka.common.replica.LeaderSelector",

@@ -28,7 +28,6 @@ from kafkad.protocol.errors import INVALID_CONFIG, KafkaError
 logger = logging.getLogger("kafkad")
 
 CONTROLLER_PROTOCOLS: Final = ("PLAINTEXT", "SASL_PLAINTEXT")
-RACK_AWARE: Final = "RackAwareReplicaSelector"
 NOT_AT_A_CONTROLLER: Final = {
     "authorizer.class.name": "asks no authorizer",
     "delegation.token.secret.key": "has no delegation tokens",
@@ -201,11 +200,6 @@ def _cluster_refusals(config: BrokerConfig) -> Iterator[str]:
             yield (
                 f"Invalid value {name} for configuration inter.broker.listener.name: {protocol} is not"
                 " supported between the brokers of a cluster yet; use a listener with PLAINTEXT"
-            )
-        if config.replica_selector_class is not None and config.replica_selector_class.endswith(RACK_AWARE):
-            yield (
-                f"Invalid value {config.replica_selector_class} for configuration replica.selector.class:"
-                " clients read from leaders only yet; remove the key"
             )
     if "controller" in roles:
         for key, because in NOT_AT_A_CONTROLLER.items():

@@ -18,7 +18,7 @@ from kafkad._native.log.partition_reader import ReaderPartition
 from kafkad._native.log.partition_watermarks import NEW_LEADER, RE_ELECTED, SAME_EPOCH
 from kafkad._native.shared.watermarks import LEADER
 from kafkad.log.log import Log
-from kafkad.metadata.image import MetadataImage, PartitionState
+from kafkad.metadata.image import BrokerRegistration, MetadataImage, PartitionState
 from kafkad.replication.isr import Answer, Isr, Proposal, Verdict
 from kafkad.replication.low_watermarks import LowWatermarks
 
@@ -53,8 +53,10 @@ class Replicas:
         self._send = send
         self._image = image
         self._now_ms = now_ms
+        self._racks: dict[str, int] | None = None  # by name their numbers, if consumers are to read near
+        self._listeners: frozenset[str] = frozenset()
         self._led: dict[tuple[str, int], Led] = {}
-        self._readers: WeakKeyDictionary[ReaderPartition, tuple[int, ...]] = WeakKeyDictionary()
+        self._readers: WeakKeyDictionary[ReaderPartition, PartitionState] = WeakKeyDictionary()
 
     def __len__(self) -> int:
         return len(self._led)
@@ -62,6 +64,29 @@ class Replicas:
     def isr(self, topic: str, index: int) -> Isr | None:
         led = self._led.get((topic, index))
         return None if led is None else led.isr
+
+    # -- racks (KIP-392) -------------------------------------------------------------------------------------
+
+    def select_by_rack(self, listeners: frozenset[str]) -> None:
+        """Let consumers read from replicas in their racks, at brokers that have these listeners, too."""
+        self._racks = {}
+        self._listeners = listeners
+
+    def racks(self) -> list[str] | None:
+        """The racks of all brokers, in the order of their numbers, which begin with 1; None: nobody asks."""
+        if self._racks is None:
+            return None
+        for broker in self._image().brokers.values():
+            if broker.rack is not None:
+                self._racks.setdefault(broker.rack, len(self._racks) + 1)
+        return list(self._racks)
+
+    def _rack_of(self, broker: BrokerRegistration | None) -> int:
+        if self._racks is None or broker is None or broker.rack is None or broker.fenced:
+            return 0
+        if not self._listeners <= broker.listeners.keys():
+            return 0
+        return self._racks.setdefault(broker.rack, len(self._racks) + 1)
 
     # -- roles ---------------------------------------------------------------------------------------------
 
@@ -96,13 +121,18 @@ class Replicas:
             reader.know_replicas([])
             self._readers.pop(reader, None)
             return
-        others = tuple(each for each in state.replicas if each != self.me)
-        self._readers[reader] = others
-        self._show_reader(reader, others)
+        self._readers[reader] = state
+        self._show_reader(reader, state)
 
-    def _show_reader(self, reader: ReaderPartition, others: tuple[int, ...]) -> None:
+    def _show_reader(self, reader: ReaderPartition, state: PartitionState) -> None:
         brokers = self._image().brokers
-        reader.know_replicas([(each, brokers[each].epoch if each in brokers else -1) for each in others])
+        rows = []
+        for each in state.replicas:
+            if each != self.me:
+                broker = brokers.get(each)
+                epoch = -1 if broker is None else broker.epoch
+                rows.append((each, each in state.isr, epoch, self._rack_of(broker)))
+        reader.know_replicas(rows)
 
     def on_dropped(self, topic: str, index: int, topic_id: bytes) -> None:
         led = self._led.pop((topic, index), None)
@@ -119,9 +149,9 @@ class Replicas:
             if number % A_STEP == 0:
                 yield
         for number, reader in enumerate(list(self._readers)):
-            others = self._readers.get(reader)
-            if others is not None:
-                self._show_reader(reader, others)
+            state = self._readers.get(reader)
+            if state is not None:
+                self._show_reader(reader, state)
             if number % A_STEP == 0:
                 yield
 
@@ -138,6 +168,7 @@ class Replicas:
                     each in isr.committed or each in isr.adding,
                     broker is not None and broker.active,
                     -1 if broker is None else broker.epoch,
+                    self._rack_of(broker),
                 )
             )
         led.log.native.replicate(

@@ -61,6 +61,7 @@ LEAVE_S: Final = 300.0  # for the controllers to let us go; Kafka: BrokerServer.
 LOOKS: Final = 20  # per session, for a heartbeat that was taken
 RETRY_S: Final = 5.0  # after directories could not be assigned
 LOCALHOST: Final = "127.0.0.1"
+RACK_AWARE: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 
 class MemberController:
@@ -380,6 +381,9 @@ class MemberWorker(Worker):
         self.partitions.on_dropped = self._on_dropped
         if self.place is not None:
             self.feed.left_out = lambda trouble: None  # worker 0 has logged it
+        if self.config.replica_selector_class == RACK_AWARE:
+            names = (endpoint.listener for endpoint in self.config.advertised_broker_endpoints)
+            self.replicas.select_by_rack(frozenset(names))
         self.replicas.inherits = self.place is not None and self.place.restarted  # until the loop runs
         self._look_active()
 
@@ -442,6 +446,9 @@ class MemberWorker(Worker):
                 for name, endpoint in broker.listeners.items()
             }
         )
+        racks = self.replicas.racks()
+        if racks is not None:
+            self.reactor.know_racks(racks, self.config.broker_rack)
 
     async def _watch_replicas(self) -> None:
         while True:

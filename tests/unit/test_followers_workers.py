@@ -23,7 +23,7 @@ def workers(tmp_path):
 def led(workers, index=0):
     workers.partition("t", index, OWNER, topic_id=TOPIC_ID, own="own_log")
     workers.ask(OWNER, "replicate", "t", index, 2, EPOCH, LEADER_EPOCH)
-    workers.ask(OTHER, "know_replicas", "t", index, [(2, EPOCH)])
+    workers.ask(OTHER, "know_replicas", "t", index, [(2, True, EPOCH, 0)])
 
 
 def asked(offsets, *, broker=2, epoch=EPOCH, leader_epoch=LEADER_EPOCH, last_epoch=-1, **fields):

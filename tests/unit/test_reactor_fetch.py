@@ -683,14 +683,16 @@ def test_a_replica_names_the_broker_that_leads_now(world):
     for index, leader in enumerate((8, 9, -1)):
         world.partition("t", index, topic_id=TOPIC_ID).follow(5, leader)
     request = fetch([(TOPIC_ID, index, 0) for index in range(3)])
-    code = errors.NOT_LEADER_OR_FOLLOWER
+    for topic in request.topics:
+        topic.partitions[0].current_leader_epoch = 4
+    code = errors.FENCED_LEADER_EPOCH
     assert leaders(world.connect().ask(request, 17)) == (
         [(0, code, 8, 5), (1, code, 9, 5), (2, code, -1, 5)],
         [(8, "h8" * 40, 8, None), (9, "h9" * 40, 9, None)],
     )
     request = fetch([(TOPIC_ID, 0, 0)])
-    request.topics[0].partitions[0].current_leader_epoch = 4
-    assert leaders(world.connect().ask(request, 17))[0] == [(0, errors.FENCED_LEADER_EPOCH, 8, 5)]
+    request.replica_state.replica_id = 1
+    assert leaders(world.connect().ask(request, 17))[0] == [(0, errors.NOT_LEADER_OR_FOLLOWER, 8, 5)]
 
 
 def test_a_listener_that_is_not_advertised_names_no_node(world):

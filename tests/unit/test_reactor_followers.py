@@ -23,7 +23,7 @@ class Leader(World):
     def show(self, isr, maximal=None):
         maximal = isr if maximal is None else maximal
         self.led.native.replicate(
-            [(2, 2 in isr, 2 in maximal, True, EPOCH)],
+            [(2, 2 in isr, 2 in maximal, True, EPOCH, 0)],
             isr_count=len(isr) + 1,
             isr_count_max=len(maximal) + 1,
             reset=NEW_LEADER,

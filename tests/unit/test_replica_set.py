@@ -32,6 +32,7 @@ class Leader:
                 each in maximal,
                 eligible is None or each in eligible,
                 (epochs or {}).get(each, 10 + each),
+                0,
             )
             for each in self.others
         ]

@@ -95,7 +95,7 @@ class Worker(World):
         """This worker's partition is led in `epoch` by broker 1, with one follower in its ISR."""
         native = self.table.get(topic, index)
         native.log.set_leader_epoch(epoch, 1, alone=False)
-        rows = [(broker_id, True, True, True, broker_epoch)]
+        rows = [(broker_id, True, True, True, broker_epoch, 0)]
         native.replicate(rows, isr_count=2, isr_count_max=2, reset=NEW_LEADER, now_ms=0, lag_ms_max=1000)
 
     def know_replicas(self, topic, index, rows):

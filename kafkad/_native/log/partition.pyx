@@ -60,11 +60,12 @@ cdef class Partition(PartitionRuns):
             self.tell(EPOCH_RAISED)
 
     def follow(self, int32_t epoch, int32_t leader_id, int32_t partition_epoch=0) -> None:
-        """Another broker leads under this epoch, or nobody (-1): clients are refused, waiting ones too. HW moves no more by
-        itself, `advance_high_watermark` does it."""
+        """Another broker leads under this epoch, or nobody (-1): clients are refused, waiting ones too, but consumers of
+        Fetch v11 and later. HW moves no more by itself, `advance_high_watermark` does it."""
         self.open = False
         self.closed_code = NOT_LEADER_OR_FOLLOWER
         self.follows_end = False
+        self.previous_epoch = -1
         guards_free(&self.guards)
         self.forget_replicas()
         self.row_begin()

@@ -22,6 +22,7 @@ cdef class ReaderPartition(Partition):
     cdef int64_t looked_end
     cdef int64_t looked_durable
     cdef int32_t looked_epoch
+    cdef uint8_t looked_role
     cdef int64_t moved_ms           # when the row was copied last
     cdef Found* found               # scratch of `list_directory`
     cdef int found_count

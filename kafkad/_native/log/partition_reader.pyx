@@ -139,7 +139,8 @@ cdef class ReaderPartition(Partition):
     # -- the row -------------------------------------------------------------------------------------------
 
     cdef bint is_ours(self, const Row* row) noexcept nogil:
-        return (row.role == ROLE_LEADER and row.partition == self.index
+        # It has a role there: the leader's, or a follower's, which consumers may read, too (KIP-392).
+        return (row.leader_epoch >= 0 and row.partition == self.index
                 and memcmp(row.topic_id, self.expected_id, 16) == 0)
 
     cdef bint read_row(self, Row* fresh) noexcept nogil:
@@ -218,13 +219,16 @@ cdef class ReaderPartition(Partition):
         cdef int why = 0
         if code != 0:
             return PARTITION_GONE
+        if self.row.role != self.looked_role:
+            self.looked_role = self.row.role
+            why = PARTITION_GONE                        # for all who wait on what it was
         if self.row.high_watermark != self.looked_high or self.row.last_stable_offset != self.looked_stable or (
                 self.row.log_end_offset != self.looked_end or self.row.durable_offset != self.looked_durable):
             self.looked_high = self.row.high_watermark
             self.looked_stable = self.row.last_stable_offset
             self.looked_end = self.row.log_end_offset
             self.looked_durable = self.row.durable_offset
-            why = ADVANCED_HIGH_WATERMARK | ADVANCED_END | ADVANCED_DURABLE
+            why |= ADVANCED_HIGH_WATERMARK | ADVANCED_END | ADVANCED_DURABLE
         if self.row.leader_epoch != self.looked_epoch:
             self.looked_epoch = self.row.leader_epoch
             why |= EPOCH_RAISED
@@ -346,6 +350,7 @@ cdef class ReaderPartition(Partition):
         self.state = 0
         if self.looked_epoch < 0:
             self.looked_epoch = row.leader_epoch        # what waits now has read in this one
+            self.looked_role = row.role
         if self.lookup.recent != NULL and row.high_watermark_segment == row.end_segment and (
                 lookup_newest(&self.lookup) < row.high_watermark):
             lookup_remember(&self.lookup, row.high_watermark, row.high_watermark_position)
@@ -369,8 +374,8 @@ cdef class ReaderPartition(Partition):
                 code = NOT_LEADER_OR_FOLLOWER       # the log has started later meanwhile
                 self.refusal = -ENOENT
             elif self.refusal == 0:
-                self.open = code == 0
-                self.closed_code = code
+                self.open = code == 0 and self.row.role == ROLE_LEADER
+                self.closed_code = code if code else NOT_LEADER_OR_FOLLOWER
                 code = Partition.read(self, offset, max_bytes, at_least_one, isolation, leader_epoch, info)
                 self.open = False                   # to appends, which are the owner's
                 if self.refusal == 0 and code != CORRUPT_MESSAGE:   # also COLD
@@ -524,11 +529,11 @@ cdef class ReaderPartition(Partition):
     # -- what Python asks for ------------------------------------------------------------------------------
 
     def refresh_row(self) -> int:
-        """Copies the row now, for whoever reads its values next: 0, or the error that reads get."""
+        """Copies the row now, for whoever reads its values next: 0, or the error that reads at a leader get."""
         cdef int code
         with nogil:
             code = self.refresh(False)
-        return code
+        return NOT_LEADER_OR_FOLLOWER if code == 0 and self.row.role != ROLE_LEADER else code
 
     @property
     def first_base_offset(self) -> int:

@@ -21,16 +21,20 @@ cdef extern from *:
     """
     const int64_t OLDER_SEGMENT "KAFKAD_OLDER_SEGMENT"      # more than any min_bytes
 
+cdef enum:
+    ANY_REPLICA = 4                     # of `isolation`: a follower serves it, too (KIP-392)
+
 cdef class PartitionReads(PartitionState):
     cdef public bint read_to_end            # what lies above HW may be on its way to a follower: it is not cut in place
 
     cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
                     int64_t* batch_size) noexcept nogil
     cdef tuple boundary_of(self, int64_t offset)
+    cdef bint follows(self) noexcept nogil
 
     # Where to read from `offset`: batches from the one that holds it, up to max_bytes (or the whole first
     # batch when `at_least_one`; the first alone when max_bytes would cut the second), below HW (isolation 0) or LSO
-    # (isolation 1). 0, NEED_PYTHON, OFFSET_OUT_OF_RANGE, NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR, or FENCED/UNKNOWN_
+    # (isolation 1). With ANY_REPLICA a follower answers, as far as it knows HW. 0, NEED_PYTHON, OFFSET_OUT_OF_RANGE, NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR, or FENCED/UNKNOWN_
     # LEADER_EPOCH when `leader_epoch` >= 0 differs; COLD where `lookup.cold` is set.
     cdef int read(self, int64_t offset, int64_t max_bytes, bint at_least_one, int isolation, int32_t leader_epoch,
                   ReadInfo* info) noexcept nogil

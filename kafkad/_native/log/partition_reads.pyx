@@ -44,6 +44,10 @@ cdef class PartitionReads(PartitionState):
             return failure
         return lookup_search(&self.lookup, segment, self.directory, target, limit, position, batch_size)
 
+    cdef bint follows(self) noexcept nogil:
+        # Online, and another broker leads, or nobody does at the moment.
+        return self.failure == 0 and self.closed_code == NOT_LEADER_OR_FOLLOWER and self.row.leader_epoch >= 0
+
     cdef int read(self, int64_t offset, int64_t max_bytes, bint at_least_one, int isolation, int32_t leader_epoch,
                   ReadInfo* info) noexcept nogil:
         cdef Segment* segment
@@ -58,7 +62,7 @@ cdef class PartitionReads(PartitionState):
         info.size = 0
         info.available = 0
         self.lookup.wanted_size = max_bytes
-        if not self.open:
+        if not self.open and not (isolation & ANY_REPLICA and self.follows()):
             if self.closed_code == NOT_LEADER_OR_FOLLOWER and 0 <= leader_epoch != row.leader_epoch >= 0:
                 return FENCED_LEADER_EPOCH if leader_epoch < row.leader_epoch else UNKNOWN_LEADER_EPOCH
             return self.closed_code
@@ -66,6 +70,7 @@ cdef class PartitionReads(PartitionState):
             return FENCED_LEADER_EPOCH if leader_epoch < row.leader_epoch else UNKNOWN_LEADER_EPOCH
         if offset < row.log_start_offset or offset > row.log_end_offset:
             return OFFSET_OUT_OF_RANGE
+        isolation &= ~ANY_REPLICA
         if isolation == 0:
             bound = row.high_watermark
             bound_segment = row.high_watermark_segment

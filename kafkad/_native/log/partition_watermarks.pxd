@@ -18,6 +18,7 @@ cdef class PartitionWatermarks(PartitionReads):
     cdef void move_stable(self) noexcept nogil
     cdef void settle_durable(self)
     cdef int raise_replicated(self) noexcept nogil
+    cdef void note_starts(self) noexcept nogil
     cdef int replica_told(self, int32_t broker_id, int64_t broker_epoch, const Mark* at, int64_t log_start, int64_t time_ms,
                           int64_t leader_end) noexcept nogil
     cdef bint put_high_watermark(self, int64_t offset, int64_t segment, int64_t position) noexcept

@@ -169,15 +169,15 @@ cdef class PartitionWatermarks(PartitionReads):
 
     def replicate(self, list rows not None, *, int isr_count, int isr_count_max, int reset, int64_t now_ms,
                   int64_t lag_ms_max) -> None:
-        """The followers: (broker id, in the committed ISR, in the maximal ISR, eligible, broker epoch in the metadata) of
-        each. What is known of those that were there stays, unless this is a new leader epoch: `reset` RE_ELECTED, or
+        """The followers: (broker id, in the committed ISR, in the maximal ISR, eligible, broker epoch in the metadata, number
+        of its rack) of each. What is known of those that were there stays, unless this is a new leader epoch: `reset` RE_ELECTED, or
         NEW_LEADER if we did not lead before (Kafka: Replica.resetReplicaState). The counts are with the leader."""
         cdef ReplicaSet* known = self.replicas
         cdef ReplicaSet* fresh = replicas_new(len(rows))
         cdef Replica* replica
         cdef Replica* before
         cdef int32_t i = 0
-        for broker_id, in_isr, in_maximal, eligible, known_epoch in rows:
+        for broker_id, in_isr, in_maximal, eligible, known_epoch, rack in rows:
             replica = &fresh.replicas[i]
             i += 1
             before = replica_of(known, broker_id)
@@ -201,23 +201,27 @@ cdef class PartitionWatermarks(PartitionReads):
             replica.in_maximal = in_maximal
             replica.eligible = eligible
             replica.known_epoch = known_epoch
+            replica.rack = rack
             replica.asked = False
         fresh.isr_count = isr_count
         fresh.lag_ms_max = lag_ms_max
         self.replicas = fresh
         free(known)
+        self.note_starts()
         self.count_isr(isr_count, isr_count_max)
         if self.raise_replicated():
             self.tell(ADVANCED_HIGH_WATERMARK)
 
     def know_replicas(self, list rows not None) -> None:
-        """Of another worker's partition: (broker id, broker epoch in the metadata) of each follower, so that a Fetch of a
-        stranger, or of a former life of a broker, is refused here."""
+        """Of another worker's partition: (broker id, in the committed ISR, broker epoch in the metadata, number of its rack) of
+        each follower, so that a Fetch of a stranger, or of a former life of a broker, is refused here."""
+        cdef Replica* replica
         cdef int32_t i
         free(self.replicas)
         self.replicas = replicas_new(len(rows))
         for i in range(len(rows)):
-            self.replicas.replicas[i].broker_id, self.replicas.replicas[i].known_epoch = rows[i]
+            replica = &self.replicas.replicas[i]
+            replica.broker_id, replica.in_isr, replica.known_epoch, replica.rack = rows[i]
 
     def count_isr(self, int isr_count, int isr_count_max) -> None:
         """How many replicas are in sync, as committed and at most, for what holds appends against min.insync.replicas."""
@@ -283,6 +287,8 @@ cdef class PartitionWatermarks(PartitionReads):
         cdef bint raised = replica is not NULL and log_start > replica.log_start
         if replica is NULL or not replica_fetched(replica, broker_epoch, at, log_start, time_ms, leader_end):
             return NOT_LEADER_OR_FOLLOWER
+        if raised:
+            self.note_starts()
         if replica_joins(replica, self.row.high_watermark, self.row.epoch_start):
             replica.asked = True
             with gil:
@@ -293,6 +299,14 @@ cdef class PartitionWatermarks(PartitionReads):
             with gil:
                 call_start_told(self)
         return 0
+
+    cdef void note_starts(self) noexcept nogil:
+        cdef int64_t start = 0
+        cdef int32_t i
+        for i in range(self.replicas.count):
+            if self.replicas.replicas[i].in_isr:
+                start = max(start, self.replicas.replicas[i].log_start)
+        self.row.replicas_start = start
 
     cdef int raise_replicated(self) noexcept nogil:
         # HW as far as the followers let it; whether it moved. It stands still below min.insync.replicas (Kafka, since 3.7).

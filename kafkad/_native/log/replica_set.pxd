@@ -1,6 +1,6 @@
 """What a leader knows of the other replicas of a partition: see replica_set.pyx."""
 
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 cdef struct Replica:                # one follower; times are monotonic milliseconds
     int32_t broker_id
@@ -8,6 +8,7 @@ cdef struct Replica:                # one follower; times are monotonic millisec
     uint8_t in_maximal              # or once an AlterPartition in flight is committed: it binds HW
     uint8_t eligible                # for the ISR, as the metadata has its broker: not fenced, not shutting down
     uint8_t asked                   # whether it may join was asked of the log, and nothing has changed since
+    uint32_t rack                   # the number of its rack, where consumers there may read from it; 0: they may not
     int64_t known_epoch             # its broker epoch in the metadata; -1: it is not registered
     int64_t broker_epoch            # of its last Fetch; -1: a version without one; NOT_FETCHED
     int64_t end_offset              # its LEO, which is its fetch offset; -1: not known

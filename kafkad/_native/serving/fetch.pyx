@@ -1,6 +1,6 @@
 """Fetch (key 1), v0 to v18, from the frame to the answer.
 
-v0-3 messages of magic 0 and 1 (old_fetch.pyx). v1 throttle time. v3 max bytes. v4 isolation level. v5 log start offset. v7 sessions (KIP-227). v9 leader epoch (KIP-320). v11 rack. v12 flexible, last fetched epoch (KIP-595).
+v0-3 messages of magic 0 and 1 (old_fetch.pyx). v1 throttle time. v3 max bytes. v4 isolation level. v5 log start offset. v7 sessions (KIP-227). v9 leader epoch (KIP-320). v11 rack (near_replicas.pyx). v12 flexible, last fetched epoch (KIP-595).
 v13 topic ids. v15 replica
 state is tagged. v16 the answer names the current leader. v17 directory id, v18 high watermark: followers', not used here.
 
@@ -15,7 +15,7 @@ A request of a session that another still waits on answers that other one first:
 A follower's Fetch reads to the end of the log, and says by its offsets how far the follower has it (`read_for_replica`).
 The answer's size is charged to the client's quota (quota.pyx).
 
-Not yet: preferred read replicas."""
+Consumers of v11 and later may read from followers, up to the high watermark that these know (KIP-392)."""
 
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
@@ -34,12 +34,13 @@ from kafkad._native.log.cold_reads cimport ColdJob, cold_ask
 from kafkad._native.log.batch_search cimport COLD, Lookup
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.replica_set cimport Mark, Replica, replica_of
-from kafkad._native.log.partition_reads cimport OLDER_SEGMENT, ReadInfo
+from kafkad._native.log.partition_reads cimport ANY_REPLICA, OLDER_SEGMENT, ReadInfo
 from kafkad._native.log.partition_state cimport EPOCH_RAISED, PARTITION_GONE
 from kafkad._native.log.segments cimport log_file_release, segment_floor
 from kafkad._native.serving.partition_table cimport (
     Entry, Topic, TopicKey, Watch, key_new, key_release, key_retain, table_listen, topic_by_id, topic_by_name,
     unwatch, watch_fetch)
+from kafkad._native.serving.near_replicas cimport find_near, rack_number
 from kafkad._native.serving.old_fetch cimport CONVERTED_BELOW, answer_converted
 from kafkad._native.serving.quota cimport (
     QUOTA_FETCH, quota_answer_max, quota_exempt, quota_fetched, quota_mute, quota_of, quota_overtime, quota_take, quota_turn_begin,
@@ -196,7 +197,9 @@ cdef bint parse(Fetching self, Cursor* body, FetchRequest* request, Cursor* topi
         rack = <int64_t>read_uvarint(body) - 1 if version >= 12 else read_i16(body)
         if rack < 0:
             return False
-        read_raw(body, <size_t>rack)
+        data = read_raw(body, <size_t>rack)
+        if self.racks is not NULL and data is not NULL:
+            request.rack = rack_number(self, data, <size_t>rack)
     if version >= 12:
         tags = read_uvarint(body)
         while tags and not body.failed:
@@ -432,6 +435,7 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
         result.aborted.count = 0
         result.unknown = False
         result.diverging_epoch = -1
+        result.preferred = -1
         result.read.size = 0
         result.read.available = 0
         result.read.file = NULL
@@ -446,6 +450,9 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
             limit = min(left, <int64_t>fetched.bytes_max)
             read_for_replica(self, request, entry, <Partition>entry.partition, fetched, limit, at_least_one, result)
             failed[0] = failed[0] or result.diverging_epoch >= 0
+        elif request.rack and find_near(request.rack, entry, <Partition>entry.partition, result):
+            result.code = 0
+            failed[0] = True                            # it is told at once
         else:
             limit = min(left, <int64_t>fetched.bytes_max)
             result.code = read_warm(self, request, entry, fetched, limit, at_least_one, &result.read)
@@ -595,7 +602,7 @@ cdef const char* fetch_frame(Fetching self, Conn* conn, int16_t version, int32_t
     if request.isolation != 0 and request.isolation != 1:
         answer_error(slot, UNKNOWN_SERVER_ERROR, 0)     # as Kafka: IsolationLevel.forId fails after parsing
         return NULL
-    request.below = 2 if request.replica_id >= 0 else request.isolation
+    request.below = 2 if request.replica_id >= 0 else request.isolation | ANY_REPLICA if version >= 11 else request.isolation
     request.bytes_max = min(request.bytes_max, self.max_bytes)
     if self.core.quotas is not NULL and request.replica_id >= 0:
         quota_exempt(conn)

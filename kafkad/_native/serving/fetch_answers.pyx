@@ -108,7 +108,7 @@ cdef void answer_throttled(Fetching self, FetchRequest* request, Slot* slot, uin
 cdef inline bint changed(Result* result) noexcept nogil:
     """Whether an incremental answer tells of this partition; notes what it tells (CachedPartition)."""
     cdef Fetched* fetched = result.fetched
-    cdef bint tell = result.read.size > 0 or result.code != 0 or result.diverging_epoch >= 0
+    cdef bint tell = result.read.size > 0 or result.code != 0 or result.diverging_epoch >= 0 or result.preferred >= 0
     if fetched.high_watermark != result.read.high_watermark:
         fetched.high_watermark = result.read.high_watermark
         tell = True
@@ -127,10 +127,8 @@ cdef bint find_leader(Fetching self, Result* result) noexcept nogil:
     result.leader_epoch = -1
     if entry is NULL or self.broker_id < 0:
         return False
-    if entry.remote:
-        with gil:
-            if (<object>entry.partition).refresh_row():  # its owner has gone
-                return False
+    if (<Partition>entry.partition).freshen():          # its owner has gone
+        return False
     result.leader_id = (<Partition>entry.partition).row.leader_id
     result.leader_epoch = (<Partition>entry.partition).row.leader_epoch
     if result.leader_id < 0 and result.leader_epoch >= 0 and (<Partition>entry.partition).row.role == ROLE_NONE:
@@ -211,7 +209,7 @@ cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* resu
         start = slot_extend(slot, PARTITION_SIZE_MAX)
         at = start
     if version >= 11:
-        put_i32(at, -1)                                 # preferred_read_replica
+        put_i32(at, result.preferred)                   # preferred_read_replica
         at += 4
     if flexible:
         at += put_uvarint(at, <uint32_t>result.read.size + 1)

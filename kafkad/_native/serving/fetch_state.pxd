@@ -23,6 +23,7 @@ cdef struct Result:                 # what one partition gives
     bint unknown                    # not in the table: an error, but none to answer at once for
     int32_t diverging_epoch         # where the client's log leaves ours: the epoch and its end; -1 if it does not
     int64_t diverging_end
+    int32_t preferred               # the broker that the client is sent to (KIP-392); -1: it reads here
     int32_t leader_id               # for an error that names the leader
     int32_t leader_epoch
     ReadInfo read
@@ -35,7 +36,8 @@ cdef struct FetchRequest:
     int32_t replica_id              # of a follower; -1: a consumer
     int64_t replica_epoch           # its broker's epoch; -1: not said
     bint counted                    # its offsets were noted: only the first read of a request does
-    int8_t below                    # reads end at: 0 HW, 1 LSO, 2 LEO (Partition.read)
+    uint32_t rack                   # its client's, by number: a replica there may serve it; 0: none but the leader
+    int8_t below                    # reads end at: 0 HW, 1 LSO, 2 LEO (Partition.read); or ANY_REPLICA
     int32_t wait_ms_max
     int32_t bytes_min
     int32_t bytes_max
@@ -61,6 +63,10 @@ cdef struct WaitingFetch:
     bint due                        # to be answered at the end of this turn
     WaitingFetch* due_next
 
+cdef struct Rack:                   # of brokers; its number is its place in the list, from 1
+    size_t size
+    char* name
+
 cdef class Fetching:
     cdef Core* core
     cdef PartitionTable table
@@ -73,11 +79,15 @@ cdef class Fetching:
     cdef dict nodes                 # by listener: this broker as an answer has it (NodeEndpoints)
     cdef dict leader_nodes          # by listener and broker id: others as an entry there
     cdef FollowerMail followers     # of several workers
+    cdef Rack* racks                # of a RackAwareReplicaSelector (near_replicas.pyx); NULL: clients read from leaders
+    cdef uint32_t rack_count
+    cdef uint32_t own_rack
     cdef int64_t elements           # topics and partitions of the request at hand
     cdef WaitingFetch* due
     cdef Unpacker unpacker
     cdef uint32_t turn              # which partition of an old version's answer comes first
     cdef ColdJob* cold_job          # asked for by the last `read_all`: bytes that it needs to look further
+    cdef void drop_racks(self) noexcept
     cdef void forget(self) noexcept
 
 # Looks a partition of a session up in the table. NULL: it is not there.

@@ -4,7 +4,8 @@ request's results stand, and what they own: a file, a copy, a list of aborted tr
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from libc.stdint cimport int32_t, int64_t, uint32_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport strdup
 
 from kafkad._native.serving.fetch_session cimport Fetched, cache_free, cache_init, cache_remove
 from kafkad._native.log.segments cimport log_file_release
@@ -79,6 +80,30 @@ cdef class Fetching:
     def __dealloc__(self):
         cache_free(&self.cache)
         free(self.results)
+        self.drop_racks()
+
+    cdef void drop_racks(self) noexcept:
+        cdef uint32_t i
+        for i in range(self.rack_count):
+            free(self.racks[i].name)
+        free(self.racks)
+        self.racks = NULL
+        self.rack_count = 0
+        self.own_rack = 0
+
+    def know_racks(self, names not None, own):
+        """The racks of all brokers, by number from 1, and ours: consumers read from replicas in their own rack."""
+        self.drop_racks()
+        self.racks = <Rack*>calloc(len(names) + 1, sizeof(Rack))
+        KAFKAD_CHECK(self.racks is not NULL)
+        for number, name in enumerate(names):
+            content = name.encode()
+            self.racks[number].size = len(content)
+            self.racks[number].name = strdup(<bytes>content)
+            KAFKAD_CHECK(self.racks[number].name is not NULL)
+            self.rack_count += 1
+            if name == own:
+                self.own_rack = self.rack_count
 
     cdef void forget(self) noexcept:
         """Every session, at the end."""

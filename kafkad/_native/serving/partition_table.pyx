@@ -23,7 +23,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_state cimport PARTITION_GONE, partition_listen
-from kafkad._native.shared.watermarks cimport Row, kafkad_fence
+from kafkad._native.shared.watermarks cimport ROLE_LEADER, Row, kafkad_fence
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
 import os
@@ -211,12 +211,19 @@ cdef void table_advanced(void* context, void* partition, int why) noexcept nogil
         table.wake(table.wake_context)
 
 
+cdef inline int look(Entry* entry) noexcept nogil:
+    cdef int why = (<Partition>entry.partition).look()
+    if entry.produces is not NULL and (<Partition>entry.partition).row.role != ROLE_LEADER:
+        why |= PARTITION_GONE
+    return why
+
+
 cdef void table_remote_advanced(Table* table, size_t row) noexcept nogil:
     cdef Entry* entry = entry_by_row(table, row)
     cdef int why
     if entry is NULL or not entry.remote:
         return
-    why = (<Partition>entry.partition).look()
+    why = look(entry)
     if why:
         table_advanced(<void*>entry, <void*>entry.partition, why)
     elif entry.produces is not NULL or entry.fetches is not NULL:
@@ -226,7 +233,7 @@ cdef void table_remote_advanced(Table* table, size_t row) noexcept nogil:
 cdef void table_listen(Entry* entry) noexcept nogil:
     cdef int why
     partition_listen(<Partition>entry.partition, entry.table.me)
-    why = (<Partition>entry.partition).look()
+    why = look(entry)
     if why:
         table_advanced(<void*>entry, <void*>entry.partition, why)
 

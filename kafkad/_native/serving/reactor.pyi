@@ -110,6 +110,9 @@ class Reactor:
     def name_leader(self, broker_id: int, nodes: dict[str, bytes]) -> None:
         """Name the leader of the partitions that a Fetch asks for; by listener, the tags of an answer that
         has it (api/node_endpoints)."""
+    def know_racks(self, names: list[str], own: str | None) -> None:
+        """Send consumers that name a rack to replicas there (KIP-392). `names` are the racks of all brokers,
+        by number from 1, and `own` is ours."""
     def trim_soon(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...
     def connections(self) -> list[tuple[int, str, str, int, int, int, int]]: ...

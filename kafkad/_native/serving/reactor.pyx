@@ -334,6 +334,10 @@ cdef class Reactor(Rounds):
         """What answers say of brokers that lead: by (listener, broker id) its entry in their list of nodes (KIP-951)."""
         self.fetching.leader_nodes = dict(nodes)
 
+    def know_racks(self, names, own):
+        """Send consumers that name a rack to replicas there. `names`: of all brokers, by number from 1; `own`: ours, or None."""
+        self.fetching.know_racks(names, own)
+
     def trim_soon(self):
         """Give free memory of the heap back to the system at the next occasion, at most once in TRIM_PAUSE_MS."""
         self.core.freed_bytes += TRIM_BYTES

@@ -3,7 +3,7 @@
 The row is 256 bytes in shared memory, written under a sequence lock by its owner only:
 
     0    sequence u32 (odd while written) | partition i32 | topic_id 16 bytes | generation u32 | leader_epoch i32 | …
-    192  waiters, the one word that readers write, on a cache line of its own
+    192  waiters, the one word that readers write, on a cache line with what changes rarely
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -42,7 +42,8 @@ cdef struct Row:
     int32_t leader_id               # -1: nobody leads
     uint32_t spare
     uint64_t waiters                # one bit a worker that wants its doorbell rung on advance
-    uint8_t more_spare[56]          # to 256 bytes
+    int64_t replicas_start          # at a leader: where all logs of the ISR's followers have started; one word, read as it is
+    uint8_t more_spare[48]          # to 256 bytes
 
 cdef enum:
     ROW_WORDS = 24                  # what readers copy: up to `waiters`

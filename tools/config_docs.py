@@ -41,8 +41,7 @@ The column *effect* says what kafkad does with a key:
 
 Also refused: TLS for controller listeners; and `listener.name.<listener>.<key>` if kafkad applies the key to
 all listeners alike. In a cluster: TLS and SASL for `inter.broker.listener.name` and
-`controller.listener.names`, an authorizer or delegation tokens at a controller,
-and changes that throttle replication.
+`controller.listener.names`, an authorizer or delegation tokens at a controller.
 
 The column *changes* says when a key can change: `read-only` keys at a restart; `per-broker` and
 `cluster-wide` keys while the broker runs, for one broker or for all of them (`kafka-configs --alter

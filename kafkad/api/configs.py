@@ -44,7 +44,7 @@ from kafkad.config.dynamic import (
 )
 from kafkad.config.group import GROUP_KEYS, group_values
 from kafkad.config.listeners import parse_host_limits
-from kafkad.config.served import is_alone, refuse_changes, refuse_throttles, warn_ignored
+from kafkad.config.served import refuse_changes, warn_ignored
 from kafkad.config.topic import TOPIC_KEYS, topic_values
 from kafkad.controller.configs import KEYS_MAX
 from kafkad.controller.topics import invalid_name
@@ -501,8 +501,6 @@ def _check_broker(
     changes = apply_operations(before, resource.operations, BROKER_KEYS)
     validate_broker_configs(config, changed(before, changes), per_broker=bool(name))
     refuse_changes(changes)
-    if not is_alone(config):
-        refuse_throttles(changes)
     if name and tls is not None:
         try:
             after = BrokerConfig(config.static, config.dynamic_default, changed(before, changes))

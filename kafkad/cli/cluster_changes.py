@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import click
 
+from kafkad.cli import throttles
 from kafkad.cli.cluster_state import ALONE
 from kafkad.cli.output import CONTEXT, Refused, connected, parse_pairs, say, server_options, show
 from kafkad.client.connection import Connection
@@ -89,16 +90,30 @@ def elect(
 @click.command(context_settings=CONTEXT)
 @click.argument("moves", nargs=-1, metavar="[TOPIC-PARTITION=ID,ID,...]...")
 @click.option("--cancel", multiple=True, metavar="TOPIC-PARTITION", help="Stop a move; may be repeated.")
+@click.option("--throttle", type=click.IntRange(1), metavar="BYTES", help="Bytes a second for each broker.")
+@click.option("--unthrottle", is_flag=True, help="Remove the throttles of all brokers and topics.")
 @server_options
-def reassign(moves: tuple[str, ...], cancel: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
+def reassign(
+    moves: tuple[str, ...],
+    cancel: tuple[str, ...],
+    throttle: int | None,
+    unthrottle: bool,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
     """Move partitions to other brokers, or show the moves under way.
 
     The first broker of a list is the preferred leader. The partition serves on while it moves.
 
     \b
-      kafkad cluster reassign orders-0=2,3,4 orders-1=3,4,2
+      kafkad cluster reassign orders-0=2,3,4 orders-1=3,4,2 --throttle 50000000
       kafkad cluster reassign
+      kafkad cluster reassign --unthrottle
     """
+    if unthrottle and (moves or cancel or throttle):
+        raise click.UsageError("--unthrottle stands alone")
+    if throttle and not moves:
+        raise click.UsageError("--throttle is for moves that begin")
     targets: dict[tuple[str, int], list[int] | None] = {partition_of(text): None for text in cancel}
     for text in moves:
         place, equals, ids = text.rpartition("=")
@@ -106,6 +121,12 @@ def reassign(moves: tuple[str, ...], cancel: tuple[str, ...], bootstrap: str, as
             raise click.UsageError(f"{text!r} is not of the form TOPIC-PARTITION=ID,ID,...")
         targets[partition_of(place)] = [int(each) for each in ids.split(",")]
     with connected(bootstrap) as cluster:
+        if unthrottle:
+            throttles.remove(cluster)
+            say("nothing is throttled")
+            return
+        if throttle:
+            throttles.begin(cluster, throttle, {key: ids for key, ids in targets.items() if ids is not None})
         if not targets:
             _show_moves(cluster.any(), as_json)
             return

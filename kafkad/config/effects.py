@@ -246,11 +246,10 @@ _ignored_alone(
     socket.connection.setup.timeout.ms unclean.leader.election.interval.ms
     """,
 )
-_ignored(
-    "replication is not throttled yet",
+_ignored_alone(
+    "there is one broker: nothing is replicated",
     """
-    follower.replication.throttled.rate follower.replication.throttled.replicas
-    leader.replication.throttled.rate leader.replication.throttled.replicas
+    follower.replication.throttled.rate leader.replication.throttled.rate
     replication.quota.window.num replication.quota.window.size.seconds
     """,
 )

@@ -32,7 +32,6 @@ NOT_AT_A_CONTROLLER: Final = {
     "authorizer.class.name": "asks no authorizer",
     "delegation.token.secret.key": "has no delegation tokens",
 }
-THROTTLES: Final = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
 NOT_FOR_ONE_LISTENER: Final = "kafkad applies it to all listeners alike"
 PREFIXES: Final = {  # prefix of keys that only a plug-in reads -> a key with the same treatment
     "metrics.context.": "metric.reporters",
@@ -113,15 +112,6 @@ def refuse_changes(changes: Mapping[str, str | None], keys: Mapping[str, Key] | 
             raise KafkaError(INVALID_CONFIG, f"Invalid configuration {name}: {reason}")
         if text is not None and (sentence := refusal(name, text, keys)):
             raise KafkaError(INVALID_CONFIG, sentence)
-
-
-def refuse_throttles(changes: Mapping[str, str | None]) -> None:
-    """Raise KafkaError(INVALID_CONFIG) if a broker of a cluster is to throttle replication: an operator who
-    moves partitions would rely on it."""
-    for name in THROTTLES:
-        if (text := changes.get(name)) is not None:
-            reason = "replication is not throttled yet; move partitions without a throttle"
-            raise KafkaError(INVALID_CONFIG, f"Invalid value {text} for configuration {name}: {reason}")
 
 
 def refusal(name: str, text: str, keys: Mapping[str, Key] | None = None) -> str | None:

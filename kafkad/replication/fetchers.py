@@ -13,7 +13,7 @@ What stops a partition is told by the native side once the bytes at hand are dea
 diverging epoch, records that cannot be taken. It is resumed after replica.fetch.backoff.ms, or once the log
 is cut; what waiting does not heal fails the partition until its next leader epoch, with one log line.
 
-Not there yet: TLS and SASL to the leader (a listener that needs one is refused by name), throttles,
+Not there yet: TLS and SASL to the leader (a listener that needs one is refused by name),
 messages of magic 0 and 1.
 
 Source: AbstractFetcherThread, ReplicaFetcherThread, AbstractFetcherManager."""
@@ -28,6 +28,7 @@ from typing import Any, Final, NamedTuple
 
 from kafkad._native.serving.reactor import Reactor
 from kafkad._native.serving.replica_fetch import DELAYED, FAILED, FETCHING, TRUNCATING, ReplicaFetch
+from kafkad._native.serving.replication_quota import ReplicationQuota
 from kafkad.config.broker import BrokerConfig
 from kafkad.log import runs
 from kafkad.log.log import Log
@@ -50,6 +51,7 @@ EARLIEST: Final = -2
 # The leader has yet to hear of the epoch that we heard of first: nearly always it does at once.
 EARLY_MS: Final = (10, 20, 50, 100)
 PAUSE_MS: Final = 50  # for a leader that does not wait
+THROTTLED_MS: Final = 50  # until a quota is looked at again
 RECONNECT_MS: Final = 50
 RECONNECT_MS_MAX: Final = 1_000
 LOOK_S: Final = 1.0  # how often a connection is looked at: for a time-out, or for a new broker epoch
@@ -119,7 +121,9 @@ class Fetchers:
         loop: asyncio.AbstractEventLoop,
         random: Random,
         fatal: Callable[[BaseException], Any],
+        quota: ReplicationQuota | None = None,
     ) -> None:
+        self.quota = quota
         self.reactor = reactor
         self.config = config
         self.broker_id: int = config.node_id
@@ -207,7 +211,9 @@ class LeaderFetcher:
             max_bytes=config.replica_fetch_response_max_bytes,
             partition_bytes=config.replica_fetch_max_bytes,
             batch_bytes_max=config.socket_request_max_bytes,
+            quota=fetchers.quota,
         )
+        self._throttled: asyncio.TimerHandle | None = None
         self._lost = asyncio.Event()
         self._reported = ""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -240,6 +246,8 @@ class LeaderFetcher:
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
+        if self._throttled is not None:
+            self._throttled.cancel()
         self.native.detach("nothing is fetched from this leader any more")
 
     def _current(self, topic_id: bytes, partition: int, epoch: int) -> Followed | None:
@@ -308,6 +316,15 @@ class LeaderFetcher:
 
     def paused(self) -> None:
         self.fetchers.loop.call_later(PAUSE_MS / 1000, self.native.go)
+
+    def throttled(self) -> None:
+        """There is nothing else to fetch: look again soon."""
+        if self._throttled is None:
+            self._throttled = self.fetchers.loop.call_later(THROTTLED_MS / 1000, self._try_throttled)
+
+    def _try_throttled(self) -> None:
+        self._throttled = None
+        self.native.go()
 
     def lost(self, reason: str) -> None:
         if self.followed:

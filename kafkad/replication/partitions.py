@@ -49,6 +49,7 @@ from kafkad.metadata.replay import Delta
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
 from kafkad.replication.ownership import owner_of
+from kafkad.replication.throttles import sides
 
 logger = logging.getLogger(__name__)
 
@@ -226,6 +227,8 @@ class Partitions:
             log = self._logs.get((name, index))
             if log is not None:
                 self._configure(log, config)
+            elif (name, index) in self._readers:
+                self.table.get(name, index).throttled = sides(config, index, self.broker_id)
             yield
 
     def _configure(self, log: Log, config: TopicConfig) -> None:
@@ -239,6 +242,8 @@ class Partitions:
                 "%s keeps its configuration; %r cannot be applied: %r", log.directory, config, trouble
             )
             log.update_config(before)
+        else:
+            log.native.throttled = sides(config, log.partition, self.broker_id)
 
     def _delete(self, gone: Delete) -> None:
         key = gone.topic, gone.partition
@@ -365,6 +370,7 @@ class Partitions:
                 return None
         elif log.config is not config:
             self._configure(log, config)
+        log.native.throttled = sides(config, index, self.broker_id)
         self._logs[key] = log
         if self._failed.pop(key, ""):
             self.table.replace(topic.name, index, log.native)
@@ -494,6 +500,8 @@ class Partitions:
             slot = self.log_dirs.table.row(told.row)
             read = Partition.reader(topic.name, index, topic.topic_id, told.directory, slot, told.owner)
             ReaderLog(read, told.directory)
+            if self._image is not None:
+                read.throttled = sides(self.topic_config(self._image, topic.name), index, self.broker_id)
             self._show_reader(read, topic.partitions[index])
             reader: Partition = read
         elif (absent or (state is not None and self._is_absent(state, new))) and key not in self._readers:

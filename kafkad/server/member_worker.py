@@ -24,6 +24,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final
 
+from kafkad._native.serving.replication_quota import ReplicationQuota
 from kafkad.api.context import ANONYMOUS, RequestContext
 from kafkad.api.node_endpoints import node_entry
 from kafkad.controller.brokers import Registration
@@ -34,8 +35,10 @@ from kafkad.metadata.uuids import random_uuid
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.raft.metadata_replica import UnusableMetadata
+from kafkad.replication import throttles
 from kafkad.replication.fetchers import Fetchers
 from kafkad.replication.replicas import Replicas
+from kafkad.replication.throttles import throttle_table
 from kafkad.server import member_apis
 from kafkad.server.alter_partition import AlterPartitions
 from kafkad.server.broker_lifecycle import BrokerLifecycle, NotRegistered
@@ -302,6 +305,14 @@ class MemberWorker(Worker):
         alter = AlterPartitions(ask, self._run, broker_id=node_id, epoch=epoch)
         self.replicas = Replicas(node_id, alter.send, lambda: self.metadata.image, self.clock.monotonic_ms)
 
+    def _throttle(self) -> None:
+        """KIP-73."""
+        counted = throttle_table(self.config, 1) if self.place is None else self.place.throttles
+        counted.enter(self.me)
+        self.throttle = ReplicationQuota(counted)
+        throttles.limit(self.throttle, self.config)
+        self.reactor.throttle_replication(self.throttle)
+
     def _broker_epoch(self) -> int:
         """All workers know it, by memory that they share."""
         return self.log_dirs.broker_epoch
@@ -420,6 +431,8 @@ class MemberWorker(Worker):
             self._active.set()
 
     def _follow(self, delta: Any, image: MetadataImage, defaults: Any | None) -> Steps:
+        if defaults is not None and hasattr(self, "throttle"):  # else it begins with the new ones
+            throttles.limit(self.throttle, defaults)
         if delta.brokers_changed:
             yield from self.replicas.follow_brokers()
             self.others.follow_brokers()
@@ -507,6 +520,7 @@ class MemberWorker(Worker):
 
     def _follow_leaders(self) -> None:
         """Fetch what others lead, from here on: also while we are fenced."""
+        self._throttle()
         self.fetchers = Fetchers(
             self.reactor,
             self.config,
@@ -515,6 +529,7 @@ class MemberWorker(Worker):
             loop=self.loop,
             random=self.random,
             fatal=self.fatal,
+            quota=self.throttle,
         )
         self._started("replica fetchers", self.fetchers.close)
         image = self.metadata.image

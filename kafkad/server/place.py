@@ -33,6 +33,7 @@ class Place:
     hosts: HostCounts
     handover: Handover
     quotas: QuotaTable
+    throttles: QuotaTable  # of replication
     heartbeats: Heartbeats
     sockets: list[tuple[socket, str]]  # listening, and the name of their listener
     endpoints: list[Endpoint]  # as bound: ports are real

@@ -61,6 +61,7 @@ from kafkad.config.listeners import Endpoint
 from kafkad.log.log_dirs import LogDirs
 from kafkad.metadata.uuids import random_uuid
 from kafkad.net import listener
+from kafkad.replication.throttles import throttle_table
 from kafkad.server import metadata_feed, peers
 from kafkad.server.client_quotas import quota_table
 from kafkad.server.heartbeat import (
@@ -172,6 +173,7 @@ class Supervisor:
         self.hosts = HostCounts(self.count)
         self.handover = Handover(self.count)
         self.quotas = quota_table(self.config, self.count)
+        self.throttles = throttle_table(self.config, self.count)
         self.heartbeats = Heartbeats(self.count, float(os.environ.get("KAFKAD_HANG_S") or HANG_S))
         self.peer_sockets, self.peer_addresses = peers.make_sockets(self.count)
         self.first_image = metadata_feed.FirstImage()
@@ -319,6 +321,7 @@ class Supervisor:
             hosts=self.hosts,
             handover=self.handover,
             quotas=self.quotas,
+            throttles=self.throttles,
             heartbeats=self.heartbeats,
             sockets=self.sockets[child.k],
             endpoints=self.endpoints,

@@ -42,6 +42,7 @@ CLIENTS = ("client", "values", "spark", "ingest", "cli", "testing", "demo", "con
 
 # parts that only a node of a cluster has
 OF_A_MEMBER = (
+    "replication/throttles.py",
     "controller/quorum_controller.py",
     "replication/fetchers.py",
     "server/controller_node.py",

@@ -27,6 +27,7 @@ class Partition:
     def adopt_row(self, slot: RowSlot) -> None: ...
     log: Any
     follows_end: bool
+    throttled: int
     filling_at: int  # the size of the active segment at which log.on_filling(now_ms) is called, once
     notify_log: bool
     awaits_starts: bool

@@ -12,6 +12,7 @@ cdef class PartitionWatermarks(PartitionReads):
     cdef public bint follows_end            # HW follows LEO by itself (the only replica); else a replication layer moves it
     cdef ReplicaSet* replicas               # of a leader with followers; NULL of others
     cdef public bint awaits_starts          # call log.on_start_told() at a follower's Fetch: DeleteRecords waits there
+    cdef public unsigned char throttled     # bits: as a leader's (1), as a follower's (2), with the topic's configuration
     cdef int32_t insync_min                 # min.insync.replicas
     cdef int32_t previous_epoch             # the leader epoch before ours, which ended at `epoch_start`; -1: not known
 

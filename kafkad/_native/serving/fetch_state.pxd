@@ -10,6 +10,7 @@ from kafkad._native.log.aborted cimport Aborted
 from kafkad._native.log.cold_reads cimport ColdJob
 from kafkad._native.log.partition_reads cimport ReadInfo
 from kafkad._native.serving.partition_table cimport Entry, PartitionTable
+from kafkad._native.serving.replication_quota cimport ReplicationQuota
 from kafkad._native.serving.unpacking cimport Unpacker
 
 cdef enum Context:                  # of a request, after Kafka's FetchContext
@@ -82,6 +83,7 @@ cdef class Fetching:
     cdef Rack* racks                # of a RackAwareReplicaSelector (near_replicas.pyx); NULL: clients read from leaders
     cdef uint32_t rack_count
     cdef uint32_t own_rack
+    cdef ReplicationQuota replication   # None: nothing is throttled
     cdef int64_t elements           # topics and partitions of the request at hand
     cdef WaitingFetch* due
     cdef Unpacker unpacker

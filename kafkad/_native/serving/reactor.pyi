@@ -5,6 +5,7 @@ from typing import Any
 from kafkad._native.log.group_commit import GroupCommit
 from kafkad._native.serving.connection import Connection
 from kafkad._native.serving.partition_table import PartitionTable
+from kafkad._native.serving.replication_quota import ReplicationQuota
 from kafkad._native.serving.tls import TlsContext
 from kafkad._native.shared.connection_handover import Handover
 from kafkad._native.shared.host_counts import HostCounts
@@ -110,6 +111,8 @@ class Reactor:
     def name_leader(self, broker_id: int, nodes: dict[str, bytes]) -> None:
         """Name the leader of the partitions that a Fetch asks for; by listener, the tags of an answer that
         has it (api/node_endpoints)."""
+    def throttle_replication(self, quota: ReplicationQuota) -> None:
+        """Hold what followers fetch from here to `quota`, where topics say so."""
     def know_racks(self, names: list[str], own: str | None) -> None:
         """Send consumers that name a rack to replicas there (KIP-392). `names` are the racks of all brokers,
         by number from 1, and `own` is ours."""

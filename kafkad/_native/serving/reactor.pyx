@@ -334,6 +334,9 @@ cdef class Reactor(Rounds):
         """What answers say of brokers that lead: by (listener, broker id) its entry in their list of nodes (KIP-951)."""
         self.fetching.leader_nodes = dict(nodes)
 
+    def throttle_replication(self, quota not None):
+        self.fetching.replication = quota
+
     def know_racks(self, names, own):
         """Send consumers that name a rack to replicas there. `names`: of all brokers, by number from 1; `own`: ours, or None."""
         self.fetching.know_racks(names, own)

@@ -1,9 +1,10 @@
 """Followed partitions and the connection to their leader: see replica_fetch.pyx."""
 
-from cpython.object cimport PyObject
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 
+from kafkad._native.serving.followed cimport Followed
 from kafkad._native.serving.outgoing cimport Outgoing
+from kafkad._native.serving.replication_quota cimport ReplicationQuota
 from kafkad._native.wire.buffer cimport WriteBuffer
 from kafkad._native.wire.primitives cimport Cursor
 
@@ -12,20 +13,6 @@ cpdef enum:                        # states of a followed partition
     DELAYED = 1                     # after an error, until `resume`
     TRUNCATING = 2                  # Python finds out where to cut, until `resume`
     FAILED = 3                      # until the next leader epoch
-
-cdef struct Followed:               # one partition that its leader is asked for
-    uint8_t topic_id[16]
-    int32_t index
-    int32_t leader_epoch
-    PyObject* partition             # Partition, a reference
-    int64_t asked_offset            # of the latest Fetch that named it; -1: none has since it was added or cut. An answer
-    int32_t asked_epoch             # counts only if the log still ends there
-    int32_t asked_last_epoch
-    int64_t asked_start
-    int64_t lag                     # the leader's HW less our LEO, -1: not known
-    uint8_t state
-    bint in_session                 # the leader's session has it
-    bint listed                     # in `changed`
 
 cdef enum Place:                    # in an answer: what comes next
     FRAME
@@ -60,6 +47,8 @@ cdef class ReplicaFetch:
     cdef int empty_streak           # answers in a row that brought nothing
     cdef int64_t streak_ms
     cdef bint paused
+    cdef ReplicationQuota quota     # None: nothing is throttled
+    cdef int32_t held               # partitions that a throttle keeps out of the request
     cdef WriteBuffer request
     # the answer, as far as it has come
     cdef uint8_t* buffer
@@ -105,6 +94,7 @@ cdef class ReplicaFetch:
     cdef void note(self, Followed* followed, uint8_t state, int code, const char* why) noexcept nogil
     cdef bint go_on(self, int64_t base, int32_t epoch) noexcept
     cdef bint overlap(self, int64_t base, int64_t last) noexcept
+    cdef void hold_back(self) noexcept nogil
     cdef int build(self) except -1
     cdef void fetch_next(self) noexcept nogil
     cdef bint send_request(self) noexcept

@@ -2,6 +2,7 @@ from typing import Protocol
 
 from kafkad._native.log.partition import Partition
 from kafkad._native.serving.reactor import Reactor
+from kafkad._native.serving.replication_quota import ReplicationQuota
 
 FETCHING: int
 DELAYED: int
@@ -23,6 +24,8 @@ class Sink(Protocol):
         """The whole Fetch was refused with an error code; `lost` follows."""
     def paused(self) -> None:
         """Answers that bring nothing come one after the other: `ReplicaFetch.go` goes on."""
+    def throttled(self) -> None:
+        """A throttle leaves nothing to fetch: `ReplicaFetch.go` looks again."""
     def lost(self, reason: str) -> None:
         """The connection is closed."""
     def go_on(self, log: object, base: int, epoch: int, now_ms: int) -> None:
@@ -48,6 +51,7 @@ class ReplicaFetch:
         max_bytes: int = 10485760,
         partition_bytes: int = 1048576,
         batch_bytes_max: int = 104857600,
+        quota: ReplicationQuota | None = None,
     ) -> None: ...
     def __len__(self) -> int: ...
     @property

@@ -17,18 +17,20 @@ Each call reads the socket once, so a turn is bounded by the buffer.
 Beware: `sink` is called between answers' pieces, never inside one, since it may add and remove partitions."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EPIPE
 from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t
-from libc.stdlib cimport calloc, free, malloc, qsort, realloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove
 
-from kafkad._native.log.epochs cimport epochs_latest
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_runs cimport RUN_NEWER, RUN_OVERLAPS, RunInfo
 from kafkad._native.serving.connection cimport core_fatal
+from kafkad._native.serving.followed cimport Followed, followed_write
 from kafkad._native.serving.outgoing cimport outgoing_close, outgoing_open, outgoing_read, outgoing_send
 from kafkad._native.serving.reactor cimport Reactor
+from kafkad._native.serving.replication_quota cimport FOLLOWER_SIDE, ReplicationQuota
 from kafkad._native.shared.watermarks cimport Row
 from kafkad._native.wire.batch cimport NEED_PYTHON
 from kafkad._native.wire.buffer cimport (
@@ -52,11 +54,8 @@ cdef enum:
     GOES_ON_MAX = 4                 # of a run, at one place
 
 
-cdef int by_place(const void* one, const void* other) noexcept nogil:
-    cdef const Followed* a = (<const Followed* const*>one)[0]
-    cdef const Followed* b = (<const Followed* const*>other)[0]
-    cdef int order = memcmp(a.topic_id, b.topic_id, 16)
-    return order if order else (a.index > b.index) - (a.index < b.index)
+cdef inline bint is_asked(const Followed* followed) noexcept nogil:
+    return followed.state == FETCHING and not followed.held
 
 
 cdef void link_ready(void* owner) noexcept nogil:
@@ -68,7 +67,8 @@ cdef class ReplicaFetch:
 
     def __cinit__(self, Reactor reactor not None, sink, *, int32_t broker_id, bytes client_id not None, int version=18,
                   int32_t max_wait_ms=500, int32_t min_bytes=1, int32_t max_bytes=10 << 20,
-                  int32_t partition_bytes=1 << 20, int32_t batch_bytes_max=100 << 20):
+                  int32_t partition_bytes=1 << 20, int32_t batch_bytes_max=100 << 20,
+                  ReplicationQuota quota=None):
         if not 13 <= version <= 18:
             raise ValueError(f"replicas fetch by Fetch 13 to 18, not {version}")
         if not 0 < len(client_id) < 1 << 15:
@@ -88,6 +88,7 @@ cdef class ReplicaFetch:
             <int64_t>max_bytes + batch_bytes_max + ANSWER_SLACK, <int64_t>INT32_MAX)
         self.forgotten = []
         self.events = []
+        self.quota = quota
 
     def __dealloc__(self):
         cdef int32_t i
@@ -320,7 +321,9 @@ cdef class ReplicaFetch:
         cdef int failure
         try:
             if self.build() == 0:
-                return True
+                if self.held:
+                    self.events.append(("throttled", ()))
+                return self.held == 0
         except MemoryError:
             self.lose("no memory for a request")
             return False
@@ -332,16 +335,33 @@ cdef class ReplicaFetch:
             return False
         return True
 
+    cdef void hold_back(self) noexcept nogil:
+        # What is throttled and not in sync is not asked for while the quota is exceeded (ReplicaFetcherThread.
+        # shouldFollowerThrottle).
+        cdef Followed* followed
+        cdef int32_t i
+        cdef bint exceeded = self.quota.exceeded(FOLLOWER_SIDE, self.link.core.monotonic_ms), held
+        if not exceeded and self.held == 0:
+            return
+        self.held = 0
+        for i in range(self.count):
+            followed = self.followed[i]
+            held = exceeded and followed.lag != 0 and (<Partition>followed.partition).throttled & (1 << FOLLOWER_SIDE)
+            if held != followed.held:
+                followed.held = held
+                self.list_changed(followed)
+            self.held += held and followed.state == FETCHING
+
     cdef int build(self) except -1:
         # 1: a request stands in `request`. 0: there is nothing to fetch.
         cdef WriteBuffer* out = &self.request
         cdef Followed* followed
-        cdef Partition partition
-        cdef int32_t i, j, k, kept = 0
-        cdef int32_t last_epoch
+        cdef int32_t i, kept = 0
         cdef bint any_fetched = False
+        if self.quota is not None:
+            self.hold_back()
         for i in range(self.count):
-            if self.followed[i].state == FETCHING:
+            if is_asked(self.followed[i]):
                 any_fetched = True
                 break
         if not any_fetched and not self.forgotten and not self.leaves_session():
@@ -356,12 +376,11 @@ cdef class ReplicaFetch:
             for i in range(self.count):
                 self.followed[i].in_session = False
                 self.followed[i].listed = False
-                if self.followed[i].state == FETCHING:
+                if is_asked(self.followed[i]):
                     self.list_changed(self.followed[i])
         for i in range(self.changed_count):             # which of them the session must be told
             followed = self.changed[i]
-            partition = <Partition>followed.partition
-            if followed.state == FETCHING:
+            if is_asked(followed):
                 self.changed[kept] = followed
                 kept += 1
             else:
@@ -370,8 +389,6 @@ cdef class ReplicaFetch:
                     followed.in_session = False
                     self.forgotten.append((PyBytes_FromStringAndSize(<char*>followed.topic_id, 16), followed.index))
         self.changed_count = kept
-        if kept > 1:
-            qsort(self.changed, kept, sizeof(Followed*), by_place)
         self.correlation = (self.correlation + 1) & INT32_MAX
         out.size = 0
         write_i32(out, 0)
@@ -389,39 +406,7 @@ cdef class ReplicaFetch:
         write_i8(out, 0)                                # isolation level
         write_i32(out, self.session_id)
         write_i32(out, self.session_epoch)
-        i = 0
-        j = 0
-        while i < kept:                                 # topics
-            if i == 0 or memcmp(self.changed[i].topic_id, self.changed[i - 1].topic_id, 16) != 0:
-                j += 1
-            i += 1
-        write_uvarint(out, j + 1)
-        i = 0
-        while i < kept:
-            j = i
-            while j < kept and memcmp(self.changed[i].topic_id, self.changed[j].topic_id, 16) == 0:
-                j += 1
-            write_raw(out, self.changed[i].topic_id, 16)
-            write_uvarint(out, j - i + 1)
-            for k in range(i, j):
-                followed = self.changed[k]
-                partition = <Partition>followed.partition
-                last_epoch = epochs_latest(&partition.epochs.list)
-                followed.asked_offset = partition.row.log_end_offset
-                followed.asked_epoch = followed.leader_epoch
-                followed.asked_last_epoch = last_epoch
-                followed.asked_start = partition.row.log_start_offset
-                followed.in_session = True
-                followed.listed = False
-                write_i32(out, followed.index)
-                write_i32(out, followed.leader_epoch)
-                write_i64(out, followed.asked_offset)
-                write_i32(out, last_epoch)
-                write_i64(out, followed.asked_start)
-                write_i32(out, self.partition_bytes)
-                write_i8(out, 0)
-            write_i8(out, 0)
-            i = j
+        followed_write(self.changed, kept, self.partition_bytes, out)
         self.changed_count = 0
         self.write_forgotten(out)
         write_uvarint(out, 1)                           # rack: ""
@@ -732,6 +717,8 @@ cdef class ReplicaFetch:
             self.buffer + self.begin, there, self.link.core.now_ms, &run)
         if run.taken:
             self.moved = True
+            if self.quota is not None and (<Partition>self.current.partition).throttled & (1 << FOLLOWER_SIDE):
+                self.quota.count(FOLLOWER_SIDE, run.taken, self.link.core.monotonic_ms)
             self.batches_bytes += run.taken
             self.gone_on = 0
             self.begin += run.taken

@@ -34,5 +34,9 @@ cdef int32_t table_claim(QuotaTable self, uint64_t key, int64_t now_ms) noexcept
 cdef bint table_holds(QuotaTable self, int32_t row, uint64_t key) noexcept nogil
 # Count, and tell how long the client must pause: milliseconds, 0 within the limit.
 cdef int64_t table_record(QuotaTable self, int32_t row, double amount, double limit, int64_t now_ms) noexcept nogil
+# Count.
+cdef void table_add(QuotaTable self, int32_t row, double amount, int64_t now_ms) noexcept nogil
+# What all workers have counted in the window, and when the oldest of it began to be counted.
+cdef double table_sum(QuotaTable self, int32_t row, int64_t now_ms, int64_t* oldest_ms) noexcept nogil
 # What all workers have counted in the window, and its length in milliseconds.
 cdef double table_total(QuotaTable self, int32_t row, int64_t now_ms, int64_t* elapsed_ms) noexcept nogil

@@ -244,11 +244,9 @@ cdef bint sweep(QuotaTable self, int64_t now_ms) noexcept nogil:
 
 # -- counting ----------------------------------------------------------------------------------------------
 
-cdef int64_t table_record(QuotaTable self, int32_t row, double amount, double limit, int64_t now_ms) noexcept nogil:
+cdef void table_add(QuotaTable self, int32_t row, double amount, int64_t now_ms) noexcept nogil:
     cdef Cell* cell = cell_of(self, row, self.me)
     cdef Sample* sample
-    cdef int64_t elapsed_ms = 1
-    cdef double rate, pause
     KAFKAD_CHECK(self.me >= 0)
     if cell.count == 0:
         cell.current = 0
@@ -264,6 +262,12 @@ cdef int64_t table_record(QuotaTable self, int32_t row, double amount, double li
     sample.amount += amount
     sample.last_ms = now_ms
     self.used_ms[row] = now_ms
+
+
+cdef int64_t table_record(QuotaTable self, int32_t row, double amount, double limit, int64_t now_ms) noexcept nogil:
+    cdef int64_t elapsed_ms = 1
+    cdef double rate, pause
+    table_add(self, row, amount, now_ms)
     rate = table_total(self, row, now_ms, &elapsed_ms) / (<double>elapsed_ms / 1000.0)
     if rate <= limit:
         return 0
@@ -277,15 +281,14 @@ cdef inline void sample_start(Sample* sample, int64_t now_ms) noexcept nogil:
     sample.last_ms = now_ms
 
 
-cdef double table_total(QuotaTable self, int32_t row, int64_t now_ms, int64_t* elapsed_ms) noexcept nogil:
+cdef double table_sum(QuotaTable self, int32_t row, int64_t now_ms, int64_t* oldest_ms) noexcept nogil:
     cdef int64_t keep_ms = <int64_t>self.samples * self.window_ms
-    cdef int64_t oldest_ms = now_ms
-    cdef int64_t windows
     cdef double total = 0
     cdef Cell* cell
     cdef Sample* sample
     cdef uint32_t count, i
     cdef int worker
+    oldest_ms[0] = now_ms
     for worker in range(self.workers):
         cell = cell_of(self, row, worker)
         count = min(count_of(&cell.count), <uint32_t>self.samples + 1)
@@ -293,8 +296,15 @@ cdef double table_total(QuotaTable self, int32_t row, int64_t now_ms, int64_t* e
         for i in range(count):
             if now_ms - sample.last_ms < keep_ms:
                 total += sample.amount
-                oldest_ms = min(oldest_ms, sample.start_ms)
+                oldest_ms[0] = min(oldest_ms[0], sample.start_ms)
             sample += 1
+    return total
+
+
+cdef double table_total(QuotaTable self, int32_t row, int64_t now_ms, int64_t* elapsed_ms) noexcept nogil:
+    cdef int64_t oldest_ms = now_ms
+    cdef int64_t windows
+    cdef double total = table_sum(self, row, now_ms, &oldest_ms)
     elapsed_ms[0] = now_ms - oldest_ms
     windows = elapsed_ms[0] // self.window_ms
     if windows < self.samples - 1:

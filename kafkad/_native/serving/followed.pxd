@@ -1,0 +1,24 @@
+"""A partition that its leader is asked for: see followed.pyx."""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+from kafkad._native.wire.buffer cimport WriteBuffer
+
+cdef struct Followed:
+    uint8_t topic_id[16]
+    int32_t index
+    int32_t leader_epoch
+    PyObject* partition             # Partition, a reference
+    int64_t asked_offset            # of the latest Fetch that named it; -1: none has since it was added or cut. An answer
+    int32_t asked_epoch             # counts only if the log still ends there
+    int32_t asked_last_epoch
+    int64_t asked_start
+    int64_t lag                     # the leader's HW less our LEO, -1: not known
+    uint8_t state
+    bint in_session                 # the leader's session has it
+    bint listed                     # in `changed`
+    bint held                       # by a throttle: it is not asked for now
+
+# Sorts by topic id and index, and writes them as the topics of a Fetch (v13 and later): what is asked is noted.
+cdef int followed_write(Followed** asked, int32_t count, int32_t partition_bytes, WriteBuffer* out) except -1

@@ -1,4 +1,4 @@
-"""Where clients reach a leader, as the answer to a Fetch has it (KIP-951), encoded once."""
+"""Where clients reach a leader, as answers to Fetch and Produce have it (KIP-951), encoded once."""
 
 from kafkad.metadata.image import Endpoint
 from kafkad.protocol import codec, messages

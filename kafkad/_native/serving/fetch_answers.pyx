@@ -11,11 +11,10 @@ from libc.string cimport memcpy
 from kafkad._native.serving.connection cimport Slot, slot_extend, slot_finish, slot_region
 from kafkad._native.serving.fetch_session cimport Fetched, Session, cache_add, next_epoch, session_move_last
 from kafkad._native.log.aborted cimport ABORTED_SIZE, TOLD_AT, TOLD_SIZE, Aborted
-from kafkad._native.log.partition cimport Partition
-from kafkad._native.serving.partition_table cimport Entry, TopicKey
-from kafkad._native.shared.watermarks cimport ROLE_NONE
+from kafkad._native.serving.leader_hints cimport LEADER_TAG_SIZE, is_of_leader, leader_of, nodes_named, put_leader
+from kafkad._native.serving.partition_table cimport TopicKey
 from kafkad._native.wire.primitives cimport put_i16, put_i32, put_i64, put_uvarint
-from kafkad._native.wire.errors cimport FENCED_LEADER_EPOCH, INVALID_FETCH_SESSION_EPOCH, NOT_LEADER_OR_FOLLOWER
+from kafkad._native.wire.errors cimport INVALID_FETCH_SESSION_EPOCH
 from kafkad._native.serving.fetch_state cimport (
     FULL, INCREMENTAL, SESSIONLESS, FetchRequest, Fetching, Result, count_sessions, drop_aborted, drop_copy,
     drop_results, entry_of, hold_session, trim_results)
@@ -23,8 +22,6 @@ from kafkad._native.serving.fetch_state cimport (
 cdef enum:
     DIVERGING_EPOCH_TAG = 0
     CURRENT_LEADER_TAG = 1
-    NODE_ENDPOINTS_TAG = 0              # of the answer
-    LEADERS_MAX = 32                    # that one answer names: of the others its client asks Metadata
     PARTITION_SIZE_MAX = 48             # of a partition's answer without what varies
 
 
@@ -62,7 +59,8 @@ cdef void answer_results(Fetching self, FetchRequest* request, Slot* slot, uint3
             key = self.results[i].fetched.key
             topics += 1
         if names_leader(version, &self.results[i]):
-            names = find_leader(self, &self.results[i]) or names
+            names = leader_of(self, entry_of(self, self.results[i].fetched), &self.results[i].leader_id,
+                              &self.results[i].leader_epoch) or names
     put_head(slot, version, 0, session.id if request.context != SESSIONLESS else 0, topics, request.throttle_ms)
     i = 0
     while i < count:
@@ -118,24 +116,6 @@ cdef inline bint changed(Result* result) noexcept nogil:
     if result.code:
         fetched.high_watermark = -1                     # told again when the error is over
     return tell
-
-
-cdef bint find_leader(Fetching self, Result* result) noexcept nogil:
-    """The partition is led here, or was a moment ago. False: -1 and -1, as Kafka's answer about one that it does not know."""
-    cdef Entry* entry = entry_of(self, result.fetched)
-    result.leader_id = -1
-    result.leader_epoch = -1
-    if entry is NULL or self.broker_id < 0:
-        return False
-    if (<Partition>entry.partition).freshen():          # its owner has gone
-        return False
-    result.leader_id = (<Partition>entry.partition).row.leader_id
-    result.leader_epoch = (<Partition>entry.partition).row.leader_epoch
-    if result.leader_id < 0 and result.leader_epoch >= 0 and (<Partition>entry.partition).row.role == ROLE_NONE:
-        return False                                    # nobody leads
-    if result.leader_id < 0:
-        result.leader_id = self.broker_id
-    return True
 
 
 cdef void put_head(Slot* slot, int16_t version, int16_t code, int32_t session_id, uint32_t topics,
@@ -225,13 +205,7 @@ cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* resu
     elif result.read.size:
         slot_region(slot, result.read.file, result.read.position, result.read.size)
     if names_leader(version, result):
-        at = slot_extend(slot, 12)                      # one tag, of 9 bytes, without tags of its own
-        at[0] = 1
-        at[1] = CURRENT_LEADER_TAG
-        at[2] = 9
-        put_i32(at + 3, result.leader_id)
-        put_i32(at + 7, result.leader_epoch)
-        at[11] = 0
+        put_leader(slot_extend(slot, LEADER_TAG_SIZE), CURRENT_LEADER_TAG, result.leader_id, result.leader_epoch)
     elif result.diverging_epoch >= 0:
         at = slot_extend(slot, 16)                      # one tag: 0, of 13 bytes, without tags of its own
         at[0] = 1
@@ -257,36 +231,18 @@ cdef void put_aborted(Slot* slot, const Aborted* aborted, bint flexible) noexcep
 
 cdef inline bint names_leader(int16_t version, const Result* result) noexcept nogil:
     """Whether the answer helps a client that has the wrong leader, or a leader of before (KIP-951)."""
-    return version >= 16 and (result.code == NOT_LEADER_OR_FOLLOWER or result.code == FENCED_LEADER_EPOCH) and (
-        not result.unknown)
-
-
-cdef object leaders_named(Fetching self, Slot* slot, uint32_t count):
-    """The tags of an answer that names leaders, as clients of this listener reach them. None: it is not known how."""
-    cdef uint32_t i
-    if slot.conn.listener is NULL:
-        return None
-    listener = <object>slot.conn.listener
-    named = set()
-    for i in range(count):
-        if names_leader(slot.api_version, &self.results[i]):
-            named.add(self.results[i].leader_id)
-    named.discard(-1)
-    if named == {self.broker_id}:
-        return (<dict>self.nodes).get(listener)
-    entries = [self.leader_nodes[listener, each] for each in sorted(named) if (listener, each) in self.leader_nodes]
-    entries = entries[:LEADERS_MAX]
-    if not entries:
-        return None
-    content = bytes((len(entries) + 1,)) + b"".join(entries)
-    size = bytes((len(content) & 0x7F | 0x80, len(content) >> 7)) if len(content) > 0x7F else bytes((len(content),))
-    return bytes((1, NODE_ENDPOINTS_TAG)) + size + content
+    return version >= 16 and is_of_leader(result.code) and not result.unknown
 
 
 cdef void put_nodes(Fetching self, Slot* slot, uint32_t count) noexcept nogil:
     cdef size_t size
+    cdef uint32_t i
     with gil:
-        node = leaders_named(self, slot, count)
+        named = set()
+        for i in range(count):
+            if names_leader(slot.api_version, &self.results[i]):
+                named.add(self.results[i].leader_id)
+        node = nodes_named(self, slot, named)
         if node is None:
             slot_extend(slot, 1)[0] = 0
         else:

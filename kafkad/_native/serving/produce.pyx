@@ -1,7 +1,7 @@
 """Produce (key 0), v0 to v13, from the frame to the answer.
 
-v0-2 message sets of magic 0 and 1 (old_produce.pyx). v1 throttle time. v2 log append time. v3 transactional id. v5 log start offset. v7 zstd allowed. v8 record errors. v9 flexible. v10 leader hints (never set
-here: there is one broker). v13 topic ids.
+v0-2 message sets of magic 0 and 1 (old_produce.pyx). v1 throttle time. v2 log append time. v3 transactional id. v5 log start offset. v7 zstd allowed. v8 record errors. v9 flexible. v10 leader hints
+(leader_hints.pyx). v13 topic ids.
 
 The whole body is parsed before anything is appended, so a frame that does not parse changes nothing. Then each partition's
 records go to `Partition.append`, or to its log in Python when that says so (produce_slow_path.pyx), each leaving an

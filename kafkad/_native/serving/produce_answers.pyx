@@ -1,7 +1,8 @@
 """The answer of a Produce: written from the outcomes, and sent when what was appended is safe enough for its acks.
 
 acks=all waits for the high watermark, acks=1 for our own flush policy. Until then the request waits on the entries of its
-partitions (`Watch`), and a timeout only patches error codes in the answer.
+partitions (`Watch`), and a timeout only patches error codes in the answer. Errors that name the leader (v10, KIP-951) are
+noted, and put in at the end (leader_hints.pyx).
 
 Beware: a wait is of one term (Row.led_since). A broker that resigned and leads again may have other records at the offsets
 that were waited for, so that reaching them says nothing."""
@@ -11,10 +12,13 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
 from kafkad._native.serving.connection cimport Core, Slot, Timer, slot_extend, slot_finish, slot_pend
+from kafkad._native.serving.fetch_state cimport Fetching
+from kafkad._native.serving.leader_hints cimport Hints, hints_add, hints_free, hints_put, is_of_leader
 from kafkad._native.serving.outcomes cimport free_text
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_state cimport ADVANCED_DURABLE, ADVANCED_END, PARTITION_GONE
-from kafkad._native.serving.partition_table cimport Entry, Watch, table_listen, unwatch, watch_produce
+from kafkad._native.serving.partition_table cimport (
+    Entry, Topic, Watch, table_listen, topic_by_id, topic_by_name, topic_entry, unwatch, watch_produce)
 from kafkad._native.serving.quota cimport quota_produced
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.shared.watermarks cimport Row
@@ -29,6 +33,7 @@ cdef extern from "string.h" nogil:
     size_t strnlen(const char* text, size_t size)
 
 cdef enum:
+    TAGS_BEHIND = 28                    # an error code, the tags of a partition that was appended: v10 and later
     RECORD_ERRORS_MAX = 20_000          # that one answer names; of what is beyond, each partition names its first
 
 cdef const char* KEY_MISSING = "Compacted topic cannot accept message without key"
@@ -44,6 +49,7 @@ cdef void produce_answer(Producing self, const Request* request, Slot* slot) noe
     cdef const TopicParts* parts
     cdef Outcome* outcome
     cdef Wait* wait
+    cdef Hints* hints = NULL
     cdef uint8_t* at
     if flexible:
         slot_extend(slot, 1)[0] = 0
@@ -69,6 +75,9 @@ cdef void produce_answer(Producing self, const Request* request, Slot* slot) noe
             code_at = answer_part(slot, version, request.parts[number].index, outcome, &room)
             number += 1
             free_text(outcome)
+            if version >= 10 and is_of_leader(outcome.code):
+                hints_add(&hints, <Fetching>self.core.fetching, entry_of_part(self, parts, request.parts[number - 1].index),
+                          slot.size - 1)
             if not outcome.waits:
                 continue
             if outcome.entry is NULL or outcome.entry.removed:  # since it was appended
@@ -94,14 +103,27 @@ cdef void produce_answer(Producing self, const Request* request, Slot* slot) noe
     if request.charge.limit:
         slot.charge = request.charge
     if wait_count == 0:
-        produce_finish(slot)
+        produce_finish(slot, hints)
     else:
-        wait_for_watermarks(self, slot, wait_count, request.deadline_ms)
+        wait_for_watermarks(self, slot, wait_count, request.deadline_ms, hints)
 
 
-cdef inline void produce_finish(Slot* slot) noexcept nogil:
+cdef Entry* entry_of_part(Producing self, const TopicParts* parts, int32_t index) noexcept nogil:
+    """It may have been removed since the append."""
+    cdef Topic* topic
+    if parts.name_size < 0:
+        topic = topic_by_id(&self.table.table, parts.name)
+    else:
+        topic = topic_by_name(&self.table.table, <const char*>parts.name, <size_t>parts.name_size)
+    return topic_entry(topic, index)
+
+
+cdef inline void produce_finish(Slot* slot, Hints* hints) noexcept nogil:
     if slot.conn.core.quotas is not NULL:
         quota_produced(slot)
+    if hints is not NULL:
+        hints_put(hints, <Fetching>slot.conn.core.fetching, slot)
+        hints_free(hints)
     slot_finish(slot)
 
 
@@ -211,7 +233,7 @@ cdef void drop_texts(Outcome* outcomes, uint32_t count) noexcept nogil:
 
 # -- waiting for high watermarks ----------------------------------------------------------------------------
 
-cdef void wait_for_watermarks(Producing self, Slot* slot, uint32_t count, int64_t deadline_ms) noexcept nogil:
+cdef void wait_for_watermarks(Producing self, Slot* slot, uint32_t count, int64_t deadline_ms, Hints* hints) noexcept nogil:
     cdef WaitingProduce* produce = <WaitingProduce*>malloc(sizeof(WaitingProduce) + (count - 1) * sizeof(Wait))
     cdef Wait* wait
     cdef uint32_t i
@@ -219,6 +241,7 @@ cdef void wait_for_watermarks(Producing self, Slot* slot, uint32_t count, int64_
     produce.slot = slot
     produce.waits_left = count
     produce.wait_count = count
+    produce.hints = hints
     memcpy(produce.waits, self.waits, count * sizeof(Wait))
     for i in range(count):
         wait = &produce.waits[i]
@@ -251,9 +274,10 @@ cdef void watch_in_order(Wait* wait) noexcept nogil:
 
 cdef void produce_settle(Core* core, WaitingProduce* produce) noexcept nogil:
     cdef Slot* slot = produce.slot
+    cdef Hints* hints = produce.hints
     timer_stop(core, &produce.timer)
     free(produce)
-    produce_finish(slot)
+    produce_finish(slot, hints)
 
 
 cdef void produce_expired(Core* core, Timer* timer) noexcept nogil:
@@ -276,6 +300,7 @@ cdef void produce_cancelled(Slot* slot) noexcept nogil:
     for i in range(produce.wait_count):
         unwatch(&produce.waits[i].watch, True)
     timer_stop(slot.conn.core, &produce.timer)
+    hints_free(produce.hints)
     free(produce)
 
 
@@ -296,6 +321,8 @@ cdef void produce_advanced(Producing self, Entry* entry, uint32_t why) noexcept 
         if wait.term != row.led_since or wait.end_offset > (row.high_watermark if wait.committed else row.durable_offset):
             put_i16(wait.produce.slot.data + wait.code_at,
                     UNKNOWN_TOPIC_OR_PARTITION if entry.removed else NOT_LEADER_OR_FOLLOWER)
+            if not entry.removed and wait.produce.slot.api_version >= 10:
+                hints_add(&wait.produce.hints, <Fetching>self.core.fetching, entry, wait.code_at + TAGS_BEHIND)
         elif wait.committed and row.isr_count_max < row.isr_count_min:
             put_i16(wait.produce.slot.data + wait.code_at, NOT_ENOUGH_REPLICAS_AFTER_APPEND)
         produce = wait.produce

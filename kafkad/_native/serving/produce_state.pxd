@@ -8,6 +8,7 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kafkad._native.serving.connection cimport Charge, Conn, Core, Slot, Timer
 from kafkad._native.log.partition_appends cimport AppendInfo
+from kafkad._native.serving.leader_hints cimport Hints
 from kafkad._native.serving.partition_table cimport Entry, PartitionTable, Watch
 from kafkad._native.serving.unpacking cimport Unpacker
 
@@ -73,6 +74,7 @@ cdef struct WaitingProduce:
     Slot* slot
     uint32_t waits_left
     uint32_t wait_count
+    Hints* hints                    # of errors that name the leader, or NULL
     Wait waits[1]
 
 cdef struct HeldProduce:            # a request that waits: for other workers' outcomes, for batches to be unpacked, for its turns

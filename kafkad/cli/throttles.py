@@ -5,6 +5,7 @@ leaders, those that are added as followers."""
 
 from typing import Final
 
+from kafkad.cli.cluster_state import ALONE
 from kafkad.cli.configs import TYPES, alter
 from kafkad.cli.output import Refused
 from kafkad.client.cluster import Cluster
@@ -21,6 +22,8 @@ SET_BY_TOPIC, SET_BY_BROKER = 1, 2  # sources of a value
 
 def begin(cluster: Cluster, rate: int, moves: dict[tuple[str, int], list[int]]) -> None:
     """Throttle these moves. Raises KafkaError, Refused."""
+    if messages.AlterPartitionReassignmentsRequest.API_KEY not in cluster.any().versions:
+        raise Refused(ALONE)
     lists: dict[str, tuple[list[str], list[str]]] = {}
     brokers: set[int] = set()
     for told in cluster.refresh(sorted({topic for topic, _ in moves})).topics:

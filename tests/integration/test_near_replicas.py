@@ -6,11 +6,13 @@ import json
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
+from kafkad.protocol import errors
 from tests.integration.test_member import produce
 from tests.jvm import NEWEST, run_tool
 from tests.jvm_cluster import JvmCluster
 from tests.member_cluster import MemberCluster, wait_until
 from tests.member_process import MemberProcess
+from tests.wire import Wire, batch, produce_request
 
 SELECTOR = {"replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"}
 DEBUG = ("-Dorg.slf4j.simpleLogger.log.org.apache.kafka.clients.consumer.internals.AbstractFetch=debug",)
@@ -103,3 +105,17 @@ def test_jvm_kafka_sends_consumers_to_kafkad_and_gets_them_from_it(tmp_path):
                 produce(member.bootstrap, topic, [b"later"], 0)
                 near.until(source, [*values, b"later"])
                 near.consumer.close()
+
+            # and both name the leader to a producer that comes to the follower (KIP-951)
+            both = (("jvm-leads", node, broker, "a"), ("kafkad-leads", broker, node, "b"))
+            for topic, to, leader, rack in both:
+                with Wire(to.bootstrap) as wire:
+                    answer = wire.ask(produce_request(topic, batch(b"lost")), 12)
+                [part], [told] = answer.responses[0].partition_responses, answer.node_endpoints
+                assert part.error_code == errors.NOT_LEADER_OR_FOLLOWER
+                assert (part.current_leader.leader_id, part.current_leader.leader_epoch) == (
+                    leader.node_id,
+                    0,
+                )
+                place = told.node_id, f"{told.host}:{told.port}", told.rack
+                assert place == (leader.node_id, leader.bootstrap, rack)

@@ -6,9 +6,9 @@
     append     a batch, where we lead; it is committed when a majority has it on its disks
     apply      what is committed becomes the next `image`, step by step (observer)
 
-The roles and the rules of votes stand in elections, what a leader knows of the others in leadership. No I/O
-of our own: the log, the files, the clock, chance and `send` are arguments, so that a quorum can run in one
-process from one seed (tests/sim). Kafka: KafkaRaftClient.
+The roles and the rules of votes stand in elections, what a leader knows of the others in leadership, how it
+answers their Fetches in served_fetches. No I/O of our own: the log, the files, the clock, chance and `send`
+are arguments, so that a quorum can run in one process from one seed (tests/sim). Kafka: KafkaRaftClient.
 
 Rule: quorum-state is on the disk before anybody hears what follows from it: a vote, or a new epoch.
 Rule: a voter flushes what it has fetched before it fetches on: an offset that it asks for is a promise.
@@ -28,16 +28,15 @@ from kafkad.raft.election_state import NOBODY, ElectionState
 from kafkad.raft.elections import UNKNOWN_DIRECTORY, Role, Tally, Timings, VoteKey, may_grant
 from kafkad.raft.leadership import Leadership
 from kafkad.raft.observer import Leader, Observer, explained
-from kafkad.raft.quorum_messages import Flight, Parked, Reply, Standing
+from kafkad.raft.quorum_messages import Flight, Reply, Standing
 from kafkad.raft.reconfigure import CHANGES, VoterChanges, batch_of, refused
 from kafkad.raft.seldom import Seldom
+from kafkad.raft.served_fetches import ServedFetches
 from kafkad.raft.voters import VoterHistory, key_of
 
 logger = logging.getLogger(__name__)
 
 NEVER: Final = 1 << 62
-PARKED_MAX: Final = 10_000  # Fetches that wait for records
-PIECE_MAX: Final = 8 << 20  # bytes of an answer
 
 Send = Callable[[int, str, int, Any, int], Any]  # node id, host, port, request, token
 
@@ -93,7 +92,7 @@ class RaftNode(Observer):
         self._token = 0
         self._backoff_ms: dict[int, int] = {}  # until when, by node
         self._next_voter = 0  # for who is asked where the leader is
-        self._parked: list[Parked] = []
+        self._fetches = ServedFetches(self)
         self._flushing = False
 
     # -- who votes -----------------------------------------------------------------------------------------
@@ -228,8 +227,7 @@ class RaftNode(Observer):
         if role not in (Role.PROSPECTIVE, Role.CANDIDATE):
             self._tally = None
         if was_leader and role is not Role.LEADER:
-            for each in self._take_parked():
-                each.reply(self._fetch_error(each.request, errors.NOT_LEADER_OR_FOLLOWER))
+            self._fetches.refuse(errors.NOT_LEADER_OR_FOLLOWER)
         if self._seldom.due((role, self.epoch, self._leader_id), self._now()):  # elections that nobody hears
             logger.info(
                 "node %d of the metadata quorum is %s in epoch %d, the leader is %s",
@@ -335,12 +333,10 @@ class RaftNode(Observer):
         for token, flight in list(self._flights.items()):
             if flight.deadline_ms <= now_ms:
                 self._flight_failed(token, flight, now_ms)
-        if self._parked and any(each.deadline_ms <= now_ms for each in self._parked):
-            for each in self._take_parked(lambda parked: parked.deadline_ms <= now_ms):
-                each.reply(each.response)  # it is no sign of life that we let it wait
+        self._fetches.expire(now_ms)
         due_ms = self._poll_role(now_ms)
         times = [flight.deadline_ms for flight in self._flights.values()]
-        times += [each.deadline_ms for each in self._parked]
+        times += self._fetches.deadlines
         times += [until for until in self._backoff_ms.values() if until > now_ms]
         return max(min([due_ms, *times]) - self._now(), 0)
 
@@ -592,9 +588,9 @@ class RaftNode(Observer):
         kind = type(request)
         try:
             if kind is wire.Fetch:
-                self._handle_fetch(request, partition, reply)
+                self._fetches.handle(request, partition, reply)
             elif kind is wire.FetchSnapshot:
-                reply(self._handle_fetch_snapshot(request, partition))
+                reply(self._fetches.handle_snapshot(request, partition))
             elif kind is wire.Vote:
                 reply(self._handle_vote(request, partition))
             elif kind is wire.Begin:
@@ -704,7 +700,7 @@ class RaftNode(Observer):
         self._new_bytes += len(batch)
         self._note_voters(start, batch)
         self._flush()
-        self._answer_parked(lambda parked: True)
+        self._fetches.answer(lambda parked: True)
         return self._log.end_offset - 1
 
     def append_control(self, records: list[Any]) -> int:
@@ -765,40 +761,7 @@ class RaftNode(Observer):
             self.history.forget(offset)
             self._changes.look(self._now())
             self._wake()
-            self._answer_parked(lambda parked: parked.partition.high_watermark < offset)
-
-    # -- Fetch ---------------------------------------------------------------------------------------------
-
-    def _handle_fetch(self, request: Any, partition: Any, reply: Reply) -> None:
-        if (
-            min(request.max_wait_ms, partition.fetch_offset, partition.last_fetched_epoch) < 0
-            or partition.last_fetched_epoch > partition.current_leader_epoch
-        ):
-            reply(self._fetch_error(request, errors.INVALID_REQUEST))
-            return
-        now_ms = self._now()
-        response, is_news = self._fetch_answer(request, partition, now_ms)
-        if is_news or not request.max_wait_ms or len(self._parked) >= PARKED_MAX:
-            reply(response)
-        else:
-            self._parked.append(Parked(request, partition, response, reply, now_ms + request.max_wait_ms))
-
-    def _take_parked(self, ripe: Callable[[Parked], bool] = lambda parked: True) -> list[Parked]:
-        taken: list[Parked] = []
-        left: list[Parked] = []
-        for each in self._parked:
-            (taken if ripe(each) else left).append(each)
-        self._parked = left
-        return taken
-
-    def _answer_parked(self, ripe: Callable[[Parked], bool]) -> None:
-        """Answers may move the high watermark, and with it others: `_commit` comes back here."""
-        now_ms = self._now()
-        for each in self._take_parked(ripe):
-            each.reply(self._fetch_answer(each.request, each.partition, now_ms)[0])
-
-    def _fetch_error(self, request: Any, code: int) -> Any:
-        return wire.answer(request, code, self.standing, high_watermark=-1, records=b"")
+            self._fetches.answer(lambda parked: parked.partition.high_watermark < offset)
 
     def _leaders_only(self, epoch: int) -> int:
         if epoch < self.epoch:
@@ -806,95 +769,3 @@ class RaftNode(Observer):
         if epoch > self.epoch:
             return errors.UNKNOWN_LEADER_EPOCH
         return errors.NONE if self.role is Role.LEADER else errors.NOT_LEADER_OR_FOLLOWER
-
-    def _fetch_answer(self, request: Any, partition: Any, now_ms: int) -> tuple[Any, bool]:
-        """The answer, and whether it holds anything that is not to wait."""
-        code = self._leaders_only(partition.current_leader_epoch)
-        if code:
-            return self._fetch_error(request, code), True
-        leadership, log = self._leadership, self._log
-        assert leadership is not None
-        offset, of_epoch = partition.fetch_offset, partition.last_fetched_epoch
-        part = messages.FetchResponse.Responses.Partitions
-        fields: dict[str, Any] = {}
-        snapshot = self._snapshot_for(offset, of_epoch)
-        diverging = self._diverging(offset, of_epoch) if snapshot is None else None
-        records = b""
-        if snapshot is not None:
-            fields["snapshot_id"] = part.SnapshotId(end_offset=snapshot[0], epoch=snapshot[1])
-        elif diverging is not None:
-            fields["diverging_epoch"] = part.DivergingEpoch(epoch=diverging[0], end_offset=diverging[1])
-        else:
-            records = self._read(offset, min(max(request.max_bytes, 1), PIECE_MAX))
-            node_id, directory_id = request.replica_state.replica_id, partition.replica_directory_id
-            if node_id == self.node_id:
-                raise Malformed(f"another node fetches as node {node_id}, which is ours")
-            if node_id in leadership.voters and self._is_voter(node_id, directory_id):
-                leadership.fetched(node_id, offset, log.end_offset, now_ms)
-                self._commit()
-            elif node_id >= 0:
-                leadership.observed((node_id, directory_id), offset, log.end_offset, now_ms)
-                self._changes.look(now_ms)
-        told = self.high_watermark if leadership.high_watermark >= 0 else -1
-        response = wire.answer(
-            request, errors.NONE, self.standing, high_watermark=told, log_start_offset=log.log_start_offset,
-            records=records, **fields,
-        )  # fmt: skip
-        return response, bool(fields) or bool(records) or partition.high_watermark < told
-
-    def _snapshot_for(self, offset: int, of_epoch: int) -> tuple[int, int] | None:
-        """The snapshot that one who has the log up to `offset` has to begin with (Kafka:
-        tryCompleteFetchRequest, RaftLog.validateOffsetAndEpoch)."""
-        start, snapshots = self._log.log_start_offset, self._files.snapshots()
-        if not snapshots:
-            return None
-        oldest, newest = snapshots[0], snapshots[-1]
-        if offset == 0:
-            return newest if newest != (0, 0) else None
-        if offset < start or (offset == start and of_epoch != oldest[1]) or of_epoch < oldest[1]:
-            return newest
-        return None
-
-    def _diverging(self, offset: int, of_epoch: int) -> tuple[int, int] | None:
-        """Where our log leaves the one that has a record of `of_epoch` before `offset`."""
-        if offset == 0 and self._log.log_start_offset == 0:
-            return None
-        epoch, end_offset = self._end_of_epoch(of_epoch)
-        return (epoch, end_offset) if epoch != of_epoch or end_offset < offset else None
-
-    def _read(self, offset: int, max_bytes: int) -> bytes:
-        """Whole batches from `offset` on; one at least, if there is one."""
-        pieces: list[bytes] = []
-        size = 0
-        for raw in self._log.batches(offset, self._log.end_offset):
-            if pieces and size + len(raw) > max_bytes:
-                break
-            pieces.append(bytes(raw))
-            size += len(raw)
-        return b"".join(pieces)
-
-    def _handle_fetch_snapshot(self, request: Any, partition: Any) -> Any:
-        snapshot = (partition.snapshot_id.end_offset, partition.snapshot_id.epoch)
-        part = messages.FetchSnapshotResponse.Topics.Partitions
-        fields: dict[str, Any] = {
-            "snapshot_id": part.SnapshotId(end_offset=snapshot[0], epoch=snapshot[1]),
-            "position": partition.position,
-        }
-        code = self._leaders_only(partition.current_leader_epoch)
-        if not code and (snapshot == (0, 0) or snapshot not in self._files.snapshots()):
-            code = errors.SNAPSHOT_NOT_FOUND
-        if code:
-            return wire.answer(request, code, self.standing, unaligned_records=b"", **fields)
-        content = self._files.read_snapshot(snapshot)
-        if not 0 <= partition.position < len(content):
-            code = errors.POSITION_OUT_OF_RANGE
-            return wire.answer(request, code, self.standing, unaligned_records=b"", **fields)
-        node_id = request.replica_id
-        assert self._leadership is not None
-        if node_id != self.node_id and self._is_voter(node_id, partition.replica_directory_id):
-            self._leadership.heard(node_id, self._now())
-        end = partition.position + min(max(request.max_bytes, 1), PIECE_MAX)
-        piece = bytes(content[partition.position : end])
-        return wire.answer(
-            request, errors.NONE, self.standing, size=len(content), unaligned_records=piece, **fields
-        )

@@ -14,6 +14,7 @@ Kafka: QuorumState, EpochElection, NomineeState. Pure."""
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, Final
 
 VoteKey = tuple[int, bytes]  # id and directory id; zeros where it was not told
 UNKNOWN_DIRECTORY = bytes(16)
@@ -51,6 +52,19 @@ class Timings:
         if not 0 < position < successors:
             return self.backoff_max_ms
         return min(self.backoff_max_ms, (self.backoff_max_ms >> (successors - 1)) << (position - 1))
+
+
+GRACE_MS: Final = 30  # for the other followers to see it, too
+STEP_MS: Final = 60  # more than an election takes
+SPREAD_MS: Final = 20
+
+
+def dead_leader_ms(me: int, voters: Iterable[int], leader: int, random: Any) -> int:
+    """How long a follower waits that sees that its leader has died, while others see it: one after the other,
+    by their ids, so that votes are not split. (Ours; Kafka waits for the fetch time-out.)"""
+    others = sorted(voter for voter in voters if voter != leader)
+    position = others.index(me) if me in others else len(others)
+    return GRACE_MS + position * STEP_MS + int(random.randrange(SPREAD_MS))
 
 
 @dataclass(slots=True)
@@ -100,7 +114,7 @@ def may_grant(
     """Whether a vote of our epoch is granted (Kafka: EpochState.canGrantVote of each state).
 
     `up_to_date`: the candidate's log ends where ours does, or later. `has_fetched`: we have fetched from the
-    leader that we follow, so it is there."""
+    leader that we follow, and it has not refused us since, so it is there."""
     if role is Role.LEADER:
         return False
     if pre_vote:

@@ -25,7 +25,15 @@ from kafkad.protocol.records import read_batches
 from kafkad.raft import quorum_messages as wire
 from kafkad.raft.control_records import Voter, leader_change, voters_record
 from kafkad.raft.election_state import NOBODY, ElectionState
-from kafkad.raft.elections import UNKNOWN_DIRECTORY, Role, Tally, Timings, VoteKey, may_grant
+from kafkad.raft.elections import (
+    UNKNOWN_DIRECTORY,
+    Role,
+    Tally,
+    Timings,
+    VoteKey,
+    dead_leader_ms,
+    may_grant,
+)
 from kafkad.raft.leadership import Leadership
 from kafkad.raft.observer import Leader, Observer, explained
 from kafkad.raft.quorum_messages import Flight, Reply, Standing
@@ -37,6 +45,7 @@ from kafkad.raft.voters import VoterHistory, key_of
 logger = logging.getLogger(__name__)
 
 NEVER: Final = 1 << 62
+REFUSALS: Final = 2
 
 Send = Callable[[int, str, int, Any, int], Any]  # node id, host, port, request, token
 
@@ -86,7 +95,8 @@ class RaftNode(Observer):
         self._leadership: Leadership | None = None
         self._successors: list[int] = []  # as a leader that resigned named them
         self._acknowledged: set[int] = set()  # EndQuorumEpoch
-        self._has_fetched = False  # from the leader of this epoch
+        self._has_fetched = False  # from the leader of this epoch, and it is not known to have died since
+        self._refusals = 0  # of the leader, in a row
         self._deadline_ms = NEVER  # of the election, or of the leader that is followed
         self._flights: dict[int, Flight] = {}
         self._token = 0
@@ -211,7 +221,7 @@ class RaftNode(Observer):
         )
         self._files.write_quorum_state(election.encode(self.kraft_version))
         if epoch != self.epoch or leader_id != self._leader_id:
-            self._has_fetched = False
+            self._has_fetched, self._refusals = False, 0
         self.epoch, self._leader_id, self._voted = epoch, leader_id, voted
 
     def _change(self, role: Role, deadline_ms: int) -> None:
@@ -494,15 +504,18 @@ class RaftNode(Observer):
         if flight.kind in CHANGES:
             self._change_ms = now_ms + self._timings.fetch_ms
 
-    def response(self, token: int, response: Any | None) -> None:
-        """To the request that was sent with this token; None: it could not be sent, or the connection broke.
-        Raises UnusableMetadata, KafkaError (KAFKA_STORAGE_ERROR)."""
+    def response(self, token: int, response: Any | None, *, refused: bool = False) -> None:
+        """To the request that was sent with this token; None: it could not be sent, or the connection broke;
+        `refused`: its kernel says that nobody listens there. Raises UnusableMetadata, KafkaError
+        (KAFKA_STORAGE_ERROR)."""
         flight = self._flights.get(token)
         if flight is None or self._broken:
             return  # of a role that is over
         now_ms = self._now()
         if response is None:
             self._flight_failed(token, flight, now_ms)
+            if self.role is Role.FOLLOWER and flight.node_id == self._leader_id:
+                self._leader_failed(refused, now_ms)
             self._wake()
             return
         del self._flights[token]
@@ -515,6 +528,17 @@ class RaftNode(Observer):
             until = now_ms + self._timings.retry_ms
             self._backoff_ms[flight.node_id] = max(self._backoff_ms.get(flight.node_id, 0), until)
         self._wake()
+
+    def _leader_failed(self, refused: bool, now_ms: int) -> None:
+        """Who was there, and refuses twice in a row, has died: an election need not wait for the time-out. If
+        it has not, the others refuse their pre-votes."""
+        self._refusals = self._refusals + 1 if refused else 0
+        if self._refusals < REFUSALS or not self._has_fetched or not self._may_stand:
+            return
+        self._has_fetched = False
+        wait_ms = dead_leader_ms(self.node_id, self.voters, self._leader_id, self._random)
+        self._deadline_ms = min(self._deadline_ms, now_ms + wait_ms)
+        logger.info("the leader %d of the metadata quorum refuses connections", self._leader_id)
 
     def _take_response(self, flight: Flight, response: Any, now_ms: int) -> bool:
         if flight.kind in (wire.Fetch, wire.FetchSnapshot):
@@ -564,7 +588,7 @@ class RaftNode(Observer):
         good = self.answered(response)
         partition = wire.told(response) if good else None
         if partition is not None and partition.error_code == errors.NONE and self.role is Role.FOLLOWER:
-            self._has_fetched = True
+            self._has_fetched, self._refusals = True, 0
             self._deadline_ms = now_ms + self._timings.fetch_ms
         return good
 

@@ -133,6 +133,7 @@ class ControllerNode:
             self.loop,
             client_id=f"kafkad-{config.node_id}",
             request_timeout_ms=config.controller_quorum_request_timeout_ms,
+            trust_refusals=config.kafkad_failover_on_refused,
             fatal=self.fatal,
         )
         self.node = self.quorum.node = RaftNode(

@@ -62,6 +62,7 @@ class QuorumNode:
         *,
         client_id: str,
         request_timeout_ms: int,
+        trust_refusals: bool = True,
         fatal: Callable[[BaseException], Any],
         connect: Callable[..., Any] = Channel.connect,
     ) -> None:
@@ -69,6 +70,7 @@ class QuorumNode:
         self._loop = loop
         self._client_id = client_id
         self._timeout_s = request_timeout_ms / 1000
+        self._trust_refusals = trust_refusals  # kafkad.failover.on.refused
         self._fatal = fatal
         self._connect = connect
         self._links: dict[int, Link] = {}
@@ -146,10 +148,12 @@ class QuorumNode:
 
     async def _ask(self, link: Link, request: Any, token: int) -> None:
         response: Any = None
+        refused = False
         try:
             if link.at[0]:
                 response = await self._answer(link, request)
         except Unreachable as trouble:
+            refused = trouble.refused and self._trust_refusals
             logger.debug("the metadata quorum: %s", trouble)
         except KafkaError as trouble:
             if trouble.code == errors.UNSUPPORTED_VERSION:
@@ -163,7 +167,7 @@ class QuorumNode:
         if self._closed:
             return
         try:
-            self.node.response(token, response)
+            self.node.response(token, response, refused=refused)
         except (UnusableMetadata, KafkaError, OSError) as trouble:
             self._fatal(trouble)
             return

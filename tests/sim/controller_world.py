@@ -85,8 +85,8 @@ class Controllers(Quorum):
         node.on_commit = committed
         node.on_snapshot = lambda image: previous.__setitem__(0, image)
 
-    def crash(self, node_id: int) -> None:
-        super().crash(node_id)
+    def crash(self, node_id: int, *, power: bool = True) -> None:
+        super().crash(node_id, power=power)
         self.controllers.pop(node_id, None)
 
     def _looked(self, node_id: int) -> None:

@@ -300,6 +300,9 @@ class Quorum:
         self.checks = Checks()
         self.appended = 0
         self.told: list[str] = []  # the trace
+        self.refusing: set[tuple[int, int]] = set()  # links on which something between refuses connections
+        self.unanswered: dict[int, set[tuple[int, int, int]]] = {each: set() for each in self.all}
+        self.without_power: set[int] = set()  # of those that are down
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._polls: dict[int, int] = {}
@@ -373,8 +376,14 @@ class Quorum:
             self._led.add((node_id, node.epoch))
             self.checks.new_leader(node._log)
 
-    def crash(self, node_id: int) -> None:
+    def crash(self, node_id: int, *, power: bool = True) -> None:
+        """`power`: its machine stays, and refuses connections."""
         if self.nodes.pop(node_id, None) is not None:
+            (self.without_power.discard if power else self.without_power.add)(node_id)
+            for source, life, token in sorted(self.unanswered[node_id] if power else ()):
+                if self._reaches(node_id, source):  # its kernel closes the connection
+                    self.after(self._delay(), lambda of=(source, life, token): self._refused(*of, False))
+            self.unanswered[node_id].clear()
             self.lives[node_id] += 1
             self.disks[node_id].crash(self.chance)
             self.say(f"node {node_id} crashes")
@@ -426,14 +435,22 @@ class Quorum:
     def _send(self, source: int, life: int, target: int, request: Any, token: int) -> None:
         version = VERSIONS[type(request)]
         copy, _ = codec.decode(type(request), version, codec.encode(request, version))
+        if (source, target) in self.refusing:
+            self.after(self._delay(), lambda: self._refused(source, life, token))
+            return
         if not self._reaches(source, target):
             return  # no word of it: the time-out tells
         if target not in self.nodes:
-            self.after(self._delay(), lambda: self._answered(source, life, token, None))
+            self.after(
+                self._delay(), lambda: self._refused(source, life, token, target not in self.without_power)
+            )
             return
         there = self.lives[target]
 
+        asked = (source, life, token)
+
         def reply(response: Any) -> None:
+            self.unanswered[target].discard(asked)
             cls = type(response)
             back, _ = codec.decode(cls, version, codec.encode(response, version))
             if self._reaches(target, source):
@@ -447,6 +464,7 @@ class Quorum:
                 feature = cls.SupportedFeatures(name="kraft.version", min_version=0, max_version=1)
                 reply(cls(supported_features=[feature]))
             elif self._reaches(source, target):
+                self.unanswered[target].add(asked)
                 self.nodes[target].handle(copy, reply)
                 self._looked(target)
                 self._poll_at(target, 0)
@@ -456,11 +474,15 @@ class Quorum:
     def _answered(self, source: int, life: int, token: int, response: Any) -> None:
         self._if_alive(source, life, lambda: self.nodes[source].response(token, response))
 
+    def _refused(self, source: int, life: int, token: int, refused: bool = True) -> None:
+        self._if_alive(source, life, lambda: self.nodes[source].response(token, None, refused=refused))
+
     def isolate(self, node_id: int) -> None:
         self.cut |= {(node_id, other) for other in self.all} | {(other, node_id) for other in self.all}
 
     def heal(self) -> None:
         self.cut.clear()
+        self.refusing.clear()
 
     # -- what clients and operators do ---------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ def trouble(world: Quorum, chance: random.Random) -> None:
         if node is not None:
             world.append(node, chance.randint(1, 5))
     elif what < 55 and up:
-        world.crash(chance.choice(up))
+        world.crash(chance.choice(up), power=chance.random() < 0.7)
     elif what < 70 and down:
         world.start(chance.choice(down))
     elif what < 76:
@@ -32,8 +32,9 @@ def trouble(world: Quorum, chance: random.Random) -> None:
         world.say(f"cut {sorted(world.cut)}")
     elif what < 80 and len(world.all) > 1:
         one, other = chance.sample(world.all, 2)
-        world.cut.add((one, other))
-        world.say(f"cut {one} to {other}")
+        kind = chance.choice((world.cut, world.refusing))
+        kind.add((one, other))
+        world.say(f"{'cut' if kind is world.cut else 'refusing'} {one} to {other}")
     elif what < 88:
         world.heal()
         world.say("healed")
@@ -187,3 +188,41 @@ def test_one_that_lost_its_disk_fetches_a_snapshot():
     world.run(5_000)
     assert world.disks[newcomer].snapshots.keys() == world.disks[leader].snapshots.keys()
     world.settle()
+
+
+@pytest.mark.parametrize("voters", [3, 5])
+def test_a_leader_whose_process_died_has_a_successor_long_before_its_time_out(voters):
+    for seed in range(20):
+        world = Quorum(seed, voters)
+        world.run(10_000)
+        (leader,) = world.leaders
+        epoch = world.nodes[leader].epoch
+        world.crash(leader)
+        world.run(600)  # of 2,000, the fetch time-out
+        (successor,) = world.leaders
+        assert world.nodes[successor].epoch == epoch + 1
+        world.settle()
+
+
+def test_a_leader_without_power_has_a_successor_after_its_time_out():
+    world = Quorum(1, 3)
+    world.run(10_000)
+    (leader,) = world.leaders
+    world.crash(leader, power=False)
+    world.run(1_000)
+    assert not world.leaders
+    world.run(10_000)
+    assert world.leaders
+
+
+def test_a_leader_that_refuses_one_follower_stays():
+    for seed in range(20):
+        world = Quorum(seed, 3)
+        world.run(10_000)
+        (leader,) = world.leaders
+        epoch = world.nodes[leader].epoch
+        world.refusing.add((world.chance.choice([each for each in world.all if each != leader]), leader))
+        world.run(30_000)
+        assert world.leaders == [leader] and world.nodes[leader].epoch == epoch
+        world.settle()
+        assert world.leaders == [leader]

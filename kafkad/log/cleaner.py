@@ -122,6 +122,7 @@ def clean(job: Job, swap: Callable[[Cleaned], None]) -> Outcome:
     raises; groups that were handed to `swap` before stay as they are."""
     offsets = OffsetMap(_map_size(job), job.load_factor)
     try:
+        offsets.follow(job.first_dirty, job.first_uncleanable)
         end = _map_dirty(job, offsets)
         outcome = Outcome(end)
         cleaning = Cleaning(
@@ -225,7 +226,10 @@ def _map_dirty(job: Job, offsets: OffsetMap) -> int:
         return mapping.feed_plain(data, position, plain) != position
 
     def convert(run: list[LegacyEntry]) -> bytearray | None:
-        return as_batch(run, packed=False) if run[-1].offset >= job.first_dirty else None
+        if run[-1].offset < job.first_dirty:
+            return None
+        offsets.unfollow()  # the second pass makes other batches of them
+        return as_batch(run, packed=False)
 
     for at, segment in enumerate(job.segments):
         behind = _behind(job.segments, at, job.first_uncleanable)

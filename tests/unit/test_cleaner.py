@@ -45,6 +45,8 @@ def batch_size(chunk: bytes, position: int) -> int:
 def mapped(log: Log, start: int, keys_max: int, random: random.Random) -> tuple[OffsetMap, Mapping]:
     offsets = OffsetMap((keys_max + 50) * SLOT, keys_max / (keys_max + 50) + 1e-9)
     assert offsets.size_max == keys_max
+    if random.random() < 0.7:
+        offsets.follow(start, random.choice((log.end, log.end, log.end // 2)))
     mapping = Mapping(offsets, CleanedTransactions(log.aborted), start)
 
     def plain(chunk, position, data, batch):
@@ -216,16 +218,71 @@ def test_bytes_that_lie_are_malformed_or_cut_off(seed):
             data[chance.randrange(16, len(data))] = chance.randrange(256)
             data = bytearray(slow_cleaner.sealed(data))
             offsets = OffsetMap(1000 * SLOT)
+            offsets.follow(0, 100)
             try:
                 Mapping(offsets, CleanedTransactions(), 0).feed(data)
             except Malformed:
                 pass
             cleaning = Cleaning(offsets, CleanedTransactions(), 9, NOW, RETENTION)
             try:
-                cleaning.feed(data)
+                cleaning.feed(chance.choice((data, bytes(batch.bytes))))
             except (Malformed, OverflowError):
                 pass
             assert len(cleaning.take()) <= len(data) * 2 + 61
+
+
+def packed(base: int, *pairs: tuple[bytes, bytes | None]) -> bytes:
+    records = [Record(key, value, timestamp=NOW, offset=base + n) for n, (key, value) in enumerate(pairs)]
+    return bytes(build_batch(records, base_offset=base, compression=codecs.LZ4))
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_only_a_batch_of_which_some_records_stay_is_decompressed_again(follow):
+    goes = packed(0, (b"a", b"1"), (b"b", b"1"))
+    stays = packed(2, (b"c", b"1"), (b"d", b"1"))
+    loses_one = packed(4, (b"a", b"2"), (b"e", b"1"))
+    tombstone = packed(6, (b"b", None), (b"f", b"1"))
+    last = packed(8, (b"a", b"3"))
+    log = goes + stays + loses_one + tombstone + last
+    offsets = OffsetMap(1000 * SLOT)
+    if follow:
+        offsets.follow(0, 9)
+    mapping = Mapping(offsets, CleanedTransactions(), 0)
+    position = 0
+    for batch in read_batches(log):
+        assert mapping.feed(log, position) == position  # compressed
+        plain = codecs.decompress(codecs.LZ4, batch.bytes[61:], 1 << 20)
+        position = mapping.feed_plain(log, position, plain)
+    cleaning = Cleaning(offsets, CleanedTransactions(), 99, NOW, RETENTION)
+    asked: list[int] = []
+
+    def feed_plain(chunk, position, data, batch):
+        asked.append(batch.base_offset)
+        kept = cleaning.feed_plain(chunk, position, data)
+        if kept is not None:
+            cleaning.put_compressed(codecs.compress(batch.compression, kept))
+
+    chunked(log, random.Random(0), cleaning.feed, feed_plain)
+    left = {record.offset: record.key for batch in read_batches(cleaning.take()) for record in batch.records()}
+    assert left == {2: b"c", 3: b"d", 5: b"e", 6: b"b", 7: b"f", 8: b"a"}
+    assert asked == ([4, 6] if follow else [0, 2, 4, 6, 8])
+    assert cleaning.records_read == 9
+
+
+@pytest.mark.parametrize("second", [0, 1, 3])
+def test_a_map_does_not_follow_offsets_that_do_not_grow(second):
+    """Batches that overlap: a bit says nothing about whose record it is."""
+    log = packed(0, (b"a", b"1"), (b"b", b"1"), (b"c", b"1")) + packed(second, (b"a", b"2"), (b"x", b"1"))
+    offsets = OffsetMap(1000 * SLOT)
+    offsets.follow(0, 9)
+    mapping = Mapping(offsets, CleanedTransactions(), 0)
+    position = 0
+    for batch in read_batches(log):
+        plain = codecs.decompress(codecs.LZ4, batch.bytes[61:], 1 << 20)
+        position = mapping.feed_plain(log, position, plain)
+    cleaning = Cleaning(offsets, CleanedTransactions(), 99, NOW, RETENTION)
+    behind = len(log) - batch.size
+    assert cleaning.feed(log, behind) == (behind if second < 3 else len(log))
 
 
 def test_a_marker_that_says_it_has_two_thousand_million_records_takes_no_memory():

@@ -5,7 +5,8 @@
 
 Both take whole batches from a chunk and give back the position of the first that they did not take: the chunk ends in
 it, or it is compressed. Then the caller decompresses that one batch and calls `feed_plain`; a batch of which all records
-stay is copied as it is, so only one that loses some is compressed again (`put_compressed`). Neither takes a message of
+stay is copied as it is, so only one that loses some is compressed again (`put_compressed`). In the second pass only one of
+which some records stay and some go is decompressed, as far as the map followed the first. Neither takes a message of
 magic 0 or 1: the caller makes a batch of it (legacy_cleaning).
 
 What stays, in Kafka's words (Cleaner, MemoryRecords.filterTo):
@@ -27,7 +28,7 @@ from cpython.exc cimport PyErr_SetFromErrnoWithFilename
 from posix.unistd cimport write
 
 from kafkad._native.log.cleaned_transactions cimport CleanedTransactions
-from kafkad._native.log.offset_map cimport Hashed, OffsetMap
+from kafkad._native.log.offset_map cimport ALL_STAY, UNKNOWN, Fate, Hashed, OffsetMap
 from kafkad._native.wire.batch cimport (
     COMPRESSION_MASK, CONTROL, DELETE_HORIZON, HEADER_SIZE, LENGTH_OVERHEAD, RECORD_COMPLETE, TIMESTAMP_LOG_APPEND,
     TRANSACTIONAL, BatchInfo, RecordView, crc_matches, parse_header, record_read, record_varint,
@@ -186,7 +187,9 @@ cdef class Mapping:
         cdef int64_t offsets[TOGETHER]
         cdef RecordView view
         cdef const uint8_t* next = NULL
+        cdef int64_t last = info.base_offset + info.last_offset_delta
         cdef int32_t left = info.records_count
+        cdef bint is_ordinary = True
         cdef int count
         cdef int i
         memset(&view, 0, sizeof(RecordView))
@@ -200,6 +203,8 @@ cdef class Mapping:
                 left -= 1
                 self.records += 1
                 offsets[count] = info.base_offset + view.offset_delta
+                self.offsets.note_offset(offsets[count], info.base_offset, last)
+                is_ordinary = is_ordinary and view.key_size >= 0 and view.value_size >= 0
                 if view.key_size >= 0 and offsets[count] >= self.start_offset:
                     hashed[count] = self.offsets.hash_of(view.key, <size_t>view.key_size)
                     self.offsets.prefetch(hashed[count])
@@ -210,6 +215,7 @@ cdef class Mapping:
         if p != end:
             with gil:
                 malformed(info.base_offset, "has bytes behind its records")
+        self.offsets.note_batch(info.base_offset, is_ordinary)
         self.read_to(info)
         return TAKEN
 
@@ -346,6 +352,7 @@ cdef class Cleaning:
         cdef size_t size = data.shape[0]
         cdef const uint8_t* p
         cdef BatchInfo info
+        cdef Fate fate
         cdef int step = TAKEN
         if self.pending:
             raise ValueError("the records of the batch before were not compressed yet")
@@ -357,7 +364,8 @@ cdef class Cleaning:
                 if not crc_matches(p + position, &info):
                     with gil:
                         malformed(info.base_offset, "does not have the CRC of its bytes")
-                step = self.clean(p + position, &info, NULL, 0)
+                fate = self.offsets.fate(info.base_offset, info.base_offset + info.last_offset_delta, info.records_count)
+                step = self.clean(p + position, &info, fate, NULL, 0)
                 if step == TAKEN:
                     position += <size_t>info.size
         return position
@@ -375,7 +383,7 @@ cdef class Cleaning:
         if not next_batch(&data[position], data.shape[0] - position, &info):
             raise ValueError("no batch at this position")
         with nogil:
-            step = self.clean(&data[position], &info, records, size)
+            step = self.clean(&data[position], &info, UNKNOWN, records, size)
         if step != REWRITE:
             return None
         self.pending = True
@@ -397,8 +405,11 @@ cdef class Cleaning:
 
     # -- one batch
 
-    cdef int clean(self, const uint8_t* data, BatchInfo* info, const uint8_t* plain, size_t plain_size) except -1 nogil:
-        """`plain`: the records of a compressed batch, NULL: they were not asked for yet."""
+    cdef int clean(
+        self, const uint8_t* data, BatchInfo* info, Fate fate, const uint8_t* plain, size_t plain_size
+    ) except -1 nogil:
+        """`plain`: the records of a compressed batch, NULL: they were not asked for yet, and the fate may be known
+        without them."""
         cdef int64_t last = info.base_offset + info.last_offset_delta
         cdef bint control = info.attributes & CONTROL
         cdef bint has_horizon = info.attributes & DELETE_HORIZON
@@ -412,7 +423,7 @@ cdef class Cleaning:
         cdef int32_t count = 0
         cdef BatchInfo header
         cdef size_t start
-        if not discard and info.records_count:
+        if not discard and info.records_count and fate == UNKNOWN:
             if compressed and plain == NULL:
                 return COMPRESSED
             p = plain if compressed else data + HEADER_SIZE
@@ -424,6 +435,8 @@ cdef class Cleaning:
                 count = self.keep_all(info.records_count)
             else:
                 count = self.judge(p, end, info, has_horizon, &tombstones)
+        elif not discard and fate == ALL_STAY:
+            count = info.records_count
         self.bytes_read += info.size
         self.records_read += info.records_count
         if count == 0:
@@ -509,6 +522,9 @@ cdef class Cleaning:
         cdef int64_t offset
         cdef int32_t done = 0
         cdef int32_t kept = 0
+        cdef int64_t last = info.base_offset + info.last_offset_delta
+        cdef bint followed = self.offsets.follows(info.base_offset, last)
+        cdef bint looked_up[TOGETHER]
         cdef int count
         cdef int i
         cdef bint stays
@@ -520,7 +536,9 @@ cdef class Cleaning:
                     with gil:
                         malformed(info.base_offset, "has records that do not parse")
                 p = next
-                if views[i].key_size >= 0:
+                offset = info.base_offset + views[i].offset_delta
+                looked_up[i] = views[i].key_size >= 0 and not (followed and info.base_offset <= offset <= last)
+                if looked_up[i]:
                     hashed[i] = self.offsets.hash_of(views[i].key, <size_t>views[i].key_size)
                     self.offsets.prefetch(hashed[i])
             for i in range(count):
@@ -532,7 +550,10 @@ cdef class Cleaning:
                     stays = False
                 else:
                     stays = views[i].value_size >= 0 or keeps_tombstones
-                    stays = stays and offset >= self.offsets.get_hashed(hashed[i])
+                    if stays and looked_up[i]:
+                        stays = offset >= self.offsets.get_hashed(hashed[i])
+                    elif stays:
+                        stays = not self.offsets.is_outdated(offset)
                 if stays and views[i].value_size < 0:
                     tombstones[0] = True
                 self.kept[done + i] = stays

@@ -1,6 +1,6 @@
 """Key -> last offset, in a fixed amount of memory: see offset_map.pyx."""
 
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 
 cdef struct Hashed:
@@ -13,6 +13,12 @@ cdef struct Slot:
     int64_t last                    # offset + 1; 0: the slot is free
 
 
+cdef enum Fate:                     # of all records of a batch
+    UNKNOWN = 0                     # look at each
+    ALL_GO = 1
+    ALL_STAY = 2                    # and none is a tombstone
+
+
 cdef class OffsetMap:
     cdef Slot* table
     cdef readonly uint64_t slots
@@ -20,6 +26,12 @@ cdef class OffsetMap:
     cdef readonly uint64_t size_max
     cdef public int64_t latest_offset
     cdef Hashed seed
+    # One bit for each offset from `followed_from` on.
+    cdef int64_t followed_from
+    cdef uint64_t followed          # how many
+    cdef int64_t followed_to        # the last offset that was seen; they only grow
+    cdef uint64_t* outdated         # a later record has its key
+    cdef uint64_t* ordinary         # at a batch's first offset: each of its records has a key and a value
 
     cdef Slot* slot_of(self, Hashed hashed) noexcept nogil
     cdef Hashed hash_of(self, const uint8_t* key, size_t size) noexcept nogil
@@ -28,3 +40,12 @@ cdef class OffsetMap:
     cdef bint put_hashed(self, Hashed hashed, int64_t offset) noexcept nogil
     # -1 when the key is not in the map.
     cdef int64_t get_hashed(self, Hashed hashed) noexcept nogil
+
+    cdef void stop_following(self) noexcept nogil
+    # The records of one batch were put, in this order: `note_offset` of each, then `note_batch`.
+    cdef void note_offset(self, int64_t offset, int64_t base_offset, int64_t last_offset) noexcept nogil
+    cdef void note_batch(self, int64_t base_offset, bint is_ordinary) noexcept nogil
+    # Whether `is_outdated` may be asked of the offsets between these.
+    cdef bint follows(self, int64_t base_offset, int64_t last_offset) noexcept nogil
+    cdef bint is_outdated(self, int64_t offset) noexcept nogil
+    cdef Fate fate(self, int64_t base_offset, int64_t last_offset, int32_t records) noexcept nogil

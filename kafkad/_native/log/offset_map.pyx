@@ -4,11 +4,18 @@ A slot takes 24 bytes, as in Kafka, so `log.cleaner.dedupe.buffer.size` means th
 the offset. The keys themselves are not kept. Two keys with the same 128 bits would be taken for one, and the older lost;
 the hash is keyed (SipHash-1-3, a new random key each time), so nobody can make such keys.
 
-The memory is mapped, and only the pages that are used take any. `close` gives it back."""
+The memory is mapped, and only the pages that are used take any. `close` gives it back.
+
+`follow` makes the map note, beside, which records went out of date: a bit for each offset from one on. So the second pass
+knows what becomes of a batch without its records, which it then need not decompress, and of a record without its key.
+
+Beware: that holds for batches of which all records were put, with offsets that only grow and lie within their batch.
+Otherwise the map stops following, and the second pass looks at keys."""
 
 import os
 
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
 
@@ -20,6 +27,14 @@ cdef extern from * nogil:
     """
     uint64_t kafkad_scaled(uint64_t hash, uint64_t slots)
     void __builtin_prefetch(const void* address)
+    int __builtin_popcountll(unsigned long long x)
+
+cdef extern from "<sys/mman.h>" nogil:
+    int madvise(void* address, size_t length, int advice)
+    int MADV_HUGEPAGE
+
+cdef enum:
+    FOLLOWED_MAX = 1 << 23              # offsets: 2 MB
 
 
 cdef inline uint64_t rotated(uint64_t x, int bits) noexcept nogil:
@@ -37,6 +52,14 @@ cdef inline void sip_round(uint64_t* v) noexcept nogil:
     v[2] += v[1]
     v[1] = rotated(v[1], 17) ^ v[2]
     v[2] = rotated(v[2], 32)
+
+
+cdef inline void mark(uint64_t* bits, uint64_t i) noexcept nogil:
+    bits[i >> 6] |= <uint64_t>1 << (i & 63)
+
+
+cdef inline bint has(const uint64_t* bits, uint64_t i) noexcept nogil:
+    return bits[i >> 6] >> (i & 63) & 1
 
 
 cdef class OffsetMap:
@@ -60,13 +83,37 @@ cdef class OffsetMap:
         memory_at = mmap(NULL, self.slots * sizeof(Slot), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
         if memory_at == MAP_FAILED:
             raise MemoryError(f"no {memory} bytes for an offset map")
+        # A key may be anywhere: with small pages most look-ups would wait for the page table, too.
+        madvise(memory_at, self.slots * sizeof(Slot), MADV_HUGEPAGE)
         self.table = <Slot*>memory_at
 
     def __dealloc__(self):
         self.close()
 
+    def follow(self, int64_t start_offset, int64_t end_offset):
+        """Note which records between these offsets go out of date, as far as the memory for it goes. Before the first
+        one is put."""
+        cdef uint64_t count = <uint64_t>min(max(end_offset - start_offset, <int64_t>0), <int64_t>FOLLOWED_MAX)
+        cdef size_t words = <size_t>(count // 64 + 1)
+        if self.outdated != NULL:
+            raise ValueError("this offset map follows already")
+        self.outdated = <uint64_t*>calloc(2 * words, sizeof(uint64_t))
+        if self.outdated == NULL:
+            raise MemoryError(f"no memory for the fates of {count} records")
+        self.ordinary = self.outdated + words
+        self.followed_from = start_offset
+        self.followed = count
+        self.followed_to = start_offset - 1
+
+    def unfollow(self):
+        """No batch's fate is known from now on."""
+        self.stop_following()
+
     def close(self):
         """Give the memory back. Nothing may be put or looked up afterwards."""
+        free(self.outdated)
+        self.outdated = self.ordinary = NULL
+        self.followed = 0
         if self.table != NULL:
             munmap(self.table, self.slots * sizeof(Slot))
             self.table = NULL
@@ -129,12 +176,54 @@ cdef class OffsetMap:
         if slot.last == 0:
             slot.key = hashed
             self.size += 1
+        elif <uint64_t>(slot.last - 1 - self.followed_from) < self.followed:
+            mark(self.outdated, <uint64_t>(slot.last - 1 - self.followed_from))
         slot.last = offset + 1
         self.latest_offset = offset
         return True
 
     cdef int64_t get_hashed(self, Hashed hashed) noexcept nogil:
         return self.slot_of(hashed).last - 1
+
+    # -- what became of records
+
+    cdef void stop_following(self) noexcept nogil:
+        self.followed = 0
+
+    cdef void note_offset(self, int64_t offset, int64_t base_offset, int64_t last_offset) noexcept nogil:
+        if offset < base_offset or offset > last_offset or self.followed_from <= offset <= self.followed_to:
+            self.followed = 0
+        self.followed_to = offset
+
+    cdef void note_batch(self, int64_t base_offset, bint is_ordinary) noexcept nogil:
+        if is_ordinary and <uint64_t>(base_offset - self.followed_from) < self.followed:
+            mark(self.ordinary, <uint64_t>(base_offset - self.followed_from))
+
+    cdef bint follows(self, int64_t base_offset, int64_t last_offset) noexcept nogil:
+        return self.followed_from <= base_offset <= last_offset and last_offset - self.followed_from < <int64_t>self.followed
+
+    cdef bint is_outdated(self, int64_t offset) noexcept nogil:
+        return has(self.outdated, <uint64_t>(offset - self.followed_from))
+
+    cdef Fate fate(self, int64_t base_offset, int64_t last_offset, int32_t records) noexcept nogil:
+        cdef uint64_t first, last
+        cdef uint64_t i
+        cdef uint64_t word
+        cdef int64_t count = 0
+        if records <= 0 or not self.follows(base_offset, last_offset):
+            return UNKNOWN
+        first = <uint64_t>(base_offset - self.followed_from)
+        last = <uint64_t>(last_offset - self.followed_from)
+        for i in range(first >> 6, (last >> 6) + 1):
+            word = self.outdated[i]
+            if i == first >> 6:
+                word &= ~<uint64_t>0 << (first & 63)
+            if i == last >> 6:
+                word &= ~<uint64_t>0 >> (63 - (last & 63))
+            count += __builtin_popcountll(word)
+        if count == records:
+            return ALL_GO
+        return ALL_STAY if count == 0 and has(self.ordinary, first) else UNKNOWN
 
     def put(self, bytes key not None, int64_t offset):
         """False when the map is full; then nothing changed."""

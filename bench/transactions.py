@@ -28,6 +28,7 @@ from bench.bounds import (
 )
 from bench.brokers import ENVIRONMENT, READY_SECONDS_MAX, ROOT, Bare, Process, ask
 from bench.drive import FETCH_TOPIC
+from bench.mixed import CLIENT_MB_S, CLIENT_SECONDS
 from bench.running import Bench, Cell
 from kafkad.protocol import messages
 
@@ -103,7 +104,8 @@ def one(bench: Bench, broker: Process, row: Row) -> dict[str, float]:
     try:
         if isinstance(row, Batches):
             records = min(bench.options.client_records, int(bench.options.mb_max * 1000))
-            found = loaded(broker, "batches", topic, records, row.records_a_transaction)
+            with bench.touched(CLIENT_MB_S, CLIENT_SECONDS):
+                found = loaded(broker, "batches", topic, records, row.records_a_transaction)
         elif isinstance(row, Copy):
             found = loaded(
                 broker, "copy", FETCH_TOPIC, topic, bench.options.seconds, row.records_a_transaction

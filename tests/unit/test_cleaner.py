@@ -263,7 +263,9 @@ def test_only_a_batch_of_which_some_records_stay_is_decompressed_again(follow):
             cleaning.put_compressed(codecs.compress(batch.compression, kept))
 
     chunked(log, random.Random(0), cleaning.feed, feed_plain)
-    left = {record.offset: record.key for batch in read_batches(cleaning.take()) for record in batch.records()}
+    left = {
+        record.offset: record.key for batch in read_batches(cleaning.take()) for record in batch.records()
+    }
     assert left == {2: b"c", 3: b"d", 5: b"e", 6: b"b", 7: b"f", 8: b"a"}
     assert asked == ([4, 6] if follow else [0, 2, 4, 6, 8])
     assert cleaning.records_read == 9

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import Any, Final, NamedTuple
 
 from kafkad._native.wire.batch import BatchHeader
-from kafkad._native.wire.down_conversion import DownConverter
+from kafkad._native.wire.down_conversion import DownConverter, Messages
 from kafkad.protocol import compression as codecs
 from kafkad.protocol.errors import (
     CORRUPT_MESSAGE,
@@ -49,7 +49,7 @@ class Source(NamedTuple):
 
 class Converted(NamedTuple):
     code: int
-    messages: bytes
+    messages: bytes | Messages
     next_offset: int  # behind what became no message at all, else -1
 
 
@@ -113,27 +113,37 @@ class DownConversion:
     def _convert(self, source: Source, converter: DownConverter, magic: int) -> Generator[int, None, int]:
         """An error code, for what stands at the end of what was converted."""
         at = 0
+        buffer = bytearray(min(READ_BYTES, source.size))
         while at < source.size and not converter.full:
-            data = _read(source, at, READ_BYTES)
-            done = converter.convert(data, 0)
-            if done == 0:
-                size = _size_of(data)
-                if size < 0 or size > source.size - at:
-                    return NONE  # cut by the end of what was read
-                if size <= MAGIC_AT:
-                    raise Malformed(f"a batch of {size} bytes")
-                if size > len(data):
-                    data = _read(source, at, size)
-                    done = converter.convert(data, 0)
-                if len(data) < size:
-                    return NONE  # truncated meanwhile
-                if done == 0 and not converter.full:
-                    code = yield from self._pack(data[:size], converter, magic)
-                    if code or converter.full:
-                        return code
-                    done = size
-            at += done
-            yield done
+            data = _read(source, at, buffer)
+            begun = at
+            while not converter.full:  # all that was read: batches one by one, where they are compressed
+                done = converter.convert(data, at - begun) - (at - begun)
+                if done == 0:
+                    size = _size_of(data[at - begun :])
+                    if size < 0 and begun < at < source.size:
+                        break  # read on
+                    if size < 0 or size > source.size - at:
+                        return NONE  # cut by the end of what was read
+                    if size <= MAGIC_AT:
+                        raise Malformed(f"a batch of {size} bytes")
+                    whole = data[at - begun :]
+                    if size > len(whole):
+                        if begun < at:
+                            break
+                        whole = _read(source, at, bytearray(size))
+                        done = converter.convert(whole, 0)
+                    if len(whole) < size:
+                        return NONE  # truncated meanwhile
+                    if done == 0 and not converter.full:
+                        code = yield from self._pack(bytes(whole[:size]), converter, magic)
+                        if code or converter.full:
+                            return code
+                        done = size
+                at += done
+                yield done
+                if at - begun >= len(data):
+                    break
         return NONE
 
     def _pack(self, data: bytes, converter: DownConverter, magic: int) -> Generator[int, None, int]:
@@ -171,15 +181,17 @@ class DownConversion:
         return NONE
 
 
-def _read(source: Source, at: int, size: int) -> bytes:
-    size = min(size, source.size - at)
+def _read(source: Source, at: int, buffer: bytearray) -> memoryview:
+    """As much as the buffer takes, into it if it is not in memory already."""
+    size = min(len(buffer), source.size - at)
     begin = source.position + at
     if isinstance(source.data, bytes):
-        return source.data[begin : begin + size]
-    return os.pread(source.data, size, begin)
+        return memoryview(source.data)[begin : begin + size]
+    view = memoryview(buffer)[:size]
+    return view[: os.preadv(source.data, [view], begin)]
 
 
-def _size_of(data: bytes) -> int:
+def _size_of(data: memoryview) -> int:
     """Of the batch or message at the beginning, -1 if too little of it is there."""
     if len(data) <= MAGIC_AT:
         return -1

@@ -29,7 +29,7 @@ def converted(sources, version, bytes_max, begin=0):
     work = DownConversion(sources, version, bytes_max, begin)
     while work.step() >= 0:
         pass
-    return work.results
+    return [result._replace(messages=bytes(result.messages)) for result in work.results]
 
 
 def convert(data, version, offset=0, limit=LARGE, bytes_max=LARGE):

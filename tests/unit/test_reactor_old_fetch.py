@@ -1,5 +1,8 @@
 """Fetch v0 to v3 in C: what happens around the conversion of what was read."""
 
+import gc
+import time
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -61,6 +64,28 @@ def test_on_the_loop_and_in_a_thread(world, monkeypatch, version, kind):
         jobs.append(world.reactor.stats()["unpack_jobs"])
     made = {after - before for before, after in pairwise(jobs)}
     assert made == {2} if kind is Slow else 0 in made
+
+
+def test_what_a_thread_converted_is_freed_without_a_collection(world, monkeypatch):
+    made: list[weakref.ref[Slow]] = []
+
+    class Noted(Slow):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(weakref.ref(self))
+
+    client = log_with(world, monkeypatch, Noted)
+    gc.disable()
+    try:
+        for _ in range(3):
+            assert told(client, 2) == (0, 6, [0, 1, 2, 3, 4, 5])
+        deadline = time.monotonic() + 30
+        while any(each() is not None for each in made):  # a thread lets go of its job last
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    finally:
+        gc.enable()
+    assert len(made) == 3
 
 
 def refuse(*arguments):

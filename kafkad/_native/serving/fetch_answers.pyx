@@ -13,6 +13,7 @@ from kafkad._native.serving.fetch_session cimport Fetched, Session, cache_add, n
 from kafkad._native.log.aborted cimport ABORTED_SIZE, TOLD_AT, TOLD_SIZE, Aborted
 from kafkad._native.serving.leader_hints cimport LEADER_TAG_SIZE, is_of_leader, leader_of, nodes_named, put_leader
 from kafkad._native.serving.partition_table cimport TopicKey
+from kafkad._native.wire.down_conversion cimport Messages
 from kafkad._native.wire.primitives cimport put_i16, put_i32, put_i64, put_uvarint
 from kafkad._native.wire.errors cimport INVALID_FETCH_SESSION_EPOCH
 from kafkad._native.serving.fetch_state cimport (
@@ -23,6 +24,12 @@ cdef enum:
     DIVERGING_EPOCH_TAG = 0
     CURRENT_LEADER_TAG = 1
     PARTITION_SIZE_MAX = 48             # of a partition's answer without what varies
+
+
+cdef inline const void* bytes_of(object copy) noexcept:
+    if isinstance(copy, Messages):
+        return (<Messages>copy).data
+    return PyBytes_AS_STRING(copy)
 
 
 cdef void answer_results(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
@@ -199,7 +206,7 @@ cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* resu
     slot.size -= <uint32_t>(PARTITION_SIZE_MAX - (at - start))
     if result.copy is not NULL:
         with gil:
-            memcpy(slot_extend(slot, <size_t>result.read.size), PyBytes_AS_STRING(<object><PyObject*>result.copy),
+            memcpy(slot_extend(slot, <size_t>result.read.size), bytes_of(<object><PyObject*>result.copy),
                    <size_t>result.read.size)
         drop_copy(result)
     elif result.read.size:

@@ -60,6 +60,7 @@ cdef class OldFetch:
             self.drop()
         else:
             finish(self, work, error)
+        self.job = None                                 # they hold each other, and the answer, until a collection
 
     cdef void drop(self) noexcept:
         cdef uint32_t i

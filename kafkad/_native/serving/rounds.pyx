@@ -31,6 +31,7 @@ from kafkad._native.serving.partition_table cimport Entry, Table
 from kafkad._native.serving.produce_answers cimport produce_advanced
 from kafkad._native.serving.timers cimport timers_expire
 from kafkad._native.serving.tls cimport TLS_SHAKES_PER_ROUND
+from kafkad._native.wire.down_conversion cimport give_back_spare_blocks
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 from kafkad._native.serving.connection_turns cimport CALLS_US_MAX, ConnectionTurns, feed_starved, flush_late, serve
 
@@ -402,6 +403,8 @@ cdef void expire_idle(Rounds rounds) noexcept nogil:
         core.trimmed_ms = core.monotonic_ms
         core.stats.trims += 1
         malloc_trim(TRIM_PAD)
+        with gil:
+            give_back_spare_blocks()
     if core.starved_first is NULL:
         core.starved_since_ms = 0
     if core.starved_first is not NULL:

@@ -11,10 +11,11 @@ message that wraps all its records with the same codec: `feed` converts the reco
 Beware: records come from a log, so they are complete. Anything that does not parse ends the conversion (Malformed)."""
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove
+from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
 
 from kafkad._native.wire.batch cimport (
     BatchHeader, BatchInfo, COMPRESSION_MASK, CONTROL, HEADER_SIZE, LENGTH_OVERHEAD, RECORD_COMPLETE, RECORD_INCOMPLETE,
@@ -42,6 +43,74 @@ cdef enum Outcome:
     BROKEN = 2
     NO_MEMORY = 3
 
+cdef enum:
+    BLOCK = (1 << 20) + (64 << 10)      # a whole answer, if no message is larger
+    SPARE_MAX = 2
+
+cdef void* spare[SPARE_MAX]
+cdef int spare_count = 0
+
+
+cdef class Messages:
+    """Bytes of an answer. Its memory is a block of a page map, which the next conversion gets: blocks of this size from
+    malloc, made by threads and freed by the loop, cost a page fault for each page, and left threads' heaps in pieces."""
+
+    def __dealloc__(self):
+        release(self)
+
+    def __len__(self):
+        return <Py_ssize_t>self.size
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, <Py_ssize_t>self.size, 1, flags)
+
+
+cdef void release(Messages messages) noexcept:
+    global spare_count
+    if not messages.is_block:
+        free(messages.data)
+    elif spare_count < SPARE_MAX:
+        spare[spare_count] = messages.data
+        spare_count += 1
+    else:
+        munmap(messages.data, BLOCK)
+
+
+cdef bint grow(Messages messages, size_t size, size_t wanted) noexcept:
+    """Room for so many bytes; the first `size` ones stay. False: there is no memory."""
+    global spare_count
+    cdef size_t capacity
+    cdef void* grown
+    cdef bint is_block = wanted <= BLOCK
+    if is_block and spare_count:
+        spare_count -= 1
+        grown = spare[spare_count]
+        capacity = BLOCK
+    elif is_block:
+        grown = mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+        if grown == MAP_FAILED:
+            return False
+        capacity = BLOCK
+    else:
+        capacity = max(messages.capacity * 2, wanted)
+        grown = malloc(capacity)
+        if grown is NULL:
+            return False
+    if size:
+        memcpy(grown, messages.data, size)
+    release(messages)
+    messages.data = <uint8_t*>grown
+    messages.capacity = capacity
+    messages.is_block = is_block
+    return True
+
+
+cdef void give_back_spare_blocks() noexcept:
+    global spare_count
+    while spare_count:
+        spare_count -= 1
+        munmap(spare[spare_count], BLOCK)
+
 
 cdef class DownConverter:
     """Build one partition's messages of an answer, with `magic` 0 or 1, from `from_offset` on."""
@@ -51,8 +120,7 @@ cdef class DownConverter:
     cdef size_t room
     cdef int first
     cdef size_t limit
-    cdef uint8_t* out
-    cdef size_t capacity
+    cdef Messages held_by
     cdef readonly size_t size
     cdef readonly bint full             # nothing more fits
     cdef readonly int64_t next_offset   # after the last record read, -1 at the start
@@ -70,23 +138,16 @@ cdef class DownConverter:
         self.first = first
         self.limit = <size_t>max(limit, <int64_t>0)
         self.next_offset = -1
+        self.held_by = Messages()
 
     def __dealloc__(self):
-        free(self.out)
         free(self.cut)
 
     cdef bint reserve(self, size_t more) noexcept nogil:
-        cdef size_t capacity
-        cdef uint8_t* grown
-        if self.size + more <= self.capacity:
+        if self.size + more <= self.held_by.capacity:
             return True
-        capacity = max(self.capacity * 2, self.size + more)
-        grown = <uint8_t*>realloc(self.out, capacity)
-        if grown is NULL:
-            return False
-        self.out = grown
-        self.capacity = capacity
-        return True
+        with gil:
+            return grow(self.held_by, self.size, self.size + more)
 
     cdef bint fits(self, size_t size) noexcept nogil:
         """Return whether a message of this size may be added. If not, set `full`."""
@@ -154,7 +215,7 @@ cdef class DownConverter:
                 return NO_MEMORY
             timestamp = info.max_timestamp if stamped else (
                 <int64_t>(<uint64_t>info.base_timestamp + <uint64_t>view.timestamp_delta))
-            self.put(self.out + self.size, offset, timestamp, attributes, view.key, view.key_size, view.value, view.value_size)
+            self.put(self.held_by.data + self.size, offset, timestamp, attributes, view.key, view.key_size, view.value, view.value_size)
             self.added(size)
             self.next_offset = offset + 1
             if self.full:
@@ -168,7 +229,7 @@ cdef class DownConverter:
             return FULL
         if not self.reserve(size):
             return NO_MEMORY
-        memcpy(self.out + self.size, data, size)
+        memcpy(self.held_by.data + self.size, data, size)
         self.added(size)
         self.next_offset = get_i64(data) + 1
         return FULL if self.full else DONE
@@ -321,7 +382,7 @@ cdef class DownConverter:
             raise MemoryError
         if stamped and self.magic:
             attributes |= TIMESTAMP_LOG_APPEND
-        self.put(self.out + self.size, self.wrapped_last, header.info.max_timestamp if stamped else self.wrapped_max, attributes,
+        self.put(self.held_by.data + self.size, self.wrapped_last, header.info.max_timestamp if stamped else self.wrapped_max, attributes,
                  NULL, -1, &packed[0], <int32_t>packed.shape[0])
         self.added(size)
         self.next_offset = last + 1
@@ -339,12 +400,17 @@ cdef class DownConverter:
                 return False
             if not self.reserve(size):
                 raise MemoryError
-            self.put(self.out + self.size, offset, -1, 0, &key_bytes[0] if key_size > 0 else NULL, key_size,
+            self.put(self.held_by.data + self.size, offset, -1, 0, &key_bytes[0] if key_size > 0 else NULL, key_size,
                      &value_bytes[0] if value_size > 0 else NULL, value_size)
             self.added(size)
         self.next_offset = offset + 1
         return True
 
     def messages(self):
-        """Return all messages as bytes."""
-        return PyBytes_FromStringAndSize(<const char*>self.out, <Py_ssize_t>self.size)
+        """Return all messages, once."""
+        cdef Messages made = self.held_by
+        if self.size == 0:
+            return b""
+        self.held_by = Messages()
+        made.size = self.size
+        return made

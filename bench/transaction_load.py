@@ -14,8 +14,8 @@ record at a time, and adds partitions by itself (TV1). `batches` fills batches o
 transaction: idempotent only. `copy` consumes a topic from its beginning, and commits what it has read, its
 copies and its offsets, in one transaction each (librdkafka). `aborts` are of `frames`, each of 10 records in
 one partition. `read` fetches 1 MB at a time, of all partitions in turn, again and again, and looks at
-batches' headers alone, and of aborted transactions at their count. `ids` asks for COUNT transactional ids, and
-leaves them empty.
+batches' headers alone, and of aborted transactions at their count. `ids` asks for COUNT transactional ids,
+and leaves them empty.
 
 A commit's time is from the client's call, or the EndTxn, to its end."""
 

@@ -88,6 +88,17 @@ def test_what_a_thread_converted_is_freed_without_a_collection(world, monkeypatc
     assert len(made) == 3
 
 
+def test_the_memory_of_a_long_answer_is_kept_for_the_next_one_and_given_back(world):
+    world.log("t")
+    client = world.connect()
+    for _ in range(12):
+        assert client.produce("t", batch(1, 60_000)).error_code == 0
+    for _ in range(2):
+        assert told(client, 2) == (0, 12, list(range(12)))
+        assert world.reactor.stats()["pooled_bytes"] > 1 << 20
+    world.poll_until(lambda: world.reactor.stats()["pooled_bytes"] == 0)
+
+
 def refuse(*arguments):
     raise MemoryError
 

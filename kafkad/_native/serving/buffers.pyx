@@ -91,6 +91,9 @@ cdef void buffers_trim(Core* core) noexcept nogil:
             data = core.buffers[place].free
             core.buffers[place].free = (<void**>data)[0]
             memory_free(core, <uint8_t*>data)
+    while core.answer_count:
+        core.answer_count -= 1
+        free(core.answers[core.answer_count])
     core.stats.pooled_bytes = 0
 
 

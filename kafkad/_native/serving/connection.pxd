@@ -25,6 +25,7 @@ cdef enum:
     ELEMENTS_PER_FRAME = 16         # so many partitions of a request count as one more frame of the turn
     UNSENT_MAX = 1024 * 1024        # bytes of answers that a connection has not taken before it is served no further
     BUFFER_CLASSES = 72
+    ANSWERS_KEPT = 2
     COPIES_KEPT = 16
     API_KEYS = 128
 
@@ -251,6 +252,8 @@ cdef struct Core:
     ColdReads cold
     int64_t buffered_bytes_max
     int64_t pooled_bytes_max
+    uint8_t* answers[ANSWERS_KEPT]  # of ANSWER_ROOM each, from malloc, for the next ones; pooled, too
+    int answer_count
     int32_t request_bytes_max
     int32_t sasl_bytes_max          # of a frame before its connection is authenticated
     int64_t elements                # partitions that the frame at hand has answered

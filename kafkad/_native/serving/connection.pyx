@@ -77,6 +77,8 @@ cdef extern from * nogil:
 cdef enum:
     FREE_SLOTS_MAX = 4096
     BIG_ANSWER = 64 * 1024              # the heap may be trimmed after it
+    ANSWER_LEAST = 512 * 1024           # from this size to that one answers have the same room, which is kept
+    ANSWER_ROOM = 1024 * 1024 + 64 * 1024
     END_MS = 5000
     POOLED_BYTES_MAX = 32 * 1024 * 1024
 
@@ -196,6 +198,27 @@ cdef inline void hold(Conn* conn, int64_t size) noexcept nogil:
     conn.core.stats.buffered_bytes += size
 
 
+cdef inline uint8_t* answer_take(Core* core, size_t capacity) noexcept nogil:
+    """A long answer's memory is used again at once: new pages, each with its fault, cost more than copying into them."""
+    if capacity == ANSWER_ROOM and core.answer_count:
+        core.answer_count -= 1
+        core.stats.pooled_bytes -= ANSWER_ROOM
+        return core.answers[core.answer_count]
+    return <uint8_t*>malloc(capacity)
+
+
+cdef inline void answer_give(Core* core, uint8_t* data, size_t capacity) noexcept nogil:
+    if (capacity == ANSWER_ROOM and core.answer_count < ANSWERS_KEPT
+            and core.stats.pooled_bytes + <int64_t>ANSWER_ROOM <= core.pooled_bytes_max):
+        core.answers[core.answer_count] = data
+        core.answer_count += 1
+        core.stats.pooled_bytes += ANSWER_ROOM
+        return
+    if capacity >= BIG_ANSWER:
+        core.freed_bytes += <int64_t>capacity
+    free(data)
+
+
 cdef uint8_t* slot_extend(Slot* slot, size_t size) noexcept nogil:
     cdef uint8_t* grown
     cdef size_t capacity
@@ -203,7 +226,9 @@ cdef uint8_t* slot_extend(Slot* slot, size_t size) noexcept nogil:
         capacity = max(<size_t>slot.capacity * 2, slot.size + size)
         KAFKAD_CHECK(capacity < <size_t>1 << 31)
         if slot.data is slot.inline_data:
-            grown = <uint8_t*>malloc(capacity)
+            if ANSWER_LEAST <= capacity <= ANSWER_ROOM:
+                capacity = ANSWER_ROOM
+            grown = answer_take(slot.conn.core, capacity)
             if grown is not NULL:
                 memcpy(grown, slot.data, slot.size)
         else:
@@ -289,9 +314,7 @@ cdef void slot_free(Slot* slot) noexcept nogil:
         free(slot.regions)
     if slot.data is not slot.inline_data:
         hold(conn, -<int64_t>slot.capacity)
-        if slot.capacity >= BIG_ANSWER:
-            core.freed_bytes += slot.capacity
-        free(slot.data)
+        answer_give(core, slot.data, slot.capacity)
     if core.free_slot_count < FREE_SLOTS_MAX:
         slot.next = core.free_slots
         core.free_slots = slot

@@ -33,6 +33,14 @@ FORMATS: Final = "one of the following: --standalone, --initial-controllers, or 
 @click.option("-g", "--ignore-formatted", is_flag=True, help="Skip directories that are formatted.")
 @click.option("-r", "--release-version", metavar="V", help="Of Kafka, for the first feature levels: 4.0.")
 @click.option("--random-uuid", is_flag=True, help="Print an id for a cluster or a directory, and end.")
+@click.option(
+    "-S",
+    "--add-scram",
+    "scram",
+    metavar="MECHANISM=[name=N,password=P]",
+    multiple=True,
+    help="A user that logs in with SCRAM, of the first cluster metadata.",
+)
 @click.option("-f", "--feature", "features", metavar="NAME=LEVEL", multiple=True, help="One feature level.")
 def command(
     properties: str | None,
@@ -46,6 +54,7 @@ def command(
     ignore_formatted: bool,
     release_version: str | None,
     random_uuid: bool,
+    scram: tuple[str, ...],
     features: tuple[str, ...],
 ) -> None:
     """Format the data directories of a node of a cluster, for kafkad and for Kafka.
@@ -59,6 +68,7 @@ def command(
       kafkad format server.properties --cluster-id $ID
       kafkad format server.properties -t $ID --initial-controllers 1@a:9093:$DIR_A,2@b:9093:$DIR_B
     """
+    from kafkad.cli.format_scram import SINCE, scram_record
     from kafkad.cli.serve import parse_overrides
     from kafkad.config.broker import BrokerConfig, ConfigError
     from kafkad.log.formatting import Content, FormatRefused, cluster_id_of, format_directories
@@ -80,6 +90,9 @@ def command(
     try:
         config = BrokerConfig.load(properties or config_file, overrides)
         levels = _levels(release_version, features)
+        users = [scram_record(text) for text in scram]
+        if users and levels["metadata.version"] < SINCE:
+            raise ValueError("SCRAM is only supported in metadata.version 3.5-IV2 or later")
         voters = _voters(config, standalone, initial_controllers, no_initial_controllers)
     except (ConfigError, ValueError) as wrong:
         end(str(wrong), 2)
@@ -95,7 +108,7 @@ def command(
     content = Content(
         cluster_id,
         config.node_id,
-        build_bootstrap(now_ms, levels),
+        build_bootstrap(now_ms, levels, users),
         build_voters_checkpoint(voters, now_ms) if voters else None,
         next((each.directory_id for each in voters if each.voter_id == config.node_id), None),
     )

@@ -25,10 +25,14 @@ from kafkad.raft.control_records import Voter
 from kafkad.raft.snapshots import build_snapshot, read_snapshot
 
 
-def build_bootstrap(now_ms: int, levels: Mapping[str, int] | None = None) -> bytes:
-    """bootstrap.checkpoint of a fresh cluster. `levels`: of features, metadata.version first."""
+def build_bootstrap(now_ms: int, levels: Mapping[str, int] | None = None, more: Iterable[Any] = ()) -> bytes:
+    """bootstrap.checkpoint of a fresh cluster. `levels`: of features, metadata.version first. `more` records
+    come after these."""
     levels = levels or fresh_levels()
-    records = [messages.FeatureLevelRecord(name=name, feature_level=level) for name, level in levels.items()]
+    records: list[Any] = [
+        messages.FeatureLevelRecord(name=name, feature_level=level) for name, level in levels.items()
+    ]
+    records.extend(more)
     values = (encode_record(record, levels[METADATA_VERSION]) for record in records)
     return b"".join(build_snapshot(values, epoch=0, timestamp_ms=0, now_ms=now_ms))
 

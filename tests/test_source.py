@@ -63,6 +63,7 @@ ONLY = {
 ALSO = {
     "client": (
         "kafkad.net.https",
+        "kafkad.security.client_sasl",
         "kafkad.security.client_tls",
         "kafkad.security.jaas",
         "kafkad.security.jwt",

@@ -122,3 +122,20 @@ ACCESS: Final[dict[int, Access]] = {
     80: _cluster(_ALTER),  # AddRaftVoter
     81: _cluster(_ALTER),  # RemoveRaftVoter
 }
+
+_NODES = _cluster(Operation.CLUSTER_ACTION)
+AT_CONTROLLERS: Final[dict[int, Access]] = {  # on their listeners; a client's in an Envelope is asked again
+    **ACCESS,
+    1: _NODES,  # Fetch, of the metadata log
+    52: _NODES,  # Vote
+    53: _NODES,  # BeginQuorumEpoch
+    54: _NODES,  # EndQuorumEpoch
+    56: _NODES,  # AlterPartition
+    59: _NODES,  # FetchSnapshot
+    62: _NODES,  # BrokerRegistration
+    63: _NODES,  # BrokerHeartbeat
+    67: _NODES,  # AllocateProducerIds
+    70: _NODES,  # ControllerRegistration
+    73: _NODES,  # AssignReplicasToDirs
+    82: _NODES,  # UpdateRaftVoter
+}

@@ -310,7 +310,7 @@ def alter_configs(services: Services, context: RequestContext, request: Any) -> 
     yield from _respond(response, messages.AlterConfigsResponse.Responses, resources, errors)
 
     def write() -> Any:
-        return services.controller.alter_configs(wanted, request.validate_only)
+        return services.controller.alter_configs(wanted, request.validate_only, context)
 
     return _written(write, wanted, resources, errors, response)
 
@@ -350,7 +350,7 @@ def incremental_alter_configs(services: Services, context: RequestContext, reque
     yield from _respond(response, messages.IncrementalAlterConfigsResponse.Responses, resources, errors)
 
     def write() -> Any:
-        return services.controller.incremental_alter_configs(changes, request.validate_only)
+        return services.controller.incremental_alter_configs(changes, request.validate_only, context)
 
     return _written(write, changes, resources, errors, response)
 

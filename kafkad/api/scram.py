@@ -36,4 +36,4 @@ def describe_user_scram_credentials(services: Services, context: RequestContext,
 
 
 def alter_user_scram_credentials(services: Services, context: RequestContext, request: Any) -> Any:
-    return services.controller.alter_user_scram_credentials(request)
+    return services.controller.alter_user_scram_credentials(request, context)

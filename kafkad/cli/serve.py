@@ -70,13 +70,14 @@ def command(
       kafkad serve /etc/kafka/server.properties
     """
     from kafkad.config.broker import BrokerConfig, ConfigError
-    from kafkad.config.served import check_served, check_workers, ignored
+    from kafkad.config.served import check_served, check_workers, ignored, is_alone
     from kafkad.security.authorizer import authorizer_settings
-    from kafkad.security.listeners import sasl_listeners
+    from kafkad.security.listeners import controller_listeners, sasl_listeners
     from kafkad.security.principal_rules import principal_rules
-    from kafkad.security.tls import tls_contexts
+    from kafkad.security.tls import check_controllers, tls_contexts
     from kafkad.server.authentication import read_bytes
     from kafkad.server.cores import usable_cores
+    from kafkad.server.node_links import check_links
     from kafkad.server.stderr import StderrHandler, open_standard_streams
 
     open_standard_streams()
@@ -96,6 +97,11 @@ def command(
         sasl_listeners(config)
         tls_contexts(config, read_bytes)
         principal_rules(config)
+        if not is_alone(config):
+            check_links(config, read_bytes)
+            controller_listeners(config)
+            check_controllers(config, read_bytes)
+            principal_rules(config, config.controller_endpoints)
         authorizer_settings(config)
     except OSError as trouble:
         end(f"{trouble.filename}: {trouble.strerror}", 2)

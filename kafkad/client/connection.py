@@ -15,13 +15,12 @@ from collections import deque
 from typing import Any
 
 from kafkad import __version__
-from kafkad.client.security import AuthenticationFailed, Security
+from kafkad.client.security import Security
 from kafkad.protocol import codec, errors, messages
+from kafkad.security.client_sasl import login
 
 FRAME_SIZE_MAX = 1 << 30
 CONNECT_SECONDS_MAX = 10.0
-SESSION_USED = 0.85  # of a session's lifetime; Java: 85 to 95%
-RENEW_PAUSE_S = 1.1  # a broker takes a new login once a second at most
 
 
 class Unreachable(Exception):
@@ -156,29 +155,15 @@ class Connection:
             raise
 
     def _authenticate(self, security: Security) -> None:
-        """Log in: SaslHandshake v1, then the mechanism's messages in SaslAuthenticate (KIP-152)."""
+        steps = login(security.mechanism, security.conversation(), self.address, security.who)
         try:
-            handshake = self.ask(messages.SaslHandshakeRequest(mechanism=security.mechanism), 1)
-            if handshake.error_code:
-                offered = ", ".join(handshake.mechanisms) or "none"
-                raise AuthenticationFailed(
-                    f"the broker on {self.address} does not support {security.mechanism}, only {offered}"
-                )
-            conversation = security.conversation()
-            said = next(conversation)
+            request = next(steps)
             while True:
-                answer = self.ask(messages.SaslAuthenticateRequest(auth_bytes=said))
-                if answer.error_code:
-                    raise AuthenticationFailed(
-                        f"the broker on {self.address} refused {security.who}: {answer.error_message}"
-                    )
-                try:
-                    said = conversation.send(answer.auth_bytes)
-                except StopIteration:
-                    if answer.session_lifetime_ms > 0:
-                        used_s = answer.session_lifetime_ms / 1000 * SESSION_USED
-                        self._renew_at = time.monotonic() + max(used_s, RENEW_PAUSE_S)
-                    return
+                version = 1 if type(request) is messages.SaslHandshakeRequest else None
+                request = steps.send(self.ask(request, version))
+        except StopIteration as done:
+            if done.value is not None:
+                self._renew_at = time.monotonic() + done.value
         except BaseException:
             self.close()
             raise

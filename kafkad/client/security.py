@@ -8,33 +8,42 @@ client/oauth.py gets the token of OAUTHBEARER. For the other mechanisms, user an
 `tokenauth=true` in sasl.jaas.config they are the id and the HMAC of a delegation token (KIP-48). The options
 of TLS are in security/client_tls.py. GSSAPI and AWS_MSK_IAM are refused.
 
-SCRAM is RFC 5802 with Kafka's two hashes. A server that does not prove that it knows the password is refused.
-Sources: SaslClientAuthenticator, ScramSaslClient, KIP-43, KIP-84, KIP-152, KIP-651."""
+What is said is in security/client_sasl. Source: KIP-651."""
 
-import base64
-import os
 import socket
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+
+from kafkad.security.client_sasl import (
+    ITERATIONS_MIN,
+    SCRAM_HASHES,
+    AuthenticationFailed,
+    Conversation,
+    plain_conversation,
+    scram_conversation,
+)
 
 if TYPE_CHECKING:
     import ssl
 
     from kafkad.client.oauth import Tokens
 
-Conversation = Generator[bytes, bytes, None]
-
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-SCRAM_HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 OAUTHBEARER: Final = "OAUTHBEARER"
 MECHANISMS: Final = ("PLAIN", *SCRAM_HASHES, OAUTHBEARER)
-ITERATIONS_MIN: Final = 4096  # RFC 7677; with fewer, a hostile server could guess the password
-ITERATIONS_MAX: Final = 10_000_000
 
-
-class AuthenticationFailed(Exception):
-    """The broker refuses our login, or the broker itself is not authentic. Retrying does not help."""
+__all__ = (
+    "ITERATIONS_MIN",
+    "SCRAM_HASHES",
+    "AuthenticationFailed",
+    "Conversation",
+    "Security",
+    "credentials",
+    "is_delegated",
+    "plain_conversation",
+    "scram_conversation",
+)
 
 
 @dataclass(frozen=True)
@@ -144,59 +153,3 @@ def is_delegated(options: Mapping[str, Any]) -> bool:
     from kafkad.security import jaas
 
     return jaas.parse(str(text)).options.get("tokenauth", "").lower() == "true"
-
-
-# -- mechanisms: generators that yield our messages and are sent the broker's --------------------------------
-
-
-def plain_conversation(username: str, password: str) -> Conversation:
-    """Log in by PLAIN (RFC 4616)."""
-    yield f"\0{username}\0{password}".encode()
-
-
-def scram_conversation(
-    hash_name: str,
-    username: str,
-    password: str,
-    nonce: Callable[[], str] | None = None,
-    *,
-    delegated: bool = False,
-) -> Conversation:
-    """Log in by SCRAM (RFC 5802) without channel binding, as in Kafka; if `delegated`, with a delegation
-    token."""
-    import hashlib
-    import hmac
-
-    own = nonce() if nonce else base64.b64encode(os.urandom(24)).decode()
-    name = username.replace("=", "=3D").replace(",", "=2C")
-    first_bare = f"n={name},r={own}" + (",tokenauth=true" if delegated else "")
-    server_first = (yield b"n,," + first_bare.encode()).decode("utf-8", "replace")
-    told = _attributes(server_first)
-    try:
-        salt, rounds, both = base64.b64decode(told["s"], validate=True), int(told["i"]), told["r"]
-    except (KeyError, ValueError):
-        raise AuthenticationFailed("the broker's SCRAM challenge cannot be read")
-    if not both.startswith(own) or both == own:
-        raise AuthenticationFailed("the broker's SCRAM challenge is not an answer to ours")
-    if not ITERATIONS_MIN <= rounds <= ITERATIONS_MAX:
-        raise AuthenticationFailed(f"the broker wants {rounds} SCRAM iterations: at least {ITERATIONS_MIN}")
-    salted = hashlib.pbkdf2_hmac(hash_name, password.encode(), salt, rounds)
-    client_key = hmac.digest(salted, b"Client Key", hash_name)
-    last_bare = f"c=biws,r={both}"
-    signed = f"{first_bare},{server_first},{last_bare}".encode()
-    signature = hmac.digest(hashlib.new(hash_name, client_key).digest(), signed, hash_name)
-    proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
-    server_last = (yield f"{last_bare},p={base64.b64encode(proof).decode()}".encode()).decode(
-        "utf-8", "replace"
-    )
-    told = _attributes(server_last)
-    if "e" in told:
-        raise AuthenticationFailed(f"the broker refuses: {told['e']}")
-    server_key = hmac.digest(salted, b"Server Key", hash_name)
-    expected = base64.b64encode(hmac.digest(server_key, signed, hash_name)).decode()
-    if not hmac.compare_digest(told.get("v", ""), expected):
-        raise AuthenticationFailed("the broker does not prove that it knows the password")
-
-
-def _attributes(text: str) -> dict[str, str]:
-    return dict(part.split("=", 1) for part in text.split(",") if "=" in part)

@@ -56,6 +56,7 @@ PER_LISTENER: Final = frozenset(
         "ssl.cipher.suites",
         "ssl.client.auth",
         "ssl.enabled.protocols",
+        "ssl.endpoint.identification.algorithm",
         "ssl.key.password",
         "ssl.keystore.certificate.chain",
         "ssl.keystore.key",
@@ -148,13 +149,12 @@ _ignored(
     "OpenSSL does the work of Java's providers",
     "ssl.keymanager.algorithm ssl.provider ssl.secure.random.implementation ssl.trustmanager.algorithm",
 )
-_ignored("a broker connects to nobody by TLS", "ssl.endpoint.identification.algorithm")
 _ignored(
     "it is read for one mechanism of one listener: listener.name.<listener>.<mechanism>.sasl.jaas.config",
     "sasl.jaas.config",
 )
-_ignored(
-    "brokers and controllers do not log in to each other",
+_ignored_alone(
+    "a broker that is alone logs in nowhere",
     "sasl.mechanism.controller.protocol sasl.mechanism.inter.broker.protocol",
 )
 _ignored(
@@ -182,7 +182,10 @@ _ignored(
     sasl.oauthbearer.token.endpoint.url
     """,
 )
-_ignored("the ACLs are loaded before any listener opens", "early.start.listeners")
+_ignored(
+    "until the ACLs are loaded only listeners of controllers are open, and only to super users",
+    "early.start.listeners",
+)
 
 # -- quotas and metrics ------------------------------------------------------------------------------------
 

@@ -27,9 +27,9 @@ from kafkad.protocol.errors import INVALID_CONFIG, KafkaError
 
 logger = logging.getLogger("kafkad")
 
+PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 CONTROLLER_PROTOCOLS: Final = ("PLAINTEXT", "SASL_PLAINTEXT")
 NOT_AT_A_CONTROLLER: Final = {
-    "authorizer.class.name": "asks no authorizer",
     "delegation.token.secret.key": "has no delegation tokens",
 }
 NOT_FOR_ONE_LISTENER: Final = "kafkad applies it to all listeners alike"
@@ -178,18 +178,10 @@ def _cluster_refusals(config: BrokerConfig) -> Iterator[str]:
         yield "Missing required configuration node.id: each node of a cluster has a number of its own"
     for name in sorted({name.upper() for name in config.controller_listener_names}):
         protocol = config.listener_protocols.get(name, "PLAINTEXT")
-        if protocol != "PLAINTEXT":
+        if protocol not in PROTOCOLS:
             yield (
                 f"Invalid value {name} for configuration controller.listener.names: {protocol} is not"
-                " supported between the nodes of a cluster yet; use PLAINTEXT"
-            )
-    if "broker" in roles:
-        name = config.inter_broker_listener_name
-        protocol = config.listener_protocols.get(name, name)
-        if protocol != "PLAINTEXT":
-            yield (
-                f"Invalid value {name} for configuration inter.broker.listener.name: {protocol} is not"
-                " supported between the brokers of a cluster yet; use a listener with PLAINTEXT"
+                f" supported; use one of {', '.join(PROTOCOLS)}"
             )
     if "controller" in roles:
         for key, because in NOT_AT_A_CONTROLLER.items():

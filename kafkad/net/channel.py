@@ -1,7 +1,8 @@
 """A connection of this broker to another node, for the control plane.
 
     connect   TCP, TLS if a context is given, ApiVersions (KIP-511), then `authenticate` if one is given
-    ask       uses the highest version that both sides support; several requests may be in flight, and
+    ask       logs in anew first, if the session ends soon (KIP-368);
+              uses the highest version that both sides support; several requests may be in flight, and
               answers come in order
 
 If the node sends invalid bytes, closes the connection or is silent for too long, the channel ends: all
@@ -35,6 +36,24 @@ class Unreachable(Exception):
         self.refused = refused
 
 
+# Sends the SASL requests on a channel, by the function that it is given: a request and its version, to its
+# response. Returns after how many seconds to do so anew; None: never. Raises KafkaError.
+Send = Callable[[Any, int], Awaitable[Any]]
+Authenticate = Callable[[Send], Awaitable[float | None]]
+
+
+class Login:
+    """How a channel logs in, and when it has to do so anew (KIP-368)."""
+
+    __slots__ = ("authenticate", "one_at_a_time", "renew_at", "timeout_s")
+
+    def __init__(self, authenticate: Authenticate, timeout_s: float) -> None:
+        self.authenticate = authenticate
+        self.timeout_s = timeout_s
+        self.one_at_a_time = asyncio.Lock()
+        self.renew_at: float | None = None
+
+
 class Channel:
     """A connection, opened by `Channel.connect`. If `closed` is set, it cannot be used any more."""
 
@@ -48,6 +67,7 @@ class Channel:
         self._reader = reader
         self._writer = writer
         self._correlation = 0
+        self._login: Login | None = None
         self._waiting: deque[tuple[int, Any, int, asyncio.Future[Any]]] = deque()
         self._receiver = asyncio.get_running_loop().create_task(self._receive())
 
@@ -60,9 +80,9 @@ class Channel:
         *,
         timeout_s: float,
         context: ssl.SSLContext | None = None,
-        authenticate: Callable[["Channel"], Awaitable[None]] | None = None,
+        authenticate: Authenticate | None = None,
     ) -> "Channel":
-        """Open a channel. `authenticate` sends the SASL requests on it. Raise Unreachable."""
+        """Open a channel. Raise Unreachable."""
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         channel: Channel | None = None
         try:
@@ -71,7 +91,8 @@ class Channel:
                 channel = cls(address, client_id, reader, writer)
                 await channel._learn_versions(timeout_s)
                 if authenticate is not None:
-                    await authenticate(channel)
+                    channel._login = Login(authenticate, timeout_s)
+                    await channel._log_in(channel._login)
                 return channel
         except (OSError, TimeoutError, UnicodeError, KafkaError) as trouble:
             if channel is not None:
@@ -99,7 +120,32 @@ class Channel:
     async def ask(self, request: Any, *, timeout_s: float, lowest: int = 0) -> Any:
         """Send a request and return its answer. Raise Unreachable, also after `timeout_s`, or KafkaError
         (UNSUPPORTED_VERSION)."""
+        login = self._login
+        if login is not None and (login.renew_at is not None or login.one_at_a_time.locked()):
+            await self._renew(login)
         return await self._ask(request, self.version_for(type(request), lowest), timeout_s)
+
+    async def _renew(self, login: Login) -> None:
+        """Log in anew if it is time. Meanwhile nothing else is sent; answers to earlier requests come."""
+        async with login.one_at_a_time:
+            if login.renew_at is None or asyncio.get_running_loop().time() < login.renew_at or self.closed:
+                return
+            try:
+                async with asyncio.timeout(login.timeout_s):
+                    await self._log_in(login)
+            except BaseException as trouble:
+                self.close()
+                if isinstance(trouble, KafkaError | TimeoutError):
+                    reason = str(trouble) or "no answer"
+                    raise Unreachable(f"the new login on {self.address} failed: {reason}") from trouble
+                raise
+
+    async def _log_in(self, login: Login) -> None:
+        async def send(request: Any, version: int) -> Any:
+            return await self._ask(request, version, login.timeout_s)
+
+        seconds = await login.authenticate(send)
+        login.renew_at = None if seconds is None else asyncio.get_running_loop().time() + seconds
 
     async def _ask(self, request: Any, version: int, timeout_s: float) -> Any:
         if self.closed:

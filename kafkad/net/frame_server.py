@@ -10,31 +10,64 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 logger = logging.getLogger(__name__)
 
 MIN_FRAME: Final = 8  # key, version and correlation id
+ANSWERED: Final = b""  # of `serve`: by FrameConnection.respond, or there is none
+SHAKE_S: Final = 10.0  # for a TLS handshake
+# of FrameConnection.phase, as of the reactor's connections
+PHASE_HANDSHAKE: Final = 0
+PHASE_AUTHENTICATING: Final = 1
+PHASE_READY: Final = 2
 
 
 class FrameConnection:
     """What a handler sees of its connection."""
 
-    def __init__(self, listener: str, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, listener: str, writer: asyncio.StreamWriter, phase: int = PHASE_READY) -> None:
         peer = writer.get_extra_info("peername") or ("", 0)
         self.listener = listener
         self.peer_host: str = str(peer[0]).removeprefix("::ffff:").partition("%")[0]
-        self.principal = ""  # nobody has to say who it is
+        self.principal = ""  # nobody has said who it is
+        self.phase = phase
+        self.state: Any = None  # of its login
+        self.session_expires_ms = 0
         self.client_software_name = self.client_software_version = ""
         self.closed = False
         self.broker_id: int | None = None  # whose heartbeats come here
         self._writer = writer
+        self._said: asyncio.Future[None] | None = None
+
+    @property
+    def certificate(self) -> bytes | None:
+        """Of the peer, DER, if it has shown one."""
+        tls = self._writer.get_extra_info("ssl_object")
+        return None if tls is None else tls.getpeercert(binary_form=True)
+
+    async def exchange(self, login: Callable[[Any, int, bytes], object], frame: bytes) -> bytes:
+        """Give the frame to a login, until that has answered or closed the connection."""
+        self._said = asyncio.get_running_loop().create_future()
+        login(self, 0, frame)
+        await self._said
+        return ANSWERED
+
+    def respond(self, request_id: int, answer: bytes) -> None:
+        self._writer.write(len(answer).to_bytes(4, "big") + answer)
+        self.no_response(request_id)
+
+    def no_response(self, request_id: int) -> None:
+        if self._said is not None and not self._said.done():
+            self._said.set_result(None)
 
     def close(self, reason: str) -> None:
         if not self.closed:
             logger.warning("the connection from %s is closed: %s", self.peer_host, reason)
         self.closed = True
+        self.no_response(0)
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.close()
 
@@ -43,24 +76,41 @@ Serve = Callable[[FrameConnection, bytes], Awaitable[bytes | None]]
 
 
 class FrameServer:
-    """`serve` answers a frame from its header on with the answer from its header on, or None where it has
-    closed the connection. `on_end(connection, by_peer)` is told of each that has ended: was it the other side
-    that closed or reset it?"""
+    """`serve` answers a frame from its header on with the answer from its header on, None where it has
+    closed the connection, or ANSWERED. `certified` names the peer by its certificate, or raises ValueError.
+    `on_end(connection, by_peer)` is told of each that has ended: was it the other side that closed or reset
+    it?"""
 
     def __init__(
-        self, serve: Serve, *, frame_size_max: int, connections_max: int = 1 << 31, idle_s: float = 600.0
+        self,
+        serve: Serve,
+        *,
+        frame_size_max: int,
+        connections_max: int = 1 << 31,
+        idle_s: float = 600.0,
+        login_size_max: int = 1 << 19,
+        certified: Callable[[FrameConnection, bytes], object] | None = None,
     ) -> None:
         self._serve = serve
         self._frame_size_max = frame_size_max
         self._connections_max = connections_max
         self._idle_s = idle_s
         self.on_end: Callable[[FrameConnection, bool], Any] = lambda connection, by_peer: None
+        self._login_size_max = min(login_size_max, frame_size_max)
+        self._certified = certified
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
 
-    async def open(self, listening: socket.socket, listener: str) -> None:
-        """Accept on this socket, which is bound and listens."""
+    async def open(
+        self,
+        listening: socket.socket,
+        listener: str,
+        *,
+        context: ssl.SSLContext | None = None,
+        phase: int = PHASE_READY,
+    ) -> None:
+        """Accept on this socket, which is bound and listens. `phase` is what a connection begins in."""
 
         async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
@@ -70,14 +120,29 @@ class FrameServer:
                 return
             self._tasks.add(task)
             try:
-                await self._talk(reader, writer, FrameConnection(listener, writer))
+                connection = FrameConnection(listener, writer, phase)
+                if self._is_named(connection):
+                    await self._talk(reader, writer, connection)
             except asyncio.CancelledError:
                 if not self._closing:
                     raise
             finally:
                 self._tasks.discard(task)
 
-        self._servers.append(await asyncio.start_server(accepted, sock=listening))
+        shake_s = None if context is None else SHAKE_S
+        self._servers.append(
+            await asyncio.start_server(accepted, sock=listening, ssl=context, ssl_handshake_timeout=shake_s)
+        )
+
+    def _is_named(self, connection: FrameConnection) -> bool:
+        certificate = connection.certificate
+        if certificate is not None and self._certified is not None:
+            try:
+                self._certified(connection, certificate)
+            except ValueError as wrong:
+                connection.close(str(wrong))
+                return False
+        return True
 
     async def _talk(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: FrameConnection
@@ -90,10 +155,10 @@ class FrameServer:
             while not connection.closed:
                 async with asyncio.timeout(self._idle_s):
                     size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
-                if not MIN_FRAME <= size <= self._frame_size_max:
-                    connection.close(
-                        f"a frame of {size} bytes; {MIN_FRAME} to {self._frame_size_max} are allowed"
-                    )
+                least = 0 if connection.phase == PHASE_AUTHENTICATING else MIN_FRAME
+                most = self._frame_size_max if connection.phase == PHASE_READY else self._login_size_max
+                if not least <= size <= most:
+                    connection.close(f"a frame of {size} bytes; {least} to {most} are allowed")
                     return
                 async with asyncio.timeout(self._idle_s):
                     frame = await reader.readexactly(size)
@@ -101,7 +166,8 @@ class FrameServer:
                 if answer is None:
                     connection.close("its request has no answer")
                     return
-                writer.write(len(answer).to_bytes(4, "big") + answer)
+                if answer:
+                    writer.write(len(answer).to_bytes(4, "big") + answer)
                 async with asyncio.timeout(self._idle_s):
                     await writer.drain()
         except TimeoutError:

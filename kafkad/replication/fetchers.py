@@ -13,8 +13,10 @@ What stops a partition is told by the native side once the bytes at hand are dea
 diverging epoch, records that cannot be taken. It is resumed after replica.fetch.backoff.ms, or once the log
 is cut; what waiting does not heal fails the partition until its next leader epoch, with one log line.
 
-Not there yet: TLS and SASL to the leader (a listener that needs one is refused by name),
-messages of magic 0 and 1.
+TLS and SASL come before the first Fetch (server/node_links). TLS is OpenSSL's in the native code: what is
+read is decrypted into the same buffer. A login whose session ends is done anew on another connection.
+
+Not there yet: messages of magic 0 and 1.
 
 Source: AbstractFetcherThread, ReplicaFetcherThread, AbstractFetcherManager."""
 
@@ -22,10 +24,11 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
+from kafkad._native.serving.outgoing_tls import OutgoingTls
 from kafkad._native.serving.reactor import Reactor
 from kafkad._native.serving.replica_fetch import DELAYED, FAILED, FETCHING, TRUNCATING, ReplicaFetch
 from kafkad._native.serving.replication_quota import ReplicationQuota
@@ -45,7 +48,6 @@ Key = tuple[bytes, int]  # topic id, partition
 
 # metadata.version from which on replicas fetch by this version (MetadataVersion.fetchRequestVersion)
 FETCH_VERSIONS: Final = ((27, 18), (21, 17), (19, 16), (10, 15), (9, 14), (0, 13))
-PLAINTEXT: Final = 0
 LATEST: Final = -1
 EARLIEST: Final = -2
 # The leader has yet to hear of the epoch that we heard of first: nearly always it does at once.
@@ -54,6 +56,7 @@ PAUSE_MS: Final = 50  # for a leader that does not wait
 THROTTLED_MS: Final = 50  # until a quota is looked at again
 RECONNECT_MS: Final = 50
 RECONNECT_MS_MAX: Final = 1_000
+FOR_EVER_S: Final = 1e9
 LOOK_S: Final = 1.0  # how often a connection is looked at: for a time-out, or for a new broker epoch
 RECEIVE_BUFFER_DEFAULT: Final = 64 << 10  # Kafka's; the kernel sizes it better (ARCHITECTURE.md)
 NEVER_HEALS: Final = frozenset({errors.OFFSET_MOVED_TO_TIERED_STORAGE, errors.UNSUPPORTED_FOR_MESSAGE_FORMAT})
@@ -86,6 +89,27 @@ def _name_of(code: int) -> str:
 
 class Unusable(Exception):
     """The leader has no listener that can be spoken to."""
+
+
+class Secured(NamedTuple):
+    """A connection after its handshake and login."""
+
+    tls: OutgoingTls | None
+    renew_s: float | None  # until the login is to be done anew; None: it is good for ever
+
+
+PLAIN: Final = Secured(None, None)
+
+
+class Links(Protocol):
+    """How this broker connects to others (server/node_links)."""
+
+    @property
+    def is_plain(self) -> bool: ...
+
+    def connect(self, host: str, port: int, client_id: str, *, timeout_s: float) -> Awaitable[Channel]: ...
+
+    def secure(self, plain: socket.socket, host: str, port: int, reactor: Reactor) -> Awaitable[Secured]: ...
 
 
 class Place(NamedTuple):
@@ -122,9 +146,12 @@ class Fetchers:
         random: Random,
         fatal: Callable[[BaseException], Any],
         quota: ReplicationQuota | None = None,
+        links: Links | None = None,
     ) -> None:
+        """`links`: to other brokers; None: by PLAINTEXT."""
         self.quota = quota
         self.reactor = reactor
+        self.links = links
         self.config = config
         self.broker_id: int = config.node_id
         self.broker_epoch = broker_epoch
@@ -406,12 +433,13 @@ class LeaderFetcher:
             answers = self.native.answers
             try:
                 opened = await self._open()
+                secured = await self._secured(opened)
             except (OSError, TimeoutError, UnicodeError) as trouble:
                 self._say(f"it cannot be reached: {getattr(trouble, 'strerror', None) or trouble!r}")
-            except Unusable as trouble:
+            except (Unusable, Unreachable) as trouble:
                 self._say(str(trouble))
             else:
-                await self._watch(opened)
+                await self._watch(opened, secured)
             failures = 0 if self.native.answers > answers else failures + 1
             wait_ms = min(RECONNECT_MS << min(failures, 10), RECONNECT_MS_MAX)
             await asyncio.sleep(wait_ms * self.fetchers.random.uniform(0.8, 1.2) / 1000)
@@ -423,10 +451,6 @@ class LeaderFetcher:
         endpoint = None if broker is None else broker.listeners.get(name)
         if endpoint is None:
             raise Unusable(f"it has no listener {name}")
-        if endpoint.security_protocol != PLAINTEXT:
-            raise Unusable(
-                f"its listener {name} is not PLAINTEXT: replication over TLS or SASL is not supported yet"
-            )
         return endpoint.host, endpoint.port
 
     async def _open(self) -> socket.socket:
@@ -453,22 +477,37 @@ class LeaderFetcher:
                     return opened
         raise trouble or OSError(f"{host} has no address")
 
-    async def _watch(self, opened: socket.socket) -> None:
+    async def _secured(self, opened: socket.socket) -> Secured:
+        """Handshake and login. Raises Unreachable, OSError; then the socket is closed."""
+        links = self.fetchers.links
+        if links is None or links.is_plain:
+            return PLAIN
+        try:
+            async with asyncio.timeout(self.fetchers.config.socket_connection_setup_timeout_ms / 1000):
+                return await links.secure(opened, *self._address(), self.fetchers.reactor)
+        except BaseException:
+            opened.close()
+            raise
+
+    async def _watch(self, opened: socket.socket, secured: Secured) -> None:
         """Fetch over a connection until it is lost."""
         loop, config = self.fetchers.loop, self.fetchers.config
         epoch = self.fetchers.broker_epoch()
+        renew_at = loop.time() + (FOR_EVER_S if secured.renew_s is None else secured.renew_s)
         self._lost.clear()
-        self.native.attach(opened.fileno(), epoch)
+        self.native.attach(opened.fileno(), epoch, secured.tls)
         opened.detach()
         while not self._lost.is_set():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(min(LOOK_S, max(renew_at - loop.time(), 0))):
                     await self._lost.wait()
             since_ms = self.native.waiting_since_ms
             if since_ms and loop.time() * 1000 - since_ms > config.replica_socket_timeout_ms:
                 self.native.detach(f"no whole answer for {config.replica_socket_timeout_ms} ms")
             elif self.fetchers.broker_epoch() != epoch:
                 self.native.detach("this broker has registered anew")
+            elif loop.time() >= renew_at:
+                self.native.detach("its session ends, and another one begins")
             elif self.native.answers:
                 self._reported = ""
 
@@ -480,7 +519,9 @@ class LeaderFetcher:
             host, port = self._address()
             timeout_s = self.fetchers.config.replica_socket_timeout_ms / 1000
             client_id = f"broker-{self.fetchers.broker_id}-fetcher-{self.place.number}"
-            channel = await Channel.connect(host, port, client_id, timeout_s=timeout_s)
+            links = self.fetchers.links
+            connect: Callable[..., Awaitable[Channel]] = Channel.connect if links is None else links.connect
+            channel = await connect(host, port, client_id, timeout_s=timeout_s)
             try:
                 end = await self._list_offset(channel, followed, LATEST, timeout_s)
                 start = await self._list_offset(channel, followed, EARLIEST, timeout_s)

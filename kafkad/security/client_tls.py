@@ -15,12 +15,13 @@ memory, so it never reaches a disk. (DefaultSslEngineFactory, KIP-651.)"""
 
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 TYPES: Final = ("PEM", "PKCS12", "JKS")
 TRUST: Final = "ssl.truststore"
 KEYS: Final = "ssl.keystore"
+VERSIONS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 SNIFFED_BYTES: Final = 1 << 16  # a PEM file may begin with comments
 
 
@@ -39,6 +40,30 @@ def tls_context(options: Mapping[str, Any]) -> ssl.SSLContext:
         _load_own(context, options)
     except (OSError, ValueError) as trouble:
         raise ValueError(f"the client's certificate and key cannot be read: {trouble}")
+    return context
+
+
+def python_server(
+    key: bytes,
+    chain: Sequence[bytes],
+    authorities: Iterable[bytes],
+    client_auth: str,
+    versions: Iterable[str],
+) -> ssl.SSLContext:
+    """The context of a listener that Python's ssl serves; keys and certificates are DER. Raises ValueError,
+    OSError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    numbers = [VERSIONS[name] for name in versions]
+    context.minimum_version, context.maximum_version = min(numbers), max(numbers)
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.num_tickets = 0
+    _load_text(context, _pem_of(key) + "".join(map(ssl.DER_cert_to_PEM_cert, chain)), "")
+    found = b"".join(dict.fromkeys(authorities))
+    if found:
+        context.load_verify_locations(cadata=found)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    required = {"required": ssl.CERT_REQUIRED, "requested": ssl.CERT_OPTIONAL}
+    context.verify_mode = required.get(client_auth, ssl.CERT_NONE)
     return context
 
 

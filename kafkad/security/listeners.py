@@ -8,7 +8,7 @@
 
 A JAAS file that `java.security.auth.login.config` names is not read. (ChannelBuilders, JaasContext.)"""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -73,14 +73,28 @@ class SaslListener(NamedTuple):
     tokens: SignedTokens | Unsecured | None = None  # of OAUTHBEARER
 
 
-def sasl_listeners(config: Any) -> dict[str, SaslListener]:
-    """By name, those of `config` (BrokerConfig) that serve clients. Raises ConfigError, about the first key
-    that is wrong."""
+def sasl_listeners(config: Any, endpoints: Iterable[Any] | None = None) -> dict[str, SaslListener]:
+    """By name, those of `config` (BrokerConfig) that serve clients, or of these endpoints. Raises
+    ConfigError, about the first key that is wrong."""
     return {
         endpoint.listener: _listener(config, endpoint.listener)
-        for endpoint in config.broker_endpoints
+        for endpoint in (config.broker_endpoints if endpoints is None else endpoints)
         if endpoint.protocol.startswith("SASL_")
     }
+
+
+def controller_listeners(config: Any) -> dict[str, SaslListener]:
+    """Those that serve the nodes of a cluster. Raises ConfigError."""
+    found = sasl_listeners(config, config.controller_endpoints)
+    for name, listener in found.items():
+        if OAUTHBEARER in listener.mechanisms:
+            raise _wrong(
+                ",".join(listener.mechanisms),
+                ENABLED,
+                f"of listener {name}, {OAUTHBEARER} is not supported at a controller; set"
+                f" listener.name.{name.lower()}.{ENABLED}",
+            )
+    return found
 
 
 def _listener(config: Any, listener: str) -> SaslListener:

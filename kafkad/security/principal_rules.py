@@ -9,6 +9,7 @@ expressions are Java's, and so is what `$` and `\\` mean in a replacement; a num
 group's stands for itself. (SslPrincipalMapper, KIP-371.)"""
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -58,11 +59,11 @@ class PrincipalRules:
         raise ValueError(f"No rules apply to {subject}, rules {self._text}")
 
 
-def principal_rules(config: Any) -> dict[str, PrincipalRules]:
-    """By name, of the listeners of `config` (BrokerConfig) where a certificate names the user. Raises
-    ConfigError."""
+def principal_rules(config: Any, endpoints: Iterable[Any] | None = None) -> dict[str, PrincipalRules]:
+    """By name, of the listeners of `config` (BrokerConfig) where a certificate names the user, or of those of
+    these endpoints. Raises ConfigError."""
     found = {}
-    for endpoint in config.broker_endpoints:
+    for endpoint in config.broker_endpoints if endpoints is None else endpoints:
         if endpoint.protocol != "SSL":
             continue
         text = config.for_listener(endpoint.listener, RULES)

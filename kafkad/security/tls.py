@@ -11,6 +11,7 @@
 A certificate can be replaced while the broker serves: `check_successor` says by which one.
 (SslFactory, DefaultSslEngineFactory, ChannelBuilders.)"""
 
+import ssl
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -18,6 +19,7 @@ from kafkad._native.serving.tls import VERSIONS, TlsContext, TlsError
 from kafkad.config.definition import ConfigError
 from kafkad.config.dynamic import SECURITY_KEYS
 from kafkad.security.certificates import alternative_names_of, subject_of
+from kafkad.security.client_tls import python_server
 from kafkad.security.stores import (
     TYPES,
     KeyStore,
@@ -48,6 +50,18 @@ ALLOW_SAN: Final = "ssl.allow.san.changes"
 NEWEST: Final = ("TLS", *VERSIONS)  # of ssl.protocol; which versions are spoken, ssl.enabled.protocols says
 
 
+CLIENT_KEYS: Final = (
+    KEY_STORE, KEY_STORE_PASSWORD, KEY_STORE_TYPE, KEY_STORE_KEY, KEY_STORE_CHAIN, KEY_PASSWORD,
+    TRUST_STORE, TRUST_STORE_PASSWORD, TRUST_STORE_TYPE, TRUST_STORE_TEXT,
+    "ssl.endpoint.identification.algorithm",
+)  # fmt: skip
+
+
+class Place(NamedTuple):
+    listener: str
+    protocol: str
+
+
 class TlsListener(NamedTuple):
     context: TlsContext
     certificate: bytes  # DER; its own, the first of the chain
@@ -70,6 +84,29 @@ def tls_contexts(config: Any, read: Callable[[str], bytes]) -> dict[str, TlsCont
     return {
         endpoint.listener: tls_listener(config, endpoint, read).context for endpoint in tls_endpoints(config)
     }
+
+
+def client_context(config: Any, listener: str, read: Callable[[str], bytes]) -> TlsContext:
+    """This node's where it connects to others by a listener (server/node_links). Raises ConfigError."""
+    return _Listener(config, Place(listener, "SSL"), read).client()
+
+
+def client_options(config: Any, listener: str) -> dict[str, str]:
+    """The same as Kafka's client options, for security/client_tls."""
+    found = {key: config.for_listener(listener, key) for key in CLIENT_KEYS}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def server_context(config: Any, endpoint: Any, read: Callable[[str], bytes]) -> ssl.SSLContext:
+    """Of a controller's listener, which Python's ssl serves. Raises ConfigError."""
+    return _Listener(config, endpoint, read).python()
+
+
+def check_controllers(config: Any, read: Callable[[str], bytes]) -> None:
+    """Raises ConfigError if a controller's listener has no certificate that it can serve by."""
+    for endpoint in config.controller_endpoints:
+        if endpoint.protocol.endswith("SSL"):
+            server_context(config, endpoint, read)
 
 
 def own_values(config: Any, listener: str) -> tuple[Any, ...]:
@@ -108,7 +145,7 @@ class _Listener:
         self._is_sasl = endpoint.protocol == "SASL_SSL"
         self._read = read
 
-    def made(self) -> TlsListener:
+    def _versions(self) -> list[str]:
         protocol = self._get(PROTOCOL)
         if protocol not in NEWEST:
             self._wrong(PROTOCOL, f"one of {', '.join(NEWEST)} is wanted")
@@ -116,6 +153,46 @@ class _Listener:
         for version in versions:
             if version not in VERSIONS:
                 self._wrong(ENABLED, f"{version} is not supported; those that are: {', '.join(VERSIONS)}")
+        return list(versions)
+
+    def client(self) -> TlsContext:
+        versions, suites = self._versions(), self._get(SUITES)
+        authorities = self._trust_store()
+        if not authorities:
+            self._missing(TRUST_STORE, "it says who signs the certificates of the other nodes")
+        store = None
+        if self._get(KEY_STORE) is not None or self._get(KEY_STORE_CHAIN) is not None:
+            store = self._key_store()
+        try:
+            return TlsContext(
+                key=store.key if store is not None else b"",
+                chain=store.chain if store is not None else (),
+                authorities=authorities,
+                versions=versions,
+                suites=suites,
+                client=True,
+            )
+        except TlsError as trouble:
+            self._wrong(SUITES if "suite" in str(trouble) else self._key_of_store(), str(trouble))
+
+    def python(self) -> ssl.SSLContext:
+        versions, store, authorities = self._versions(), self._key_store(), self._trust_store()
+        client_auth = self._client_auth()
+        if client_auth != "none" and not authorities:
+            self._wrong(CLIENT_AUTH, f"{TRUST_STORE} must say who signs the other nodes' certificates")
+        if self._get(SUITES):
+            self._wrong(
+                SUITES,
+                "a controller's listener has OpenSSL's own choice of suites; set"
+                f" listener.name.{self._name.lower()}.{SUITES}= for it",
+            )
+        try:
+            return python_server(store.key, store.chain, authorities, client_auth, versions)
+        except (OSError, ValueError) as trouble:
+            self._wrong(self._key_of_store(), str(trouble))
+
+    def made(self) -> TlsListener:
+        versions = self._versions()
         store = self._key_store()
         authorities = self._trust_store()
         client_auth = self._client_auth()

@@ -8,7 +8,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from kafkad.api import versions
@@ -61,8 +61,9 @@ def read_bytes(path: str) -> bytes:
 class CertificateNames:
     """The principal of a client with a certificate that was verified. Where SASL follows, that names it."""
 
-    def __init__(self, config: Any) -> None:
-        self._rules = principal_rules(config)
+    def __init__(self, config: Any, endpoints: Iterable[Any] | None = None) -> None:
+        """`endpoints`: other ones than those that serve clients."""
+        self._rules = principal_rules(config, endpoints)
 
     def __call__(self, connection: Any, certificate: bytes) -> None:
         """Raises ValueError if the client has no name by the rules; then the connection is closed."""
@@ -79,8 +80,10 @@ class Authentication:
         services: Services,
         call_later: Callable[[int, Callable[[], None]], Any],
         nonce: Callable[[], str],
-        keys: OAuthKeySets,
+        keys: OAuthKeySets | None,
+        listeners: Mapping[str, SaslListener] | None = None,
     ) -> None:
+        """`listeners`: other ones than those that serve clients."""
         self._services = services
         self._call_later = call_later
         self._nonce = nonce
@@ -95,7 +98,7 @@ class Authentication:
         self._delay_ms: int = config.connection_failed_authentication_delay_ms
         self._listeners = {
             name: Settings({it: self._maker(it, found) for it in found.mechanisms}, found.max_reauth_ms)
-            for name, found in sasl_listeners(config).items()
+            for name, found in (sasl_listeners(config) if listeners is None else listeners).items()
         }
 
     def _maker(self, name: str, listener: SaslListener) -> Callable[[], Mechanism]:
@@ -117,6 +120,7 @@ class Authentication:
         assert tokens is not None
         if not isinstance(tokens, SignedTokens):
             return tokens
+        assert self._keys is not None
         keys = self._keys.of(tokens.keys)
         return Jwks(tokens.expected, lambda: keys.current, keys.missing)
 

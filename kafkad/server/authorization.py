@@ -8,7 +8,7 @@ allowed neither before nor after the change:
 
 The client that asked for the change is answered when every worker has applied all of it (server/changes)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from kafkad.clock import Clock
@@ -18,6 +18,7 @@ from kafkad.security.authorizer import Authorizer, authorizer_settings
 from kafkad.server.turns import Steps
 
 ACLS_A_STEP: Final = 50
+LOOKED_AT_A_STEP: Final = 1_000
 
 
 def authorizer_of(config: Any, image: MetadataImage, clock: Clock) -> Authorizer | None:
@@ -51,6 +52,47 @@ def follow_acls(
     for first in range(0, len(removed), ACLS_A_STEP):
         authorizer.change((), removed[first : first + ACLS_A_STEP])
         yield
+
+
+class FollowedAcls:
+    """The authorizer of a controller, which follows the ACLs of its image. Before it has read what the quorum
+    has committed only super users are let in."""
+
+    def __init__(self, config: Any, clock: Clock, run: Callable[[Steps], Any]) -> None:
+        """Raises ConfigError."""
+        self._settings = authorizer_settings(config)
+        self._run = run
+        self._acls: Mapping[bytes, Any] = {}
+        self._at_work = False
+        self._caught_up = False
+        self.authorizer: Authorizer | None = None
+        if self._settings is not None:
+            self.authorizer = Authorizer(self._settings.super_users, False, clock.monotonic_ms)
+
+    def look(self, image: MetadataImage, *, caught_up: bool) -> None:
+        """`caught_up`: nothing that was committed when this node started is missing."""
+        if self.authorizer is None or self._at_work:
+            return
+        if image.acls is not self._acls:
+            self._at_work = True
+            self._run(self._follow(self.authorizer, image.acls))
+        elif caught_up and not self._caught_up and self._settings is not None:
+            self._caught_up = True
+            self.authorizer.allows_what_nobody_names = self._settings.allows_what_nobody_names
+            self.authorizer.change((), ())
+
+    def _follow(self, authorizer: Authorizer, acls: Mapping[bytes, Any]) -> Steps:
+        before, self._acls = self._acls, acls
+        try:
+            changed = []
+            for number, acl_id in enumerate({**before, **acls}, 1):
+                if before.get(acl_id) is not acls.get(acl_id):
+                    changed.append(acl_id)
+                if number % LOOKED_AT_A_STEP == 0:
+                    yield
+            yield from follow_acls(authorizer, changed, before, acls)
+        finally:
+            self._at_work = False
 
 
 def _allows(acl: Acl) -> bool:

@@ -8,7 +8,7 @@
 After a failed try to connect, nothing is tried again for 50 ms, 100 ms, ... 1 s; who asks in between is told
 at once that the broker is unreachable.
 
-Not there yet: TLS and SASL between brokers; a listener that needs one is refused by name."""
+What TLS and SASL ask for is done by `connect` (server/node_links)."""
 
 import asyncio
 import logging
@@ -21,7 +21,6 @@ from kafkad.net.channel import Channel, Unreachable
 
 logger = logging.getLogger(__name__)
 
-PLAINTEXT: Final = 0
 RETRY_MS: Final = 50
 RETRY_MS_MAX: Final = 1_000
 CONNECT_S: Final = 10.0  # at most; Kafka: socket.connection.setup.timeout.ms
@@ -85,11 +84,6 @@ class BrokerChannels:
         endpoint = broker.listeners.get(self._listener)
         if endpoint is None:
             raise Unreachable(f"broker {broker_id} has no listener {self._listener}")
-        if endpoint.security_protocol != PLAINTEXT:
-            raise Unreachable(
-                f"listener {self._listener} of broker {broker_id} is not PLAINTEXT: TLS and SASL between"
-                " brokers are not supported yet"
-            )
         return Address(endpoint.host, endpoint.port, broker.epoch)
 
     async def _channel(self, link: Link, timeout_s: float) -> Any:

@@ -18,14 +18,15 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final
 
-from kafkad.api import acls, configs, scram, topics, versions
-from kafkad.api.context import RequestContext, Services
+from kafkad.api import acls, configs, sasl, scram, topics, versions
+from kafkad.api.context import ANONYMOUS, RequestContext, Services
 from kafkad.api.table import Api
 from kafkad.controller.reassignments import ongoing
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.raft.describe import describe_quorum as describe
 from kafkad.raft.quorum_log import not_controller
+from kafkad.security.acls import Operation
 from kafkad.server.controller_queue import AnsweringController, timeout_of
 from kafkad.server.dispatch import Dispatcher
 from kafkad.server.turns import Steps
@@ -201,6 +202,7 @@ def envelope(services: Any, context: RequestContext, request: Any) -> Any:
 # fmt: off
 ROWS = (
     Api(1,  "Fetch",                   17, 18, raft),
+    Api(17, "SaslHandshake",           0, 1, sasl.sasl_handshake),
     Api(18, "ApiVersions",             0, 4, versions.api_versions),
     Api(19, "CreateTopics",            2, 7, topics.create_topics),
     Api(20, "DeleteTopics",            1, 6, topics.delete_topics),
@@ -208,6 +210,7 @@ ROWS = (
     Api(30, "CreateAcls",              1, 3, acls.create_acls),
     Api(31, "DeleteAcls",              1, 3, acls.delete_acls),
     Api(33, "AlterConfigs",            0, 2, configs.alter_configs),
+    Api(36, "SaslAuthenticate",        0, 2, sasl.sasl_authenticate),
     Api(37, "CreatePartitions",        0, 3, topics.create_partitions),
     Api(43, "ElectLeaders",            0, 2, elect_leaders),
     Api(44, "IncrementalAlterConfigs", 0, 1, configs.incremental_alter_configs),
@@ -251,6 +254,8 @@ class ControllerDispatcher(Dispatcher):
 
     async def answer(self, connection: Any, frame: bytes) -> bytes | None:
         try:
+            if self.authentication is not None and self.authentication.takes(connection, frame):
+                return bytes(await connection.exchange(self.authentication, frame))
             return await self._answer_of(connection, frame)
         except MemoryError:
             connection.close("no memory was left for its request")
@@ -263,6 +268,10 @@ class ControllerDispatcher(Dispatcher):
         key = int.from_bytes(frame[0:2], "big", signed=True)
         version = int.from_bytes(frame[2:4], "big", signed=True)
         api = self.table.get(key)
+        expires_ms = connection.session_expires_ms
+        if expires_ms and self.services.clock.monotonic_ms() > expires_ms:
+            connection.close("its session has ended, and it has not logged in anew")
+            return None
         if api is None:
             connection.close(f"API key {key} is not served by a controller")
             return None
@@ -284,9 +293,10 @@ class ControllerDispatcher(Dispatcher):
             client_host=connection.peer_host,
             listener=connection.listener,
             connection=connection,
+            principal=connection.principal or ANONYMOUS,
         )
         if type(request) is messages.EnvelopeRequest:
-            response = await self._opened(connection, request)
+            response = await self._opened(context, request)
         else:
             response = await self._executed(api, context, request)
         if response is None:
@@ -322,10 +332,15 @@ class ControllerDispatcher(Dispatcher):
 
     # -- Envelope ------------------------------------------------------------------------------------------
 
-    async def _opened(self, connection: Any, request: Any) -> Any:
-        """EnvelopeResponse (Kafka: EnvelopeUtils)."""
+    async def _opened(self, context: RequestContext, request: Any) -> Any:
+        """EnvelopeResponse (Kafka: EnvelopeUtils). Only who may act for the cluster says who asks."""
+        authorizer = self.services.authorizer
+        if authorizer is not None:
+            subject = authorizer.subject(context.principal, context.client_host)
+            if not subject.may_cluster(Operation.CLUSTER_ACTION, "Envelope"):
+                return messages.EnvelopeResponse(error_code=errors.CLUSTER_AUTHORIZATION_FAILED)
         try:
-            answer = await self._inside(connection, request)
+            answer = await self._inside(context.connection, request)
         except KafkaError as trouble:
             return messages.EnvelopeResponse(error_code=trouble.code)
         return messages.EnvelopeResponse(response_data=answer)

@@ -8,8 +8,11 @@
 Beware: all of it is on one loop. What grows with the cluster runs in turns, so that votes and heartbeats are
 answered meanwhile.
 
-Not there yet, and refused by config/served: delegation tokens; TLS, SASL and an authorizer on the
-controller's listener.
+Its listeners have TLS and SASL as a broker's have, and StandardAuthorizer decides who may do what. Before
+the ACLs are read only super users are let in, so nodes are super users.
+
+Not there yet, and refused by config/served: delegation tokens, OAUTHBEARER, a choice of cipher suites, and
+new certificates without a restart.
 
 Use: server/lifecycle for process.roles=controller; server/member_metadata for a node that is a broker too."""
 
@@ -19,6 +22,7 @@ import inspect
 import logging
 import os
 import random
+import secrets
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -32,13 +36,17 @@ from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.uuids import random_uuid
 from kafkad.net import listener
 from kafkad.net.channel import Unreachable
-from kafkad.net.frame_server import FrameServer
+from kafkad.net.frame_server import PHASE_HANDSHAKE, PHASE_READY, FrameServer
 from kafkad.protocol import messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.raft.elections import Timings
 from kafkad.raft.metadata_replica import SnapshotPolicy
 from kafkad.raft.node import RaftNode
 from kafkad.raft.quorum_log import QuorumLog
+from kafkad.security.listeners import controller_listeners
+from kafkad.security.tls import server_context
+from kafkad.server.authentication import Authentication, CertificateNames, read_bytes
+from kafkad.server.authorization import FollowedAcls
 from kafkad.server.controller_apis import (
     BY_KEY,
     TOLD,
@@ -48,11 +56,13 @@ from kafkad.server.controller_apis import (
     MemberAnswers,
 )
 from kafkad.server.controller_channel import ControllerChannel
+from kafkad.server.controller_queue import awaited
 from kafkad.server.early_fencing import EarlyFencing
 from kafkad.server.metadata_snapshots import MetadataSnapshots
+from kafkad.server.node_links import controller_links
 from kafkad.server.quorum_node import QuorumNode
 from kafkad.server.scheduler import LoopScheduler
-from kafkad.server.turns import Turns
+from kafkad.server.turns import Steps, Turns
 
 logger = logging.getLogger("kafkad")
 
@@ -106,11 +116,11 @@ class ControllerNode:
         self.cluster_id = self.log_dirs.cluster_id
         self._undo.append(lambda: self.log_dirs.close(clean=True))
 
-    def _bind(self) -> list[tuple[Any, str]]:
+    def _bind(self) -> list[tuple[Any, Any]]:
         sockets = []
         for endpoint in self.config.controller_endpoints:
             [socket] = listener.bind(endpoint, backlog=self.config.socket_listen_backlog_size)
-            sockets.append((socket, endpoint.listener))
+            sockets.append((socket, endpoint))
             self._undo.append(socket.close)
             self.endpoints.append(endpoint._replace(port=socket.getsockname()[1]))
         return sockets
@@ -129,8 +139,10 @@ class ControllerNode:
         config = self.config
         directory = config.metadata_log_dir or config.log_dirs[0]
         log: Any = self.log_dirs.open_metadata_log(METADATA_TOPIC, METADATA_TOPIC_ID)
+        self.links = controller_links(lambda: self.config, read_bytes)
         self.quorum = QuorumNode(
             self.loop,
+            connect=self.links.connect,
             client_id=f"kafkad-{config.node_id}",
             request_timeout_ms=config.controller_quorum_request_timeout_ms,
             trust_refusals=config.kafkad_failover_on_refused,
@@ -173,6 +185,7 @@ class ControllerNode:
         config = self.config
         self.raft = QuorumLog(self.node, self.clock, min_insync_replicas=config.min_insync_replicas)
         self.controller = QuorumController(self.raft, self.clock, self.random, config, self.cluster_id)
+        self.acls = FollowedAcls(config, self.clock, self._in_turns)
         applied: Any = Applied()
         self.answering = MemberAnswers(self.controller, self.turns, self.loop, applied)
         services = ControllerServices(
@@ -186,6 +199,7 @@ class ControllerNode:
             groups=None,  # type: ignore[arg-type]
             api_versions=TOLD,
             quorum=self.quorum,
+            authorizer=self.acls.authorizer,
         )
         self.early_fencing = services.early_fencing = EarlyFencing(
             self.controller,
@@ -193,21 +207,40 @@ class ControllerNode:
             do=self._do,
             run=self._run,
         )
-        self.dispatcher = ControllerDispatcher(services, BY_KEY, self.fatal, self.turns)
+        authentication = None
+        if listeners := controller_listeners(config):
+            authentication = Authentication(
+                services, self.scheduler.call_later, lambda: secrets.token_urlsafe(24), None, listeners
+            )
+        self.dispatcher = ControllerDispatcher(services, BY_KEY, self.fatal, self.turns, authentication)
         self.snapshots = MetadataSnapshots(self.node, self.scheduler)
         self._undo.append(self.snapshots.close)
-        self.quorum.on_change = self.raft.look
+        self.quorum.on_change = self._changed
 
-    async def _serve(self, sockets: list[tuple[Any, str]]) -> None:
+    def _changed(self) -> None:
+        self.raft.look()
+        node = self.node
+        caught_up = 0 <= node.high_watermark <= node.image.offset + 1
+        self.acls.look(node.image, caught_up=caught_up)
+
+    async def _serve(self, sockets: list[tuple[Any, Any]]) -> None:
         config = self.config
         self.server = FrameServer(
             self.dispatcher.answer,
             frame_size_max=config.socket_request_max_bytes,
             connections_max=config.max_connections,
             idle_s=config.connections_max_idle_ms / 1000,
+            login_size_max=config.sasl_server_max_receive_size,
+            certified=CertificateNames(config, config.controller_endpoints),
         )
-        for socket, name in sockets:
-            await self.server.open(socket, name)
+        for socket, endpoint in sockets:
+            is_tls, is_sasl = endpoint.protocol.endswith("SSL"), endpoint.protocol.startswith("SASL_")
+            await self.server.open(
+                socket,
+                endpoint.listener,
+                context=server_context(config, endpoint, read_bytes) if is_tls else None,
+                phase=PHASE_HANDSHAKE if is_sasl else PHASE_READY,
+            )
         if config.kafkad_failover_on_refused:
             self.server.on_end = self.early_fencing.ended
             self.controller.on_active = self.early_fencing.begins
@@ -222,6 +255,11 @@ class ControllerNode:
         self._run(self._every(config.unclean_leader_election_interval_ms / 1000, self._elect_uncleanly))
         self._run(self._every(SNAPSHOT_S, self._look_around))
         self._run(self._register())
+
+    def _in_turns(self, steps: Steps) -> None:
+        later = self.turns.run(steps)
+        if inspect.isawaitable(later):
+            self._run(awaited(later))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
@@ -274,7 +312,11 @@ class ControllerNode:
 
     async def _register(self) -> None:
         """Say where this controller is, and what it can do, for as long as the image does not (KIP-919)."""
-        channel = ControllerChannel(lambda: self.node.leader, client_id=f"kafkad-{self.config.node_id}")
+        channel = ControllerChannel(
+            lambda: self.node.leader,
+            client_id=f"kafkad-{self.config.node_id}",
+            connect=self.links.connect,
+        )
         try:
             while True:
                 await asyncio.sleep(REGISTER_S)

@@ -154,13 +154,15 @@ class AnsweringController:
         steps = self._controller.auto_create(names)
         return self._answer(steps, timeout_s=IN_PASSING_S, late=errors.LEADER_NOT_AVAILABLE)
 
-    def incremental_alter_configs(self, changes: Any, validate_only: bool = False) -> Any:
+    def incremental_alter_configs(
+        self, changes: Any, validate_only: bool = False, context: Any = None
+    ) -> Any:
         return self._answer(self._controller.incremental_alter_configs(changes, validate_only))
 
-    def alter_configs(self, wanted: Any, validate_only: bool = False) -> Any:
+    def alter_configs(self, wanted: Any, validate_only: bool = False, context: Any = None) -> Any:
         return self._answer(self._controller.alter_configs(wanted, validate_only))
 
-    def alter_user_scram_credentials(self, request: Any) -> Any:
+    def alter_user_scram_credentials(self, request: Any, context: Any = None) -> Any:
         steps = self._controller.alter_user_scram_credentials(request)
         return self._answer(steps, lambda answer: answer.results)
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Final
 
 from kafkad.api import metadata, tokens
-from kafkad.api.access import ACCESS, CODES, MESSAGES, Each, Whole
+from kafkad.api.access import ACCESS, AT_CONTROLLERS, CODES, MESSAGES, Each, Whole
 from kafkad.api.context import RequestContext, Services
 from kafkad.controller.tokens import create_response, owner_of
 from kafkad.metadata.image import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC
@@ -120,7 +120,7 @@ def admit(
 ) -> Generator[None, None, Gate]:
     """Decide, in steps; the request may have lost elements then."""
     gate = Gate(subject, services, context, request, name)
-    access = ACCESS.get(context.api_key)
+    access = (AT_CONTROLLERS if services.is_controller else ACCESS).get(context.api_key)
     if access is None:
         if not subject.is_super:
             yield from gate.refuse(errors.CLUSTER_AUTHORIZATION_FAILED)

@@ -52,6 +52,7 @@ class FollowedMetadata:
             client_id=f"kafkad-{config.node_id}",
             request_timeout_ms=config.controller_quorum_request_timeout_ms,
             retry_backoff_ms=config.controller_quorum_retry_backoff_ms,
+            connect=worker.controller_links.connect,
         )
         self.until = self._client.until
 

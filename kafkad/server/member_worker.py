@@ -13,8 +13,9 @@ owns. The broker is unfenced when all have loaded their logs, and all accept whe
 until worker 0 has been let go. What worker 0 was told of the broker outlives it: its successor goes on in
 the same broker epoch, once it knows all the metadata that the others may know.
 
-Not there yet: several workers where this node is a controller, too; TLS and SASL between brokers
-(config/served refuses them); principals of AlterConfigs.
+Connections to other nodes are secured as their listeners say (server/node_links).
+
+Not there yet: several workers where this node is a controller, too.
 
 Use: server/lifecycle, for a node that is not a whole cluster (config/served.is_alone)."""
 
@@ -41,6 +42,7 @@ from kafkad.replication.replicas import Replicas
 from kafkad.replication.throttles import throttle_table
 from kafkad.server import member_apis
 from kafkad.server.alter_partition import AlterPartitions
+from kafkad.server.authentication import read_bytes
 from kafkad.server.broker_lifecycle import BrokerLifecycle, NotRegistered
 from kafkad.server.controller_channel import ControllerChannel
 from kafkad.server.controller_node import check_formatted
@@ -51,6 +53,7 @@ from kafkad.server.group_storage import OFFSETS_TOPIC
 from kafkad.server.member_feed import ControllerOfOthers, Departure, ask_by_worker_0
 from kafkad.server.member_metadata import ControllerHalf, FollowedMetadata
 from kafkad.server.metadata_feed import LEADER, ForOthers, difference, encode_image
+from kafkad.server.node_links import broker_links, controller_links
 from kafkad.server.other_brokers import OtherBrokers
 from kafkad.server.place import Place
 from kafkad.server.transaction_storage import TRANSACTION_TOPIC
@@ -123,7 +126,9 @@ class MemberController:
         await self._known(lambda image: all(name in image.topics for name in made))
         return troubles
 
-    async def incremental_alter_configs(self, changes: Incremental, validate_only: bool = False) -> Outcome:
+    async def incremental_alter_configs(
+        self, changes: Incremental, validate_only: bool = False, context: RequestContext | None = None
+    ) -> Outcome:
         cls = messages.IncrementalAlterConfigsRequest
         row = cls.Resources.Configs
         resources = [
@@ -137,9 +142,11 @@ class MemberController:
             )
             for (kind, name), keys in changes.items()
         ]
-        return await self._altered(cls(resources=resources, validate_only=validate_only))
+        return await self._altered(cls(resources=resources, validate_only=validate_only), context)
 
-    async def alter_configs(self, wanted: Absolute, validate_only: bool = False) -> Outcome:
+    async def alter_configs(
+        self, wanted: Absolute, validate_only: bool = False, context: RequestContext | None = None
+    ) -> Outcome:
         cls = messages.AlterConfigsRequest
         resources = [
             cls.Resources(
@@ -149,10 +156,10 @@ class MemberController:
             )
             for (kind, name), keys in wanted.items()
         ]
-        return await self._altered(cls(resources=resources, validate_only=validate_only))
+        return await self._altered(cls(resources=resources, validate_only=validate_only), context)
 
-    async def _altered(self, request: Any) -> Outcome:
-        response = await self._forward(request, None)
+    async def _altered(self, request: Any, context: RequestContext | None) -> Outcome:
+        response = await self._forward(request, context)
         return {
             (row.resource_type, row.resource_name): KafkaError(row.error_code, row.error_message)
             if row.error_code
@@ -160,8 +167,8 @@ class MemberController:
             for row in response.responses
         }
 
-    async def alter_user_scram_credentials(self, request: Any) -> Any:
-        return await self._forward(request, None)
+    async def alter_user_scram_credentials(self, request: Any, context: RequestContext | None = None) -> Any:
+        return await self._forward(request, context)
 
     async def create_delegation_token(self, request: Any, context: RequestContext) -> Any:
         return await self._forward(request, context)
@@ -258,12 +265,17 @@ class MemberWorker(Worker):
     def _open_metadata(self) -> None:
         config = self.config
         is_controller = "controller" in config.process_roles
+        self.controller_links = controller_links(lambda: self.config, read_bytes)
         self.client: Any = ControllerHalf(self) if is_controller else FollowedMetadata(self)
         self.raft: Any = self.client.replica
         self.raft.keeps_values = self.place is not None
         self._started("metadata log", self.client.close)
         self.metadata = MetadataCache(self.raft.image)
-        self.channel = ControllerChannel(lambda: self.client.leader, client_id=f"kafkad-{config.node_id}")
+        self.channel = ControllerChannel(
+            lambda: self.client.leader,
+            client_id=f"kafkad-{config.node_id}",
+            connect=self.controller_links.connect,
+        )
         self.lifecycle = BrokerLifecycle(
             self._registration(),
             cluster_id=self.cluster_id,
@@ -443,7 +455,8 @@ class MemberWorker(Worker):
 
     def _load_transactions(self) -> None:
         self.services.low_watermarks = self.replicas.low_watermarks
-        self.others = OtherBrokers(self.services, self.loop, self.fatal)
+        self.broker_links = broker_links(lambda: self.config, read_bytes)
+        self.others = OtherBrokers(self.services, self.loop, self.fatal, self.broker_links.connect)
         self._started("questions to other brokers", self.others.close)
         super()._load_transactions()
         coordinators = {OFFSETS_TOPIC: self.groups, TRANSACTION_TOPIC: self.transactions}
@@ -530,6 +543,7 @@ class MemberWorker(Worker):
             random=self.random,
             fatal=self.fatal,
             quota=self.throttle,
+            links=self.broker_links,
         )
         self._started("replica fetchers", self.fetchers.close)
         image = self.metadata.image

@@ -6,10 +6,12 @@ markers    from the transactions that are coordinated here to partitions led the
            (server/remote_markers)"""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from kafkad.api.context import Services
 from kafkad.metadata.image import MetadataImage
+from kafkad.net.channel import Channel
 from kafkad.server.broker_channels import BrokerChannels
 from kafkad.server.remote_gate import RemoteGate
 from kafkad.server.remote_markers import RemoteMarkers
@@ -23,12 +25,15 @@ class OtherBrokers:
         services: Services,
         loop: asyncio.AbstractEventLoop,
         fatal: Callable[[BaseException], object],
+        connect: Callable[..., Awaitable[Any]] = Channel.connect,
     ) -> None:
         self._services = services
         config = services.config
         me = config.node_id
         listener = config.inter_broker_listener_name
-        self._channels = [BrokerChannels(listener, self._image, client_id=f"kafkad-{me}") for _ in range(2)]
+        self._channels = [
+            BrokerChannels(listener, self._image, client_id=f"kafkad-{me}", connect=connect) for _ in range(2)
+        ]
         for_gate, for_markers = self._channels
         self._markers = services.remote_markers = RemoteMarkers(
             me, for_markers, self._image, loop, fatal, timeout_s=self._timeout_s

@@ -57,7 +57,7 @@ def node(directory, **changes):
         ({"advertised_listeners": "PLAINTEXT://h:9092,CONTROLLER://0.0.0.0:9093"},
          "advertised.listeners: 0.0.0.0 cannot be advertised"),
         ({"listener_security_protocol_map": "CONTROLLER:SSL,PLAINTEXT:PLAINTEXT"},
-         "configuration controller.listener.names: SSL is not supported between the nodes of a cluster yet"),
+         "Missing configuration ssl.truststore.location of listener CONTROLLER: it says who signs the cert"),
     ],
 )  # fmt: skip
 def test_a_configuration_that_cannot_be(tmp_path, capsys, changes, told):

@@ -58,10 +58,10 @@ class World:
         ignored = {ignorance(name, text) for layer in layers for name, text in layer.items()}
         assert set(complaints) <= ignored
 
-    def incremental_alter_configs(self, changes: Any, validate_only: bool) -> Any:
+    def incremental_alter_configs(self, changes: Any, validate_only: bool, context: Any = None) -> Any:
         return self.write(*finish(plan_incremental(self.metadata.image, self.config, changes)), validate_only)
 
-    def alter_configs(self, wanted: Any, validate_only: bool) -> Any:
+    def alter_configs(self, wanted: Any, validate_only: bool, context: Any = None) -> Any:
         return self.write(*finish(plan_absolute(self.metadata.image, self.config, wanted)), validate_only)
 
     def write(self, records: list[Any], outcome: Any, validate_only: bool) -> Any:

@@ -149,7 +149,7 @@ def test_a_resource_that_comes_twice_is_refused_both_times(world: World) -> None
 
 
 def test_the_controllers_refusal_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(changes: object, validate_only: bool) -> None:
+    def refuse(changes: object, validate_only: bool, context: object) -> None:
         raise KafkaError(NOT_CONTROLLER, "elsewhere")
 
     monkeypatch.setattr(world, "incremental_alter_configs", refuse)

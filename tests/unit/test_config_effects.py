@@ -48,6 +48,7 @@ OF_A_MEMBER = (
     "server/controller_node.py",
     "server/member_metadata.py",
     "server/member_worker.py",
+    "server/node_links.py",
 )
 RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 STANDARD = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
@@ -234,17 +235,8 @@ def test_no_row_is_about_a_key_that_does_not_exist() -> None:
           "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,C:SSL"},
          "Invalid value C://h:2 for configuration listeners: listener.security.protocol.map makes C SSL, and "
          "SSL is not supported for controllers yet; use PLAINTEXT"),
-        (A_MEMBER | {"listener.security.protocol.map": "C:SSL,PLAINTEXT:PLAINTEXT"},
-         "Invalid value C for configuration controller.listener.names: SSL is not supported between the "
-         "nodes of a cluster yet; use PLAINTEXT"),
-        (A_MEMBER | {"listeners": "SSL://h:1,PLAINTEXT://h:2", "security.inter.broker.protocol": "SSL",
-                     "listener.security.protocol.map": "C:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL"},
-         "Invalid value SSL for configuration inter.broker.listener.name: SSL is not supported between the "
-         "brokers of a cluster yet; use a listener with PLAINTEXT"),
         ({"replica.selector.class": "a.B"},
          "replica.selector.class: kafkad cannot load Java classes; use org.apache.kafka"),
-        (A_CONTROLLER | {"authorizer.class.name": STANDARD},
-         "configuration authorizer.class.name: a controller of a cluster asks no authorizer yet"),
         (A_CONTROLLER | {"delegation.token.secret.key": "hush"},
          "Invalid value [hidden] for configuration delegation.token.secret.key: a controller of a cluster "
          "has no delegation tokens yet"),
@@ -285,6 +277,15 @@ def test_all_refused_values_stand_in_one_message() -> None:
         A_MEMBER | {"replica.selector.class": RACK_AWARE},
         {"process.roles": "controller,broker"},
         {"authorizer.class.name": STANDARD, "delegation.token.secret.key": "hush"} | A_MEMBER,
+        A_MEMBER | {"listener.security.protocol.map": "C:SSL,PLAINTEXT:PLAINTEXT"},
+        A_MEMBER
+        | {
+            "listeners": "SSL://h:1,PLAINTEXT://h:2",
+            "security.inter.broker.protocol": "SSL",
+            "listener.security.protocol.map": "C:SASL_SSL,PLAINTEXT:PLAINTEXT,SSL:SSL",
+            "sasl.mechanism.controller.protocol": "PLAIN",
+        },
+        A_CONTROLLER | {"authorizer.class.name": STANDARD},
         A_CONTROLLER,
     ],
 )

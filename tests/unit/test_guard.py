@@ -30,7 +30,9 @@ def services():
     image = MetadataImage("cluster")
     image.topics.update(topics)
     config = SimpleNamespace(auto_create_topics_enable=False, node_id=1)
-    return SimpleNamespace(metadata=SimpleNamespace(image=image), config=config, controller=None)
+    return SimpleNamespace(
+        metadata=SimpleNamespace(image=image), config=config, controller=None, is_controller=False
+    )
 
 
 def drive(steps):

@@ -309,7 +309,6 @@ def test_who_waits_for_a_broker_that_is_fenced_or_registered_anew_hears_at_once(
     [
         (None, "is unknown"),
         (broker(OTHER, fenced=True), "is fenced"),
-        (broker(OTHER, protocol=1), "TLS and SASL between brokers are not supported yet"),
         (SimpleNamespace(fenced=False, listeners={}), "has no listener INTERNAL"),
     ],
 )

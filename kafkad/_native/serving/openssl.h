@@ -14,6 +14,7 @@
 #define KAFKAD_OPENSSL(X) \
     X(unsigned long, OpenSSL_version_num, (void)) \
     X(void*, TLS_server_method, (void)) \
+    X(void*, TLS_client_method, (void)) \
     X(void*, SSL_CTX_new, (const void*)) \
     X(void, SSL_CTX_free, (void*)) \
     X(long, SSL_CTX_ctrl, (void*, int, long, void*)) \
@@ -35,6 +36,14 @@
     X(void*, SSL_new, (void*)) \
     X(void, SSL_free, (void*)) \
     X(void, SSL_set_accept_state, (void*)) \
+    X(void, SSL_set_connect_state, (void*)) \
+    X(long, SSL_ctrl, (void*, int, long, void*)) \
+    X(void*, SSL_get0_param, (void*)) \
+    X(int, X509_VERIFY_PARAM_set_flags, (void*, unsigned long)) \
+    X(int, X509_VERIFY_PARAM_set1_host, (void*, const char*, size_t)) \
+    X(int, X509_VERIFY_PARAM_set1_ip_asc, (void*, const char*)) \
+    X(long, SSL_get_verify_result, (const void*)) \
+    X(const char*, X509_verify_cert_error_string, (long)) \
     X(void, SSL_set_bio, (void*, void*, void*)) \
     X(void*, SSL_get_rbio, (const void*)) \
     X(int, SSL_do_handshake, (void*)) \

@@ -19,7 +19,6 @@ Beware: `sink` is called between answers' pieces, never inside one, since it may
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.errno cimport EPIPE
 from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove
@@ -28,7 +27,9 @@ from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_runs cimport RUN_NEWER, RUN_OVERLAPS, RunInfo
 from kafkad._native.serving.connection cimport core_fatal
 from kafkad._native.serving.followed cimport Followed, followed_write
-from kafkad._native.serving.outgoing cimport outgoing_close, outgoing_open, outgoing_read, outgoing_send
+from kafkad._native.serving.outgoing cimport (
+    outgoing_close, outgoing_open, outgoing_read, outgoing_reason, outgoing_send)
+from kafkad._native.serving.outgoing_tls cimport OutgoingTls
 from kafkad._native.serving.reactor cimport Reactor
 from kafkad._native.serving.replication_quota cimport FOLLOWER_SIDE, ReplicationQuota
 from kafkad._native.shared.watermarks cimport Row
@@ -242,8 +243,8 @@ cdef class ReplicaFetch:
     def buffer_bytes(self) -> int:
         return self.capacity_bytes
 
-    def attach(self, int fd, int64_t broker_epoch):
-        """Fetch over a connected, non-blocking socket, which is ours from now on."""
+    def attach(self, int fd, int64_t broker_epoch, OutgoingTls tls=None):
+        """Fetch over a connected, non-blocking socket, which is ours from now on, and its TLS, if it has some."""
         cdef Reactor reactor = self.reactor
         cdef int failure
         KAFKAD_CHECK(self.link.fd < 0)
@@ -254,7 +255,7 @@ cdef class ReplicaFetch:
             self.capacity_bytes = BUFFER_BYTES
         self.link.ready = link_ready
         self.link.owner = <void*>self
-        failure = outgoing_open(&self.link, reactor.core, fd)
+        failure = outgoing_open(&self.link, reactor.core, fd, NULL if tls is None else tls.release())
         if failure != 0:
             raise OSError(-failure, os.strerror(-failure))
         reactor.hold(self)
@@ -458,7 +459,7 @@ cdef class ReplicaFetch:
             return
         if n < 0:
             with gil:
-                self.lose("the leader has closed the connection" if n == -EPIPE else os.strerror(<int>-n))
+                self.lose(outgoing_reason(&self.link, <int>-n))
                 self.deliver()
             return
         self.end += n

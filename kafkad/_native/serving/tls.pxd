@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from kafkad._native.serving.connection cimport Conn, Core
+from kafkad._native.serving.connection cimport Core
 
 cdef extern from "<sys/uio.h>" nogil:
     struct iovec:
@@ -24,12 +24,16 @@ cdef struct Areas:                  # of a core: what one call needs, and nothin
     uint32_t outgoing_end
 
 cdef struct Tls:
-    Conn* conn
+    const int* fd                   # of its owner, who closes it
+    Core* core
+    int64_t* owed                   # of its owner, in which `kept` and `out` are counted; NULL
+    bint client                     # this end opened the connection
+    bint begun                      # of a client: its first message is made
     void* deadline                  # of the handshake: its module's
     Areas* areas
     void* ssl
     int state
-    bint spoke                      # something came from the client
+    bint spoke                      # something came from the peer
     int distractions                # handshake messages of an open connection since a read that brought data
     const uint8_t* source           # ciphertext that OpenSSL has not taken
     size_t source_left
@@ -45,8 +49,12 @@ cdef struct Tls:
 
 cdef class TlsContext:
     cdef void* context              # SSL_CTX
+    cdef readonly bint is_client
 
-cdef Tls* tls_new(TlsContext context, Conn* conn) noexcept              # NULL: OpenSSL has no memory
+# NULL: OpenSSL has no memory. A client takes the certificate only of `host`, or of anybody if that is NULL; `name` is told to
+# the server (SNI).
+cdef Tls* tls_new(TlsContext context, Core* core, const int* fd, int64_t* owed) noexcept
+cdef Tls* tls_client(TlsContext context, Core* core, const int* fd, const char* host, const char* name) noexcept
 cdef void tls_free(Tls* tls) noexcept nogil
 cdef void areas_free(void* areas) noexcept nogil
 

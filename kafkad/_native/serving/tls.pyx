@@ -25,12 +25,13 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, strncpy
 
-from kafkad._native.serving.connection cimport Conn, Core
+from kafkad._native.serving.connection cimport Core
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
 cdef extern from "openssl.h" nogil:
     ctypedef struct Openssl:
         void* (*TLS_server_method)() noexcept nogil
+        void* (*TLS_client_method)() noexcept nogil
         void* (*SSL_CTX_new)(const void*) noexcept nogil
         void (*SSL_CTX_free)(void*) noexcept nogil
         long (*SSL_CTX_ctrl)(void*, int, long, void*) noexcept nogil
@@ -52,6 +53,14 @@ cdef extern from "openssl.h" nogil:
         void* (*SSL_new)(void*) noexcept nogil
         void (*SSL_free)(void*) noexcept nogil
         void (*SSL_set_accept_state)(void*) noexcept nogil
+        void (*SSL_set_connect_state)(void*) noexcept nogil
+        long (*SSL_ctrl)(void*, int, long, void*) noexcept nogil
+        void* (*SSL_get0_param)(void*) noexcept nogil
+        int (*X509_VERIFY_PARAM_set_flags)(void*, unsigned long) noexcept nogil
+        int (*X509_VERIFY_PARAM_set1_host)(void*, const char*, size_t) noexcept nogil
+        int (*X509_VERIFY_PARAM_set1_ip_asc)(void*, const char*) noexcept nogil
+        long (*SSL_get_verify_result)(const void*) noexcept nogil
+        const char* (*X509_verify_cert_error_string)(long) noexcept nogil
         void (*SSL_set_bio)(void*, void*, void*) noexcept nogil
         void* (*SSL_get_rbio)(const void*) noexcept nogil
         int (*SSL_do_handshake)(void*) noexcept nogil
@@ -110,6 +119,7 @@ cdef enum:
     SSL_ERROR_WANT_READ = 2
     SSL_ERROR_ZERO_RETURN = 6
     SSL_CTRL_MODE = 33
+    SSL_CTRL_SET_TLSEXT_HOSTNAME = 55
     SSL_CTRL_SET_SESS_CACHE_MODE = 44
     SSL_CTRL_CHAIN_CERT = 89
     SSL_CTRL_SET_MIN_PROTO_VERSION = 123
@@ -122,9 +132,11 @@ cdef enum:
     BIO_CTRL_FLUSH = 11
     BIO_READ_AGAIN = 1 | 8              # BIO_FLAGS_READ, BIO_FLAGS_SHOULD_RETRY
     BIO_FLAGS_RWS_AGAIN = 15
+    X509_V_FLAG_PARTIAL_CHAIN = 0x80000
     ALERT = 21                          # kinds of messages
     HANDSHAKE = 22
     # ours
+    ALERT_RECORD = 0x15
     HANDSHAKE_RECORD = 0x16
 
 SSL_OP_IGNORE_UNEXPECTED_EOF = 1 << 7
@@ -182,8 +194,7 @@ cdef void on_message(
 
 # -- one connection ----------------------------------------------------------------------------------------
 
-cdef Tls* tls_new(TlsContext context, Conn* conn) noexcept:
-    cdef Core* core = conn.core
+cdef Tls* tls_new(TlsContext context, Core* core, const int* fd, int64_t* owed) noexcept:
     cdef Areas* areas = <Areas*>core.tls_areas
     cdef Tls* tls
     cdef void* bio
@@ -197,7 +208,9 @@ cdef Tls* tls_new(TlsContext context, Conn* conn) noexcept:
         KAFKAD_CHECK(areas.incoming is not NULL and areas.outgoing is not NULL and areas.plain is not NULL)
     tls = <Tls*>calloc(1, sizeof(Tls))
     KAFKAD_CHECK(tls is not NULL)
-    tls.conn = conn
+    tls.fd = fd
+    tls.core = core
+    tls.owed = owed
     tls.areas = areas
     tls.ssl = openssl.SSL_new(context.context)
     bio = openssl.BIO_new(bio_method)
@@ -212,6 +225,24 @@ cdef Tls* tls_new(TlsContext context, Conn* conn) noexcept:
     openssl.BIO_set_init(bio, 1)
     openssl.SSL_set_bio(tls.ssl, bio, bio)
     openssl.SSL_set_accept_state(tls.ssl)
+    return tls
+
+
+cdef Tls* tls_client(TlsContext context, Core* core, const int* fd, const char* host, const char* name) noexcept:
+    cdef Tls* tls = tls_new(context, core, fd, NULL)
+    cdef void* rules
+    if tls is NULL:
+        return NULL
+    tls.client = True
+    openssl.SSL_set_connect_state(tls.ssl)
+    rules = openssl.SSL_get0_param(tls.ssl)
+    # As in Java, each certificate of the truststore is trusted, also one that another authority has signed.
+    openssl.X509_VERIFY_PARAM_set_flags(rules, X509_V_FLAG_PARTIAL_CHAIN)
+    if host is not NULL and openssl.X509_VERIFY_PARAM_set1_ip_asc(rules, host) != 1:
+        KAFKAD_CHECK(openssl.X509_VERIFY_PARAM_set1_host(rules, host, 0) == 1)
+    if name is not NULL:
+        openssl.SSL_ctrl(tls.ssl, SSL_CTRL_SET_TLSEXT_HOSTNAME, 0, <void*>name)
+    openssl.ERR_clear_error()
     return tls
 
 
@@ -238,8 +269,9 @@ cdef inline void count(Tls* tls) noexcept nogil:
     """`kept` and `out` are the connection's, as its answers are."""
     cdef int64_t now = <int64_t>tls.out_capacity + (<int64_t>tls.kept_end if tls.kept is not NULL else 0)
     if now != tls.counted:
-        tls.conn.answer_bytes += now - tls.counted
-        tls.conn.core.stats.buffered_bytes += now - tls.counted
+        if tls.owed is not NULL:
+            tls.owed[0] += now - tls.counted
+        tls.core.stats.buffered_bytes += now - tls.counted
         tls.counted = now
 
 
@@ -254,9 +286,13 @@ cdef void fail_by_openssl(Tls* tls) noexcept nogil:
     if number:
         reason = openssl.ERR_reason_error_string(number)
     if reason is NULL:
-        reason = "the client broke the protocol"
+        reason = "the peer broke the protocol" if tls.client else "the client broke the protocol"
     openssl.ERR_clear_error()
     tls.state = TLS_FAILED
+    if tls.client and openssl.SSL_get_verify_result(tls.ssl) != 0:
+        snprintf(tls.reason, sizeof(tls.reason), "TLS: %s: %s", reason,
+                 openssl.X509_verify_cert_error_string(openssl.SSL_get_verify_result(tls.ssl)))
+        return
     snprintf(tls.reason, sizeof(tls.reason), "TLS: %s", reason)
 
 
@@ -286,7 +322,7 @@ cdef void source_close(Tls* tls) noexcept nogil:
 
 cdef ssize_t take(Tls* tls, size_t size) noexcept nogil:
     """From the socket, once the source is empty. As recv."""
-    cdef ssize_t n = recv(tls.conn.fd, tls.areas.incoming, size, MSG_DONTWAIT)
+    cdef ssize_t n = recv(tls.fd[0], tls.areas.incoming, size, MSG_DONTWAIT)
     if n > 0:
         tls.source = tls.areas.incoming
         tls.source_left = <size_t>n
@@ -300,7 +336,7 @@ cdef int tls_shake(Tls* tls, bint* more) noexcept nogil:
     more[0] = False
     source_open(tls)
     while True:
-        if tls.source_left == 0:
+        if tls.source_left == 0 and (tls.begun or not tls.client):
             if taken:
                 more[0] = True
                 break
@@ -316,9 +352,14 @@ cdef int tls_shake(Tls* tls, bint* more) noexcept nogil:
             taken = True
             if not tls.spoke:
                 tls.spoke = True
-                if tls.source[0] != HANDSHAKE_RECORD:
+                if tls.client:
+                    if tls.source[0] != HANDSHAKE_RECORD and tls.source[0] != ALERT_RECORD:
+                        fail(tls, "the other node does not speak TLS there")
+                        break
+                elif tls.source[0] != HANDSHAKE_RECORD:
                     fail(tls, "plaintext came to a TLS listener; does the client use this listener's security.protocol?")
                     break
+        tls.begun = True
         openssl.ERR_clear_error()
         result = openssl.SSL_do_handshake(tls.ssl)
         if result == 1:
@@ -374,7 +415,8 @@ cdef ssize_t receive(Tls* tls, iovec* parts, int count, bint peeks, bint* more) 
             fail_by_openssl(tls)
             break
         if tls.distractions > DISTRACTIONS_MAX:
-            fail(tls, "TLS: the client changes keys or asks for handshakes again and again")
+            fail(tls, "TLS: the peer changes keys or asks for handshakes again and again" if tls.client else
+                 "TLS: the client changes keys or asks for handshakes again and again")
             break
         if taken:
             more[0] = not drained
@@ -428,7 +470,7 @@ cdef bint push_from(Tls* tls, const uint8_t* data, uint32_t size, uint32_t* sent
     """Until the socket takes no more, which it must say: only then does epoll tell of room."""
     cdef ssize_t n
     while sent[0] < size:
-        n = send(tls.conn.fd, data + sent[0], size - sent[0], MSG_NOSIGNAL | MSG_DONTWAIT)
+        n = send(tls.fd[0], data + sent[0], size - sent[0], MSG_NOSIGNAL | MSG_DONTWAIT)
         if n >= 0:
             sent[0] += <uint32_t>n
         elif errno == EAGAIN:
@@ -666,12 +708,13 @@ cdef class TlsContext:
     """What the connections of a listener share. See tls.pyi."""
 
     def __cinit__(self, *, bytes key not None, chain, authorities=(), str client_auth="none", versions=tuple(VERSIONS),
-                  suites=()):
+                  suites=(), bint client=False):
         cdef const unsigned char* at
         cdef void* parsed
         load_openssl()
         openssl.ERR_clear_error()
-        self.context = openssl.SSL_CTX_new(openssl.TLS_server_method())
+        self.is_client = client
+        self.context = openssl.SSL_CTX_new(openssl.TLS_client_method() if client else openssl.TLS_server_method())
         if self.context is NULL:
             raise trouble("OpenSSL makes no context")
         openssl.SSL_CTX_set_options(
@@ -695,22 +738,25 @@ cdef class TlsContext:
             openssl.X509_free(parsed)
             if not good:
                 raise trouble("a certificate of the chain is refused")
-        at = <const unsigned char*>PyBytes_AS_STRING(key)
-        parsed = openssl.d2i_AutoPrivateKey(NULL, &at, <long>len(key))
-        if parsed is NULL:
-            raise trouble("the private key cannot be read")
-        good = openssl.SSL_CTX_use_PrivateKey(self.context, parsed) == 1
-        openssl.EVP_PKEY_free(parsed)
-        if not good or openssl.SSL_CTX_check_private_key(self.context) != 1:
-            raise trouble("the private key does not fit the certificate")
+        if key or not client:
+            at = <const unsigned char*>PyBytes_AS_STRING(key)
+            parsed = openssl.d2i_AutoPrivateKey(NULL, &at, <long>len(key))
+            if parsed is NULL:
+                raise trouble("the private key cannot be read")
+            good = openssl.SSL_CTX_use_PrivateKey(self.context, parsed) == 1
+            openssl.EVP_PKEY_free(parsed)
+            if not good or openssl.SSL_CTX_check_private_key(self.context) != 1:
+                raise trouble("the private key does not fit the certificate")
         for der in authorities:
             parsed = parsed_certificate(der)
             good = openssl.X509_STORE_add_cert(openssl.SSL_CTX_get_cert_store(self.context), parsed) == 1
-            good = good and openssl.SSL_CTX_add_client_CA(self.context, parsed) == 1
+            good = good and (client or openssl.SSL_CTX_add_client_CA(self.context, parsed) == 1)
             openssl.X509_free(parsed)
             if not good:
                 raise trouble("a certificate of the truststore is refused")
-        if client_auth != "none":
+        if client:
+            openssl.SSL_CTX_set_verify(self.context, SSL_VERIFY_PEER, NULL)
+        elif client_auth != "none":
             openssl.SSL_CTX_set_verify(
                 self.context, SSL_VERIFY_PEER | (SSL_VERIFY_FAIL_IF_NO_PEER_CERT if client_auth == "required" else 0), NULL)
 

@@ -20,7 +20,7 @@ cdef struct Deadline:
 
 
 cdef bint handshake_begin(Conn* conn, TlsContext context) noexcept:
-    cdef Tls* tls = tls_new(context, conn)
+    cdef Tls* tls = tls_new(context, conn.core, &conn.fd, &conn.answer_bytes)
     cdef Deadline* deadline
     if tls is NULL:
         return False

@@ -1,0 +1,413 @@
+"""Connections of this node to the others of its cluster: TLS and SASL as a listener's configuration says.
+
+    between brokers   inter.broker.listener.name, sasl.mechanism.inter.broker.protocol
+    to controllers    the first of controller.listener.names, sasl.mechanism.controller.protocol
+
+As in Kafka this node's own configuration of the listener counts, not what the other node has registered: the
+listener's protocol, its truststore, which says whose certificates are taken, its keystore, which is shown to
+who asks for one, ssl.endpoint.identification.algorithm, and the user name and password of
+listener.name.<listener>.<mechanism>.sasl.jaas.config. Stores are read again when their files have changed.
+
+    connect    a Channel, for the control plane
+    secure     what comes before the first byte of a replica fetcher: handshake and login, on its own socket
+
+A node that refuses us, or that we refuse, is tried again after 50 ms, 100 ms, ... 1 s; who asks in between is
+told so at once. The log has one line when it begins, one when the reason changes, one when it is over.
+
+PLAINTEXT is a Channel as it always was, and a bare socket. (ChannelBuilders, SaslClientAuthenticator.)"""
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from ipaddress import ip_address
+from typing import Any, Final, NamedTuple
+
+from kafkad._native.serving.outgoing_tls import OutgoingTls
+from kafkad._native.serving.tls import TlsContext, TlsError
+from kafkad.config.definition import ConfigError
+from kafkad.net.channel import Channel, Unreachable
+from kafkad.protocol import codec, errors, messages
+from kafkad.protocol.errors import KafkaError, Malformed
+from kafkad.replication.fetchers import Secured
+from kafkad.security import jaas
+from kafkad.security.client_sasl import (
+    SCRAM_HASHES,
+    AuthenticationFailed,
+    Conversation,
+    login,
+    plain_conversation,
+    scram_conversation,
+)
+from kafkad.security.client_tls import VERSIONS, tls_context
+from kafkad.security.mechanisms import PLAIN_MODULE, SCRAM_MODULE
+from kafkad.security.tls import client_context, client_options, own_values, store_paths
+
+logger = logging.getLogger("kafkad")
+
+BETWEEN_BROKERS: Final = "sasl.mechanism.inter.broker.protocol"
+TO_CONTROLLERS: Final = "sasl.mechanism.controller.protocol"
+MECHANISMS: Final = ("PLAIN", *SCRAM_HASHES)
+IDENTIFICATION: Final = "ssl.endpoint.identification.algorithm"
+RETRY_MS: Final = 50
+RETRY_MS_MAX: Final = 1_000
+FRAME_MAX: Final = 1 << 20  # of an answer before the login is over
+AUTHENTICATE_VERSION: Final = 2
+
+
+class Credentials(NamedTuple):
+    mechanism: str
+    username: str
+    password: str
+
+    def conversation(self) -> Conversation:
+        if self.mechanism == "PLAIN":
+            return plain_conversation(self.username, self.password)
+        return scram_conversation(SCRAM_HASHES[self.mechanism], self.username, self.password)
+
+
+class Contexts(NamedTuple):
+    """Both halves' of the same stores. `seen`: what they were made of."""
+
+    seen: Any
+    python: ssl.SSLContext
+    native: TlsContext
+    checks_host: bool
+
+
+class Refused:
+    """A node with which no secured connection came about."""
+
+    __slots__ = ("failures", "reason", "until")
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.reason = ""
+        self.until = 0.0
+
+
+class NodeLinks:
+    """`config` answers the BrokerConfig of now; `read` a file's bytes, or raises OSError."""
+
+    def __init__(
+        self,
+        config: Callable[[], Any],
+        listener: str,
+        key: str,
+        mechanism: str,
+        read: Callable[[str], bytes],
+    ) -> None:
+        """`key` says the mechanism. Raises ConfigError."""
+        self._config = config
+        self._listener = listener
+        self._read = read
+        self.protocol: str = config().listener_protocols.get(listener, listener)
+        self._credentials = (
+            credentials(config(), listener, key, mechanism) if self.protocol.startswith("SASL_") else None
+        )
+        self._contexts: Contexts | None = None
+        self._refused: dict[tuple[str, int], Refused] = {}
+        if self.protocol.endswith("SSL"):
+            self._contexts_of_now()
+
+    @property
+    def is_plain(self) -> bool:
+        return self.protocol == "PLAINTEXT"
+
+    # -- the control plane -----------------------------------------------------------------------------------
+
+    async def connect(self, host: str, port: int, client_id: str, *, timeout_s: float) -> Channel:
+        """Raises Unreachable."""
+        if self.is_plain:
+            return await Channel.connect(host, port, client_id, timeout_s=timeout_s)
+        at = (host, port)
+        self._wait_for(at)
+        try:
+            contexts = self._contexts_of_now()
+            channel = await Channel.connect(
+                host,
+                port,
+                client_id,
+                timeout_s=timeout_s,
+                context=None if contexts is None else contexts.python,
+                authenticate=None if self._credentials is None else self._authenticate(f"{host}:{port}"),
+            )
+        except ConfigError as wrong:
+            raise Unreachable(self._refuse(at, str(wrong))) from wrong
+        except Unreachable as trouble:
+            cause = trouble.__cause__  # None: it has closed the connection, which may be all that it says
+            if cause is None or isinstance(cause, ssl.SSLError | KafkaError):
+                self._refuse(at, str(trouble))
+            raise
+        self._accepted(at)
+        return channel
+
+    def _authenticate(self, address: str) -> Callable[..., Any]:
+        assert self._credentials is not None
+        steps_of = self._login
+
+        async def authenticate(send: Callable[[Any, int], Any]) -> float | None:
+            return await _say(steps_of(address), send)
+
+        return authenticate
+
+    def _login(self, address: str) -> Any:
+        assert self._credentials is not None
+        who = repr(self._credentials.username)
+        return login(self._credentials.mechanism, self._credentials.conversation(), address, who)
+
+    # -- replica fetchers ------------------------------------------------------------------------------------
+
+    async def secure(self, plain: socket.socket, host: str, port: int, reactor: Any) -> Secured:
+        """Handshake and login on a connected, non-blocking socket. Raises Unreachable, OSError."""
+        at = (host, port)
+        self._wait_for(at)
+        loop = asyncio.get_running_loop()
+        stream: _Plain | _Tls = _Plain(loop, plain)
+        try:
+            contexts = self._contexts_of_now()
+            if contexts is not None:
+                tls = OutgoingTls(
+                    reactor, contexts.native, plain.fileno(), host,
+                    checks_host=contexts.checks_host, names_host=not _is_address(host),
+                )  # fmt: skip
+                stream = _Tls(loop, plain.fileno(), tls)
+                await stream.shake()
+            renew_s = None
+            if self._credentials is not None:
+                renew_s = await _say(self._login(f"{host}:{port}"), stream.ask)
+        except (TlsError, KafkaError, ConfigError, Malformed) as trouble:
+            stream.close()
+            raise Unreachable(self._refuse(at, str(trouble), told=False)) from trouble
+        except BaseException:
+            stream.close()
+            raise
+        self._accepted(at, told=False)
+        return Secured(stream.tls, renew_s)
+
+    # -- what both need --------------------------------------------------------------------------------------
+
+    def _contexts_of_now(self) -> Contexts | None:
+        """Raises ConfigError, if there were none before. None: the protocol has no TLS."""
+        if not self.protocol.endswith("SSL"):
+            return None
+        config = self._config()
+        seen = own_values(config, self._listener), tuple(map(_looks, store_paths(config, self._listener)))
+        if self._contexts is None or self._contexts.seen != seen:
+            try:
+                self._contexts = Contexts(seen, *self._made(config))
+            except ConfigError as wrong:
+                if self._contexts is None:
+                    raise
+                logger.error("connections to other nodes keep the certificates that they have: %s", wrong)
+                self._contexts = self._contexts._replace(seen=seen)
+        return self._contexts
+
+    def _made(self, config: Any) -> tuple[ssl.SSLContext, TlsContext, bool]:
+        native = client_context(config, self._listener, self._read)
+        try:
+            python = tls_context(client_options(config, self._listener))
+        except ValueError as wrong:
+            raise ConfigError(f"the stores of listener {self._listener} cannot be used: {wrong}") from wrong
+        enabled = config.for_listener(self._listener, "ssl.enabled.protocols") or VERSIONS
+        versions = [VERSIONS[name] for name in enabled]
+        python.minimum_version, python.maximum_version = min(versions), max(versions)
+        return python, native, bool(config.for_listener(self._listener, IDENTIFICATION))
+
+    def _wait_for(self, at: tuple[str, int]) -> None:
+        refused = self._refused.get(at)
+        if refused is not None and asyncio.get_running_loop().time() < refused.until:
+            raise Unreachable(refused.reason)
+
+    def _refuse(self, at: tuple[str, int], reason: str, *, told: bool = True) -> str:
+        refused = self._refused.setdefault(at, Refused())
+        delay_ms = min(RETRY_MS << min(refused.failures, 10), RETRY_MS_MAX)
+        refused.failures += 1
+        refused.until = asyncio.get_running_loop().time() + delay_ms / 1000
+        if told and refused.reason != reason:
+            logger.warning("no %s connection to %s:%d, will try again: %s", self.protocol, *at, reason)
+        refused.reason = reason
+        return reason
+
+    def _accepted(self, at: tuple[str, int], *, told: bool = True) -> None:
+        if self._refused.pop(at, None) is not None and told:
+            logger.info("%s:%d is connected to by %s again", *at, self.protocol)
+
+
+async def _say(steps: Any, ask: Callable[[Any, int], Any]) -> float | None:
+    """Carry on a login; after how many seconds to do so anew. Raises KafkaError."""
+    try:
+        request = next(steps)
+        while True:
+            is_handshake = type(request) is messages.SaslHandshakeRequest
+            request = steps.send(await ask(request, 1 if is_handshake else AUTHENTICATE_VERSION))
+    except StopIteration as done:
+        seconds: float | None = done.value
+        return seconds
+    except AuthenticationFailed as refused:
+        raise KafkaError(errors.SASL_AUTHENTICATION_FAILED, str(refused)) from refused
+
+
+class _Plain:
+    """Requests and answers on a bare socket, one after the other."""
+
+    tls: OutgoingTls | None = None
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, plain: socket.socket) -> None:
+        self._loop = loop
+        self._socket = plain
+        self._correlation = 0
+
+    async def ask(self, request: Any, version: int) -> Any:
+        """Raises Malformed, OSError."""
+        self._correlation += 1
+        frame = codec.encode_request(request, version, self._correlation, "kafkad")
+        await self._write(len(frame).to_bytes(4, "big") + frame)
+        size = int.from_bytes(await self._read(4), "big", signed=True)
+        if not 4 <= size <= FRAME_MAX:
+            raise Malformed(f"an answer of {size} bytes")
+        cls = codec.response_class(type(request).API_KEY)
+        got, response = codec.decode_response(cls, version, await self._read(size))
+        if got != self._correlation:
+            raise Malformed("an answer to something else")
+        return response
+
+    async def _write(self, data: bytes) -> None:
+        await self._loop.sock_sendall(self._socket, data)
+
+    async def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            more = await self._loop.sock_recv(self._socket, size - len(data))
+            if not more:
+                raise ConnectionError("it has closed the connection")
+            data += more
+        return data
+
+    def close(self) -> None:
+        """The socket is the caller's."""
+
+
+class _Tls(_Plain):
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, tls: OutgoingTls) -> None:
+        self._loop = loop
+        self._fd = fd
+        self.tls: OutgoingTls = tls
+        self._correlation = 0
+
+    async def shake(self) -> None:
+        while not self.tls.shake():
+            await self._pushed()
+            await self._ready(self._loop.add_reader, self._loop.remove_reader)
+        await self._pushed()
+
+    async def _write(self, data: bytes) -> None:
+        self.tls.write(data)
+        await self._pushed()
+
+    async def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            more = self.tls.read(size - len(data))
+            if not more:
+                await self._ready(self._loop.add_reader, self._loop.remove_reader)
+            data += more
+        return data
+
+    async def _pushed(self) -> None:
+        while self.tls.waits:
+            await self._ready(self._loop.add_writer, self._loop.remove_writer)
+            self.tls.push()
+
+    async def _ready(self, add: Callable[..., Any], remove: Callable[[int], Any]) -> None:
+        ready: asyncio.Future[None] = self._loop.create_future()
+        add(self._fd, lambda: None if ready.done() else ready.set_result(None))
+        try:
+            await ready
+        finally:
+            remove(self._fd)
+
+    def close(self) -> None:
+        self.tls.close()
+
+
+def credentials(config: Any, listener: str, key: str, mechanism: str) -> Credentials:
+    """Raises ConfigError."""
+    if mechanism not in MECHANISMS:
+        raise ConfigError(
+            f"Invalid value {mechanism} for configuration {key}: nodes log in to each other by one of"
+            f" {', '.join(MECHANISMS)}"
+        )
+    name = f"listener.name.{listener.lower()}.{mechanism.lower()}.sasl.jaas.config"
+    module = PLAIN_MODULE if mechanism == "PLAIN" else SCRAM_MODULE
+    text = config.given.get(name)
+    if text is None:
+        raise ConfigError(
+            f"Missing configuration {name}: this node logs in to others by it, as {module} required"
+            f' username="broker" password="secret";'
+        )
+    try:
+        found = jaas.parse(text)
+    except ValueError as trouble:
+        raise ConfigError(f"Invalid value [hidden] for configuration {name}: {trouble}") from None
+    options = found.options
+    if found.name != module:
+        raise ConfigError(
+            f"Invalid value [hidden] for configuration {name}: the login module is {found.name}, and kafkad"
+            f" has {module}"
+        )
+    if "username" not in options or "password" not in options:
+        raise ConfigError(
+            f"Invalid value [hidden] for configuration {name}: username and password are missing, by which"
+            " this node logs in to others"
+        )
+    return Credentials(mechanism, options["username"], options["password"])
+
+
+def broker_links(now: Callable[[], Any], read: Callable[[str], bytes]) -> NodeLinks:
+    """To other brokers. Raises ConfigError."""
+    config = now()
+    listener, mechanism = config.inter_broker_listener_name, config.sasl_mechanism_inter_broker_protocol
+    return NodeLinks(now, listener, BETWEEN_BROKERS, mechanism, read)
+
+
+def controller_links(now: Callable[[], Any], read: Callable[[str], bytes]) -> NodeLinks:
+    """To controllers. Raises ConfigError."""
+    config = now()
+    listener, mechanism = (
+        config.controller_listener_names[0].upper(),
+        config.sasl_mechanism_controller_protocol,
+    )
+    if mechanism in SCRAM_HASHES and "controller" in config.process_roles:
+        protocol = config.listener_protocols.get(listener, listener)
+        if protocol.startswith("SASL_"):
+            raise ConfigError(
+                f"Invalid value {mechanism} for configuration {TO_CONTROLLERS}: controllers have the users of"
+                " SCRAM only when their quorum stands, so they log in to each other by PLAIN"
+            )
+    return NodeLinks(now, listener, TO_CONTROLLERS, mechanism, read)
+
+
+def check_links(config: Any, read: Callable[[str], bytes]) -> None:
+    """Raises ConfigError if a node of a cluster could not speak with the others."""
+    controller_links(lambda: config, read)
+    if "broker" in config.process_roles:
+        broker_links(lambda: config, read)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _looks(path: str) -> tuple[int, ...] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev

@@ -39,9 +39,9 @@ The column *effect* says what kafkad does with a key:
   names the key, the value and what to do. A change while the broker runs is refused with INVALID_CONFIG. The
   default is allowed, and so are the values in the table at the end.
 
-Also refused: TLS for controller listeners; and `listener.name.<listener>.<key>` if kafkad applies the key to
-all listeners alike. In a cluster: TLS and SASL for `inter.broker.listener.name` and
-`controller.listener.names`, an authorizer or delegation tokens at a controller.
+Also refused: `listener.name.<listener>.<key>` if kafkad applies the key to all listeners alike, and TLS for
+the controller's listener of a node that is a cluster by itself. In a cluster: delegation tokens at a
+controller, and OAUTHBEARER and `ssl.cipher.suites` for its listeners.
 
 The column *changes* says when a key can change: `read-only` keys at a restart; `per-broker` and
 `cluster-wide` keys while the broker runs, for one broker or for all of them (`kafka-configs --alter

@@ -163,7 +163,7 @@ def _protocol_refusals(config: BrokerConfig) -> Iterator[str]:
     for endpoint in config.controller_endpoints:
         if endpoint.protocol in CONTROLLER_PROTOCOLS:
             continue
-        wrong = f"{endpoint.protocol} is not supported for controllers yet; use PLAINTEXT"
+        wrong = f"{endpoint.protocol} is not supported for a node that is a cluster by itself; use PLAINTEXT"
         if endpoint.listener != endpoint.protocol:
             wrong = (
                 f"listener.security.protocol.map makes {endpoint.listener} {endpoint.protocol}, and {wrong}"

@@ -194,7 +194,11 @@ class NodeLinks:
         if not self.protocol.endswith("SSL"):
             return None
         config = self._config()
-        seen = own_values(config, self._listener), tuple(map(_looks, store_paths(config, self._listener)))
+        seen = (
+            own_values(config, self._listener),
+            config.for_listener(self._listener, IDENTIFICATION),
+            tuple(map(_looks, store_paths(config, self._listener))),
+        )
         if self._contexts is None or self._contexts.seen != seen:
             try:
                 self._contexts = Contexts(seen, *self._made(config))

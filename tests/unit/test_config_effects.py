@@ -234,7 +234,7 @@ def test_no_row_is_about_a_key_that_does_not_exist() -> None:
         ({"listeners": "PLAINTEXT://h:1,C://h:2", "controller.listener.names": "C",
           "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,C:SSL"},
          "Invalid value C://h:2 for configuration listeners: listener.security.protocol.map makes C SSL, and "
-         "SSL is not supported for controllers yet; use PLAINTEXT"),
+         "SSL is not supported for a node that is a cluster by itself; use PLAINTEXT"),
         ({"replica.selector.class": "a.B"},
          "replica.selector.class: kafkad cannot load Java classes; use org.apache.kafka"),
         (A_CONTROLLER | {"delegation.token.secret.key": "hush"},

@@ -239,11 +239,9 @@ class RaftNode(Observer):
         if was_leader and role is not Role.LEADER:
             self._fetches.refuse(errors.NOT_LEADER_OR_FOLLOWER)
         if self._seldom.due((role, self.epoch, self._leader_id), self._now()):  # elections that nobody hears
-            logger.info(
-                "node %d of the metadata quorum is %s in epoch %d, the leader is %s",
-                self.node_id, role.value, self.epoch,
-                self._leader_id if self._leader_id >= 0 else "not known",
-            )  # fmt: skip
+            logger.info("node %d of the metadata quorum is %s in epoch %d, the leader is %s",
+                        self.node_id, role.value, self.epoch,
+                        self._leader_id if self._leader_id >= 0 else "not known")  # fmt: skip
         if role in (Role.FOLLOWER, Role.LEADER):
             self._seldom.over()
         self.on_role()
@@ -553,7 +551,8 @@ class RaftNode(Observer):
                 self._stand(Role.CANDIDATE)  # one that knows no pre-vote
                 return True
             self.trouble = explained(response.error_code, self.cluster_id)
-            logger.warning("node %d answers: %s", flight.node_id, self.trouble)
+            if self._seldom.due((flight.node_id, self.trouble), now_ms):
+                logger.warning("node %d answers: %s", flight.node_id, self.trouble)
             return False
         partition = wire.told(response)
         if partition is None:

@@ -29,6 +29,7 @@ logger = logging.getLogger("kafkad")
 APPLY_S: Final = 0.003
 PRE_VOTES: Final = 2  # version of Vote
 LONGEST_S: Final = 3600.0
+DENIED_S: Final = 1.0  # until what an authorizer has denied is asked for again
 
 Address = tuple[str, int]
 
@@ -152,6 +153,8 @@ class QuorumNode:
         try:
             if link.at[0]:
                 response = await self._answer(link, request)
+                if getattr(response, "error_code", 0) == errors.CLUSTER_AUTHORIZATION_FAILED:
+                    await asyncio.sleep(DENIED_S)
         except Unreachable as trouble:
             refused = trouble.refused and self._trust_refusals
             logger.debug("the metadata quorum: %s", trouble)

@@ -42,9 +42,10 @@ class SecuredCluster:
         self.bootstrap = ",".join(node.bootstrap for node in self.nodes.values())
         voters = ",".join(f"{number}@127.0.0.1:{node.controller_port}" for number, node in self.nodes.items())
         self.voters = {"controller.quorum.voters": voters}
-        for number, node in self.nodes.items():
+        for number in self.nodes:
             self.write(number, {**self.voters, **(more or {}).get(number, {})})
-            self.format(node)
+        formatting = [self.format(node) for node in self.nodes.values()]
+        assert [each.wait(WAIT_S) for each in formatting] == [0] * len(formatting)
 
     def keys(self, number: int) -> dict[str, object]:
         node = self.nodes[number]
@@ -88,10 +89,12 @@ class SecuredCluster:
         text = "".join(f"{key}={value}\n" for key, value in keys.items())
         self.nodes[number].properties.write_text(text)
 
-    def format(self, node: Node) -> None:
+    def format(self, node: Node) -> subprocess.Popen[bytes]:
         user = f"SCRAM-SHA-512=[name=node,iterations=4096,password={NODE}]"
         command = ["format", "-t", self.cluster_id, "-c", str(node.properties), "--add-scram", user]
-        subprocess.run([sys.executable, "-m", "kafkad", *command], cwd=ROOT, check=True, capture_output=True)
+        return subprocess.Popen(
+            [sys.executable, "-m", "kafkad", *command], cwd=ROOT, stdout=subprocess.DEVNULL
+        )
 
     def client(self, user: str, **more: object) -> dict[str, object]:
         return {

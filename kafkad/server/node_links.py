@@ -62,6 +62,9 @@ class Credentials(NamedTuple):
     username: str
     password: str
 
+    def __repr__(self) -> str:
+        return f"<login of {self.username!r} by {self.mechanism}>"
+
     def conversation(self) -> Conversation:
         if self.mechanism == "PLAIN":
             return plain_conversation(self.username, self.password)
@@ -80,11 +83,12 @@ class Contexts(NamedTuple):
 class Refused:
     """A node with which no secured connection came about."""
 
-    __slots__ = ("failures", "reason", "until")
+    __slots__ = ("failures", "reason", "told", "until")
 
     def __init__(self) -> None:
         self.failures = 0
         self.reason = ""
+        self.told = False  # in the log
         self.until = 0.0
 
 
@@ -184,7 +188,7 @@ class NodeLinks:
         except BaseException:
             stream.close()
             raise
-        self._accepted(at, told=False)
+        self._accepted(at)
         return Secured(stream.tls, renew_s)
 
     # -- what both need --------------------------------------------------------------------------------------
@@ -230,13 +234,15 @@ class NodeLinks:
         delay_ms = min(RETRY_MS << min(refused.failures, 10), RETRY_MS_MAX)
         refused.failures += 1
         refused.until = asyncio.get_running_loop().time() + delay_ms / 1000
-        if told and refused.reason != reason:
+        if told and (not refused.told or refused.reason != reason):
+            refused.told = True
             logger.warning("no %s connection to %s:%d, will try again: %s", self.protocol, *at, reason)
         refused.reason = reason
         return reason
 
-    def _accepted(self, at: tuple[str, int], *, told: bool = True) -> None:
-        if self._refused.pop(at, None) is not None and told:
+    def _accepted(self, at: tuple[str, int]) -> None:
+        refused = self._refused.pop(at, None)
+        if refused is not None and refused.told:
             logger.info("%s:%d is connected to by %s again", *at, self.protocol)
 
 

@@ -11,7 +11,7 @@ Use: server/member_worker."""
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from kafkad._native.log.partition_reader import ReaderPartition
@@ -49,6 +49,7 @@ class Replicas:
         self.me = me
         self.lag_ms_max = 30_000  # replica.lag.time.max.ms
         self.inherits = False  # what is led from now on another process has led until it died
+        self.on_new_leader: Callable[[], Any] = lambda: None  # followers have to begin with it
         self.low_watermarks = LowWatermarks(image)
         self._send = send
         self._image = image
@@ -112,8 +113,10 @@ class Replicas:
             reset = RE_ELECTED
         led.led_since = log.native.led_since
         self._show(led, reset)
-        if reset == NEW_LEADER and self.inherits:
-            self._settle(led)
+        if reset == NEW_LEADER:
+            self.on_new_leader()
+            if self.inherits:
+                self._settle(led)
 
     def on_reader(self, reader: ReaderPartition, state: PartitionState) -> None:
         """Partitions.on_reader: who may fetch from this worker what another one owns."""
@@ -121,6 +124,8 @@ class Replicas:
             reader.know_replicas([])
             self._readers.pop(reader, None)
             return
+        if reader not in self._readers:
+            self.on_new_leader()
         self._readers[reader] = state
         self._show_reader(reader, state)
 

@@ -534,6 +534,7 @@ class MemberWorker(Worker):
     def _follow_leaders(self) -> None:
         """Fetch what others lead, from here on: also while we are fenced."""
         self._throttle()
+        self.replicas.on_new_leader = self.reactor.expect_followers
         self.fetchers = Fetchers(
             self.reactor,
             self.config,

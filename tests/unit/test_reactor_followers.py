@@ -226,3 +226,21 @@ def test_a_partition_with_one_replica_has_no_followers(tmp_path):
     part = told(world.connect().ask(asked(0, leader_epoch=0), 17))
     assert part.error_code == errors.UNKNOWN_LEADER_EPOCH
     world.close()
+
+
+def test_followers_that_wait_are_answered_when_we_lead_another_partition_and_consumers_are_not(world):
+    follower, consumer = world.connect(), world.connect()
+    opened = follower.ask(asked(0, session_id=0, session_epoch=0), 17)
+    waits = {"max_wait_ms": 600_000, "session_id": opened.session_id}
+    waiting = follower.send_request(asked(0, session_epoch=1, **waits), 17)
+    consumer.send_request(fetch([("t", 0, 0)], max_wait_ms=600_000, min_bytes=1), 12)
+    world.poll()
+    assert not follower.has_answer()
+    world.reactor.expect_followers()
+    answer = follower.receive(messages.FetchResponse, 17, waiting)
+    assert (answer.error_code, answer.responses) == (0, [])
+    waiting = follower.send_request(asked(0, session_epoch=2, **waits), 17)
+    world.poll()
+    world.reactor.expect_followers()  # the moment of before may be over
+    assert follower.receive(messages.FetchResponse, 17, waiting).error_code == 0
+    assert not consumer.has_answer()

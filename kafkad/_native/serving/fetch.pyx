@@ -55,7 +55,7 @@ from kafkad._native.serving.fetch_reads cimport (
 from kafkad._native.serving.fetch_answers cimport answer_error, answer_results, answer_throttled
 from kafkad._native.serving.fetch_state cimport (
     FULL, INCREMENTAL, SESSIONLESS, FetchRequest, Fetching, Result, WaitingFetch, count_sessions, drop_data,
-    drop_results, entry_of, hold_session, requires)
+    drop_results, entry_of, hold_session, patience_ms, requires)
 
 cdef enum:
     INITIAL_EPOCH = 0                   # FetchMetadata: ask for a session
@@ -529,7 +529,7 @@ cdef void wait_for_data(Fetching self, Slot* slot, FetchRequest* request, uint32
         fetch.request.cold_rounds += 1
         fetch.timer.place = -1
     else:
-        timer_start(self.core, &fetch.timer, self.core.monotonic_ms + request.wait_ms_max, fetch_expired)
+        timer_start(self.core, &fetch.timer, self.core.monotonic_ms + patience_ms(self, request), fetch_expired)
     slot_pend(slot, fetch, fetch_cancelled, False)
 
 

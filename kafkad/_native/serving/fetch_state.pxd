@@ -85,12 +85,17 @@ cdef class Fetching:
     cdef uint32_t own_rack
     cdef ReplicationQuota replication   # None: nothing is throttled
     cdef int64_t elements           # topics and partitions of the request at hand
+    cdef int64_t expecting_ms       # until when Fetches of followers wait for a short time only: we have begun to lead
     cdef WaitingFetch* due
     cdef Unpacker unpacker
     cdef uint32_t turn              # which partition of an old version's answer comes first
     cdef ColdJob* cold_job          # asked for by the last `read_all`: bytes that it needs to look further
     cdef void drop_racks(self) noexcept
     cdef void forget(self) noexcept
+
+# We lead a partition from now on; how long this Fetch waits, which is short for a follower's then.
+cdef void expect_followers(Fetching self) noexcept nogil
+cdef int32_t patience_ms(Fetching self, const FetchRequest* request) noexcept nogil
 
 # Looks a partition of a session up in the table. NULL: it is not there.
 cdef Entry* find_entry(Fetching self, Fetched* fetched) noexcept nogil

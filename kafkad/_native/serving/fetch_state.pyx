@@ -7,14 +7,17 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport strdup
 
-from kafkad._native.serving.fetch_session cimport Fetched, cache_free, cache_init, cache_remove
+from kafkad._native.serving.fetch_session cimport Fetched, Session, cache_free, cache_init, cache_remove
 from kafkad._native.log.segments cimport log_file_release
+from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.serving.partition_table cimport (
     Entry, PartitionTable, Topic, key_release, key_retain, topic_by_id, topic_by_key, topic_entry)
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
 cdef enum:
     RESULTS_KEPT = 16384                # scratch for so many partitions is kept
+    EXPECTING_MS = 1000                 # for followers to hear whom they have to follow, and to begin
+    EXPECTED_WAIT_MS = 10               # so long a Fetch of theirs waits then
 
 
 cdef Entry* find_entry(Fetching self, Fetched* fetched) noexcept nogil:
@@ -65,6 +68,29 @@ cdef void trim_results(Fetching self) noexcept nogil:
         free(self.results)
         self.results = NULL
         self.result_capacity = 0
+
+
+cdef void expect_followers(Fetching self) noexcept nogil:
+    """A follower names a new partition in its next Fetch. The one that waits here for others could keep it from that for
+    replica.fetch.wait.max.ms, and what is produced from being acknowledged."""
+    cdef int64_t now_ms = self.core.monotonic_ms
+    cdef Session* session = self.cache.oldest
+    cdef WaitingFetch* fetch
+    if self.expecting_ms >= now_ms + EXPECTING_MS:      # said a moment ago, of another partition
+        return
+    self.expecting_ms = now_ms + EXPECTING_MS
+    while session is not NULL:
+        fetch = <WaitingFetch*>session.waiting
+        if session.privileged and fetch is not NULL and fetch.timer.place >= 0:
+            timer_stop(self.core, &fetch.timer)
+            timer_start(self.core, &fetch.timer, now_ms + EXPECTED_WAIT_MS, fetch.timer.expired)
+        session = session.newer
+
+
+cdef int32_t patience_ms(Fetching self, const FetchRequest* request) noexcept nogil:
+    if request.replica_id >= 0 and self.core.monotonic_ms < self.expecting_ms:
+        return min(request.wait_ms_max, <int32_t>EXPECTED_WAIT_MS)
+    return request.wait_ms_max
 
 
 cdef class Fetching:

@@ -25,7 +25,7 @@ from kafkad._native.serving.connection cimport (
     core_fatal, core_free, core_new, core_shut, core_wake)
 from kafkad._native.serving.fetch cimport fetch_session_left
 from kafkad._native.serving.follower_mail cimport FollowerMail
-from kafkad._native.serving.fetch_state cimport Fetching, Result
+from kafkad._native.serving.fetch_state cimport Fetching, Result, expect_followers
 from kafkad._native.serving.produce_forwarding cimport Forwarding, forwarding_peer_lost
 from kafkad._native.log.group_commit cimport GroupCommit
 from kafkad._native.shared.connection_handover cimport Handover
@@ -340,6 +340,10 @@ cdef class Reactor(Rounds):
     def know_racks(self, names, own):
         """Send consumers that name a rack to replicas there. `names`: of all brokers, by number from 1; `own`: ours, or None."""
         self.fetching.know_racks(names, own)
+
+    def expect_followers(self):
+        """Followers of a partition that is led from now on are to fetch it soon."""
+        expect_followers(self.fetching)
 
     def trim_soon(self):
         """Give free memory of the heap back to the system at the next occasion, at most once in TRIM_PAUSE_MS."""

@@ -1,0 +1,209 @@
+"""How long clients wait while nodes of a cluster are restarted or killed: `python -m bench.failover`.
+
+Three nodes, each broker and controller, with Kafka's default time-outs, all on this machine: kafkad, and JVM
+Kafka unless --no-kafka. A producer (librdkafka, acks=all, idempotent) sends a record to each of 6 partitions
+every 5 ms, and a consumer reads them. Each round has four events, and waits after each until all replicas are
+in sync:
+
+    SIGTERM           the node that leads the quorum, and another one: controlled shutdown; then its start
+    kill -9           another node, and the one that leads the quorum
+
+A pause is the longest time between two acknowledgements, or two records that are read, of one partition: of
+the worst partition in one event. The table has the median and the worst of all rounds, and the number of
+the clients' errors."""
+
+import argparse
+import contextlib
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, ElectionType, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from bench.brokers import ask
+from kafkad.protocol import messages
+from kafkad.raft.observer import TOPIC as METADATA
+from tests.handover_cluster import JVM, KAFKAD, HandoverCluster, Node
+from tests.jvm import NEWEST, run_tool
+
+TOPIC, PARTITIONS = "failover", 6
+EVERY_S = 0.005
+BEFORE_S, AFTER_S = 0.5, 2.0
+WAIT_S = 120.0
+DEFAULTS = {
+    "broker.session.timeout.ms": 9000,
+    "broker.heartbeat.interval.ms": 2000,
+    "controller.quorum.fetch.timeout.ms": 2000,
+    "controller.quorum.election.timeout.ms": 1000,
+    "leader.imbalance.check.interval.seconds": 300,
+    "replica.lag.time.max.ms": 30000,
+}
+QUIET: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}
+EVENTS = ("SIGTERM", "SIGTERM, leads the quorum", "kill -9", "kill -9, leads the quorum")
+
+
+class Fleet(HandoverCluster):
+    """Three nodes of one kind."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        super().__init__(path, static=True)
+        self.kind = kind
+        for node in self.nodes.values():
+            with node.properties.open("a") as file:
+                file.writelines(f"{key}={value}\n" for key, value in DEFAULTS.items())
+
+    def __enter__(self) -> "Fleet":
+        try:
+            for node in self.nodes.values():
+                run_tool(NEWEST, "kafka-storage", "format", "-t", self.cluster_id, "-c", node.properties)
+                node.kind = self.kind
+                node.running.launch()
+            for node in self.nodes.values():
+                node.running.until_ready(WAIT_S)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def leader_of_the_quorum(self) -> int:
+        cls = messages.DescribeQuorumRequest
+        request = cls(topics=[cls.Topics(topic_name=METADATA, partitions=[cls.Topics.Partitions()])])
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            for node in self.nodes.values():
+                with contextlib.suppress(OSError):
+                    answer = ask(node.port, request, 0)
+                    if not answer.error_code and answer.topics[0].partitions[0].leader_id > 0:
+                        return int(answer.topics[0].partitions[0].leader_id)
+        raise RuntimeError("nobody leads the quorum")
+
+
+class Clients:
+    """`acked` and `read`: when, by partition."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.acked: dict[int, list[float]] = defaultdict(list)
+        self.read: dict[int, list[float]] = defaultdict(list)
+        self.errors: list[str] = []
+        self._bootstrap = bootstrap
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=work) for work in (self._produce, self._consume)]
+
+    def __enter__(self) -> "Clients":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _produce(self) -> None:
+        producer = Producer(
+            {"bootstrap.servers": self._bootstrap, "acks": "all", "enable.idempotence": True, "linger.ms": 0}
+            | QUIET
+        )
+
+        def delivered(error: Any, message: Any) -> None:
+            if error is not None:
+                self.errors.append(str(error))
+            else:
+                self.acked[message.partition()].append(time.monotonic())
+
+        while not self._ended.is_set():
+            for index in range(PARTITIONS):
+                producer.produce(TOPIC, b"x" * 100, partition=index, on_delivery=delivered)
+            producer.poll(0)
+            time.sleep(EVERY_S)
+        producer.flush(WAIT_S)
+
+    def _consume(self) -> None:
+        consumer = Consumer({"bootstrap.servers": self._bootstrap, "group.id": "failover"} | QUIET)
+        consumer.assign([TopicPartition(TOPIC, index, 0) for index in range(PARTITIONS)])
+        while not self._ended.is_set():
+            message = consumer.poll(0.1)
+            if message is None:
+                continue
+            if message.error():
+                self.errors.append(str(message.error()))
+            else:
+                self.read[message.partition() or 0].append(time.monotonic())
+        consumer.close()
+
+
+def longest_pause(times: dict[int, list[float]], begun: float, ended: float) -> float:
+    """In ms, of the worst partition."""
+    worst = 0.0
+    for moments in times.values():
+        seen = [begun, *(moment for moment in list(moments) if begun <= moment <= ended), ended]
+        worst = max(worst, *(after - before for before, after in pairwise(seen)))
+    return worst * 1000
+
+
+def happens(fleet: Fleet, event: str) -> None:
+    leader = fleet.leader_of_the_quorum()
+    others = [number for number in fleet.nodes if number != leader]
+    node: Node = fleet.nodes[leader if "leads" in event else others[0]]
+    process = node.process
+    assert process is not None
+    process.send_signal(signal.SIGKILL if "kill" in event else signal.SIGTERM)
+    process.wait(WAIT_S)
+    time.sleep(AFTER_S if "SIGTERM" in event else 12.0 if node.kind == JVM else AFTER_S)
+    node.start(node.kind)
+    fleet.all_whole()
+    admin = AdminClient({"bootstrap.servers": fleet.bootstrap} | QUIET)
+    admin.elect_leaders(ElectionType.PREFERRED, None).result(WAIT_S)
+    time.sleep(AFTER_S)
+
+
+def rounds_of(kind: str, rounds: int) -> Iterator[tuple[str, float, float, int]]:
+    """(event, pause of the producer, of the consumer, errors)."""
+    with (
+        tempfile.TemporaryDirectory(prefix="failover-", dir="/dev/shm") as path,
+        Fleet(Path(path), kind) as fleet,
+    ):
+        admin = AdminClient({"bootstrap.servers": fleet.bootstrap} | QUIET)
+        admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)])[TOPIC].result(WAIT_S)
+        fleet.all_whole()
+        with Clients(fleet.bootstrap) as clients:
+            time.sleep(5.0)
+            for _ in range(rounds):
+                for event in EVENTS:
+                    before, begun = len(clients.errors), time.monotonic() - BEFORE_S
+                    happens(fleet, event)
+                    ended = time.monotonic() - BEFORE_S  # what is on its way is no pause
+                    pauses = [longest_pause(each, begun, ended) for each in (clients.acked, clients.read)]
+                    yield event, pauses[0], pauses[1], len(clients.errors) - before
+            for error in sorted(set(clients.errors)):
+                print(f"an error of a client of {kind}: {error}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.failover", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-kafka", action="store_true", help="kafkad alone")
+    options = parser.parse_args()
+    print(
+        "| event | nodes | producer: median, worst | consumer: median, worst | errors |\n" + "|---" * 5 + "|"
+    )
+    for kind in (KAFKAD,) if options.no_kafka else (KAFKAD, JVM):
+        found = defaultdict(list)
+        for event, *figures in rounds_of(kind, options.rounds):
+            found[event].append(figures)
+        for event, rows in found.items():
+            produced, read, errors = zip(*rows, strict=True)
+            cells = [f"{statistics.median(each):,.0f}, {max(each):,.0f} ms" for each in (produced, read)]
+            print(f"| {event} | {kind} | {cells[0]} | {cells[1]} | {sum(errors)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -17,6 +17,7 @@ from kafkad.security.mechanisms import (
     SCRAM_HASHES,
     SCRAM_TYPES,
     Credential,
+    Later,
     TokenLogin,
     credential_from,
 )
@@ -81,8 +82,9 @@ class Hmacs:
 
 
 class TokenLogins:
-    """What SCRAM asks of tokens. `tokens()`: the records by id; `now_ms()`: wall clock; `salt(size)`: random
-    bytes."""
+    """What SCRAM asks of tokens. The first login with a token has its credential derived in a thread
+    (mechanisms.Later): that takes milliseconds. `tokens()`: the records by id; `now_ms()`: wall clock;
+    `salt(size)`: random bytes."""
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class TokenLogins:
         self._credentials: dict[tuple[str, str], Credential] = {}
 
     def find(self, mechanism: str, token_id: str) -> TokenLogin | None:
-        """None: there is no such token, or it has expired."""
+        """None: there is no such token, or it has expired. Raises Later."""
         token = self._tokens().get(token_id)
         if token is None or has_expired(token, self._now_ms()):
             self._credentials.pop((mechanism, token_id), None)
@@ -115,8 +117,12 @@ class TokenLogins:
         if found is None:
             if len(self._credentials) >= CREDENTIALS_MAX:
                 self._credentials.clear()
-            password, salt = base64.b64encode(hmac_of(self._secret, token_id)), self._salt(SALT_BYTES)
-            salted = hashlib.pbkdf2_hmac(SCRAM_HASHES[mechanism], password, salt, ITERATIONS_MIN)
-            found = credential_from(SCRAM_TYPES[mechanism], salt, salted, ITERATIONS_MIN)
-            self._credentials[(mechanism, token_id)] = found
+            raise Later(lambda: self._derive(mechanism, token_id))
         return found
+
+    def _derive(self, mechanism: str, token_id: str) -> None:
+        """In a thread. Two of them may derive the same: the first one counts."""
+        password, salt = base64.b64encode(hmac_of(self._secret, token_id)), self._salt(SALT_BYTES)
+        salted = hashlib.pbkdf2_hmac(SCRAM_HASHES[mechanism], password, salt, ITERATIONS_MIN)
+        found = credential_from(SCRAM_TYPES[mechanism], salt, salted, ITERATIONS_MIN)
+        self._credentials.setdefault((mechanism, token_id), found)

@@ -45,6 +45,14 @@ class Refused(Exception):
         self.told = told
 
 
+class Later(Exception):
+    """The step takes too long for a loop: run `work` in a thread, then take the same step again."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__("run the work first")
+        self.work = work
+
+
 class Credential(NamedTuple):
     """What is stored of a SCRAM password."""
 
@@ -69,7 +77,7 @@ class Mechanism(Protocol):
     by_token: bool  # it was a delegation token that proved it
 
     def step(self, token: bytes) -> bytes:
-        """What to send back. Raises Refused."""
+        """What to send back. Raises Refused, and Later."""
 
 
 class Plain:

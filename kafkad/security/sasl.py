@@ -8,7 +8,8 @@
 
 No other request is decoded before COMPLETE. The value holds no connection and does no I/O: `frame` answers an
 `Answer`, which says what to send and what has become of the connection. Who refuses sends `Answer.response` a
-little later, and closes. (SaslServerAuthenticator; KIP-43, KIP-152, KIP-255, KIP-368.)"""
+little later, and closes. Who reads `Answer.later` runs that in a thread, and hands in the same frame again.
+(SaslServerAuthenticator; KIP-43, KIP-152, KIP-255, KIP-368.)"""
 
 from collections.abc import Callable
 from enum import Enum
@@ -16,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import Malformed
-from kafkad.security.mechanisms import Mechanism, Refused
+from kafkad.security.mechanisms import Later, Mechanism, Refused
 
 SASL_HANDSHAKE: Final = 17
 API_VERSIONS: Final = 18
@@ -36,11 +37,13 @@ class State(Enum):
 
 class Answer(NamedTuple):
     """`response`: a frame without its size, b"" for an empty one, None for none. `failed`: why the connection
-    ends. `versions`: answer this ApiVersions request, a (header, request)."""
+    ends. `versions`: answer this ApiVersions request, a (header, request). `later`: nothing has happened yet;
+    run this in a thread first."""
 
     response: bytes | None = None
     failed: str | None = None
     versions: tuple[Any, Any] | None = None
+    later: Callable[[], None] | None = None
 
 
 class Settings(NamedTuple):
@@ -84,6 +87,8 @@ class Authenticator:
             if self.raw:
                 return self._raw_token(frame)
             return self._request(frame)
+        except Later as later:
+            return Answer(later=later.work)
         except Malformed as lie:
             return self._fail(f"a request does not parse: {lie}")
 

@@ -2,7 +2,10 @@
 
 `security.sasl` decides what is said; here is who says it when: the phase of the connection in the reactor,
 its principal, the end of its session, and the pause before a refused client is told so and closed, which
-slows down who guesses passwords (connection.failed.authentication.delay.ms)."""
+slows down who guesses passwords (connection.failed.authentication.delay.ms).
+
+What takes long in a login runs in a thread of the lane `login`: a connection has one such piece of work at a
+time, and a frame that comes meanwhile closes it."""
 
 import errno
 import logging
@@ -35,12 +38,13 @@ REAUTH_MIN_MS: Final = 1_000  # a connection may not authenticate anew more ofte
 class Session:
     """What a connection of a SASL listener has in `Connection.state`."""
 
-    __slots__ = ("authenticator", "by_token", "reauth_ms")
+    __slots__ = ("authenticator", "by_token", "reauth_ms", "working")
 
     def __init__(self, authenticator: Authenticator) -> None:
         self.authenticator = authenticator
         self.by_token = False  # the client proved by a delegation token who it is
         self.reauth_ms = 0  # monotonic, of the last beginning
+        self.working = False  # a thread is at work for it
 
 
 def read_bytes(path: str) -> bytes:
@@ -73,19 +77,20 @@ class CertificateNames:
 
 
 class Authentication:
-    """`nonce()` is fresh, random text without commas. `keys` of the providers whose tokens are taken."""
+    """`scheduler`: a LoopScheduler with the lane `login`. `nonce()` is fresh, random text without commas.
+    `keys` of the providers whose tokens are taken."""
 
     def __init__(
         self,
         services: Services,
-        call_later: Callable[[int, Callable[[], None]], Any],
+        scheduler: Any,
         nonce: Callable[[], str],
         keys: OAuthKeySets | None,
         listeners: Mapping[str, SaslListener] | None = None,
     ) -> None:
         """`listeners`: other ones than those that serve clients."""
         self._services = services
-        self._call_later = call_later
+        self._scheduler = scheduler
         self._nonce = nonce
         self._keys = keys
         self._token_logins = TokenLogins(
@@ -162,7 +167,13 @@ class Authentication:
         authenticator = session.authenticator
         if authenticator.state is State.FAILED:
             return  # it is told so in a moment, and closed
+        if session.working:
+            connection.close("a frame came before the one before it was answered, during its login")
+            return
         answer = authenticator.frame(frame)
+        if answer.later is not None:
+            self._work(session, connection, request_id, frame, answer.later)
+            return
         if answer.versions is not None:
             answer = Answer(self._versions(connection, authenticator, *answer.versions))
         if answer.failed is not None:
@@ -181,6 +192,22 @@ class Authentication:
             connection.no_response(request_id)
         else:
             connection.respond(request_id, answer.response)
+
+    def _work(
+        self, session: Session, connection: Any, request_id: int, frame: bytes, work: Callable[[], None]
+    ) -> None:
+        def done(trouble: BaseException | None) -> None:
+            session.working = False
+            if connection.closed:
+                return
+            if trouble is not None:
+                logger.error("a login could not be checked", exc_info=trouble)
+                connection.close(f"its login could not be checked: {trouble!r}")
+                return
+            self(connection, request_id, frame)
+
+        session.working = True
+        self._scheduler.run_in_thread(work, done, "login")
 
     def _versions(self, connection: Any, authenticator: Authenticator, header: Any, request: Any) -> bytes:
         if request is None:
@@ -207,6 +234,6 @@ class Authentication:
                 connection.close(answer.failed)
 
         if self._delay_ms > 0:
-            self._call_later(self._delay_ms, end)
+            self._scheduler.call_later(self._delay_ms, end)
         else:
             end()

@@ -6,10 +6,10 @@ loop's thread.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from kafkad.server.threads import Threads
+from kafkad.server.threads import LANES, Threads
 
 
 class Handle(Protocol):
@@ -19,9 +19,9 @@ class Handle(Protocol):
 class LoopScheduler:
     """`call_later`, `call_soon` and `run_in_thread` on a running asyncio loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, lanes: Mapping[str, int] = LANES) -> None:
         self._loop = loop
-        self._threads = Threads()
+        self._threads = Threads(lanes)
 
     def begin(self) -> None:
         """Makes the threads. Raises OSError."""

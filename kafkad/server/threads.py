@@ -3,6 +3,7 @@
     flush     fsyncs that acks wait for
     work      checkpoints, log starts, files made ahead, groups that are loaded
     delete    files of deleted segments and partitions, one after the other
+    login     what takes long in a login; there are none without a SASL listener
 
 A lane never waits for another one: an ack is not late because a topic was deleted. And a thread that is there
 from the start cannot be refused later, when the process is at its limit.
@@ -18,6 +19,13 @@ from typing import Any
 Job = tuple[Callable[[], Any], Callable[[BaseException | None], Any]]
 
 LANES: Mapping[str, int] = {"flush": 2, "work": 2, "delete": 1}
+LOGIN: Mapping[str, int] = {"login": 2}
+
+
+def lanes_of(config: Any) -> Mapping[str, int]:
+    """Those of a worker with this BrokerConfig."""
+    logins = any(endpoint.protocol.startswith("SASL_") for endpoint in config.broker_endpoints)
+    return {**LANES, **LOGIN} if logins else LANES
 
 
 class Threads:

@@ -101,6 +101,7 @@ from kafkad.server.peers import PeerLost, Peers
 from kafkad.server.produce_gate import produce_gate
 from kafkad.server.producer_ids import ProducerIds
 from kafkad.server.scheduler import LoopScheduler
+from kafkad.server.threads import lanes_of
 from kafkad.server.tls_listeners import TlsListeners
 from kafkad.server.transaction_gate import TransactionGate
 from kafkad.server.transaction_storage import TRANSACTION_TOPIC, TransactionStorage
@@ -154,7 +155,7 @@ class Worker:
         set_on_fatal(fatal)
         self.clock = Clock()
         self.random = random.SystemRandom()
-        self.scheduler = LoopScheduler(loop)
+        self.scheduler = LoopScheduler(loop, lanes_of(config))
         self.turns = Turns(loop)
         self.changes = Changes(self.turns, loop, fatal)
         self.endpoints: list[Any] = []  # as bound: ports are real
@@ -504,7 +505,7 @@ class Worker:
         authentication = None
         if any(endpoint.protocol.startswith("SASL_") for endpoint in config.broker_endpoints):
             authentication = Authentication(
-                self.services, self.scheduler.call_later, lambda: secrets.token_urlsafe(24), self.oauth_keys
+                self.services, self.scheduler, lambda: secrets.token_urlsafe(24), self.oauth_keys
             )
         dispatcher = Dispatcher(self.services, self.apis, self.fatal, self.turns, authentication)
         self.reactor = Reactor(

@@ -17,7 +17,7 @@ from kafkad.security.mechanisms import (
     Scram,
     credential_from,
 )
-from kafkad.security.sasl import Authenticator, Settings, State
+from kafkad.security.sasl import Answer, Authenticator, Settings, State
 
 PASSWORDS = {"alice": "alice-secret", "bob,=": "x=y,z"}
 ROUNDS = 4096
@@ -230,7 +230,7 @@ def test_a_client_is_authenticated(name):
     of = Authenticator(settings())
     assert authenticated(of, name=name).error_code == 0
     assert (of.state, of.principal, of.session_ms, of.raw) == (State.COMPLETE, "User:alice", None, False)
-    assert of.frame(handshake(name)) == (None, None, None)
+    assert of.frame(handshake(name)) == Answer()
 
 
 def test_a_session_has_an_end():
@@ -289,7 +289,7 @@ def test_api_versions_comes_once():
     assert of.frame(ask).versions is not None, "the first was not answered yet, or with an error"
     of.versions_told()
     assert of.frame(ask).failed == "ApiVersions came twice"
-    assert of.frame(ask) == (None, None, None)
+    assert of.frame(ask) == Answer()
 
 
 def test_api_versions_of_an_unknown_version_has_only_its_header_read():

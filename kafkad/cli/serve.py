@@ -72,11 +72,12 @@ def command(
     from kafkad.config.broker import BrokerConfig, ConfigError
     from kafkad.config.served import check_served, check_workers, ignored, is_alone
     from kafkad.security.authorizer import authorizer_settings
-    from kafkad.security.listeners import controller_listeners, sasl_listeners
+    from kafkad.security.listeners import controller_listeners
     from kafkad.security.principal_rules import principal_rules
     from kafkad.security.tls import check_controllers, tls_contexts
     from kafkad.server.authentication import read_bytes
     from kafkad.server.cores import usable_cores
+    from kafkad.server.kerberos import check_keytabs
     from kafkad.server.node_links import check_links
     from kafkad.server.stderr import StderrHandler, open_standard_streams
 
@@ -94,7 +95,7 @@ def command(
         config = BrokerConfig.load(properties, overrides)
         check_served(config)
         workers = check_workers(config, workers, min(usable_cores(), WORKERS_MAX))
-        sasl_listeners(config)
+        check_keytabs(config)
         tls_contexts(config, read_bytes)
         principal_rules(config)
         if not is_alone(config):

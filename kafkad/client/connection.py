@@ -42,6 +42,7 @@ class Connection:
         self.closed = False
         self.features: dict[str, int] = {}  # the cluster's finalized features and their levels
         self._correlation = 0
+        self._host = host
         self._security = security
         self._renew_at: float | None = None  # monotonic; None: the session does not end
         self._waiting: deque[tuple[int, type, int]] = deque()
@@ -55,7 +56,7 @@ class Connection:
         self._socket.settimeout(timeout)
         self.versions = self._learn_versions()
         if security is not None and security.mechanism:
-            self._authenticate(security)
+            self._authenticate(security, host)
 
     def close(self) -> None:
         self.closed = True
@@ -88,7 +89,7 @@ class Connection:
         if self._renew_at is not None and time.monotonic() >= self._renew_at and not self._waiting:
             self._renew_at = None
             assert self._security is not None
-            self._authenticate(self._security)
+            self._authenticate(self._security, self._host)
         if version is None:
             version = self.version_for(type(request))
         self._correlation += 1
@@ -154,8 +155,8 @@ class Connection:
             self.close()
             raise
 
-    def _authenticate(self, security: Security) -> None:
-        steps = login(security.mechanism, security.conversation(), self.address, security.who)
+    def _authenticate(self, security: Security, host: str) -> None:
+        steps = login(security.mechanism, security.conversation(host), self.address, security.who)
         try:
             request = next(steps)
             while True:

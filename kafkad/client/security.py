@@ -1,12 +1,13 @@
 """TLS and SASL of a client, by Kafka's client options.
 
     security.protocol   PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL
-    sasl.mechanism      PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER
+    sasl.mechanism      PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER, GSSAPI
 
-client/oauth.py gets the token of OAUTHBEARER. For the other mechanisms, user and password come from
-`sasl.jaas.config` as in the Java client, or from `sasl.username` and `sasl.password` as in librdkafka. With
+client/kerberos.py is about GSSAPI. client/oauth.py gets the token of OAUTHBEARER. For the other mechanisms,
+user and password come from `sasl.jaas.config` as in the Java client, or from `sasl.username` and
+`sasl.password` as in librdkafka. With
 `tokenauth=true` in sasl.jaas.config they are the id and the HMAC of a delegation token (KIP-48). The options
-of TLS are in security/client_tls.py. GSSAPI and AWS_MSK_IAM are refused.
+of TLS are in security/client_tls.py. AWS_MSK_IAM is refused.
 
 What is said is in security/client_sasl. Source: KIP-651."""
 
@@ -27,11 +28,13 @@ from kafkad.security.client_sasl import (
 if TYPE_CHECKING:
     import ssl
 
+    from kafkad.client.kerberos import Tickets
     from kafkad.client.oauth import Tokens
 
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 OAUTHBEARER: Final = "OAUTHBEARER"
-MECHANISMS: Final = ("PLAIN", *SCRAM_HASHES, OAUTHBEARER)
+GSSAPI: Final = "GSSAPI"
+MECHANISMS: Final = ("PLAIN", *SCRAM_HASHES, OAUTHBEARER, GSSAPI)
 
 __all__ = (
     "ITERATIONS_MIN",
@@ -57,6 +60,7 @@ class Security:
     context: "ssl.SSLContext | None" = field(default=None, repr=False)
     tokens: "Tokens | None" = field(default=None, repr=False)  # of OAUTHBEARER
     delegated: bool = False  # username and password are a delegation token's
+    tickets: "Tickets | None" = field(default=None, repr=False)  # of GSSAPI
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "Security | None":
@@ -68,18 +72,19 @@ class Security:
         if protocol == "PLAINTEXT":
             return None
         mechanism = username = password = ""
-        tokens, delegated = None, False
+        tokens, delegated, tickets = None, False, None
         if protocol.startswith("SASL_"):
             mechanism = str(options.get("sasl.mechanism", options.get("sasl.mechanisms", "GSSAPI"))).upper()
             if mechanism not in MECHANISMS:
-                raise ValueError(
-                    f"sasl.mechanism {mechanism} is not supported: {', '.join(MECHANISMS)} are"
-                    + (" (GSSAPI is the default of Kafka's clients)" if mechanism == "GSSAPI" else "")
-                )
+                raise ValueError(f"sasl.mechanism {mechanism} is not supported: {', '.join(MECHANISMS)} are")
             if mechanism == OAUTHBEARER:
                 from kafkad.client.oauth import tokens_of
 
                 tokens = tokens_of(options)
+            elif mechanism == GSSAPI:
+                from kafkad.client.kerberos import tickets_of
+
+                tickets = tickets_of(options)
             else:
                 username, password = credentials(options)
                 delegated = mechanism in SCRAM_HASHES and is_delegated(options)
@@ -88,11 +93,13 @@ class Security:
             from kafkad.security.client_tls import tls_context
 
             context = tls_context(options)
-        return cls(protocol, mechanism, username, password, context, tokens, delegated)
+        return cls(protocol, mechanism, username, password, context, tokens, delegated, tickets)
 
     @property
     def who(self) -> str:
         """The user in an error message."""
+        if self.tickets is not None:
+            return "the ticket"
         return "the token" if self.tokens is not None else repr(self.username)
 
     def wrap(self, plain: socket.socket, host: str) -> socket.socket:
@@ -107,11 +114,13 @@ class Security:
         except ssl.SSLCertVerificationError as trouble:
             raise AuthenticationFailed(f"the certificate of {host} is refused: {trouble.verify_message}")
 
-    def conversation(self) -> Conversation:
-        """Return a generator that yields our messages and is sent the broker's. It raises
-        AuthenticationFailed."""
+    def conversation(self, host: str) -> Conversation:
+        """For a broker on `host`, return a generator that yields our messages and is sent the broker's. It
+        raises AuthenticationFailed."""
         if self.mechanism == "PLAIN":
             return plain_conversation(self.username, self.password)
+        if self.tickets is not None:
+            return _by_ticket(self.tickets, host)
         if self.tokens is not None:
             from kafkad.client.oauth import NoToken, oauth_conversation
 
@@ -122,6 +131,15 @@ class Security:
         return scram_conversation(
             SCRAM_HASHES[self.mechanism], self.username, self.password, delegated=self.delegated
         )
+
+
+def _by_ticket(tickets: "Tickets", host: str) -> Conversation:
+    from kafkad.client.kerberos import NoTicket, gssapi_conversation
+
+    try:
+        yield from gssapi_conversation(tickets, host)
+    except NoTicket as trouble:
+        raise AuthenticationFailed(f"no login by Kerberos: {trouble}") from None
 
 
 # -- options -----------------------------------------------------------------------------------------------

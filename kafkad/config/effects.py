@@ -42,6 +42,8 @@ PER_LISTENER: Final = frozenset(
         "max.connection.creation.rate",
         "sasl.enabled.mechanisms",
         "sasl.jaas.config",
+        "sasl.kerberos.principal.to.local.rules",
+        "sasl.kerberos.service.name",
         "sasl.oauthbearer.clock.skew.seconds",
         "sasl.oauthbearer.expected.audience",
         "sasl.oauthbearer.expected.issuer",
@@ -158,10 +160,9 @@ _ignored_alone(
     "sasl.mechanism.controller.protocol sasl.mechanism.inter.broker.protocol",
 )
 _ignored(
-    "GSSAPI is not supported yet, and a listener that enables it is refused",
+    "a broker has its Kerberos key from a keytab, and no ticket to renew",
     """
-    sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin
-    sasl.kerberos.principal.to.local.rules sasl.kerberos.service.name sasl.kerberos.ticket.renew.jitter
+    sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin sasl.kerberos.ticket.renew.jitter
     sasl.kerberos.ticket.renew.window.factor
     """,
 )

@@ -45,13 +45,16 @@ class Pattern:
         """The whole of `text`."""
         return self._pattern.fullmatch(text) is not None
 
-    def replace_all(self, text: str, replacement: str) -> str:
-        """String.replaceAll. An empty match moves on by a character, which is copied. Raises ValueError."""
+    def replace_all(self, text: str, replacement: str, most: int = 0) -> str:
+        """String.replaceAll, or of the first `most` matches. An empty match moves on by a character, which is
+        copied. Raises ValueError."""
         found, copied, at = [], 0, 0
         while at <= len(text) and (match := self._pattern.search(text, at)):
             found += [text[copied : match.start()], self._expanded(match, replacement)]
             copied = match.end()
             at = copied + (match.end() == match.start())
+            if len(found) == 2 * most:
+                break
         return "".join(found) + text[copied:]
 
     def _expanded(self, match: re.Match[str], replacement: str) -> str:

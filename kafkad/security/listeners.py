@@ -2,6 +2,8 @@
 
     sasl.enabled.mechanisms, or listener.name.<listener>.sasl.enabled.mechanisms
     listener.name.<listener>.<mechanism>.sasl.jaas.config   PLAIN's passwords: options user_NAME="PASSWORD"
+    listener.name.<listener>.gssapi.sasl.jaas.config        GSSAPI's keytab and principal
+    sasl.kerberos.service.name, .principal.to.local.rules, or with the listener's prefix
     connections.max.reauth.ms, or with either prefix
     listener.name.<listener>.oauthbearer.sasl.server.callback.handler.class   of signed tokens
     sasl.oauthbearer.jwks.*, .expected.*, .clock.skew.seconds, .*.claim.name, or with either prefix
@@ -15,7 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 from kafkad.config.broker_keys import BROKER_KEYS
 from kafkad.config.definition import ConfigError
-from kafkad.security import jaas, oauthbearer
+from kafkad.security import jaas, kerberos, oauthbearer
+from kafkad.security.kerberos import GSSAPI
 from kafkad.security.mechanisms import MECHANISMS, PLAIN_MODULE, SCRAM_MODULE
 from kafkad.security.oauthbearer import OAUTHBEARER, Expectations, Unsecured
 
@@ -23,7 +26,7 @@ ENABLED: Final = "sasl.enabled.mechanisms"
 JAAS: Final = "sasl.jaas.config"
 REAUTH: Final = "connections.max.reauth.ms"
 USER: Final = "user_"  # of PLAIN's options: the rest of the name is a user's
-MODULES: Final = {"PLAIN": PLAIN_MODULE, OAUTHBEARER: oauthbearer.MODULE}
+MODULES: Final = {"PLAIN": PLAIN_MODULE, OAUTHBEARER: oauthbearer.MODULE, GSSAPI: kerberos.MODULE}
 HANDLER: Final = "sasl.server.callback.handler.class"
 PREFIX: Final = "org.apache.kafka.common.security.oauthbearer."
 SIGNED: Final = (  # the second is Kafka 3's name of it
@@ -37,6 +40,8 @@ BACKOFF: Final = "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms"
 BACKOFF_MAX: Final = "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms"
 AUDIENCE: Final = "sasl.oauthbearer.expected.audience"
 ISSUER: Final = "sasl.oauthbearer.expected.issuer"
+SERVICE: Final = "sasl.kerberos.service.name"
+TO_LOCAL: Final = "sasl.kerberos.principal.to.local.rules"
 SKEW: Final = "sasl.oauthbearer.clock.skew.seconds"
 SCOPE_CLAIM: Final = "sasl.oauthbearer.scope.claim.name"
 NAME_CLAIM: Final = "sasl.oauthbearer.sub.claim.name"
@@ -66,11 +71,21 @@ class SignedTokens(NamedTuple):
     expected: Expectations
 
 
+class Kerberos(NamedTuple):
+    """What the broker proves itself by. `jaas`: the key that says so; `rules` shorten the clients' names."""
+
+    principal: str
+    keytab: str
+    rules: tuple[str, ...]
+    jaas: str
+
+
 class SaslListener(NamedTuple):
     mechanisms: list[str]
     passwords: dict[str, str]  # of PLAIN, by user
     max_reauth_ms: dict[str, int]  # by mechanism; 0: a session does not end
     tokens: SignedTokens | Unsecured | None = None  # of OAUTHBEARER
+    kerberos: Kerberos | None = None  # of GSSAPI
 
 
 def sasl_listeners(config: Any, endpoints: Iterable[Any] | None = None) -> dict[str, SaslListener]:
@@ -87,11 +102,11 @@ def controller_listeners(config: Any) -> dict[str, SaslListener]:
     """Those that serve the nodes of a cluster. Raises ConfigError."""
     found = sasl_listeners(config, config.controller_endpoints)
     for name, listener in found.items():
-        if OAUTHBEARER in listener.mechanisms:
+        for refused in {OAUTHBEARER, GSSAPI}.intersection(listener.mechanisms):
             raise _wrong(
                 ",".join(listener.mechanisms),
                 ENABLED,
-                f"of listener {name}, {OAUTHBEARER} is not supported at a controller; set"
+                f"of listener {name}, {refused} is not supported at a controller; set"
                 f" listener.name.{name.lower()}.{ENABLED}",
             )
     return found
@@ -108,6 +123,7 @@ def _listener(config: Any, listener: str) -> SaslListener:
     passwords: dict[str, str] = {}
     reauth: dict[str, int] = {}
     tokens: SignedTokens | Unsecured | None = None
+    ticketed: Kerberos | None = None
     for mechanism in mechanisms:
         prefix = f"listener.name.{listener.lower()}.{mechanism.lower()}."
         module = _module(config, prefix + JAAS, MODULES.get(mechanism, SCRAM_MODULE))
@@ -126,10 +142,38 @@ def _listener(config: Any, listener: str) -> SaslListener:
                     f" {oauthbearer.MODULE} required;"
                 )
             tokens = _tokens(config, listener, module.options)
+        if mechanism == GSSAPI:
+            ticketed = _kerberos(config, listener, prefix + JAAS, module)
         text = config.given.get(prefix + REAUTH)
         found: Any = BROKER_KEYS[REAUTH].parse(text) if text is not None else None
         reauth[mechanism] = config.for_listener(listener, REAUTH) if found is None else found
-    return SaslListener(mechanisms, passwords, reauth, tokens)
+    return SaslListener(mechanisms, passwords, reauth, tokens, ticketed)
+
+
+def _kerberos(config: Any, listener: str, key: str, module: jaas.LoginModule | None) -> Kerberos:
+    """Raises ConfigError."""
+    if find_spec("gssapi") is None:
+        reason = f"of listener {listener}, GSSAPI needs the package gssapi: pip install 'kafkad[gssapi]'"
+        raise _wrong(GSSAPI, ENABLED, reason)
+    if module is None:
+        raise ConfigError(
+            f"Missing configuration {key}: GSSAPI takes its keytab from it, as {kerberos.MODULE} required"
+            ' useKeyTab=true storeKey=true keyTab="/etc/kafka.keytab" principal="kafka/HOST@REALM";'
+        )
+    options = module.options
+    for name in ("useKeyTab", "storeKey"):
+        if options.get(name, "").lower() != "true":
+            raise _wrong("[hidden]", key, f"{name}=true is missing: a broker has its key from a keytab")
+    for name in ("keyTab", "principal"):
+        if not options.get(name):
+            raise _wrong("[hidden]", key, f'{name}="..." is missing')
+    given, own = config.for_listener(listener, SERVICE), options.get("serviceName")
+    if own and given and own != given:
+        raise _wrong(given, SERVICE, f"{key} says serviceName={own}")
+    if not own and not given:
+        raise ConfigError(f"Missing configuration {SERVICE}: GSSAPI needs it, as Kafka does")
+    rules = tuple(config.for_listener(listener, TO_LOCAL))
+    return Kerberos(options["principal"], options["keyTab"], rules, key)
 
 
 def takes_unsecured_tokens(config: Any, endpoint: Any) -> bool:

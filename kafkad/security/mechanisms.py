@@ -1,5 +1,5 @@
 """The server's half of SASL mechanisms: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512. OAUTHBEARER is in
-security/oauthbearer.
+security/oauthbearer, GSSAPI in security/kerberos.
 
 A mechanism is a value with `step(token)`, which answers what to send back. `done` and `user` tell how it
 ended. What a client may read of a failure is `Refused.told`; None stands for a sentence that names the
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 
 SCRAM_HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 SCRAM_TYPES: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}  # as requests and records have them
-MECHANISMS: Final = ("PLAIN", *SCRAM_HASHES, "OAUTHBEARER")
+MECHANISMS: Final = ("PLAIN", *SCRAM_HASHES, "OAUTHBEARER", "GSSAPI")
 ITERATIONS_MIN: Final = 4096
 ITERATIONS_MAX: Final = 16384
 PLAIN_MODULE: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"

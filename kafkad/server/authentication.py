@@ -19,11 +19,13 @@ from kafkad.api.context import RequestContext, Services
 from kafkad.protocol import codec
 from kafkad.security.certificates import subject_of
 from kafkad.security.delegation import TokenLogins
+from kafkad.security.kerberos import GSSAPI
 from kafkad.security.listeners import SaslListener, SignedTokens, sasl_listeners
 from kafkad.security.mechanisms import SCRAM_HASHES, SCRAM_TYPES, Credential, Mechanism, Plain, Scram
 from kafkad.security.oauthbearer import OAUTHBEARER, Jwks, OAuthBearer, Validator
 from kafkad.security.principal_rules import principal_rules
 from kafkad.security.sasl import API_VERSIONS, SASL_HANDSHAKE, Answer, Authenticator, Settings, State
+from kafkad.server.kerberos import gssapi_of
 from kafkad.server.oauth_keys import OAuthKeySets
 
 logger = logging.getLogger("kafkad")
@@ -110,6 +112,9 @@ class Authentication:
         if name == OAUTHBEARER:
             validator = self._validator(listener)
             return lambda: OAuthBearer(validator, self._services.clock.now_ms)
+        if name == GSSAPI:
+            assert listener.kerberos is not None
+            return gssapi_of(listener.kerberos)
         if name not in SCRAM_HASHES:
             return lambda: Plain(listener.passwords)
         number = SCRAM_TYPES[name]

@@ -210,7 +210,7 @@ class ControllerNode:
         authentication = None
         if listeners := controller_listeners(config):
             authentication = Authentication(
-                services, self.scheduler.call_later, lambda: secrets.token_urlsafe(24), None, listeners
+                services, self.scheduler, lambda: secrets.token_urlsafe(24), None, listeners
             )
         self.dispatcher = ControllerDispatcher(services, BY_KEY, self.fatal, self.turns, authentication)
         self.snapshots = MetadataSnapshots(self.node, self.scheduler)

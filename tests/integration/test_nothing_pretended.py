@@ -81,7 +81,7 @@ BESIDE = {
     [
         (
             {},
-            f"value GSSAPI for configuration {ENABLED}: of listener SASL_PLAINTEXT, GSSAPI is not supported",
+            f"Missing configuration {JAAS.replace('.plain.', '.gssapi.')}: GSSAPI takes its keytab from it",
         ),
         (
             {ENABLED: "OAUTHBEARER"},
@@ -89,7 +89,7 @@ BESIDE = {
         ),
         (
             {ENABLED: "", **BESIDE},
-            "listener SASL_PLAINTEXT needs one of: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER",
+            "listener SASL_PLAINTEXT needs one of: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER, GSSAPI",
         ),
         ({ENABLED: "PLAIN"}, f"Missing configuration {JAAS}: PLAIN takes its passwords from it"),
         (

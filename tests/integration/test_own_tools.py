@@ -158,7 +158,7 @@ def test_all_commands_log_in(broker, stores, tmp_path, name):
         ("PLAIN", {"sasl.jaas.config": f'{PLAIN} username="alice" password="hush";'}, 1, "Invalid username"),
         ("PLAIN", {"sasl.jaas.config": f"{PLAIN} username=alice password=1hush;"}, 2, "key 'password'"),
         ("SCRAM-SHA-512", {"sasl.jaas.config": f'{SCRAM} username="x" password="hush";'}, 1, "credentials"),
-        ("SCRAM-SHA-512", {"sasl.mechanism": "GSSAPI"}, 2, "GSSAPI is not supported"),
+        ("SCRAM-SHA-512", {"sasl.mechanism": "GSSAPI"}, 2, "GSSAPI needs sasl.kerberos.service.name"),
         ("PKCS12", {"ssl.keystore.password": "hush"}, 2, "cannot be opened with the password"),
         ("JKS", {"ssl.truststore.password": "hush"}, 2, "cannot be opened with the password"),
         ("JKS", {"ssl.key.password": "hush"}, 2, "is ssl.key.password right?"),

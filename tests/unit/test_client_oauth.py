@@ -158,7 +158,7 @@ def test_no_secret_is_shown(provider):
     security = Security.of({"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER",
                             **options(provider, **{SECRET: "hush"})})  # fmt: skip
     with pytest.raises(AuthenticationFailed) as caught:
-        security.conversation()
+        security.conversation("localhost")
     told = repr(security) + str(caught.value)
     assert "hush" not in told and base64.b64encode(b"anna:hush").decode() not in told
     assert json.dumps("x") and isinstance(Tokens(lambda: unsecured({}, {}), {}).get(), str)

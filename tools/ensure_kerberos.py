@@ -1,0 +1,48 @@
+"""Make sure that the tests have what they need of Kerberos: a KDC, kinit, and the headers that the Python
+package gssapi is built with. They are installed ones, or Debian's packages, or an error message.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+PACKAGES = {
+    "krb5-config": "libkrb5-dev",
+    "krb5kdc": "krb5-kdc",
+    "kadmin.local": "krb5-admin-server",
+    "kinit": "krb5-user",
+}
+PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
+
+
+def missing() -> list[str]:
+    return [package for program, package in PACKAGES.items() if not shutil.which(program, path=PATH)]
+
+
+def install(packages: list[str]) -> None:
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        return
+    print(f"installing {', '.join(packages)}, which the tests of Kerberos need", flush=True)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (
+        ["apt-get", "update", "-qq"],
+        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages],
+    ):
+        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def main() -> int:
+    if missing():
+        install(missing())
+    packages = " ".join(missing())
+    if not packages:
+        return 0
+    print(f"The tests need Kerberos: install it (Debian: apt-get install {packages}).", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -155,6 +155,18 @@ def saying(token: bytes):
     return attempt
 
 
+def twice(wire: Wire, kdc: Kdc):
+    """The first token of a login, also on a second connection."""
+    port = wire.socket.getpeername()[1]
+    said = context(kdc, "alice", "kafka").step()
+    with Wire(f"localhost:{port}") as other:
+        assert handshake(other, "GSSAPI").error_code == 0
+        assert authenticate(other, said).error_code == 0
+    assert handshake(wire, "GSSAPI").error_code == 0
+    answer = authenticate(wire, said)
+    return answer.error_code, answer.error_message, wire.is_closed_by_broker()
+
+
 GOOD = 600_000, 1, 0
 ATTEMPTS: dict[str, Any] = {
     "a ticket": (by_ticket("alice"), GOOD),
@@ -167,6 +179,7 @@ ATTEMPTS: dict[str, Any] = {
     "a ticket for another service": (by_ticket("alice", "other"), (True,)),
     "a layer that was not offered": (by_ticket("alice", chosen=b"\x02\0\0\0"), (True,)),
     "no token of Kerberos": (saying(b"\x60\x01x"), (True,)),
+    "a token that comes twice": (twice, (True,)),
     "an empty token": (saying(b""), (True,)),
 }
 

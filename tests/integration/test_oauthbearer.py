@@ -20,7 +20,7 @@ from kafkad.testing import Broker
 from tests.certificates import make_stores
 from tests.clients import WAIT_S, wait_until
 from tests.integration.test_sasl import COMMON, authenticate, handshake, works
-from tests.jvm import FAST_JVM, JvmKafka, free_port, run_tool
+from tests.jvm import FAST_JVM, JvmKafka, free_port, run_tool, tool_command
 from tests.oauth_provider import AUDIENCE, ISSUER, EllipticKey, Provider, RsaKey, claims, encoded, signed
 from tests.wire import Wire
 
@@ -524,3 +524,33 @@ def test_kafkas_tools_with_unsecured_tokens(ours, tmp_path):
         "--max-messages", 1, "--timeout-ms", 30_000,
     )  # fmt: skip
     assert said.lines == ["hello"]
+
+
+@pytest.mark.java
+def test_kafkas_tools_with_a_providers_tokens(ours, provider, tmp_path):
+    """Java asks the provider by client id and secret; over http here, with the same keys."""
+    client = tmp_path / "client.properties"
+    with Provider() as plain:
+        plain.keys = provider.keys
+        allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={plain.token_url}"
+
+        def create(secret: str) -> subprocess.CompletedProcess[str]:
+            client.write_text(
+                "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=OAUTHBEARER\n"
+                "sasl.login.callback.handler.class="
+                "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler\n"
+                f"sasl.oauthbearer.token.endpoint.url={plain.token_url}\n"
+                "sasl.oauthbearer.client.credentials.client.id=anna\n"
+                f"sasl.oauthbearer.client.credentials.client.secret={secret}\n"
+                f"sasl.jaas.config={MODULE};\n"
+            )
+            command = tool_command(
+                "4.3.1", "kafka-topics", "--bootstrap-server", ours.signed_at, "--create",
+                "--topic", "by-java", "--command-config", client, jvm=(allowed,),
+            )  # fmt: skip
+            return subprocess.run(command, capture_output=True, text=True, timeout=90)
+
+        done = create("anna-secret")
+        assert (done.returncode, done.stdout) == (0, "Created topic by-java.\n"), done.stderr
+        assert plain.asked == ["/token"]
+        assert create("guessed").returncode != 0

@@ -1,11 +1,12 @@
 """The index of aborted transactions beside a segment, `<base offset>.txnindex`, without the GIL.
 
-34 bytes an entry: version i16 = 0, producer id, first offset, last offset (of the marker), last stable offset at that time,
-i64 each (Kafka's TransactionIndex; log/txn_index.py reads and writes whole files). An entry stands in the segment of its
-marker, so the transactions of a range of records may be told by later segments. Entries ascend by their last offsets.
+An entry has 34 bytes: version i16 = 0, then producer id, first offset, last offset (of the marker) and last stable
+offset at that time, i64 each (Kafka's TransactionIndex; log/txn_index.py reads and writes whole files). An entry is
+stored with the segment of its marker, so the transactions of a range of records may be in the indexes of later
+segments. Entries ascend by last offset.
 
-The file is opened for each call: the owner replaces it at recovery and truncation, other workers only read, and most logs
-have none. A closed segment without an index is remembered (`Segment.no_aborts`)."""
+The file is opened for each call: the owner replaces it at recovery and truncation, other workers only read it, and most
+logs have none. `Segment.no_aborts` remembers that a closed segment has no index."""
 
 from libc.errno cimport EIO, ENOENT, ENOMEM
 from libc.stdint cimport int64_t, uint8_t
@@ -26,9 +27,9 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef enum:
     BLOCK_ENTRIES = 240             # read at once: 8,160 bytes
-    FOUND_MAX = 1 << 24             # by a search; more than there are in a Fetch of any log that is not corrupt
+    FOUND_MAX = 1 << 24             # by one search; no Fetch of an intact log has as many
 
-# Where the fields of an entry stand.
+# Positions of the fields of an entry.
 cdef enum:
     PRODUCER_AT = 2
     FIRST_AT = 10
@@ -46,7 +47,7 @@ cdef int aborted_append(const char* directory, int64_t segment, int64_t producer
     if fd < 0:
         return fd
     before[0] = lseek(fd, 0, SEEK_END)
-    before[0] -= before[0] % ABORTED_SIZE       # what follows a part of an entry could not be read
+    before[0] -= before[0] % ABORTED_SIZE       # an entry after an incomplete one could not be read
     memset(entry, 0, 2)
     put_i64(entry + PRODUCER_AT, producer_id)
     put_i64(entry + FIRST_AT, first_offset)
@@ -54,7 +55,7 @@ cdef int aborted_append(const char* directory, int64_t segment, int64_t producer
     put_i64(entry + STABLE_AT, stable_offset)
     failure = write_at(fd, entry, ABORTED_SIZE, before[0])
     if failure != 0 and cut(fd, before[0]) != 0:
-        failure = -EIO                          # a part of the entry may stand there
+        failure = -EIO                          # the file may contain a part of the entry
     close_fd(fd)
     return failure
 
@@ -89,11 +90,11 @@ cdef int add(Aborted* found, const uint8_t* entry) noexcept nogil:
 
 
 cdef int search_file(int fd, int64_t start, int64_t upper, Aborted* found) noexcept nogil:
-    # 1 when what follows cannot matter any more, 0 when later segments may, -errno.
+    # 1 if later entries and segments cannot matter, 0 if later segments may matter, -errno.
     cdef uint8_t block[BLOCK_ENTRIES * ABORTED_SIZE]
     cdef int64_t low = 0, high = lseek(fd, 0, SEEK_END) // ABORTED_SIZE, middle, n, i
     cdef const uint8_t* entry
-    while high - low > BLOCK_ENTRIES:           # the first that ends at or behind `start`
+    while high - low > BLOCK_ENTRIES:           # find the first entry that ends at or after `start`
         middle = low + (high - low) // 2
         n = read_at(fd, block, ABORTED_SIZE, middle * ABORTED_SIZE)
         if n < 0:
@@ -133,7 +134,7 @@ cdef int aborted_search(const char* directory, Segment* segments, int count, int
         segment_path(directory, segments[at].base_offset, b"txnindex", path)
         fd = open_path(path, O_RDONLY | O_CLOEXEC)
         if fd == -ENOENT:
-            segments[at].no_aborts = at + 1 < count     # the active one may still get its first
+            segments[at].no_aborts = at + 1 < count     # the active one may still get its first entry
             continue
         status = fd
         if fd >= 0:
@@ -149,7 +150,7 @@ cdef int aborted_search(const char* directory, Segment* segments, int count, int
 
 
 cdef int64_t offset_behind(const char* directory, int64_t segment, int64_t position, int64_t unknown) noexcept nogil:
-    # An entry says where the batch begins that ends with its offset. The file of an active segment ends in zeros.
+    # An index entry says where the batch begins that ends with its offset. The file of an active segment ends in zeros.
     cdef char path[PATH_SIZE]
     cdef uint8_t entry[OFFSET_ENTRY_SIZE]
     cdef int64_t low = 0, high, entries, middle

@@ -1,10 +1,11 @@
 """Where in a segment an offset stands.
 
-In this order: the ring of recent batches (of the active segment, its caller's), where a read before this one ended
-(read_positions.pxd), the offset index, and from there a walk over headers. What is found is noted for the next read.
+The search tries, in this order: the ring of recent batches (of the active segment; the caller does it), where an
+earlier read ended (read_positions.pxd), the offset index, and from there a walk over headers. The result is noted for
+the next read.
 
-Who may not wait for the disk sets `cold`: then a step whose bytes are not in memory answers COLD, and `missing` says what
-a helper thread shall read before the search is made again."""
+A caller that must not wait for the disk sets `cold`. A step whose bytes are not in memory then returns COLD, and
+`missing` names the bytes that a helper thread must read before the search is repeated."""
 
 from libc.stdint cimport INT64_MAX, int32_t, int64_t
 
@@ -32,7 +33,8 @@ cdef int lookup_search(Lookup* self, Segment* segment, const char* directory, in
             return COLD
         slot = offset_index_floor(&segment.offsets, target - segment.base_offset)
         if slot + 1 < segment.offsets.entries:
-            # Batches above index.interval.bytes are all indexed: the next entry's is the one, if it begins in time.
+            # Batches above index.interval.bytes are all indexed: the next entry's batch is it, if it begins early
+            # enough.
             following = offset_entry_position(&segment.offsets, slot + 1)
             gap = following - (offset_entry_position(&segment.offsets, slot) if slot >= 0 else 0)
             if gap > WINDOW:
@@ -97,10 +99,10 @@ cdef bint lookup_goes_alone(Lookup* self, Segment* segment, int64_t position, in
     return batch.size > max_bytes - batch_size
 
 
-# -- what is not in memory ---------------------------------------------------------------------------------
+# -- data that is not in memory ----------------------------------------------------------------------------
 
 cdef int lookup_missing(Lookup* self, Segment* segment, int64_t at) noexcept nogil:
-    # What lies behind the beginning will be wanted, too.
+    # The bytes that follow will be needed, too.
     cdef int64_t size = segment.size - at
     if self.cold == NULL or size <= 0:
         return 0

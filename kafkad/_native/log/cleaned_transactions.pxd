@@ -1,4 +1,5 @@
-"""Which batches of a pass over a log were aborted, and which markers have no data left: see cleaned_transactions.pyx."""
+"""Which batches of a pass over a log were aborted, and which markers have no data left: see
+cleaned_transactions.pyx."""
 
 from libc.stdint cimport int64_t
 
@@ -14,8 +15,8 @@ cdef struct AbortedEntry:
 
 cdef struct Ongoing:
     int64_t producer_id             # -1: a free slot
-    int64_t aborted                 # number of the aborted transaction that it is in, -1 none
-    bint observed                   # the pass has seen a batch of that
+    int64_t aborted                 # number of its current aborted transaction, -1: none
+    bint observed                   # the pass has seen a batch of that transaction
     bint committed                  # the pass has seen a batch that was not aborted
 
 
@@ -26,13 +27,13 @@ cdef class CleanedTransactions:
     cdef Ongoing* ongoing
     cdef size_t slots               # a power of two
     cdef size_t used
-    cdef WriteBuffer kept           # entries of a .txnindex
+    cdef WriteBuffer kept           # the entries of the new .txnindex
 
-    # A data batch: whether its transaction was aborted, -1 without memory.
+    # For a data batch: returns whether its transaction was aborted; -1: no memory.
     cdef int on_batch(self, int64_t producer_id, int64_t last_offset, bint transactional) except -1 nogil
-    # A marker: whether no batch of its transaction was seen, so that it may go. -1 without memory.
+    # For a marker: returns whether no batch of its transaction was seen, so that it may be removed; -1: no memory.
     cdef int on_marker(self, int64_t producer_id, int64_t last_offset, bint commit) except -1 nogil
-    # Any other control batch.
+    # For any other control batch.
     cdef int on_control(self, int64_t last_offset) except -1 nogil
     cdef int begin_aborted(self, int64_t offset) except -1 nogil
     cdef Ongoing* find(self, int64_t producer_id) noexcept nogil

@@ -1,7 +1,8 @@
-"""The transactions that one pass over a log meets, from its start on (Kafka's CleanedTransactionMetadata).
+"""The transactions that one pass of the cleaner over a log meets (Kafka's CleanedTransactionMetadata).
 
-Aborted data goes at once. A marker goes later: it stays while the pass still sees a batch of its transaction, so that
-nobody takes leftover data for an open transaction. `kept` collects the index entries of aborts that stay."""
+Aborted data is removed at once. Its marker is removed later: it stays while the pass still sees a batch of its
+transaction, so that readers do not take leftover data for an open transaction. `kept` collects the index entries of
+aborts that stay."""
 
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -28,7 +29,8 @@ cdef Ongoing* new_table(size_t slots) noexcept nogil:
 
 
 cdef class CleanedTransactions:
-    """`aborted`: (producer id, first offset, last offset, last stable offset) of all aborts in the range of the pass."""
+    """`aborted`: (producer id, first offset, last offset, last stable offset) of all aborts in the range of the
+    pass."""
 
     def __cinit__(self, aborted=()):
         cdef AbortedEntry* entry
@@ -53,7 +55,7 @@ cdef class CleanedTransactions:
         buffer_free(&self.kept)
 
     def take_kept(self):
-        """The entries of a .txnindex that stay since the last call."""
+        """Return the entries of the .txnindex that were kept since the last call."""
         taken = PyBytes_FromStringAndSize(<const char*>self.kept.data, self.kept.size) if self.kept.size else b""
         self.kept.size = 0
         return taken
@@ -101,7 +103,7 @@ cdef class CleanedTransactions:
         return entry
 
     cdef void remove(self, Ongoing* entry) noexcept nogil:
-        """Free the slot of an entry without anything in it; those behind it move up."""
+        """Free the slot of an empty entry, and move up the entries behind it."""
         cdef size_t hole = <size_t>(entry - self.ongoing)
         cdef size_t at = hole
         cdef size_t home

@@ -1,7 +1,7 @@
 """The two passes of the log cleaner over the batches of a segment, without the GIL and without an object per record.
 
-    Mapping.feed(chunk)    keys of the dirty part go into an OffsetMap
-    Cleaning.feed(chunk)   batches come out without the records that the map knows a later one for
+    Mapping.feed(chunk)    puts the keys of the dirty part into an OffsetMap
+    Cleaning.feed(chunk)   copies the batches without the records for which the map has a later one
 
 Both take whole batches from a chunk and give back the position of the first that they did not take: the chunk ends in
 it, or it is compressed. Then the caller decompresses that one batch and calls `feed_plain`; a batch of which all records
@@ -9,15 +9,17 @@ stay is copied as it is, so only one that loses some is compressed again (`put_c
 which some records stay and some go is decompressed, as far as the map followed the first. Neither takes a message of
 magic 0 or 1: the caller makes a batch of it (legacy_cleaning).
 
-What stays, in Kafka's words (Cleaner, MemoryRecords.filterTo):
-- Records of an aborted transaction go. A marker goes when the pass saw no batch of its transaction, and then only
-  `delete.retention.ms` after the first pass that found it so.
-- A record stays if no later one has its key. A tombstone goes `delete.retention.ms` after the first pass that kept it.
-- That time, the delete horizon, stands in the batch: bit 6 of the attributes, and the base timestamp is the horizon.
-- A batch keeps its offsets and its sequence. One that has an active producer's last sequence, or ends where the pass
-  ends, stays without records.
+What stays follows Kafka's Cleaner and MemoryRecords.filterTo:
+- Records of an aborted transaction are removed. A marker is removed if the pass saw no batch of its transaction, but
+  not before `delete.retention.ms` have passed since the first pass that found it so.
+- A record stays if no later record has its key. A tombstone is removed `delete.retention.ms` after the first pass that
+  kept it.
+- The end of that time, the delete horizon, is stored in the batch: attribute bit 6 is set, and the base timestamp is
+  the horizon.
+- A batch keeps its offsets and its sequence. A batch with the last sequence of an active producer, or at the end of the
+  pass, stays even without records.
 
-Beware: timestamps are any 64 bits, so they are added and subtracted unsigned."""
+Beware: timestamps may be any 64-bit value, so they are added and subtracted unsigned."""
 
 from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
@@ -49,17 +51,17 @@ cdef extern from "<errno.h>" nogil:
     enum: EINTR
 
 cdef enum:
-    TOGETHER = 16                   # records whose slots are fetched at once: hides the wait for memory
+    TOGETHER = 16                   # records whose slots are prefetched together, to hide memory latency
     ABORT_MARKER = 0
     COMMIT_MARKER = 1
     OTHER_CONTROL = 2
     NO_CONTROL_RECORD = 3
 
-cdef enum Step:                     # what became of a batch
+cdef enum Step:                     # the result of one batch
     TAKEN = 1
-    COMPRESSED = 2                  # its records are needed: the caller decompresses
-    FULL = 3                        # the map is
-    REWRITE = 4                     # compressed, and some records go: they are in `plain`
+    COMPRESSED = 2                  # its records are needed: the caller must decompress it
+    FULL = 3                        # the map is full
+    REWRITE = 4                     # compressed, and it loses some records: `plain` has the rest
 
 
 cdef int malformed(int64_t base_offset, str trouble) except -1:
@@ -67,7 +69,7 @@ cdef int malformed(int64_t base_offset, str trouble) except -1:
 
 
 cdef inline int next_batch(const uint8_t* data, size_t size, BatchInfo* info) except -1 nogil:
-    """False when the bytes end before the batch does, or it is a message of magic 0 or 1."""
+    """Return False if the bytes end before the batch does, or it is a message of magic 0 or 1."""
     cdef int32_t length
     if size < HEADER_SIZE:
         return False
@@ -90,10 +92,10 @@ cdef inline int next_batch(const uint8_t* data, size_t size, BatchInfo* info) ex
 
 
 cdef inline int control_kind(const uint8_t* data, const BatchInfo* info) except -1 nogil:
-    """ABORT_MARKER, COMMIT_MARKER, OTHER_CONTROL, or NO_CONTROL_RECORD of one that was emptied."""
+    """Return ABORT_MARKER, COMMIT_MARKER, OTHER_CONTROL, or NO_CONTROL_RECORD for a control batch without records."""
     cdef RecordView view
     cdef const uint8_t* next = NULL
-    memset(&view, 0, sizeof(RecordView))                # for compilers that do not see that it is filled in
+    memset(&view, 0, sizeof(RecordView))                # silences a compiler warning
     if info.records_count == 0:
         return NO_CONTROL_RECORD
     if info.attributes & COMPRESSION_MASK:
@@ -108,7 +110,7 @@ cdef inline int control_kind(const uint8_t* data, const BatchInfo* info) except 
 
 
 cdef inline int discardable(CleanedTransactions transactions, const uint8_t* data, const BatchInfo* info) except -1 nogil:
-    """Whether a batch was aborted, or is a marker without data left."""
+    """Return whether a batch was aborted, or is a marker without data left."""
     cdef int64_t last = info.base_offset + info.last_offset_delta
     cdef int kind
     if not info.attributes & CONTROL:
@@ -135,7 +137,7 @@ cdef class Mapping:
         self.start_offset = start_offset
 
     def feed(self, const uint8_t[::1] data not None, size_t position=0):
-        """Position of the first batch that was not taken. `full` says when no more may come. Raises Malformed."""
+        """Return the position of the first batch that was not taken. `full`: take no more. Raises Malformed."""
         cdef size_t size = data.shape[0]
         cdef const uint8_t* p
         cdef BatchInfo info
@@ -152,7 +154,8 @@ cdef class Mapping:
         return position
 
     def feed_plain(self, const uint8_t[::1] data not None, size_t position, const uint8_t[::1] plain not None):
-        """The compressed batch at `position`, whose records are `plain`. The position behind it. Raises Malformed."""
+        """Take the compressed batch at `position`, whose records are `plain`. Return the position after it. Raises
+        Malformed."""
         cdef BatchInfo info
         cdef uint8_t nothing = 0
         cdef const uint8_t* records = &plain[0] if plain.shape[0] else &nothing
@@ -227,8 +230,8 @@ cdef struct LastRecord:
 
 
 cdef class Cleaning:
-    """Cleans segments into one new segment after the other. `upper_offset`: the pass ends before it; `now_ms` and
-    `delete_retention_ms` set and judge delete horizons; an index entry comes after each `index_interval` bytes."""
+    """Cleans segments into new segments. `upper_offset`: the pass ends before it. `now_ms` and `delete_retention_ms`
+    set and check delete horizons. `index_interval_bytes`: the distance of index entries."""
 
     cdef OffsetMap offsets
     cdef CleanedTransactions transactions
@@ -236,11 +239,11 @@ cdef class Cleaning:
     cdef int64_t now_ms
     cdef int64_t delete_retention_ms
     cdef int64_t index_interval
-    # of the segment that is written
+    # of the new segment
     cdef LastRecord* last_records   # by producer id
     cdef size_t last_count
     cdef int64_t base_offset
-    cdef WriteBuffer out            # batches that `write_to` did not write yet
+    cdef WriteBuffer out            # batches not written by `write_to` so far
     cdef WriteBuffer index
     cdef WriteBuffer time_index
     cdef int64_t since_entry        # bytes since the last index entry
@@ -249,16 +252,16 @@ cdef class Cleaning:
     cdef readonly int64_t size
     cdef readonly int64_t max_timestamp
     cdef readonly int64_t last_offset
-    # of the compressed batch that is cleaned
+    # of the compressed batch that is being cleaned
     cdef WriteBuffer plain
     cdef BatchInfo header
     cdef bint pending
-    # for people
+    # statistics
     cdef readonly int64_t bytes_read
     cdef readonly int64_t records_read
     cdef readonly int64_t records_kept
     cdef readonly int64_t keyless
-    # of one batch: which of its records stay
+    # for one batch: which of its records stay
     cdef uint8_t* kept
     cdef size_t kept_room
 
@@ -289,7 +292,8 @@ cdef class Cleaning:
         free(self.kept)
 
     def begin(self, int64_t base_offset, dict last_records not None):
-        """A new segment. `last_records`: producer id -> (last data offset or -1, epoch) of the active producers."""
+        """Begin a new segment. `last_records`: producer id -> (last data offset or -1, epoch) of the active
+        producers."""
         cdef size_t i = 0
         cdef LastRecord* table = <LastRecord*>calloc(len(last_records) or 1, sizeof(LastRecord))
         if table == NULL:
@@ -309,10 +313,10 @@ cdef class Cleaning:
         self.timed = self.max_timestamp = self.last_offset = -1
         self.max_offset_of_timestamp = base_offset
 
-    # -- what comes out
+    # -- output
 
     def write_to(self, int fd):
-        """Write to the file what came out since the last call. The number of bytes; OSError."""
+        """Write the output since the last call to the file. Return the number of bytes. Raises OSError."""
         cdef size_t done = 0
         cdef ssize_t written = 0
         with nogil:
@@ -329,13 +333,13 @@ cdef class Cleaning:
         return done
 
     def take(self):
-        """What came out since the last call, as bytes."""
+        """Return the output since the last call, as bytes."""
         taken = PyBytes_FromStringAndSize(<const char*>self.out.data, self.out.size) if self.out.size else b""
         self.out.size = 0
         return taken
 
     def finish(self):
-        """The segment has all its batches: the contents of its offset index and of its time index."""
+        """End the segment. Return the contents of its offset index and of its time index."""
         cdef bytes index
         cdef bytes time_index
         self.add_time_entry()
@@ -345,10 +349,10 @@ cdef class Cleaning:
             time_index = PyBytes_FromStringAndSize(<const char*>self.time_index.data, self.time_index.size)
         return index, time_index
 
-    # -- what goes in
+    # -- input
 
     def feed(self, const uint8_t[::1] data not None, size_t position=0):
-        """Position of the first batch that was not taken. Raises Malformed."""
+        """Return the position of the first batch that was not taken. Raises Malformed."""
         cdef size_t size = data.shape[0]
         cdef const uint8_t* p
         cdef BatchInfo info
@@ -371,8 +375,8 @@ cdef class Cleaning:
         return position
 
     def feed_plain(self, const uint8_t[::1] data not None, size_t position, const uint8_t[::1] plain not None):
-        """The compressed batch at `position`, whose records are `plain`. None, or the records that stay, which
-        `put_compressed` waits for. Raises Malformed."""
+        """Take the compressed batch at `position`, whose records are `plain`. Return None, or the records that stay, to
+        be compressed for `put_compressed`. Raises Malformed."""
         cdef uint8_t nothing = 0
         cdef const uint8_t* records = &plain[0] if plain.shape[0] else &nothing
         cdef size_t size = plain.shape[0]
@@ -390,7 +394,7 @@ cdef class Cleaning:
         return PyBytes_FromStringAndSize(<const char*>self.plain.data, self.plain.size)
 
     def put_compressed(self, const uint8_t[::1] data not None):
-        """The records that `feed_plain` gave, compressed."""
+        """Take the records that `feed_plain` returned, compressed."""
         cdef size_t start = self.out.size
         if not self.pending:
             raise ValueError("no records wait to be compressed")
@@ -428,7 +432,7 @@ cdef class Cleaning:
                 return COMPRESSED
             p = plain if compressed else data + HEADER_SIZE
             end = plain + plain_size if compressed else data + info.size
-            if <int64_t>info.records_count > end - p:  # a record has more bytes than one
+            if <int64_t>info.records_count > end - p:  # every record has more than one byte
                 with gil:
                     malformed(info.base_offset, "has fewer records than it says")
             if control:
@@ -451,7 +455,7 @@ cdef class Cleaning:
                 return TAKEN
             header = info[0]
             if not has_horizon:
-                header.base_timestamp = -1             # of the first record that stays
+                header.base_timestamp = -1             # the timestamp of the first record that stays
                 header.attributes = header.attributes & ~DELETE_HORIZON
         else:
             header = info[0]
@@ -472,7 +476,7 @@ cdef class Cleaning:
         return TAKEN
 
     cdef bint is_last_record(self, const BatchInfo* info) noexcept nogil:
-        """Whether the batch has an active producer's last sequence, or epoch."""
+        """Return whether the batch has the last sequence, or the epoch, of an active producer."""
         cdef size_t low = 0
         cdef size_t high = self.last_count
         cdef size_t middle
@@ -513,7 +517,7 @@ cdef class Cleaning:
     cdef int32_t judge(
         self, const uint8_t* p, const uint8_t* end, const BatchInfo* info, bint has_horizon, bint* tombstones
     ) except -1 nogil:
-        """Sets `kept`; how many stay, and whether a tombstone is among them."""
+        """Set `kept`. Return how many records stay, and whether there is a tombstone among them."""
         cdef bint keeps_tombstones = not has_horizon or self.now_ms < info.base_timestamp
         cdef Hashed hashed[TOGETHER]
         cdef RecordView views[TOGETHER]
@@ -568,12 +572,12 @@ cdef class Cleaning:
         self, const uint8_t* p, const uint8_t* end, const BatchInfo* info, BatchInfo* header, bint has_horizon,
         WriteBuffer* out,
     ) except -1 nogil:
-        """Appends the records that stay. Their timestamps are told from `header.base_timestamp`, which is set here
-        if there is no horizon; so is the largest timestamp."""
+        """Append the records that stay. Their timestamps are relative to `header.base_timestamp`, which is set here if
+        there is no horizon. Sets the largest timestamp, too."""
         cdef bint appended = info.attributes & TIMESTAMP_LOG_APPEND
         cdef RecordView view
         cdef const uint8_t* next = NULL
-        cdef const uint8_t* run = NULL                 # records that can be copied as they are
+        cdef const uint8_t* run = NULL                 # records that can be copied unchanged
         cdef const uint8_t* rest
         cdef uint8_t* to
         cdef int32_t i
@@ -613,10 +617,10 @@ cdef class Cleaning:
             if run != NULL:
                 write_raw(out, run, <size_t>(p - run))
                 run = NULL
-            rest = record_varint(p, end, &length) + 1  # behind the length and the attributes
+            rest = record_varint(p, end, &length) + 1  # after the length and the attributes
             while rest[0] & 0x80:
                 rest += 1
-            rest += 1                                  # behind the timestamp delta
+            rest += 1                                  # after the timestamp delta
             head[0] = 0
             head_size = 1 + put_varlong(head + 1, delta)
             if next - rest > INT32_MAX - head_size:
@@ -645,7 +649,7 @@ cdef class Cleaning:
         return self.seal(start, &header)
 
     cdef int seal(self, size_t start, const BatchInfo* header) except -1 nogil:
-        """Writes the header of the batch that begins at `start` of `out`."""
+        """Write the header of the batch that begins at `start` of `out`."""
         cdef uint8_t* p = self.out.data + start
         cdef size_t size = self.out.size - start
         if size > INT32_MAX:
@@ -667,7 +671,7 @@ cdef class Cleaning:
         return self.note(<int32_t>size, header.base_offset + header.last_offset_delta, header.max_timestamp)
 
     cdef int note(self, int32_t size, int64_t last_offset, int64_t max_timestamp) except -1 nogil:
-        """A batch came out: its index entries."""
+        """Add the index entries of a batch that was output."""
         if self.size + size > INT32_MAX or last_offset - self.base_offset > INT32_MAX:
             with gil:
                 raise OverflowError(f"a segment of {self.size + size} bytes, up to offset {last_offset}, is too large")

@@ -1,8 +1,8 @@
-/* The threads of cold reads: jobs in, jobs out, one lock. What the jobs are for is cold_reads.pyx's.
+/* The threads of cold reads: jobs in, jobs out, one lock. cold_reads.pyx explains what the jobs are for.
 
-   A thread is started when a job comes and none rests, and ends after a second without one; so a signal that
-   is lost (glibc before 2.41 may lose one of a condition) delays a job by no more than that. They are detached, and the
-   last to leave frees what they share: who closes never waits for a disk that does not answer. */
+   A thread is started if a job comes and no thread is idle; it ends after a second without a job. So a lost signal (glibc
+   before 2.41 may lose a condition's signal) delays a job by a second at most. The threads are detached, and the last user
+   frees the shared state: closing never waits for a disk that does not answer. */
 
 #ifndef KAFKAD_COLD_READS_H
 #define KAFKAD_COLD_READS_H
@@ -28,7 +28,7 @@
 
 enum { KAFKAD_CACHESTAT = 451, KAFKAD_SAMPLE = 32768, KAFKAD_ARRIVING = 262144, KAFKAD_PIECE = 131072, KAFKAD_REST_SECONDS = 1 };
 
-/* Whether this byte is in memory; true where that cannot be known. */
+/* Whether this byte is in memory; true if the kernel cannot report it. */
 static int kafkad_arrived(int fd, int64_t at)
 {
     char byte;
@@ -36,7 +36,7 @@ static int kafkad_arrived(int fd, int64_t at)
     return preadv2(fd, &piece, 1, at, RWF_NOWAIT) >= 0 || errno != EAGAIN;
 }
 
-/* Whether all these bytes are: the pages are counted, and some of them and the last one have arrived. */
+/* Whether all these bytes are in memory: counts the pages, and probes some of them and the last one. */
 static int kafkad_resident(int fd, int64_t at, int64_t size)
 {
     static int counts = 1;
@@ -48,7 +48,7 @@ static int kafkad_resident(int fd, int64_t at, int64_t size)
         struct { uint64_t start, size; } range = {start, (at + size - start + page - 1) / page * page};
         struct { uint64_t cached, dirty, writeback, evicted, recently_evicted; } found;
         if (syscall(KAFKAD_CACHESTAT, fd, &range, &found, 0))
-            counts = 0;                     /* a kernel before 6.5, or one that does not let us: samples will do */
+            counts = 0;                     /* not supported or not permitted (kernel before 6.5): probes only */
         else if (found.cached < range.size / page)
             return 0;
     }
@@ -58,7 +58,7 @@ static int kafkad_resident(int fd, int64_t at, int64_t size)
     return kafkad_arrived(fd, at + size - 1);
 }
 
-/* The same of a mapping, by its pages. */
+/* The same for a mapping, by its pages. */
 static int kafkad_mapped_resident(void *map, int64_t size)
 {
     unsigned char present[512];
@@ -78,23 +78,23 @@ typedef struct kafkad_job {
     struct kafkad_job *next;
     int fd;
     int64_t position, size;
-    int64_t found;                          /* the answer: so many bytes are there */
+    int64_t found;                          /* result: this many bytes are in memory */
     void *context;
 } kafkad_job;
 
 typedef struct {
     pthread_mutex_t lock;
     pthread_cond_t work;
-    int references;                         /* one is the loop's */
+    int references;                         /* one of them is the loop's */
     int closed, held;
     int threads, threads_max, resting;
     int wake_fd, null_fd;
     kafkad_job *first, *last, *done;
     int queued;
-    void (*forget)(kafkad_job *);           /* frees a job that was at hand when all was closed */
+    void (*forget)(kafkad_job *);           /* frees a job that was running when all was closed */
 } kafkad_helpers;
 
-static void kafkad_helpers_leave(kafkad_helpers *helpers)       /* under the lock, which is given back */
+static void kafkad_helpers_leave(kafkad_helpers *helpers)       /* call with the lock held; releases it */
 {
     int was_last = --helpers->references == 0;
     pthread_mutex_unlock(&helpers->lock);
@@ -107,7 +107,7 @@ static void kafkad_helpers_leave(kafkad_helpers *helpers)       /* under the loc
     free(helpers);
 }
 
-/* Reads this piece through, without a copy where that can be. False: the file's end, or a disk that fails. */
+/* Reads this piece, without a copy if possible. False at the end of the file, or if the disk fails. */
 static int kafkad_read_through(kafkad_helpers *helpers, int fd, int64_t position, int64_t size)
 {
     char *scratch = NULL;
@@ -127,8 +127,8 @@ static int kafkad_read_through(kafkad_helpers *helpers, int fd, int64_t position
     return done == size;
 }
 
-/* The first byte of a piece has the kernel read it, and what follows, ahead of us; the last one is waited for. Reading every
-   page would make each look as if it were used twice, here and by the loop. */
+/* Reading the first byte of a piece starts the kernel's read-ahead; reading the last byte waits for it. Reading every page
+   would mark each page as used twice, here and by the loop. */
 static int64_t kafkad_read_in(kafkad_helpers *helpers, int fd, int64_t position, int64_t size)
 {
     struct stat status;
@@ -145,7 +145,7 @@ static int64_t kafkad_read_in(kafkad_helpers *helpers, int fd, int64_t position,
         while (pread(fd, &byte, 1, position + found) < 0 && errno == EINTR) {}
         while (pread(fd, &byte, 1, position + found + piece - 1) < 0 && errno == EINTR) {}
         if (!kafkad_resident(fd, position + found, piece) && !kafkad_read_through(helpers, fd, position + found, piece))
-            break;                          /* the reader will meet what is wrong */
+            break;                          /* the reader will get the error */
         found += piece;
     }
     return found;
@@ -180,8 +180,8 @@ static void *kafkad_help(void *argument)
             break;
         }
         job->next = helpers->done;
-        __atomic_store_n(&helpers->done, job, __ATOMIC_RELEASE);    /* before the loop wakes, which looks without the lock */
-        if (!job->next) {                   /* else it is awake by now */
+        __atomic_store_n(&helpers->done, job, __ATOMIC_RELEASE);    /* before the loop wakes: it looks without the lock */
+        if (!job->next) {                   /* otherwise the loop was woken already */
             uint64_t one = 1;
             if (write(helpers->wake_fd, &one, 8) < 0) {}
         }
@@ -206,7 +206,7 @@ static kafkad_helpers *kafkad_helpers_new(int wake_fd, int threads_max, void (*f
     return helpers;
 }
 
-/* False when there is no thread to do it. */
+/* False if there is no thread to run the job. */
 static int kafkad_helpers_put(kafkad_helpers *helpers, kafkad_job *job)
 {
     pthread_mutex_lock(&helpers->lock);
@@ -216,7 +216,7 @@ static int kafkad_helpers_put(kafkad_helpers *helpers, kafkad_job *job)
         sigset_t all, before;
         pthread_attr_init(&attributes);
         pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        sigfillset(&all);                   /* signals are the main thread's */
+        sigfillset(&all);                   /* the main thread handles signals */
         pthread_sigmask(SIG_SETMASK, &all, &before);
         if (pthread_create(&thread, &attributes, kafkad_help, helpers) == 0) {
             helpers->threads++;
@@ -240,7 +240,7 @@ static int kafkad_helpers_put(kafkad_helpers *helpers, kafkad_job *job)
     return good;
 }
 
-/* Those that are done, the latest first. */
+/* Takes the finished jobs, the latest first. */
 static kafkad_job *kafkad_helpers_take(kafkad_helpers *helpers)
 {
     kafkad_job *done;
@@ -261,7 +261,7 @@ static void kafkad_helpers_hold(kafkad_helpers *helpers, int held)
     pthread_mutex_unlock(&helpers->lock);
 }
 
-/* No wake-up comes after this. Jobs that are at hand are forgotten by their threads, the others here. */
+/* No wake-up comes after this. Running jobs are freed by their threads, queued jobs here. */
 static void kafkad_helpers_close(kafkad_helpers *helpers)
 {
     kafkad_job *job, *next;

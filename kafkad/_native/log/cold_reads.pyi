@@ -1,2 +1,2 @@
 def resident(fd: int, position: int, size: int) -> bool:
-    """Whether these bytes of a file are in the page cache, as far as can be known. For tests."""
+    """Whether these bytes of a file are in the page cache, if the kernel can report it. For tests."""

@@ -1,23 +1,23 @@
-"""Cold reads: what is not in the page cache is read by helper threads, not by the loop.
+"""Cold reads: helper threads, not the loop, read data that is not in the page cache.
 
-Before bytes of a log are touched, `cold_warm` tells how many of them are in memory:
+Before the loop touches bytes of a log, `cold_warm` finds out how many of them are in memory:
 
-    written a moment ago         known without a question (`log_file_hot`)
-    in a range that was found    known for WARM_MS; a file remembers a few ranges, and each reader extends his own
-    else                         the kernel is asked, a mebibyte at a time: cachestat counts the pages, and reads of
-                                 single bytes with RWF_NOWAIT tell whether they have arrived
+    written a moment ago         in memory, without asking (`log_file_hot`)
+    in a range found before      counts as in memory for WARM_MS; a file remembers a few ranges, one per reader
+    otherwise                    ask the kernel, a mebibyte at a time: cachestat counts the pages, and reads of single
+                                 bytes with RWF_NOWAIT probe whether they have arrived
 
-What is missing becomes a job for a helper (cold_reads.h), which reads it as the loop would have, and wakes the loop. So the
-kernel reads ahead for who goes on reading, as ever. That alone leaves the disk idle while he is sent what it read: who
-reads on, and has less than AHEAD / 2 left, is followed by a job that nobody waits for, for the next AHEAD bytes. (WILLNEED,
-and touching each page, were tried: the kernel then takes small pages and sees each used twice, and a GB costs twice the
-CPU.)
+Missing bytes become a job for a helper (cold_reads.h), which reads them as the loop would have, and wakes the loop. So
+the kernel's read-ahead works as usual for sequential readers. That alone would leave the disk idle while the data is
+sent: therefore a sequential reader with less than AHEAD / 2 left also gets a background read of the next AHEAD bytes,
+which nobody waits for. (WILLNEED and touching each page were tried. The kernel then uses small pages and counts each as
+used twice, and a GB costs twice the CPU.)
 
-Where the file system cannot tell (RWF_NOWAIT is refused on tmpfs), all counts as being in memory. The kernel may give
-pages back between the question and the read: then that read waits, as every read did before there were helpers.
+If the file system cannot report residency (tmpfs refuses RWF_NOWAIT), everything counts as in memory. The kernel may
+drop pages between the question and the read: then the loop waits for that read.
 
-Beware: all of this is the loop's. Helpers see the fd, position and size of a job; the job holds its file, so a waiter
-may leave (it sets `waiter` to NULL), and the file may be removed or cut."""
+Beware: all of this belongs to the loop. Helpers see only the fd, position and size of a job. The job holds its file, so
+a waiter may leave (it sets `waiter` to NULL), and the file may be removed or cut."""
 
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -44,34 +44,34 @@ cdef extern from "cold_reads.h" nogil:
     void kafkad_helpers_close(kafkad_helpers* helpers)
 
 cdef enum:
-    WARM_MS = 2_000                 # a range that was found to be in memory counts as such for so long
-    RANGES = 8                      # of one file: as many readers of it, each at his own place
-    ASKED = 1 << 20                 # the kernel is asked about so much at once, if all of it is there
+    WARM_MS = 2_000                 # how long a range counts as in memory after it was found there
+    RANGES = 8                      # per file: one for each concurrent reader
+    ASKED = 1 << 20                 # bytes per question to the kernel, as long as all of them are there
     ASKED_MAX = 4 << 20
-    READ_MIN = 128 * 1024           # a job reads as much as the kernel would by itself
-    AHEAD = 4 << 20                 # is read beyond what is asked for, for who reads on and has less than half of it left
-    AHEAD_JOBS_MAX = 4              # at a time, so that there is a thread for who waits
-    THREADS_MAX = 8                 # so many reads does a disk see at once
+    READ_MIN = 128 * 1024           # minimum size of a job: what the kernel would read ahead by itself
+    AHEAD = 4 << 20                 # bytes read beyond the request, for a sequential reader with less than half of it left
+    AHEAD_JOBS_MAX = 4              # at a time, so that a thread is free for readers that wait
+    THREADS_MAX = 8                 # at most this many reads at a time per disk
 
 cdef struct Range:
     int64_t start
     int64_t end
     int64_t found_ms
-    bint cold                       # some of it was read from the disk by a job
-    bint busy                       # a job reads ahead of it
-    bint ended                      # there is nothing behind it
+    bint cold                       # a job read some of it from the disk
+    bint busy                       # a job is reading ahead of it
+    bint ended                      # the file ends there
 
 cdef struct Warm:                   # LogFile.warm
     Range ranges[RANGES]
 
 
 cdef struct Job:
-    ColdJob told                    # first
+    ColdJob told                    # must be the first field
     kafkad_job work
 
 
 cdef Range* range_at(LogFile* file, int64_t position, int64_t now_ms) noexcept nogil:
-    """The one that holds `position`, or ends there; NULL when none does, or it was too long ago."""
+    """Return the range that holds `position` or ends there; NULL if there is none, or it is too old."""
     cdef Warm* warm = <Warm*>file.warm
     cdef Range* found = NULL
     cdef int i
@@ -86,7 +86,7 @@ cdef Range* range_at(LogFile* file, int64_t position, int64_t now_ms) noexcept n
 
 
 cdef void range_note(LogFile* file, int64_t start, int64_t end, int64_t now_ms) noexcept nogil:
-    """These bytes are in memory: a range goes on with them, or the oldest gives way to one."""
+    """Record that these bytes are in memory: extend a range, or replace the oldest."""
     cdef Range* at = range_at(file, start, now_ms)
     cdef Warm* warm
     cdef bint cold = False
@@ -102,7 +102,7 @@ cdef void range_note(LogFile* file, int64_t start, int64_t end, int64_t now_ms) 
     at = &warm.ranges[0]
     for i in range(RANGES):
         if warm.ranges[i].start <= start <= warm.ranges[i].end and warm.ranges[i].cold:
-            cold = True                                 # it goes on with one whose time is over
+            cold = True                                 # it continues an expired range
         if warm.ranges[i].found_ms < at.found_ms:
             at = &warm.ranges[i]
     memset(at, 0, sizeof(Range))
@@ -113,8 +113,7 @@ cdef void range_note(LogFile* file, int64_t start, int64_t end, int64_t now_ms) 
 
 
 cdef void read_ahead(ColdReads* cold, LogFile* file, int64_t position) noexcept nogil:
-    """Who reads on at `position` shall find what comes next in memory: a disk that waits for his next question does
-    nothing while he is sent what it read."""
+    """Read ahead for a sequential reader at `position`, so that the disk is not idle while data is sent."""
     cdef Range* known = range_at(file, position, cold.monotonic_ms)
     if (known is NULL or not known.cold or known.busy or known.ended or known.end - position >= AHEAD // 2
             or cold.ahead_jobs >= AHEAD_JOBS_MAX):
@@ -198,7 +197,7 @@ cdef ColdJob* cold_ask(ColdReads* cold, LogFile* file, int64_t position, int64_t
     if job is NULL:
         return NULL
     if before is not NULL:
-        before.cold = True                              # he reads on, and from the disk
+        before.cold = True                              # a sequential reader, and from the disk
     cold.reads += 1
     return &job.told
 
@@ -216,13 +215,13 @@ cdef void cold_settle(ColdReads* cold) noexcept nogil:
         following = work.next
         job = <Job*>work.context
         cold.bytes_read += work.found
-        if job.told.size == 0:                          # read ahead
+        if job.told.size == 0:                          # a read-ahead job
             cold.ahead_jobs -= 1
             known = range_at(job.told.file, work.position, cold.monotonic_ms)
             if known is not NULL:
                 known.busy = False
                 known.ended = work.found < work.size
-        # What was waited for counts as being there even if it is not: then the disk fails, and the reader shall see it.
+        # Bytes that were waited for count as in memory even if the read failed: the reader must get the disk error.
         end = work.position + max(work.found, job.told.size)
         if end > work.position:
             range_note(job.told.file, work.position, end, cold.monotonic_ms)
@@ -250,5 +249,5 @@ cdef void cold_hold(ColdReads* cold, bint held) noexcept nogil:
 
 
 def resident(int fd, int64_t position, int64_t size) -> bool:
-    """Whether these bytes of a file are in the page cache, as far as can be known. For tests."""
+    """Whether these bytes of a file are in the page cache, if the kernel can report it. For tests."""
     return kafkad_resident(fd, position, size)

@@ -1,8 +1,8 @@
-"""What a partition's directory holds, by one look at it: names, sizes, and the bytes of its small files.
+"""What a partition's directory holds, in one pass: names, sizes, and the contents of its small files.
 
-A start looks into every directory, and of 10,000 partitions it does little else; so the look is C, without the GIL:
-one pass over the names, a stat of each log and index, a read of the files that are a few bytes each. Nothing is judged
-here but names: what is missing, damaged or left over is `log/recovery`'s."""
+A start with 10,000 partitions spends most of its time here, so this is C without the GIL: one pass over the names, a
+stat of each log and index, a read of the files of a few bytes. Only names are judged here. `log/recovery` handles
+missing, damaged and leftover files."""
 
 import os
 
@@ -50,8 +50,8 @@ cdef extern from * nogil:
 
 cdef enum:
     OFFSET_DIGITS = 20
-    SMALL = 4096                    # the small files are smaller, but for an old partition's epochs
-    ONE_PRODUCER = 10 + 46          # a snapshot of at most one
+    SMALL = 4096                    # small files are smaller than this, except for a long leader-epoch-checkpoint
+    ONE_PRODUCER = 10 + 46          # a snapshot with at most one producer
 
 cdef enum Kind:
     OTHER = 0
@@ -66,9 +66,9 @@ cdef struct Found:
     int64_t changed_ms
     int kind
 
-cdef struct Small:                  # the bytes of a small file
+cdef struct Small:                  # the contents of a small file
     bint there
-    int64_t size                    # SMALL: there may be more
+    int64_t size                    # SMALL: the file may be larger
     uint8_t bytes[SMALL]
 
 cdef struct Look:
@@ -76,10 +76,10 @@ cdef struct Look:
     size_t count
     size_t capacity
     int64_t newest_snapshot         # -1: none
-    bint interrupted                # files of a deletion, cleaning or swap that was not finished
+    bint interrupted                # there are files of an unfinished deletion, cleaning or swap
     Small epochs
     Small metadata
-    Small snapshot                  # the newest
+    Small snapshot                  # the newest one
 
 
 cdef bint ends_with(const char* name, size_t size, const char* suffix) noexcept nogil:
@@ -88,7 +88,7 @@ cdef bint ends_with(const char* name, size_t size, const char* suffix) noexcept 
 
 
 cdef int64_t offset_of(const char* name) noexcept nogil:
-    # The offset that the name of a segment's file begins with; -1: none.
+    # Returns the base offset in the name of a segment file; -1 for other names.
     cdef int64_t offset = 0
     cdef int i, digit
     for i in range(OFFSET_DIGITS):
@@ -220,10 +220,10 @@ cdef object bytes_of(const Small* small):
 
 
 def list_partition(str directory):
-    """(sizes of the logs, their modification times in ms, sizes of the offset indexes, of the time indexes: all by base
-    offset | snapshots' offsets, ascending | bytes of leader-epoch-checkpoint and of partition.metadata, None where there
-    is none | bytes of the newest snapshot, None where it holds more than one producer). None when there are files of an
-    interrupted deletion, cleaning or swap. Raises OSError."""
+    """Return (sizes of the logs, their modification times in ms, sizes of the offset indexes, sizes of the time
+    indexes, all by base offset; offsets of the snapshots, ascending; contents of leader-epoch-checkpoint and of
+    partition.metadata, or None; contents of the newest snapshot, or None if it has more than one producer). Return None
+    if there are files of an unfinished deletion, cleaning or swap. Raises OSError."""
     cdef bytes encoded = os.fsencode(directory)
     cdef const char* path = encoded
     cdef Look look

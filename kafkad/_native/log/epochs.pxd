@@ -6,7 +6,7 @@ cdef enum:
     UNDEFINED = -1                  # an epoch or an offset that is not known
 
 cdef struct Epoch:
-    int64_t start                   # the offset of its first batch, or where it would have stood
+    int64_t start                   # offset of its first batch; if it has none, of where that would be
     int32_t epoch
 
 cdef struct EpochList:              # ascending in both; zeros to begin with
@@ -19,11 +19,12 @@ cdef inline int32_t epochs_latest(const EpochList* epochs) noexcept nogil:
     return epochs.entries[epochs.count - 1].epoch if epochs.count else UNDEFINED
 
 
-# `epoch` begins at `start`; entries that contradict go. 1 when something changed, 0, or -ENOMEM: then nothing has.
+# Records that `epoch` begins at `start` and removes entries that contradict. 1 if something changed, 0, or -ENOMEM and
+# no change.
 cdef int epochs_assign(EpochList* epochs, int32_t epoch, int64_t start) noexcept nogil
 
-# The largest known epoch <= `epoch`, and the offset behind its last batch in a log that ends at `log_end`; both UNDEFINED
-# when the epoch lies above all that are known, or none is.
+# Finds the largest known epoch <= `epoch`, and the offset after its last batch in a log that ends at `log_end`. Both
+# are UNDEFINED if `epoch` is above all known epochs, or none is known.
 cdef void epochs_end_offset_for(const EpochList* epochs, int32_t epoch, int64_t log_end, int32_t* found,
                                 int64_t* end) noexcept nogil
 

@@ -1,7 +1,7 @@
 """Where each leader epoch of one log begins, as an array in C (Kafka's LeaderEpochFileCache, without its file).
 
-Appends of followed partitions and Fetches of followers look here without the GIL. `log/leader_epochs.LeaderEpochs` is the
-class that keeps the file. Entries ascend in epoch and in start offset; what contradicts a new one goes.
+Appends to followed partitions and Fetches of followers look here without the GIL. `log/leader_epochs.LeaderEpochs`
+keeps the file. Entries ascend in epoch and in start offset; a new entry removes those that contradict it.
 
 Beware: it belongs to the thread that owns the log."""
 
@@ -11,7 +11,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memmove
 
 cdef enum:
-    CAPACITY_MIN = 2                # most logs have had one leader
+    CAPACITY_MIN = 2                # most logs have had one leader epoch
 
 
 cdef int reserve(EpochList* epochs, int32_t count) noexcept nogil:
@@ -69,7 +69,7 @@ cdef void epochs_end_offset_for(const EpochList* epochs, int32_t epoch, int64_t 
         found[0] = epoch
         end[0] = log_end
         return
-    while low < high:                   # how many are not above `epoch`
+    while low < high:                   # count the epochs <= `epoch`
         middle = low + (high - low) // 2
         if epochs.entries[middle].epoch <= epoch:
             low = middle + 1
@@ -97,20 +97,21 @@ cdef class Epochs:
         return epochs_latest(&self.list) if self.list.count else None
 
     def fill(self, entries) -> None:
-        """With what a file says, which is in order."""
+        """Set the entries as read from the file, which is sorted."""
         self.list.count = 0
         for epoch, start in entries:
             self.put(epoch, start)
 
     def put(self, int32_t epoch, int64_t start_offset) -> bool:
-        """`epoch` begins at `start_offset`; entries that contradict go. Whether something changed."""
+        """Record that `epoch` begins at `start_offset`, and remove entries that contradict. Return whether it
+        changed."""
         cdef int changed = epochs_assign(&self.list, epoch, start_offset)
         if changed < 0:
             raise MemoryError()
         return changed == 1
 
     def cut_end(self, int64_t end_offset) -> bool:
-        """Epochs that begin at or after `end_offset` go. Whether any did."""
+        """Remove epochs that begin at or after `end_offset`. Return whether there were any."""
         cdef int32_t kept = self.list.count
         while kept and self.list.entries[kept - 1].start >= end_offset:
             kept -= 1
@@ -120,7 +121,8 @@ cdef class Epochs:
         return True
 
     def cut_start(self, int64_t start_offset) -> bool:
-        """Epochs that ended before `start_offset` go; the one that holds it begins there. Whether something changed."""
+        """Remove epochs that ended before `start_offset`; the one that holds it begins there. Return whether it
+        changed."""
         cdef int32_t at = begun_at(&self.list, start_offset)
         if at == 0 or (at == 1 and self.list.entries[0].start == start_offset):
             return False
@@ -131,12 +133,13 @@ cdef class Epochs:
         return True
 
     def epoch_for(self, int64_t offset):
-        """The epoch that holds `offset`, None where none does."""
+        """The epoch that holds `offset`, or None."""
         cdef int32_t at = begun_at(&self.list, offset)
         return self.list.entries[at - 1].epoch if at else None
 
     def end_offset_for(self, int32_t epoch, int64_t log_end_offset) -> tuple:
-        """(the largest known epoch <= `epoch`, the offset after its last), or (-1, -1) (OffsetForLeaderEpoch)."""
+        """(largest known epoch <= `epoch`, offset after its last batch), or (-1, -1), as OffsetForLeaderEpoch needs
+        it."""
         cdef int32_t found
         cdef int64_t end
         epochs_end_offset_for(&self.list, epoch, log_end_offset, &found, &end)

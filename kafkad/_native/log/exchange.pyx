@@ -1,11 +1,11 @@
-"""The exchange of closed segments for one that the log cleaner wrote, beside readers in every worker.
+"""Replacing closed segments by one that the log cleaner wrote, while readers in every worker use them.
 
-The owner does it in one turn of its loop: `begin_exchange`, the renames, `end_exchange`. The shared row is odd between
-them. A reader that has its files open goes on with them: they are the old files, and stay whole. One that opens a file by
-its name looks at the row afterwards (partition_reader.pyx): odd, or of another generation, means that the file may be
-either one, so it is closed, and the directory is listed again.
+The owner does it in one turn of its loop: `begin_exchange`, the renames, `end_exchange`. The shared row is odd in
+between. A reader that has the old files open may finish: they stay whole. A reader that opens a file by its name checks
+the row afterwards (partition_reader.pyx). If the row is odd, or names another generation, the file may be either one;
+the reader closes it and lists the directory again.
 
-Should the owner die in between, the row stays odd until its successor has finished the renames and adopts the row.
+If the owner dies in between, the row stays odd until its successor has finished the renames and adopts the row.
 
 Beware: nothing else may write the row between the two calls."""
 
@@ -19,18 +19,18 @@ from kafkad._native.shared.watermarks cimport row_begin, row_end
 
 
 def begin_exchange(Partition partition not None) -> None:
-    """The files of closed segments are about to change their names."""
+    """The files of closed segments are about to be renamed."""
     row_begin(partition.row)
 
 
 def abandon_exchange(Partition partition not None) -> None:
-    """The renames failed half-way: readers list the directory again."""
+    """The renames failed half-way: make readers list the directory again."""
     partition.row.generation += 1
     row_end(partition.row)
 
 
 def end_exchange(Partition partition not None, int first, int end, int64_t size, int64_t created_ms) -> None:
-    """Segments number `first` up to `end`, none of them active, are one of `size` bytes with the name of the first."""
+    """Replace segments `first` to `end` - 1, all closed, by one of `size` bytes with the name of the first."""
     cdef Segment* segment
     cdef int64_t base, last
     cdef int i
@@ -50,7 +50,8 @@ def end_exchange(Partition partition not None, int first, int end, int64_t size,
     memmove(segment + 1, &partition.segments[end], (partition.segment_count - end) * sizeof(Segment))
     partition.segment_count -= end - first - 1
     lookup_forget(&partition.lookup)
-    # A mark in there stands behind all of it: right behind a roll a mark still names the end of the segment before.
+    # A position in these segments moves to the end of the new one. A watermark may stand there: right after a roll its
+    # position may still be the end of the segment before.
     for i in range(partition.transactions.head, partition.transactions.end):
         if base <= partition.transactions.places[i].segment <= last:
             partition.transactions.places[i].segment = base

@@ -1,7 +1,7 @@
-"""System calls on log files, without the GIL: reads and writes that finish, and which failures mean a broken disk.
+"""System calls on log files, without the GIL: reads and writes that complete, and which errors mean a broken disk.
 
-A full disk heals when there is room again (KAFKA_STORAGE_ERROR, the partition stays); EIO and its like take the whole
-log directory offline, and nothing is tried there again. Tests make both happen with `fail_writes`."""
+A full disk recovers when there is room again (KAFKA_STORAGE_ERROR; the partition stays online). EIO and similar errors
+take the whole log directory offline, and it is not used again. Tests inject both with `fail_writes`."""
 
 from libc.errno cimport EBADF, EINTR, EIO, ENODEV, ENXIO, EROFS, errno
 from libc.stdint cimport int64_t, uint8_t
@@ -18,12 +18,12 @@ cdef extern from "<unistd.h>" nogil:
 cdef extern from "<errno.h>" nogil:
     enum: ESTALE, EUCLEAN, ENOTCONN
 
-cdef int fault = 0              # an errno that writes answer, once `fault_after` more bytes are written
+cdef int fault = 0              # the errno that writes return once `fault_after` more bytes are written
 cdef int64_t fault_after = 0
 
 
 def fail_writes(int error, int64_t after_bytes=0) -> None:
-    """For tests: every write of a log fails with `error` after so many bytes; 0 ends it."""
+    """For tests: every write to a log fails with `error` after that many bytes. 0 ends it."""
     global fault, fault_after
     fault = error
     fault_after = after_bytes

@@ -1,23 +1,24 @@
-"""Group commit: the fsyncs that acknowledgements wait for, in a few threads of C, without the GIL.
+"""Group commit: the fsyncs that acknowledgements wait for, in a few C threads, without the GIL.
 
-A partition that must be flushed asks here, in the middle of an append. When the reactor has served what there was to serve
-(at once, outside of its turns) a thread begins with an fdatasync of the partition's active segment. What is appended until
-then is in it; what comes while it runs waits for the next one, which the partition asks for when this one has been published:
-so a file is never synced twice at the same time, a lone record waits for one fdatasync and no timer, and under load each
-fdatasync takes along all that came meanwhile. Files are synced side by side, since file systems with a journal put those that
-come together into one commit, and none waits for another. When some have ended the eventfd is readable, and the loop calls
-`publish`, which moves the flushed offset, HW and the waiters of all that have ended.
+A partition that must be flushed asks here during an append. When the reactor has served all ready requests (outside of
+its turns: at once) a thread begins an fdatasync of the partition's active segment. It includes everything appended
+until it begins. Data that is appended while it runs waits for the next fdatasync, which the partition asks for when
+this one has been published. So a file is never synced twice at the same time, a lone record waits for one fdatasync and
+no timer, and under load each fdatasync covers everything that came in the meantime. Different files are synced in
+parallel, because journaling file systems put concurrent syncs into one commit; none waits for another. When some have
+ended, the eventfd becomes readable and the loop calls `publish`, which moves the flushed offset and HW and wakes the
+waiters for all ended syncs.
 
-Before it syncs, a thread sees to it that the file system has blocks ready behind the end of the file (which keeps its size):
-else each fdatasync allocates some, and commits that with the data. The partition gives back what is left when it closes the
-file; after a kill it stays until the segment is deleted.
+Before it syncs, a thread allocates blocks behind the end of the file (the file keeps its size). Otherwise each
+fdatasync would allocate some, and commit the allocation with the data. The partition gives back the rest when it closes
+the file; after a kill the blocks stay allocated until the segment is deleted.
 
-There is no thread, and nothing here costs anything, until the first partition asks; then one more for each that asks while
-all are at work, up to `threads_max`.
+No thread exists, and nothing here costs anything, until the first partition asks. Then a thread is added whenever one
+asks while all are busy, up to `threads_max`.
 
-What is rare goes by `log.flusher` in Python: several files to sync, small files, directory entries.
-Beware: the threads see a `Sync` and a file, never a partition; an fdatasync that failed is not tried again (the partition's
-directory goes offline), and those of the same directory that still wait are given up."""
+`log.flusher` does the rare cases in Python: several files to sync, small files, directory entries.
+Beware: the threads see a `Sync` and a file, never a partition. A failed fdatasync is not retried: the partition's
+directory goes offline, and waiting syncs of the same directory are given up."""
 
 import os
 
@@ -88,17 +89,17 @@ cdef enum:
 
 cdef struct Committing:
     pthread_mutex_t lock
-    sem_t there                     # one for each that waits for a thread. (A condition of glibc before 2.41 loses signals.)
+    sem_t there                     # posted once per waiting Sync. (A condition of glibc before 2.41 loses signals.)
     Sync* first                     # waiting for a thread
     Sync* last
     int waiting
-    Sync* asked_first               # the loop's: in this turn of the reactor
+    Sync* asked_first               # the loop's: asked for in this turn of the reactor
     Sync* asked_last
     int asked_count
-    Committing* asked_next          # a group that was asked as well
-    Sync* ended_first               # waiting for the loop
+    Committing* asked_next          # the next group that was asked in this turn
+    Sync* ended_first               # ended, waiting for the loop
     Sync* ended_last
-    int busy                        # threads that have one
+    int busy                        # threads that have a Sync
     int count
     int count_max
     bint stopping
@@ -106,21 +107,21 @@ cdef struct Committing:
     uint64_t syncs
     pthread_t threads[THREADS_MAX]
 
-cdef bint in_turn = False           # the loop's, as the next: a reactor is serving
+cdef bint in_turn = False           # the loop's, like the next field: a reactor is in a turn
 cdef Committing* asked_groups = NULL
 
-cdef int fault = 0                  # an errno that each fdatasync answers: for tests
-cdef int held = 0                   # and a gate before it
+cdef int fault = 0                  # an errno that each fdatasync returns, for tests
+cdef int held = 0                   # whether each fdatasync stops before it begins, for tests
 
 
 def fail_syncs(int error) -> None:
-    """For tests: every fdatasync of a group fails with `error`; 0 ends it."""
+    """For tests: every fdatasync of a group fails with `error`. 0 ends it."""
     global fault
     store_flag(&fault, error)
 
 
 def hold_syncs(bint hold) -> None:
-    """For tests: every fdatasync of a group begins, and does not go on until this is called with False."""
+    """For tests: every fdatasync of a group begins, and stops until this is called with False."""
     global held
     store_flag(&held, hold)
 
@@ -141,7 +142,8 @@ cdef int sync_file(int fd) noexcept nogil:
 
 
 cdef void prepare(Sync* sync) noexcept nogil:
-    # Blocks behind the end, as many as the file has, within bounds. Not where the file system has no such call, or no room.
+    # Allocates blocks behind the end, as many as the file has, within bounds. Skipped if the file system does not
+    # support it, or has no room.
     cdef int64_t position = load_offset(&sync.end_position), size = position
     if size > PREPARED_MAX:
         size = PREPARED_MAX
@@ -171,7 +173,7 @@ cdef void* work(void* context) noexcept nogil:
         self.waiting -= 1
         self.busy += 1
         pthread_mutex_unlock(&self.lock)
-        # The loop wrote what lies below before it moved the offset, and we look before we begin.
+        # The loop writes the data before it moves the offset, and this thread reads the offset before it syncs.
         sync.synced_offset = load_offset(&sync.end_offset)
         prepare(sync)
         sync.failure = EIO if load_flag(&sync.given_up) else sync_file(sync.file.fd)
@@ -274,7 +276,7 @@ cdef void begin(Committing* self) noexcept nogil:
 
 
 cdef Sync* let_go(Sync* sync) noexcept nogil:
-    """It is the loop's again; the one behind it."""
+    """Give the Sync back to the loop. Return the next one."""
     cdef Sync* following = sync.next
     log_file_release(sync.file)
     sync.file = NULL
@@ -312,7 +314,7 @@ cdef class GroupCommit:
         free(group)
 
     def fileno(self):
-        """Readable when there is something to `publish`."""
+        """A descriptor that is readable when there is something to `publish`."""
         return (<Committing*>self.committing).fd
 
     @property
@@ -321,11 +323,11 @@ cdef class GroupCommit:
 
     @property
     def syncs(self):
-        """How many fdatasyncs have ended."""
+        """The number of fdatasyncs that have ended."""
         return (<Committing*>self.committing).syncs
 
     def publish(self):
-        """On the owner's loop: all that has ended is told to its partitions."""
+        """On the owner's loop: report all ended syncs to their partitions."""
         cdef Committing* group = <Committing*>self.committing
         cdef Sync* sync
         cdef Sync* following
@@ -344,7 +346,8 @@ cdef class GroupCommit:
             sync = following
 
     def close(self):
-        """Threads end with what they are at; nobody is told any more, and whoever asks is refused."""
+        """Let the threads end after their current sync. Nothing is reported any more, and later requests are
+        refused."""
         cdef Committing* group = <Committing*>self.committing
         cdef Sync* sync
         cdef int i

@@ -1,12 +1,13 @@
-"""Who asked a coordinator to begin a transaction in a partition, in C.
+"""Appends that wait for a coordinator to begin or verify a transaction, in C.
 
-The first batch of a transaction in a partition may be appended only when the transaction's coordinator knows of it. Else
-nobody would ever end it (KIP-890). So the first try is answered with a guard, a number, while the coordinator is asked; the
-second brings the guard. Between the two the transaction may be ended. Its marker takes the guard away, and the second try is
-refused, as with Kafka's VerificationGuard. One worker appends to a partition, so a number compared is all there is to it.
+The first batch of a transaction in a partition may be appended only if the transaction coordinator knows that the
+partition is part of the transaction. Otherwise nobody would ever end it there (KIP-890). So the first try gets a guard,
+a number, and the coordinator is asked; the second try brings the guard. If the transaction ends between the two tries,
+its marker removes the guard, and the second try is refused, as with Kafka's VerificationGuard. One worker appends to a
+partition, so comparing a number is enough.
 
-While batches wait for the coordinator, a later one must not overtake the first: its sequence would be out of order for
-ever. `lowest_sequence` is the least that came."""
+While batches wait for the coordinator, a later batch must not overtake the first: the first would be out of sequence
+for ever. `lowest_sequence` is the lowest sequence that came."""
 
 from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -19,7 +20,7 @@ from kafkad._native.wire.errors cimport (
 
 cdef enum:
     CAPACITY_MIN = 8
-    GUARDS_MAX = 10_000             # of a partition
+    GUARDS_MAX = 10_000             # per partition
 
 
 cdef inline int32_t home_of(const Guards* guards, int64_t producer_id) noexcept nogil:
@@ -40,7 +41,7 @@ cdef Guard* find(const Guards* guards, int64_t producer_id) noexcept nogil:
 
 
 cdef Guard* place(Guards* guards, int64_t producer_id) noexcept nogil:
-    # A free one; there is room.
+    # Takes a free slot; there is room.
     cdef int32_t at = home_of(guards, producer_id)
     while guards.places[at].producer_id != -1:
         at = (at + 1) & (guards.capacity - 1)
@@ -50,7 +51,7 @@ cdef Guard* place(Guards* guards, int64_t producer_id) noexcept nogil:
 
 
 cdef bint rebuild(Guards* guards, int32_t capacity, int64_t before_ms) noexcept nogil:
-    # Without those that are older. False: no memory, and all is as it was.
+    # Copies the table without older guards. False: no memory, and nothing has changed.
     cdef Guards fresh
     cdef int32_t i
     fresh.places = <Guard*>malloc(<size_t>capacity * sizeof(Guard))
@@ -85,7 +86,7 @@ cdef Guard* make(Guards* guards, int64_t producer_id) noexcept nogil:
 
 
 cdef void remove(Guards* guards, Guard* guard) noexcept nogil:
-    # Those behind it move up, so that a search still ends at the first free place.
+    # Move up the entries behind it, so that a search still ends at the first free slot.
     cdef int32_t mask = guards.capacity - 1
     cdef int32_t hole = <int32_t>(guard - guards.places), at = hole, home
     while True:
@@ -139,7 +140,7 @@ cdef int guards_admit(Guards* guards, const ProducerMap* producers, int request,
 
 
 cdef void guards_appended(Guards* guards, int64_t producer_id, int16_t epoch, bint marker) noexcept nogil:
-    # Under TV2 the epoch rises with each transaction: the marker of the one before leaves the guard of the next.
+    # Under TV2 the epoch rises with each transaction: the marker of the one before keeps the guard of the next.
     cdef Guard* guard = find(guards, producer_id)
     if guard != NULL and not (marker and guard.implicit and guard.epoch == epoch):
         remove(guards, guard)
@@ -151,7 +152,7 @@ cdef void guards_expire(Guards* guards, int64_t before_ms) noexcept nogil:
 
 
 cdef void guards_free(Guards* guards) noexcept nogil:
-    cdef uint32_t last = guards.last            # an old number is never given again
+    cdef uint32_t last = guards.last            # a number is never given twice
     free(guards.places)
     memset(guards, 0, sizeof(Guards))
     guards.last = last

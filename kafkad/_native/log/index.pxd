@@ -1,4 +1,4 @@
-"""Kafka's sparse indexes beside a segment, mapped: see index.pyx."""
+"""Kafka's sparse indexes of a segment, mapped: see index.pyx."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
@@ -11,7 +11,7 @@ cdef enum:
 cdef struct Index:
     uint8_t* map                # NULL: not open
     size_t mapped
-    int64_t allocated           # bytes of the file that have disk blocks: only these may be written through the map
+    int64_t allocated           # bytes of the file with disk blocks: only these may be written through the map
     int32_t entries
     int32_t entries_max
     int32_t entry_size
@@ -34,7 +34,7 @@ cdef inline int32_t time_entry_offset(const Index* index, int32_t n) noexcept no
     return get_i32(index.map + <size_t>n * TIME_ENTRY_SIZE + 8)
 
 
-# The last entry whose relative offset is <= `target`, -1 when none.
+# The last entry whose relative offset is <= `target`, or -1.
 cdef inline int32_t offset_index_floor(const Index* index, int64_t target) noexcept nogil:
     cdef int32_t low = 0, high = index.entries, middle
     while low < high:
@@ -46,7 +46,7 @@ cdef inline int32_t offset_index_floor(const Index* index, int64_t target) noexc
     return low - 1
 
 
-# The last entry whose timestamp is <= `target`, -1 when none.
+# The last entry whose timestamp is <= `target`, or -1.
 cdef inline int32_t time_index_floor(const Index* index, int64_t target) noexcept nogil:
     cdef int32_t low = 0, high = index.entries, middle
     while low < high:
@@ -64,19 +64,19 @@ cdef int index_open(Index* index, const char* path, int32_t entry_size, int64_t 
 
 cdef int index_map(Index* index, int fd, int32_t entry_size, int64_t size_max, bint writable) noexcept nogil
 
-# Blocks on disk for its first `size` bytes. 0, or -errno.
+# Allocates disk blocks for the first `size` bytes. 0, or -errno.
 cdef int index_allocate(Index* index, int fd, int64_t size) noexcept nogil
 
-# Blocks on disk for one more entry, so that a full disk is an error here and not a SIGBUS in the map. 0, or -errno.
+# Allocates disk blocks for one more entry, so that a full disk is an error here and not a SIGBUS. 0, or -errno.
 cdef int index_reserve(Index* index, const char* path) noexcept nogil
 
-# The room must have been reserved.
+# Call `index_reserve` first.
 cdef void offset_index_append(Index* index, int32_t relative_offset, int32_t position) noexcept nogil
 cdef void time_index_append(Index* index, int64_t timestamp, int32_t relative_offset) noexcept nogil
 
-# Unmaps; a writable index is cut to its entries. 0, or -errno: then it is still open.
+# Unmaps; cuts a writable index to its entries. 0, or -errno: then it is still open.
 cdef int index_close(Index* index, const char* path) noexcept nogil
-# Unmaps without the cut: of a file that goes away.
+# Unmaps without the cut, for a file that is deleted.
 cdef void index_drop(Index* index) noexcept nogil
 
 # Whether index_reserve has nothing to do: nearly always.

@@ -1,10 +1,10 @@
-"""Kafka's sparse indexes beside a segment, mapped.
+"""Kafka's sparse indexes of a segment, mapped.
 
-`.index` has 8 bytes an entry, `.timeindex` 12, big-endian, sorted; offsets are relative to the segment's base.
+An entry of `.index` has 8 bytes, of `.timeindex` 12: big-endian, sorted, with offsets relative to the segment's base.
 The active segment's files are stretched to segment.index.bytes (a hole on disk) and cut to their entries when the
-segment is rolled or closed, as Kafka does; so a file that was not closed ends in zeros, and is rebuilt by recovery.
+segment is rolled or closed, as Kafka does. A file that was not closed ends in zeros, and recovery rebuilds it.
 
-Beware: a store into a hole of a mapped file on a full disk is a SIGBUS. `index_reserve` asks for the blocks first.
+Beware: writing to a hole of a mapped file on a full disk is a SIGBUS. `index_reserve` allocates the blocks first.
 """
 
 from libc.errno cimport EINTR, EOPNOTSUPP, ENOSYS, errno
@@ -34,11 +34,11 @@ cdef extern from "<sys/mman.h>" nogil:
     enum: PROT_READ, PROT_WRITE, MAP_SHARED, MADV_RANDOM
 
 cdef enum:
-    BLOCK = 4096                # blocks are asked for by the page
+    BLOCK = 4096                # blocks are allocated by the page
 
 
 cdef int index_allocate(Index* index, int fd, int64_t size) noexcept nogil:
-    # Blocks for the file's first `size` bytes, by whole pages, never past its end.
+    # Allocates blocks for the file's first `size` bytes, in whole pages, never beyond its end.
     cdef int64_t wanted = (size + BLOCK - 1) // BLOCK * BLOCK
     cdef uint8_t zeros[BLOCK]
     cdef int64_t length
@@ -51,7 +51,7 @@ cdef int index_allocate(Index* index, int fd, int64_t size) noexcept nogil:
             continue
         if errno != EOPNOTSUPP and errno != ENOSYS:
             return -errno
-        memset(zeros, 0, BLOCK)             # a file system without fallocate: write what is a hole anyway
+        memset(zeros, 0, BLOCK)             # without fallocate: write zeros into the hole
         while index.allocated < wanted:
             length = wanted - index.allocated
             if length > BLOCK:
@@ -92,24 +92,24 @@ cdef int index_map(Index* index, int fd, int32_t entry_size, int64_t size_max, b
             stretched = size
         if ftruncate(fd, stretched) != 0:
             return -errno
-    if stretched == 0:                      # an empty index: open, with nothing to map
+    if stretched == 0:                      # an empty index: open, nothing to map
         index.writable = writable
         return 0
     map = mmap(NULL, stretched, PROT_READ | PROT_WRITE if writable else PROT_READ, MAP_SHARED, fd, 0)
     if map == MAP_FAILED:
         failure = -errno
         if writable:
-            ftruncate(fd, size)             # else its zeros would count as entries when it is opened again
+            ftruncate(fd, size)             # otherwise its zeros would count as entries at the next open
         return failure
     if writable:
-        # The first store would read the hole around it into the page cache, megabytes of zeros that the cut then has to
-        # throw away: 4 ms and 0.8 ms on a disk that reads 8 MB ahead, against 15 and 6 us.
+        # Otherwise the first store reads the hole around it into the page cache: megabytes of zeros, which the cut then
+        # drops. That takes 4 ms and 0.8 ms on a disk that reads 8 MB ahead, instead of 15 and 6 us.
         madvise(map, stretched, MADV_RANDOM)
     index.map = <uint8_t*>map
     index.mapped = stretched
     index.entries_max = <int32_t>(stretched // entry_size)
     index.writable = writable
-    index.allocated = size - size % BLOCK   # the page of the last entry is asked for again: it may be new
+    index.allocated = size - size % BLOCK   # the page of the last entry is allocated again: it may be new
     return 0
 
 
@@ -143,8 +143,8 @@ cdef void time_index_append(Index* index, int64_t timestamp, int32_t relative_of
 
 
 cdef int index_close(Index* index, const char* path) noexcept nogil:
-    # Cut by its path, which takes no descriptor: there may be none left. An index that cannot be cut stays open, since
-    # the zeros behind its entries would count as entries when it is opened again.
+    # Cut by path, which needs no descriptor: there may be none left. An index that cannot be cut stays open, because
+    # the zeros behind its entries would count as entries at the next open.
     if index.writable and truncate(path, <int64_t>index.entries * index.entry_size) != 0:
         return -errno
     index_drop(index)

@@ -1,12 +1,13 @@
-"""The files of a segment before it has a name, which is its first offset: made ahead (O_TMPFILE), named at the roll (linkat).
+"""The files of a segment before it has its name, which is its first offset: created ahead (O_TMPFILE), named at the
+roll (linkat).
 
-Making them, stretching and mapping the indexes and asking for blocks is done in a thread; what is left to the loop is
-three links, and the segment is open for appends at once. Files without a name are gone when the process is.
+A thread creates the files, stretches and maps the indexes, and allocates blocks. The loop only makes three links, and
+the segment is open for appends at once. Files without a name disappear with the process.
 
-A very large batch is written into such a file before it has its offset, in a thread, too. At its append the offset and the
-leader epoch are stamped in (the CRC does not cover them), and the file becomes the active segment's.
+A thread also writes a very large batch into such a file, before the batch has its offset. The append then writes offset
+and leader epoch into it (the CRC does not cover them), and the file becomes the active segment's.
 
-Beware: `__init__` and `write` are the thread's, the rest the loop's."""
+Beware: `__init__` and `write` run in the thread, everything else on the loop."""
 
 import os
 
@@ -38,7 +39,7 @@ cdef int name_fd(int fd, const char* directory, int64_t base_offset, const char*
 
 
 cdef class NextSegment:
-    """`offset_entries`, `time_entries`: so many are expected; they get their blocks now. OSError where it cannot be."""
+    """`offset_entries`, `time_entries`: how many are expected; their blocks are allocated now. Raises OSError."""
 
     def __cinit__(self):
         self.offsets_fd = -1
@@ -96,7 +97,7 @@ cdef class NextSegment:
         self.times_fd = -1
 
     def link(self, str directory, int64_t base_offset) -> bool:
-        """Gives the files their names; False when one of them could not get it: then what there is must be made anew."""
+        """Give the files their names. Return False if one of them failed: then the files must be created anew."""
         cdef bytes path = os.fsencode(directory)
         cdef const char* where = path
         cdef bint good
@@ -131,9 +132,9 @@ cdef class NextSegment:
             raise OSError(-failure, os.strerror(-failure))
 
     def replace_log(self, str directory, int64_t base_offset) -> bool:
-        """Put the .log in the place of another one. False: it could not be, and nothing has changed.
+        """Put the .log in the place of another one. Return False if that failed, and nothing has changed.
 
-        A name that ends in .deleted is in between: a start removes what has it."""
+        It is named *.deleted in between: a start removes such files."""
         cdef bytes path = os.fsencode(directory)
         cdef const char* where = path
         cdef char beside[PATH_SIZE]
@@ -153,7 +154,7 @@ cdef class NextSegment:
         return file
 
     cdef void give(self, Segment* segment) noexcept:
-        """The files are an empty segment's, which is open for appends."""
+        """Hand the files over to an empty segment, which is then open for appends."""
         segment.file = self.file
         segment.offsets = self.offsets
         segment.times = self.times

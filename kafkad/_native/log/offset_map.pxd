@@ -22,7 +22,7 @@ cdef enum Fate:                     # of all records of a batch
 cdef class OffsetMap:
     cdef Slot* table
     cdef readonly uint64_t slots
-    cdef readonly uint64_t size     # keys in it
+    cdef readonly uint64_t size     # number of keys
     cdef readonly uint64_t size_max
     cdef public int64_t latest_offset
     cdef Hashed seed
@@ -36,9 +36,9 @@ cdef class OffsetMap:
     cdef Slot* slot_of(self, Hashed hashed) noexcept nogil
     cdef Hashed hash_of(self, const uint8_t* key, size_t size) noexcept nogil
     cdef void prefetch(self, Hashed hashed) noexcept nogil
-    # False when the map is full; then nothing changed.
+    # False if the map is full; then nothing has changed.
     cdef bint put_hashed(self, Hashed hashed, int64_t offset) noexcept nogil
-    # -1 when the key is not in the map.
+    # -1 if the key is not in the map.
     cdef int64_t get_hashed(self, Hashed hashed) noexcept nogil
 
     cdef void stop_following(self) noexcept nogil

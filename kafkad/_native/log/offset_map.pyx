@@ -1,8 +1,9 @@
-"""The last offset of each key of a log, as the cleaner collects it, in memory that is bounded beforehand.
+"""The last offset of each key of a log, as the cleaner collects it, in a fixed amount of memory.
 
-A slot takes 24 bytes, as in Kafka, so `log.cleaner.dedupe.buffer.size` means the same: 16 bytes of the key's hash and
-the offset. The keys themselves are not kept. Two keys with the same 128 bits would be taken for one, and the older lost;
-the hash is keyed (SipHash-1-3, a new random key each time), so nobody can make such keys.
+A slot takes 24 bytes, as in Kafka, so `log.cleaner.dedupe.buffer.size` means the same: 16 bytes of the key's hash, and
+the offset. The keys themselves are not stored. Two keys with the same 128-bit hash would count as one key, and the
+older record would be lost. The hash is keyed (SipHash-1-3 with a new random key each time), so such keys cannot be
+constructed.
 
 The memory is mapped, and only the pages that are used take any. `close` gives it back.
 
@@ -63,7 +64,7 @@ cdef inline bint has(const uint64_t* bits, uint64_t i) noexcept nogil:
 
 
 cdef class OffsetMap:
-    """Room for `memory` bytes of slots, of which `load_factor` may be filled."""
+    """A table of `memory` bytes, of which `load_factor` may be filled."""
 
     def __cinit__(self, uint64_t memory, double load_factor=0.9):
         if not 0 < load_factor <= 1:
@@ -159,7 +160,7 @@ cdef class OffsetMap:
         __builtin_prefetch(&self.table[kafkad_scaled(hashed.low, self.slots)])
 
     cdef Slot* slot_of(self, Hashed hashed) noexcept nogil:
-        # The key's slot, or the free one where it belongs.
+        # Returns the key's slot, or the free slot for it.
         cdef Slot* slot = self.table + kafkad_scaled(hashed.low, self.slots)
         cdef Slot* end = self.table + self.slots
         while slot.last and (slot.key.low != hashed.low or slot.key.high != hashed.high):
@@ -170,7 +171,7 @@ cdef class OffsetMap:
 
     cdef bint put_hashed(self, Hashed hashed, int64_t offset) noexcept nogil:
         cdef Slot* slot
-        if self.size >= self.size_max:                 # Kafka stops here for a key that is known, too
+        if self.size >= self.size_max:                 # Kafka refuses a known key here, too
             return False
         slot = self.slot_of(hashed)
         if slot.last == 0:
@@ -226,13 +227,13 @@ cdef class OffsetMap:
         return ALL_STAY if count == 0 and has(self.ordinary, first) else UNKNOWN
 
     def put(self, bytes key not None, int64_t offset):
-        """False when the map is full; then nothing changed."""
+        """Return False if the map is full; then nothing has changed."""
         if self.table == NULL:
             raise ValueError("the offset map is closed")
         return self.put_hashed(self.hash_of(<const uint8_t*><char*>key, len(key)), offset)
 
     def get(self, bytes key not None):
-        """The last offset of a key, -1 when it has none."""
+        """Return the last offset of a key, or -1."""
         if self.table == NULL:
             raise ValueError("the offset map is closed")
         return self.get_hashed(self.hash_of(<const uint8_t*><char*>key, len(key)))

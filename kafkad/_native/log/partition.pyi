@@ -33,7 +33,7 @@ class Partition:
     awaits_starts: bool
     flush_by_log: bool
     notify_flush: bool
-    read_to_end: bool  # what lies above HW may be on its way to a follower
+    read_to_end: bool  # data above HW may be read, and be on its way to a follower
     epochs: Epochs
     @property
     def has_readers(self) -> bool: ...

@@ -1,9 +1,9 @@
-"""A partition's hot state: its segments, which come and go, and who leads it.
+"""A partition in memory: its segments are added and removed here, and it begins to lead or follow here.
 
-`log.Log` holds one of these and decides what is rare (roll, retention, recovery, truncation); the reactor appends and
-reads through the layers below, which partition_state.pyx lists.
+`log.Log` holds one partition and decides what is rare (roll, retention, recovery, truncation). The reactor appends and
+reads through the lower layers, which partition_state.pyx lists.
 
-`release_idle` closes the files that nobody used since the last sweep."""
+`release_idle` closes files that were not used since the previous sweep."""
 
 import os
 
@@ -28,15 +28,16 @@ from kafkad._native.log.partition_runs cimport PartitionRuns
 cdef class Partition(PartitionRuns):
     @staticmethod
     def reader(str topic, int index, bytes topic_id, str directory, RowSlot slot, int owner) -> Partition:
-        """The partition that worker `owner` appends to, as another worker reads it: `slot` is a view of its row."""
+        """Return a reader of the partition that worker `owner` appends to. `slot` is a view of its row."""
         from kafkad._native.log.partition_reader import reader_partition
 
         return reader_partition(topic, index, topic_id, directory, slot, owner)
 
     def lead(self, int32_t epoch, int32_t leader_id=-1, int32_t partition_epoch=0, int64_t epoch_start=-1,
              int32_t previous_epoch=-1) -> None:
-        """Appends and reads are served from now on, under this leader epoch. `leader_id` is this broker; `epoch_start` where
-        the epoch begins in the log (-1: at its end), and `previous_epoch` the one that the log notes before it."""
+        """Serve appends and reads from now on, under this leader epoch. `leader_id` is this broker, `epoch_start` the
+        offset at which the epoch begins in the log (-1: at its end), `previous_epoch` the epoch before it in the
+        log."""
         cdef bint higher = epoch > self.row.leader_epoch
         cdef bint led = self.row.role == ROLE_LEADER
         self.row_begin()
@@ -53,7 +54,7 @@ cdef class Partition(PartitionRuns):
         self.row.last_epoch = epoch
         self.row_end()
         self.previous_epoch = previous_epoch
-        self.flush_by_log = True                        # and notes where the epoch begins
+        self.flush_by_log = True                        # and records where the epoch begins
         self.open = self.failure == 0
         self.settle_durable()
         if led and higher:
@@ -78,25 +79,25 @@ cdef class Partition(PartitionRuns):
         self.tell(PARTITION_GONE)
 
     def close_to_clients(self, int code=NOT_LEADER_OR_FOLLOWER, int failure=0) -> None:
-        """Answers `code` from now on, and whoever waits is told that the partition is gone."""
+        """Answer `code` from now on, and answer all waiters that the partition is gone."""
         self.open = False
         self.closed_code = code
         self.forget_replicas()
-        guards_free(&self.guards)                       # who led meanwhile may have seen the transaction end
+        guards_free(&self.guards)                       # a leader in between may have seen the transaction end
         if failure:
             self.failure = failure
             if self.sync is not NULL:
                 sync_give_up(self.sync)
         self.row_begin()
         self.row.leader_epoch = -1
-        self.row.role = ROLE_NONE                       # `led_since` stays: what was appended in that term is as it was
+        self.row.role = ROLE_NONE                       # `led_since` stays: batches appended in that term are unchanged
         self.row_end()
         self.tell(PARTITION_GONE)
 
     # -- segments --------------------------------------------------------------------------------------------
 
     def add_segment(self, int64_t base_offset, int64_t size, int64_t created_ms, max_timestamp=None) -> None:
-        """A segment whose files exist, after the last. `max_timestamp`: (timestamp, offset) where it is known."""
+        """Add a segment, whose files exist, after the last. `max_timestamp`: (timestamp, offset) if known."""
         cdef Segment* segment
         cdef Segment* more
         cdef int capacity
@@ -123,14 +124,14 @@ cdef class Partition(PartitionRuns):
         put_local_start(self)
 
     def roll(self, int64_t base_offset, int64_t now_ms, NextSegment ready=None) -> None:
-        """The files of a new active segment exist (or are those of `ready`, which have their names); the old one's indexes
-        are cut to their size."""
+        """Start a new active segment. Its files exist, or are those of `ready`, already renamed. The indexes of the old
+        active segment are cut to their size."""
         cdef Segment* old = self.active()
         cdef LogFile* file = old.file
         cdef int failure
         if ready is not None and not lookup_make_ring(&self.lookup):
             self.raise_refused(-ENOMEM, b"opening a segment")
-        old.file = NULL                                 # readers and the flusher still want it
+        old.file = NULL                                 # readers and the flusher still use it
         failure = segment_close(old, self.directory)
         old.file = file
         old.touched = True
@@ -145,7 +146,7 @@ cdef class Partition(PartitionRuns):
         self.row_end()
 
     def take_log(self, NextSegment written not None) -> None:
-        """The active segment is empty, and `written` has put its .log in that one's place. Readers open it anew."""
+        """Use the .log that `written` has put in place of the active segment's empty one. Readers open it again."""
         cdef Segment* segment = self.active()
         KAFKAD_CHECK(segment.size == 0)
         if segment.file != NULL:
@@ -157,14 +158,14 @@ cdef class Partition(PartitionRuns):
         self.row_end()
 
     def cut_active(self) -> None:
-        """Nothing but the active segment's own batches stays in its .log. Raises OSError."""
+        """Cut the .log of the active segment to the segment's own batches. Raises OSError."""
         cdef Segment* segment = self.active()
         cdef int failure = 0 if segment.file == NULL else cut(segment.file.fd, segment.size)
         if failure != 0:
             raise OSError(-failure, os.strerror(-failure))
 
     def drop_segments(self, int first, int end) -> list:
-        """Forgets segments number `first` up to `end`; their base offsets. A reader that has one open may finish."""
+        """Forget segments `first` to `end` - 1 and return their base offsets. Readers that have one open may finish."""
         cdef int i
         cdef list gone = []
         if not 0 <= first <= end <= self.segment_count:
@@ -180,7 +181,7 @@ cdef class Partition(PartitionRuns):
         return gone
 
     def release_idle(self) -> int:
-        """Closes files and indexes of segments that were neither read nor appended to since the last call."""
+        """Close files and indexes of segments that were neither read nor appended to since the last call."""
         cdef int i, closed = 0
         for i in range(self.segment_count):
             if self.segments[i].touched:
@@ -197,7 +198,7 @@ cdef class Partition(PartitionRuns):
         return closed
 
     def close_files(self) -> None:
-        """Cuts the indexes and closes everything; appends and reads open again what they need."""
+        """Cut the indexes and close all files. Appends and reads open again what they need."""
         cdef int i, failure, first = 0
         for i in range(self.segment_count):
             self.trim(&self.segments[i])
@@ -209,7 +210,7 @@ cdef class Partition(PartitionRuns):
 
 
 cdef void put_local_start(Partition self) noexcept nogil:
-    # Before the files of dropped segments go: readers do not look for them any more.
+    # Called before the files of dropped segments are deleted: readers no longer look for them.
     if self.segment_count and self.row.local_log_start_offset != self.segments[0].base_offset:
         row_begin(self.row)
         self.row.local_log_start_offset = self.segments[0].base_offset

@@ -1,8 +1,8 @@
-"""One batch's way into the log, in C: the layer above partition_flushes.pyx.
+"""Appending one batch to the log, in C: the layer on top of partition_flushes.pyx.
 
-An append is: validate, look at the producer, ask whether the segment must be rolled (then Python does), patch base
-offset and leader epoch into the bytes, one pwrite, an index entry every index.interval.bytes, the row, and a call to
-whoever waits. Nothing is changed before the write has succeeded; a short write is cut off again."""
+An append validates the batch, checks its producer, asks Python to roll the segment if necessary, patches base offset
+and leader epoch into the bytes, writes them with one pwrite, adds an index entry every index.interval.bytes, updates
+the row and wakes the waiters. No state changes before the write has succeeded. A short write is cut off again."""
 
 import os
 
@@ -41,22 +41,22 @@ from kafkad._native.log.partition_flushes cimport PartitionFlushes
 cdef extern from "<errno.h>" nogil:
     enum: EDQUOT
 
-cpdef enum:                         # of a batch that was written ahead
-    NOT_WRITTEN = 0                 # (it was not)
+cpdef enum:                         # state of a batch that was written ahead
+    NOT_WRITTEN = 0                 # it was not written ahead
     NOT_IN_PLACE = 1                # it is in a file that is to become the active segment's
-    IN_PLACE = 2                    # that has become so
+    IN_PLACE = 2                    # that file has become the active segment's
 
 cdef enum:
-    LARGE_BATCH = 2 * 1024 * 1024   # above it a batch is checked in a thread; see log/pending_append.py
+    LARGE_BATCH = 2 * 1024 * 1024   # a larger batch is checked in a thread; see log/pending_append.py
 
-cdef enum:                          # of append_checked
+cdef enum:                          # origins of a batch for append_checked
     CLIENT = 0
     COORDINATOR = 1
     RAFT = 2
     REPLICA = 3
 
 cdef const char* refusal_of(int failure) noexcept nogil:
-    """What the client reads. Constant texts: an answer may hold on to them."""
+    """Return the error message for the client. The texts are constants, so an answer may point to them."""
     if failure == -ENOSPC:
         return b"the log could not be written: no space left on device (ENOSPC)"
     if failure == -EDQUOT:
@@ -82,7 +82,7 @@ cdef const char* refusal_of_producer(int code) noexcept nogil:
     return b"the producer's epoch or sequence is not the expected one"
 
 
-# -- what a batch that was written leaves behind --------------------------------------------------------------
+# -- the traces of a batch that was written -------------------------------------------------------------------
 
 cdef void batch_stands(PartitionAppends self, Segment* segment, const uint8_t* batch, int64_t size, int64_t base_offset,
                        int64_t last_offset, int64_t expected) noexcept nogil:
@@ -102,7 +102,7 @@ cdef void batch_stands(PartitionAppends self, Segment* segment, const uint8_t* b
         segment.bytes_since_index = 0
     segment.bytes_since_index += size
     if base_offset != expected:
-        self.lookup.recent_count = 0            # a hole: what is between two entries of the ring is no longer one batch
+        self.lookup.recent_count = 0            # a gap: two entries of the ring no longer enclose exactly one batch
     lookup_remember(&self.lookup, base_offset, segment.size)
     segment.size += size
 
@@ -139,7 +139,7 @@ cdef class PartitionAppends(PartitionFlushes):
         self.rules.compression_type = -1
         self.rules.before_max_ms = INT64_MAX
         self.rules.after_max_ms = INT64_MAX
-        self.rules.transactions = True                  # `admit` judges them
+        self.rules.transactions = True                  # `admit` checks them
 
     def __dealloc__(self):
         guards_free(&self.guards)
@@ -166,7 +166,7 @@ cdef class PartitionAppends(PartitionFlushes):
 
     cdef bint must_roll(self, Segment* segment, int64_t size, int64_t max_timestamp, int64_t last_offset,
                         int64_t now_ms) noexcept nogil:
-        # Kafka's LogSegment.shouldRoll.
+        # As Kafka's LogSegment.shouldRoll.
         cdef int64_t first
         if last_offset - segment.base_offset > INT32_MAX:
             return True
@@ -201,7 +201,7 @@ cdef class PartitionAppends(PartitionFlushes):
             return self.closed_code
         if info.admission != PLAIN and size >= HEADER_SIZE and records[MAGIC_AT] == 2 and (
                 get_i16(records + ATTRIBUTES_AT) & TRANSACTIONAL):
-            code = self.admit(records, now_ms, False, info)     # before the work, which would be done twice
+            code = self.admit(records, now_ms, False, info)     # before the thread's work, which would be done twice
             if code != 0:
                 return code
         batch.bad_record = -1
@@ -211,7 +211,7 @@ cdef class PartitionAppends(PartitionFlushes):
         else:
             code = check_outline(records, size, &self.rules, &batch)
             if code == 0:
-                code = NEED_PYTHON                  # a thread looks at the rest
+                code = NEED_PYTHON                  # a thread checks the rest
         if code != 0:
             self.wants = WANTS_SLOW_PATH
             info.bad_record = batch.bad_record
@@ -220,7 +220,7 @@ cdef class PartitionAppends(PartitionFlushes):
         return self.append_checked(records, size, CLIENT, self.row.leader_epoch, now_ms, info)
 
     cdef int admit(self, const uint8_t* records, int64_t now_ms, bint last, AppendInfo* info) noexcept nogil:
-        # Whether the coordinator knows of the transaction that this batch belongs to. A retry is answered without it.
+        # Whether the coordinator knows the transaction of this batch. A retry is answered without asking.
         cdef ProducerBatch duplicate
         cdef int64_t producer_id = get_i64(records + PRODUCER_ID_AT)
         cdef int16_t epoch = get_i16(records + PRODUCER_EPOCH_AT)
@@ -229,7 +229,7 @@ cdef class PartitionAppends(PartitionFlushes):
         if not last and (producer_id < 0 or base_sequence < 0 or producer_check(
                 self.producer_map, producer_id, epoch, base_sequence, get_i32(records + LAST_OFFSET_DELTA_AT), True, True,
                 &duplicate) == -1):
-            return 0                                    # what checks the batch will see it
+            return 0                                    # the check of the batch will find it
         code = guards_admit(&self.guards, self.producer_map, info.admission, producer_id, epoch, base_sequence, now_ms, last,
                             &info.guard)
         if code == INVALID_REQUEST:
@@ -242,7 +242,7 @@ cdef class PartitionAppends(PartitionFlushes):
 
     cdef int append_checked(self, uint8_t* records, size_t size, int origin, int32_t epoch, int64_t now_ms,
                             AppendInfo* info) noexcept nogil:
-        # One valid v2 batch. Everything that can refuse comes before the write, everything after it cannot fail.
+        # Appends one valid v2 batch. All checks come before the write; nothing after the write can fail.
         cdef Segment* segment
         cdef ProducerBatch duplicate
         cdef char path[PATH_SIZE]
@@ -332,7 +332,7 @@ cdef class PartitionAppends(PartitionFlushes):
             failure = 0
         if failure != 0:
             if cut(segment.file.fd, segment.size) != 0:
-                failure = -EIO                #  what stands beyond the end is not known any more
+                failure = -EIO                # the bytes beyond the end are unknown now
             if aborts_before >= 0 and aborted_undo(self.directory, segment.base_offset, aborts_before) != 0:
                 failure = -EIO
             info.message = refusal_of(failure)
@@ -378,7 +378,7 @@ cdef class PartitionAppends(PartitionFlushes):
         return 0
 
     cdef int note_abort(self, Segment* segment, int64_t producer_id, int64_t last_offset, int64_t* before) noexcept nogil:
-        # The index entry of the transaction that an abort marker at `last_offset` will end. One without records has none.
+        # Adds the index entry of the transaction that an abort marker at `last_offset` ends; none if it has no records.
         cdef Producer* producer = producer_find(self.producer_map, producer_id)
         cdef int64_t first
         if producer == NULL or producer.transaction_start < 0:
@@ -392,12 +392,12 @@ cdef class PartitionAppends(PartitionFlushes):
 
     def try_append(self, records not None, int64_t now_ms, bint checked=False, int written=0, int admission=0,
                    uint32_t guard=0) -> tuple:
-        """`append` on a writable buffer: (code, base_offset, end_offset, append_time_ms, log_start_offset, bad_record,
-        message). `checked`: the records are the slow path's, valid as they stand. `admission`, `guard`: of AppendInfo;
-        with NEED_TRANSACTION `self.guard` is what to ask with.
+        """Append a writable buffer, as `append` does. Return (code, base_offset, end_offset, append_time_ms,
+        log_start_offset, bad_record, message). `checked`: the records come from the slow path and are valid.
+        `admission`, `guard`: as in AppendInfo; after NEED_TRANSACTION `self.guard` is the guard to ask with.
 
-        `written`: NOT_IN_PLACE asks for all that can refuse them, and then wants to roll. IN_PLACE finds them in the active
-        segment's file, where nothing else is."""
+        `written`: with NOT_IN_PLACE, run all checks and then ask for a roll. With IN_PLACE, the active segment's file
+        already holds the records and nothing else."""
         cdef Py_buffer view
         cdef AppendInfo info
         cdef int code
@@ -429,8 +429,8 @@ cdef class PartitionAppends(PartitionFlushes):
 
     def append_trusted(self, batch not None, int64_t now_ms, int origin, int32_t epoch, int admission=0,
                        uint32_t guard=0) -> tuple:
-        """One batch of the broker's own making: (code, base_offset, message). Served also while not open to clients.
-        `admission`: a group's commit in a transaction needs what a client's batch needs."""
+        """Append one batch that the broker made: (code, base_offset, message). Works also while not open to clients.
+        `admission`: a group's commit in a transaction is checked as a client's batch is."""
         cdef Py_buffer view
         cdef AppendInfo info
         cdef int code
@@ -443,7 +443,7 @@ cdef class PartitionAppends(PartitionFlushes):
             if origin == COORDINATOR and self.row.isr_count < self.row.isr_count_min:
                 return (NOT_ENOUGH_REPLICAS, -1, None)
             if epoch != self.row.leader_epoch:
-                self.flush_by_log = True                # the log is about to note where this epoch begins
+                self.flush_by_log = True                # the log is about to record where this epoch begins
             info.base_offset = -1
             info.message = NULL
             info.transaction_version = 0
@@ -455,8 +455,8 @@ cdef class PartitionAppends(PartitionFlushes):
         return (code, info.base_offset, None if info.message == NULL else info.message.decode())
 
     def ask_guard(self, int admission, int64_t producer_id, int16_t epoch, int32_t base_sequence, int64_t now_ms) -> int:
-        """What a transactional batch needs before it is appended: 0, nothing; NEED_TRANSACTION, and `self.guard` is what
-        to come with; else Kafka's error code."""
+        """Check what a transactional batch needs before it is appended: 0, nothing; NEED_TRANSACTION, the guard in
+        `self.guard`; otherwise Kafka's error code."""
         cdef uint32_t guard = 0
         cdef int code
         if not self.open:
@@ -467,12 +467,13 @@ cdef class PartitionAppends(PartitionFlushes):
         return code
 
     def expire_guards(self, int64_t before_ms) -> None:
-        """Forgets the guards that nobody came back with since."""
+        """Forget guards that were given before `before_ms` and never used."""
         guards_expire(&self.guards, before_ms)
 
     def append_marker(self, int64_t producer_id, int16_t producer_epoch, int32_t coordinator_epoch, bint commit,
                       int version, int64_t now_ms) -> tuple:
-        """Ends a transaction, as a coordinator of this epoch and transaction.version asks: (code, offset, message)."""
+        """Append the marker that ends a transaction, for a coordinator of this epoch and transaction.version:
+        (code, offset, message)."""
         cdef uint8_t batch[MARKER_SIZE]
         cdef AppendInfo info
         cdef int code
@@ -480,7 +481,7 @@ cdef class PartitionAppends(PartitionFlushes):
             return (self.closed_code, -1, None)
         if self.row.isr_count < self.row.isr_count_min:
             return (NOT_ENOUGH_REPLICAS, -1, None)
-        if producer_id < 0 or producer_epoch == -1 or version == -1:        # Kafka's code for it
+        if producer_id < 0 or producer_epoch == -1 or version == -1:        # as Kafka answers it
             return (UNKNOWN_SERVER_ERROR, -1, "a marker has a producer id, its epoch and a transaction.version")
         marker_write(batch, producer_id, producer_epoch, coordinator_epoch, commit, now_ms)
         info.base_offset = -1

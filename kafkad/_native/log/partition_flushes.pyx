@@ -1,8 +1,8 @@
-"""What the disk holds of a partition: the layer above partition_watermarks.pyx.
+"""What the disk holds of a partition: the layer on top of partition_watermarks.pyx.
 
-The plain case is the group commit's (group_commit.pyx): all that is not flushed stands in the open active segment. Where
-more than one file is to be synced, or a small file beside them, log/flusher.py does it: `files_to_flush`, and `flushed` in
-the end."""
+The group commit (group_commit.pyx) does the plain case: all unflushed data is in the active segment, whose file is
+open. If several files must be synced, or small files too, log/flusher.py does it: it calls `files_to_flush` and, at the
+end, `flushed`."""
 
 from libc.stdint cimport int64_t, uint32_t
 
@@ -18,7 +18,8 @@ cdef class PartitionFlushes(PartitionWatermarks):
         sync_drop(self.sync)
 
     def files_to_flush(self) -> tuple:
-        """(end offset, generation, [(base offset, FileRef)]): the segments with bytes at or beyond the flushed offset."""
+        """Return (end offset, generation, [(base offset, FileRef)]) of the segments that end beyond the flushed
+        offset."""
         cdef list files = []
         cdef int i, failure
         for i in range(self.segment_count):
@@ -33,8 +34,8 @@ cdef class PartitionFlushes(PartitionWatermarks):
         return (self.row.log_end_offset, self.row.generation - self.exchanges, files)
 
     def flushed(self, int64_t end_offset, uint32_t generation) -> bool:
-        """Everything below `end_offset` is on the disk, unless the log was cut since `generation`. Whether the flush policy
-        asks for another round at once."""
+        """Record that everything below `end_offset` is on disk, unless the log was cut since `generation`. Return
+        whether the flush policy wants another flush at once."""
         self.flush_asked = False
         if generation == self.row.generation - self.exchanges and end_offset > self.row.flushed_offset:
             self.set_flushed(end_offset)
@@ -44,12 +45,12 @@ cdef class PartitionFlushes(PartitionWatermarks):
         return self.flush_asked
 
     def commit_with(self, GroupCommit group) -> None:
-        """From now on this group, whose `publish` is called on our loop, flushes what needs no more than one fdatasync."""
+        """Let `group`, whose `publish` is called on our loop, do all flushes that need only one fdatasync."""
         self.group_commit = group
 
     def flush(self) -> bool:
-        """Whether the group commit sees to a flush of all that is there, or of what will be there then. False: the log
-        must do it, and say `flushed` in the end, whatever comes of it."""
+        """Return whether the group commit will flush all that is in the log when the flush begins. False: the log must
+        flush, and call `flushed` at the end in any case."""
         if self.sync is not NULL and self.sync.state != SYNC_IDLE:
             self.flush_again = True
             return True
@@ -57,7 +58,7 @@ cdef class PartitionFlushes(PartitionWatermarks):
         return self.commit()
 
     cdef void trim(self, Segment* segment) noexcept nogil:
-        # Nothing more is appended: the blocks that the group commit took for it go back.
+        # Nothing more is appended: gives back the blocks that the group commit allocated.
         if self.sync is not NULL and self.sync.state == SYNC_IDLE and self.sync.prepared and (
                 self.sync.segment == segment.base_offset and segment.file != NULL):
             self.sync.prepared = 0
@@ -72,7 +73,7 @@ cdef class PartitionFlushes(PartitionWatermarks):
                 call_flush(self)
 
     cdef bint commit(self) noexcept nogil:
-        # The plain case: all that is not flushed stands in the open active segment, and nothing beside it is to be synced.
+        # The plain case: all unflushed data is in the open active segment, and no other file must be synced.
         cdef Segment* segment = self.active()
         if self.group_commit is None or self.flush_by_log or segment.file == NULL or (
                 self.segment_count > 1 and segment.base_offset > self.row.flushed_offset):
@@ -97,7 +98,7 @@ cdef class PartitionFlushes(PartitionWatermarks):
         if sync.failure:
             fail_log(self, sync.failure, b"fdatasync")
             return
-        for i in range(self.segment_count):             # rolled meanwhile: what came later stands in another file
+        for i in range(self.segment_count):             # after a roll, later data is in another file
             if self.segments[i].base_offset > sync.segment:
                 end_offset = min(end_offset, self.segments[i].base_offset)
                 break
@@ -118,7 +119,7 @@ cdef class PartitionFlushes(PartitionWatermarks):
 
 
 cdef void sync_ended(void* partition, Sync* sync) noexcept:
-    cdef PartitionFlushes held = <PartitionFlushes>partition      # what is told may let it go
+    cdef PartitionFlushes held = <PartitionFlushes>partition      # keep it alive: a callback may drop it
     held.committed(sync)
 
 

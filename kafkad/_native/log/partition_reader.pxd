@@ -1,4 +1,4 @@
-"""A partition that another worker owns, as this one reads it: see partition_reader.pyx."""
+"""A partition that another worker owns, as this worker reads it: see partition_reader.pyx."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
@@ -6,17 +6,17 @@ from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.segments cimport Segment
 from kafkad._native.shared.watermarks cimport Row, RowSlot
 
-cdef struct Found:                  # a segment in the directory
+cdef struct Found:                  # a segment found in the directory
     int64_t base_offset
     int64_t size
 
 cdef class ReaderPartition(Partition):
-    cdef RowSlot copied             # the memory of `row`
+    cdef RowSlot copied             # owns the memory of `row`
     cdef uint8_t expected_id[16]
-    cdef bint known                 # `row`, `state` and the segments are of one moment of the shared row
-    cdef int state                  # 0, or the error that reads get
-    cdef int refusal                # -errno of the last system call that failed
-    cdef int64_t read_max           # bytes, of the read at hand
+    cdef bint known                 # `row`, `state` and the segments belong to one moment of the shared row
+    cdef int state                  # 0, or the error code for reads
+    cdef int refusal                # -errno of the last failed system call
+    cdef int64_t read_max           # bytes, of the current read
     cdef int64_t looked_high        # watermarks as of the last `look`
     cdef int64_t looked_stable
     cdef int64_t looked_end
@@ -24,12 +24,12 @@ cdef class ReaderPartition(Partition):
     cdef int32_t looked_epoch
     cdef uint8_t looked_role
     cdef int64_t moved_ms           # when the row was copied last
-    cdef Found* found               # scratch of `list_directory`
+    cdef Found* found               # used by `list_directory` only
     cdef int found_count
     cdef int found_capacity
-    cdef readonly int64_t listings  # directory listings, since it was made
+    cdef readonly int64_t listings  # number of directory listings so far
 
-    cdef uint32_t stuck             # the sequence of a change that did not end while it was waited for
+    cdef uint32_t stuck             # the sequence of a change that did not end while this reader waited for it
     cdef bint read_row(self, Row* fresh) noexcept nogil
     cdef int refresh(self, bint again) noexcept nogil
     cdef int settle(self, const Row* fresh) noexcept nogil

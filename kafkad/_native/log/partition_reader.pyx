@@ -1,23 +1,23 @@
-"""A partition that another worker owns, as this one reads it: its files, and a private copy of its shared row.
+"""A partition that another worker owns, as this worker reads it: its files, and a private copy of its shared row.
 
-Every read begins with a look at the row's sequence. When that moved, the row is copied (watermarks.row_read), and when
-the copy names another generation or another active segment the directory is listed again, up to that segment: what was
-there before the listing began is in the list, unless it was deleted. When the generation moved meanwhile, or segments
-were removed as well as added, all is read once more; so no segment between two others is ever missing, which a reader
-would step over in silence.
+Every read first checks the row's sequence. If it changed, the row is copied (watermarks.row_read). If the copy names
+another generation or another active segment, the directory is listed again, up to that segment. The list contains every
+file that existed before the listing began, unless it was deleted. If the generation changed meanwhile, or segments were
+removed as well as added, everything is read once more. So no segment between two others is ever missing; a reader would
+skip it silently.
 
-While the row is odd (its owner is in the midst of a change, was put to sleep there, or killed) the copy of what stood
-before that change serves on: nobody has been told of the change yet. An older copy does not, since what came between was
-told: then the owner is waited for a little, and after that readers are sent away, retriably.
+While the row is odd, its owner is in the middle of a change (perhaps descheduled, or killed). Reads then use our copy
+if it is the version just before the change, because that change is not visible to clients yet. If our copy is older,
+the reader waits a few milliseconds for the owner, and then returns a retriable error.
 
 Beware:
-- The owner cuts, rewrites and removes index files whenever it likes: they are read with pread here, never mapped, and
-  what lies beyond the copy's end does not count. The file of a segment that was removed stays open until the row says so.
-- A file that is opened by its name may be another one by then (exchange.pyx): `has_names` is asked afterwards.
-- A batch may be appended between the copy and the read: nothing here looks beyond the copy's positions.
-- Where batches stand (batch_search.pxd) is forgotten with the segments.
-- The ring of recent batches (batch_search.pxd) holds high watermarks that were seen: where the next read of a consumer at
-  the end begins. There are batches between two of its entries.
+- The owner cuts, rewrites and removes index files at any time. Readers use pread on them, never mmap, and ignore
+  entries beyond the end in the copy. The file of a removed segment stays open until the row shows the removal.
+- A file that was opened by its name may be a different one by then (exchange.pyx): check `has_names` afterwards.
+- A batch may be appended between the copy and the read: never look beyond the positions in the copy.
+- What is known about batch positions (batch_search.pxd) is forgotten together with the segments.
+- The ring of recent batches (batch_search.pxd) holds the high watermarks that were seen, which is where the next read
+  of a consumer at the end begins. Two neighbouring entries may have several batches between them.
 
 Reads of committed data open the owner's indexes of aborted transactions (aborted.pyx). Appends are refused."""
 
@@ -101,12 +101,12 @@ cdef extern from * nogil:
 
 cdef enum:
     OFFSET_DIGITS = 20
-    LISTINGS = 8                    # that may be overtaken by rolls before a read gives up, retriably
-    BLOCK_ENTRIES = 512             # of an index, read at once
-    YIELDS = 16                     # for a row that is being changed all the time it is looked at: so often, then
+    LISTINGS = 8                    # listings that rolls may overtake before a read fails with a retriable error
+    BLOCK_ENTRIES = 512             # entries of an index per read
+    YIELDS = 16                     # how often to yield while the row keeps changing; after that, sleep
     NAPS = 30
     NAP_US = 100
-    WALK_MAX = 64 * 1024            # between two remembered positions: as far as an index entry may be
+    WALK_MAX = 64 * 1024            # between two remembered positions: the largest distance of two index entries
 
 cdef ProducerTable no_producers = new_producer_table()
 
@@ -118,7 +118,7 @@ cdef int compare_found(const void* one, const void* other) noexcept nogil:
 
 
 cdef int64_t offset_of_log(const char* name) noexcept nogil:
-    """The base offset in the name of a .log file, -1 of any other."""
+    """Return the base offset in the name of a .log file, or -1 for other names."""
     cdef int64_t offset = 0
     cdef int i
     for i in range(OFFSET_DIGITS):
@@ -144,8 +144,8 @@ cdef class ReaderPartition(Partition):
                 and memcmp(row.topic_id, self.expected_id, 16) == 0)
 
     cdef bint read_row(self, Row* fresh) noexcept nogil:
-        # An owner that is interrupted in the midst of a change goes on soon, one that is stopped or dead does not: it is
-        # waited for once, some milliseconds.
+        # An owner that was preempted in the middle of a change continues soon; a stopped or dead one does not. Waits a
+        # few milliseconds, once per change.
         cdef uint32_t sequence
         cdef int i
         if row_read(self.shared, fresh):
@@ -164,10 +164,10 @@ cdef class ReaderPartition(Partition):
         return False
 
     cdef int refresh(self, bint again) noexcept nogil:
-        # Copies the row if it moved; `again`: lists the directory anyway. 0, or the error that reads get.
+        # Copies the row if it changed. `again`: lists the directory in any case. 0, or the error code for reads.
         cdef Row fresh
         cdef uint32_t sequence = kafkad_load(&self.shared.sequence)
-        # What stood before a change that is under way is good: nobody has been told of that change yet.
+        # The version before a change in progress is valid: that change is not visible to clients yet.
         if not again and self.known and sequence & ~<uint32_t>1 == self.row.sequence:
             return self.state
         if not self.read_row(&fresh):
@@ -177,7 +177,7 @@ cdef class ReaderPartition(Partition):
         return self.settle(&fresh)
 
     cdef int settle(self, const Row* fresh) noexcept nogil:
-        # Brings the segments to the moment of `fresh`, or of a later one.
+        # Updates the segments to the moment of `fresh`, or a later one.
         cdef Row row = fresh[0]
         cdef Row before
         cdef int tries = 0, failure
@@ -195,15 +195,15 @@ cdef class ReaderPartition(Partition):
             if row.generation != before.generation or not self.is_ours(&row) or failure == -EAGAIN or (
                     row.end_segment != before.end_segment
                     and row.local_log_start_offset != before.local_log_start_offset):
-                # Overtaken: what was listed is of no one moment. One that rolled and removed, too, may have left a hole:
-                # a segment that was gone when its size was asked for, behind one whose size was known.
+                # Overtaken: the list belongs to no single moment. After a roll and a removal it may have a gap: a
+                # segment that was gone when its size was read, after one whose size was known.
                 self.found_count = 0
                 continue
             if failure != 0:
                 self.found_count = 0
                 self.refusal = failure
                 return KAFKA_STORAGE_ERROR if failure != -ENOENT else NOT_LEADER_OR_FOLLOWER
-            # When it rolled meanwhile the list is as good as it was: nothing below a segment that was there is missing.
+            # After a roll alone the list is still valid: nothing below a segment that was there is missing.
             return self.adopt_found(&row if row.end_segment == before.end_segment else &before)
         self.forget_segments()
         self.row[0] = row
@@ -235,7 +235,7 @@ cdef class ReaderPartition(Partition):
         return why
 
     cdef bint has_names(self) noexcept nogil:
-        # An owner is in the midst of other changes for some nanoseconds only: those are waited for.
+        # The owner's other changes take nanoseconds: waits for them.
         cdef Row fresh
         if kafkad_load(&self.shared.sequence) == self.row.sequence:
             return True
@@ -251,7 +251,8 @@ cdef class ReaderPartition(Partition):
         lookup_forget(&self.lookup)
 
     cdef int list_directory(self, const Row* before) noexcept nogil:
-        # Fills `found` with the segments up to the active one of `before`. 0, -errno; -EAGAIN: that one is not there.
+        # Fills `found` with the segments up to the active one of `before`. 0, -errno; -EAGAIN: the active one is
+        # missing.
         cdef char path[PATH_SIZE]
         cdef DIR* directory = opendir(self.directory)
         cdef dirent* entry
@@ -280,7 +281,7 @@ cdef class ReaderPartition(Partition):
             self.found[self.found_count].base_offset = offset
             self.found_count += 1
         closedir(directory)
-        if failed:                      # half a list would have holes
+        if failed:                      # a partial list would have gaps
             return -failed
         qsort(self.found, self.found_count, sizeof(Found), compare_found)
         for i in range(self.found_count):
@@ -289,13 +290,13 @@ cdef class ReaderPartition(Partition):
             if self.known and self.state == 0 and before.generation == self.row.generation:
                 at = segment_floor(self.segments, self.segment_count, offset)
             if offset == before.end_segment:
-                self.found[i].size = 0                          # the row says it
+                self.found[i].size = 0                          # the row has it
             elif at >= 0 and self.segments[at].base_offset == offset and offset < self.row.end_segment:
-                self.found[i].size = self.segments[at].size     # it was closed before the last listing
+                self.found[i].size = self.segments[at].size     # closed before the last listing
             else:
                 segment_path(self.directory, offset, b"log", path)
                 if c_stat(path, &status) != 0:
-                    if errno == ENOENT:                         # removed meanwhile: below the log's start by now
+                    if errno == ENOENT:                         # removed meanwhile: it is below the log's start by now
                         continue
                     return -errno
                 self.found[i].size = status.st_size
@@ -307,7 +308,7 @@ cdef class ReaderPartition(Partition):
         return 0
 
     cdef int adopt_found(self, const Row* row) noexcept nogil:
-        # `row` becomes the copy, and the segments are what was found for it (`found_count` 0: those that are known).
+        # Makes `row` the copy, with the segments that were found for it (`found_count` 0: keep the known ones).
         cdef Segment* fresh
         cdef Segment* old
         cdef int i, at, gone = 0
@@ -359,7 +360,7 @@ cdef class ReaderPartition(Partition):
     # -- read ----------------------------------------------------------------------------------------------
 
     cdef int refused(self, int failure, const char* doing) noexcept nogil:
-        # The disk is the owner's: it finds out by itself what is wrong with it.
+        # The owner of the disk finds the failure by itself.
         self.refusal = failure
         return KAFKA_STORAGE_ERROR
 
@@ -371,13 +372,13 @@ cdef class ReaderPartition(Partition):
             self.refusal = 0
             code = self.refresh(tries > 0)
             if code == 0 and offset >= self.row.log_start_offset and offset < self.segments[0].base_offset:
-                code = NOT_LEADER_OR_FOLLOWER       # the log has started later meanwhile
+                code = NOT_LEADER_OR_FOLLOWER       # the log start has moved up meanwhile
                 self.refusal = -ENOENT
             elif self.refusal == 0:
                 self.open = code == 0 and self.row.role == ROLE_LEADER
                 self.closed_code = code if code else NOT_LEADER_OR_FOLLOWER
                 code = Partition.read(self, offset, max_bytes, at_least_one, isolation, leader_epoch, info)
-                self.open = False                   # to appends, which are the owner's
+                self.open = False                   # for appends, which only the owner does
                 if self.refusal == 0 and code != CORRUPT_MESSAGE:   # also COLD
                     if info.file != NULL:
                         lookup_make_ring(&self.lookup)
@@ -431,7 +432,7 @@ cdef class ReaderPartition(Partition):
                 at = self.lookup.places.positions[number]
                 exact = True
         if exact and at < limit <= at + self.read_max:
-            position[0] = at                # all of it will go: where its first batch ends does not matter
+            position[0] = at                # all of it is sent: where its first batch ends does not matter
             batch_size[0] = limit - at
             return 1
         found = lookup_place(&self.lookup, segment, target, limit, position, batch_size)
@@ -444,7 +445,7 @@ cdef class ReaderPartition(Partition):
             if failure == -ESTALE:
                 return -ENOENT
             if failure == 0:
-                # As with the owner: the next entry's batch is the one, if it begins in time.
+                # As in the owner: the next entry's batch is the one, if it begins early enough.
                 if following - index_at > WINDOW and following > at:
                     found = lookup_at(&self.lookup, segment, following, target, target, limit, position, batch_size)
                     if found != 0:
@@ -462,10 +463,11 @@ cdef class ReaderPartition(Partition):
 
     cdef int index_floor(self, Segment* segment, int64_t relative, int64_t* position, int64_t* last,
                          int64_t* following) noexcept nogil:
-        # The last entry whose offset is <= `relative`, and the position of the one `following`. 0, or -errno; position 0:
-        # none, or for the following one: perhaps it was not looked for. -ESTALE: the file may be of another segment. Entries ascend evenly, as a rule, so
-        # the first block of them that is read has it. Of the Index of a segment, which is not mapped here, `entries` is how
-        # many are known to count, `allocated` the offset in the last of them, and `entries_max` says that there are no more.
+        # Finds the last entry whose offset is <= `relative`, and the position of the entry after it (`following`).
+        # Returns 0 or -errno. Position 0: there is no entry; for `following`, perhaps it was not searched for. -ESTALE:
+        # the file may belong to another segment. Entries usually ascend evenly, so the first block read has the entry.
+        # Of the segment's Index, which is not mapped here, `entries` is how many are known to be valid, `allocated` the
+        # offset in the last of them, and `entries_max` says that there are no more.
         cdef char path[PATH_SIZE]
         cdef uint8_t block[BLOCK_ENTRIES * OFFSET_ENTRY_SIZE]
         cdef LogFile* file = segment.index_file
@@ -512,7 +514,7 @@ cdef class ReaderPartition(Partition):
                 low = start + n
             else:
                 low = 0
-                high = n                            # the first is, the last is not
+                high = n                            # the first entry qualifies, the last does not
                 while high - low > 1:
                     middle = low + (high - low) // 2
                     if get_i32(block + middle * OFFSET_ENTRY_SIZE) <= relative:
@@ -544,13 +546,13 @@ cdef class ReaderPartition(Partition):
 
 
 cdef int count_entries(Segment* segment, bint is_active) noexcept nogil:
-    """How many entries of the offset index count: those before the zeros that an active segment's file is stretched with,
-    and before those that the owner wrote since the copy. 0, or -errno."""
+    """Count the valid entries of the offset index: those before the zeros at the end of an active segment's file, and
+    before entries that the owner wrote since the copy. 0 or more, or -errno."""
     cdef uint8_t block[BLOCK_ENTRIES * OFFSET_ENTRY_SIZE]
     cdef int fd = segment.index_file.fd
     cdef int64_t low = segment.offsets.entries, step = BLOCK_ENTRIES, n, middle
     cdef int64_t high = lseek(fd, 0, SEEK_END) // OFFSET_ENTRY_SIZE
-    while low + step <= high:                       # steps that double, from what is known
+    while low + step <= high:                       # double the step, from the known count
         n = read_at(fd, block, OFFSET_ENTRY_SIZE, (low + step - 1) * OFFSET_ENTRY_SIZE)
         if n < 0:
             return <int>n
@@ -594,7 +596,7 @@ cdef inline bint counts(const uint8_t* entry, int64_t size) noexcept nogil:
 
 
 def reader_partition(str topic, int index, bytes topic_id, str directory, RowSlot slot, int owner):
-    """A partition that worker `owner` appends to, in `directory`; `slot`: a view of its row."""
+    """Return a reader of the partition in `directory` that worker `owner` appends to. `slot`: a view of its row."""
     cdef ReaderPartition self
     if len(topic_id) != 16:
         raise ValueError("a topic id is 16 bytes")

@@ -9,11 +9,11 @@ cdef struct ReadInfo:
     int64_t high_watermark
     int64_t last_stable_offset
     int64_t log_start_offset
-    LogFile* file                   # retained for the caller when size > 0
+    LogFile* file                   # retained for the caller if size > 0
     int64_t position
-    int64_t size                    # bytes to send; 0 at the end of what may be read
-    int64_t available               # bytes that count for min_bytes: with the part of a last batch that is not sent;
-                                    # OLDER_SEGMENT where later segments hold more: such a Fetch never waits
+    int64_t size                    # bytes to send; 0 at the end of the readable data
+    int64_t available               # bytes that count for min_bytes, with the part of a last batch that is not sent;
+                                    # OLDER_SEGMENT if later segments hold more: such a Fetch never waits
 
 cdef extern from *:
     """
@@ -25,7 +25,7 @@ cdef enum:
     ANY_REPLICA = 4                     # of `isolation`: a follower serves it, too (KIP-392)
 
 cdef class PartitionReads(PartitionState):
-    cdef public bint read_to_end            # what lies above HW may be on its way to a follower: it is not cut in place
+    cdef public bint read_to_end            # data above HW may be on its way to a follower: the file is not cut in place
 
     cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
                     int64_t* batch_size) noexcept nogil
@@ -39,10 +39,10 @@ cdef class PartitionReads(PartitionState):
     cdef int read(self, int64_t offset, int64_t max_bytes, bint at_least_one, int isolation, int32_t leader_epoch,
                   ReadInfo* info) noexcept nogil
 
-    # Whether the files have the names that the segments are known by. A reader asks after it has opened one.
+    # Whether the files still have the names by which the segments are known. A reader asks after it opened a file.
     cdef bint has_names(self) noexcept nogil
 
-    # A reader's: copies the shared row anew, if it moved; 0, or the error that reads get.
+    # In a reader: copies the shared row if it changed. Returns 0, or the error code for reads.
     cdef int freshen(self) noexcept nogil
-    # A reader's: copies the shared row anew. Why waiters may be answered now (Advance), 0 when nothing moved.
+    # In a reader: copies the shared row. Returns why waiters may be answered now (Advance), or 0 if nothing moved.
     cdef int look(self) noexcept nogil

@@ -1,7 +1,7 @@
-"""Where a batch stands, and what a Fetch may read: the layer above partition_state.pyx.
+"""Where a batch stands, and what a Fetch may read: the layer on top of partition_state.pyx.
 
-A read answers a region of a file: the segment by binary search, the batch by batch_search.pyx. The end of the region is the
-position of HW, LSO or LEO, which stand in the row."""
+A read returns a region of a file. A binary search finds the segment, batch_search.pyx finds the batch. The region ends
+at the position of HW, LSO or LEO, which the row holds."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EIO
@@ -30,7 +30,7 @@ cdef extern from "<errno.h>" nogil:
 cdef class PartitionReads(PartitionState):
     cdef int locate(self, Segment* segment, int64_t target, int64_t limit, int64_t* position,
                     int64_t* batch_size) noexcept nogil:
-        # The first batch that ends at or after `target` and begins below `limit`. 1, 0 when there is none, -errno, COLD.
+        # Finds the first batch that ends at or after `target` and begins below `limit`. 1, 0 if none, -errno, COLD.
         cdef RecentBatch recent
         cdef int64_t end
         cdef int failure
@@ -107,11 +107,11 @@ cdef class PartitionReads(PartitionState):
                 size = limit - position
                 if size > max_bytes:
                     size = max_bytes
-                if size < batch_size:       # not one whole batch: all of it, or nothing (KIP-74)
+                if size < batch_size:       # less than one batch fits: send it whole, or nothing (KIP-74)
                     if not at_least_one:
                         return 0
                     size = batch_size
-                # As Kafka's DelayedFetch: what is read of a closed segment is answered at once, whatever min_bytes says.
+                # As Kafka's DelayedFetch: a read from a closed segment is answered at once, whatever min_bytes is.
                 info.available = size if segment.base_offset == bound_segment else OLDER_SEGMENT
                 if size < limit - position and lookup_goes_alone(&self.lookup, segment, position, batch_size, size, limit):
                     size = batch_size
@@ -130,12 +130,12 @@ cdef class PartitionReads(PartitionState):
         return 0
 
     cdef bint has_names(self) noexcept nogil:
-        return True                         # an owner's own exchange is over before it reads
+        return True                         # the owner's own exchange is over before it reads
 
     # -- for Python ------------------------------------------------------------------------------------------
 
     def position_of(self, int64_t offset) -> tuple:
-        """(segment base, position) of the batch that holds `offset`, or of the log's end."""
+        """(segment base, position) of the batch that holds `offset`; at the log's end, of the end."""
         cdef int at = segment_floor(self.segments, self.segment_count, offset)
         cdef int64_t position, size
         cdef int found
@@ -155,7 +155,8 @@ cdef class PartitionReads(PartitionState):
         return (self.row.end_segment, self.row.end_position)
 
     cdef tuple boundary_of(self, int64_t offset):
-        # As position_of, for a mark: where a segment is corrupt its end will do, reads there fail by themselves.
+        # As position_of, for a watermark: in a corrupt segment the segment's end is used, since reads there fail
+        # anyway.
         cdef int at
         try:
             return self.position_of(offset)
@@ -164,8 +165,8 @@ cdef class PartitionReads(PartitionState):
             return (self.segments[at].base_offset, self.segments[at].size)
 
     def segment_max_timestamp(self, int at) -> tuple:
-        """(timestamp, offset) of the largest record timestamp in segment number `at`; -1 where there is none. OSError when
-        the time index cannot be opened."""
+        """(timestamp, offset) of the largest record timestamp in segment number `at`, -1 each if there is none. Raises
+        OSError if the time index cannot be opened."""
         cdef Segment* segment
         cdef int failure
         if not 0 <= at < self.segment_count:
@@ -178,7 +179,8 @@ cdef class PartitionReads(PartitionState):
 
     def batch_by_timestamp(self, int at, int64_t timestamp, int64_t from_offset, int64_t after=-1):
         """(position, size) in segment number `at` of the first batch that ends at or after `from_offset` and may hold a
-        record at or after `timestamp`; beyond the one at position `after` if that is given. None when there is none."""
+        record at or after `timestamp`; if `after` is given, only batches beyond that position. None if there is
+        none."""
         cdef Segment* segment
         cdef Window window
         cdef const uint8_t* header
@@ -248,8 +250,8 @@ cdef class PartitionReads(PartitionState):
         return data
 
     def aborted_transactions(self, int64_t start, int64_t upper) -> list:
-        """(producer id, first offset, offset of the marker, last stable offset then) of the aborted transactions with a
-        record in [start, upper). OSError when the disk fails."""
+        """(producer id, first offset, marker offset, last stable offset at that time) of each aborted transaction with
+        a record in [start, upper). Raises OSError if the disk fails."""
         cdef Aborted found
         cdef const uint8_t* entry
         cdef int64_t i
@@ -267,7 +269,7 @@ cdef class PartitionReads(PartitionState):
 
     def try_read(self, int64_t offset, int64_t max_bytes, bint at_least_one=True, int isolation=0,
                  int32_t leader_epoch=-1) -> tuple:
-        """`read`, and the bytes themselves: (code, high_watermark, last_stable_offset, log_start_offset, bytes)."""
+        """Read the bytes: (code, high_watermark, last_stable_offset, log_start_offset, bytes)."""
         cdef ReadInfo info
         cdef bytes data = b""
         cdef int code
@@ -275,9 +277,9 @@ cdef class PartitionReads(PartitionState):
         cdef bint was_open = self.open
         cdef bint read_to_end = self.read_to_end
         if isolation == 2 and not self.failure:
-            self.open = True                # the broker reads its own logs before and beside leading them
+            self.open = True                # the broker reads its own logs also while it does not lead them
         code = self.read(offset, max_bytes, at_least_one, isolation, leader_epoch, &info)
-        self.read_to_end = read_to_end      # these bytes are copied here and now
+        self.read_to_end = read_to_end      # the bytes are copied right here
         if isolation == 2 and not self.failure:
             self.open = was_open
         if code == 0 and info.size:
@@ -292,7 +294,7 @@ cdef class PartitionReads(PartitionState):
         return (code, info.high_watermark, info.last_stable_offset, info.log_start_offset, data)
 
     def read_region(self, int64_t offset, int64_t max_bytes, bint at_least_one=True, int isolation=0) -> tuple:
-        """(code, segment position, size): what `read` would send. For tests."""
+        """(code, segment position, size) of the region that `read` would send. For tests."""
         cdef ReadInfo info
         cdef int code = self.read(offset, max_bytes, at_least_one, isolation, -1, &info)
         if info.file != NULL:

@@ -1,18 +1,19 @@
-"""Runs of a leader's batches on their way into a followed log: the layer above partition_appends.pyx.
+"""Appending runs of batches from the leader to a followed log: the layer on top of partition_appends.pyx.
 
-A follower takes what its leader has: offsets, epochs and all. So the batches of one partition that stand in the buffer are
-written by one pwrite, and what a batch leaves behind in memory (index entries, producers, transactions) is what
-`append_checked` would leave:
+A follower copies the leader's batches unchanged, with their offsets and epochs. The batches of one partition that stand
+in the buffer are written by one pwrite. Each batch leaves the same traces in memory (index entries, producers,
+transactions) as `append_checked` leaves:
 
-    gather   each batch: header, CRC, offset, epoch, room in the segment and in the tables; where one does not fit the
-             run ends before it. Nothing has changed so far
+    gather   check each batch: header, CRC, offset, epoch, room in the segment and in the tables. The run ends before the
+             first batch that does not fit. No state has changed so far
     write    one pwrite. A short write is cut off again
-    note     each batch anew, then the row once: LEO and HW
+    note     the traces of each batch, then the row once: LEO and HW
 
-An epoch stands in `epochs` before the row shows a batch of it, because another worker may look there at once; a follower
-that fetches from here must find where it begins (KIP-101). The log writes it to its file, so such a batch asks for Python.
+`epochs` gets a new epoch before the row shows a batch of it, because another worker may look there at once: a follower
+that fetches from this broker must find where the epoch begins (KIP-101). The log writes the epoch to its file, so the
+first batch of an epoch asks for Python.
 
-A marker that aborts goes alone: the entry in the index of aborted transactions stands before the marker does."""
+An abort marker is appended alone, because its entry in the index of aborted transactions must be written before it."""
 
 from libc.errno cimport EIO, ENOMEM
 from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t
@@ -39,8 +40,8 @@ from kafkad._native.wire.primitives cimport KAFKAD_CHECK, get_i16, get_i32, get_
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 
 cdef enum:
-    ABORT = 0                       # of parse_marker
-    LEAST_SIZE = MAGIC_AT + 1       # bytes that say what a batch is
+    ABORT = 0                       # returned by parse_marker
+    LEAST_SIZE = MAGIC_AT + 1       # bytes that include the magic
 
 
 cdef class PartitionRuns(PartitionAppends):
@@ -55,11 +56,11 @@ cdef class PartitionRuns(PartitionAppends):
         return code
 
     cdef int one_run(self, const uint8_t* data, int64_t size, int64_t now_ms, RunInfo* info, bint* more) noexcept nogil:
-        # `more`: another run begins behind it.
+        # `more`: another run begins after this one.
         cdef const uint8_t* batch
         cdef Producer* producer
         cdef Segment* segment
-        cdef Segment ahead          # the active segment as it will be behind the run
+        cdef Segment ahead          # the active segment as it will be after the run
         cdef char path[PATH_SIZE]
         cdef int64_t expected = self.row.log_end_offset
         cdef int64_t begin = 0, at = 0, length, base, last, max_timestamp, producer_id, last_time
@@ -104,7 +105,7 @@ cdef class PartitionRuns(PartitionAppends):
             info.epoch = epoch
             if last < expected:
                 if at > begin:
-                    more[0] = True      # first what was gathered, then this one is below LEO
+                    more[0] = True      # first append what was gathered: then this one is below LEO
                     break
                 at += length
                 begin = at
@@ -133,7 +134,7 @@ cdef class PartitionRuns(PartitionAppends):
                 if marker == ABORT and at > begin:
                     more[0] = True
                     break
-                # Room is made for one more producer and one more transaction: a second of either begins another run.
+                # Room is reserved for one more producer and one more transaction; a second one begins another run.
                 producer = producer_find(self.producer_map, producer_id)
                 begins = producer == NULL or (
                     attributes & (TRANSACTIONAL | CONTROL) == TRANSACTIONAL
@@ -205,7 +206,7 @@ cdef class PartitionRuns(PartitionAppends):
 
     cdef int append_gathered(self, Segment* segment, const uint8_t* data, int64_t size, int64_t now_ms,
                              RunInfo* info) noexcept nogil:
-        # Whole batches, checked, that fit the active segment. 0, or KAFKA_STORAGE_ERROR: then nothing has changed.
+        # Writes whole, checked batches that fit the active segment. 0, or KAFKA_STORAGE_ERROR and no change.
         cdef const uint8_t* batch = data
         cdef const uint8_t* end = data + size
         cdef int64_t length, base = 0, last = 0, aborts_before = -1
@@ -223,7 +224,7 @@ cdef class PartitionRuns(PartitionAppends):
         failure = write_at(segment.file.fd, data, size, segment.size)
         if failure != 0:
             if cut(segment.file.fd, segment.size) != 0:
-                failure = -EIO                # what stands beyond the end is not known any more
+                failure = -EIO                # the bytes beyond the end are unknown now
             if aborts_before >= 0 and aborted_undo(self.directory, segment.base_offset, aborts_before) != 0:
                 failure = -EIO
             return self.refused(failure, b"appending what a leader sent")
@@ -246,7 +247,7 @@ cdef class PartitionRuns(PartitionAppends):
                 call_filling(self, now_ms)
                 segment = self.active()
 
-        # The row is the last: LEO as `place_high_watermark` sees it is that of before.
+        # The row changes last: `place_high_watermark` must see the old LEO.
         self.row_begin()
         self.row.log_end_offset = last + 1
         self.row.end_segment = segment.base_offset
@@ -274,7 +275,7 @@ cdef class PartitionRuns(PartitionAppends):
         return 0
 
     cdef bint place_high_watermark(self, int64_t leader, int64_t* offset, int64_t* at, int64_t* position) noexcept nogil:
-        # Whether HW moves to what the leader says, and where that stands.
+        # Returns whether HW moves to the leader's, and finds its position.
         cdef RecentBatch batch
         cdef int64_t end
         offset[0] = min(leader, self.row.log_end_offset)
@@ -306,7 +307,7 @@ cdef class PartitionRuns(PartitionAppends):
     # -- for Python ------------------------------------------------------------------------------------------
 
     def try_append_run(self, data not None, int64_t at, int32_t fetch_epoch, int64_t high_watermark, int64_t now_ms) -> tuple:
-        """`append_run` on what stands from `at` on: (code, where it stopped, the size of the batch there if it is not whole,
+        """Call `append_run` on the bytes from `at` on: (code, where it stopped, the size of an incomplete batch there,
         its base offset, its last offset, its epoch)."""
         cdef Py_buffer view
         cdef RunInfo info
@@ -324,7 +325,7 @@ cdef class PartitionRuns(PartitionAppends):
         return (code, at + info.taken, info.needed, info.base_offset, info.last_offset, info.epoch)
 
     def note_epochs(self) -> None:
-        """The epochs have changed, in memory and in their file: who reads them by the row is told."""
+        """Publish in the row that the epochs changed, in memory and in their file."""
         self.row_begin()
         self.row.last_epoch = epochs_latest(&self.epochs.list)
         self.row.epochs_changed += 1
@@ -338,7 +339,7 @@ cdef class PartitionRuns(PartitionAppends):
 cdef bint place_by_search(PartitionRuns self, int64_t offset, int64_t* at, int64_t* position) noexcept:
     try:
         at[0], position[0] = self.boundary_of(offset)
-    except Exception as e:              # of the disk: HW stays where it is
+    except Exception as e:              # a disk error: HW stays where it is
         if not isinstance(e, OSError):
             unexpected(self, e)
         return False

@@ -1,7 +1,7 @@
-"""What every partition has: see partition_state.pyx.
+"""The state that every partition has: see partition_state.pyx.
 
-One writer (the owner worker), any reader. The row is watermarks.pxd's. The other workers hold a reader partition
-(partition_reader.pyx), whose `row` is its private copy of the shared one."""
+One writer (the owner worker), any number of readers. watermarks.pxd describes the row. The other workers hold a reader
+partition (partition_reader.pyx), whose `row` is its private copy of the shared row."""
 
 from libc.stdint cimport uint32_t
 
@@ -12,36 +12,36 @@ from kafkad._native.log.producer_table cimport ProducerMap, ProducerTable
 
 cdef enum Advance:                  # why `advanced` is called
     ADVANCED_HIGH_WATERMARK = 1     # HW (and so LSO) moved: acks and consumers
-    ADVANCED_END = 2                # LEO moved: followers
-    PARTITION_GONE = 4              # deleted, offline or no longer led: answer every waiter
-    ADVANCED_DURABLE = 8            # what our own disk holds moved: acks=1
-    EPOCH_RAISED = 16               # we lead on under another epoch: fetches that wait carry the one before
+    ADVANCED_END = 2                # LEO moved: wakes followers
+    PARTITION_GONE = 4              # deleted, offline or no longer led: answer every waiter with an error
+    ADVANCED_DURABLE = 8            # the durable offset moved: acks=1
+    EPOCH_RAISED = 16               # this broker still leads, in a new epoch: waiting fetches carry the old one
 
 ctypedef void (*AdvanceFunction)(void* context, void* partition, int why) noexcept nogil
 
 cdef class PartitionState:
-    cdef Row* row                           # a reader's: its copy of `shared`
+    cdef Row* row                           # in a reader partition: its copy of `shared`
     cdef Row* shared
-    cdef readonly int owner                 # the worker that appends; -1: this one
+    cdef readonly int owner                 # the worker that appends; -1: this worker
     cdef object __weakref__
-    cdef public object log                  # log.Log: the slow path
+    cdef public object log                  # log.Log, which does what is rare
     cdef readonly str topic
     cdef readonly int index
-    cdef readonly bint open                 # led here and online; else append and read give an error code
-    # the reactor's: called on every advance, from whichever call made it
+    cdef readonly bint open                 # led here and online; otherwise append and read return an error code
+    # set by the reactor: called on every advance, whichever call caused it
     cdef AdvanceFunction advanced
     cdef void* advanced_context
     cdef readonly RowSlot slot
     cdef readonly ProducerTable producers
     cdef ProducerMap* producer_map
-    cdef char* directory                    # every file is opened by its full path, so that idle ones need no fd
+    cdef char* directory                    # files are opened by full path, so idle ones need no fd
     cdef Segment* segments
     cdef int segment_count
     cdef int segment_capacity
-    cdef uint32_t exchanges                 # of the row's generations, so many were exchanges of segments: they cut nothing
-    cdef Lookup lookup                      # where batches stand
-    cdef int closed_code                    # what to answer while not `open`
-    cdef public bint notify_log             # call log.on_advance() when HW moves: somebody waits there
+    cdef uint32_t exchanges                 # how many of the row's generations were exchanges, which cut nothing
+    cdef Lookup lookup                      # where batches stand (batch_search.pxd)
+    cdef int closed_code                    # the error code to return while not `open`
+    cdef public bint notify_log             # call log.on_advance() when HW moves, because the log waits for it
     cdef readonly int failure               # the errno that took this partition offline
 
     cdef Segment* active(self) noexcept nogil
@@ -51,11 +51,12 @@ cdef class PartitionState:
     cdef int refused(self, int failure, const char* doing) noexcept nogil
     cdef int raise_refused(self, int failure, const char* doing) except -1
 
-# Asks the owner of `partition` to ring worker `me` at the next advance. Look at the row (`look`) after this, not before.
+# Asks the owner of `partition` to wake worker `me` at the next advance. Call this first and read the row (`look`)
+# after.
 cdef void partition_listen(PartitionState partition, int me) noexcept nogil
 
-# The disk failed: the partition goes offline, and its log is called.
+# The disk failed: takes the partition offline and calls its log.
 cdef void fail_log(PartitionState partition, int error, const char* doing) noexcept
 
-# A callback of the log's raised: logged, or the end of the process where it says that we are wrong.
+# A callback of the log raised: logs the error, or ends the process if it is an AssertionError.
 cdef void unexpected(PartitionState partition, object error) noexcept

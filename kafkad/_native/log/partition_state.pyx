@@ -1,20 +1,20 @@
-"""What every partition has: its row of watermarks, its list of segments, its waiters and its failures.
+"""The state that every partition has: its row of watermarks, its segments, its waiters and its failures.
 
-The class is built in layers, each a module, each knowing those before it:
+The class is built in layers. Each layer is a module that knows only the layers above it in this list:
 
     partition_state       the row, the segments, waiters, failures
     partition_reads       where a batch stands, and what a Fetch may read
     partition_watermarks  HW, LSO, log start, log end: how they move
     partition_flushes     what the disk holds, and the group commit
     partition_appends     one batch: validate, admit, write, record
-    partition_runs        a leader's batches, many at once
-    partition             segments that come and go; who leads
+    partition_runs        batches from a leader, many at once
+    partition             adding and removing segments; leading and following
 
-A layer is a base class, so that all calls between them are those of one C vtable, as within one class.
+Each layer is a base class of the next, so calls between layers go through one C vtable, as within one class.
 
 Files are opened by path when first needed (segments.pyx). An idle partition has no fd and no mapping.
 
-Beware: all of this belongs to one thread, the owner's loop. Only a FileRef may travel to a flusher thread."""
+Beware: a partition belongs to one thread, its owner's loop. Only a FileRef may be passed to a flusher thread."""
 
 import os
 
@@ -68,7 +68,7 @@ cdef class PartitionState:
 
     def __dealloc__(self):
         cdef int i
-        for i in range(self.segment_count):     # no file changes here: another owner may have it by now
+        for i in range(self.segment_count):     # change no file here: another owner may already have it
             segment_drop(&self.segments[i])
         free(self.segments)
         lookup_free_ring(&self.lookup)
@@ -95,7 +95,7 @@ cdef class PartitionState:
 
     @property
     def has_readers(self) -> bool:
-        """Whether other workers may read the files."""
+        """Return whether other workers may read the files."""
         return self.slot.table is not None and self.slot.table.shared
 
     @property
@@ -135,12 +135,12 @@ cdef class PartitionState:
 
     @property
     def role(self) -> int:
-        """watermarks.LEADER, FOLLOWER, or 0."""
+        """watermarks.LEADER, watermarks.FOLLOWER, or 0."""
         return self.row.role
 
     @property
     def led_since(self) -> int:
-        """The term: the leader epoch in which this broker began to lead without a break; -1 while it follows."""
+        """The leader epoch in which this broker began to lead without interruption; -1 while it follows."""
         return self.row.led_since
 
     @property
@@ -153,17 +153,17 @@ cdef class PartitionState:
 
     @property
     def epoch_start(self) -> int:
-        """Where the leader's epoch begins in the log."""
+        """The offset at which the leader's epoch begins in the log."""
         return self.row.epoch_start
 
     @property
     def durable_offset(self) -> int:
-        """LEO, as far as the flush policy lets it: what acks=1 waits for."""
+        """LEO as far as the flush policy allows: acks=1 waits for this offset."""
         return self.row.durable_offset
 
     @property
     def aborted_end(self) -> int:
-        """The offset behind the newest abort marker, 0 when nothing was ever aborted."""
+        """The offset after the newest abort marker, or 0 if no transaction was ever aborted."""
         return self.row.aborted_end
 
     @property
@@ -176,7 +176,7 @@ cdef class PartitionState:
         return &self.segments[self.segment_count - 1]
 
     def set_directory(self, str directory) -> None:
-        """The directory was renamed; open files stay good."""
+        """Follow a rename of the directory. Open files stay valid."""
         cdef char* copy = strdup(<bytes>os.fsencode(directory))
         if copy == NULL:
             raise MemoryError()
@@ -185,7 +185,7 @@ cdef class PartitionState:
 
     @property
     def size(self) -> int:
-        """Bytes of all segments."""
+        """Bytes of all segments together."""
         cdef int64_t total = 0
         cdef int i
         for i in range(self.segment_count):
@@ -197,7 +197,7 @@ cdef class PartitionState:
         return self.segment_count
 
     def segment_rows(self) -> list:
-        """(base_offset, size, created_ms) of each, oldest first."""
+        """(base_offset, size, created_ms) of each segment, oldest first."""
         cdef int i
         return [(self.segments[i].base_offset, self.segments[i].size, self.segments[i].created_ms)
                 for i in range(self.segment_count)]
@@ -215,14 +215,14 @@ cdef class PartitionState:
         return self.active().size if self.segment_count else 0
 
     def index_entries(self) -> tuple:
-        """How many there are in the two indexes of the active segment."""
+        """The number of entries in the offset index and the time index of the active segment."""
         return (self.active().offsets.entries, self.active().times.entries)
 
     # -- failures --------------------------------------------------------------------------------------------
 
     cdef int refused(self, int failure, const char* doing) noexcept nogil:
-        # A broken disk takes the directory offline, through Python. A shortage (a full disk, no descriptor, no memory)
-        # costs this request, and a line in the log now and then.
+        # A broken disk takes the directory offline, through Python. A shortage (full disk, no descriptor, no memory)
+        # fails this request only, and is logged at a limited rate.
         with gil:
             if is_fatal(failure):
                 fail_log(self, -failure, doing)
@@ -270,7 +270,7 @@ cdef object on_fatal = None
 
 
 def set_on_fatal(callback):
-    """Who ends this process when a log's callback finds that we are wrong (AssertionError). None: abort."""
+    """Set what ends this process if a callback of a log raises AssertionError. None: abort."""
     global on_fatal
     on_fatal = callback
 

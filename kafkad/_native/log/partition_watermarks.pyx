@@ -1,8 +1,8 @@
-"""How the watermarks move: HW, LSO, log start and log end, and their positions: the layer above partition_reads.pyx.
+"""How the watermarks move: HW, LSO, log start, log end and their positions. The layer on top of partition_reads.pyx.
 
-An append moves LEO by itself, and HW with it where nothing else holds HW back (partition_appends.pyx). What is rare is
-here: a replication or quorum layer that moves HW, loading, truncation, deletion of old records, a row that a dead owner
-left.
+An append moves LEO itself, and HW with it if nothing else holds HW back (partition_appends.pyx). This module has the
+rare cases: a replication or quorum layer that moves HW, loading, truncation, deletion of old records, and adopting the
+row of an owner that died.
 
 LSO is HW, or the start of the oldest transaction that holds it back (transactions.pyx)."""
 
@@ -34,7 +34,7 @@ cdef extern from * nogil:
     """
     int64_t kafkad_monotonic_ms()
 
-cpdef enum:                         # of `replicate`
+cpdef enum:                         # results of `replicate`
     SAME_EPOCH = 0
     RE_ELECTED = 1
     NEW_LEADER = 2
@@ -52,7 +52,7 @@ cdef class PartitionWatermarks(PartitionReads):
         transactions_free(&self.transactions)
 
     cdef void move_stable(self) noexcept nogil:
-        # LSO is HW, or the start of the oldest transaction that is open, or whose marker HW has not passed yet.
+        # LSO is HW, or the start of the oldest transaction that is open or whose marker is still above HW.
         cdef Transaction* oldest = NULL
         if self.transactions.head < self.transactions.end:
             oldest = transactions_oldest(&self.transactions, self.row.high_watermark)
@@ -67,12 +67,12 @@ cdef class PartitionWatermarks(PartitionReads):
 
     @property
     def open_transactions(self) -> int:
-        """For how many there is room in the list of those that hold LSO. For tests."""
+        """The capacity of the list of transactions that hold LSO. For tests."""
         return self.transactions.capacity
 
     def find_end(self) -> int:
-        """Walks the active segment from its last index entry; the offset after its last batch becomes LEO. Bytes
-        beyond the last whole batch make it raise ValueError."""
+        """Walk the active segment from its last index entry and set LEO to the offset after its last batch. Raises
+        ValueError if there are bytes beyond the last whole batch."""
         cdef Segment* segment = self.active()
         cdef int64_t next_offset = segment.base_offset, bad = 0
         cdef int failure
@@ -96,13 +96,13 @@ cdef class PartitionWatermarks(PartitionReads):
         self.row_end()
 
     def set_flushed(self, int64_t offset) -> None:
-        """What the disk is known to hold; of a log that was just loaded, all of it up to the recovery point."""
+        """Set the offset up to which the disk holds the log. After loading, that is all up to the recovery point."""
         self.row_begin()
         self.row.flushed_offset = offset
         self.row_end()
 
     def set_log_start(self, int64_t offset) -> None:
-        """Never back."""
+        """Raise the log start. A lower offset is ignored."""
         cdef int64_t segment, position, before = self.row.last_stable_offset
         if offset > self.row.log_start_offset:
             if self.transactions.head < self.transactions.end:
@@ -116,7 +116,7 @@ cdef class PartitionWatermarks(PartitionReads):
                 self.tell(ADVANCED_HIGH_WATERMARK)
 
     def advance_high_watermark(self, int64_t offset) -> bool:
-        """Moves HW forward, at most to LEO; whether it moved. For a replication or quorum layer, and for loading."""
+        """Move HW forward, at most to LEO, for replication, quorum or loading. Return whether it moved."""
         cdef int64_t segment, position
         if offset > self.row.log_end_offset:
             offset = self.row.log_end_offset
@@ -138,7 +138,7 @@ cdef class PartitionWatermarks(PartitionReads):
         return moved
 
     def settle_high_watermark(self) -> None:
-        """HW moves to LEO as far as the flush policy lets it."""
+        """Move HW to LEO as far as the flush policy allows."""
         if self.row.log_end_offset - self.row.flushed_offset < self.flush_interval:
             if self.row.log_end_offset >= self.row.high_watermark:
                 self.put_high_watermark(self.row.log_end_offset, self.row.end_segment, self.row.end_position)
@@ -146,11 +146,11 @@ cdef class PartitionWatermarks(PartitionReads):
             self.advance_high_watermark(self.row.flushed_offset)
 
     def settle(self) -> None:
-        """The flush policy is another one: what acks wait for moves as far as it lets it."""
+        """Apply a changed flush policy: the offset that acks wait for moves as far as it allows."""
         self.settle_durable()
 
     cdef void settle_durable(self):
-        # `durable_offset` moves as far as the flush policy lets it, and HW with it where nothing else holds HW back.
+        # Moves `durable_offset` as far as the flush policy allows, and HW with it if nothing else holds HW back.
         cdef int64_t offset = self.row.log_end_offset
         if offset - self.row.flushed_offset >= self.flush_interval:
             offset = self.row.flushed_offset
@@ -224,7 +224,7 @@ cdef class PartitionWatermarks(PartitionReads):
             replica.broker_id, replica.in_isr, replica.known_epoch, replica.rack = rows[i]
 
     def count_isr(self, int isr_count, int isr_count_max) -> None:
-        """How many replicas are in sync, as committed and at most, for what holds appends against min.insync.replicas."""
+        """Set how many replicas are in sync, committed and at most, for the check against min.insync.replicas."""
         cdef int count = 0 if self.replicas is NULL else self.replicas.count
         self.row_begin()
         self.row.isr_count = min(isr_count, 255)
@@ -233,7 +233,7 @@ cdef class PartitionWatermarks(PartitionReads):
         self.row_end()
 
     def forget_replicas(self) -> None:
-        """We do not lead, or alone."""
+        """Forget the followers: this broker does not lead, or leads alone."""
         free(self.replicas)
         self.replicas = NULL
         self.row_begin()
@@ -243,7 +243,7 @@ cdef class PartitionWatermarks(PartitionReads):
         self.row_end()
 
     def lagging(self, int64_t now_ms) -> list:
-        """The members of the committed ISR that have not been caught up for replica.lag.time.max.ms."""
+        """The members of the committed ISR that were not caught up for replica.lag.time.max.ms."""
         cdef int32_t i
         found = []
         if self.replicas is not NULL:
@@ -254,7 +254,7 @@ cdef class PartitionWatermarks(PartitionReads):
         return found
 
     def replica_epoch(self, int32_t broker_id) -> int:
-        """The broker epoch of a follower's last Fetch; -1 if it is not known."""
+        """The broker epoch of a follower's last Fetch, or -1 if not known."""
         cdef Replica* replica = replica_of(self.replicas, broker_id)
         return -1 if replica is NULL else max(replica.broker_epoch, -1)
 
@@ -272,7 +272,7 @@ cdef class PartitionWatermarks(PartitionReads):
 
     def note_fetch(self, int32_t broker_id, int64_t broker_epoch, int64_t offset, int64_t log_start, int64_t time_ms,
                    leader_end=None) -> int:
-        """A follower's Fetch, as the reactor notes it; Kafka's error code. For tests."""
+        """Note a follower's Fetch as the reactor does, and return Kafka's error code. For tests."""
         cdef Mark at
         at.offset = offset
         at.segment = -1
@@ -282,7 +282,8 @@ cdef class PartitionWatermarks(PartitionReads):
 
     cdef int replica_told(self, int32_t broker_id, int64_t broker_epoch, const Mark* at, int64_t log_start, int64_t time_ms,
                           int64_t leader_end) noexcept nogil:
-        # The state of a follower, the ISR that it may join, HW: in this order, as Kafka's Partition.updateFollowerFetchState.
+        # Updates the follower's state, the ISR it may join, HW: in the order of Kafka's
+        # Partition.updateFollowerFetchState.
         cdef Replica* replica = replica_of(self.replicas, broker_id)
         cdef bint raised = replica is not NULL and log_start > replica.log_start
         if replica is NULL or not replica_fetched(replica, broker_epoch, at, log_start, time_ms, leader_end):
@@ -309,7 +310,8 @@ cdef class PartitionWatermarks(PartitionReads):
         self.row.replicas_start = start
 
     cdef int raise_replicated(self) noexcept nogil:
-        # HW as far as the followers let it; whether it moved. It stands still below min.insync.replicas (Kafka, since 3.7).
+        # Moves HW as far as the followers allow; returns whether it moved. Below min.insync.replicas it stays (Kafka
+        # 3.7+).
         cdef Mark mark
         cdef RecentBatch recent
         cdef int64_t following
@@ -334,7 +336,7 @@ cdef class PartitionWatermarks(PartitionReads):
             else:
                 with gil:
                     if not find_boundary(self, &mark):
-                        return 0                        # the disk: it will be seen again with the next Fetch
+                        return 0                        # a disk error: tried again at the next Fetch
         row_begin(self.row)
         self.row.high_watermark = mark.offset
         self.row.high_watermark_segment = mark.segment
@@ -344,8 +346,8 @@ cdef class PartitionWatermarks(PartitionReads):
         return 1
 
     def refresh_stable(self) -> None:
-        """Finds the transactions that hold LSO again, and the end of the aborted ones, after loading or truncation.
-        OSError when the disk fails."""
+        """After loading or truncation: find the transactions that hold LSO, and the end of the aborted ones. Raises
+        OSError if the disk fails."""
         cdef int64_t before = self.row.last_stable_offset
         cdef int64_t end = aborted_end(
             self.directory, self.segments, self.segment_count, self.row.log_end_offset)
@@ -368,7 +370,7 @@ cdef class PartitionWatermarks(PartitionReads):
             self.tell(ADVANCED_HIGH_WATERMARK)
 
     def truncated(self, int64_t end_offset, int64_t position) -> None:
-        """The active segment was cut at `position` (its later ones are dropped already): watermarks follow."""
+        """Adjust the watermarks: the active segment was cut at `position`. Later segments are dropped already."""
         cdef Segment* segment = self.active()
         segment.size = position
         segment.bytes_since_index = 0
@@ -398,8 +400,8 @@ cdef class PartitionWatermarks(PartitionReads):
         self.row_end()
 
     def adopt_row(self, RowSlot slot not None) -> None:
-        """After loading with a private row: goes over to the row that a dead owner left (or to an empty one). All at
-        once, as readers see it; HW, LSO and log start of that row do not go back, and it stays led as it was."""
+        """After loading with a private row: take over the row that a dead owner left, or an empty one. Readers see one
+        change. HW, LSO and log start of that row do not go back, and its leadership stays."""
         cdef Row* shared = <Row*>slot.at
         cdef int64_t stable, segment, position
         if shared.partition == self.index and memcmp(shared.topic_id, self.row.topic_id, 16) == 0:

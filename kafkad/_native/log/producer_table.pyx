@@ -1,9 +1,9 @@
-"""Who may append what next: the producers of one partition, in C.
+"""The idempotent producers of one partition, in C: which batch may follow.
 
-Every producer id keeps its last five batches, so a retry is recognised (same epoch, same sequence range: answered with
-the first offsets) and a gap is refused. The rules are Kafka's ProducerAppendInfo: an old epoch is
-INVALID_PRODUCER_EPOCH; a new epoch must begin at sequence 0; an unknown producer may begin anywhere, since its records
-may have been deleted; after 2^31 - 1 comes 0. Reading time and files is `kafkad.log.producer_state`'s."""
+Every producer id keeps its last five batches. So a retry is recognised (same epoch, same sequence range) and answered
+with the first copy's offsets, and a gap is refused. The rules are those of Kafka's ProducerAppendInfo: an old epoch is
+INVALID_PRODUCER_EPOCH; a new epoch must begin at sequence 0; an unknown producer may begin anywhere, because its
+records may have been deleted; 0 follows 2^31 - 1. `kafkad.log.producer_state` handles time and files."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport ENOMEM
@@ -78,7 +78,7 @@ cdef int producer_check(const ProducerMap* map, int64_t producer_id, int16_t epo
 
 
 cdef Producer* take_place(ProducerMap* map, int64_t producer_id) noexcept nogil:
-    # The place of a producer that is not in the table; there is room.
+    # Returns the slot for a producer that is not in the table; there is room.
     cdef int32_t mask = map.capacity - 1
     cdef int32_t at = <int32_t>(spread(producer_id) & <uint64_t>mask)
     KAFKAD_CHECK(map.count < map.capacity)
@@ -113,7 +113,7 @@ cdef int resize(ProducerMap* map, int32_t capacity) noexcept nogil:
 
 
 cdef int producer_reserve(ProducerMap* map) noexcept nogil:
-    # At most three quarters full, so that a probe always ends.
+    # At most three quarters full, so that a search always ends.
     if map.capacity == 0:
         return resize(map, CAPACITY_MIN)
     if (map.count + 1) * 4 > map.capacity * 3:
@@ -206,7 +206,7 @@ cdef int parse_marker(const uint8_t* batch, int64_t size, int32_t* coordinator_e
 
 
 cdef inline ProducerBatch last_batch(const Producer* p) noexcept nogil:
-    """As a snapshot has it: -1 where the producer has appended nothing."""
+    """Return the last batch as a snapshot stores it: -1 if the producer has appended nothing."""
     cdef ProducerBatch none
     if p.batch_count:
         return p.batches[p.batch_count - 1]
@@ -229,7 +229,7 @@ cdef class ProducerTable:
 
     def load(self, int64_t producer_id, int16_t epoch, int32_t last_sequence, int64_t last_offset, int32_t offset_delta,
              int64_t timestamp, int32_t coordinator_epoch, int64_t transaction_start) -> None:
-        """One entry of a snapshot. A producer id that is there already is replaced."""
+        """Add one entry of a snapshot. An entry with the same producer id is replaced."""
         cdef Producer* producer
         cdef ProducerBatch batch
         if producer_id < 0:
@@ -267,7 +267,7 @@ cdef class ProducerTable:
         return out
 
     def entries(self) -> bytes:
-        """`rows` as a producer snapshot has them: a count, then 46 bytes each."""
+        """`rows` in the format of a producer snapshot: a count, then 46 bytes each."""
         cdef bytes out = PyBytes_FromStringAndSize(NULL, 4 + <Py_ssize_t>self.map.count * ENTRY_SIZE)
         cdef uint8_t* at = <uint8_t*>PyBytes_AS_STRING(out)
         cdef Producer* p
@@ -294,8 +294,8 @@ cdef class ProducerTable:
         return out
 
     def recall(self, ProducerTable replayed not None) -> None:
-        """Completes what came out of a snapshot with the batches that `replayed` found in the log; nothing is
-        `last_only` afterwards."""
+        """Complete entries from a snapshot with the batches that `replayed` found in the log. Nothing is `last_only`
+        afterwards."""
         cdef Producer* p
         cdef Producer* found
         cdef int32_t i
@@ -313,7 +313,7 @@ cdef class ProducerTable:
         producers_clear(&self.map)
 
     def remove_expired(self, int64_t now_ms, int64_t expiration_ms) -> int:
-        """Forgets producers without an open transaction whose last record is that old. How many went."""
+        """Forget producers without an open transaction whose last record is that old. Return how many."""
         cdef ProducerTable kept = ProducerTable()
         cdef ProducerMap swap
         cdef Producer* p
@@ -338,7 +338,7 @@ cdef class ProducerTable:
 
     def check(self, int64_t producer_id, int16_t epoch, int32_t base_sequence, int32_t offset_delta,
               bint sequenced=True, bint transactional=False) -> tuple:
-        """(code, first offset or -1, last offset or -1): what `producer_check` says. For tests and tools."""
+        """(code, first offset or -1, last offset or -1), as `producer_check` returns it. For tests and tools."""
         cdef ProducerBatch duplicate
         cdef int code = producer_check(
             &self.map, producer_id, epoch, base_sequence, offset_delta, sequenced, transactional, &duplicate)

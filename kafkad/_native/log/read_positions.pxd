@@ -1,13 +1,14 @@
-"""Places in a log that are known without an index: where consumers that read on will begin.
+"""Positions in a log that are known without an index: where sequential consumers will continue.
 
-A consumer asks for the offset after the last batch that it got. Who finds a batch by its header learns where the next one
-stands, and keeps it here: a fact about one segment's bytes, which stays true until they are cut or replaced. Then the
-owner of the places forgets all of them.
+A consumer asks for the offset after the last batch that it got. A read that finds a batch by its header also learns
+where the next one begins, and notes it here. This is a fact about one segment's bytes, true until they are cut or
+replaced. Then the partition forgets all positions.
 
     (segment, offset) -> position      the first batch of the segment that ends at or after `offset` begins at `position`
-                         size, last    of that batch, where its header was read; size 0: it was not
+                         size, last    of that batch, if its header was read; otherwise size is 0
 
-Sixteen, the latest: as many consumers may read a partition side by side, and those behind find what the first left.
+The latest sixteen are kept: that many consumers may read a partition side by side, and later ones use the notes of the
+first.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t
@@ -29,11 +30,11 @@ cdef struct Places:
     int64_t positions[PLACES]
     int64_t sizes[PLACES]
     int64_t lasts[PLACES]
-    uint32_t end                    # places ever noted
+    uint32_t end                    # entries ever noted
 
 
 cdef inline int place_of(const Places* places, int64_t segment, int64_t offset) noexcept nogil:
-    """Its number, -1 when nothing is known."""
+    """Return the number of the entry, or -1."""
     cdef int i
     if places != NULL:
         for i in range(PLACES):
@@ -44,7 +45,7 @@ cdef inline int place_of(const Places* places, int64_t segment, int64_t offset) 
 
 cdef inline Places* place_note(Places* places, int64_t segment, int64_t offset, int64_t position, int64_t size,
                                int64_t last) noexcept nogil:
-    """Made when there is something to note; without memory nothing is."""
+    """Note a position. Allocates the table if necessary; without memory nothing is noted."""
     cdef int at
     if places == NULL:
         places = <Places*>malloc(sizeof(Places))
@@ -78,8 +79,8 @@ cdef struct BatchAt:
 
 
 cdef inline bint batch_at(int fd, int64_t segment, int64_t at, int64_t limit, BatchAt* batch) noexcept nogil:
-    """Whether what stands at position `at` may be a batch v2 of this segment, whole below `limit`. False says nothing:
-    who is told it walks from what is certain."""
+    """Return whether the bytes at `at` may be a v2 batch of this segment that is whole below `limit`. If False, the
+    caller must walk from a position that is certain."""
     cdef uint8_t header[PLACE_HEADER]
     if limit - at < PLACE_BATCH_MIN or read_at(fd, header, PLACE_HEADER, at) != PLACE_HEADER or header[MAGIC_AT] != 2:
         return False

@@ -12,12 +12,12 @@ cdef struct Replica:                # one follower; times are monotonic millisec
     int64_t known_epoch             # its broker epoch in the metadata; -1: it is not registered
     int64_t broker_epoch            # of its last Fetch; -1: a version without one; NOT_FETCHED
     int64_t end_offset              # its LEO, which is its fetch offset; -1: not known
-    int64_t end_segment             # where that stands in our log; -1: not known
+    int64_t end_segment             # where that offset stands in our log; -1: not known
     int64_t end_position
     int64_t log_start
-    int64_t fetched_ms              # its last Fetch, and our LEO at that time
+    int64_t fetched_ms              # time of its last Fetch, and our LEO at that time
     int64_t fetched_leader_end
-    int64_t caught_up_ms            # when it last had all that we had
+    int64_t caught_up_ms            # when it last had everything that we had
 
 cdef struct ReplicaSet:
     int32_t count
@@ -25,7 +25,7 @@ cdef struct ReplicaSet:
     int64_t lag_ms_max              # replica.lag.time.max.ms
     Replica replicas[1]
 
-cdef struct Mark:                   # an offset, and where it stands (-1: not known)
+cdef struct Mark:                   # an offset and its position (-1: not known)
     int64_t offset
     int64_t segment
     int64_t position
@@ -33,10 +33,10 @@ cdef struct Mark:                   # an offset, and where it stands (-1: not kn
 cdef enum:
     NOT_FETCHED = -2
 
-cdef enum Fetching:                 # what `replica_fetched` found
-    FETCH_STALE = 0                 # the broker has another epoch by now: nothing was noted
+cdef enum Fetching:                 # results of `replica_fetched`
+    FETCH_STALE = 0                 # the broker has a newer epoch: nothing was noted
     FETCH_NOTED = 1
-    FETCH_JOINS = 2                 # and it may join the ISR: to be asked for
+    FETCH_JOINS = 2                 # noted, and it may join the ISR: ask the log
 
 cdef ReplicaSet* replicas_new(int32_t count) noexcept nogil
 
@@ -48,14 +48,15 @@ cdef inline Replica* replica_of(ReplicaSet* self, int32_t broker_id) noexcept no
                 return &self.replicas[i]
     return NULL
 
-# A Fetch of a follower. `at`: its fetch offset; `leader_end`: our LEO before anything was read for it.
+# Notes a Fetch of a follower. `at`: its fetch offset; `leader_end`: our LEO before anything was read for it.
 cdef int replica_fetched(Replica* self, int64_t broker_epoch, const Mark* at, int64_t log_start, int64_t time_ms,
                          int64_t leader_end) noexcept nogil
 
-# It has all that is committed: it may join the ISR if HW and the start of the leader's epoch are behind it.
+# Whether it has everything that is committed: it may join the ISR if it has reached HW and the start of the leader's
+# epoch.
 cdef bint replica_joins(const Replica* self, int64_t high_watermark, int64_t epoch_start) noexcept nogil
 
 cdef bint replica_is_caught_up(const Replica* self, int64_t leader_end, int64_t now_ms, int64_t lag_ms_max) noexcept nogil
 
-# Lowers `mark`, the leader's own end, to what every replica has that HW waits for.
+# Lowers `mark`, the leader's own end, to the lowest end of the replicas that HW waits for.
 cdef void replicas_bound(const ReplicaSet* self, int64_t now_ms, int64_t leader_end, Mark* mark) noexcept nogil

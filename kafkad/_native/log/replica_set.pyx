@@ -1,16 +1,19 @@
-"""What a leader knows of the other replicas of a partition, and how far that lets the high watermark go.
+"""What a leader knows of the other replicas of a partition, and how far the high watermark may move.
 
-A follower's Fetch says how far it has the log (its fetch offset is its LEO), in which epoch its broker is registered, and
-where its log starts. HW is the least end of all replicas that it waits for (Kafka: Partition.maybeIncrementLeaderHW):
+A follower's Fetch carries how far it has the log (its fetch offset is its LEO), the epoch in which its broker is
+registered, and where its log starts. HW is the lowest end of the replicas that it waits for (Kafka:
+Partition.maybeIncrementLeaderHW):
 
-    in the maximal ISR       which counts those whose addition is in flight, and those whose removal is not committed yet
-    caught up and eligible   outside of the ISR: else it could never join a partition that is written to all the time
+    in the maximal ISR       the ISR with additions in flight, and with removals that are not committed yet
+    caught up and eligible   but not in the ISR: otherwise it could never join a partition with a constant write load
 
-Nothing here reads a clock or knows the ISR's rules (replication/isr.py): these are numbers, of the owner's loop alone.
+Nothing here reads a clock or knows the rules of the ISR (replication/isr.py). These are numbers, and belong to the
+owner's loop.
 
 Beware:
-- `caught_up_ms` uses the time of the Fetch *before*: a follower that has what we had then was caught up then. By the time
-  of this one it would never be, under constant load (Kafka: Replica.updateFetchStateOrThrow).
+- `caught_up_ms` is the time of the *previous* Fetch: a follower that now has what we had at that time was caught up
+  then. Measured at the current Fetch, a follower would never be caught up under constant load (Kafka:
+  Replica.updateFetchStateOrThrow).
 - A new leader knows no ends (-1), so HW cannot move before every member of the ISR has fetched."""
 
 from libc.stdint cimport int32_t, int64_t
@@ -29,7 +32,7 @@ cdef ReplicaSet* replicas_new(int32_t count) noexcept nogil:
 cdef int replica_fetched(Replica* self, int64_t broker_epoch, const Mark* at, int64_t log_start, int64_t time_ms,
                          int64_t leader_end) noexcept nogil:
     if broker_epoch != -1 and broker_epoch < self.known_epoch:
-        return FETCH_STALE                              # of a former life of that broker (KIP-903)
+        return FETCH_STALE                              # from an earlier registration of that broker (KIP-903)
     if at.offset >= leader_end:
         self.caught_up_ms = max(self.caught_up_ms, time_ms)
     elif at.offset >= self.fetched_leader_end:

@@ -1,13 +1,15 @@
 """Recovery in C: one walk over a segment that trusts nothing.
 
-`scan_segment` checks every batch (length, offsets that ascend, CRC), stops at the first that is not whole, rebuilds
-both indexes and replays the producers. The file is read in chunks that stay in the cache and the CRC is computed
-piece by piece, so that neither a lying length nor a large batch costs memory: 5 GB a second and core from the page
-cache of a tmpfs. (Mapped it is a tenth faster there, and twice as fast on ext4; but a disk that fails, or a file that is
-cut, would be a SIGBUS and not an error.) Told that what lies below an offset is
-whole, it walks headers only, and only that far: a process died, the kernel has its bytes. So does `replay_producers`.
+`scan_segment` checks every batch (length, ascending offsets, CRC) and stops at the first that is not whole. It rebuilds
+both indexes and replays the producers. The file is read in chunks that fit the CPU cache, and the CRC is computed piece
+by piece, so neither a wrong length nor a large batch costs memory: 5 GB per second and core from the page cache of a
+tmpfs. (Mapped, it is a tenth faster there, and twice as fast on ext4. But a failing disk, or a file that is cut, would
+be a SIGBUS and not an error.)
 
-Beware: nothing here knows the clock, and the file itself is not changed: cutting it is the caller's."""
+If everything below an offset is known to be whole, the walk reads headers only, and only up to that offset: after the
+death of a process the kernel still has its bytes. `replay_producers` does the same.
+
+Beware: nothing here reads a clock, and the file itself is not changed: the caller cuts it."""
 
 import os
 
@@ -39,7 +41,7 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef enum:
     CHUNK = 1 << 18
-    FAR_APART = 1 << 12             # where only headers are wanted: larger batches are not read for the next header
+    FAR_APART = 1 << 12             # in a walk over headers: after a larger batch, read only the next header
     HEADER_SIZE = 61
     LEGACY_HEADER_SIZE = 26         # offset, size, crc, magic, attributes, key and value length of magic 0
     LENGTH_OVERHEAD = 12
@@ -54,12 +56,12 @@ cdef enum Fault:
     BAD_MAGIC
     BAD_OFFSET
     BAD_CRC
-    FAILED                          # the system, not the bytes
+    FAILED                          # a system call failed; the bytes may be right
 
 FAULTS = (None, "the file ends within a batch", "a batch has an impossible length", "a batch has an unknown magic",
           "a batch's offsets do not follow those before", "a batch's CRC is wrong", "the file could not be read")
 
-cdef struct Bytes:                  # a buffer that grows
+cdef struct Bytes:                  # a growing buffer
     uint8_t* data
     size_t size
     size_t capacity
@@ -82,8 +84,8 @@ cdef struct Scan:
     int64_t first_timestamp
     int64_t batches
     int32_t epoch                   # latest leader epoch
-    int64_t producers_from          # offsets below are in the producer table already
-    int64_t below                   # what lies below this offset is whole, and nothing else is wanted; -1: check all
+    int64_t producers_from          # the producer table already has offsets below
+    int64_t below                   # everything below this offset is whole, and nothing else is wanted; -1: check all
     int64_t chunk_wanted
     int32_t index_interval
     int fault
@@ -93,7 +95,7 @@ cdef struct Scan:
     Bytes times
     Bytes epochs
     Bytes completed
-    OpenTransactions open           # what is open in the producer table
+    OpenTransactions open           # the open transactions in the producer table
     uint8_t* chunk
     int64_t chunk_start
     int64_t chunk_size
@@ -115,7 +117,7 @@ fill_legacy_table()
 
 
 cdef uint8_t* grow(Bytes* bytes, size_t more) noexcept nogil:
-    # Room for `more` bytes at the end; NULL when there is no memory.
+    # Room for `more` bytes at the end; NULL: no memory.
     cdef size_t capacity = bytes.capacity if bytes.capacity else 1024
     cdef uint8_t* data
     if bytes.size + more > bytes.capacity:
@@ -131,7 +133,7 @@ cdef uint8_t* grow(Bytes* bytes, size_t more) noexcept nogil:
 
 
 cdef inline const uint8_t* at_position(Scan* scan, int64_t position, int64_t size) noexcept nogil:
-    # `size` bytes (at most CHUNK) at `position`; NULL when the file cannot give them.
+    # `size` bytes (at most CHUNK) at `position`; NULL if they cannot be read.
     cdef int64_t n
     if position < scan.chunk_start or position + size > scan.chunk_start + scan.chunk_size:
         n = read_at(scan.fd, scan.chunk, scan.chunk_wanted, position)
@@ -167,7 +169,7 @@ cdef bint crc_holds(Scan* scan, int64_t start, int64_t end, uint32_t expected, b
 
 
 cdef int replay_batch(Scan* scan, ProducerMap* producers, const uint8_t* header, int64_t position, int64_t size) noexcept nogil:
-    # The producer's side of one batch, unchecked, as a replica does. 0, or -1 without memory.
+    # Replays the producer of one batch, without checks, as a replica does. 0, or -1: no memory.
     cdef int64_t base_offset = get_i64(header), last_offset = base_offset + get_i32(header + LAST_OFFSET_DELTA_AT)
     cdef int64_t max_timestamp = get_i64(header + MAX_TIMESTAMP_AT), producer_id = get_i64(header + PRODUCER_ID_AT)
     cdef int16_t attributes = get_i16(header + ATTRIBUTES_AT), epoch = get_i16(header + PRODUCER_EPOCH_AT)
@@ -209,7 +211,7 @@ cdef int replay_batch(Scan* scan, ProducerMap* producers, const uint8_t* header,
 
 
 cdef int walk(Scan* scan, ProducerMap* producers) noexcept nogil:
-    # 0, or -1 without memory. Stops at the first batch that is not whole and right: scan.valid, scan.fault.
+    # 0, or -1: no memory. Stops at the first batch that is not whole and valid: sets scan.valid and scan.fault.
     cdef int64_t at = 0, size, base, last, timestamp, last_index = 0
     cdef const uint8_t* header
     cdef uint8_t copy[HEADER_SIZE]
@@ -226,7 +228,7 @@ cdef int walk(Scan* scan, ProducerMap* producers) noexcept nogil:
         if header == NULL:
             scan.fault = FAILED if scan.failure else CUT_SHORT
             return 0
-        for i in range(header_size):                    # the chunk goes on under it
+        for i in range(header_size):                    # copy it: the chunk moves on
             copy[i] = header[i]
         header = copy
         size = <int64_t>get_i32(header + LENGTH_AT) + LENGTH_OVERHEAD
@@ -311,11 +313,11 @@ cdef int write_whole(const char* path, const Bytes* bytes) noexcept nogil:
 
 
 cdef class SegmentScan:
-    """What one walk found. `fault` is None when every byte of the file belongs to a whole batch."""
+    """The result of a walk. `fault` is None if every byte of the file belongs to a whole batch."""
 
     cdef readonly int64_t base_offset, file_size, valid_size, next_offset, batches, first_timestamp
     cdef readonly tuple max_timestamp           # (timestamp, last offset of its batch)
-    cdef readonly list epochs                   # (leader epoch, first offset): those above the epoch that was known
+    cdef readonly list epochs                   # (leader epoch, first offset) of the epochs above the one known before
     cdef readonly list completed                # (producer_id, first, last, last stable offset, aborted)
     cdef readonly object fault
 
@@ -323,8 +325,8 @@ cdef class SegmentScan:
 def scan_segment(str directory, int64_t base_offset, ProducerTable producers not None, *, int32_t epoch=-1,
                  int64_t producers_from=0, int32_t index_interval=4096, bint write_indexes=True,
                  int64_t below=-1) -> SegmentScan:
-    """Walks `<base_offset>.log`, replays its producers from offset `producers_from` on, writes both indexes anew.
-    `below`: ends with the last batch that begins below that offset, and checks no CRC. OSError when the disk fails."""
+    """Walk `<base_offset>.log`, replay its producers from offset `producers_from` on, and write both indexes anew.
+    `below`: end with the last batch that begins below that offset, and check no CRC. Raises OSError."""
     cdef Scan scan
     cdef bytes stem = os.fsencode(os.path.join(directory, f"{base_offset:020d}"))
     cdef bytes log_path = stem + b".log", index_path = stem + b".index", time_path = stem + b".timeindex"
@@ -355,7 +357,7 @@ def scan_segment(str directory, int64_t base_offset, ProducerTable producers not
         with nogil:
             scan.file_size = lseek(scan.fd, 0, SEEK_END)
             if below < 0:
-                posix_fadvise(scan.fd, 0, 0, POSIX_FADV_SEQUENTIAL)     # a cold disk: read further ahead
+                posix_fadvise(scan.fd, 0, 0, POSIX_FADV_SEQUENTIAL)     # a cold disk: increase the read-ahead
             status = walk(&scan, &producers.map)
             if status == 0 and scan.fault != FAILED and add_time(&scan) == 0 and write_indexes:
                 status = write_whole(index_name, &scan.offsets)
@@ -402,8 +404,8 @@ cdef list completed_rows(Scan* scan):
 
 
 def replay_producers(str path, ProducerTable producers not None, int64_t start_offset, int64_t end_offset) -> list:
-    """Replays the batches of one .log that lie within [start_offset, end_offset), by their headers only. The
-    transactions that ended there, as in SegmentScan.completed. Stops quietly at what is no batch."""
+    """Replay the batches of one .log within [start_offset, end_offset), by their headers only. Return the transactions
+    that ended there, as in SegmentScan.completed. Stops without an error at bytes that are no batch."""
     cdef Scan scan
     cdef Window window
     cdef const uint8_t* header

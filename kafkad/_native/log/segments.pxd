@@ -8,12 +8,12 @@ cdef enum:
     PATH_SIZE = 4352                # PATH_MAX and a file name
 
 cdef enum:
-    HOT_MS = 3000                   # what was written in this time, and up to twice as long ago, is in memory
+    HOT_MS = 3000                   # data written within this time (up to twice as long) is in memory
 
 cdef struct LogFile:                # an open .log; a response that is being sent holds a reference
     int fd
     int references
-    int64_t hot_start               # from here on it was written a moment ago, if `written_ms` is a moment ago
+    int64_t hot_start               # data from here on is recent, if `written_ms` is recent
     int64_t next_hot_start
     int64_t turn_ms                 # when `hot_start` was moved
     int64_t written_ms
@@ -21,9 +21,9 @@ cdef struct LogFile:                # an open .log; a response that is being sen
 
 cdef LogFile* log_file_new(int fd) noexcept nogil            # with one reference; NULL: no memory, and the fd is closed
 cdef void log_file_retain(LogFile* file) noexcept nogil
-cdef void log_file_release(LogFile* file) noexcept nogil     # the last one closes the fd
+cdef void log_file_release(LogFile* file) noexcept nogil     # the last release closes the fd
 
-# Bytes were written at `position`, and to the end of the file.
+# Bytes were written from `position` to the end of the file.
 cdef inline void log_file_written(LogFile* file, int64_t position, int64_t now_ms) noexcept nogil:
     if now_ms - file.turn_ms > HOT_MS:
         file.hot_start = file.next_hot_start if now_ms - file.written_ms <= HOT_MS else position
@@ -32,26 +32,26 @@ cdef inline void log_file_written(LogFile* file, int64_t position, int64_t now_m
     file.written_ms = now_ms
 
 
-# Whether what lies at `position` and behind it was written a moment ago.
+# Whether the data from `position` on was written a moment ago.
 cdef inline bint log_file_hot(const LogFile* file, int64_t position, int64_t now_ms) noexcept nogil:
     return position >= file.hot_start and now_ms - file.written_ms <= HOT_MS
 
-cdef struct Segment:                # one .log with its indexes; the last of a partition's is the active one
+cdef struct Segment:                # one .log with its indexes; the last one of a partition is active
     int64_t base_offset
     int64_t size
-    LogFile* file                   # NULL until it is read or appended to
-    Index offsets                   # not open until needed
+    LogFile* file                   # NULL until the first read or append
+    Index offsets                   # opened when needed
     Index times
-    int64_t max_timestamp           # largest of its batches, and the last offset of the batch that has it; UNKNOWN: look
-    int64_t max_timestamp_offset    # into the time index
-    int64_t first_timestamp         # max timestamp of its first batch, which ages it; UNKNOWN: not read yet, -1: none
+    int64_t max_timestamp           # the largest in it, and the last offset of the batch that has it; UNKNOWN: read the
+    int64_t max_timestamp_offset    # time index
+    int64_t first_timestamp         # max timestamp of its first batch, for its age; UNKNOWN: not read yet, -1: none
     int64_t created_ms
     int64_t bytes_since_index
-    bint index_ignored              # found to lie: every look-up scans from the start
+    bint index_ignored              # the index was found to be wrong: every lookup scans from the start
     bint touched                    # read since the last sweep of idle files
-    bint no_aborts                  # a closed one that has no index of aborted transactions
+    bint no_aborts                  # closed, and has no index of aborted transactions
     int64_t offsets_found_ms        # when the mapped index was found to be in memory; 0: not yet
-    LogFile* index_file             # a reader's offset index: not mapped, since its owner may cut the file
+    LogFile* index_file             # a reader's offset index: not mapped, because the owner may cut the file
 
 cdef extern from * nogil:
     """
@@ -64,37 +64,37 @@ cdef class FileRef:
 
 cdef FileRef file_ref(Segment* segment)
 
-# The last segment whose base offset is <= offset, -1 when none.
+# The last segment whose base offset is <= offset, or -1.
 cdef int segment_floor(const Segment* segments, int count, int64_t offset) noexcept nogil
 
 cdef void segment_path(const char* directory, int64_t base_offset, const char* suffix, char* out) noexcept nogil
 
-# All of these: 0, or -errno.
+# All of these return 0, or -errno.
 cdef int segment_open_file(Segment* segment, const char* directory, bint writable) noexcept nogil
 cdef int segment_open_for_append(Segment* segment, const char* directory, int64_t index_size_max) noexcept nogil
 cdef int segment_open_offsets(Segment* segment, const char* directory) noexcept nogil
 cdef int segment_open_times(Segment* segment, const char* directory) noexcept nogil
 
-# Writable indexes get their last time entry and are cut to size. 0, or -errno: then the rest of it is still open, and
+# Adds the last time entry to writable indexes, and cuts them to size. 0, or -errno: then the rest is still open, and
 # can be closed later.
 cdef int segment_close(Segment* segment, const char* directory) noexcept nogil
-# Closes the segment and leaves its files as they are.
+# Closes the segment and leaves its files unchanged.
 cdef void segment_drop(Segment* segment) noexcept nogil
 
 cdef inline int segment_open(Segment* segment, const char* directory, bint writable) noexcept nogil:
     segment.touched = True
     return 0 if segment.file != NULL else segment_open_file(segment, directory, writable)
 
-# From its time index and its first batch, where they are not known. The first: 0, or -errno; then it is asked again.
+# Loads them from the time index and the first batch, unless known. The first returns 0, or -errno: call it again later.
 cdef int segment_load_max_timestamp(Segment* segment, const char* directory) noexcept nogil
 cdef int64_t segment_first_timestamp(Segment* segment, const char* directory) noexcept nogil
 
-# The first batch that ends at or after `target` and begins below `limit`, from batch to batch; beginning at position
-# `at`, where the index says that the batch ends with `indexed` (-1: it says nothing). The file is open. 1, 0 when there
+# Walks from batch to batch to the first that ends at or after `target` and begins below `limit`. Begins at position
+# `at`; the batch there ends with offset `indexed` according to the index (-1: unknown). The file is open. 1, 0 if there
 # is none, -EBADMSG.
 cdef int segment_walk(Segment* segment, int64_t at, int64_t indexed, int64_t target, int64_t limit, int64_t* position,
                       int64_t* batch_size) noexcept nogil
 
-# The offset after its last batch, from its last index entry on; -1: there are bytes beyond the last whole batch,
-# and `bad` is where. The file is open.
+# The offset after its last batch, by a walk from its last index entry. -1: there are bytes beyond the last whole batch,
+# and `bad` is their position. The file is open.
 cdef int64_t segment_end_offset(Segment* segment, const char* directory, int64_t* bad) noexcept nogil

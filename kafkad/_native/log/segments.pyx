@@ -1,9 +1,8 @@
-"""Open segments: a .log with its two indexes, opened by path when first needed, closed when nobody reads them.
+"""Open segments: a .log with its two indexes, opened by path when first needed, closed when not in use.
 
-What a partition does with one of its segments, as functions of the segment and its directory. The active segment's
-indexes are mapped for writing and cut to their entries when it is closed; those of older ones are mapped for reading.
-A batch is found by the last index entry before it and a walk over headers; an index that lies is noticed there, and
-left out from then on."""
+Functions of a segment and its directory. The active segment's indexes are mapped for writing, and cut to their entries
+when the segment is closed; those of older segments are mapped for reading. A batch is found by the last index entry
+before it and a walk over headers. The walk notices a wrong index, and the index is ignored from then on."""
 
 from libc.errno cimport EACCES, ENOMEM, EROFS
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
@@ -58,7 +57,7 @@ cdef void log_file_release(LogFile* file) noexcept nogil:
 
 
 cdef class FileRef:
-    """An open log file, held so that it can be flushed in another thread while its segment comes and goes."""
+    """An open log file, kept open for a flush in another thread, even if its segment is closed or dropped."""
 
     def __dealloc__(self):
         if self.file != NULL:
@@ -153,12 +152,12 @@ cdef int segment_load_max_timestamp(Segment* segment, const char* directory) noe
         was_open = segment.times.map != NULL
         failure = segment_open_times(segment, directory)
         if failure != 0:
-            return failure                      # UNKNOWN still: the next call asks again
+            return failure                      # still UNKNOWN: the next call tries again
         if segment.times.entries:
             segment.max_timestamp = time_entry_timestamp(&segment.times, segment.times.entries - 1)
             segment.max_timestamp_offset = segment.base_offset + time_entry_offset(
                 &segment.times, segment.times.entries - 1)
-        if not was_open and not segment.times.writable:     # retention asks every partition: keep no mapping for it
+        if not was_open and not segment.times.writable:     # retention asks every partition: keep no mapping
             index_close(&segment.times, b"")
     if segment.max_timestamp == UNKNOWN:
         segment.max_timestamp = -1
@@ -228,7 +227,7 @@ cdef int segment_walk(Segment* segment, int64_t at, int64_t indexed, int64_t tar
                 indexed >= 0 and (last > indexed or last < segment.base_offset)):
             if indexed < 0:
                 return -EBADMSG
-            segment.index_ignored = True        # the entry lied: from the start, without the index
+            segment.index_ignored = True        # the entry was wrong: from the start, without the index
             at = 0
             indexed = -1
             continue

@@ -1,4 +1,4 @@
-"""A partition's transactions that hold back its last stable offset: see transactions.pyx."""
+"""The transactions that hold back a partition's last stable offset: see transactions.pyx."""
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 
@@ -9,14 +9,14 @@ cdef enum:
 
 cdef struct Transaction:
     int64_t first_offset
-    int64_t stable_offset           # what LSO is while this one is the oldest: `first_offset`, or the log start above it
-    int64_t segment                 # where `stable_offset` stands
+    int64_t stable_offset           # LSO while this is the oldest transaction: `first_offset`, or the log start if higher
+    int64_t segment                 # position of `stable_offset`
     int64_t position
     int64_t marker_offset           # of the marker that ended it; -1: it is open
 
-cdef struct OpenTransactions:       # in the order of first offsets; zeros to begin with
+cdef struct OpenTransactions:       # ordered by first offset; zeros to begin with
     Transaction* places             # NULL until the first transaction
-    int32_t head                    # those before it have been popped
+    int32_t head                    # entries before it are removed
     int32_t end
     int32_t capacity
 
@@ -26,30 +26,30 @@ cdef int transactions_reserve(OpenTransactions* open, int64_t high_watermark) no
 # A transaction began at the end of the log. There is room.
 cdef void transactions_begin(OpenTransactions* open, int64_t first_offset, int64_t segment, int64_t position) noexcept nogil
 
-# The marker of the one that began at `first_offset` was appended. It holds LSO until HW has passed the marker.
+# The marker of the transaction that began at `first_offset` was appended. LSO is held until HW has passed the marker.
 cdef void transactions_end(OpenTransactions* open, int64_t first_offset, int64_t marker_offset) noexcept nogil
 
-# The oldest one that holds LSO at this high watermark, NULL when none does.
+# The oldest transaction that holds LSO at this high watermark, or NULL.
 cdef Transaction* transactions_oldest(OpenTransactions* open, int64_t high_watermark) noexcept nogil
 
-# What LSO will be, as the index of aborted transactions has it, when the one that began at `first_offset` ends with the
-# marker at `marker_offset`: the first offset of the oldest other one that is open, or the offset behind the marker.
+# What LSO will be, for the index of aborted transactions, when the transaction that began at `first_offset` ends with
+# the marker at `marker_offset`: the first offset of the oldest other open transaction, or the offset after the marker.
 cdef int64_t transactions_stable_after(const OpenTransactions* open, int64_t first_offset, int64_t marker_offset) noexcept nogil
 
-# LSO is not below `offset`, which stands at this place.
+# Raises LSO to at least `offset`, which stands at this position.
 cdef void transactions_raise(OpenTransactions* open, int64_t offset, int64_t segment, int64_t position) noexcept nogil
 
-# What began and, of those that have ended, what was ended below `end_offset`, the log's end: the open ones anew from the
-# table. Their `position` is -1: the caller says where they stand. 0, or -ENOMEM.
+# Rebuilds the list for a log that ends at `end_offset`: the open transactions from the table, and the ended ones that
+# are below the end. The `position` of rebuilt ones is -1: the caller sets it. 0, or -ENOMEM.
 cdef int transactions_rebuild(OpenTransactions* open, const ProducerMap* producers, int64_t end_offset) noexcept nogil
 
 cdef void transactions_free(OpenTransactions* open) noexcept nogil
 
-# Whether a marker may end the transaction of its producer: 0, or Kafka's error code. `version` is the
-# transaction.version that the coordinator wrote it under.
+# Whether a marker may end the transaction of its producer: 0, or Kafka's error code. `version`: the transaction.version
+# under which the coordinator wrote it.
 cdef int marker_check(const ProducerMap* producers, int64_t producer_id, int16_t epoch, int32_t coordinator_epoch,
                       int version) noexcept nogil
 
-# Writes MARKER_SIZE bytes: a control batch with one marker. Base offset and leader epoch are left to the append.
+# Writes MARKER_SIZE bytes: a control batch with one marker. The append sets base offset and leader epoch.
 cdef void marker_write(uint8_t* out, int64_t producer_id, int16_t epoch, int32_t coordinator_epoch, bint commit,
                        int64_t now_ms) noexcept nogil

@@ -1,12 +1,13 @@
-"""A partition's transactions that hold back its last stable offset (LSO), and the markers that end them.
+"""The transactions that hold back a partition's last stable offset (LSO), and the markers that end them.
 
-A transaction holds LSO at its first offset from its first batch until the high watermark has passed its marker, as
-Kafka's ongoing and unreplicated ones do: a marker that only the page cache has may be lost, and readers of committed data
-would have seen what is then aborted.
+A transaction holds LSO at its first offset, from its first batch until the high watermark has passed its marker, like
+Kafka's ongoing and unreplicated transactions. A marker that is only in the page cache may be lost; readers of committed
+data would then have seen records that are aborted later.
 
-New transactions begin at the log's end, so a list in the order of first offsets grows at its tail and shrinks at its head,
-and a marker finds its transaction by bisection, since the producer table knows where it began. One that ended behind an
-older open one stays until the list is full; then all that HW has passed go at once."""
+New transactions begin at the end of the log, so a list ordered by first offset grows at its tail and shrinks at its
+head. A marker finds its transaction by bisection, because the producer table knows where it began. A transaction that
+ended after an older open one stays in the list until the list is full; then all that HW has passed are removed at
+once."""
 
 from libc.errno cimport ENOMEM
 from libc.stdint cimport INT16_MAX, int16_t, int32_t, int64_t, uint8_t
@@ -62,7 +63,7 @@ cdef void transactions_begin(OpenTransactions* open, int64_t first_offset, int64
     cdef int32_t at = open.end
     cdef Transaction* transaction
     KAFKAD_CHECK(open.end < open.capacity)
-    while at > open.head and open.places[at - 1].first_offset > first_offset:   # a snapshot lied
+    while at > open.head and open.places[at - 1].first_offset > first_offset:   # out of order: a snapshot was wrong
         open.places[at] = open.places[at - 1]
         at -= 1
     transaction = &open.places[at]
@@ -163,8 +164,8 @@ cdef void transactions_free(OpenTransactions* open) noexcept nogil:
 
 cdef int marker_check(const ProducerMap* producers, int64_t producer_id, int16_t epoch, int32_t coordinator_epoch,
                       int version) noexcept nogil:
-    # Under transaction.version 2 the coordinator raises the epoch before it writes the marker. An equal one is then the
-    # marker of a transaction that has ended, written again, or one at the last epoch there is (KAFKA-19999).
+    # Under transaction.version 2 the coordinator raises the epoch before it writes the marker. So an equal epoch is
+    # that of a repeated marker of an ended transaction, or of a marker at the highest epoch (KAFKA-19999).
     cdef const Producer* producer = producer_find(producers, producer_id)
     if producer == NULL:
         if epoch < -1:
@@ -184,14 +185,14 @@ cdef void marker_write(uint8_t* out, int64_t producer_id, int16_t epoch, int32_t
     put_i32(out + LENGTH_AT, MARKER_SIZE - LENGTH_OVERHEAD)
     out[MAGIC_AT] = MAGIC
     put_i16(out + ATTRIBUTES_AT, TRANSACTIONAL | CONTROL)
-    put_i64(out + BASE_TIMESTAMP_AT, now_ms)           # base timestamp
+    put_i64(out + BASE_TIMESTAMP_AT, now_ms)
     put_i64(out + MAX_TIMESTAMP_AT, now_ms)
     put_i64(out + PRODUCER_ID_AT, producer_id)
     put_i16(out + PRODUCER_EPOCH_AT, epoch)
-    put_i32(out + BASE_SEQUENCE_AT, -1)               # base sequence
-    put_i32(out + RECORDS_COUNT_AT, 1)                # records
-    record[0] = 16 << 1                 # its length; then attributes, timestamp delta and offset delta: 0
-    record[4] = 4 << 1                  # the key: version 0 and what it is
+    put_i32(out + BASE_SEQUENCE_AT, -1)
+    put_i32(out + RECORDS_COUNT_AT, 1)
+    record[0] = 16 << 1                 # its length; attributes, timestamp delta and offset delta are 0
+    record[4] = 4 << 1                  # the key: version 0 and the marker's type
     put_i16(record + 7, 1 if commit else 0)
     record[9] = 6 << 1                  # the value: version 0 and the coordinator's epoch
     put_i32(record + 12, coordinator_epoch)

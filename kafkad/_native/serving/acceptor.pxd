@@ -1,4 +1,4 @@
-"""Who is let in, and who serves them. See acceptor.pyx."""
+"""Which connections are accepted, and which worker serves them. See acceptor.pyx."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
@@ -7,43 +7,43 @@ from kafkad._native.serving.connection cimport Conn, Core, Timer
 from kafkad._native.shared.connection_handover cimport Handed, Handover
 
 cdef struct Listener:
-    int kind                        # KIND_LISTENER, what epoll points to
+    int kind                        # KIND_LISTENER: epoll points here
     int fd
     int phase
-    uint32_t index                  # in the order of `add`: its number for other workers
-    bint paused                     # max.connections or a rate is reached, or no descriptor is left: the backlog waits
+    uint32_t index                  # in the order of `add`: identifies it to other workers
+    bint paused                     # at max.connections or a rate, or out of descriptors: the backlog waits
     int64_t rests_until_ms          # monotonic: over a rate until then
     PyObject* name                  # str
 
-cdef struct AcceptTimer:            # the next end of a rest, or of what is held
-    Timer timer                     # first
+cdef struct AcceptTimer:            # the next time that a pause ends or a held connection is closed
+    Timer timer                     # must be the first field
     PyObject* acceptor
 
 cdef class Acceptor:
     cdef Core* core                 # the reactor's
     cdef object log
-    cdef Handover handover          # None: new connections stay here
+    cdef Handover handover          # None: new connections stay with this worker
     cdef bint hands_over
-    cdef int handover_kind          # what epoll points to: KIND_HANDOVER
+    cdef int handover_kind          # KIND_HANDOVER: epoll points here
     cdef int64_t in_hand            # accepted or taken from others, not served yet
-    cdef uint32_t listener_count    # that were ever added
-    cdef bint paused                # a listener is
-    cdef int64_t retry_ms           # monotonic: accepting failed for lack of descriptors and is tried again then; 0: it did not
+    cdef uint32_t listener_count    # listeners ever added
+    cdef bint paused                # some listener is paused
+    cdef int64_t retry_ms           # monotonic: when to try again after accept failed; 0: it did not fail
     cdef int64_t told_ms            # monotonic: when that was last logged
-    cdef int64_t told_rate_ms       # the same of a rate that is reached
+    cdef int64_t told_rate_ms       # the same for a rate that was reached
     cdef dict listeners             # fd -> address of its Listener
-    cdef list retired               # of listeners that were removed, freed before the next poll
-    cdef dict names                 # every listener name, kept alive
-    cdef dict per_host              # 16 bytes of an address -> connections of it
-    cdef dict contexts              # TlsContext by listener's name, of those that have TLS
-    cdef object hosts               # the same with other workers (host_counts), or None
+    cdef list retired               # removed listeners, freed before the next poll
+    cdef dict names                 # every listener name, to keep it alive
+    cdef dict per_host              # address (16 bytes) -> its number of connections
+    cdef dict contexts              # listener name -> TlsContext, for listeners with TLS
+    cdef object hosts               # the same across workers (host_counts), or None
     cdef dict per_host_overrides
     cdef int per_host_max
     cdef int64_t connections_max
     cdef int send_buffer_size, receive_buffer_size
-    cdef object rates               # server.connection_rates.ConnectionRates, or None: no rate is limited
+    cdef object rates               # server.connection_rates.ConnectionRates, or None: no rate limits
     cdef bint rated
-    cdef list held                  # (monotonic ms, fd): over the rate of its address, and closed then
+    cdef list held                  # (monotonic ms, fd): over the rate of its address, to be closed at that time
     cdef AcceptTimer timer
 
     cdef object add(self, int fd, str name, int phase)
@@ -53,7 +53,7 @@ cdef class Acceptor:
     cdef void free_retired(self) noexcept
     cdef object limit(self, connections_max, per_host_max, per_host_overrides)
 
-    # A connection that is served from now on; NULL: its host has too many, or epoll takes no more, and it is closed.
+    # Serves a connection from now on. NULL: its host has too many, or epoll refuses it, and it is closed.
     cdef Conn* adopt(self, int fd, str listener, int phase) except? NULL
     cdef Conn* attach(self, writer, str listener, peer, int phase) except? NULL
     cdef Conn* admit(self, int fd, uint8_t* peer, uint16_t port, PyObject* listener, int phase) except? NULL
@@ -72,10 +72,10 @@ cdef class Acceptor:
     cdef void say(self, str text) noexcept
     cdef object close(self)
 
-# A listener is readable, or other workers have given us connections.
+# A listener is readable, or other workers have handed over connections.
 cdef void accept_some(Acceptor self, Listener* listener) noexcept nogil
 cdef void take_some(Acceptor self) noexcept nogil
-# Listeners that rest and may have room again go on: looked at between turns.
+# Resumes paused listeners that have room again; called between turns.
 cdef void look_at_rest(Acceptor self) noexcept
-# Listeners that rest go on, if there is room again.
+# Resumes paused listeners, if there is room again.
 cdef void resume_listeners(Acceptor self) noexcept

@@ -1,17 +1,18 @@
-"""The acceptor: connections come in by listeners, from other workers, or by hand, and become Conns here, or are refused.
+"""The acceptor: connections come from listeners, from other workers, or by hand, and become Conns here, or are refused.
 
-A listener is read to its end, a bounded number a round. With several workers, who has more connections than another
-gives it the new one (connection_handover.pyx); what others give us comes by the hand-over's own descriptor.
+A listener is read until it is empty, a bounded number of connections per round. With several workers, a worker that has
+more connections than another hands the new one over (connection_handover.pyx). Connections from other workers arrive
+through the hand-over's own descriptor.
 
-**Limits.** At max.connections, of all workers together, a listener rests: it leaves the epoll set, and new connections
-wait in its backlog until one is closed. When accepting fails, because no descriptor is left or for any other reason that
-stays, it rests until a connection is closed or RETRY_MS have passed, and logs that at most once in TELL_MS. A connection
-that failed before it was accepted is skipped. A connection beyond max.connections.per.ip of its host is closed, and that
-is logged.
+**Limits.** At max.connections, counted over all workers, a listener pauses: it leaves the epoll set, and new
+connections wait in its backlog until one is closed. If accept fails for lack of descriptors, or for another lasting
+reason, the listener pauses until a connection is closed or RETRY_MS have passed, and logs that at most once in TELL_MS.
+A connection that failed before it was accepted is skipped. A connection beyond max.connections.per.ip of its host is
+closed, and that is logged.
 
-**Rates** (server/connection_rates.py). Over the rate of the broker or of a listener, the listener rests until the rate
-allows the next one. A connection over the rate of its address is held unserved for as long, and then closed; of more
-than HELD_MAX, the oldest is closed at once. Without a limit nobody is asked."""
+**Rates** (server/connection_rates.py). Over the rate of the broker or of a listener, the listener pauses until the rate
+allows the next connection. A connection over the rate of its address is held unserved for that time, and then closed.
+At most HELD_MAX are held: the oldest is closed at once. Without a limit no rate is checked."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
@@ -57,7 +58,7 @@ cdef enum:
     RETRY_MS = 100
     TELL_MS = 10_000
     HELD_MAX = 1000
-    NO_LIMIT = 2147483647           # of connections from one host: what Kafka has for none
+    NO_LIMIT = 2147483647           # connections per host: Kafka's value for no limit
 
 
 # -- a round -----------------------------------------------------------------------------------------------
@@ -115,13 +116,13 @@ cdef void accept_some(Acceptor self, Listener* listener) noexcept nogil:
 
 
 cdef inline bint is_of_one_connection(int failed) noexcept nogil:
-    """Whether accept(2) took a connection off the backlog that had failed there, so that the next call finds another."""
+    """Return whether accept(2) removed a failed connection from the backlog, so that the next call gets another."""
     return failed in (
         ECONNABORTED, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH, ENOPROTOOPT, EOPNOTSUPP, EPROTO)
 
 
 cdef bint hand_over(Acceptor self, Listener* listener, int fd, const uint8_t* peer, uint16_t port) noexcept nogil:
-    """Whether another worker serves it; else it is in our hands. Under the lock, after a look at the loads."""
+    """Return whether another worker serves it; otherwise this worker must. Holds the lock while it compares loads."""
     cdef Handed handed
     memset(&handed, 0, sizeof(Handed))
     handed.listener = listener.index
@@ -136,7 +137,7 @@ cdef bint hand_over(Acceptor self, Listener* listener, int fd, const uint8_t* pe
 
 
 cdef void take_some(Acceptor self) noexcept nogil:
-    """Connections that other workers have accepted."""
+    """Take connections that other workers have accepted."""
     cdef Handed handed[ACCEPTS_PER_ROUND]
     cdef int fds[ACCEPTS_PER_ROUND]
     cdef int count = 0, i
@@ -155,7 +156,7 @@ cdef void take_some(Acceptor self) noexcept nogil:
 
 
 cdef int64_t connection_count(Acceptor self) noexcept nogil:
-    """Of all workers."""
+    """The connections of all workers."""
     if self.hands_over:
         return handover_look(self.handover)
     return self.core.stats.connections
@@ -198,7 +199,7 @@ cdef void accept_timer_ended(Core* core, Timer* timer) noexcept nogil:
 
 
 cdef class Acceptor:
-    """A reactor's, which sets `core` before anything else."""
+    """Belongs to a reactor, which sets `core` before anything else."""
 
     def __cinit__(self, log, Handover handover, hosts, connections_max, per_host_max, per_host_overrides,
                   int send_buffer_size, int receive_buffer_size):
@@ -221,7 +222,7 @@ cdef class Acceptor:
         self.receive_buffer_size = receive_buffer_size
 
     cdef object limit(self, connections_max, per_host_max, per_host_overrides):
-        """Those that are not None."""
+        """Set those that are not None."""
         if connections_max is not None:
             self.connections_max = connections_max
         if per_host_max is not None:
@@ -253,14 +254,14 @@ cdef class Acceptor:
             self.join_hand_over()
 
     cdef object join_hand_over(self):
-        """From now on others may give us connections; those for a dead predecessor wait already."""
+        """Accept connections from other workers from now on. Those for a dead predecessor are waiting already."""
         if kafkad_epoll_listen(
                 self.core.epoll_fd, self.handover.fileno(), &self.handover_kind, EPOLL_CTL_ADD) != 0:
             raise OSError(errno, os.strerror(errno))
         self.handover.open()
 
     cdef object remove(self, int fd):
-        """Accept no more; the fd stays the caller's."""
+        """Stop accepting; the fd stays the caller's."""
         cdef Listener* listener = <Listener*><size_t>self.listeners.pop(fd)
         if not listener.paused:
             kafkad_epoll_listen(self.core.epoll_fd, fd, listener, EPOLL_CTL_DEL)
@@ -293,7 +294,7 @@ cdef class Acceptor:
     # -- connections
 
     cdef void welcome(self, Listener* listener, int fd, uint8_t* peer, uint16_t port) noexcept:
-        self.in_hand -= self.hands_over                 # told when it is served, or is not
+        self.in_hand -= self.hands_over                 # counted when it is served, or refused
         try:
             self.admit(fd, peer, port, listener.name, listener.phase)
         except BaseException:
@@ -317,17 +318,17 @@ cdef class Acceptor:
     # -- rates
 
     cdef object limit_rates(self, rates):
-        """From now on ask `rates`; None: nobody."""
+        """Ask `rates` from now on; None: no rate limits."""
         cdef Listener* listener
         self.rates = rates
         self.rated = rates is not None
-        for address in self.listeners.values():         # what they waited for may be over
+        for address in self.listeners.values():         # their pauses may be over
             listener = <Listener*><size_t>address
             listener.rests_until_ms = 0
         resume_listeners(self)
 
     cdef int64_t wait_for_rate(self, Listener* listener) noexcept:
-        """Count the next connection of a listener. Not 0: it rests so many milliseconds first."""
+        """Count the next connection of a listener. If the result is not 0, the listener pauses that many ms first."""
         cdef int64_t wait_ms = 0
         try:
             wait_ms = self.rates.enter(<object>listener.name)
@@ -345,7 +346,7 @@ cdef class Acceptor:
         return wait_ms
 
     cdef bint holds(self, Listener* listener, int fd, const uint8_t* peer) noexcept:
-        """Whether an accepted connection is over the rate of its address. `fd` < 0: there was none."""
+        """Return whether an accepted connection is over the rate of its address. `fd` < 0: there was none."""
         cdef int64_t wait_ms = 0
         try:
             if fd >= 0:
@@ -370,7 +371,7 @@ cdef class Acceptor:
             timer_start(self.core, &self.timer.timer, deadline_ms, accept_timer_ended)
 
     cdef void rests_ended(self) noexcept:
-        """Some may have. The others get another timer."""
+        """Some pauses may have ended. Set the timer for the others."""
         cdef int64_t now_ms = self.core.monotonic_ms
         cdef Listener* listener
         try:
@@ -389,7 +390,7 @@ cdef class Acceptor:
             core_fatal(self.core)
 
     cdef void accept_failed(self, Listener* listener, int number) noexcept:
-        """EMFILE and its like: the listener rests. It stays readable, so the loop would spin."""
+        """Pause the listener after EMFILE or the like. It stays readable, so the loop would spin."""
         cdef int64_t now_ms = self.core.monotonic_ms
         rest(self, listener)
         self.retry_ms = now_ms + RETRY_MS
@@ -398,7 +399,7 @@ cdef class Acceptor:
             self.say(f"accepting a connection failed: {os.strerror(number)}; new connections wait in the backlog")
 
     cdef Conn* adopt(self, int fd, str listener, int phase) except? NULL:
-        """A connected socket that something else accepted; its fd is the connection's from now on."""
+        """Take over a connected socket that something else accepted, and its fd."""
         cdef uint8_t peer[16]
         cdef uint16_t port = 0
         cdef bytes host
@@ -417,7 +418,7 @@ cdef class Acceptor:
         return self.admit(fd, peer, port, <PyObject*>listener, phase)
 
     cdef Conn* attach(self, writer, str listener, peer, int phase) except? NULL:
-        """One without a socket: `writer` takes its answers."""
+        """Make a connection without a socket: `writer` takes its answers."""
         cdef uint8_t address[16]
         cdef bytes host
         cdef Conn* conn
@@ -462,13 +463,13 @@ cdef class Acceptor:
         return conn
 
     cdef object left(self, bytes host):
-        """A connection of it has ended."""
+        """A connection of the host has ended."""
         self.uncount_host(host)
         publish_load(self)
 
     cdef bint count_host(self, bytes host, bint limited) except -1:
-        """One more connection of it, if its limit lets it in; under the lock, so that of two workers one finds the
-        last place."""
+        """Count one more connection of the host, if its limit allows. Holds the lock, so that only one of two workers
+        gets the last place."""
         limit = self.per_host_overrides.get(host, self.per_host_max)
         held = self.per_host.get(host, 0)
         cdef bint shared = self.hosts is not None and limit < NO_LIMIT
@@ -502,7 +503,7 @@ cdef class Acceptor:
 
 
 def packed(str host):
-    """Return a numeric address as 16 bytes, IPv4 mapped into IPv6. ValueError for a host name: a look-up would block."""
+    """Return a numeric address as 16 bytes, IPv4 mapped to IPv6. ValueError for a host name: a look-up would block."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             address = socket.inet_pton(family, host.split("%")[0])

@@ -1,14 +1,14 @@
-"""Memory of frames: a pool of buffers in sizes 64, 80, 96, 112, 128, 160, … so at most a fifth is unused.
+"""Memory of frames: a pool of buffers in sizes 64, 80, 96, 112, 128, 160, ..., so at most a fifth is unused.
 
-A connection holds one only while it keeps unserved bytes; the area that sockets are read into is one as
-well. A request that outlives its turn keeps its bytes where they stand: it takes a reference to the buffer,
-whose memory is then neither moved nor used again until that is released. With several workers buffers lie in
-this worker's arena, where the others can read them; with one they come from malloc.
+A connection holds a buffer only while it keeps unserved bytes. The area that sockets are read into is a buffer, too. A
+request that outlives its turn keeps its bytes in place: it takes a reference to the buffer, whose memory is then
+neither moved nor reused until the reference is released. With several workers, buffers are in this worker's arena,
+where the others can read them; with one worker they come from malloc.
 
-`buffered_bytes` counts what connections and requests hold, and `pooled_bytes` what is free for the next one,
-which is bounded, and given back when nothing happens for a while.
+`buffered_bytes` counts what connections and requests hold. `pooled_bytes` counts free memory kept for reuse, which is
+bounded, and given back after some time without traffic.
 
-Beware: only the worker that took a buffer counts its references; the others just read what messages name."""
+Beware: only the worker that took a buffer counts its references. The others only read the bytes that messages name."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
@@ -20,7 +20,7 @@ from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
 cdef enum:
     SMALLEST_BUFFER = 64
-    COPY_BYTES = 2 * 1024 * 1024        # of a growing frame in one turn: with its page faults, 2 ms
+    COPY_BYTES = 2 * 1024 * 1024        # of a growing frame, copied per turn: 2 ms with page faults
 
 
 cdef inline int buffer_class(size_t size, size_t* rounded) noexcept nogil:
@@ -98,7 +98,7 @@ cdef void buffers_trim(Core* core) noexcept nogil:
 
 
 cdef uint8_t* input_reserve(Conn* conn, uint32_t size) noexcept nogil:
-    """Room for `size` bytes of input in all, from the first unserved one on, which moves to the front."""
+    """Make room for `size` bytes of input in all; the first unserved byte moves to the front."""
     cdef uint32_t held = conn.input_end - conn.input_start
     cdef uint8_t* grown
     cdef size_t capacity
@@ -120,7 +120,7 @@ cdef uint8_t* input_reserve(Conn* conn, uint32_t size) noexcept nogil:
 
 
 cdef bint input_grow(Conn* conn, uint32_t size) noexcept nogil:
-    """As `input_reserve`, but copies a piece a call. False: it is not done yet, and nothing else may be done to the input."""
+    """As `input_reserve`, but copy a piece per call. False: not done yet, and the input must not be used otherwise."""
     cdef uint32_t held = conn.input_end - conn.input_start
     cdef uint32_t piece
     cdef size_t capacity
@@ -156,8 +156,8 @@ cdef void input_release(Conn* conn) noexcept nogil:
     conn.input_capacity = 0
 
 
-# The scratch area itself counts as held by nobody. As soon as requests keep it, it is counted, and the next reads go
-# behind what they keep, as long as there is room for a good deal.
+# By itself the scratch area does not count as held. Once requests keep a part of it, it counts, and later reads go
+# behind that part, as long as there is enough room.
 
 cdef void scratch_renew(Core* core) noexcept nogil:
     cdef size_t capacity = 0

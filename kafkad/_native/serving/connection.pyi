@@ -1,7 +1,7 @@
 from typing import Any
 
 class Connection:
-    """A client connection as handlers see it; stays valid after the socket is closed."""
+    """A client connection, as handlers see it. Valid also after the socket is closed."""
 
     id: int
     listener: str
@@ -11,7 +11,7 @@ class Connection:
     client_software_version: Any
     principal: Any
     state: Any
-    session_expires_ms: int  # monotonic; then only a SaslHandshake is served. 0: never
+    session_expires_ms: int  # monotonic; after that only a SaslHandshake is served. 0: never
     phase: int  # 0 handshake, 1 authenticating (frames without headers), 2 ready
     @property
     def closed(self) -> bool: ...
@@ -22,11 +22,12 @@ class Connection:
     @property
     def buffered(self) -> int: ...
     def respond(self, request_id: int, *pieces: Any) -> None:
-        """Header and body, bytes-like; the size is put before them. ValueError if it was answered before."""
+        """Send header and body, bytes-like; the size is added in front. ValueError if it was answered
+        before."""
     def no_response(self, request_id: int) -> None: ...
     def close(self, reason: object = None) -> None: ...
     def feed(self, data: Any) -> int:
-        """Bytes of a connection made by `Reactor.attach`; answers how many are kept unserved."""
+        """Add bytes to a connection made by `Reactor.attach`; return how many are kept unserved."""
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...
 

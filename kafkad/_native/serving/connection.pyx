@@ -1,19 +1,19 @@
-"""Connections of the data plane, and their answers in the order of the requests.
+"""Connections of the data plane, and their answers in request order.
 
-**Answers.** Every request opens a `Slot` at the end of its connection's list; the answer is written into the slot,
-now or later, and leaves when all before it have left (sending.pyx).
+**Answers.** Every request opens a `Slot` at the end of its connection's list. The answer is written to the slot, now or
+later, and is sent when all answers before it have been sent (sending.pyx).
 
-**Input.** A read goes to a scratch area that all connections share, and whole frames are served there. Of a
-connection whose frames are big, only their first bytes go there. Only what is left over (a partial frame, frames
-behind one that waits) is kept, in a buffer from the pool, which grows with the bytes that have come and not with the
-size that was claimed. The sum of these buffers is bounded: beyond it nothing more is read, and who holds a buffer
-without sending is closed first (rounds.pyx).
+**Input.** A read goes to a scratch area that all connections share, and whole frames are served there. If a connection
+sends big frames, only their first bytes go there. The rest (a partial frame, frames behind one that waits) is kept in a
+buffer from the pool, which grows with the bytes that have arrived, not with the claimed size. The sum of these buffers
+is bounded: beyond it nothing more is read, and a connection that holds a buffer without sending is closed first
+(rounds.pyx).
 
-**Epoll** is edge-triggered for both directions and set once: `readable` and `blocked` remember what was told, so muting a
+**Epoll** is edge-triggered for both directions and set once: `readable` and `blocked` remember the events, so muting a
 connection costs no system call.
 
-Beware: `conn_close` frees at the end of the turn, so a frame that closes its own connection can still return. All of
-it belongs to the event loop's thread."""
+Beware: `conn_close` frees at the end of the turn, so a frame that closes its own connection can still return.
+Everything here belongs to the event loop's thread."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -154,7 +154,7 @@ cdef void core_wake(Core* core) noexcept nogil:
 
 
 cdef void core_fatal(Core* core) noexcept:
-    """Call in an except block: the exception goes to the server's `on_fatal`, which ends the worker."""
+    """Call in an except block: passes the exception to the server's `on_fatal`, which ends the worker."""
     import sys
     (<object>core.reactor).fatal(sys.exc_info()[1])
 
@@ -299,7 +299,7 @@ cdef void slot_drop(Slot* slot) noexcept nogil:
 
 
 cdef void slot_free(Slot* slot) noexcept nogil:
-    """Takes the first slot of its connection away."""
+    """Remove the first slot of its connection."""
     cdef Conn* conn = slot.conn
     cdef Core* core = conn.core
     KAFKAD_CHECK(conn.first is slot)
@@ -326,7 +326,7 @@ cdef void slot_free(Slot* slot) noexcept nogil:
 # -- connections -------------------------------------------------------------------------------------------
 
 cdef Conn* conn_new(Core* core, int fd, PyObject* listener, int phase) noexcept:
-    """A connection over `fd` (or fed, -1), watched from now on; NULL when epoll refuses it."""
+    """Make a connection for `fd` (-1: fed by Python) and watch it. NULL if epoll refuses it."""
     cdef Conn* conn = <Conn*>calloc(1, sizeof(Conn))
     KAFKAD_CHECK(conn is not NULL)
     conn.kind = KIND_CONNECTION
@@ -391,14 +391,16 @@ cdef void conn_run(Conn* conn) noexcept nogil:
 
 
 cdef bint conn_may_serve(Conn* conn, int16_t api_key) noexcept nogil:
-    """The channel's mute: behind pending Produces only a Produce may run, behind anything else pending nothing."""
+    """Kafka's channel muting: after pending Produces only a Produce may run, after any other pending request
+    nothing."""
     return conn.pending_count == 0 or (
         api_key == 0 and conn.pending_count == conn.pending_produces and conn.slot_count < SLOTS_MAX
         and conn.unpacking == 0 and conn.answer_bytes <= UNSENT_MAX)
 
 
 cdef void conn_close(Conn* conn, const char* reason) noexcept nogil:
-    """Now for the peer and all that waits; the memory goes at the end of the turn. No reason: the peer left."""
+    """Close it for the peer and all waiters; the memory is freed at the end of the turn. NULL `reason`: the peer
+    left."""
     cdef Core* core = conn.core
     cdef Slot* slot
     if conn.closed:
@@ -432,15 +434,15 @@ cdef void conn_close(Conn* conn, const char* reason) noexcept nogil:
         conn_closed(conn, reason)
     free(conn.ending)
     conn.ending = NULL
-    conn.older = core.dead              # it may still be linked in the run list, until conn_reap
+    conn.older = core.dead              # it may be in the run list until conn_reap
     core.dead = conn
     if not core.polling:
         core_wake(core)
 
 
 cdef void conn_end(Conn* conn, const char* reason) noexcept nogil:
-    """As Kafka does when bytes do not parse: what was asked before them is answered, then it is closed. The request at
-    hand has no answer; those that wait have END_MS."""
+    """Close it as Kafka does when bytes do not parse: earlier requests are answered first, within END_MS. The current
+    request gets no answer."""
     cdef Core* core = conn.core
     cdef Slot* slot = conn.first
     cdef Slot* following
@@ -547,15 +549,15 @@ cdef Connection conn_handle(Conn* conn):
 
 
 def host_of(bytes address not None):
-    """The text of 16 address bytes, IPv4 in dots."""
+    """Return the text of a 16-byte address, IPv4 in dotted form."""
     if address.startswith(b"\0" * 10 + b"\xff\xff"):
         return socket.inet_ntop(socket.AF_INET, address[12:])
     return socket.inet_ntop(socket.AF_INET6, address)
 
 
 cdef class Connection:
-    """A client connection as Python's handlers see it. Stays valid after the socket is closed: answers to a closed
-    connection go nowhere."""
+    """A client connection, as Python's handlers see it. Valid also after the socket is closed: answers are then
+    dropped."""
 
     @property
     def closed(self):
@@ -574,7 +576,7 @@ cdef class Connection:
 
     @property
     def session_expires_ms(self):
-        """Monotonic, in milliseconds; 0: never."""
+        """Monotonic milliseconds; 0: never."""
         return 0 if self.conn is NULL else self.conn.session_expires_ms
 
     @session_expires_ms.setter
@@ -600,7 +602,7 @@ cdef class Connection:
             here.detach()
 
     cdef Slot* slot_of(self, uint32_t request_id) except? NULL:
-        """NULL when the connection is closed; ValueError when the request has been answered."""
+        """Return the slot; NULL if the connection is closed. ValueError if the request has been answered."""
         cdef Slot* slot
         if self.conn is NULL:
             return NULL
@@ -615,12 +617,12 @@ cdef class Connection:
 
     cdef int answered(self) except -1:
         cdef Conn* conn = self.conn
-        if not conn.core.polling:            # an answer that comes later leaves at once
+        if not conn.core.polling:            # a later answer is sent at once
             with nogil:
                 conn_flush(conn)
 
     def respond(self, uint32_t request_id, *pieces):
-        """Answer a dispatched request with header and body (bytes-like); the size is put before them here."""
+        """Answer a dispatched request with header and body (bytes-like); the size is added in front."""
         cdef Slot* slot = self.slot_of(request_id)
         cdef Py_buffer view
         if slot is NULL:
@@ -628,7 +630,7 @@ cdef class Connection:
         slot.size = 4
         for piece in pieces:
             PyObject_GetBuffer(piece, &view, PyBUF_SIMPLE)
-            if slot.size + <size_t>view.len >= <size_t>1 << 30:     # clients can ask for that much, and get none of it
+            if slot.size + <size_t>view.len >= <size_t>1 << 30:     # clients can cause such an answer, but do not get it
                 PyBuffer_Release(&view)
                 conn_close(self.conn, "an answer of more than 1 GiB")
                 return
@@ -638,15 +640,15 @@ cdef class Connection:
         self.answered()
 
     def no_response(self, uint32_t request_id):
-        """The request is dealt with and has no answer."""
+        """Finish the request without an answer."""
         cdef Slot* slot = self.slot_of(request_id)
         if slot is not NULL:
             slot_drop(slot)
             self.answered()
 
     def close(self, reason=None):
-        """Close the connection, when there is a reason after the answers to its earlier requests; one line of the log
-        says why."""
+        """Close the connection. With a reason: after the answers to its earlier requests, and with one log line that
+        gives it."""
         cdef bytes text
         if self.conn is not NULL:
             if reason is None:
@@ -656,8 +658,8 @@ cdef class Connection:
                 conn_end(self.conn, text)
 
     def feed(self, data):
-        """Bytes of a connection that has no socket of its own (TLS). Answers how many are kept unserved: stop
-        feeding above some bound, and go on when `buffered` has fallen."""
+        """Add bytes to a connection without a socket of its own (TLS). Return how many are kept unserved: stop feeding
+        above some bound, and continue when `buffered` has fallen."""
         cdef Py_buffer view
         cdef Conn* conn = self.conn
         cdef uint64_t held
@@ -679,11 +681,11 @@ cdef class Connection:
 
     @property
     def buffered(self):
-        """Input bytes that wait to be served."""
+        """The number of input bytes that wait to be served."""
         return 0 if self.conn is NULL else self.conn.input_end - self.conn.input_start
 
     def pause_writing(self):
-        """A fed connection's transport is full: serve nothing more until `resume_writing`."""
+        """The transport of a fed connection is full: serve nothing more until `resume_writing`."""
         if self.conn is not NULL and self.conn.fd < 0:
             self.conn.blocked |= BLOCKED_SOCKET
 

@@ -1,14 +1,14 @@
 """One connection's turn: read, cut frames, serve them, send.
 
-A frame is Produce or Fetch, in the versions that `serve_native` named, and is answered in C; any other goes to
-`dispatch(connection, request_id, frame)`, whose answer comes by `connection.respond`, now or later. Behind a request
-that waits, its connection's next frames wait too (conn_may_serve); Produces alone may follow one another. Answers that
-stand before those of other workers leave late (send_late).
+Produce and Fetch, in the versions that `serve_native` named, are answered in C. Any other frame goes to
+`dispatch(connection, request_id, frame)`, which answers through `connection.respond`, now or later. While a request
+waits, the next frames of its connection wait too (conn_may_serve); only a Produce may follow another Produce. Answers
+that precede those of other workers are sent late (send_late).
 
-Bounds, so that no connection costs the others more than its turn: bytes, frames, partitions answered, calls of Python
-and their time per turn, unanswered requests, unsent answers (UNSENT_MAX). Partial frames, waiting requests and answers
-of all connections together have `buffered_bytes_max`. A socket that takes no more answers is not read, and one that
-sent bytes that do not parse is closed when its earlier answers have left."""
+Each turn is bounded, so that no connection costs the others more: bytes, frames, partitions answered, calls of Python
+and their time, unanswered requests, unsent answers (UNSENT_MAX). Partial frames, waiting requests and answers of all
+connections together are bounded by `buffered_bytes_max`. A socket that takes no more answers is not read. A connection
+that sent bytes that do not parse is closed when its earlier answers have been sent."""
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.errno cimport EAGAIN, EINTR, errno
@@ -38,24 +38,24 @@ cdef extern from * nogil:
     ssize_t recv(int fd, void* data, size_t size, int flags)
 
 cdef enum:
-    # Frames as big as this are read into a buffer of their own, only their first bytes are copied there; and in one
-    # turn as far as they have come, since half a frame that waits has left the CPU's cache when it is written.
+    # From this size on, a frame is read into a buffer of its own (only its first bytes are copied there), and in one
+    # turn as far as it has arrived: half a frame that waits would have left the CPU's cache when it is written.
     BIG_FRAME = 128 * 1024
     FIRST_BYTES = 16 * 1024
     BYTES_PER_TURN = 2 * 1024 * 1024
-    FIRST_BUFFER = 64 * 1024            # kept for a partial frame at first; doubled as its bytes come
+    FIRST_BUFFER = 64 * 1024            # the first buffer for a partial frame; doubled as its bytes arrive
     SASL_HANDSHAKE = 17
-    # A frame for Python is copied whole, on the loop. What is stored of one is a record of 1 MB at most.
+    # A frame for Python is copied whole, on the loop. Of its contents, at most a record of 1 MB is stored.
     CALL_SIZE_MAX = 16 * 1024 * 1024
-    BIG_CALL = 256 * 1024               # a frame whose objects are worth a trim of the heap
+    BIG_CALL = 256 * 1024               # above this, the objects of a frame are worth a trim of the heap
 
 
 cdef class ConnectionTurns:
-    """What a turn needs: the base of Rounds and of the Reactor."""
+    """What a turn needs: the base class of Rounds and of the Reactor."""
 
 
 cdef void serve(ConnectionTurns turns, Conn* conn) noexcept nogil:
-    """A turn, which is timed if a quota asks for it."""
+    """Do a turn, and time it if a quota needs that."""
     cdef Core* core = conn.core
     cdef bint timed = core.quotas is not NULL and quota_turn_begin(conn)
     take_turn(turns, conn)
@@ -64,7 +64,7 @@ cdef void serve(ConnectionTurns turns, Conn* conn) noexcept nogil:
 
 
 cdef void take_turn(ConnectionTurns turns, Conn* conn) noexcept nogil:
-    """Send, serve what is kept, read once (a big frame as far as it is there), serve that, send."""
+    """Send, serve kept frames, read once (a big frame as far as it has arrived), serve that, send."""
     cdef Core* core = conn.core
     cdef int frames = FRAMES_PER_TURN
     cdef int calls = CALLS_PER_TURN
@@ -104,7 +104,7 @@ cdef void take_turn(ConnectionTurns turns, Conn* conn) noexcept nogil:
         return
     if conn.closed or conn.blocked:
         return
-    if conn.muted:                                      # the end of the pause runs it
+    if conn.muted:                                      # the end of the pause queues it again
         if conn.first is not NULL and conn.first.ready and not conn.late:
             conn_run(conn)
         return
@@ -116,7 +116,7 @@ cdef void take_turn(ConnectionTurns turns, Conn* conn) noexcept nogil:
 
 
 cdef void send_late(Conn* conn) noexcept nogil:
-    """What is answered here leaves together with what another worker is about to answer, if that comes soon."""
+    """Delay its answers, so that they leave together with those that another worker is about to send."""
     cdef Core* core = conn.core
     if not conn.late:
         conn.late = True
@@ -137,14 +137,14 @@ cdef void flush_late(Core* core) noexcept nogil:
 # -- reading ------------------------------------------------------------------------------------------------
 
 cdef bint may_read(Conn* conn) noexcept nogil:
-    """There may be bytes in the socket, and frames in them would be served."""
+    """Whether there may be bytes in the socket, and frames in them would be served."""
     return (conn.readable and not conn.closed and not conn.blocked and (not conn.starved or conn.input is NULL)
             and conn.pending_count == conn.pending_produces and conn.slot_count < SLOTS_MAX
             and conn.answer_bytes <= UNSENT_MAX and conn.ending is NULL and not conn.muted and not has_frame(conn))
 
 
 cdef inline bint has_frame(Conn* conn) noexcept nogil:
-    """A whole frame (or a bad size) is kept: it waits, so reading on would only keep more."""
+    """Whether a whole frame (or a bad size) is kept: it waits, so reading on would only keep more."""
     cdef uint32_t held = conn.input_end - conn.input_start
     cdef int32_t size
     if held < 4:
@@ -168,7 +168,7 @@ cdef void serve_kept(ConnectionTurns turns, Conn* conn, int* frames, int* calls)
 
 cdef size_t serve_bytes(ConnectionTurns turns, Conn* conn, uint8_t* data, size_t size, int* frames,
                         int* calls) noexcept nogil:
-    """Serves whole frames from the front; answers how many bytes it is done with."""
+    """Serve whole frames from the front. Return how many bytes are done with."""
     cdef size_t at = 0
     cdef int32_t frame_size
     while size - at >= 4 and not conn.closed and frames[0] > 0 and calls[0] > 0 and conn.ending is NULL and not conn.muted:
@@ -191,7 +191,7 @@ cdef size_t serve_bytes(ConnectionTurns turns, Conn* conn, uint8_t* data, size_t
         frames[0] -= 1 + <int>(conn.core.elements // ELEMENTS_PER_FRAME)
         conn.core.elements = 0
         if conn.answer_bytes > UNSENT_MAX:
-            frames[0] = 0                               # they leave first
+            frames[0] = 0                               # their answers are sent first
         conn.last_size = <uint32_t>frame_size + 4
         if <uint32_t>frame_size + 4 > conn.proven_size:
             conn.proven_size = <uint32_t>frame_size + 4
@@ -211,7 +211,7 @@ cdef void read_once(ConnectionTurns turns, Conn* conn, int* frames, int* calls) 
     cdef ssize_t n
     cdef bint more = False
 
-    if held:                                            # a partial frame: the rest of it goes straight behind it
+    if held:                                            # a partial frame: read the rest right behind it
         whole = <uint64_t>held + 4 if held < 4 else <uint64_t>get_i32(conn.input + conn.input_start) + 4
         room = conn.input_capacity - conn.input_start - held
         if room == 0 or held < 4:
@@ -252,7 +252,7 @@ cdef void read_once(ConnectionTurns turns, Conn* conn, int* frames, int* calls) 
         if n == 0:
             conn.hung_up = True
             if conn.first is not NULL and conn.pending_count == conn.pending_produces:
-                return                                  # answers are on their way; then it closes
+                return                                  # answers are on their way; it is closed after them
             conn_close(conn, NULL)
         elif errno != EAGAIN:
             conn_close(conn, NULL if conn.tls is NULL else (<Tls*>conn.tls).reason)
@@ -284,8 +284,8 @@ cdef void read_once(ConnectionTurns turns, Conn* conn, int* frames, int* calls) 
 
 
 cdef size_t first_frame(Conn* conn, uint8_t* scratch, size_t size) noexcept nogil:
-    """How many bytes to read while memory is short: the first frame, if it has come whole, so that nothing is kept of it.
-    Else 0, and the connection waits for more bytes or for memory."""
+    """Return how many bytes to read while memory is short: the first frame if it has arrived whole, so that nothing of
+    it is kept. Otherwise 0: the connection waits for more bytes, or for memory."""
     cdef ssize_t n
     cdef int32_t frame_size
     if conn.tls is not NULL:
@@ -293,7 +293,7 @@ cdef size_t first_frame(Conn* conn, uint8_t* scratch, size_t size) noexcept nogi
     else:
         n = recv(conn.fd, scratch, size, MSG_PEEK)
     if n <= 0:
-        return 1                                        # the read gets the same, and acts on it
+        return 1                                        # the read gets the same error, and handles it
     if n >= 4:
         frame_size = get_i32(scratch)
         if frame_size < 0 or <size_t>frame_size + 4 <= <size_t>n:
@@ -304,21 +304,21 @@ cdef size_t first_frame(Conn* conn, uint8_t* scratch, size_t size) noexcept nogi
 
 
 cdef inline uint64_t believed_size(Conn* conn) noexcept nogil:
-    """How much room a claimed size is given before its bytes have come."""
+    """Return how much room a claimed size gets before its bytes have arrived."""
     return max(<uint64_t>FIRST_BUFFER, <uint64_t>conn.proven_size)
 
 
 cdef void keep(Conn* conn, const uint8_t* data, uint32_t size) noexcept nogil:
-    """Bytes that were read and cannot be served yet."""
+    """Keep bytes that were read and cannot be served yet."""
     cdef uint32_t held = conn.input_end - conn.input_start
     cdef uint64_t wanted = <uint64_t>held + size
     cdef int32_t whole
     if held == 0 and size >= 4:
         whole = get_i32(data)
-        if whole >= 0 and <uint64_t>whole + 4 > size:   # a partial frame: room for all of it if it is not too big
+        if whole >= 0 and <uint64_t>whole + 4 > size:   # a partial frame: room for all of it, if it is not too big
             wanted = max(wanted, min(<uint64_t>whole + 4, believed_size(conn)))
             if conn.core.stats.buffered_bytes + <int64_t>wanted > conn.core.buffered_bytes_max:
-                wanted = <uint64_t>held + size          # requests in flight hold much: no more than must be
+                wanted = <uint64_t>held + size          # requests in flight hold a lot: no more than necessary
     input_reserve(conn, <uint32_t>wanted)
     memcpy(conn.input + conn.input_end, data, size)
     conn.input_end += size
@@ -326,7 +326,7 @@ cdef void keep(Conn* conn, const uint8_t* data, uint32_t size) noexcept nogil:
 # -- memory that is short -----------------------------------------------------------------------------------
 
 cdef bint may_buffer(Conn* conn, uint64_t size) noexcept nogil:
-    """Whether `size` bytes may be kept for it. If not it waits until others have given theirs back."""
+    """Return whether `size` bytes may be kept for it. If not, it waits until others have released theirs."""
     cdef Core* core = conn.core
     if core.stats.buffered_bytes - conn.input_capacity + <int64_t>size <= core.buffered_bytes_max:
         return True
@@ -355,7 +355,7 @@ cdef void feed_starved(Core* core) noexcept nogil:
 # -- one frame ----------------------------------------------------------------------------------------------
 
 cdef bint serve_frame(ConnectionTurns turns, Conn* conn, uint8_t* frame, size_t size, int* calls) noexcept nogil:
-    """False when the frame must wait for the answers before it."""
+    """Return False if the frame must wait for earlier answers."""
     cdef Core* core = conn.core
     cdef Cursor header
     cdef int16_t key, version, client_size
@@ -405,7 +405,7 @@ cdef bint serve_frame(ConnectionTurns turns, Conn* conn, uint8_t* frame, size_t 
             if key == 0:
                 slow = core.stats.python_appends
                 trouble = produce_frame(turns.producing, conn, version, correlation_id, client, client_size, &header)
-                if core.stats.python_appends != slow:   # a roll makes files
+                if core.stats.python_appends != slow:   # a roll creates files
                     calls[0] -= 1
                     if clock_us() - core.awake_us > CALLS_US_MAX:
                         calls[0] = 0
@@ -422,7 +422,7 @@ cdef bint serve_frame(ConnectionTurns turns, Conn* conn, uint8_t* frame, size_t 
     calls[0] -= 1
     call_python(turns, conn, frame, size, key, version, correlation_id)
     if clock_us() - core.awake_us > CALLS_US_MAX:
-        calls[0] = 0                                    # the others first
+        calls[0] = 0                                    # the others come first
     return True
 
 
@@ -431,7 +431,7 @@ cdef void call_python(ConnectionTurns turns, Conn* conn, const uint8_t* frame, s
     cdef Slot* slot = slot_open(conn, key, version, correlation_id)
     conn.core.stats.dispatched += 1
     if size >= BIG_CALL:
-        conn.core.freed_bytes += <int64_t>size * 8      # at a guess: its objects are small
+        conn.core.freed_bytes += <int64_t>size * 8      # an estimate: its objects are small
     with gil:
         try:
             turns.dispatch(conn_handle(conn), slot.request_id, PyBytes_FromStringAndSize(<char*>frame, <Py_ssize_t>size))

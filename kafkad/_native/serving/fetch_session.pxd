@@ -5,42 +5,42 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from kafkad._native.serving.partition_table cimport Entry, Table, TopicKey, Watch
 
 cdef struct Fetched:                # one partition of a session
-    Watch watch                     # first: while a Fetch of the session waits
+    Watch watch                     # must be the first field; linked while a Fetch of the session waits
     Session* session
     TopicKey* key                   # retained
     int32_t index
-    int32_t leader_epoch            # the client's, -1: do not check
-    int32_t last_epoch              # of the last batch that the client has, -1: do not compare logs
+    int32_t leader_epoch            # the client's; -1: do not check
+    int32_t last_epoch              # of the last batch that the client has; -1: do not compare logs
     int32_t bytes_max
     int64_t offset
-    int64_t high_watermark          # as last told to the client
+    int64_t high_watermark          # as last sent to the client
     int64_t log_start_offset
-    int64_t replica_start           # a follower's log start; -1 of consumers
+    int64_t replica_start           # a follower's log start; -1 for consumers
     Entry* entry                    # valid while `generation` is the table's
     uint64_t generation
-    int64_t available               # bytes that a waiting Fetch counted for it
-    uint64_t right                  # twice the stamp of the subject that it was decided for, and 1: it may read it
+    int64_t available               # bytes of it that a waiting Fetch has counted
+    uint64_t right                  # twice the stamp of the subject it was decided for, plus 1 if reading is allowed
     Fetched* previous               # in the order of the next answer
     Fetched* next
     Fetched* bucket_next
     uint64_t hash
 
 cdef struct Session:
-    int32_t id                      # 0: never was in the cache
+    int32_t id                      # 0: was never in the cache
     bint cached
     int32_t epoch                   # of the next request
     bint uses_ids
     bint privileged
-    int32_t references              # the cache's, and one a request
+    int32_t references              # the cache's, and one per request
     int64_t created_ms
     int64_t used_ms
-    int64_t orphaned_ms             # since when no connection has it; 0: one has
+    int64_t orphaned_ms             # since when no connection has it; 0: one has it
     void* waiting                   # the Fetch that waits on it
     Fetched* first
     Fetched* last
     uint32_t count
-    int64_t bytes                   # of memory, about
-    int64_t* freed                  # counts them when they are given back
+    int64_t bytes                   # of memory, approximately
+    int64_t* freed                  # counts them when they are freed
     uint32_t cached_count           # as the cache counted it
     uint32_t bucket_count           # a power of two
     Fetched** buckets
@@ -57,9 +57,9 @@ cdef struct SessionCache:
     int64_t partitions              # of all cached sessions
     int64_t partitions_max
     int64_t evictions
-    uint32_t orphans                # sessions that no connection has
-    int64_t orphan_ms               # how long they stay
-    int64_t look_ms                 # when to look at them next
+    uint32_t orphans                # number of sessions without a connection
+    int64_t orphan_ms               # how long such sessions stay
+    int64_t look_ms                 # when to check them next
     uint32_t bucket_count
     Session** buckets
     Session* oldest                 # least recently used
@@ -79,7 +79,7 @@ cdef void cache_drop_orphans(SessionCache* cache, int64_t now_ms) noexcept nogil
 cdef Session* session_new(bint uses_ids, int64_t* freed) noexcept nogil
 cdef void session_release(Session* session) noexcept nogil
 cdef Fetched* session_find(Session* session, TopicKey* key, int32_t index) noexcept nogil
-cdef Fetched* session_add(Session* session, TopicKey* key, int32_t index) noexcept nogil   # or the one that is there
+cdef Fetched* session_add(Session* session, TopicKey* key, int32_t index) noexcept nogil   # or return the existing one
 cdef void session_forget(Session* session, Fetched* fetched) noexcept nogil
 cdef void session_move_last(Session* session, Fetched* fetched) noexcept nogil
 

@@ -1,17 +1,16 @@
-"""Fetch sessions (KIP-227): what a consumer fetches, remembered, so that requests and answers tell only what changed.
+"""Fetch sessions (KIP-227): the partitions a consumer fetches, so that requests and answers carry only what changed.
 
-A session is the ordered set of a consumer's partitions, each with its offset and limits and what the client was last
-told of it. Sets are small chained tables with a list through them; the list's order is the order of the answer, and a
-partition that gave data goes to its end, so none starves. A Fetch without a session uses the same struct for the time
-of the request.
+A session is the ordered set of a consumer's partitions, each with its offset and limits, and the values last sent to
+the client. A set is a small chained hash table with a list through it. The list's order is the order of the answer, and
+a partition that returned data moves to the end, so none starves. A Fetch without a session uses the same struct during
+the request.
 
-The cache holds `slots` sessions. When it is full a new one may take the place of one that was not used for
-`eviction_ms`, else of the smallest that is older than that and has fewer partitions (FetchSessionCacheShard). It also
-counts partitions over all sessions, which Kafka does not: beyond `partitions_max` a client gets no session, which is
-always a legal answer.
+The cache holds `slots` sessions. When it is full, a new session may replace one that was not used for `eviction_ms`,
+otherwise the smallest that is older than that and has fewer partitions (FetchSessionCacheShard). Unlike Kafka, it also
+counts the partitions of all sessions: beyond `partitions_max` a client gets no session, which is always a legal answer.
 
-A session whose connection has closed, or has begun another session, is dropped `orphan_ms` later, unless a request goes on
-with it: clients begin anew on a new connection, and Kafka keeps what they left until somebody wants the place.
+A session whose connection was closed, or has begun another session, is dropped after `orphan_ms`, unless a request
+continues it. Clients begin a new session on a new connection; Kafka keeps the old one until its slot is needed.
 
 Beware: a session that left the cache lives on while a request holds it."""
 
@@ -120,7 +119,7 @@ cdef inline void list_remove(Session* session, Fetched* fetched) noexcept nogil:
 
 
 cdef inline int64_t fetched_bytes(Session* session, Fetched* fetched) noexcept nogil:
-    """With its bucket, and with its topic's key unless the neighbour has the same."""
+    """Return its memory, with its bucket, and with its topic's key unless the neighbour has the same key."""
     cdef int64_t size = sizeof(Fetched) + 32
     if session.last is NULL or session.last.key is not fetched.key:
         size += sizeof(TopicKey) + 16 + fetched.key.name_size
@@ -248,7 +247,7 @@ cdef bint make_room(SessionCache* cache, Session* session, int64_t now_ms) noexc
     if now_ms - victim.used_ms > cache.eviction_ms:
         least = victim
     else:
-        while victim is not NULL:                   # the least by (privileged, size, id) of those that may go
+        while victim is not NULL:                   # the least by (privileged, size, id) of those that may be evicted
             if now_ms - victim.created_ms > cache.eviction_ms or (session.privileged and not victim.privileged):
                 if least is NULL or less_worth(victim, least):
                     least = victim
@@ -262,7 +261,7 @@ cdef bint make_room(SessionCache* cache, Session* session, int64_t now_ms) noexc
 
 
 cdef bint cache_add(SessionCache* cache, Session* session, int64_t now_ms) noexcept nogil:
-    """Gives it an id and a place, if there is one to give. The next request has epoch 1."""
+    """Give the session an id and a slot, if one is available. The next request has epoch 1."""
     if cache.partitions + session.count > cache.partitions_max or cache.slots == 0:
         return False
     if cache.count >= cache.slots and not make_room(cache, session, now_ms):
@@ -321,7 +320,7 @@ cdef void cache_orphan(SessionCache* cache, int32_t id, int64_t now_ms) noexcept
 
 
 cdef void cache_drop_orphans(SessionCache* cache, int64_t now_ms) noexcept nogil:
-    """Those that are due. To free a session takes time, so there is a limit for each call."""
+    """Drop those that are due. Freeing a session takes time, so each call is limited."""
     cdef Session* session = cache.oldest
     cdef Session* newer
     cdef uint32_t freed = 0

@@ -1,4 +1,4 @@
-"""What is known of a Fetch: its request, the result of each partition, how it waits. See fetch_state.pyx."""
+"""The state of a Fetch: its request, the result of each partition, how it waits. See fetch_state.pyx."""
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t, uint64_t, int8_t
 from libc.stdlib cimport free
@@ -13,23 +13,23 @@ from kafkad._native.serving.partition_table cimport Entry, PartitionTable
 from kafkad._native.serving.replication_quota cimport ReplicationQuota
 from kafkad._native.serving.unpacking cimport Unpacker
 
-cdef enum Context:                  # of a request, after Kafka's FetchContext
+cdef enum Context:                  # of a request, as Kafka's FetchContext
     SESSIONLESS = 0
     FULL = 1                        # asks for a session
     INCREMENTAL = 2
 
-cdef struct Result:                 # what one partition gives
+cdef struct Result:                 # the result of one partition
     Fetched* fetched
     int code
-    bint unknown                    # not in the table: an error, but none to answer at once for
-    int32_t diverging_epoch         # where the client's log leaves ours: the epoch and its end; -1 if it does not
+    bint unknown                    # not in the table: an error, but not one to answer at once
+    int32_t diverging_epoch         # where the client's log diverges from ours: the epoch and its end; -1: it does not
     int64_t diverging_end
     int32_t preferred               # the broker that the client is sent to (KIP-392); -1: it reads here
     int32_t leader_id               # for an error that names the leader
     int32_t leader_epoch
     ReadInfo read
     void* copy                      # bytes that Python read, or NULL
-    Aborted aborted                 # transactions whose records it may hold; `entries` NULL when there are none
+    Aborted aborted                 # transactions whose records it may hold; NULL `entries`: none
 
 cdef struct FetchRequest:
     int16_t version
@@ -47,20 +47,20 @@ cdef struct FetchRequest:
     int32_t session_epoch
     Session* session                # retained
     uint64_t stamp                  # of the subject's rights; 0: there is no authorizer
-    bint denied                     # all of it: a replica's, of one that is no broker
-    uint32_t cold_rounds            # how often it had to wait for the disk
-    int64_t began_ms                # of a request that is converted: since when it waits, 0: not yet
-    Charge charge                   # to its client's quota
-    int32_t throttle_ms             # what its answer tells of that
-    uint32_t passes                 # how often it went on behind what became nothing
+    bint denied                     # deny all partitions: the client reads as a replica but is no broker
+    uint32_t cold_rounds            # how often it waited for the disk
+    int64_t began_ms                # of a request that is converted: since when it waits; 0: not yet
+    Charge charge                   # against its client's quota
+    int32_t throttle_ms             # throttle_time_ms of its answer
+    uint32_t passes                 # how often it continued after data that became nothing
 
 cdef struct WaitingFetch:
-    Timer timer                     # first
+    Timer timer                     # must be the first field
     FetchRequest request
     Slot* slot
     int64_t available               # bytes counted over all partitions, each up to its own limit
-    int64_t held                    # bytes of its session, which no cache counts: they count as buffered
-    ColdJob* job                    # what it waits for is on the disk, not in the future
+    int64_t held                    # memory of its session, if not in the cache; counts as buffered
+    ColdJob* job                    # the cold read that it waits for; NULL: it waits for new data
     bint due                        # to be answered at the end of this turn
     WaitingFetch* due_next
 
@@ -73,7 +73,7 @@ cdef class Fetching:
     cdef PartitionTable table
     cdef SessionCache cache
     cdef public int32_t max_bytes   # fetch.max.bytes
-    cdef Result* results            # scratch of the request at hand
+    cdef Result* results            # results of the current request
     cdef uint32_t result_capacity
     cdef int64_t freed              # bytes of sessions that are gone, since the heap was trimmed
     cdef int32_t broker_id          # -1: no leader is named to clients
@@ -100,7 +100,7 @@ cdef int32_t patience_ms(Fetching self, const FetchRequest* request) noexcept no
 # Looks a partition of a session up in the table. NULL: it is not there.
 cdef Entry* find_entry(Fetching self, Fetched* fetched) noexcept nogil
 
-# The scratch in `results`: room for `count`, and the end of what they own.
+# `results`: makes room for `count`, and releases what they own.
 cdef void requires(Fetching self, uint32_t count) noexcept nogil
 cdef void drop_data(Result* result) noexcept nogil
 cdef void drop_results(Fetching self, uint32_t count) noexcept nogil
@@ -115,7 +115,7 @@ cdef inline void count_sessions(Fetching self) noexcept nogil:
 
 
 cdef inline void hold_session(Fetching self, Conn* conn, Session* session) noexcept nogil:
-    """The connection goes on with this session, and leaves the one that it had."""
+    """Make this the session of the connection, which leaves its previous one."""
     if conn.fetch_session != session.id:
         if conn.fetch_session:
             cache_orphan(&self.cache, conn.fetch_session, self.core.monotonic_ms)
@@ -128,5 +128,5 @@ cdef inline void drop_aborted(Result* result) noexcept nogil:
 
 
 cdef inline Entry* entry_of(Fetching self, Fetched* fetched) noexcept nogil:
-    """As `find_entry`, which looks it up once for each change of the table."""
+    """As `find_entry`, which is called only after a change of the table."""
     return fetched.entry if fetched.generation == self.table.table.generation else find_entry(self, fetched)

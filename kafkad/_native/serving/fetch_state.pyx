@@ -1,5 +1,5 @@
-"""What is known of a Fetch at hand, and of those that wait: the structs are in fetch_state.pxd. Here is the scratch in which a
-request's results stand, and what they own: a file, a copy, a list of aborted transactions."""
+"""The state of the current Fetch and of waiting ones. fetch_state.pxd has the structs. This module manages the array of
+a request's results, and what they own: a file, a copy, a list of aborted transactions."""
 
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
@@ -29,7 +29,7 @@ cdef Entry* find_entry(Fetching self, Fetched* fetched) noexcept nogil:
     fetched.entry = topic_entry(topic, fetched.index)
     fetched.generation = self.table.table.generation
     if topic is not NULL and topic.key is not fetched.key:
-        key_release(fetched.key)                        # known by now, or made anew
+        key_release(fetched.key)                        # known by now, or created again
         fetched.key = key_retain(topic.key)
     return fetched.entry
 
@@ -132,7 +132,7 @@ cdef class Fetching:
                 self.own_rack = self.rack_count
 
     cdef void forget(self) noexcept:
-        """Every session, at the end."""
+        """Drop every session, at the end."""
         while self.cache.oldest is not NULL:
             cache_remove(&self.cache, self.cache.oldest)
         count_sessions(self)

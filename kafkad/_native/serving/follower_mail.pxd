@@ -1,4 +1,4 @@
-"""What followers have of other workers' partitions, on its way to these. See follower_mail.pyx."""
+"""Followers' fetch positions, on their way to the owners of the partitions. See follower_mail.pyx."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
@@ -13,27 +13,27 @@ cdef enum:
 cdef struct Note:                   # 64 bytes: one partition of a follower's Fetch; three follow the header of a mail
     uint32_t row
     int32_t partition
-    uint8_t topic_id[8]             # its first half: with row, partition and leader epoch it is no other's
+    uint8_t topic_id[8]             # its first half: unique together with row, partition and leader epoch
     int64_t offset
     int64_t segment
     int64_t position
     int64_t log_start
-    int64_t leader_end              # as the serving worker saw it before it read
+    int64_t leader_end              # LEO, as the serving worker saw it before the read
     int32_t leader_epoch
     uint32_t unused
 
 cdef class FollowerMail:
     cdef PartitionTable table
     cdef Mailboxes mailboxes
-    cdef Mail mails[WORKERS_MAX]    # to each owner, of the request at hand
-    cdef int counts[WORKERS_MAX]    # of notes in it
+    cdef Mail mails[WORKERS_MAX]    # one for each owner, for the current request
+    cdef int counts[WORKERS_MAX]    # number of notes in each
     cdef readonly int64_t noted, posted
 
-# Of the request at hand: `replica_id` in `broker_epoch` has `partition`, which is another worker's, up to `at`.
+# In the current request, replica `replica_id` of `broker_epoch` has `partition`, owned by another worker, up to `at`.
 cdef void follower_note(FollowerMail self, int32_t replica_id, int64_t broker_epoch, int64_t time_ms, Partition partition,
                         const Mark* at, int64_t log_start, int64_t leader_end) noexcept nogil
-# The request is read: what is noted goes to the owners.
+# The request has been read: sends the notes to the owners.
 cdef void follower_flush(FollowerMail self) noexcept nogil
 
-# The owner's side.
+# On the owner: takes the notes.
 cdef void follower_told(PartitionTable table, const Mail* mail) noexcept nogil

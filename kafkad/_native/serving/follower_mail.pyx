@@ -1,16 +1,17 @@
-"""What followers have of other workers' partitions, on its way to the owners of these.
+"""Followers' fetch positions, on their way to the owners of the partitions.
 
-A follower may be connected to any worker, which serves it from the files and the row of each partition. What its Fetch says
-(how far it is, in which epoch its broker is registered) is the owner's to note, since the owner alone moves HW and the ISR:
+A follower may be connected to any worker, which serves it from the files and the row of each partition. The owner must
+learn what the follower's Fetch says (how far it is, in which epoch its broker is registered), because only the owner
+moves HW and the ISR:
 
     serving worker                                                   owner
     reads its copy of the row, then the data
     FOLLOWER broker, epoch, time | notes of up to 3 partitions ───►  replica_told: state, ISR, HW
     next read sees it             ◄─── ADVANCED row, if it listens
 
-One writer of each state, no lock; a mail that is lost with a dying worker is replaced by the follower's next Fetch. The
-serving worker has checked the replica and its epoch by what it knows itself; the owner checks again, and drops a note that
-does not fit its partition or leader epoch any more."""
+Each state has one writer, and there is no lock. If a worker dies and a mail is lost, the follower's next Fetch replaces
+it. The serving worker has checked the replica and its epoch against what it knows. The owner checks again, and drops a
+note that no longer fits its partition or leader epoch."""
 
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcmp, memcpy
@@ -22,7 +23,7 @@ from kafkad._native.shared.mailbox cimport MAIL_FOLLOWER, Mail, Mailboxes, mail_
 from kafkad._native.shared.watermarks cimport ROLE_LEADER, Row
 
 cdef enum:
-    HEADER = 64                         # of a Mail; notes stand behind it
+    HEADER = 64                         # of a Mail; the notes follow it
 
 if sizeof(Note) != 64 or sizeof(Mail) < HEADER + NOTES_A_MAIL * sizeof(Note):
     raise ImportError("three notes stand in a mail")
@@ -94,7 +95,7 @@ cdef void follower_told(PartitionTable table, const Mail* mail) noexcept nogil:
 
 
 cdef class FollowerMail:
-    """One worker's, for the Fetches that it serves. Made after `Mailboxes.enter`."""
+    """Belongs to one worker, for the Fetches that it serves. Created after `Mailboxes.enter`."""
 
     def __cinit__(self, PartitionTable table not None, Mailboxes mailboxes not None):
         self.table = table

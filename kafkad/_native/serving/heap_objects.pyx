@@ -1,19 +1,20 @@
-"""Python objects of long work, in the C library's heap instead of CPython's arenas.
+"""Allocating the Python objects of long work in the C library's heap instead of CPython's arenas.
 
-CPython keeps small objects in arenas of 1 MiB and gives an arena back when it is empty. Long work makes a million
-objects and frees them, but meanwhile the worker makes a few that stay: timers, tasks, cached tuples. One of them keeps
-an arena: dozens of MiB, of which 1% is in use. The C library's heap gives back each free page (`Reactor.trim_soon`),
-so the same object keeps 4 KiB.
+CPython keeps small objects in arenas of 1 MiB, and frees an arena when it is empty. Long work creates and frees a
+million objects, but meanwhile the worker creates a few that stay: timers, tasks, cached tuples. A single one keeps an
+arena, which adds up to dozens of MiB with 1% in use. The C library's heap returns each free page (`Reactor.trim_soon`),
+so such an object keeps 4 KiB.
 
     before = use_heap(True)     new small objects come from malloc
     ...                         one turn of long work
     use_heap(before)            from the arenas again
 
-Why this may be done: pymalloc passes allocations of more than 512 bytes to the C library, so its `free` and `realloc`
-take either kind of memory, told apart by address. Only the functions that allocate are replaced, under the GIL, and
-only if pymalloc's own are installed. With a debug allocator, tracemalloc or a free-threaded build nothing happens.
+This is safe because pymalloc passes allocations of more than 512 bytes to the C library, so its `free` and `realloc`
+accept both kinds of memory, which they distinguish by address. Only the functions that allocate are replaced, under the
+GIL, and only if pymalloc's own are installed. With a debug allocator, tracemalloc or a free-threaded build nothing
+happens.
 
-Beware: `sys.getallocatedblocks()` does not count a block of the heap when it is made, and counts it when it is freed."""
+Beware: `sys.getallocatedblocks()` does not count a heap block when it is allocated, but counts it when it is freed."""
 
 import os
 import sys
@@ -39,7 +40,7 @@ cdef enum:
 
 cdef PyMemAllocatorDomain[DOMAINS] domains = [PYMEM_DOMAIN_MEM, PYMEM_DOMAIN_OBJ]
 cdef PyMemAllocatorEx[DOMAINS] arenas   # as CPython installed them
-cdef PyMemAllocatorEx[DOMAINS] heap     # the same, but for new memory
+cdef PyMemAllocatorEx[DOMAINS] heap     # the same, except for new memory
 cdef bint in_heap = False
 
 
@@ -58,7 +59,7 @@ cdef void* heap_realloc(void* ctx, void* memory, size_t size) noexcept:
 
 
 cdef bint is_pymalloc() except -1:
-    """Whether the allocators are pymalloc's, without hooks that keep notes of each block."""
+    """Return whether the allocators are pymalloc's, without hooks that track each block."""
     return (
         sys.implementation.name == "cpython"
         and bool(sysconfig.get_config_var("WITH_PYMALLOC"))
@@ -71,7 +72,7 @@ cdef bint is_pymalloc() except -1:
 
 
 cdef bint prepare() except -1:
-    """Whether `use_heap` can do anything in this process."""
+    """Return whether `use_heap` can do anything in this process."""
     if not is_pymalloc():
         return False
     for i in range(DOMAINS):
@@ -87,7 +88,7 @@ USABLE = prepare()
 
 
 def use_heap(bint wanted):
-    """Whether the heap was in use before. Changes nothing if somebody else has replaced the allocator."""
+    """Return whether the heap was in use before. Changes nothing if other code has replaced the allocator."""
     global in_heap
     cdef bint before = in_heap
     cdef PyMemAllocatorEx* current

@@ -1,8 +1,8 @@
-"""An answer that is written in pieces, because it takes longer to make than others should wait.
+"""An answer that is written in pieces, because making it takes longer than other requests should wait.
 
-Its bytes stand in the slot of its request, as those of any answer, and count against the connection's memory. A request
-of a few megabytes can ask for gigabytes (what it names 100,000 times is described 100,000 times); an answer above SIZE_MAX
-closes its connection, and so does one that the memory of all connections together has no room for."""
+Its bytes are in the slot of its request, as those of any answer, and count against the connection's memory. A request
+of a few megabytes can ask for gigabytes (a name given 100,000 times is described 100,000 times). So an answer above
+SIZE_MAX closes its connection, and so does one for which the memory of all connections together has no room."""
 
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy
@@ -10,12 +10,12 @@ from libc.string cimport memcpy
 from kafkad._native.serving.connection cimport Connection, Slot, conn_close, slot_extend, slot_finish
 
 cdef enum:
-    SIZE_MAX = 256 * 1024 * 1024        # docs/operations.md names it
+    SIZE_MAX = 256 * 1024 * 1024        # documented in docs/operations.md
 
 
 cdef class LongAnswer:
-    """`LongAnswer(connection, request_id)`: the answer to a dispatched request, with header and body; the size is put
-    before them here."""
+    """`LongAnswer(connection, request_id)`: the answer to a dispatched request, with header and body; the size is added
+    in front."""
 
     cdef Connection connection
     cdef uint32_t request_id
@@ -28,14 +28,14 @@ cdef class LongAnswer:
             slot.size = 4
 
     def reserve(self, size_t size):
-        """Make room for so many bytes, which count as held by the connection until the answer has left."""
+        """Make room for this many bytes, which count as held by the connection until the answer has been sent."""
         cdef Slot* slot = self.connection.slot_of(self.request_id)
         if slot is not NULL:
             slot_extend(slot, size)
             slot.size -= <uint32_t>size
 
     def write(self, bytes piece not None):
-        """Put `piece` behind the others. False: the connection is closed, and nobody waits for the answer."""
+        """Append `piece`. Return False if the connection is closed, so that nobody waits for the answer."""
         cdef Slot* slot = self.connection.slot_of(self.request_id)
         cdef size_t size = <size_t>len(piece)
         if slot is NULL:
@@ -51,7 +51,7 @@ cdef class LongAnswer:
         return True
 
     def finish(self):
-        """The answer is whole, and may leave."""
+        """Mark the answer as complete, so that it is sent."""
         cdef Slot* slot = self.connection.slot_of(self.request_id)
         if slot is not NULL:
             slot_finish(slot)

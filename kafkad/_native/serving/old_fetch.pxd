@@ -1,4 +1,4 @@
-"""Fetch v0 to v3: what was read is converted before it is answered. See old_fetch.pyx."""
+"""Fetch v0 to v3: the data is converted before it is sent. See old_fetch.pyx."""
 
 from libc.stdint cimport uint32_t
 
@@ -6,8 +6,8 @@ from kafkad._native.serving.connection cimport Slot
 from kafkad._native.serving.fetch_state cimport FetchRequest, Fetching
 
 cdef enum:
-    CONVERTED_BELOW = 4                 # versions of Fetch
+    CONVERTED_BELOW = 4                 # versions of Fetch below this
 
-# Answer, now or later, with the messages that the first `count` of `self.results` become. They are taken over, and the
-# request is copied; its session is retained.
+# Answers, now or later, with the first `count` of `self.results`, converted. Takes the results over, copies the
+# request, and retains its session.
 cdef void answer_converted(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil

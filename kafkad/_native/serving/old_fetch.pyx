@@ -1,13 +1,14 @@
-"""Fetch v0 to v3, of clients of before Kafka 0.11: they get messages of magic 0 (below v2) or 1.
+"""Fetch v0 to v3, for clients older than Kafka 0.11: they get messages of magic 0 (below v2) or 1.
 
-The request is parsed, waits and is read as any other (fetch.pyx). What was read becomes a DownConversion
-(log/down_conversion.py). The loop makes its first steps, if what it reads is in memory; threads do the rest
-(unpacking.pyx), and only this connection waits. An answer is small, so memory does not depend on what clients ask for.
+The request is parsed, waits and reads like any other (fetch.pyx). The data becomes a DownConversion
+(log/down_conversion.py). The loop makes its first steps, if its data is in memory; threads do the rest (unpacking.pyx),
+and only this connection waits. An answer is small, so memory does not depend on what clients ask for.
 
-What was read may become nothing: it was control batches. Then the request goes on behind them, and waits again if nothing
-is there, for as long as the client has left. Otherwise the client would ask for the same again and again.
+The data may become nothing, if it was control batches. Then the request continues after them, and waits again if there
+is no data, for the rest of the client's wait time. Otherwise the client would ask for the same data again and again.
 
-Beware: results retain files, and the request its session, until the work is done, whatever happens to the connection."""
+Beware: results retain files, and the request its session, until the work is done, whatever happens to the
+connection."""
 
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -30,32 +31,32 @@ from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 import logging
 
 cdef enum:
-    # The loop converts one answer, 1 MiB of messages, in half a millisecond; what is compressed is for the threads.
+    # The loop converts one answer, 1 MiB of messages, in half a millisecond; threads convert compressed data.
     LOOP_NS = 1_000_000
     LOOP_AHEAD = 256 << 10
-    LOOP_PASSES = 8                     # behind control batches, each on the stack of the one before
-    WARM_BYTES = 1 << 20                # so much of each partition may be read for one answer
+    LOOP_PASSES = 8                     # continuations after control batches, each on the stack of the one before
+    WARM_BYTES = 1 << 20                # of each partition, read at most for one answer
 
 log = logging.getLogger("kafkad.fetch")
 
 
 cdef class OldFetch:
-    """One request while its records are converted. A job calls it when it is done."""
+    """One request while its records are converted. A job calls it at the end."""
 
     cdef Fetching fetching
     cdef FetchRequest request           # its session is retained
     cdef Slot* slot                     # NULL: the connection is closed
     cdef Result* results
     cdef uint32_t count
-    cdef list numbers                   # which result each of the sources is
+    cdef list numbers                   # the index in `results` of each source
     cdef Job job
 
     def __call__(self, work, error):
-        """On the loop. `work` is None when the reactor closes."""
+        """Called on the loop. `work` is None if the reactor closes."""
         if self.slot is not NULL:
             self.slot.waiting = NULL
             self.slot.cancel = NULL
-            Py_DECREF(self)                             # the slot's
+            Py_DECREF(self)                             # the reference that the slot held
         if self.slot is NULL or work is None:
             self.drop()
         else:
@@ -111,7 +112,7 @@ cdef void begin(Fetching self, FetchRequest* request, Slot* slot, uint32_t count
 
 
 cdef bint convert_now(object work) except -1:
-    """Make steps on the loop. Return whether all is done."""
+    """Make steps on the loop. Return whether everything is done."""
     cdef int64_t end_ns = unpack_now_ns() + LOOP_NS
     while <int64_t>work.ahead <= LOOP_AHEAD:
         if <int64_t>work.step() < 0:
@@ -122,7 +123,7 @@ cdef bint convert_now(object work) except -1:
 
 
 cdef tuple work_of(OldFetch fetch):
-    """The DownConversion of what was read, and whether all that it will read is in memory."""
+    """Return the DownConversion of the data, and whether everything it will read is in memory."""
     cdef Core* core = fetch.fetching.core
     cdef Result* result
     cdef uint32_t i
@@ -151,7 +152,7 @@ cdef tuple work_of(OldFetch fetch):
 
 
 cdef void cancelled(Slot* slot) noexcept nogil:
-    """The connection is closed; the job is delivered all the same."""
+    """The connection is closed; the job is delivered nevertheless."""
     with gil:
         leave(<OldFetch><PyObject*>slot.waiting)
 
@@ -164,7 +165,7 @@ cdef void leave(OldFetch fetch) noexcept:
 
 
 cdef void finish(OldFetch fetch, object work, object error) noexcept:
-    """Put the messages in the place of what was read, and answer; or go on behind what became nothing."""
+    """Replace the data by the messages and answer; or continue, if it became nothing."""
     cdef Fetching fetching = fetch.fetching
     cdef Result* result
     cdef bint has_something = error is not None
@@ -203,7 +204,7 @@ cdef void finish(OldFetch fetch, object work, object error) noexcept:
         has_something = has_something or fetch.results[i].code != 0
     if work is not None:
         work.close()
-        if fetch.job is not None:                       # its memory lies in an arena of a thread
+        if fetch.job is not None:                       # its memory is in an arena of a thread
             fetching.freed += 2 * <int64_t>work.size
     if gets_on and not has_something:
         fetch.request.wait_ms_max = <int>max(
@@ -212,7 +213,7 @@ cdef void finish(OldFetch fetch, object work, object error) noexcept:
         fetch.request.passes += 1
         free(fetch.results)
         fetch.results = NULL
-        go_on(fetching, &fetch.request, fetch.slot)     # the session is its
+        go_on(fetching, &fetch.request, fetch.slot)     # it takes over the session
         return
     requires(fetching, fetch.count)
     memcpy(fetching.results, fetch.results, fetch.count * sizeof(Result))

@@ -1,5 +1,5 @@
-/* OpenSSL 3 by the library that Python's ssl module has mapped: its functions are found at run time, so nothing of OpenSSL is
- * needed to build, and a process has one copy of it. No header of OpenSSL is included: all of its types are void here. */
+/* OpenSSL 3, through the library that Python's ssl module has loaded. Its functions are found at run time, so building needs
+ * nothing of OpenSSL, and a process has one copy of it. No header of OpenSSL is included: all of its types are void here. */
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -103,7 +103,7 @@ static int kafkad_find_libssl(struct dl_phdr_info* info, size_t size, void* foun
     return 0;
 }
 
-/* NULL, or what is missing: the library itself, or a function of it. */
+/* NULL, or the name of what is missing: the library, or one of its functions. */
 static const char* kafkad_load_openssl(void) {
     const char* path = NULL;
     void* library;

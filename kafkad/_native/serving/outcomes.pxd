@@ -8,9 +8,9 @@ from kafkad._native.log.partition cimport Partition
 from kafkad._native.serving.produce_state cimport MESSAGE_SIZE_MAX, Outcome
 
 cdef int note_result(Outcome* outcome, object result) except -1
-# Turns an exception into the outcome's error code; a KafkaError's also into its message.
+# Turns an exception into the outcome's error code, and a KafkaError also into its message.
 cdef void note_refusal(Core* core, Partition partition, Outcome* outcome, object error) noexcept
-# Copies a message that does not outlive the call that made it.
+# Copies a message that does not outlive the current call.
 cdef void outcome_text(Outcome* outcome, const char* text, size_t size) noexcept nogil
 
 cdef inline void free_text(Outcome* outcome) noexcept nogil:

@@ -1,4 +1,4 @@
-"""What becomes of an append in Python: its result or its exception, as the outcome that the client is sent (produce.pyx)."""
+"""The outcome of an append in Python: its result or exception, as the client gets it (produce.pyx)."""
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport uint32_t
@@ -28,15 +28,15 @@ cdef int note_result(Outcome* outcome, object result) except -1:
 
 
 cdef void note_refusal(Core* core, Partition partition, Outcome* outcome, object error) noexcept:
-    """A refusal becomes its error code, a failure (also of memory) UNKNOWN_SERVER_ERROR and a log line; an assertion ends
-    the worker."""
+    """Turn a refusal into its error code, a failure (also MemoryError) into UNKNOWN_SERVER_ERROR and a log line. An
+    AssertionError ends the worker."""
     cdef bytes text
     cdef Py_ssize_t i
     outcome.code = UNKNOWN_SERVER_ERROR
     if isinstance(error, (AssertionError, BufferError)) or not isinstance(error, Exception):
         (<object>core.reactor).fatal(error)
         return
-    guard = getattr(error, "guard", None)               # a NeedTransaction, which lives above this layer
+    guard = getattr(error, "guard", None)               # a NeedTransaction, a class of a higher layer
     if isinstance(guard, int):
         outcome.code = NEED_TRANSACTION
         outcome.info.guard = guard
@@ -60,7 +60,7 @@ cdef void note_refusal(Core* core, Partition partition, Outcome* outcome, object
 
 
 cdef void outcome_text(Outcome* outcome, const char* text, size_t size) noexcept nogil:
-    """Copies a message that does not outlive the call that made it."""
+    """Copy a message that does not outlive the current call."""
     size = min(size, <size_t>MESSAGE_SIZE_MAX)
     outcome.text = <char*>malloc(size + 1)
     KAFKAD_CHECK(outcome.text is not NULL)

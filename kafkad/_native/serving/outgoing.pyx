@@ -1,15 +1,15 @@
 """A connection that this broker opened, in the reactor's epoll set: bytes out, bytes in, without the GIL.
 
-Who opens the socket gives it here once it is connected (replication/fetchers), so names, timeouts and back-off are
-Python's. The owner is called when there is something to read, and reads as much as it has room for: epoll tells again
-while more is there.
+The code that opens the socket hands it over once it is connected (replication/fetchers), so names, timeouts and
+back-off are handled in Python. The owner is called when there is data to read, and reads as much as it has room for.
+Epoll reports again while there is more.
 
 With TLS, what is read is decrypted from the core's area into the owner's buffer, and a request is encrypted on its way
 out. Handshake and login come before (outgoing_tls). What OpenSSL holds when the owner has no more room, epoll does not
 know of; so it is asked to tell that the socket takes bytes, which it does in the next round.
 
-Beware: an Outgoing that is closed may still be named by an event of the same round. It lives until the reactor is called
-the next time (Reactor.hold)."""
+Beware: an event of the same round may still point to a closed Outgoing. It lives until the next call of the reactor
+(Reactor.hold)."""
 
 import os
 
@@ -75,7 +75,7 @@ cdef int watch_out(Outgoing* self, bint out) noexcept nogil:
 
 
 cdef int push(Outgoing* self) noexcept nogil:
-    # 1 when all is sent, 0 when the socket is full, or -errno.
+    # 1 if everything is sent, 0 if the socket is full, or -errno.
     cdef ssize_t n
     if self.tls is not NULL:
         return push_encrypted(self)

@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kafkad._native.log.partition cimport Partition
 
-cdef struct TopicKey:               # a topic's two names; shared by the table, fetch sessions and waiting requests
+cdef struct TopicKey:               # a topic's name and id; shared by the table, fetch sessions and waiting requests
     int32_t references
     bint has_name
     bint has_id
@@ -21,18 +21,18 @@ cdef struct Watch:                  # a link in an entry's list of waiters; firs
     Entry* entry                    # NULL: not linked
 
 cdef struct Entry:                  # one partition of this worker
-    PyObject* partition             # Partition, a reference
+    PyObject* partition             # Partition, with a reference
     Table* table
     TopicKey* key
     int32_t index
     bint internal                   # clients may not produce to it
     bint removed
-    Watch* produces                 # in the order of their offsets
+    Watch* produces                 # ordered by offset
     Watch* last_produce
     Watch* fetches
-    bint remote                     # another worker's: its partition is a reader
-    uint32_t advanced               # why it is in the pending list, 0: it is not
-    uint64_t named                  # by this Produce, the last that named it among others
+    bint remote                     # owned by another worker: its partition is a reader
+    uint32_t advanced               # why it is in the pending list; 0: it is not
+    uint64_t named                  # number of the last Produce that named it among others
     Entry* pending_next
 
 cdef struct Topic:
@@ -42,8 +42,8 @@ cdef struct Topic:
     bint internal
     int32_t capacity
     int32_t count
-    Entry** entries                 # by partition index, NULL where not here
-    uint64_t named                  # as an entry's
+    Entry** entries                 # by partition index; NULL: not here
+    uint64_t named                  # as in an entry
 
 ctypedef void (*WakeFunction)(void* context) noexcept nogil
 ctypedef void (*RingFunction)(void* context, uint32_t row, uint64_t workers) noexcept nogil
@@ -54,14 +54,14 @@ cdef struct Table:
     uint32_t topics
     Topic** by_name
     Topic** by_id
-    uint64_t generation             # raised by every change: cached Entry pointers are looked up again
-    Entry* pending                  # advanced since the reactor looked
-    Entry* graveyard                # removed; freed when nobody can hold a pointer any more
+    uint64_t generation             # raised by every change: cached Entry pointers must be looked up again
+    Entry* pending                  # advanced since the reactor last looked
+    Entry* graveyard                # removed; freed when nothing can hold a pointer any more
     WakeFunction wake
     void* wake_context
-    Entry** by_row                  # by number of the shared row, NULL where not here
+    Entry** by_row                  # by number of the shared row; NULL: not here
     size_t row_capacity
-    RingFunction ring               # of several workers: tells those in the bit set that the row advanced
+    RingFunction ring               # with several workers: notifies those in the bit set that the row advanced
     void* ring_context
     int me                          # this worker's bit
 
@@ -86,13 +86,13 @@ cdef inline Entry* topic_entry(Topic* topic, int32_t index) noexcept nogil:
 cdef inline Entry* entry_by_row(Table* table, size_t row) noexcept nogil:
     return table.by_row[row] if row < table.row_capacity else NULL
 
-# The owner of a row that we listen to says that it moved.
+# The owner of a row reports that it advanced.
 cdef void table_remote_advanced(Table* table, size_t row) noexcept nogil
 
-# A remote entry with waiters: its owner will ring, and what it did before it heard that is looked at.
+# Makes the owner of a remote entry with waiters notify this worker, and checks for advances before that took effect.
 cdef void table_listen(Entry* entry) noexcept nogil
 
-# Remote entries of a worker that died: what it was about to ring may be lost.
+# A worker died: wakes the waiters of its entries, because notifications may be lost.
 cdef void table_owner_lost(Table* table, int owner) noexcept nogil
 
 cdef void watch_produce(Entry* entry, Watch* watch) noexcept nogil
@@ -105,4 +105,4 @@ cdef class PartitionTable:
     cdef object ringing             # `ring` in Python
     cdef void detach(self, Entry* entry) noexcept
     cdef void bury_entry(self, Entry* entry) noexcept
-    cdef void bury(self) noexcept   # free what was removed; between turns only
+    cdef void bury(self) noexcept   # free removed entries; between turns only

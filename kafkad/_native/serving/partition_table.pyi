@@ -4,24 +4,25 @@ from typing import Any
 INTERNAL_TOPICS: frozenset[str]
 
 class PartitionTable:
-    """The partitions that Produce and Fetch find, by (topic name, index) and (topic id, index)."""
+    """The partitions for Produce and Fetch, by (topic name, index) and (topic id, index)."""
 
     def add(
         self, partition: Any, topic: str, topic_id: bytes | None = None, *, internal: bool | None = None
     ) -> None:
-        """ValueError when it is there already, or the topic is there under another id."""
+        """ValueError if it is there already, or the topic is there with another id."""
     def remove(self, topic: str, index: int) -> None:
-        """Answers whoever waits for it. KeyError when it is not there."""
+        """Remove it and answer its waiters. KeyError if it is not there."""
     def replace(self, topic: str, index: int, partition: Any) -> None:
-        """Waiters are answered from `partition`. KeyError when the place is empty."""
+        """Answer its waiters from `partition` from now on. KeyError if there is no entry."""
     def remote_advanced(self, row: int) -> None:
-        """The owner of this row says that it moved."""
+        """The owner of this row reports that it advanced."""
     def owner_lost(self, owner: int) -> None:
-        """Worker `owner` has died: entries that wait for its rings look again."""
+        """Worker `owner` has died: the waiters of its entries look again."""
     def release_idle_readers(self) -> int:
-        """Closes files of other workers' partitions that nobody read since the last call."""
+        """Close files of other workers' partitions that were not read since the last call."""
     def ring_with(self, ring: Callable[[int, int], None] | None, me: int) -> None:
-        """Without mailboxes: `ring(row, bits of who listens)` at each advance. `me`: this worker."""
+        """Without mailboxes: call `ring(row, bits of listening workers)` at each advance. `me`: this
+        worker."""
     def get(self, topic: str, index: int) -> Any: ...
     def get_by_id(self, topic_id: bytes, index: int) -> Any: ...
     def __len__(self) -> int: ...

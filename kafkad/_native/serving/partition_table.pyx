@@ -1,18 +1,18 @@
-"""Which partitions this worker has: the table that Produce and Fetch look into without the GIL.
+"""The partitions of this worker: the table in which Produce and Fetch look up without the GIL.
 
-Topics hang in two chained hash tables, by name and by id; a topic holds its partitions in an array by index. Python
-adds and removes; the reactor's C looks up, links its waiters into an entry, and is told of every advance of a
-partition by `table_advanced`, which only notes the entry in a list: the reactor serves the waiters when it is done
-with what it is doing, all advances of a turn at once.
+Topics are in two chained hash tables, by name and by id. A topic has an array of its partitions by index. Python adds
+and removes. The reactor's C looks up, links its waiters to an entry, and gets every advance of a partition by
+`table_advanced`, which only adds the entry to a list. The reactor serves the waiters when it has finished its current
+work, for all advances of a turn at once.
 
-With several workers the entries of other workers' partitions are remote: their Partition is a reader. What waits on one
-listens (`table_listen`: a bit in the shared row, then one more look, since the owner may have advanced in between); the
-owner's advance takes the bits and rings each worker, where `table_remote_advanced` finds the entry by its row. A ring
-is for one advance: entries that still have waiters afterwards listen again.
+With several workers, the entries of other workers' partitions are remote: their Partition is a reader. A waiter on one
+listens (`table_listen`): it sets a bit in the shared row and looks once more, because the owner may have advanced in
+between. The owner's advance takes the bits and notifies each worker, where `table_remote_advanced` finds the entry by
+its row. A notification is for one advance: entries that still have waiters listen again.
 
-Keys (`TopicKey`) are counted, since fetch sessions outlive topics. A removed entry answers its waiters, and is freed
-at the start of a later turn, when no C frame can hold its address; what caches an address compares `generation`.
-Beware: all of it belongs to the event loop's thread."""
+Keys (`TopicKey`) have reference counts, because fetch sessions outlive topics. A removed entry answers its waiters, and
+is freed at the start of a later turn, when no C frame can hold its address. Code that caches an address compares
+`generation`. Beware: everything here belongs to the event loop's thread."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
@@ -37,8 +37,8 @@ cdef extern from * nogil:
     """
     uint64_t kafkad_mix(uint64_t a, uint64_t b)
 
-# What the garbage collector must know beside an object's own attributes: the partitions in the entries. Nothing there is
-# cleared by it; a ring of garbage through a table is broken elsewhere, and the table then lets go of them by itself.
+# Tells the garbage collector about the partitions in the entries, beside an object's own attributes. It clears nothing
+# there: a cycle through a table is broken elsewhere, and the table then releases its partitions.
 cdef extern from *:
     """
     static traverseproc kafkad_traverse_attributes;
@@ -64,7 +64,7 @@ cdef enum:
 
 
 cdef uint64_t hash_bytes(uint64_t seed, const void* data, size_t size) noexcept nogil:
-    """Seeded, so that a client cannot choose names that collide."""
+    """Return a seeded hash, so that a client cannot choose names that collide."""
     cdef const uint8_t* at = <const uint8_t*>data
     cdef uint64_t hash = seed ^ (size * <uint64_t>0x9E3779B97F4A7C15)
     cdef uint64_t word
@@ -108,8 +108,8 @@ cdef void key_release(TopicKey* key) noexcept nogil:
 # -- lookups -----------------------------------------------------------------------------------------------
 
 cdef bint same_name(const TopicKey* one, const TopicKey* other) noexcept nogil:
-    """A name that is too long for a topic is compared by its hash alone: a request may compare 32 KB for each of 64,000
-    partitions, and none of them is there."""
+    """Compare names. A name too long for a topic is compared by its hash only: a request may compare 32 KB for each of
+    64,000 partitions, none of which exists."""
     return one.name_hash == other.name_hash and one.name_size == other.name_size and (
         one.name_size > NAME_SIZE_MAX or memcmp(one.name, other.name, one.name_size) == 0)
 
@@ -144,7 +144,7 @@ cdef Topic* topic_by_id(Table* table, const uint8_t* id) noexcept nogil:
 # -- waiters -----------------------------------------------------------------------------------------------
 
 cdef void watch_produce(Entry* entry, Watch* watch) noexcept nogil:
-    """At the end: appends make offsets, and so the high watermark reaches them, in this order."""
+    """Add the waiter at the end: appends assign offsets, and the high watermark reaches them, in this order."""
     watch.entry = entry
     watch.next = NULL
     watch.previous = entry.last_produce
@@ -184,8 +184,8 @@ cdef void unwatch(Watch* watch, bint is_produce) noexcept nogil:
 
 
 cdef void ring_readers(Entry* entry) noexcept nogil:
-    """Other workers that listen: their bits are taken, so that each is told once. The fence stands against the one in
-    `partition_listen`: either the reader sees what was written, or its bit is seen here."""
+    """Notify other workers that listen, and clear their bits, so that each is notified once. The fence pairs with the
+    one in `partition_listen`: either the reader sees the write, or its bit is seen here."""
     cdef Row* row = (<Partition>entry.partition).row
     cdef uint64_t workers
     kafkad_fence()
@@ -196,7 +196,7 @@ cdef void ring_readers(Entry* entry) noexcept nogil:
 
 
 cdef void table_advanced(void* context, void* partition, int why) noexcept nogil:
-    """`Partition.advanced`: notes that waiters of this entry may be answered now."""
+    """Handle `Partition.advanced`: note that waiters of this entry may be answered now."""
     cdef Entry* entry = <Entry*>context
     cdef Table* table = entry.table
     if table.ring is not NULL and not entry.remote:
@@ -364,8 +364,8 @@ cdef class PartitionTable:
             self.bury_entry(entry)
 
     def add(self, Partition partition not None, str topic not None, bytes topic_id=None, *, internal=None):
-        """Serve `partition` (its index is `partition.index`). ValueError when (topic, index) is there already, or when
-        the topic is there under another id: remove the old partitions first."""
+        """Serve `partition` (its index is `partition.index`). ValueError if (topic, index) is there already, or the
+        topic is there with another id: remove the old partitions first."""
         cdef bytes name = topic.encode()
         cdef const uint8_t* id = NULL
         cdef Topic* found = topic_by_name(&self.table, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
@@ -424,7 +424,7 @@ cdef class PartitionTable:
             ring_readers(entry)                     # they may have listened to an owner that died
 
     def replace(self, str topic not None, int32_t index, Partition partition not None):
-        """Another worker owns it now, or this one does: whoever waits for it is answered from `partition`."""
+        """The owner changed to another worker, or to this one: answer the waiters from `partition` from now on."""
         cdef bytes name = topic.encode()
         cdef Topic* found = topic_by_name(&self.table, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
         cdef bytes topic_id
@@ -437,15 +437,15 @@ cdef class PartitionTable:
         self.add(partition, topic, topic_id, internal=internal)
 
     def remote_advanced(self, size_t row) -> None:
-        """What the owner's message says: waiters for the partition with this row look again."""
+        """Handle an owner's message: waiters for the partition with this row look again."""
         table_remote_advanced(&self.table, row)
 
     def owner_lost(self, int owner) -> None:
-        """Worker `owner` has died: what it was about to say of its partitions is looked at here."""
+        """Worker `owner` has died: look for advances that it did not report."""
         table_owner_lost(&self.table, owner)
 
     def remove(self, str topic not None, int32_t index):
-        """Serve it no longer: whoever waits for it is answered. KeyError when it is not there."""
+        """Stop serving it, and answer its waiters. KeyError if it is not there."""
         cdef bytes name = topic.encode()
         cdef Topic* found = topic_by_name(&self.table, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
         cdef Entry* entry = topic_entry(found, index)
@@ -465,7 +465,7 @@ cdef class PartitionTable:
             ring_readers(entry)
         if entry.produces is not NULL or entry.fetches is not NULL:
             table_advanced(<void*>entry, entry.partition, PARTITION_GONE)
-        if not entry.advanced:                     # else the reactor buries it, once its waiters are answered
+        if not entry.advanced:                     # otherwise the reactor frees it after answering its waiters
             entry.pending_next = self.table.graveyard
             self.table.graveyard = entry
         if found.count == 0:
@@ -476,7 +476,7 @@ cdef class PartitionTable:
             free(found)
 
     def release_idle_readers(self) -> int:
-        """Closes files of other workers' partitions that nobody read since the last call; how many segments' they were."""
+        """Close files of other workers' partitions not read since the last call. Return the number of segments."""
         cdef Partition partition
         closed = 0
         for partition in self.partitions.values():
@@ -485,7 +485,7 @@ cdef class PartitionTable:
         return closed
 
     def ring_with(self, ring, int me) -> None:
-        """Without mailboxes: `ring(row, workers)` is called at each advance that others listen to; `me` is our bit."""
+        """Without mailboxes: call `ring(row, workers)` at each advance with listeners; `me` is our bit."""
         self.ringing = ring
         self.table.ring = NULL
         self.table.me = me
@@ -494,11 +494,11 @@ cdef class PartitionTable:
             self.table.ring_context = <void*>self
 
     def get(self, str topic not None, int32_t index):
-        """The Partition, or None."""
+        """Return the Partition, or None."""
         return self.partitions.get((topic, index))
 
     def get_by_id(self, bytes topic_id not None, int32_t index):
-        """The Partition, or None."""
+        """Return the Partition, or None."""
         cdef Entry* entry
         if len(topic_id) != 16:
             raise ValueError("a topic id has 16 bytes")

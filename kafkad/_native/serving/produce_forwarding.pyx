@@ -1,25 +1,26 @@
-"""Produce across workers: records go to their partition's owner as a message that says where they stand.
+"""Forwarding Produce: a partition's owner gets a message that says where the records are.
 
     receiving worker                                        owner
     produce_frame ── APPEND row, arena position ─────────►  checks, appends from the sender's arena (one pwrite)
     produce_outcome ◄───────────── APPENDED code, offsets ─ 
     waits for the high watermark, if acks=-1 must ◄─ ADVANCED row ─ each advance that somebody listens to
 
-The bytes stay where the socket put them: the request holds a reference to its buffer until the last owner has answered,
-whatever happens to its connection or its timeout, since the owner may be writing from there. The owner trusts nothing but
-the mapping: it checks position, topic id, and the batch with its CRC, so a sender that dies half-way leaves no mark.
+The bytes stay where the socket put them. The request holds a reference to its buffer until the last owner has answered,
+whatever happens to its connection or its timeout, because the owner may be writing from there. The owner trusts only
+the mapping: it checks position, topic id, and the batch with its CRC, so a sender that dies half-way causes no damage.
 
-**Order.** What one connection sends to one partition takes effect in that order: a ring is first in, first out, and
-our own partitions are appended to at once. Nothing else of that connection runs until all its Produces are answered.
-A batch that is left to a thread (produce.pyx) is copied first. Later batches of the same connection for the same partition
-are queued behind it; those of others are appended at once.
+**Order.** Batches of one connection for one partition are appended in the order in which they were sent: a ring is
+first in, first out, and local partitions are appended to at once. Nothing else of that connection runs until all its
+Produces are answered. A batch that is decompressed in a thread (produce.pyx) is copied first. Later batches of the same
+connection for the same partition queue behind it; those of other connections are appended at once.
 
-**Transactions.** The first batch of one may come back with NEED_TRANSACTION and a guard (produce_gate.pyx). It is sent again
-with the guard, which is worth nothing to a successor of the owner that gave it.
+**Transactions.** The first batch of a transaction may come back with NEED_TRANSACTION and a guard (produce_gate.pyx).
+It is sent again with the guard, which is valid only for the owner that gave it, not for a successor.
 
-**Death.** When an owner dies, what is in flight to it is answered with NOT_LEADER_OR_FOLLOWER: it may have been appended
-or not, as when any leader dies. Until its successor comes nothing is sent to it. An answer to a former life is
-dropped by the mailbox, and what a dead owner had answered before we heard of its death is not listened to.
+**Death.** If an owner dies, its requests in flight are answered with NOT_LEADER_OR_FOLLOWER: they may have been
+appended or not, as when any leader dies. Nothing is sent to it until its successor has started. The mailbox drops
+answers to an earlier life of this worker, and answers of a dead owner that arrive after its death was noticed are
+ignored.
 
 Beware: an outcome may close its connection, which calls Python."""
 
@@ -53,7 +54,7 @@ from collections import deque
 
 cdef enum:
     FROM_ADMIN = 1                      # Mail.flags
-    ADMISSION_SHIFT = 1                 # the next two: guards.Admission
+    ADMISSION_SHIFT = 1                 # the next two bits: guards.Admission
     ADMISSION_MASK = 3
     ACKS_ALL = 8
     BAD_A_MAIL = TEXT_MAX // 4
@@ -81,7 +82,7 @@ cdef uint32_t flight_place(Forwarding self) noexcept nogil:
 
 cdef int forward_append(void* context, HeldProduce* held, uint32_t number, Entry* entry, const Part* part,
                         const Request* request, const Outcome* outcome) noexcept nogil:
-    """produce.ForwardFunction."""
+    """Implement produce.ForwardFunction."""
     return send_append(<Forwarding>context, held, number, <Partition>entry.partition, entry.key.id, part, request, outcome)
 
 
@@ -94,9 +95,9 @@ cdef int send_append(Forwarding self, HeldProduce* held, uint32_t number, Partit
         return NOT_LEADER_OR_FOLLOWER
     if outcome.info.guard and (outcome.guard_owner != partition.owner
                                or outcome.guard_life != self.mailboxes.outboxes[partition.owner].life):
-        return NOT_LEADER_OR_FOLLOWER                   # who gave it has died, and took all its guards along
+        return NOT_LEADER_OR_FOLLOWER                   # the owner that gave the guard has died; its guards are lost
     if not in_arena(self.mailboxes, self.mailboxes.me, part.records, <size_t>part.size):
-        return NOT_LEADER_OR_FOLLOWER                   # the arena is full for now: to be tried again
+        return NOT_LEADER_OR_FOLLOWER                   # the arena is full for now: the client tries again
     place = flight_place(self)
     self.generation += 1
     self.in_flight += 1
@@ -137,7 +138,7 @@ cdef void land(Forwarding self, uint32_t place, Outcome* outcome) noexcept nogil
 
 
 cdef inline bint is_in_flight(Forwarding self, int sender, const Mail* mail) noexcept nogil:
-    """False for an answer of an owner that has died, after its requests were answered in its place."""
+    """Return False for an answer of a dead owner, whose requests were answered already."""
     cdef uint32_t place = <uint32_t>mail.token
     return (place < self.capacity and self.flights[place].held is not NULL and self.flights[place].owner == sender
             and self.flights[place].generation == <uint32_t>(mail.token >> 32))
@@ -214,7 +215,7 @@ cdef void mail_append(Forwarding self, int sender, const Mail* mail) noexcept no
 
 
 cdef bint append_now(Forwarding self, int sender, const Mail* mail) noexcept nogil:
-    """False when a thread has to unpack it first."""
+    """Return False if a thread must decompress it first."""
     cdef Entry* entry = entry_by_row(&self.table.table, mail.row)
     cdef Outcome outcome
     cdef Part part
@@ -225,7 +226,7 @@ cdef bint append_now(Forwarding self, int sender, const Mail* mail) noexcept nog
     outcome.info.bad_record = -1
     outcome.info.log_start_offset = -1
     if entry is NULL or entry.remote or entry.index != mail.code or memcmp(entry.key.id, mail.topic_id, 16) != 0:
-        outcome.code = NOT_LEADER_OR_FOLLOWER           # not yet or no longer: the sender's table is another
+        outcome.code = NOT_LEADER_OR_FOLLOWER           # not yet or no longer: the sender's table differs
     elif mail.size > ARENA_SIZE or mail.at > ARENA_SIZE - mail.size:
         outcome.code = UNKNOWN_SERVER_ERROR
     else:
@@ -241,7 +242,7 @@ cdef bint append_now(Forwarding self, int sender, const Mail* mail) noexcept nog
                 with gil:
                     if unpack_forwarded(self, sender, mail, &outcome):
                         return False
-        if entry.removed:                               # by Python, while it appended
+        if entry.removed:                               # removed by Python during the append
             entry = NULL
     answer_append(self, sender, mail, entry, &outcome)
     return True
@@ -287,15 +288,15 @@ cdef void answer_append(Forwarding self, int sender, const Mail* mail, Entry* en
     mail_post(self.mailboxes, sender, &answer)
 
 
-# A batch that a thread unpacks, and the mails behind it.
+# A batch in decompression, and the mails behind it.
 
 cdef class ForwardedPart:
-    """Called on the loop when a thread has unpacked another worker's batch."""
+    """Called on the loop when a thread has decompressed another worker's batch."""
 
     cdef Forwarding forwarding
     cdef int sender
     cdef Mail mail
-    cdef Partition partition            # that it was sent to; by now the row may show another one
+    cdef Partition partition            # it was sent to this one; by now the row may show another
     cdef tuple way
 
     def __call__(self, work, error):
@@ -303,7 +304,7 @@ cdef class ForwardedPart:
 
 
 cdef inline tuple way_of(int sender, const Mail* mail, Partition partition):
-    """The batches that keep their order: those of one connection for one partition."""
+    """Return the key of batches that keep their order: those of one connection for one partition."""
     return (sender, mail.from_life, mail.base_offset, partition)
 
 
@@ -317,7 +318,7 @@ cdef bint queued_behind(Forwarding self, int sender, const Mail* mail, Partition
 
 
 cdef bint unpack_forwarded(Forwarding self, int sender, const Mail* mail, Outcome* outcome) noexcept:
-    """The rest of the append goes to the threads. False: it failed (no memory), and `outcome` has the error."""
+    """Give the rest of the append to the threads. Return False if that failed (no memory); `outcome` has the error."""
     cdef ForwardedPart part
     cdef object work = take_pending(self.producing)
     cdef Partition partition = work.partition
@@ -344,7 +345,7 @@ cdef bint unpack_forwarded(Forwarding self, int sender, const Mail* mail, Outcom
 
 
 cdef void forwarded_unpacked(Forwarding self, ForwardedPart part, object work, object error) noexcept:
-    """Append and answer, on the loop. `work` is None when the reactor closes. A sender that has died gets no answer."""
+    """Append and answer, on the loop. `work` is None if the reactor closes. A sender that has died gets no answer."""
     cdef const Mail* mail = &part.mail
     cdef Partition partition = part.partition
     cdef Entry* entry
@@ -381,7 +382,7 @@ cdef void forwarded_unpacked(Forwarding self, ForwardedPart part, object work, o
 
 
 cdef uint16_t put_message(char* into, const char* message) noexcept nogil:
-    """As much of it as has room, in whole characters of UTF-8."""
+    """Copy as much of the message as there is room for, in whole UTF-8 characters."""
     cdef size_t size = strnlen(message, TEXT_MAX)
     if size == TEXT_MAX:
         while size and message[size] & 0xC0 == 0x80:
@@ -391,7 +392,7 @@ cdef uint16_t put_message(char* into, const char* message) noexcept nogil:
 
 
 cdef void ring_listeners(void* context, uint32_t row, uint64_t workers) noexcept nogil:
-    """partition_table.RingFunction: a row of ours has advanced, and these workers want to know."""
+    """Implement partition_table.RingFunction: notify these workers that a row of ours has advanced."""
     tell_advance(<Forwarding>context, row, workers)
 
 
@@ -404,7 +405,7 @@ cdef void tell_advance(Forwarding self, uint32_t row, uint64_t workers) noexcept
     for worker in range(self.mailboxes.count):
         if workers >> worker & 1 and worker != self.mailboxes.me:
             mail_post(self.mailboxes, worker, &mail)
-    if not self.core.polling:                           # Python moved it: the next round rings the doorbells
+    if not self.core.polling:                           # moved by Python: the next round rings the doorbells
         core_wake(self.core)
 
 
@@ -425,7 +426,7 @@ cdef void forward_mail(Forwarding self, int sender, const Mail* mail) noexcept n
 
 
 cdef class Forwarding:
-    """One worker's part in it. Made after `Mailboxes.enter`."""
+    """One worker's part in forwarding. Created after `Mailboxes.enter`."""
 
     def __cinit__(self, PartitionTable table not None, Mailboxes mailboxes not None, Producing producing not None):
         cdef int peer

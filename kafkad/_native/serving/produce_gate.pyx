@@ -1,22 +1,23 @@
-"""Produce and the coordinators of transactions: the first batch of a transaction in a partition (KIP-890).
+"""Produce and transaction coordinators: the first batch of a transaction in a partition (KIP-890).
 
-A log answers such a batch NEED_TRANSACTION and a guard (_native/log/guards.pyx). Its part of the request then waits (TO_ASK)
-while the other parts are appended. When nothing else of the request is left, the coordinator is asked, once, for all parts
-that wait. Those that it admits are appended again with their guards; the others are answered with its error.
+A log answers such a batch with NEED_TRANSACTION and a guard (_native/log/guards.pyx). Its part of the request then
+waits (TO_ASK) while the other parts are appended. When only such parts are left, the coordinator is asked once for all
+of them. The parts that it admits are appended again with their guards; the others are answered with its error.
 
     append ── NEED_TRANSACTION, guard ──► TO_ASK ── gate ──► AGAIN ── append with the guard ──► answer
                                                       └────► refused
 
-All other batches of a transaction are appended without a question, and without Python.
+All other batches of a transaction are appended without asking, and without Python.
 
-**Order.** Nothing behind a request that waits is served. But before its owner, another worker, has said NEED_TRANSACTION, later
-requests may be on their way to it, and are answered the same. So requests queue for their connection (`Conn.asking`), and
-only the first asks. The others try to append again when they are the first: by then the transaction has begun here, or
-the first batch has failed and they ask for themselves.
+**Order.** Requests behind one that waits are not served. But before another worker, the owner, has returned
+NEED_TRANSACTION, later requests may be on their way to it, and get the same answer. So requests queue for their
+connection (`Conn.asking`), and only the first asks. Each of the others tries to append again when it becomes the first.
+By then the transaction has begun here, or the first batch has failed and the request asks for itself.
 
-**Bounds.** A connection asks for one request at a time, with an exception: a later one may have begun to ask before an
-earlier one heard of its need. Their partitions differ, else the earlier one would have heard first. A question that is not
-answered is given up after WAIT_MS_MAX, or the request's timeout; its parts get a retriable error, as nothing was appended."""
+**Bounds.** A connection asks for one request at a time, with one exception: a later request may have begun to ask
+before an earlier one got its NEED_TRANSACTION. Their partitions differ, otherwise the earlier one would have got it
+first. An unanswered question is given up after WAIT_MS_MAX, or the request's timeout. Its parts get a retriable error,
+as nothing was appended."""
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.object cimport PyObject
@@ -40,7 +41,7 @@ import logging
 log = logging.getLogger("kafkad.produce")
 
 cdef enum:
-    IMPLICIT_FROM = 12                  # Produce: its first batch adds the partition to the transaction
+    IMPLICIT_FROM = 12                  # from this Produce version on, its first batch adds the partition
 
 
 cdef int gate_admission(int16_t version, bint verifies) noexcept nogil:
@@ -50,7 +51,7 @@ cdef int gate_admission(int16_t version, bint verifies) noexcept nogil:
 
 
 cdef bint has_two_producers(const Request* request) noexcept nogil:
-    """ReplicaManager.handleProduceAppend."""
+    """Check as ReplicaManager.handleProduceAppend does."""
     cdef const uint8_t* records
     cdef const uint8_t* first = NULL
     cdef uint32_t i
@@ -114,8 +115,8 @@ cdef void asking_leave(HeldProduce* held) noexcept nogil:
 cdef class Asked:
     """Called with the coordinator's answers: (error code, message or None) for each part that was asked for."""
 
-    cdef HeldProduce* held              # NULL: it does not wait any more, or has its answer
-    cdef AnsweredFunction answered      # NULL: `gate_ask` runs
+    cdef HeldProduce* held              # NULL: it no longer waits, or has its answer
+    cdef AnsweredFunction answered      # NULL: `gate_ask` is still running
 
     def __call__(self, answers not None):
         cdef HeldProduce* held = self.held
@@ -167,7 +168,7 @@ cdef void gate_ask(HeldProduce* held, Table* table, object gate, AnsweredFunctio
 
 
 cdef str name_of(Table* table, const TopicParts* parts):
-    """The topic's name; None if it is named by its id, and was deleted meanwhile."""
+    """Return the topic's name, or None if it was named by its id and was deleted meanwhile."""
     cdef Topic* topic
     if parts.name_size >= 0:
         return parts.name[:parts.name_size].decode()
@@ -223,7 +224,7 @@ cdef void forget_asked(HeldProduce* held) noexcept nogil:
 
 
 cdef void refuse(Core* core, HeldProduce* held, object error) noexcept:
-    """The gate is broken, or memory is short."""
+    """Refuse all parts: the gate failed, or memory is short."""
     cdef uint32_t i
     forget_asked(held)
     if isinstance(error, AssertionError) or not isinstance(error, Exception):

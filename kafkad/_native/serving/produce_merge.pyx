@@ -1,13 +1,13 @@
 """Partitions and topics that a Produce names twice (KafkaApis.handleProduceRequest).
 
 Kafka collects a request in a map by topic and partition. So a partition that is named twice is appended once, with the
-records that were named last, and has one entry in the answer; a topic that is named twice has one entry, too, and a topic
-without partitions has none. Records that fail ProduceRequest.validateRecords are in a map of their own, which goes over
-the other in the answer: such a partition answers INVALID_RECORD though Kafka has appended its valid records. Here nothing
-is appended then, since an answer that says no must mean it.
+records named last, and has one entry in the answer. A topic that is named twice has one entry, too, and a topic without
+partitions has none. Records that fail ProduceRequest.validateRecords are in a second map, which overrides the first in
+the answer: such a partition answers INVALID_RECORD although Kafka has appended its valid records. Here nothing is
+appended then, because an error must mean that nothing was appended.
 
-No client does this, so produce.pyx calls this only for a request in which it has found something to merge. The work is
-linear: two open-addressing tables, with the partition table's seed against names chosen to collide."""
+No known client does this, so produce.pyx calls this module only for a request that needs merging. The work is linear:
+two open-addressing tables, seeded like the partition table against names chosen to collide."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int16_t, uint32_t, uint64_t
@@ -32,7 +32,7 @@ cdef inline bint same_name(const TopicParts* one, const TopicParts* other) noexc
 
 
 cdef void find_first_topics(uint64_t seed, const TopicParts* topics, uint32_t count, uint32_t* first) noexcept nogil:
-    """Of each topic the number of the first one with that name."""
+    """For each topic, find the number of the first one with the same name."""
     cdef size_t mask = table_size(count) - 1, at
     cdef uint32_t* table = <uint32_t*>calloc(mask + 1, sizeof(uint32_t))     # number + 1
     cdef uint32_t i
@@ -77,7 +77,7 @@ cdef void merge_parts(uint64_t seed, int16_t version, TopicParts* topics, uint32
                 there = &merged[table[at] - 1]
                 if invalid(part, version) or not invalid(there, version):
                     there[0] = part[0]
-    # Back into the arrays of the request, by topic in the order of their first names.
+    # Copies back to the arrays of the request, by topic in the order of their first names.
     for i in range(topics_before):
         topics[i].count = 0
     for j in range(kept):

@@ -4,13 +4,14 @@ from kafkad._native.serving.connection cimport Core
 from kafkad._native.serving.partition_table cimport Entry
 from kafkad._native.serving.produce_state cimport Outcome, Part, Producing
 
-# Appends by the partition's log. OUTCOME_TO_COME: this round has no time for all of it, and `take_pending` has the rest.
+# Appends through the partition's log. OUTCOME_TO_COME: it exceeds this round's time, and `take_pending` returns the
+# rest.
 cdef void append_python(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil
 cdef object take_pending(Producing self)
 
-# After that work, on the loop: `error` is what it raised, or None.
+# Ends that work, on the loop. `error`: what it raised, or None.
 cdef void finish_append(Producing self, object work, object error, Outcome* outcome) noexcept
 cdef void close_work(Core* core, object work) noexcept
 
-# Errors that Kafka answers without the log start offset.
+# Whether Kafka answers this error without the log start offset.
 cdef bint hides_log_start(int code) noexcept nogil

@@ -1,6 +1,6 @@
-"""Appends that C cannot do alone: the log in Python rolls, unpacks or rebuilds a batch, and then appends.
+"""Appends that C cannot do alone: the log in Python rolls, decompresses or rebuilds a batch, and then appends.
 
-What is unpacked takes at most `unpack_ns` of a round here; a thread does the rest (unpacking.pyx), and `finish_append`
+Decompression takes at most `unpack_ns` of a round here. A thread does the rest (unpacking.pyx), and `finish_append`
 appends the result, under the partition's state at that time."""
 
 from cpython.memoryview cimport PyMemoryView_FromMemory
@@ -24,7 +24,7 @@ cdef void append_python(Producing self, Entry* entry, const Part* part, Outcome*
 
 
 cdef void append_client(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept:
-    """The slow path. OUTCOME_TO_COME: this round has no time for all of it, and `self.pending` does the rest."""
+    """Take the slow path. OUTCOME_TO_COME: it exceeds this round's time, and `self.pending` has the rest."""
     cdef Partition partition = <Partition>entry.partition
     cdef int64_t began_ns
     cdef bint kept = False
@@ -52,7 +52,7 @@ cdef void append_client(Producing self, Entry* entry, const Part* part, Outcome*
                 self.unpack_ns -= unpack_now_ns() - began_ns
         finally:
             if not kept:
-                view.release()                          # the bytes are the socket's: nobody may keep them
+                view.release()                          # the bytes belong to the socket: no reference may stay
         if outcome.code != OUTCOME_TO_COME:
             note_result(outcome, result)
     except BaseException as error:
@@ -66,7 +66,7 @@ cdef object take_pending(Producing self):
 
 
 cdef void close_work(Core* core, object work) noexcept:
-    """The heap is trimmed after a large batch: its copy may lie in an arena of a thread."""
+    """Close the work. The heap is trimmed after a large batch, whose copy may be in a thread's arena."""
     work.close()
     if work.large:
         core.freed_bytes += <int64_t>work.size
@@ -92,6 +92,6 @@ cdef void finish_append(Producing self, object work, object error, Outcome* outc
 
 
 cdef bint hides_log_start(int code) noexcept nogil:
-    """Errors that Kafka answers without the log start offset; the others have it (ReplicaManager.appendRecordsToLeader)."""
+    """Return whether Kafka answers this error without the log start offset (ReplicaManager.appendRecordsToLeader)."""
     return (code == CORRUPT_MESSAGE or code == UNKNOWN_TOPIC_OR_PARTITION or code == NOT_LEADER_OR_FOLLOWER
             or code == MESSAGE_TOO_LARGE or code == RECORD_LIST_TOO_LARGE or code == KAFKA_STORAGE_ERROR)

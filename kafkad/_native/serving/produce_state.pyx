@@ -1,4 +1,4 @@
-"""What is known of a Produce at hand, and of those that wait: the structs are in produce_state.pxd, each with its owner."""
+"""The state of the current Produce and of waiting ones. produce_state.pxd has the structs, each with its owner."""
 
 from libc.stdlib cimport free
 

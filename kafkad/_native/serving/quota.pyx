@@ -1,27 +1,27 @@
-"""Client quotas in the data plane: produce and fetch byte rates, request time, and the pauses that follow from them.
+"""Client quotas in the data plane: produce and fetch byte rates, request time, and the resulting pauses.
 
-    Core.quotas ── Quotas: the table that all workers share, and who resolves (server/client_quotas)
+    Core.quotas ── Quotas: the table that all workers share, and its resolver (server/client_quotas)
     Conn.quota ─── ConnQuota: the charge of each kind, for the client id of the last request
-    Conn.pause ─── Pause: the timer of a connection that is muted
+    Conn.pause ─── Pause: the timer of a muted connection
 
-While no quota is set `Core.quotas` is NULL, and a request costs that comparison. Where quotas are set, the first request of a
-connection asks Python for the bucket and the limit of its principal and client id; the answer holds until a quota changes or
-the client id does.
+While no quota is set, `Core.quotas` is NULL, and a request costs one comparison. Otherwise the first request of a
+connection asks Python for the bucket and the limit of its principal and client id. The result is used until a quota or
+the client id changes.
 
-**Produce** is charged its size when it is answered, also the one of acks=0. **Fetch** is charged the size of its answer. One
-that would exceed the limit is not charged; it gets an answer without partitions, and its session is left as it was, so that
-the next one tells what this one would have. `max.bytes` is held to what a window allows. A batch above that could never pass:
-it is sent once the window is less than half full, and its client pauses for as long as it takes to make up for it.
+**Produce** is charged its size when it is answered, also with acks=0. **Fetch** is charged the size of its answer. An
+answer that would exceed the limit is not charged: it is sent without partitions, and its session stays unchanged, so
+that the next answer has the data. `max.bytes` is limited to what a window allows. A batch above that could never pass:
+it is sent once the window is less than half full, and its client then pauses until its rate is within the limit again.
 
-**Request time** (request_percentage) is the CPU time of the worker's thread, as a percentage of one second. While a quota of
-it is set, each turn of a connection is timed: what is read, served and sent in it, with the handlers in Python. So is what is
-done for it later: a Fetch that waited, and handlers that run in steps. It is charged when an answer is made, which then says
-how long to pause, and at the end of the turn. Not counted: what another worker does for a request, requests of brokers, logins,
-and Produces of acks=0. As with Kafka, no pause for it is longer than one window.
+**Request time** (request_percentage) is the CPU time of the worker's thread, as a percentage of one second. While such
+a quota is set, each turn of a connection is timed: reading, serving, sending, and the handlers in Python. So is later
+work for it: a Fetch that waited, and handlers that run in steps. Time is charged when an answer is made, which then
+carries the pause, and at the end of the turn. Not counted: the work of another worker for a request, requests of
+brokers, logins, and Produces with acks=0. As in Kafka, its pause is never longer than one window.
 
-**Muted** means that a connection is not read and that what is kept of it is not served, until its timer ends the pause. What
-it asked for before is answered, and the answer that says how long the pause is leaves at once (KIP-219). That its peer has
-gone is noticed behind the pause."""
+A **muted** connection is not read, and its kept bytes are not served, until its timer ends the pause. Earlier requests
+are answered, and the answer with the length of the pause is sent at once (KIP-219). A disconnect of the peer is noticed
+after the pause."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint64_t
@@ -45,7 +45,7 @@ cdef extern from * nogil:
     int64_t kafkad_thread_ns()
 
 cdef enum:
-    SHARED_ROW_MS = 1000            # a client in the row that many share looks for one of its own so often
+    SHARED_ROW_MS = 1000            # how often a client in the shared row looks for a row of its own
     SASL_HANDSHAKE = 17
     WRITE_TXN_MARKERS = 27
     SASL_AUTHENTICATE = 36
@@ -53,21 +53,21 @@ cdef enum:
 ANONYMOUS = "User:ANONYMOUS"
 
 cdef struct ConnQuota:
-    uint64_t version                # of the quotas that these were resolved with
-    uint64_t client                 # a hash of the client id; who makes two of its own meet gains nothing
-    bint exempt                     # nobody pays for the time of the request at hand
+    uint64_t version                # version of the quotas that these were resolved with
+    uint64_t client                 # hash of the client id; a collision of a client's own ids gains it nothing
+    bint exempt                     # nobody pays for the time of the current request
     int known                       # bits: kinds that were resolved
     Charge charges[QUOTA_KINDS]
 
 cdef struct Pause:
-    Timer timer                     # first
+    Timer timer                     # must be the first field
     Conn* conn
 
 
 # -- who pays ----------------------------------------------------------------------------------------------
 
 cdef inline uint64_t hash_of(const uint8_t* client, int16_t size) noexcept nogil:
-    """FNV-1a. A null client id is the empty one, as with Kafka."""
+    """Return an FNV-1a hash. A null client id counts as the empty one, as in Kafka."""
     cdef uint64_t value = <uint64_t>0xcbf29ce484222325
     cdef int16_t i
     for i in range(size):
@@ -142,7 +142,7 @@ cdef void quota_produced(Slot* slot) noexcept nogil:
     pause_ms = max(pause_ms, quota_overtime(slot.conn))
     if pause_ms == 0:
         return
-    if slot.api_version >= 1:                           # the last field; flexible versions end with an empty list of tags
+    if slot.api_version >= 1:                           # the last field; in flexible versions an empty list of tags follows
         put_i32(slot.data + slot.size - (5 if slot.api_version >= 9 else 4), <int32_t>pause_ms)
     quota_mute(slot.conn, pause_ms)
 
@@ -175,7 +175,7 @@ cdef int64_t quota_fetched(Conn* conn, Charge* charge, int64_t size, bint* empty
     empty[0] = True
     if size > window and 2 * table_total(
             <QuotaTable>(<Quotas*>core.quotas).table, charge.row, core.monotonic_ms, &elapsed_ms) < window:
-        quota_take(core, charge, <double>size)          # a batch that no window has room for
+        quota_take(core, charge, <double>size)          # a batch that is too large for any window
         empty[0] = False
     quota_mute(conn, pause_ms)
     return pause_ms
@@ -184,7 +184,7 @@ cdef int64_t quota_fetched(Conn* conn, Charge* charge, int64_t size, bint* empty
 # -- request time ------------------------------------------------------------------------------------------
 
 cdef inline ConnQuota* timed_quota(const Quotas* quotas, Conn* conn) noexcept nogil:
-    """Who pays for the time of the request at hand; NULL: nobody."""
+    """Return the ConnQuota that pays for the current request's time, or NULL."""
     cdef ConnQuota* own = <ConnQuota*>conn.quota
     if own is NULL or conn.closed or own.exempt or own.version != quotas.version or (
             not own.known & (1 << QUOTA_REQUEST) or own.charges[<int>QUOTA_REQUEST].limit == 0):
@@ -193,7 +193,7 @@ cdef inline ConnQuota* timed_quota(const Quotas* quotas, Conn* conn) noexcept no
 
 
 cdef void settle(Core* core, Quotas* quotas) noexcept nogil:
-    """Charge what was done since the last look."""
+    """Charge the time since the last call."""
     cdef ConnQuota* own = timed_quota(quotas, quotas.timed)
     cdef int64_t now_ns = kafkad_thread_ns()
     if own is not NULL:
@@ -226,7 +226,7 @@ cdef void quota_request(Conn* conn, int16_t key, const uint8_t* client, int16_t 
     if not quotas.kinds & (1 << QUOTA_REQUEST):
         return
     if quotas.timed is conn and own is not NULL and own.exempt != exempt:
-        settle(conn.core, quotas)                       # what came before
+        settle(conn.core, quotas)                       # charge the time before this request
     quota_of(conn, QUOTA_REQUEST, client, client_size, &charge)
     (<ConnQuota*>conn.quota).exempt = exempt
 
@@ -250,12 +250,12 @@ cdef int64_t quota_overtime(Conn* conn) noexcept nogil:
 
 
 def overtime_ms(connection):
-    """Return for how long a connection must pause because of the time that its client's requests took; 0: it need not."""
+    """Return for how many ms a connection must pause because of the time of its client's requests; 0: it need not."""
     return quota_overtime((<Connection>connection).conn) if is_timed(connection) else 0
 
 
 def is_timed(connection):
-    """Whether it is a connection of this worker, and there is a quota of request time, for anybody."""
+    """Return whether it is a connection of this worker, and there is a quota of request time, for any client."""
     cdef Conn* conn = (<Connection>connection).conn if isinstance(connection, Connection) else NULL
     if conn is NULL or conn.core.quotas is NULL:
         return False
@@ -263,12 +263,12 @@ def is_timed(connection):
 
 
 def begin_work(Connection connection not None):
-    """The thread does something for a connection outside its turn. True: `end_work` must follow."""
+    """Begin work for a connection outside of its turn. True: `end_work` must follow."""
     return connection.conn is not NULL and quota_turn_begin(connection.conn)
 
 
 def end_work(Connection connection not None):
-    """See begin_work. The connection may have been closed."""
+    """End the work of `begin_work`. The connection may have been closed."""
     cdef Conn* conn = connection.conn
     if conn is not NULL:
         quota_turn_end(conn.core)
@@ -299,11 +299,11 @@ cdef void quota_mute(Conn* conn, int64_t pause_ms) noexcept nogil:
 
 
 def pause(Connection connection not None, int64_t pause_ms):
-    """Read nothing of a connection for so long; its answers leave. A closed one stays closed."""
+    """Do not read the connection for this time; its answers are sent. A closed connection stays closed."""
     if connection.conn is not NULL and pause_ms > 0:
         quota_mute(connection.conn, pause_ms)
         if not connection.conn.core.polling:
-            core_wake(connection.conn.core)             # the timer may be the earliest
+            core_wake(connection.conn.core)             # its timer may be the earliest
 
 
 cdef void pause_ended(Core* core, Timer* timer) noexcept nogil:
@@ -329,7 +329,7 @@ cdef void quota_left(Conn* conn) noexcept nogil:
 # -- a worker's --------------------------------------------------------------------------------------------
 
 cdef class ClientQuotaCounting:
-    """Sets `Core.quotas` for a reactor."""
+    """Sets `Core.quotas` of a reactor."""
 
     def __cinit__(self, QuotaTable table not None, resolve not None):
         if table.me < 0:
@@ -341,7 +341,7 @@ cdef class ClientQuotaCounting:
         self.quotas.resolve = <PyObject*>resolve
 
     cdef void change(self, Core* core, int kinds) noexcept:
-        """Quotas have changed; there are some of these kinds now."""
+        """Quotas have changed. `kinds`: bits of the kinds that have quotas now."""
         self.quotas.kinds = kinds
         if not kinds & (1 << QUOTA_REQUEST):
             self.quotas.timed = NULL

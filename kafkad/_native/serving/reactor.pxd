@@ -1,4 +1,4 @@
-"""The event loop's C half. See reactor.pyx."""
+"""The C part of the event loop. See reactor.pyx."""
 
 from cpython.object cimport PyObject
 
@@ -8,9 +8,9 @@ from kafkad._native.serving.rounds cimport Rounds
 from kafkad._native.serving.topic_rights cimport TopicRights
 
 cdef class Reactor(Rounds):
-    cdef PyObject* arena            # Mailboxes, a reference: the core's buffers lie there
-    cdef int mail_kind              # what epoll points to: KIND_MAIL
-    cdef int loop_kind              # what epoll points to: KIND_LOOP
+    cdef PyObject* arena            # Mailboxes, a reference: the core's buffers are there
+    cdef int mail_kind              # KIND_MAIL: epoll points here
+    cdef int loop_kind              # KIND_LOOP: epoll points here
     cdef object on_fatal, log
     cdef public object on_certificate   # (connection, DER of a client's certificate), or None
     cdef ClientQuotaCounting counting   # None: no quota was ever set

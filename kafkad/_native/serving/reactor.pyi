@@ -13,13 +13,13 @@ from kafkad._native.shared.mailbox import Mailboxes
 from kafkad._native.shared.quota_table import QuotaTable
 
 # gate(transactional id, producer id, epoch, version of Produce, [(topic, partition)], done): asks a
-# transaction's coordinator, once a request. `done` takes an answer for each partition, possibly before the
-# call returns: an error code as the client gets it, and a message or None.
+# transaction coordinator, once per request. `done` takes an answer for each partition, possibly before the
+# call returns: the error code for the client, and a message or None.
 Answers = Sequence[tuple[int, str | None]]
 Gate = Callable[[str, int, int, int, list[tuple[str, int]], Callable[[Answers], object]], object]
 
 class Reactor:
-    """Sockets, frames and turns. Watch `fileno()` for reading and call `poll()` when it is ready; deadlines
+    """Sockets, frames and turns. Watch `fileno()` for reading and call `poll()` when it is ready. Deadlines
     and wake-ups are in the same epoll set, so no timer is needed. One per event loop, for its thread only."""
 
     def __init__(
@@ -28,17 +28,17 @@ class Reactor:
         dispatch: Callable[[Connection, int, bytes], None],
         *,
         on_fatal: Callable[[BaseException], Any]
-        | None = None,  # without it a broken callback aborts the process
+        | None = None,  # without it, an exception in a callback aborts the process
         log: Any = None,  # a logger; kafkad.net by default
         socket_request_max_bytes: int = 104857600,
         sasl_server_max_receive_size: int = 524288,
-        buffered_bytes_max: int = 536870912,  # of partial and waiting frames, over all connections
+        buffered_bytes_max: int = 536870912,  # of partial and waiting frames, for all connections together
         connections_max: int = 2147483647,
         connections_max_per_ip: int = 2147483647,
         connections_max_per_ip_overrides: dict[str, int] | None = None,
         connections_max_idle_ms: int = 600000,  # negative: never
-        stall_ms: int = 10000,  # short of buffers, who holds one and sent nothing for so long is closed
-        send_buffer_bytes: int = 102400,  # -1: the system's
+        stall_ms: int = 10000,  # short of memory, a holder that is idle for so long is closed
+        send_buffer_bytes: int = 102400,  # -1: the system's default
         receive_buffer_bytes: int = 102400,
         fetch_max_bytes: int = 57671680,
         fetch_session_slots: int = 1000,
@@ -46,45 +46,45 @@ class Reactor:
         fetch_session_partitions_max: int = 1000000,
         fetch_session_orphan_ms: int = 10000,
         mailboxes: Mailboxes | None = None,  # entered by this process
-        hosts: HostCounts | None = None,  # entered as well: connections of each host with other workers
-        handover: Handover | None = None,  # entered, too: new connections are spread over the workers
+        hosts: HostCounts | None = None,  # entered: connections of each host, over all workers
+        handover: Handover | None = None,  # entered: spreads new connections over the workers
     ) -> None: ...
     def fileno(self) -> int: ...
     def poll(self) -> None: ...
     def join_loop(self, fd: int) -> None:
-        """An event loop that sleeps in `wait` says with `fd` that it has something to do."""
+        """Serve an event loop that sleeps in `wait` and makes `fd` readable if it has something to do."""
     def wait(self, timeout: float | None, ready: deque[Any], scheduled: list[Any]) -> bool:
-        """Serves and sleeps until the loop is called: True when its descriptor is readable, False when
-        `ready` has something, `scheduled` has more, a signal came, or `timeout` seconds are over."""
+        """Serve and sleep until the loop has something to do. True if its descriptor is readable; False if
+        `ready` is not empty, `scheduled` has grown, a signal came, or `timeout` seconds are over."""
     def join_commits(self, group: GroupCommit) -> None:
-        """What `group` has synced is published by the reactor, until it is closed."""
+        """Let the reactor publish what `group` has synced, until the reactor is closed."""
     def authorize(self, authorizer: Any) -> None:
-        """Hold Produce and Fetch against the rights that `authorizer` (security/authorizer) gives; what it
-        said is remembered until `acls_changed`."""
+        """Check Produce and Fetch against the rights from `authorizer` (security/authorizer). Its answers are
+        remembered until `acls_changed`."""
     def count_quotas(
         self, table: QuotaTable, resolve: Callable[[int, str, str], tuple[int, float] | None]
     ) -> None:
-        """Count in `table` what clients use of their quotas. `resolve(kind, principal, client id)` returns
-        the key of a bucket and its limit a second, or None; it holds until `quotas_changed`."""
+        """Count in `table` how clients use their quotas. `resolve(kind, principal, client id)` returns the
+        key of a bucket and its limit per second, or None; the result is used until `quotas_changed`."""
     def quotas_changed(self, kinds: int) -> None:
-        """Requests that come from now on are resolved anew. `kinds`: a bit for each kafkad.quota.Kind of
-        which there are quotas; with 0 nothing is counted."""
+        """Resolve again for later requests. `kinds`: a bit for each kafkad.quota.Kind that has quotas; 0:
+        count nothing."""
     def limit_connection_rates(self, rates: Any) -> None:
-        """Ask `rates` (server/connection_rates) before a connection is accepted; None: nobody."""
+        """Ask `rates` (server/connection_rates) before a connection is accepted. None: no rate limits."""
     def acls_changed(self) -> None:
-        """Requests that come from now on are decided anew."""
+        """Check the rights again for later requests."""
     def serve_native(self, key: int, low: int, high: int) -> None:
         """Serve Produce (0) or Fetch (1) in these versions; others of that key close the connection."""
     def serve_transactions(self, gate: Gate | None, *, verify: bool = True) -> None:
-        """Serve Produces with a transactional id; None: refuse them. `verify`: ask whether a client below v12
+        """Serve Produces with a transactional id; None: refuse them. `verify`: check that a client below v12
         has added its partitions (transaction.partition.verification.enable)."""
     def add_listener(self, fd: int, name: str, *, phase: int = 2) -> None: ...
-    on_certificate: Callable[[Connection, bytes], object] | None  # a ValueError of it closes the connection
+    on_certificate: Callable[[Connection, bytes], object] | None  # a ValueError closes the connection
     def secure(self, name: str, context: TlsContext) -> None:
-        """TLS for the connections that this listener accepts from now on."""
+        """Use TLS for the connections that this listener accepts from now on."""
     def remove_listener(self, fd: int) -> None: ...
     def adopt(self, fd: int, listener: str, *, phase: int = 2) -> Connection | None:
-        """Serve a connected socket, which is the reactor's from now on. None when a limit refused it."""
+        """Take over and serve a connected socket. None if a limit refused it."""
     def attach(
         self,
         writer: Callable[[bytes | None], Any],
@@ -93,7 +93,8 @@ class Reactor:
         peer: tuple[str, int] = ("", 0),
         phase: int = 2,
     ) -> Connection | None:
-        """Bytes come by `Connection.feed`, answers go to `writer`; `writer(None)` says that it is closed."""
+        """Bytes come from `Connection.feed`, answers go to `writer`; `writer(None)` means that it is
+        closed."""
     def set_limits(
         self,
         *,
@@ -104,9 +105,9 @@ class Reactor:
         fetch_max_bytes: int | None = None,
     ) -> None: ...
     def peer_lost(self, peer: int) -> None:
-        """A worker has died: what is in flight to it fails. Told late, or twice, it does nothing."""
+        """A worker has died: what is in flight to it fails. A late or repeated call has no effect."""
     def hold_cold_reads(self, held: bool) -> None:
-        """For tests: what is not in memory is not read until it is let go."""
+        """For tests: if `held`, start no cold read until this is called with False."""
     def name_leaders(self, nodes: dict[tuple[str, int], bytes]) -> None: ...
     def name_leader(self, broker_id: int, nodes: dict[str, bytes]) -> None:
         """Name the leader of the partitions that a Fetch asks for; by listener, the tags of an answer that

@@ -1,14 +1,14 @@
 """The reactor: sockets, frames and turns, in C.
 
-asyncio sleeps in `wait` (server/event_loop.py): rounds, and sleep between them, until it has something to do itself.
-Any other loop watches `fileno()`, an epoll set, and calls `poll()`, which runs rounds until nothing is ready or its
-time is up. The class is in three layers, each a base class of the next:
+asyncio sleeps in `wait` (server/event_loop.py): rounds, and sleep between them, until asyncio has something to do. Any
+other loop watches `fileno()`, an epoll set, and calls `poll()`, which runs rounds until nothing is ready or its time is
+up. The class has three layers, each a base class of the next:
 
     connection_turns   one connection's turn: read, cut frames, serve, send
     rounds             epoll, mail, turns, waiters, deadlines
-    reactor            what Python sees: listeners, limits, the loop it joins, counters
+    reactor            the Python interface: listeners, limits, the loop it joins, counters
 
-Beware: a Python exception in a callback is never passed over: it goes to `on_fatal`, which ends the worker."""
+Beware: a Python exception in a callback is never ignored: it goes to `on_fatal`, which ends the worker."""
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
@@ -158,26 +158,26 @@ cdef class Reactor(Rounds):
         self.producing.verifies = verify
 
     def authorize(self, authorizer not None):
-        """Hold Produce and Fetch against the rights that `authorizer` gives (security/authorizer)."""
+        """Check Produce and Fetch against the rights from `authorizer` (security/authorizer)."""
         self.rights = TopicRights(self.table, authorizer)
         self.core.rights = <PyObject*>self.rights
         self.core.acl_version += 1
         self.core.authorizing = True
 
     def count_quotas(self, QuotaTable table not None, resolve not None):
-        """Count what clients use of their quotas. `resolve(kind, principal, client id)` -> (key, limit) or None."""
+        """Count how clients use their quotas. `resolve(kind, principal, client id)` -> (key, limit) or None."""
         self.counting = ClientQuotaCounting(table, resolve)
 
     def quotas_changed(self, int kinds):
-        """Ask again what each client may have. `kinds`: bits, of which there are quotas; 0 ends the counting."""
+        """Resolve the limits of each client again. `kinds`: bits of the kinds with quotas; 0 ends the counting."""
         self.counting.change(self.core, kinds)
 
     def limit_connection_rates(self, rates):
-        """Ask `rates` (server/connection_rates) before a connection is accepted; None: nobody."""
+        """Ask `rates` (server/connection_rates) before a connection is accepted. None: no rate limits."""
         self.acceptor.limit_rates(rates)
 
     def acls_changed(self):
-        """What was decided is decided again, for requests that come from now on."""
+        """Check the rights again for later requests."""
         self.core.acl_version += 1
 
     # -- listeners and connections
@@ -186,20 +186,20 @@ cdef class Reactor(Rounds):
         self.acceptor.add(fd, name, phase)
 
     def secure(self, str name not None, TlsContext context):
-        """TLS for the connections that this listener accepts from now on; those that are there keep theirs."""
+        """Use TLS for later connections of this listener; existing ones keep their context."""
         self.acceptor.contexts[name] = context
 
     def remove_listener(self, int fd):
-        """Accept no more; the fd stays the caller's."""
+        """Stop accepting; the fd stays the caller's."""
         self.acceptor.remove(fd)
 
     def adopt(self, int fd, str listener not None, *, int phase=PHASE_READY):
-        """Serve a connected socket that something else accepted; its fd is the reactor's from now on."""
+        """Take over and serve a connected socket that something else accepted, with its fd."""
         return self.admitted(self.acceptor.adopt(fd, listener, phase))
 
     def attach(self, writer, str listener not None, *, peer=("", 0), int phase=PHASE_READY):
-        """A connection without a socket: bytes come by `feed`, answers go to `writer(bytes)`, `writer(None)` is told
-        that it was closed."""
+        """Make a connection without a socket: bytes come from `feed`, answers go to `writer(bytes)`, and `writer(None)`
+        reports that it was closed."""
         return self.admitted(self.acceptor.attach(writer, listener, peer, phase))
 
     cdef object admitted(self, Conn* conn):
@@ -217,7 +217,7 @@ cdef class Reactor(Rounds):
             resume_listeners(self.acceptor)
 
     def certified(self, connection, certificate):
-        """Called once a client's certificate has been verified (DER). A ValueError closes the connection."""
+        """Called when a client's certificate (DER) has been verified. A ValueError closes the connection."""
         if self.on_certificate is not None:
             self.on_certificate(connection, certificate)
 
@@ -230,7 +230,7 @@ cdef class Reactor(Rounds):
     # -- turns
 
     def poll(self):
-        """Do what is ready. The event loop calls it when `fileno()` is readable."""
+        """Serve what is ready. The event loop calls it when `fileno()` is readable."""
         if self.core.polling or not self.open:
             return
         self.table.bury()
@@ -252,9 +252,9 @@ cdef class Reactor(Rounds):
             core_wake(self.core)
 
     def wait(self, timeout, ready, scheduled):
-        """The sleep of the event loop that `join_loop` named: serves, as `poll`, until its descriptor is readable
-        (True), or `ready` has something, or `scheduled` has more, a signal came, or `timeout` seconds are over
-        (None: never)."""
+        """Sleep for the event loop that `join_loop` named, and serve like `poll`, until its descriptor is readable
+        (True); or `ready` is not empty, `scheduled` has grown, a signal came, or `timeout` seconds are over (None:
+        never)."""
         cdef int64_t wait_ms = -1 if timeout is None else <int64_t>ceil(max(timeout, 0) * 1000)
         if self.core.polling or not self.open:
             raise ValueError("this reactor is closed, or in the middle of a poll")
@@ -276,14 +276,14 @@ cdef class Reactor(Rounds):
         return self.loop_ready
 
     def join_loop(self, int fd):
-        """From now on an event loop calls `wait` instead of sleeping; `fd` is readable when it has something to do."""
+        """Serve an event loop that calls `wait` instead of sleeping; `fd` is readable if it has something to do."""
         self.loop_kind = KIND_LOOP
         if kafkad_epoll_listen(self.core.epoll_fd, fd, &self.loop_kind, EPOLL_CTL_ADD) != 0:
             raise OSError(errno, os.strerror(errno))
         self.core.waits = True
 
     def join_commits(self, GroupCommit group not None):
-        """From now on the fdatasyncs of `group` that have ended are published here, in the round that sees them."""
+        """Publish the ended fdatasyncs of `group` here from now on, in the round that sees them."""
         cdef Commits* commits = <Commits*>calloc(1, sizeof(Commits))
         KAFKAD_CHECK(commits is not NULL)
         commits.kind = KIND_COMMIT
@@ -294,11 +294,11 @@ cdef class Reactor(Rounds):
         self.commits.append((<size_t>commits, group))
 
     def next_deadline_ms(self):
-        """Monotonic milliseconds of the next deadline, or None. The reactor keeps its own timer: for tests."""
+        """Monotonic milliseconds of the next deadline, or None. For tests: the reactor has its own timer."""
         return next_deadline(self) or None
 
     def tick(self):
-        """Look at the deadlines now. Never needed beside `poll`: for tests."""
+        """Check the deadlines now. For tests: `poll` does it, too."""
         self.poll()
 
     def now_ms(self):
@@ -306,7 +306,7 @@ cdef class Reactor(Rounds):
 
     def set_limits(self, *, connections_max=None, connections_max_per_ip=None, connections_max_per_ip_overrides=None,
                    connections_max_idle_ms=None, fetch_max_bytes=None):
-        """Dynamic configuration."""
+        """Change dynamic configuration."""
         self.acceptor.limit(connections_max, connections_max_per_ip, connections_max_per_ip_overrides)
         if connections_max is not None:
             resume_listeners(self.acceptor)
@@ -316,7 +316,8 @@ cdef class Reactor(Rounds):
             self.fetching.max_bytes = fetch_max_bytes
 
     def hold(self, owner):
-        """Keep who has a connection that we opened (`owner.connected`), until it is closed and no event names it."""
+        """Keep the owner of a connection that we opened (`owner.connected`) until it is closed and no event names
+        it."""
         self.outgoing.append(owner)
 
     cdef void let_go(self) noexcept:
@@ -331,7 +332,8 @@ cdef class Reactor(Rounds):
         self.fetching.nodes = dict(nodes)
 
     def name_leaders(self, nodes):
-        """What answers say of brokers that lead: by (listener, broker id) its entry in their list of nodes (KIP-951)."""
+        """Set the leaders as answers name them: by (listener, broker id), the entry for their list of nodes
+        (KIP-951)."""
         self.fetching.leader_nodes = dict(nodes)
 
     def throttle_replication(self, quota not None):
@@ -346,11 +348,11 @@ cdef class Reactor(Rounds):
         expect_followers(self.fetching)
 
     def trim_soon(self):
-        """Give free memory of the heap back to the system at the next occasion, at most once in TRIM_PAUSE_MS."""
+        """Return free heap memory to the system when convenient, at most once in TRIM_PAUSE_MS."""
         self.core.freed_bytes += TRIM_BYTES
 
     def stats(self):
-        """Counters since the start and gauges, by name; `requests` by API key."""
+        """Return counters since the start, and gauges, by name; `requests` by API key."""
         cdef dict values
         if self.has_mail:
             self.core.stats.mail_in = self.mailboxes.mail_in
@@ -376,12 +378,12 @@ cdef class Reactor(Rounds):
         return values
 
     def hold_cold_reads(self, bint held):
-        """For tests: what is not in memory is not read until it is let go."""
+        """For tests: if `held`, start no cold read until this is called with False."""
         cold_hold(&self.core.cold, held)
 
     def peer_lost(self, int peer):
-        """A worker has died. What it has not taken is given up, and fails; nothing happens when it is there again by
-        now, since its new life is noticed by itself."""
+        """A worker has died: give up what it has not taken, which fails. No effect if it has restarted by now: its new
+        life is noticed separately."""
         if self.has_mail and self.open:
             note_lost(self)
             if self.mailboxes.lose(peer):
@@ -389,7 +391,7 @@ cdef class Reactor(Rounds):
             core_wake(self.core)
 
     def connections(self):
-        """(id, listener, peer host, peer port, idle ms, unanswered requests, kept input bytes) of each."""
+        """Return (id, listener, peer host, peer port, idle ms, unanswered requests, kept input bytes) of each."""
         cdef Conn* conn = self.core.oldest
         rows = []
         while conn is not NULL:
@@ -399,8 +401,8 @@ cdef class Reactor(Rounds):
         return rows
 
     def close(self):
-        """Close every connection and the reactor's own fds (stop watching `fileno()` first). Listeners' fds stay
-        their owner's. Called by a handler, in the middle of a poll, it ends with that poll."""
+        """Close every connection and the reactor's own fds (stop watching `fileno()` first). Listeners' fds stay their
+        owner's. A call from a handler, during a poll, takes effect at the end of that poll."""
         if not self.open:
             return
         self.open = False
@@ -413,7 +415,7 @@ cdef class Reactor(Rounds):
             self.finish()
 
     cdef void finish(self) noexcept:
-        self.core.polling = True                        # nobody is to be woken any more
+        self.core.polling = True                        # nothing may be woken any more
         try:
             self.unpacker.close()
         except BaseException:

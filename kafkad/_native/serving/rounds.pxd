@@ -1,4 +1,4 @@
-"""What the reactor does again and again: see rounds.pyx."""
+"""The rounds of the reactor: see rounds.pyx."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
@@ -11,44 +11,44 @@ from kafkad._native.serving.unpacking cimport Unpacker
 from kafkad._native.shared.mailbox cimport Mailboxes
 
 cdef enum:
-    TRIM_BYTES = 16 * 1024 * 1024       # given back to the heap in big requests: then it is trimmed
+    TRIM_BYTES = 16 * 1024 * 1024       # after this much is freed, the heap is trimmed
 
 cdef struct Commits:
-    int kind                        # KIND_COMMIT, what epoll points to
+    int kind                        # KIND_COMMIT: epoll points here
     PyObject* group                 # GroupCommit
 
 cdef class Rounds(ConnectionTurns):
     cdef Acceptor acceptor
     cdef PartitionTable table
     cdef Unpacker unpacker
-    cdef Mailboxes mailboxes        # None: this process is the only worker
+    cdef Mailboxes mailboxes        # None: there are no other workers
     cdef Forwarding forwarding
     cdef bint called                # Python has something to do: `wait` ends
-    cdef bint loop_ready            # it is the event loop
-    cdef bint asleep                # as its mailbox says
+    cdef bint loop_ready            # the event loop's own descriptor is readable
+    cdef bint asleep                # as its mailbox shows
     cdef bint open
-    cdef list outgoing              # of the connections that we opened, who has them; the closed ones until the next call
-    cdef int late_rounds            # that answers have waited for those of other workers
+    cdef list outgoing              # owners of connections that we opened; closed ones stay until the next call
+    cdef int late_rounds            # number of rounds that answers have waited for those of other workers
     cdef int64_t idle_ms
     cdef int64_t stall_ms
 
-# Rounds that never sleep, until nothing is ready or the time is up.
+# Runs rounds without sleeping, until nothing is ready or the time is up.
 cdef void run_rounds(Rounds rounds) noexcept nogil
 
-# Rounds, and sleep between them, until asyncio has something to do or `wait_ms` are over (-1: never).
+# Runs rounds, and sleeps between them, until asyncio has something to do or `wait_ms` are over (-1: never).
 cdef void run_until_called(Rounds rounds, int64_t wait_ms, PyObject* ready, PyObject* scheduled) noexcept nogil
 
-# All partitions that advanced since the last look answer their waiters, each once.
+# Answers the waiters of all partitions that advanced since the last call, each partition once.
 cdef void answer_waiters(Rounds rounds) noexcept nogil
 
-# Peers that died and came back: what was in flight to them is given up.
+# Gives up what was in flight to peers that died and came back.
 cdef void note_lost(Rounds rounds) noexcept nogil
 
-# Closes idle connections, gives memory back, and ends a shortage of it.
+# Closes idle connections, gives memory back, and ends a shortage of memory.
 cdef void expire_idle(Rounds rounds) noexcept nogil
 
-# The timer fd fires at the earliest deadline; moving it later is left to its firing.
+# Sets the timer fd to the earliest deadline. If the deadline moves later, the timer fires early once.
 cdef void arm(Rounds rounds) noexcept nogil
 
-# Monotonic ms, 0 for none.
+# Monotonic ms, or 0.
 cdef int64_t next_deadline(Rounds rounds) noexcept nogil

@@ -1,15 +1,15 @@
-"""Rounds: what the reactor does again and again.
+"""Rounds: the repeated work of the reactor.
 
     epoll_wait → accept | read, cut frames, serve → advanced partitions answer their waiters → deadlines → send
 
 `run_rounds` is for a loop that sleeps elsewhere: rounds until nothing is ready or the time is up. `run_until_called` is
 the sleep of our own event loop: rounds, and sleep between them, until asyncio has something to do.
 
-With several workers, mail is drained at the start of a round and doorbells are rung at its end; answers that stand
-before those of other workers leave late, and who was busy lets others run before it sleeps.
+With several workers, mail is read at the start of a round, and doorbells are rung at its end. Answers that precede
+those of other workers are sent late, and a busy worker lets other processes run before it sleeps.
 
-Idle connections are a list in order of their last activity, which is a read or a send. When memory is short, the
-connection that holds some and moves no bytes is closed (relieve_shortage)."""
+Idle connections are in a list ordered by their last activity, a read or a send. If memory is short, a connection that
+holds some and moves no bytes is closed (relieve_shortage)."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -59,26 +59,26 @@ cdef extern from * nogil:
 
 cdef enum:
     EVENTS = 256
-    ROUNDS = 64                         # of one poll, and
-    POLL_MS = 5                         # its time, after which asyncio has its turn
-    BUSY = 16                           # requests and messages since the last sleep: others have more, if they run
-    FEW = 4                             # so many in a round: nobody sends much
-    UNPACK_NS = 4_000_000               # a round's own unpacking of compressed batches; the rest is for threads
-    LATE_ROUNDS = 3                     # answers wait no longer than this for those of other workers
+    ROUNDS = 64                         # in one poll
+    POLL_MS = 5                         # time of one poll, after which asyncio gets its turn
+    BUSY = 16                           # requests and messages since the last sleep: above this, let other processes run
+    FEW = 4                             # this many in a round: nobody sends much
+    UNPACK_NS = 4_000_000               # how long a round may decompress batches itself; threads do the rest
+    LATE_ROUNDS = 3                     # how many rounds answers wait for those of other workers
     MAILS_PER_ROUND = 256
-    PAUSE_MS = 100                      # whether other workers have closed connections is looked at so often
+    PAUSE_MS = 100                      # how often to check whether other workers have closed connections
     TRIM_PAD = 1024 * 1024
-    TRIM_PAUSE_MS = 1000                # the heap is trimmed no more often than this
-    SHORTAGE_MS_MAX = 10_000            # then the connection that holds most of the memory goes
-    TRIM_AFTER_MS = 2000                # pooled buffers live on as long as this without a poll
+    TRIM_PAUSE_MS = 1000                # the heap is trimmed at most this often
+    SHORTAGE_MS_MAX = 10_000            # after this time of a shortage, the connection that holds most memory is closed
+    TRIM_AFTER_MS = 2000                # pooled buffers are freed after this time without a poll
 
 
 cdef class Rounds(ConnectionTurns):
-    """What a round needs: the base of the Reactor."""
+    """What a round needs: the base class of the Reactor."""
 
 
 cdef int one_round(Rounds rounds, int timeout_ms, int* mails) noexcept nogil:
-    """Waits for events as long as `timeout_ms`, and does what they and the other workers ask for; how many there were."""
+    """Wait up to `timeout_ms` for events, and handle them and other workers' mail. Return the number of events."""
     cdef Core* core = rounds.core
     cdef epoll_event events[EVENTS]
     cdef int count
@@ -89,7 +89,7 @@ cdef int one_round(Rounds rounds, int timeout_ms, int* mails) noexcept nogil:
     core.stats.rounds += 1
     count = epoll_wait(core.epoll_fd, events, EVENTS, timeout_ms)
     if count < 0:
-        rounds.called = True                           # EINTR: a signal, whose handler is Python's
+        rounds.called = True                           # EINTR: a signal, with a handler in Python
     if rounds.asleep:
         rounds.asleep = False
         mail_awake(rounds.mailboxes)
@@ -112,7 +112,7 @@ cdef int one_round(Rounds rounds, int timeout_ms, int* mails) noexcept nogil:
             if events[i].events & EPOLLOUT:
                 conn.blocked &= ~BLOCKED_SOCKET
             if conn.hung_up and conn.pending_count > conn.pending_produces and long_polls(conn):
-                conn_close(conn, NULL)                  # nobody is there to wait for the data
+                conn_close(conn, NULL)                  # nobody waits for the data
                 continue
             conn_run(conn)
         elif kind == KIND_LISTENER:
@@ -137,9 +137,9 @@ cdef int one_round(Rounds rounds, int timeout_ms, int* mails) noexcept nogil:
         elif kind == KIND_TIMER:
             read(core.timer_fd, &ignored, 8)
             core.timer_armed_ms = 0
-            rounds.called = True                       # listeners that rest are looked at there
+            rounds.called = True                       # paused listeners are checked there
     mails[0] = drain_mail(rounds) if rounds.has_mail else 0
-    last = core.run_last                                # who is queued again has its turn in the next round
+    last = core.run_last                                # connections queued again get their turn in the next round
     while core.run_first is not NULL:
         conn = core.run_first
         core.run_first = conn.run_next
@@ -190,7 +190,7 @@ cdef bint long_polls(Conn* conn) noexcept nogil:
 
 
 cdef void answer_waiters(Rounds rounds) noexcept nogil:
-    """All partitions that advanced since the last look, each once."""
+    """Answer the waiters of all partitions that advanced since the last call, each partition once."""
     cdef Table* table = &rounds.table.table
     cdef Entry* entry = table.pending
     cdef Entry* following
@@ -216,7 +216,7 @@ cdef void answer_waiters(Rounds rounds) noexcept nogil:
 # -- other workers ------------------------------------------------------------------------------------------
 
 cdef int drain_mail(Rounds rounds) noexcept nogil:
-    """Serves messages of the other workers; tells how many."""
+    """Handle messages of the other workers. Return how many."""
     cdef int count = 0, sender = -1
     cdef int64_t slow = rounds.core.stats.python_appends
     cdef const Mail* mail
@@ -231,12 +231,12 @@ cdef int drain_mail(Rounds rounds) noexcept nogil:
         if rounds.core.stats.python_appends != slow:
             slow = rounds.core.stats.python_appends
             if clock_us() - rounds.core.awake_us > CALLS_US_MAX:
-                break                                   # the connections first
+                break                                   # the connections come first
     return count
 
 
 cdef void note_lost(Rounds rounds) noexcept nogil:
-    """Peers that died and came back: what was in flight to them is given up."""
+    """Give up what was in flight to peers that died and came back."""
     cdef int peer = mail_lost(rounds.mailboxes)
     while peer >= 0:
         forwarding_peer_lost(rounds.forwarding, peer)
@@ -245,7 +245,7 @@ cdef void note_lost(Rounds rounds) noexcept nogil:
 # -- rounds until something is to be done elsewhere ---------------------------------------------------------
 
 cdef void run_rounds(Rounds rounds) noexcept nogil:
-    """Rounds that never sleep, until nothing is ready or the time is up."""
+    """Run rounds without sleeping, until nothing is ready or the time is up."""
     cdef Core* core = rounds.core
     cdef int count
     cdef int64_t began
@@ -263,7 +263,7 @@ cdef void run_rounds(Rounds rounds) noexcept nogil:
             if not rounds.has_mail:
                 break
             if work_done(rounds) - served >= BUSY and core.monotonic_ms - began <= POLL_MS:
-                served = work_done(rounds)             # peers and clients first: what they send then needs no wake-up
+                served = work_done(rounds)             # let peers and clients run: what they send then needs no wake-up
                 sched_yield()
                 continue
             if core.late_first is not NULL:
@@ -283,7 +283,7 @@ cdef void run_rounds(Rounds rounds) noexcept nogil:
 
 
 cdef void run_until_called(Rounds rounds, int64_t wait_ms, PyObject* ready, PyObject* scheduled) noexcept nogil:
-    """Rounds, and sleep between them, until asyncio has something to do or `wait_ms` are over (-1: never)."""
+    """Run rounds, and sleep between them, until asyncio has something to do or `wait_ms` are over (-1: never)."""
     cdef Core* core = rounds.core
     cdef Py_ssize_t timers = Py_SIZE(scheduled)
     cdef int64_t deadline = 0, left
@@ -300,20 +300,20 @@ cdef void run_until_called(Rounds rounds, int64_t wait_ms, PyObject* ready, PyOb
         if core.woken or has_more(rounds) or wait_ms == 0:
             pass
         elif rounds.has_mail and work_done(rounds) - served >= BUSY:
-            # Peers and clients first: what they send then needs no wake-up.
+            # Let peers and clients run: what they send then needs no wake-up.
             if count <= 0 and mails == 0:
                 served = work_done(rounds)
                 sched_yield()
         elif not rounds.has_mail or work_done(rounds) - before <= FEW or (count <= 0 and mails == 0):
-            # With few at a time it is not worth a look whether there is more: a call that may sleep tells, too.
+            # With few requests at a time an extra check does not pay: the call that may sleep finds new events, too.
             if core.late_first is not NULL:
                 flush_late(core)
             expire_idle(rounds)
             conn_reap(core)
             arm(rounds)
-            commit_turn(True)                           # what a callback of the round's end has asked for
+            commit_turn(True)                           # requested by a callback at the end of the round
             if rounds.called or Py_SIZE(ready) or not rounds.open:
-                break                                   # a closed connection
+                break                                   # or a connection was closed
             timeout_ms = -1
             if deadline:
                 left = deadline - core.monotonic_ms
@@ -345,14 +345,14 @@ cdef inline bint has_more(Rounds rounds) noexcept nogil:
 
 
 cdef inline int64_t work_done(Rounds rounds) noexcept nogil:
-    """Requests served in C and messages taken, since the start."""
+    """Return how many requests were served in C and messages taken, since the start."""
     return (rounds.core.stats.requests[0] + rounds.core.stats.requests[1]
             + (rounds.mailboxes.mail_in if rounds.has_mail else 0))
 
 # -- time and memory ----------------------------------------------------------------------------------------
 
 cdef void arm(Rounds rounds) noexcept nogil:
-    """The timer fd fires at the earliest deadline; moving it later is left to its firing."""
+    """Set the timer fd to the earliest deadline. If the deadline moves later, the timer fires early once."""
     cdef Core* core = rounds.core
     cdef int64_t deadline = next_deadline(rounds)
     if deadline == 0:
@@ -363,7 +363,7 @@ cdef void arm(Rounds rounds) noexcept nogil:
 
 
 cdef int64_t next_deadline(Rounds rounds) noexcept nogil:
-    """Monotonic ms, 0 for none."""
+    """Return monotonic ms, or 0."""
     cdef Core* core = rounds.core
     cdef int64_t deadline = 0
     if core.heap_size:
@@ -391,7 +391,7 @@ cdef void expire_idle(Rounds rounds) noexcept nogil:
     while core.oldest is not NULL and rounds.idle_ms >= 0 and (
             core.monotonic_ms - core.oldest.active_ms > rounds.idle_ms):
         if core.oldest.muted and not core.oldest.hung_up:
-            conn_touch(core.oldest)                     # it may not move, and its peer is there
+            conn_touch(core.oldest)                     # the pause keeps it idle, and its peer is connected
             continue
         core.stats.expired_idle += 1
         conn_close(core.oldest, "idle for connections.max.idle.ms")
@@ -411,13 +411,14 @@ cdef void expire_idle(Rounds rounds) noexcept nogil:
         relieve_shortage(rounds)
     elif core.stats.pooled_bytes and core.stats.buffered_bytes == 0 and (
             core.newest is NULL or core.monotonic_ms - core.newest.active_ms >= TRIM_AFTER_MS):
-        core.freed_bytes += core.stats.pooled_bytes     # the heap is trimmed, too, when that is much
+        core.freed_bytes += core.stats.pooled_bytes     # if that is a lot, the heap is trimmed, too
         buffers_trim(core)
 
 
 cdef void relieve_shortage(Rounds rounds) noexcept nogil:
-    """Memory is short. A connection that holds some and moves no bytes goes first. One that waits for memory itself cannot
-    move any: it goes when nobody else holds some. If all of them move bytes, and it lasts, the one that holds most goes."""
+    """Handle a shortage of memory. A connection that holds some and moves no bytes is closed first. One that itself
+    waits for memory cannot move any: it is closed if no other holds some. If all move bytes, and the shortage lasts,
+    the one that holds most is closed."""
     cdef Core* core = rounds.core
     cdef Conn* conn = core.oldest
     cdef Conn* most = NULL

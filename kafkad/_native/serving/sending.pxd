@@ -5,8 +5,8 @@ from kafkad._native.serving.connection cimport Conn, Core
 cdef enum:
     COPIES_SIZE = 128 * 1024
 
-# Send what is ready; may close.
+# Sends what is ready; may close the connection.
 cdef void conn_flush(Conn* conn) noexcept nogil
 
-# At the end of a round.
+# Called at the end of a round.
 cdef void copies_forget(Core* core) noexcept nogil

@@ -1,11 +1,12 @@
-"""Sending: the answers that are ready leave, in the order of the requests.
+"""Sending: ready answers are sent in request order.
 
-A slot's answer is its own bytes with file regions between them: bytes go by sendmsg, many slots at once, regions by sendfile;
-MSG_MORE joins a header to its region, TCP_CORK a region to what follows. Small regions are read and sent with their header,
-which is cheaper; who waited for the same batch is sent the same copy. A region that is not in memory is not touched: its
-connection is parked, neither sent to nor read, until a helper has read it (cold_reads.pyx).
+A slot's answer is its own bytes with file regions between them. Bytes are sent by sendmsg, many slots at once, regions
+by sendfile. MSG_MORE joins a header to its region, TCP_CORK a region to what follows. Small regions are read and sent
+with their header, which is cheaper; several waiters for the same batch get the same copy. A region that is not in
+memory is not touched: its connection is parked, neither sent to nor read, until a helper has read the region
+(cold_reads.pyx).
 
-One connection sends BYTES_PER_TURN at most, then the others have their turn."""
+One connection sends at most BYTES_PER_TURN, then the others get their turn."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EAGAIN, EINTR, errno
@@ -47,7 +48,7 @@ cdef enum:
     # A region up to this size is read and sent with its header (2 system calls, one copy) instead of sendfile
     # between cork and uncork (5 system calls, none).
     COPY_MAX = 16 * 1024
-    # Of answers, in one connection's turn: a Produce of another one does not wait for more.
+    # Of answers, in one connection's turn: a Produce of another connection waits no longer than that.
     BYTES_PER_TURN = 256 * 1024
 
 
@@ -61,7 +62,7 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
     cdef Slot* slot
     cdef Region* region
     cdef Region* pending                 # the region to send by sendfile after the gathered bytes
-    cdef Region* cold                    # or the one to wait for
+    cdef Region* cold                    # or the region to wait for
     cdef uint32_t sent, upto, index
     cdef ssize_t n
     cdef int64_t position, ready
@@ -78,7 +79,7 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
         return
     while conn.first is not NULL and conn.first.ready:
         if left <= 0:
-            conn_run(conn)                   # the rest when the others had their turn; `serve` does it itself
+            conn_run(conn)                   # the rest after the others' turns; `serve` queues it itself
             return
         # gather bytes of ready slots up to the first big region
         count = 0
@@ -142,11 +143,11 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                 conn_close(conn, NULL)
                 return
             core.stats.bytes_out += n
-            conn_touch(conn)             # an answer that is being read is activity
+            conn_touch(conn)             # reading an answer counts as activity
             sent_bytes(conn, <size_t>n)
             left -= n
             if <size_t>n < gathered:
-                continue                 # to be told EAGAIN, which arms the edge
+                continue                 # to get EAGAIN, which arms the edge
         elif pending is NULL and cold is NULL:
             sent_bytes(conn, 0)          # only silent slots
         if cold is not NULL and conn_park(conn, cold):
@@ -193,7 +194,7 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
 
 
 cdef bint push_secret(Conn* conn) noexcept nogil:
-    """What TLS has encrypted leaves first. False: the socket does not take it, or is broken."""
+    """Send what TLS has encrypted. Return False if the socket does not take it, or is broken."""
     cdef Tls* tls = <Tls*>conn.tls
     if not tls_waits(tls):
         return True
@@ -207,7 +208,7 @@ cdef bint push_secret(Conn* conn) noexcept nogil:
 
 
 cdef void sent_bytes(Conn* conn, size_t n) noexcept nogil:
-    """Moves on over `n` bytes that were sent, and over regions and slots that have nothing left."""
+    """Advance over `n` sent bytes, and over regions and slots that are done."""
     cdef Slot* slot
     cdef Region* region
     cdef size_t step
@@ -240,7 +241,7 @@ cdef void sent_bytes(Conn* conn, size_t n) noexcept nogil:
 
 
 cdef void flush_writer(Conn* conn) noexcept:
-    """A fed connection: the ready answers as one bytes object for its writer."""
+    """Pass the ready answers of a fed connection to its writer, as one bytes object."""
     cdef Slot* slot
     cdef Region* region
     cdef uint32_t sent
@@ -269,10 +270,10 @@ cdef void flush_writer(Conn* conn) noexcept:
         core_fatal(conn.core)
 
 
-# -- what is not in memory ------------------------------------------------------------------------------------
+# -- data that is not in memory --------------------------------------------------------------------------------
 
 cdef inline int64_t region_ready(Conn* conn, Region* region) noexcept nogil:
-    """How many bytes of the region may be sent at once; 0: the next one is not in memory."""
+    """Return how many bytes of the region may be sent at once; 0: the next byte is not in memory."""
     if log_file_hot(region.file, region.position, conn.core.now_ms):
         return region.size
     if conn.cold_file is region.file and region.position < conn.cold_end:
@@ -281,7 +282,7 @@ cdef inline int64_t region_ready(Conn* conn, Region* region) noexcept nogil:
 
 
 cdef bint conn_park(Conn* conn, Region* region) noexcept nogil:
-    """Until a helper has read the region, or the beginning of a long one. False: there is no helper."""
+    """Park it until a helper has read the region, or the start of a long one. Return False if there is no helper."""
     conn.cold_job = cold_ask(&conn.core.cold, region.file, region.position,
                              min(region.size, <int64_t>READ_MAX), conn, conn_unpark)
     if conn.cold_job is NULL:
@@ -295,7 +296,7 @@ cdef bint conn_park(Conn* conn, Region* region) noexcept nogil:
 cdef void conn_unpark(void* waiter, ColdJob* job) noexcept nogil:
     cdef Conn* conn = <Conn*>waiter
     conn.cold_job = NULL
-    conn.cold_file = job.file               # also where the disk failed: then sending finds it out
+    conn.cold_file = job.file               # also after a disk error: sending then finds it
     conn.cold_end = job.position + job.size
     conn.blocked &= ~BLOCKED_DISK
     conn_run(conn)
@@ -312,8 +313,8 @@ cdef void copies_forget(Core* core) noexcept nogil:
 
 
 cdef int64_t copy_of(Core* core, const Region* region, bint fresh) noexcept nogil:
-    """Where in `copies` the bytes of a region stand; read now if they do not. -1: no room (`fresh`: what is there is not
-    needed any more), -2: the file does not have them."""
+    """Return the position in `copies` of a region's bytes, after reading them if necessary. -1: no room (`fresh`: the
+    existing copies are not needed any more), -2: the file does not have them."""
     cdef uint32_t i
     cdef Copy* copy
     for i in range(core.copied_count):
@@ -328,7 +329,7 @@ cdef int64_t copy_of(Core* core, const Region* region, bint fresh) noexcept nogi
         return -2
     core.stats.copies += 1
     copy = &core.copied[core.copied_count]
-    log_file_retain(region.file)                # so that no other file takes its address
+    log_file_retain(region.file)                # so that no other file gets its address
     copy.file = region.file
     copy.position = region.position
     copy.size = region.size

@@ -1,10 +1,11 @@
-"""An answer that many connections get, held once.
+"""An answer for many connections, stored once.
 
-Its bytes are in a memfd. A slot refers to them as to a region of a log file, so sendfile hands the same pages to each
-socket: an answer to a thousand slow clients takes the memory of one. The last reference closes the memfd, be it this
-object's or that of a slot whose client is slow.
+Its bytes are in a memfd. A slot refers to them like to a region of a log file, so sendfile passes the same pages to
+each socket: an answer to a thousand slow clients takes the memory of one. The last reference, this object's or that of
+a slot, closes the memfd.
 
-Beware: these bytes count against no connection's memory. Who makes many such answers bounds those that are `in_use`."""
+Beware: these bytes count against no connection's memory. Code that makes many such answers must limit those
+`in_use`."""
 
 from libc.stdint cimport int64_t, uint32_t
 
@@ -15,7 +16,7 @@ from kafkad._native.log.segments cimport LogFile, log_file_new, log_file_release
 
 
 cdef class SharedAnswer:
-    """`body` is all that follows the correlation id. Raises OSError without a descriptor or memory for it."""
+    """`body` is everything after the correlation id. Raises OSError if there is no descriptor or memory for it."""
 
     cdef LogFile* file
     cdef readonly int64_t size
@@ -44,7 +45,7 @@ cdef class SharedAnswer:
 
     @property
     def in_use(self):
-        """Whether an answer that refers to it has not left yet."""
+        """Whether an answer that refers to it has not been sent yet."""
         return self.file.references > 1
 
     def content(self):

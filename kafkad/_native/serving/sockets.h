@@ -42,7 +42,7 @@ static inline void kafkad_no_delay(int fd) {
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
 }
 
-/* Whether the peer is on this machine: the loopback network, or the address that it has called. */
+/* Whether the peer is on this machine: the loopback network, or the address to which it connected. */
 static inline int kafkad_is_near(int fd, const uint8_t* peer) {
     static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff}, loopback[16] = {[15] = 1};
     struct sockaddr_storage own;
@@ -54,8 +54,8 @@ static inline int kafkad_is_near(int fd, const uint8_t* peer) {
     return own.ss_family == AF_INET6 && memcmp(peer, &((struct sockaddr_in6*)&own)->sin6_addr, 16) == 0;
 }
 
-/* Listeners have Reno where the machine's default paces (net/listener), for peers on this machine. To others the default is
-   given back, which is what a new socket has; a connection whose route chose another keeps that. */
+/* If the machine's default congestion control paces, listeners use Reno (net/listener) for peers on this machine. Connections
+   to others are set back to the default, as for a new socket; one whose route chose another algorithm keeps it. */
 static inline void kafkad_congestion_control(int fd, const uint8_t* peer) {
     char name[16] = {0};
     socklen_t size = sizeof(name);

@@ -1,8 +1,8 @@
 """Deadlines of waiting Produces and Fetches: a binary heap, the earliest first.
 
-A `Timer` is the first member of what waits and knows its place, so stopping one costs as little as starting it. The
-reactor arms its timer fd with the earliest deadline. Beware: `place` of a timer that never ran must be -1 or the timer
-must not be stopped; `expired` is called with the timer already out of the heap."""
+A `Timer` is the first member of what waits and knows its place in the heap, so stopping one is as cheap as starting it.
+The reactor sets its timer fd to the earliest deadline. Beware: `place` of a timer that never ran must be -1, or the
+timer must not be stopped; when `expired` is called, the timer is no longer in the heap."""
 
 from libc.stdint cimport int64_t
 from libc.stdlib cimport realloc

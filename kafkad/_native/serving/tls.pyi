@@ -15,7 +15,7 @@ class TlsContext:
         *,
         key: bytes,  # DER; of a client that shows no certificate, empty
         chain: Sequence[bytes],  # DER, the key's own certificate first
-        authorities: Iterable[bytes] = (),  # DER; who may have signed a client's certificate
+        authorities: Iterable[bytes] = (),  # DER; the authorities for client certificates
         client_auth: str = "none",  # or requested, required
         versions: Iterable[str] = ...,  # of VERSIONS
         suites: Iterable[str] = (),  # by IANA's names; none: OpenSSL's own choice

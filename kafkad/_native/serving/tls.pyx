@@ -1,22 +1,23 @@
-"""TLS of one connection: what `readv`, `sendmsg` and `sendfile` are to a plaintext one.
+"""TLS of one connection, in place of `readv`, `sendmsg` and `sendfile` of a plaintext connection.
 
-OpenSSL computes, the event loop does the input and output: a read takes as many bytes as there is room for plaintext into
-an area of the core, and OpenSSL decrypts from there into where the reactor wants it; answers are encrypted into another
-area, up to TURN bytes of plaintext, and leave with one `send`.
+OpenSSL computes; the event loop does the input and output. A read takes as many bytes as there is room for plaintext
+into an area of the core, and OpenSSL decrypts from there to where the reactor wants it. Answers are encrypted into
+another area, up to TURN bytes of plaintext, and sent with one `send`.
 
-**Nothing waits unseen.** Epoll tells of bytes once. So a call that leaves something behind, in the socket, in OpenSSL, or in
-`kept`, says so with `more`, and the connection stays readable. What the socket did not take is in `out`; its owner
-writes nothing more until it is gone (`tls_waits`).
+**No bytes are forgotten.** Epoll reports bytes once. So a call that leaves something behind, in the socket, in OpenSSL,
+or in `kept`, sets `more`, and the connection stays readable. What the socket did not take is in `out`; the connection
+writes nothing more until it has been sent (`tls_waits`).
 
-**Memory.** `kept` and `out` are bounded by a record and by a turn. OpenSSL holds a record while it is not whole, and
-gives its buffers back between records.
+**Memory.** `kept` is bounded by a record, `out` by a turn. OpenSSL holds an incomplete record, and frees its buffers
+between records.
 
-**Floods.** A client of TLS 1.3 may change its keys (KeyUpdate) and one of TLS 1.2 may ask for another handshake, which is
-refused. Both cost much more than they take to send, and a read may bring 10,000. So a connection is closed after
-DISTRACTIONS_MAX of them without a read that brought data, and one read takes no more of them either. A client that is well
+**Floods.** A TLS 1.3 client may change its keys (KeyUpdate), and a TLS 1.2 client may ask for another handshake, which
+is refused. Both cost much more to handle than to send, and one read may bring 10,000. So a connection is closed after
+DISTRACTIONS_MAX of them without a read that brought data, and one read takes no more of them either. A normal client
 changes its keys once in gigabytes.
 
-A session is not resumed: no tickets, no cache. So a certificate is verified with each connection, against the stores of now."""
+Sessions are not resumed: no tickets, no cache. So a certificate is verified for each connection, against the current
+stores."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EAGAIN, EINTR, EPROTO, errno
@@ -108,13 +109,13 @@ cdef extern from "openssl.h" nogil:
     ssize_t pread(int fd, void* data, size_t size, int64_t position)
 
 cdef enum:
-    TURN = 256 * 1024                   # of plaintext in one call
-    RECORD = 16 * 1024                  # of plaintext in one record
-    RECORD_MAX = RECORD + 512           # with all that TLS puts around it
+    TURN = 256 * 1024                   # plaintext of one call
+    RECORD = 16 * 1024                  # plaintext of one record
+    RECORD_MAX = RECORD + 512           # with the overhead of TLS
     INCOMING = 256 * 1024
     OUTGOING = TURN + 32 * 1024
     DISTRACTIONS_MAX = 32
-    # OpenSSL's numbers
+    # constants of OpenSSL
     SSL_ERROR_SSL = 1
     SSL_ERROR_WANT_READ = 2
     SSL_ERROR_ZERO_RETURN = 6
@@ -150,10 +151,10 @@ cdef void* bio_method = NULL
 
 
 class TlsError(ValueError):
-    """What OpenSSL says of a key, a certificate or a store."""
+    """OpenSSL's error for a key, a certificate or a store."""
 
 
-# -- the ends of OpenSSL's pipe ----------------------------------------------------------------------------
+# -- the BIO: OpenSSL's input and output ---------------------------------------------------------------------
 
 cdef int bio_read(void* bio, char* data, int size) noexcept nogil:
     cdef Tls* tls = <Tls*>openssl.BIO_get_data(bio)
@@ -183,8 +184,8 @@ cdef long bio_control(void* bio, int command, long number, void* pointer) noexce
 
 cdef void on_message(
         int written, int version, int kind, const void* data, size_t size, void* ssl, void* unused) noexcept nogil:
-    """Of each message: those that an open connection has no need of are counted. A refused handshake of TLS 1.2 shows
-    by the alert that answers it."""
+    """Called for each message: counts those that an open connection does not need. A refused TLS 1.2 handshake is
+    recognised by the alert that answers it."""
     cdef Tls* tls
     if kind == (ALERT if written else HANDSHAKE):
         tls = <Tls*>openssl.BIO_get_data(openssl.SSL_get_rbio(ssl))
@@ -266,7 +267,7 @@ cdef void areas_free(void* areas) noexcept nogil:
 
 
 cdef inline void count(Tls* tls) noexcept nogil:
-    """`kept` and `out` are the connection's, as its answers are."""
+    """Count `kept` and `out` as memory of the connection, as its answers are."""
     cdef int64_t now = <int64_t>tls.out_capacity + (<int64_t>tls.kept_end if tls.kept is not NULL else 0)
     if now != tls.counted:
         if tls.owed is not NULL:
@@ -302,7 +303,7 @@ cdef inline void source_open(Tls* tls) noexcept nogil:
 
 
 cdef void source_close(Tls* tls) noexcept nogil:
-    """What OpenSSL has not taken is kept: at most what one read brought beyond the room that there was."""
+    """Keep what OpenSSL has not taken: at most what one read brought beyond the available room."""
     cdef uint8_t* kept = NULL
     if tls.source_left:
         if tls.kept is not NULL and tls.source + tls.source_left == tls.kept + tls.kept_end:
@@ -432,7 +433,7 @@ cdef ssize_t receive(Tls* tls, iovec* parts, int count, bint peeks, bint* more) 
                 fail(tls, "")
             break
         taken = True
-        drained = <size_t>got < asked                   # a short read says that the socket is empty
+        drained = <size_t>got < asked                   # after a short read the socket is empty
     source_close(tls)
     if not tls_push(tls):
         fail(tls, "")
@@ -467,7 +468,7 @@ cdef bint tls_waits(Tls* tls) noexcept nogil:
 
 
 cdef bint push_from(Tls* tls, const uint8_t* data, uint32_t size, uint32_t* sent) noexcept nogil:
-    """Until the socket takes no more, which it must say: only then does epoll tell of room."""
+    """Send until the socket returns EAGAIN: only then does epoll report room."""
     cdef ssize_t n
     while sent[0] < size:
         n = send(tls.fd[0], data + sent[0], size - sent[0], MSG_NOSIGNAL | MSG_DONTWAIT)
@@ -530,7 +531,7 @@ cdef bint may_write(Tls* tls) noexcept nogil:
 
 
 cdef ssize_t tls_send(Tls* tls, iovec* parts, int count) noexcept nogil:
-    """Small parts share a record."""
+    """Send; small parts share a record."""
     cdef uint8_t* plain = tls.areas.plain
     cdef size_t held = 0, total = 0, at, step
     cdef bint good = True
@@ -611,13 +612,13 @@ cdef object trouble(str what):
 
 
 def load_openssl():
-    """Once a process, before anything else here. Raises TlsError."""
+    """Load OpenSSL: once per process, before anything else here. Raises TlsError."""
     global bio_method
     cdef const char* missing
     if bio_method is not NULL:
         return
     try:
-        import _ssl  # noqa: F401  it maps the library
+        import _ssl  # noqa: F401  (loads the library)
     except ImportError:
         pass
     missing = kafkad_load_openssl()
@@ -655,7 +656,7 @@ cdef bytes key_der_of(void* key):
 
 
 def read_private_key(bytes pem not None, bytes password not None):
-    """A PEM key, encrypted or not, as DER. Raises TlsError."""
+    """Return a PEM key, encrypted or not, as DER. Raises TlsError."""
     cdef void* key
     cdef void* bio
     load_openssl()
@@ -673,7 +674,7 @@ def read_private_key(bytes pem not None, bytes password not None):
 
 
 def read_pkcs12(bytes data not None, bytes password not None):
-    """(key as DER or None, certificates as DER, the key's own first). Raises TlsError."""
+    """Return (key as DER or None, certificates as DER, the key's own first). Raises TlsError."""
     cdef void* store
     cdef void* bio
     cdef void* key = NULL
@@ -761,7 +762,7 @@ cdef class TlsContext:
                 self.context, SSL_VERIFY_PEER | (SSL_VERIFY_FAIL_IF_NO_PEER_CERT if client_auth == "required" else 0), NULL)
 
     def take_suites(self, suites, versions):
-        """The versions that are left: those of which there is a suite."""
+        """Set the suites. Return the versions for which there is a suite."""
         cdef void* ciphers
         cdef void* cipher
         names = {}

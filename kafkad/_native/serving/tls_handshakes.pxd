@@ -3,5 +3,5 @@
 from kafkad._native.serving.connection cimport Conn
 from kafkad._native.serving.tls cimport TlsContext
 
-cdef bint handshake_begin(Conn* conn, TlsContext context) noexcept      # False: there is no memory
+cdef bint handshake_begin(Conn* conn, TlsContext context) noexcept      # False: no memory
 cdef bint handshake_done(Conn* conn) noexcept nogil                     # True: its bytes may be served

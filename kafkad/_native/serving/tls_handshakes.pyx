@@ -1,6 +1,6 @@
-"""Handshakes, on the loop: a signature takes up to a millisecond, so a round takes TLS_SHAKES_PER_ROUND steps of them, and
-who comes later waits for the next round, behind everybody who has something to do in this one. Who has not finished
-within SHAKE_MS is closed: a half handshake would hold one of max.connections."""
+"""TLS handshakes, on the loop. A signature takes up to a millisecond, so a round does TLS_SHAKES_PER_ROUND handshake
+steps; later ones wait for the next round, after all other work of this round. A connection that has not finished within
+SHAKE_MS is closed, because an unfinished handshake would hold one of max.connections."""
 
 from libc.stdlib cimport calloc
 
@@ -15,7 +15,7 @@ cdef enum:
     SHAKE_MS = 30_000
 
 cdef struct Deadline:
-    Timer timer                     # first
+    Timer timer                     # must be the first field
     Conn* conn
 
 
@@ -72,7 +72,7 @@ cdef bint handshake_done(Conn* conn) noexcept nogil:
         return False
     core.stats.tls_handshakes += 1
     timer_stop(core, <Timer*>tls.deadline)
-    conn.readable = True                                # requests may have come with the end of the handshake
+    conn.readable = True                                # requests may have arrived with the end of the handshake
     conn_touch(conn)
     with gil:
         certified(conn)

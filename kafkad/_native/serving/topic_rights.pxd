@@ -13,10 +13,10 @@ cdef struct Cell:
     TopicKey* key                   # retained
     uint8_t known                   # bits: KNOWN and ALLOWED of each right
 
-cdef class SubjectRights:           # of one principal at one host; connections share it
+cdef class SubjectRights:           # of one principal at one host; shared by its connections
     cdef object subject
-    cdef uint64_t version           # of the ACLs that `cells` are of
-    cdef uint64_t stamp             # another one for each subject and each version; never 0
+    cdef uint64_t version           # version of the ACLs that `cells` are based on
+    cdef uint64_t stamp             # unique for each subject and version; never 0
     cdef uint32_t capacity          # a power of two, or 0
     cdef uint32_t count
     cdef Cell* cells
@@ -29,10 +29,10 @@ cdef class TopicRights:
     cdef dict subjects              # (principal, host): SubjectRights
     cdef uint64_t stamps
 
-# The rights of the connection, as of the ACLs of now: to be asked for once for each request. Its stamp.
+# Updates the rights of the connection to the current ACLs: call it once per request. Returns their stamp.
 cdef uint64_t rights_of(Core* core, Conn* conn) noexcept nogil
 
-# Whether it may do it to a topic: one of the table (`key`), or one that is not there, by its name.
+# Whether the operation is allowed on a topic: one of the table (`key`), or one that is not there, by its name.
 cdef bint may_topic(Core* core, Conn* conn, TopicKey* key, const char* name, size_t size, int right) noexcept nogil
 
 cdef bint may_transact(Core* core, Conn* conn, const uint8_t* name, size_t size) noexcept nogil

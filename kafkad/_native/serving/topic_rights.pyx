@@ -1,17 +1,17 @@
-"""Produce and Fetch before the ACLs: what each subject may do with each topic, remembered until the ACLs change.
+"""ACL checks of Produce and Fetch: what each subject may do with each topic, remembered until the ACLs change.
 
     Core.rights ── TopicRights ── SubjectRights (principal, host) ── cell: a topic, READ and WRITE
                                         ▲
                                   Conn.rights, from the first request on
 
-The authorizer (security/authorizer, which is Python) is asked once for a topic, a subject and a right; after that a request
-costs a probe of a table for each topic. A Fetch session costs a comparison for each partition, which remembers the stamp of
-the subject that it was decided for: another client that uses the session has another stamp.
+The authorizer (security/authorizer, in Python) is asked once per topic, subject and right. After that a request costs
+one table lookup per topic. A Fetch session costs one comparison per partition, which remembers the stamp of the subject
+it was decided for: another client that uses the session has another stamp.
 
-Where there is no authorizer `Core.authorizing` is false, and nothing else of this is looked at.
+Without an authorizer `Core.authorizing` is false, and nothing else here is used.
 
-Rule: only the ACLs of now count when a request comes; one that waits was decided when it came, as Kafka's is.
-Rule: what is allowed is not told to the audit log for each request, as it is in Kafka at DEBUG, unless the log is at DEBUG:
+Rule: a request is checked against the ACLs at the time it arrives; one that waits is not checked again, as in Kafka.
+Rule: allowed requests are not written to the audit log each time, as Kafka does at DEBUG, unless the log is at DEBUG:
 then nothing is remembered."""
 
 import logging
@@ -25,8 +25,8 @@ from kafkad._native.serving.connection cimport Conn, Connection, Core, conn_hand
 from kafkad._native.serving.partition_table cimport PartitionTable, TopicKey, key_release, key_retain
 
 cdef enum:
-    CELLS_MAX = 65536               # of one subject; then it forgets them all
-    SUBJECTS_MAX = 10000            # that are remembered beside those of connections
+    CELLS_MAX = 65536               # of one subject; above this all of its cells are dropped
+    SUBJECTS_MAX = 10000            # remembered besides those of current connections
     READ_KNOWN = 1
     READ_ALLOWED = 2
     WRITE_KNOWN = 4
@@ -61,7 +61,7 @@ cdef class TopicRights:
         self.subjects = {}
 
     def subject_rights(self, str principal not None, str host not None):
-        """The rights of this principal at this host."""
+        """Return the rights of this principal at this host."""
         cdef SubjectRights rights = self.subjects.get((principal, host))
         if rights is None:
             if len(self.subjects) >= SUBJECTS_MAX:
@@ -120,7 +120,7 @@ cdef inline uint32_t place_of(const TopicKey* key, uint32_t capacity) noexcept n
 
 
 cdef Cell* cell_of(SubjectRights rights, const TopicKey* key) noexcept nogil:
-    """The cell of a topic, or NULL."""
+    """Return the cell of a topic, or NULL."""
     cdef uint32_t at
     if rights.capacity == 0:
         return NULL
@@ -133,7 +133,7 @@ cdef Cell* cell_of(SubjectRights rights, const TopicKey* key) noexcept nogil:
 
 
 cdef Cell* cell_new(SubjectRights rights, TopicKey* key) noexcept nogil:
-    """A cell for a topic that has none; NULL: there is no memory for it."""
+    """Make a cell for a topic that has none. NULL: no memory."""
     cdef uint32_t at, i, capacity
     cdef Cell* cells
     if rights.count >= CELLS_MAX:
@@ -161,7 +161,7 @@ cdef Cell* cell_new(SubjectRights rights, TopicKey* key) noexcept nogil:
 
 
 cdef bint ask_topic(Core* core, Conn* conn, TopicKey* key, const char* name, size_t size, int right) noexcept:
-    """By the authorizer, which writes the audit log; the answer is remembered for topics of the table."""
+    """Ask the authorizer, which writes the audit log. The answer is remembered for topics of the table."""
     cdef SubjectRights rights = <SubjectRights>conn.rights
     cdef Cell* cell
     cdef int known = READ_KNOWN if right == RIGHT_READ else WRITE_KNOWN
@@ -182,10 +182,10 @@ cdef bint ask_topic(Core* core, Conn* conn, TopicKey* key, const char* name, siz
     return allowed
 
 
-# -- what is no topic --------------------------------------------------------------------------------------
+# -- other resources ---------------------------------------------------------------------------------------
 
 cdef bint may_transact(Core* core, Conn* conn, const uint8_t* name, size_t size) noexcept nogil:
-    """WRITE on a transactional id."""
+    """Check WRITE on a transactional id."""
     if rights_of(core, conn) == 0:
         return False
     with gil:
@@ -203,7 +203,7 @@ cdef bint ask_transactional_id(Core* core, Conn* conn, const uint8_t* name, size
 
 
 cdef bint may_replicate(Core* core, Conn* conn) noexcept nogil:
-    """CLUSTER_ACTION: what a broker needs that fetches as a replica."""
+    """Check CLUSTER_ACTION: the right of a broker that fetches as a replica."""
     if rights_of(core, conn) == 0:
         return False
     with gil:

@@ -1,4 +1,4 @@
-"""Unpacking in threads. See unpacking.pyx."""
+"""Decompression in threads. See unpacking.pyx."""
 
 from libc.stdint cimport int64_t
 
@@ -14,7 +14,7 @@ cdef class Job:
 cdef class Unpacker:
     cdef int wake_fd
     cdef int threads_max
-    cdef object condition               # protects all below, except `jobs`, `waiting` and `threads`: those are the loop's
+    cdef object condition               # protects all below, except `jobs`, `waiting` and `threads`: the loop's
     cdef dict lanes                     # lane: its jobs, never empty
     cdef object ring                    # lanes that wait for a thread
     cdef object aside                   # lanes whose first job waits for memory

@@ -2,7 +2,7 @@ from collections.abc import Callable, Hashable
 from typing import Protocol
 
 class Work(Protocol):
-    """What is unpacked in steps."""
+    """Decompression in steps."""
 
     memory: int
     def step(self) -> int: ...

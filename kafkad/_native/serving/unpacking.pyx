@@ -1,26 +1,27 @@
-"""Unpacking beside the event loop: compressed batches that take more than one turn, in a few threads that take turns.
+"""Decompression beside the event loop: compressed batches that need more than one turn, in a few threads that take
+turns.
 
-A job is unpacked step by step. The loop makes the first steps, within its budget (`unpack_turn`). The rest goes to a lane,
-one for each connection, and the loop goes on. A thread takes the lanes in turn: it works for SLICE_NS on the first job of a
-lane, then puts the lane behind the others. So a client that sends many bombs delays another client's batch by one slice for
-each connection that unpacks, not by the size of the bombs. The jobs of a lane run in order, one at a time. Finished jobs wait
-in a list, and an eventfd wakes the loop, which calls their `deliver` in `settle`.
+A job is decompressed in steps. The loop makes the first steps, within its budget (`unpack_turn`). The rest goes to a
+lane, one per connection, and the loop continues. A thread takes the lanes in turn: it works for SLICE_NS on the first
+job of a lane, then puts the lane behind the others. So a client that sends many decompression bombs delays another
+client's batch by one slice per decompressing connection, not by the size of the bombs. The jobs of a lane run in order,
+one at a time. Finished jobs wait in a list, and an eventfd wakes the loop, which calls their `deliver` in `settle`.
 
     loop: first steps ──► lane of the connection ──► thread: slice, slice, … ──► done ──► loop: deliver (the append)
 
-Memory is bounded. A job announces what its next step will hold (zstd's window, a block of lz4 or snappy), and waits aside
-while the others hold so much that it would exceed MEMORY_MAX. Jobs get memory in the order in which they asked, so a large
-one is not passed over for ever. A job that is alone may always go on.
+Memory is bounded. A job announces how much its next step will hold (zstd's window, a block of lz4 or snappy), and waits
+aside while that and the memory of the others would exceed MEMORY_MAX. Jobs get memory in the order in which they asked,
+so a large one is not passed over for ever. A job that is alone may always continue.
 
-A job belongs to one thread at a time: to the loop until `submit`, to a thread during a slice, to the loop again when it is
-delivered. The lock protects the queues. The loop never touches a job in between, except to set `cancelled`.
+A job belongs to one thread at a time: to the loop until `submit`, to a thread during a slice, to the loop again when it
+is delivered. The lock protects the queues. The loop never touches a job in between, except to set `cancelled`.
 
-The libraries and the walk over the records release the GIL; a step holds it for a few µs. Steps that give few bytes come
-fast, and a thread that takes the GIL again at once starves the loop. So a thread naps after STEPS_PER_NAP steps in which it
-has not unpacked much.
+The libraries and the walk over the records release the GIL; a step holds it for a few µs. Steps with little output
+follow each other fast, and a thread that takes the GIL again at once starves the loop. So a thread naps after
+STEPS_PER_NAP steps with little output.
 
-A thread starts with the first job that finds none at rest. If the system has no thread left, the loop does a slice of the
-work in each turn."""
+A thread starts with the first job that finds no idle thread. If the system has no thread left, the loop does a slice of
+the work in each turn."""
 
 from libc.stdint cimport int64_t, uint64_t
 
@@ -47,11 +48,11 @@ cdef enum:
     THREADS_MAX = 2
     SLICE_NS = 5_000_000
     STEPS_PER_NAP = 32
-    NAP_BYTES = 64 << 10                # unpacking so many bytes counts as time without the GIL
+    NAP_BYTES = 64 << 10                # decompressing this many bytes counts as time without the GIL
     NAP_US = 50
     MEMORY_MAX = 64 << 20
-    SETTLE_NS = 4_000_000               # of a turn of the loop, for jobs that are done; one is always delivered
-    # The loop leaves a batch to a thread after so many bytes, or so many steps.
+    SETTLE_NS = 4_000_000               # per turn of the loop, for finished jobs; one is always delivered
+    # The loop leaves a batch to a thread after this many bytes, or this many steps.
     LOOP_BYTES = 256 << 10
     LOOP_PACKED_BYTES = 16 << 10        # for a batch that is compressed again, which costs far more
     LOOP_STEPS = 64
@@ -83,8 +84,9 @@ cdef inline int64_t memory_of(object work) except -1:
 
 
 cdef class Job:
-    """`work` has `step()`, `memory` and `close()` (see protocol.validation.Validation). The loop calls `deliver(work, error)`,
-    where `error` is what a step raised, or None. A job that is `cancelled` makes no more steps, but is delivered."""
+    """`work` has `step()`, `memory` and `close()` (see protocol.validation.Validation). The loop calls `deliver(work,
+    error)`, where `error` is what a step raised, or None. A job that is `cancelled` makes no more steps, but is
+    delivered."""
 
     def __init__(self, object work, object deliver):
         self.work = work
@@ -112,7 +114,7 @@ cdef class Job:
                     if kafkad_now_ns() >= end_ns:
                         return False
                 if memory_of(self.work) > held:
-                    return False                        # `_next` finds the memory for it
+                    return False                        # `_next` gets memory for it
         except BaseException as error:
             self.error = error
         return True
@@ -152,9 +154,9 @@ cdef class Unpacker:
             try:
                 thread = threading.Thread(target=self._work, name="kafkad-unpack", daemon=True)
                 thread.start()
-            except (RuntimeError, MemoryError):         # the system has none left
+            except (RuntimeError, MemoryError):         # the system has no thread left
                 if not self.threads:
-                    self._wake()                        # `settle` works in its place
+                    self._wake()                        # `settle` works instead
                 return job
             self.threads.append(thread)
         return job
@@ -185,7 +187,7 @@ cdef class Unpacker:
         write(self.wake_fd, &one, 8)
 
     cdef bint _turn(self, bint may_rest) except -1:
-        """Do one slice. Return False if there is nothing to do (where the caller may not rest), or after `close`."""
+        """Do one slice. Return False if there is nothing to do (and the caller may not rest), or after `close`."""
         cdef Job job
         cdef bint ended
         with self.condition:
@@ -230,8 +232,8 @@ cdef class Unpacker:
             job.lane = lane
             more = memory_of(job.work)
             if more > job.held and not job.cancelled:
-                # Its present memory is given back first, so that no two jobs wait for each other: whoever waits holds
-                # nothing, and someone else holds something, and goes on.
+                # It gives its present memory back first, so that no two jobs wait for each other: a waiting job holds
+                # nothing, so another one holds some, and continues.
                 self.held -= job.held
                 job.held = 0
                 if self.held and (self.aside or self.held + more > MEMORY_MAX):
@@ -243,7 +245,7 @@ cdef class Unpacker:
         return None
 
     def close(self) -> None:
-        """End the threads. Jobs that are not delivered yet are dropped: `deliver(None, None)`."""
+        """End the threads. Undelivered jobs are dropped: `deliver(None, None)`."""
         cdef Job job
         with self.condition:
             self.closed = True

@@ -1,13 +1,13 @@
-"""Proposals of ISRs on their way to the controller: AlterPartition, one request at a time.
+"""Sends proposed ISRs to the controller: AlterPartition, one request at a time.
 
-    waiting     the newest proposal of each partition; all of them go with the next request
-    in flight   one request; what it does not answer waits again
-    trouble     no controller, or an error of the whole request: all of it again after 50 ms, for ever
-                (Kafka: AlterPartitionManager)
+    waiting     the newest proposal of each partition; the next request carries all of them
+    in flight   one request; proposals that it does not answer wait again
+    failure     no controller, or an error of the whole request: everything is sent again after 50 ms, without
+                end (Kafka: AlterPartitionManager)
 
-v3, which names the broker epochs of the members (KIP-903): controllers serve it since Kafka 3.5.
+Uses v3, which names the broker epochs of the members (KIP-903). Controllers serve it since Kafka 3.5.
 
-Use: replication/replicas hands in, through server/member_worker."""
+Use: replication/replicas adds proposals, through server/member_worker."""
 
 import asyncio
 import logging

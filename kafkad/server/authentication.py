@@ -1,4 +1,4 @@
-"""Connections of SASL listeners, until they are authenticated and when they do it anew.
+"""Connections of SASL listeners, while they authenticate and re-authenticate.
 
 `security.sasl` decides what is said; here is who says it when: the phase of the connection in the reactor,
 its principal, the end of its session, and the pause before a refused client is told so and closed, which

@@ -1,12 +1,12 @@
-"""A worker's authorizer: made of the configuration and the ACLs of the first image, then changed with them.
+"""A worker's authorizer: built from the configuration and the first image's ACLs, then updated with them.
 
-Kafka has the same with one StandardAuthorizer for each process. A change of many ACLs is applied in steps,
-and requests are decided in between, so the steps come in an order in which none of them allows what is
-allowed neither before nor after the change:
+Kafka has one StandardAuthorizer for each process. A change of many ACLs is applied in steps, and requests are
+authorized in between. So the steps are ordered such that no step allows anything that is allowed neither
+before nor after the change:
 
-    what denies is added; what allows is added; what allows is removed; what denies is removed
+    add what denies; add what allows; remove what allows; remove what denies
 
-The client that asked for the change is answered when every worker has applied all of it (server/changes)."""
+The client that requested the change is answered when every worker has applied all of it (server/changes)."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final

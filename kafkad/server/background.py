@@ -1,9 +1,8 @@
-"""What runs by the clock: retention, flushes by age, checkpoints, expiry of offsets and producer ids,
-snapshots.
+"""Periodic tasks: retention, flushes by age, checkpoints, expiry of offsets and producer ids, snapshots.
 
-Each task is a row: a name, the key that holds its period, and what it does. A task that fails is logged and
-runs again at its next turn; one that finds us wrong (AssertionError) ends the worker. A task that returns a
-generator runs in short turns (server/turns), and its period begins anew when it is done.
+Each task is a row: a name, the config key that holds its period, and its function. A task that fails is
+logged and runs again after its period; an AssertionError ends the worker. A task that returns a generator
+runs in short turns (server/turns), and its period begins again when it is done.
 """
 
 import asyncio

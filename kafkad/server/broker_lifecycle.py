@@ -1,18 +1,18 @@
-"""A broker's life in a cluster whose controllers are other nodes: registered, unfenced, and gone in order.
+"""The life cycle of a broker whose controllers are other nodes: registered, unfenced, controlled shutdown.
 
-    STARTING     registers, then says by heartbeats how far it has read the metadata; fenced
+    STARTING     registers, then reports by heartbeats how far it has read the metadata; fenced
     RECOVERY     caught up: `caught_up` is set, logs may be loaded; fenced until `ready_to_unfence`
     RUNNING      the controller has unfenced it: `unfenced` is set, it may lead
-    LEAVING      `begin_shutdown`: the controller moves its leaders away, and says when it may go
+    LEAVING      `begin_shutdown`: the controller moves its leaders away, and reports when it may stop
     GONE         `gone` is set
 
-(Kafka: BrokerLifecycleManager, BrokerState; KIP-631.) Heartbeats go on all the time, every
-broker.heartbeat.interval.ms, at once where something has changed. One that fails is sent again after the
-interval; a controller that hears nothing for broker.session.timeout.ms fences the broker, and unfences it at
-its next heartbeat.
+(Kafka: BrokerLifecycleManager, BrokerState; KIP-631.) Heartbeats are sent in every state, every
+broker.heartbeat.interval.ms, and at once after a change. A failed one is sent again after the interval. A
+controller that gets none for broker.session.timeout.ms fences the broker, and unfences it at its next
+heartbeat.
 
-Beware: the features that are registered depend on what the cluster has finalized (`supported_features`), so
-the image must be there before `run`.
+Beware: the registered features depend on the features that the cluster has finalized (`supported_features`),
+so the image must be available before `run`.
 
 Use: server/member_worker."""
 

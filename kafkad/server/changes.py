@@ -1,14 +1,15 @@
-"""Committed changes of metadata, applied to this worker in their order and in short turns.
+"""Committed changes of metadata, applied to this worker in order and in short turns.
 
-A change may make or delete thousands of partitions. Its work is a generator (see server/turns) that the
-worker gives to `Changes.put`; the next change begins when it is done. A small change is done before `put`
-returns, as if it were an ordinary call. `applied` is the metadata offset up to which all is done: the answer
-to the client that asked for a change waits for that offset.
+A change may create or delete thousands of partitions. Its work is a generator (see server/turns) that the
+worker passes to `Changes.put`; the next change begins when it is done. A small change is done before `put`
+returns, like an ordinary call. `applied` is the metadata offset up to which everything is done: the answer to
+the client that requested a change waits for that offset.
 
-The work may return an awaitable (directories that are being synced): the change is applied when that is done.
+The work may return an awaitable (directories that are being synced): then the change is applied when that is
+done.
 
-Beware: the image that handlers read is ahead of `applied`. A client that hears of a partition too early is
-told to try again."""
+Beware: the image that handlers read is ahead of `applied`. A client that asks for a new partition too early
+gets a retriable error."""
 
 import asyncio
 import inspect

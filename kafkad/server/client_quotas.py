@@ -1,8 +1,8 @@
-"""A worker's view of the client quotas: it follows those of the metadata, and tells the data plane what holds
-for a client (`_native/serving/quota`, which counts in a table that all workers share).
+"""A worker's view of the client quotas: it follows the metadata, and resolves the limits of each client for
+the data plane (`_native/serving/quota`, which counts in a table that all workers share).
 
-A change of many quotas is applied in steps; each client is asked for anew when all of it is there. So between
-two steps every client has the quota of before."""
+A change of many quotas is applied in steps. Clients are resolved again when all of it has been applied, so
+between two steps every client keeps its old quota."""
 
 import hashlib
 import logging

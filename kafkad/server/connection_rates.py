@@ -1,16 +1,17 @@
-"""How many connections a second are let in: by the broker, by a listener, and from an address (KIP-612).
+"""How many connections per second are accepted: by the broker, by a listener, and from an address (KIP-612).
 
     max.connection.creation.rate                        of the broker
     listener.name.<listener>.max.connection.creation.rate
-    connection_creation_rate of `ip` entities           client quotas, of one address or of every other one
+    connection_creation_rate of `ip` entities           client quotas, of one address or the default
 
-Over a rate of the broker or of a listener, the listener rests: new connections wait in its backlog. As with
-Kafka, the broker's rate does not hold for the inter-broker listener if there is another one. A connection
-over the rate of its address is accepted, kept unserved for as long as it would have to wait, and closed.
+Over a rate of the broker or of a listener, the listener pauses: new connections wait in its backlog. As in
+Kafka, the broker's rate does not apply to the inter-broker listener if there is another listener. A
+connection over the rate of its address is accepted, held unserved for the time it would have to wait, and
+closed.
 
-The acceptor asks (`_native/serving/acceptor`), and only while there is a limit. New connections count in the
-table that all workers share, with the windows of client quotas (quota.window.num, .size.seconds). No wait
-is longer than one window, so a rate of 0 lets one connection in each window, as with Kafka."""
+The acceptor (`_native/serving/acceptor`) asks only while there is a limit. New connections are counted in the
+table that all workers share, with the windows of client quotas (quota.window.num, .size.seconds). No wait is
+longer than one window, so a rate of 0 allows one connection per window, as in Kafka."""
 
 import hashlib
 import logging

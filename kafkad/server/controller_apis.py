@@ -1,14 +1,14 @@
-"""What a controller's listener serves: the quorum's own requests, the brokers', and administrators'.
+"""The APIs on a controller's listener: the quorum's own requests, the brokers', and the administrators'.
 
     quorum            Fetch of the metadata log, FetchSnapshot, Vote, BeginQuorumEpoch, EndQuorumEpoch, and
                       changes of the voters: the node answers them, in every role
     members           BrokerRegistration, BrokerHeartbeat, AlterPartition, ...: the active controller
-    administrators    as on a broker, by themselves or in an Envelope (KIP-590, KIP-919)
+    administrators    as on a broker, directly or in an Envelope (KIP-590, KIP-919)
 
-An Envelope carries a request of a broker's client, with its principal and address. It is answered
-NOT_CONTROLLER as a whole where the request inside would be, so that the broker asks the next controller.
+An Envelope carries a request of a broker's client, with its principal and address. If the request inside
+would be answered NOT_CONTROLLER, the whole Envelope is, so that the broker asks the next controller.
 
-Not served, and not told by ApiVersions: delegation tokens. A broker then does not offer them to its clients
+Not served, and not listed by ApiVersions: delegation tokens. A broker then does not offer them to its clients
 either."""
 
 import inspect

@@ -1,11 +1,10 @@
-"""Requests of this broker to the active controller, whoever that is now.
+"""Requests of this broker to the active controller.
 
-    leader      asked before each try: the metadata client knows it from its Fetches
-    try again   after NOT_CONTROLLER, a broken connection or while nobody leads, until the time is up
+    leader      looked up before each try: the metadata client knows it from its Fetches
+    retry       after NOT_CONTROLLER, a broken connection, or while there is no leader, until the timeout
                 (Kafka: NodeToControllerChannelManager)
 
-A request may thus be carried out twice, as with Kafka's own brokers: registration, heartbeats and
-forwarded requests bear it.
+So a request may be executed twice, as in Kafka: registration, heartbeats and forwarded requests tolerate it.
 
 Use: server/broker_lifecycle; tests/integration/test_metadata_member.py."""
 

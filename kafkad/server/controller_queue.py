@@ -1,15 +1,15 @@
-"""The controller as the handlers of worker 0 see it: requests one after the other, in turns, answered when
-they are committed and applied.
+"""The controller as the handlers of worker 0 see it: requests run one after the other, in turns, and are
+answered when they are committed and applied.
 
-    request → its place in the queue → its steps, in short turns (server/turns) → the flush, shared with
-    others
-            → every worker that must know has applied it → the answer
+    request → its place in the queue → its steps, in short turns (server/turns) → a flush, shared with others
+            → every worker concerned has applied it → the answer
 
-A request that is not committed within its time is answered REQUEST_TIMED_OUT: it is appended, so it takes
-effect as soon as the disk takes it, and the client cannot know. (Kafka: timeout_ms of the request. Zero means
-none here.) One that could not be appended has changed nothing, and its answer has the reason.
+A request that is not committed within its timeout is answered REQUEST_TIMED_OUT. It is already appended, so
+it takes effect as soon as the disk has it, and the client cannot know. (Kafka: timeout_ms of the request;
+here 0 means no timeout.) A request that could not be appended has changed nothing, and its answer has the
+reason.
 
-Beware: a client that asks again after REQUEST_TIMED_OUT may find that its topic exists."""
+Beware: a client that retries after REQUEST_TIMED_OUT may find that its topic exists."""
 
 import asyncio
 import inspect

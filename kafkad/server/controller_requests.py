@@ -1,14 +1,14 @@
-"""What a broker asks of controllers that are other nodes: for its clients, and for itself.
+"""Requests of a broker to controllers that are other nodes: for its clients, and for itself.
 
-    forward                  a client's request, as it came, in an Envelope (KIP-590); the answer as it came
-    create_topics_in_passing topics that a client's Metadata, or a coordinator, wants
+    forward                  a client's request, unchanged, in an Envelope (KIP-590); the answer unchanged
+    create_topics_in_passing topics that a client's Metadata, or a coordinator, needs
     allocate_producer_ids    a block of 1,000 that no other broker gets (KIP-730)
-    assign_directories       in which log directories replicas were put (KIP-858)
+    assign_directories       the log directories in which replicas were placed (KIP-858)
 
-All by ControllerChannel.ask, which finds the active controller. Each raises KafkaError with the code that a
-client is told, whatever the way to the controller has met.
+All use ControllerChannel.ask, which finds the active controller. Each raises KafkaError with the code for the
+client, whatever went wrong on the way to the controller.
 
-Use: tests/integration/test_metadata_member.py; and the worker of a broker without a controller, once
+Use: tests/integration/test_metadata_member.py; the worker of a broker without a controller, once
 process.roles=broker is served."""
 
 import logging

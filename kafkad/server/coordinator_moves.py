@@ -1,12 +1,12 @@
-"""Coordinators that come and go with the leadership of their partitions.
+"""Loads and unloads coordinators when the leadership of their partitions changes.
 
-    led under an epoch    every further append names it; a partition that was not led before is then loaded
+    led under an epoch    later appends name it; if the partition was not led before, it is loaded
                           (Partitions.on_led, server/group_loader)
-    led by another, or    unloaded at once: whoever waits is answered NOT_COORDINATOR, timers are cancelled,
-    by nobody, or gone    and only then is the log given to a follower's fetcher
+    led by another, or    unloaded at once: waiting requests are answered NOT_COORDINATOR, timers are
+    by nobody, or gone    cancelled, and only then a follower's fetcher gets the log
 
-A later epoch of a broker that leads without a break loads nothing again: no other broker can have written.
-The transaction coordinator's markers carry the new epoch from then on.
+If a broker keeps leading in a later epoch, nothing is loaded again: no other broker can have written. The
+transaction coordinator's markers carry the new epoch from then on.
 
 Source: CoordinatorRuntime.scheduleLoadOperation and scheduleUnloadOperation."""
 

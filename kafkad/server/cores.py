@@ -1,8 +1,8 @@
-"""How many cores there are for us: what the default of --workers is.
+"""How many cores this process may use: the default of --workers.
 
 The kernel lets a process use the cores of its affinity mask (taskset, a cpuset), and its control groups may
-grant it less time than those would give: a container with one CPU's worth of time gets one worker. A quota of
-1.5 CPUs counts as two, as it does for the JVM."""
+limit it to less time: a container with one CPU's worth of time gets one worker. A quota of 1.5 CPUs counts as
+two, as in the JVM."""
 
 import os
 from pathlib import Path

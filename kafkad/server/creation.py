@@ -1,10 +1,10 @@
-"""Topics that one worker asks worker 0 to create, and the outcome of each: between workers, in steps.
+"""Topics that a worker asks worker 0 to create, and the outcome of each: the message format, in steps.
 
     call      lines of JSON, each a list of names
     answer    lines of JSON, each an object: name → null, or [error code, message]
 
-A line has at most LINE names. To encode or decode one is a step (server/turns): a client may name 100,000
-topics, and the whole answer as one JSON object stops a worker for 0.2 s."""
+A line has at most LINE names. Encoding or decoding one is a step (server/turns): a client may name 100,000
+topics, and a single JSON object for all of them would stop a worker for 0.2 s."""
 
 import json
 from collections.abc import Generator, Iterable, Mapping

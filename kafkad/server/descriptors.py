@@ -1,9 +1,9 @@
-"""Room in the kernel's table of a worker's descriptors, made before there are threads.
+"""Reserves a wide kernel table of file descriptors for a worker, before it has threads.
 
-The table doubles when it is full (256, 512, 1024, ...). In a process with threads Linux then waits until no
-CPU looks at the old one (expand_fdtable: synchronize_rcu), so an `open` takes 10 to 30 ms, and so do the
-requests behind it. A worker that is about to have threads asks for a wide table instead; it costs 8 bytes a
-descriptor. Beware: a fork copies only what is open, so each worker does this for itself."""
+The table doubles when it is full (256, 512, 1024, ...). In a process with threads, Linux then waits until no
+CPU uses the old one (expand_fdtable: synchronize_rcu), so an `open` takes 10 to 30 ms, and delays the
+requests behind it. So a worker that is about to have threads asks for a wide table first. It costs 8 bytes
+per descriptor. Beware: a fork copies only the part in use, so each worker must do this for itself."""
 
 import fcntl
 import os

@@ -1,19 +1,19 @@
-"""From a frame to its handler and back: everything but Produce and Fetch passes here.
+"""From a frame to its handler and back, for all requests except Produce and Fetch.
 
-Rule 1: bytes that do not parse, an unknown key or a version that is not served close the connection with one
-log line and no reply. The one exception is ApiVersions of an unknown version (KIP-511).
+Rule 1: bytes that do not parse, an unknown key or an unserved version close the connection with one log line
+and no answer. The one exception is ApiVersions of an unknown version (KIP-511).
 
-Rule 2: once parsed, every request gets exactly one answer. What a handler did not foresee is logged and
+Rule 2: once parsed, every request gets exactly one answer. An unexpected exception of a handler is logged and
 becomes an error response of that API.
 
-Rule 3: a handler that waits holds up its own connection only; the reactor keeps the order of the answers.
+Rule 3: a handler that waits delays its own connection only; the reactor keeps the order of the answers.
 
-Rule 4: a handler whose work grows with its request is a generator, and `turns` runs it in short turns. So are
-the decoding of a wide request, the encoding of a wide answer, and the freeing of both: each takes as long as
-many small requests. Wide requests are served a few at a time, since their objects take far more memory than
-their frames; the others wait as frames, which count against the memory of their connections.
+Rule 4: a handler whose work grows with its request is a generator, and `turns` runs it in short turns. The
+same holds for decoding a wide request, encoding a wide answer, and freeing both: each takes as long as many
+small requests. Wide requests are served a few at a time, because their objects take far more memory than
+their frames. The others wait as frames, which count against the memory of their connections.
 
-Where the broker has several workers, `routing` is asked first whose a request is.
+If the broker has several workers, `routing` is asked first which worker must answer a request.
 """
 
 import asyncio

@@ -1,14 +1,13 @@
 """The event loop of a worker: asyncio, which sleeps in the reactor.
 
-asyncio asks its selector what is ready, and for how long it may sleep. Here the selector passes the sleep
-on to `Reactor.wait`, whose epoll set also holds the selector's own: so what the data plane is woken for is
-served in C at once, without a turn of asyncio, and asyncio has its turn when a descriptor of its own is
-ready, a timer is due, or a request that was served has left it something to do. Before a reactor joins and
-after it has left, this is an ordinary asyncio loop.
+asyncio asks its selector which descriptors are ready, and how long it may sleep. This selector passes the
+sleep on to `Reactor.wait`, whose epoll set also contains the selector's own. So events of the data plane are
+served in C at once, without a turn of asyncio. asyncio gets its turn when one of its own descriptors is
+ready, a timer is due, or a served request has left work for it. Before a reactor joins and after it has left,
+this is an ordinary asyncio loop.
 
-Beware: `_ready` and `_scheduled` are BaseEventLoop's own (a deque and a list, since Python 3.4). The
-reactor reads their lengths, without the GIL, on the loop's thread; other threads write to the loop's own
-pipe too.
+Beware: `_ready` and `_scheduled` are BaseEventLoop's own (a deque and a list, since Python 3.4). The reactor
+reads their lengths without the GIL, on the loop's thread; other threads also write to the loop's own pipe.
 """
 
 import asyncio

@@ -1,17 +1,17 @@
-"""Loading the groups of partitions of `__consumer_offsets`, or the transactional ids of partitions of
-`__transaction_state`, while everybody is served.
+"""Loads the groups of partitions of `__consumer_offsets`, or the transactional ids of partitions of
+`__transaction_state`, while other requests are served.
 
     load(partition)    its groups are answered COORDINATOR_LOAD_IN_PROGRESS from now on
-    followers          have what the log has, so that nothing is shown that may vanish with its leader
+    followers          must have the whole log, so that nothing is served that could be lost with the leader
     a thread           reads the segment files and keeps the last record of each key, without the GIL
-    the loop           makes groups and offsets of those records in slices, then serves them
+    the loop           builds groups and offsets from those records in slices, then serves them
 
-One partition is read at a time, READ_AT_ONCE bytes a job, so that other jobs of the pool need not wait long.
-Small partitions, as nearly all are, are loaded at once. A partition whose files cannot be opened or read is
-tried again, ever less often, and the others are loaded meanwhile. Unloading a partition cancels its load.
-A partition whose followers do not come is told in the log, again and again.
+One partition is read at a time, READ_AT_ONCE bytes per job, so that other jobs of the pool need not wait
+long. Small partitions, which means nearly all, are loaded at once. A partition whose files cannot be opened
+or read is retried with a growing delay, while the others are loaded. Unloading a partition cancels its load.
+If the followers of a partition do not catch up, that is logged repeatedly.
 
-Beware: what is appended after `load` is not read, so nobody may append to a partition that is loading."""
+Beware: records appended after `load` are not read, so nothing may append to a partition that is loading."""
 
 import gc
 import logging

@@ -1,12 +1,12 @@
-"""The guard: what a client may do of what it asks, where there is an authorizer.
+"""The guard: removes from a request what its client is not authorized for, if there is an authorizer.
 
-    admit      asks for all that api/access says; what is not allowed is taken out of the request, or refused
-    Gate       one request on its way: who asks, and what is to be done to the answer
+    admit      checks everything that api/access lists; the rest is removed or refused
+    Gate       one request on its way: its principal, and what must be done to the answer
 
-It stands around the handler, in the worker that serves the request. Requests of the broker to itself have no
-principal and pass. What does not fit the table is a function here, named as `custom` there.
+It wraps the handler, in the worker that serves the request. Requests of the broker to itself have no
+principal and pass. Checks that do not fit the table are functions here, which the table names as `custom`.
 
-Rule: whether a topic exists is not told to one who may not describe it."""
+Rule: a client that may not describe a topic must not learn whether it exists."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Generator

@@ -1,8 +1,8 @@
-"""When free memory of the heap is given back to the system: after long work, and some more times.
+"""When free memory of the heap is returned to the system: after long work, and a few more times.
 
-What long work leaves is freed later: a deleted partition's objects after file.delete.delay.ms, a client's
-answer when it has been read. So the heap is trimmed when the work ends, and at each of the next LOOKS looks
-of a background task. A trim takes some microseconds if nothing was freed, a millisecond for 10 MB."""
+Memory of long work may be freed later: a deleted partition's objects after file.delete.delay.ms, a client's
+answer when it has been read. So the heap is trimmed when the work ends, and then at each of the next LOOKS
+runs of a background task. A trim takes a few microseconds if nothing was freed, a millisecond for 10 MB."""
 
 from collections.abc import Callable
 

@@ -1,14 +1,14 @@
-"""Heartbeats: how the supervisor knows that a worker's event loop turns.
+"""Heartbeats: how the supervisor knows that a worker's event loop is running.
 
-    memory made before the fork: beats u64 × N, each written by its worker
+    memory created before the fork: beats u64 × N, each written by its worker
 
-A worker counts up once a while, from its loop. The supervisor looks LOOKS times in the time of its limit, and
-counts the looks in a row that found no beat: what hangs is known by looks, not by the clock. So nobody is
-killed when all of us were stopped, as in a suspended machine or a paused container: that is one look.
+A worker increments its counter regularly, from its loop. The supervisor checks LOOKS times within the limit,
+and counts consecutive checks without a beat. A hang is measured in checks, not by the clock, so nothing is
+killed after all processes were stopped, as in a suspended machine or a paused container: that is one check.
 
-A look at a worker that waits for a disk, or that a debugger holds, says nothing. Nor does one at a worker
-whose loop has read or written since the last look: it makes ten thousand partitions on a slow machine. But it
-has no more than SLOW times as long."""
+A check does not count if the worker waits for a disk, or is stopped by a debugger. Nor does it count if the
+worker's loop has read or written since the last check: it may be creating ten thousand partitions on a slow
+machine. Such a worker gets at most SLOW times the limit."""
 
 import mmap
 import os

@@ -1,9 +1,8 @@
 """max.connections.per.ip.overrides, for hosts given by name.
 
-The data plane takes addresses only. Limits of addresses apply at once; names are looked up in a thread, and
-their limits apply when the answer is there. A name that has no address is logged and left out, the other
-limits stay, and the look-up is tried again every RETRY_MS: a name server may be down while a broker
-starts."""
+The data plane accepts addresses only. Limits of addresses apply at once. Names are resolved in a thread, and
+their limits apply when the result is there. A name without an address is logged and skipped, the other limits
+stay, and the look-up is repeated every RETRY_MS: a name server may be down while a broker starts."""
 
 import logging
 from collections.abc import Callable, Mapping

@@ -1,12 +1,12 @@
-"""From `kafkad serve` to its exit code: the loop, the signals, the ready line, and one sentence for what
-goes wrong. With several workers a supervisor stands in the middle (server.supervisor), and each worker has a
-life of the same kind.
+"""From `kafkad serve` to its exit code: the loop, the signals, the ready line, and one error message if
+something goes wrong. With several workers there is a supervisor in between (server.supervisor), and each
+worker goes through the same steps.
 
-Exit codes: 0 a clean stop, 1 the place is taken or the data cannot be served, 70 we found ourselves wrong,
-74 the last log directory has failed. Of several workers one that exits with 70 is started again.
+Exit codes: 0 a clean stop, 1 a port or directory is in use or the data cannot be served, 70 a failed
+assertion, 74 the last log directory has failed. If one of several workers exits with 70, it is restarted.
 
-SIGTERM, SIGINT and SIGHUP end a broker, as they end Kafka; one that was ignored when it began (nohup) stays
-so. Those that come while it stops change nothing.
+SIGTERM, SIGINT and SIGHUP end a broker, as they end Kafka. A signal that was ignored at the start (nohup)
+stays ignored. Signals during the stop have no effect.
 """
 
 import asyncio

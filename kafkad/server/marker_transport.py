@@ -1,11 +1,11 @@
-"""The way of markers from the transaction coordinator into the logs of partitions.
+"""Delivers markers from the transaction coordinator to the logs of partitions.
 
     other brokers' partitions      to their leaders, in a cluster (server/remote_markers)
-    our own partitions             written at once (api/markers), many of them in turns of the loop
-    another worker's partitions    one WriteTxnMarkers for all that a turn of the loop brings for it
+    this worker's partitions       written at once (api/markers), many of them in turns of the loop
+    another worker's partitions    one WriteTxnMarkers for all markers in a turn of the loop
 
-A worker that is gone or does not answer counts as NOT_LEADER_OR_FOLLOWER: the coordinator tries again, and a
-marker that was written already does no harm. Use: the transport of coordinator/markers."""
+A worker that is gone or does not answer counts as NOT_LEADER_OR_FOLLOWER: the coordinator tries again.
+Writing a marker twice is harmless. Use: the transport of coordinator/markers."""
 
 import asyncio
 import logging

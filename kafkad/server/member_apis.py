@@ -1,7 +1,7 @@
-"""What a broker of a cluster serves beside api/table: requests about the cluster, which it passes on to the
-active controller in an Envelope (KIP-590), with the answer as it comes back.
+"""APIs that a broker of a cluster serves in addition to api/table: requests about the cluster, which it
+forwards to the active controller in an Envelope (KIP-590). The answer is returned unchanged.
 
-A broker that is alone has nothing of it: there are no replicas to move, and no other brokers."""
+A single broker serves none of them: it has no replicas to move, and no other brokers."""
 
 from typing import Any, Final
 

@@ -1,10 +1,10 @@
-"""What the workers of a member of a cluster say to one another, beside the metadata (server/metadata_feed).
+"""Messages between the workers of a cluster member, in addition to metadata (server/metadata_feed).
 
-    CONTROLLER_ASKED   a worker's request to the controller, by worker 0: AlterPartition of what it leads
-    DEPARTED           worker 0: the controllers have let this broker go, all may hang up
+    CONTROLLER_ASKED   a worker's request to the controller, by worker 0: AlterPartition of its partitions
+    DEPARTED           from worker 0: the controllers have released this broker, all may close connections
 
-Only worker 0 knows who the active controller is, since it follows the metadata log, and it has the one
-connection there. A worker that lost it waits for the successor and asks again: what asks here bears that.
+Only worker 0 knows the active controller, because it follows the metadata log, and it has the one connection
+to it. A worker that lost worker 0 waits for its successor and asks again; these requests may be repeated.
 
 Use: server/member_worker."""
 

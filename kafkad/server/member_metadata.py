@@ -1,12 +1,12 @@
-"""How a broker of a cluster has the metadata: as an observer of controllers that are other nodes, or as a
-node that is a controller too.
+"""How a broker of a cluster gets the metadata: as an observer of controllers on other nodes, or as a node
+that is a controller, too.
 
     FollowedMetadata    process.roles=broker: an Observer, driven by a MetadataClient
-    ControllerHalf      process.roles=broker,controller: the RaftNode of a controller in the same process, on
-                        the same loop; what the quorum commits is what the broker knows
+    ControllerHalf      process.roles=broker,controller: the RaftNode of a controller in the same process,
+                        on the same loop; the broker uses what the quorum commits
 
-Both have `replica`, which has the image and tells of each change; `leader`, the active controller; `until`;
-`begin`, and `close`, which is the last of what a broker stops of its metadata.
+Both have `replica`, which has the image and reports each change; `leader`, the active controller; `until`;
+`begin`; and `close`, the last step when a broker stops its metadata.
 
 Use: server/member_worker."""
 

@@ -1,13 +1,13 @@
-"""Follows the metadata quorum: sends what the observer asks, to the leader it knows.
+"""Follows the metadata quorum: sends the observer's requests to the leader.
 
     leader known       Fetch or FetchSnapshot there, one at a time; the leader answers within 500 ms
-    not known, gone    the servers of controller.quorum.bootstrap.servers and controller.quorum.voters in
-                       turn; whoever answers says who leads
+    unknown or gone    the servers of controller.quorum.bootstrap.servers and controller.quorum.voters in
+                       turn; each of them can name the leader
     no answer          back off, from retry_backoff_ms to a second
 
-Committed batches are applied in steps between which others have the loop.
+Committed batches are applied in steps; the loop serves others in between.
 
-Use: tests/integration/test_metadata_member.py; and the worker of a broker without a controller, once
+Use: tests/integration/test_metadata_member.py; the worker of a broker without a controller, once
 process.roles=broker is served."""
 
 import asyncio

@@ -3,20 +3,20 @@
     worker 0                          every other worker
     commit → its own partitions
     CHANGE (offset, records) ──────→  image, delta → its own partitions
-    ANNOUNCE (topic, index, row, directory) between all: what I have opened
-    APPLIED offset            between all: you have heard all that I have opened up to it
-    COMPLETE offset ←───────────────  all the others have told me APPLIED
-    answers, once all are complete
+    ANNOUNCE (topic, index, row, directory) between all: a partition that I have opened
+    APPLIED offset            between all: I have announced everything that I opened up to this offset
+    COMPLETE offset ←───────────────  I have APPLIED from all others
 
 So when a change is answered, every worker knows the topic, its owners have opened it, and every worker finds
-it with its owner. Who is gone or slow is not waited for (SETTLE_S): its clients are told to try again.
+its partitions at their owners. Workers that are gone or slow are waited for no longer than SETTLE_S; their
+clients get a retriable error.
 
-A worker gets its first image before it opens logs: through FirstImage when the broker starts, from worker
-0's answer when it is restarted. It then asks to FOLLOW from its offset, at every new connection to worker 0,
-and is sent what it lacks: the changes since, or all of it. So a change that comes twice is known by its
-offset, and one that is missing shows as a gap.
+A worker gets its first image before it opens logs: through FirstImage when the broker starts, from worker 0's
+answer when the worker is restarted. It then sends FOLLOW with its offset, on every new connection to worker
+0, and gets what it lacks: the changes since then, or the whole image. So a repeated change is recognised by
+its offset, and a missing one by the gap.
 
-Beware: an announcement may come before the change that it belongs to; replication.Partitions keeps it."""
+Beware: an announcement may come before its change; replication.Partitions keeps it until then."""
 
 import asyncio
 import inspect

@@ -1,32 +1,33 @@
-"""What workers say to one another: calls with an answer, and messages without one.
+"""Communication between workers: calls with an answer, and messages without one.
 
-Every pair of workers has one connection, an AF_UNIX stream: the higher index connects to the lower, both
-say hello, and the pair is *up* until either side is gone. The addresses are abstract and chosen by the
-kernel; the listening sockets are made before the fork and the supervisor keeps them, so a connect to a
-worker that is dead waits in the backlog for its successor.
+Every pair of workers has one connection, an AF_UNIX stream. The worker with the higher index connects to the
+lower one, both send hello, and the pair is *up* until either side is gone. The addresses are abstract and
+chosen by the kernel. The listening sockets are created before the fork and the supervisor keeps them, so a
+connect to a dead worker waits in the backlog for its successor.
 
     frame   size u32 | kind u8 | id u64 | payload       little-endian; size counts what follows it
 
-id 0 is a message (`tell`); any other asks for the frame ANSWER or FAILED with the same id. Kinds of
-requests are 1 to 199.
+id 0 is a message (`tell`). Any other id is a call, answered by a frame ANSWER or FAILED with the same id.
+Kinds of requests are 1 to 199.
 
 Rules:
  - Frames of one pair arrive in the order in which `call` and `tell` were called, and are handled in that
-   order; an answer that is awaited may come later than those of calls behind it.
- - A kind may be registered as `bulk`: its order does not matter. Its large calls and answers travel one
-   after the other in parts of PART_BYTES, and other frames go between the parts. So a small call does not
-   wait until megabytes have passed through the socket.
- - A call whose worker dies fails with PeerLost, whatever came of it over there. It is never sent twice.
- - A handler's KafkaError is raised at the caller as such; other trouble as PeerTrouble, and logged here. What
-   is too large for a frame, either way, is such trouble: clients make it.
- - on_up runs before anything of the new connection is handled, on_down after all of the old one was, and a
-   successor is never up before its predecessor was down.
+   order. An answer that is awaited may come later than those of calls after it.
+ - A kind may be registered as `bulk`: its order does not matter. Its large calls and answers are sent one
+   after the other in parts of PART_BYTES, with other frames between the parts. So a small call does not wait
+   until megabytes have passed through the socket.
+ - A call whose worker dies fails with PeerLost, whether or not it was executed. It is never sent twice.
+ - A handler's KafkaError is raised at the caller. Other exceptions become PeerTrouble, and are logged by the
+   handler's worker. A request or answer that is too large for a frame is PeerTrouble, too: clients can cause
+   it.
+ - on_up runs before any frame of the new connection is handled, on_down after all frames of the old one were.
+   A successor is never up before its predecessor was down.
 
-Abstract addresses can be connected to by everybody in the network namespace: who is not of our own user id
-is hung up on, unread.
+Every process in the network namespace can connect to abstract addresses: a connection from another user id is
+closed unread.
 
-Beware: `call_blocking` is for a start whose loop does not run yet. Two workers that ask each other so wait
-in vain.
+Beware: `call_blocking` is for a start whose loop is not running yet. Two workers that call each other this
+way wait until their timeouts.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""What serving takes from files beside the data, read before the first connection.
+"""Loads all files that serving needs besides the data, before the first connection.
 
-A broker at its descriptor limit cannot open a file. So no request may be the first to need one: the schemas
-of all served APIs are read here, once, before the workers are forked, which then share them. A module that
-another one imports inside a function, since the two need each other, is imported here, too.
-(tests/integration/test_lives_on.py watches a broker for imports and for files that are opened.)
+A broker at its descriptor limit cannot open a file, so no request may be the first to need one. The schemas
+of all served APIs are read here once, before the fork, so that the workers share them. Modules that are
+imported inside functions, because they depend on each other, are imported here, too.
+(tests/integration/test_lives_on.py checks a running broker for imports and opened files.)
 """
 
 import kafkad._native.log.partition_reader  # noqa: F401  (Partition.reader imports it)

@@ -1,8 +1,8 @@
-"""What a Produce asks of a transaction's coordinator, and the answer as its client gets it.
+"""Asks transaction coordinators for Produce, and translates the answer for its client.
 
-The reactor asks once a request, for the partitions that are not in the transaction yet
-(_native/serving/produce_gate); `server/transaction_gate` knows the way to the coordinator. Between the two
-only words are translated.
+The reactor asks once per request, for the partitions that are not in the transaction yet
+(_native/serving/produce_gate). `server/transaction_gate` finds the coordinator. This module translates
+between the two.
 
 Source: Kafka's ReplicaManager.handleProduceAppend."""
 

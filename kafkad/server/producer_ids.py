@@ -1,7 +1,7 @@
 """Producer ids of this broker, one after the other, from blocks that the controller commits.
 
-All who ask while a block is on its way to the disk wait for that block. The next block is asked for when a
-tenth of the last one is left, so that who cannot wait (`take`) finds an id, too."""
+All requests that arrive while a block is being written wait for that block. The next block is requested when
+a tenth of the last one is left, so that callers that cannot wait (`take`) get an id, too."""
 
 import asyncio
 import inspect

@@ -1,13 +1,13 @@
-"""A RaftNode among processes: what it sends goes over `net/channel`, its time is the loop's, and what is
-committed is applied in short turns.
+"""A RaftNode in a real process: it sends through `net/channel`, uses the loop's clock, and applies committed
+records in short turns.
 
-    send     one channel for each node. One that still waits for an answer to an older question is closed and
-             made anew: a node that hangs must not keep a vote from being asked
-    poll     when the node says, and at once when something has happened (`wake`)
-    apply    APPLY_S of work, then others have the loop
-    handle   a request of another node; its answer is a future, since a Fetch may wait for records
+    send     one channel per node. A channel that still waits for an older answer is closed and replaced, so
+             that a hanging node does not delay a vote
+    poll     when the node asks for it, and at once after an event (`wake`)
+    apply    APPLY_S of work, then the loop serves others
+    handle   a request of another node; the answer is a future, because a Fetch may wait for records
 
-What the directory does not take (UnusableMetadata, KAFKA_STORAGE_ERROR) is given to `fatal`.
+If the directory cannot be used or written (UnusableMetadata, KAFKA_STORAGE_ERROR), `fatal` gets the error.
 
 Use: server/controller_node."""
 

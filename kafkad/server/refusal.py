@@ -1,8 +1,8 @@
 """An error response of any API, built from its request.
 
-Kafka writes one such function per request class. The schemas carry the same knowledge: a response repeats
-what the request named (topics, partitions, groups), so a refusal is the request's outline with the code put
-into every `error_code` that the version has.
+Kafka writes one such function per request class. The schemas have the same information: a response repeats
+the names in the request (topics, partitions, groups). So a refusal is the outline of the request, with the
+code in every `error_code` of the version.
 """
 
 from typing import Any

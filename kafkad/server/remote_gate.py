@@ -1,8 +1,8 @@
-"""The way from a partition to the coordinator of a transaction at another broker: AddPartitionsToTxn.
+"""Asks a transaction coordinator at another broker: AddPartitionsToTxn.
 
-The coordinator is the leader of the id's partition of `__transaction_state`; where nobody leads it, the
-answer is COORDINATOR_NOT_AVAILABLE. A broker that cannot be reached counts as NETWORK_EXCEPTION. What these
-mean to a client: coordinator/admission.
+The coordinator is the leader of the id's partition of `__transaction_state`. Without a leader the answer is
+COORDINATOR_NOT_AVAILABLE. An unreachable broker counts as NETWORK_EXCEPTION. coordinator/admission translates
+these codes for clients.
 
 Use: server/transaction_gate. Source: Kafka's AddPartitionsToTxnManager."""
 

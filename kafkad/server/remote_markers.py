@@ -1,8 +1,8 @@
-"""Markers of ended transactions for partitions that other brokers lead: WriteTxnMarkers to these brokers.
+"""Sends markers of ended transactions to the brokers that lead the partitions: WriteTxnMarkers.
 
-A partition without a leader, a broker that cannot be reached and one that does not answer all count as
-NOT_LEADER_OR_FOLLOWER: the coordinator tries again, at the leader of then (coordinator/markers). A marker
-that was written already does no harm.
+A partition without a leader, an unreachable broker and one that does not answer all count as
+NOT_LEADER_OR_FOLLOWER: the coordinator tries again, with the then current leader (coordinator/markers).
+Writing a marker twice is harmless.
 
 Use: server/marker_transport. Source: Kafka's TransactionMarkerChannelManager."""
 

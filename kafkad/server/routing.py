@@ -1,28 +1,27 @@
-"""Which worker answers what: requests that are not (only) this worker's are passed on, and answers put
-together.
+"""Which worker answers a request: forwards requests that other workers must answer, and merges their answers.
 
-A client may ask any worker for anything. What an API's row in api/table.py calls its route says whose state
-it needs: the controller's (worker 0), a group's, a partition's, or everybody's. A request that is another
-worker's as a whole goes there as the frame that it came in, and its answer comes back as the frame that the
-client gets. One that concerns several is split into requests of the same API and version; the answers are
-put together in the order of the request.
+A client may send any request to any worker. The route in an API's row in api/table.py names the state it
+needs: the controller's (worker 0), a group's, a partition's, or that of all workers. A request for another
+worker as a whole is forwarded as the frame in which it came, and its answer comes back as the frame for the
+client. A request that concerns several workers is split into requests of the same API and version, and the
+answers are merged in the order of the request.
 
     payload of FORWARD   lengths of six strings, 6 × u16 | client's host, listener, principal, its software's
-                         name and version, "token" if a delegation token proved who it is | the request's
-                         frame (header and body); answered with a response's frame, or nothing where the
-                         request failed and its response has no place to say so
+                         name and version, "token" if a delegation token authenticated it | the request's
+                         frame (header and body); answered with a response's frame, or nothing if the
+                         request failed and its response has no field for an error
 
-What stands in the partitions' shared rows any worker tells (ListOffsets of starts and ends).
+Any worker answers from the partitions' shared rows (ListOffsets of starts and ends).
 
-What cannot be had because a worker died is told by a code that makes clients try again (LOST). The
-controller and those who are asked with everybody are waited for a while, since a dead worker is back soon; a
-request that changes something is never sent twice.
+If a worker died and its answer is not available, clients get a retriable code (LOST). Requests to the
+controller, and requests to all workers, wait for a while, because a dead worker is back soon. A request that
+changes something is never sent twice.
 
-To look through a wide request, to split it and to put its answers together takes long, so all of that is
-done in steps (server/turns).
+Checking a wide request, splitting it and merging its answers takes long, so this is done in steps
+(server/turns).
 
-Beware: a worker answers what it is sent and passes nothing on, so that two who disagree about an owner do not
-play ball with a request.
+Beware: a worker answers forwarded requests itself and never forwards them again, so that two workers that
+disagree about the owner do not forward a request back and forth.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""The asyncio side of everything that waits: timers, threads, and the handler that ends a worker that is
-wrong.
+"""The asyncio implementation of Scheduler: timers, threads, and the handler that ends a worker after an
+AssertionError.
 
-Parts below `server` take a `Scheduler` as an argument and know nothing of loops. All callbacks run on the
+Layers below `server` take a `Scheduler` as an argument and know nothing of loops. All callbacks run on the
 loop's thread.
 """
 

@@ -1,10 +1,10 @@
-"""What the broker says goes to stderr, and stderr may be a pipe that nobody reads: a line that would have to
-wait is lost and counted, for a broker that waits for its log's reader is a broker that is down.
+"""Log output to stderr, which may be a pipe that nobody reads. A line that would have to wait is dropped and
+counted, because a broker that waits for the reader of its log does not serve.
 
-A pipe or socket that is ready takes at least PIPE_BUF bytes at once, so what is written is cut there and the
-descriptor asked before each piece. It is not made non-blocking: it is shared with whoever gave it to us.
-Several workers write one after the other, under a lock that goes with its holder; else the room that one has
-found is taken by another before it writes.
+A pipe or socket that is ready takes at least PIPE_BUF bytes at once, so output is cut into such pieces and
+the descriptor is polled before each. It is not made non-blocking, because it is shared with the process that
+passed it to us. Several workers write one after the other, under a lock that is released if its holder dies.
+Without the lock another worker could fill the room that one has found.
 """
 
 import fcntl

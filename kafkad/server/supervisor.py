@@ -2,36 +2,38 @@
 
     lock and identify the log directories → bind one listening socket per worker and endpoint → shared memory
     → import everything → fork → all are ready: the ready line → wait for a signal or a death
-    → stop: all hang up; then workers 1 and up stop, then worker 0, then come the clean-shutdown marks
+    → stop: all close their connections; then workers 1 and up stop, then worker 0; then the clean-shutdown
+    files are written
 
-It serves nobody and runs no loop. Whatever must outlive a worker is made here before the first fork and is
-kept: the locks, the listening sockets (one that is closed resets what is queued on it), the shared memory.
+It serves no requests and runs no loop. Everything that must outlive a worker is created here before the first
+fork and is kept: the locks, the listening sockets (closing one resets its queued connections), the shared
+memory.
 
-A worker says what it has to say in lines of JSON through a pipe:
+A worker reports in lines of JSON through a pipe:
 
     {"ready": true}               it serves
     {"quiet": true}               it serves no more, and has everything open still
-    {"trouble": sentence}         it cannot start
+    {"trouble": message}          it cannot start
 
-    {"log_level": [name, level]}  a client has set it: who is forked from now on has it, too
+    {"log_level": [name, level]}  a client has set it: workers forked from now on use it, too
 
-A worker that dies is forked again, at once the first time, later when it dies again and again (BACKOFF_S). A
-fork that the system refuses is retried in the same way. This holds for every kind of death. An assertion of
-ours that fails (exit code 70) is no worse than a segmentation fault or an OOM kill: the worker has stopped
-before it wrote on, its successor checks what it left, and the other workers' partitions need no outage. Two
-deaths end the broker: one during the broker's start, and one because no log directory is left (exit code 74).
-Workers die with the supervisor (PR_SET_PDEATHSIG).
+A worker that dies is forked again, at once the first time, with a growing delay if it dies repeatedly
+(BACKOFF_S). A fork that the system refuses is retried in the same way. This holds for every kind of death. A
+failed assertion (exit code 70) is no worse than a segmentation fault or an OOM kill: the worker has stopped
+before it wrote anything wrong, its successor checks the files, and the other workers' partitions stay online.
+Two deaths end the broker: one during the broker's start, and one because no log directory is left (exit code
+74). Workers die with the supervisor (PR_SET_PDEATHSIG).
 
-A worker whose event loop stands still (server.heartbeat) is given no connections any more, and then killed:
-by SIGABRT, upon which it says where it stands, and by SIGKILL if that does not help. Its loop is watched from
-"ready" to "quiet". A start is not watched, since it may recover for long. A stop is: a worker that closes its
-logs is killed when none of its threads has read or written for the same time, or after ten times as long.
+A worker whose event loop hangs (server.heartbeat) gets no more connections, and is then killed: by SIGABRT,
+upon which it prints its stack, and by SIGKILL if that does not help. Its loop is checked from "ready" to
+"quiet". A start is not checked, because recovery may take long. A stop is: a worker that closes its logs is
+killed if none of its threads has read or written for the same time, or after ten times that time.
 
-Signals are bytes in a pipe (signal.set_wakeup_fd): none is lost, and none cuts short what is being done.
-Workers ignore those that end a broker, since a terminal's Ctrl-C and a service manager's SIGTERM reach them
-too, and stop when the supervisor asks for it, by SIGUSR1.
+Signals are bytes in a pipe (signal.set_wakeup_fd): none is lost, and none interrupts what is running. Workers
+ignore the signals that end a broker, because a terminal's Ctrl-C and a service manager's SIGTERM reach them,
+too. They stop when the supervisor sends SIGUSR1.
 
-Beware: nothing here may start a thread before the last fork, and a worker is forked again at any time.
+Beware: nothing here may start a thread before the last fork, and a worker may be forked again at any time.
 """
 
 import ctypes

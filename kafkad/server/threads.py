@@ -1,15 +1,15 @@
-"""The threads of a worker: lanes of work, each with threads of its own, made at the start.
+"""The threads of a worker: lanes of work, each with its own threads, created at the start.
 
     flush     fsyncs that acks wait for
-    work      checkpoints, log starts, files made ahead, groups that are loaded
+    work      checkpoints, log starts, files created ahead, groups that are loaded
     delete    files of deleted segments and partitions, one after the other
     login     what takes long in a login; there are none without a SASL listener
 
-A lane never waits for another one: an ack is not late because a topic was deleted. And a thread that is there
-from the start cannot be refused later, when the process is at its limit.
+A lane never waits for another one, so deleting a topic does not delay an ack. A thread that exists from the
+start cannot be refused later, when the process is at its limit.
 
-Beware: what a lane is given must not raise anything but what its caller expects of it; `done` hears of it in
-the lane's thread."""
+Beware: work in a lane must raise only what its caller expects; `done` gets the exception, in the lane's
+thread."""
 
 import threading
 from collections.abc import Callable, Mapping

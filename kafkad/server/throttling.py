@@ -1,11 +1,11 @@
-"""Pauses of clients that are over a quota, for the requests that go to Python.
+"""Pauses of clients over a quota, for the requests that Python serves.
 
-    pause_of    how long a client must pause once its answer leaves: for changes of metadata, which the
-                controller counts (KIP-599), and for the time that its requests took (KIP-124)
-    with_pause  the answer, which says so
-    timed       work in steps, which is charged to the client wherever it runs
+    pause_of    how long a client must pause after its answer: for changes of metadata, which the controller
+                counts (KIP-599), and for the time that its requests took (KIP-124)
+    with_pause  the answer, with that time in it
+    timed       work in steps, charged to the client wherever it runs
 
-Produce and Fetch do the same in `_native/serving/quota`, which counts."""
+`_native/serving/quota` does the same for Produce and Fetch, and does the counting."""
 
 from typing import Any, Final
 

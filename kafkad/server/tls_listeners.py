@@ -1,12 +1,12 @@
-"""The certificates of a worker's listeners, and new ones while it serves (KIP-226).
+"""The certificates of a worker's listeners, and their replacement while it serves (KIP-226).
 
-A listener's stores are read at the start, and again when the dynamic configuration of this broker changes: if
-one of the listener's keys has another value, or a file of its stores was written meanwhile. So an
-AlterConfigs that sets a location once more takes up a new certificate in the same file. Connections keep what
-they began with; those that come from then on see the new one.
+A listener's stores are read at the start. They are read again when the dynamic configuration of this broker
+changes, if one of the listener's keys has another value, or a file of its stores was written meanwhile. So an
+AlterConfigs that sets the same location again loads a new certificate in the same file. Existing connections
+keep their certificate; new ones get the new one.
 
-A change is judged before it is written to the metadata log (`check`). What cannot be used when it is applied,
-because the file has changed again, is logged, and the certificate that was there stays."""
+A change is checked before it is written to the metadata log (`check`). If it cannot be used when it is
+applied, because the file has changed again, that is logged, and the previous certificate stays."""
 
 import logging
 import os

@@ -1,10 +1,10 @@
-"""An internal topic as a coordinator's storage: appends that answer when they are durable.
+"""An internal topic as a coordinator's storage: appends that are answered when they are durable.
 
-An append goes straight to the log that owns the partition, and its answer waits until the high watermark has
-passed it: at once by default, after the fsync where the flush policy asks for one, after the followers of
-the ISR where there are some. Below min.insync.replicas nothing is appended (NOT_ENOUGH_REPLICAS).
+An append goes directly to the log of the partition, and its answer waits until the high watermark has passed
+it: at once by default, after the fsync if the flush policy requires one, after the followers in the ISR if
+there are any. Below min.insync.replicas nothing is appended (NOT_ENOUGH_REPLICAS).
 
-In a cluster each append is of the leader epoch in which its coordinator leads (`lead`).
+In a cluster each append carries the leader epoch in which its coordinator leads (`lead`).
 """
 
 import logging

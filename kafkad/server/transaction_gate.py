@@ -1,13 +1,12 @@
-"""The way from a partition to the coordinator of a transaction: may this producer write here?
+"""Asks the coordinator of a transaction whether a producer may write to a partition.
 
-    its coordinator is another broker   it is asked there, in a cluster (server/remote_gate)
-    its coordinator is this worker's    it is asked at once
-    another worker's                    one AddPartitionsToTxn for all that a turn of the loop brings for it
+    the coordinator is another broker    asked there, in a cluster (server/remote_gate)
+    it is in this worker                 asked at once
+    it is in another worker              one AddPartitionsToTxn for all questions in a turn of the loop
 
-A worker that is gone or does not answer counts as NETWORK_EXCEPTION, which makes clients try again. While
-the coordinator is still busy with the transaction, it is asked again, for a short time: it lets no such
-request wait, since others are in it. Use: the gate of coordinator/admission, which knows what the answers
-mean to a client.
+A worker that is gone or does not answer counts as NETWORK_EXCEPTION, which makes clients retry. While the
+coordinator is still busy with the transaction, it is asked again for a short time, because it does not let
+such a request wait. Use: the gate of coordinator/admission, which translates the answers for clients.
 
 Source: Kafka's AddPartitionsToTxnManager."""
 

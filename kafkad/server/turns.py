@@ -1,10 +1,10 @@
 """Long work in short turns, so that a request of one client does not stop the others.
 
 A handler or a background task whose work grows with its input is a generator: it yields wherever it may be
-interrupted, and returns its result. `Turns.run` runs it for as long as the budget of the present turn lasts.
-Work that is done by then has its result at once, as if it were an ordinary function; so a small request costs
-nothing more. The rest goes to a queue that all long work shares. Each turn of the event loop gives the queue
-one budget, in small quanta from the front to the back, and then the reactor serves its connections.
+interrupted, and returns its result. `Turns.run` runs it while the budget of the current turn lasts. If it is
+done by then, its result is available at once, as from an ordinary function, so a small request costs nothing
+extra. The rest goes to a queue that all long work shares. Each turn of the event loop gives the queue one
+budget, in small quanta from the front to the back, and then the reactor serves its connections.
 
     def handler(services, context, request):
         for element in request.elements:
@@ -12,7 +12,7 @@ one budget, in small quanta from the front to the back, and then the reactor ser
             yield
         return response
 
-The budget is shared: 40 clients that each ask for something long make the others wait for one turn, not 40.
+The budget is shared: if 40 clients each ask for something long, the others wait for one turn, not 40.
 
 Beware: other requests run where a generator yields. It must not rely on state that it read before."""
 

@@ -1,7 +1,7 @@
-"""A worker: all parts of a broker in one process, in the order in which they need each other.
+"""A worker: all parts of a broker in one process, started in the order of their dependencies.
 
     1  threads; the log directories: locked, meta.properties read
-    2  the listeners are bound (the kernel queues who comes early)
+    2  the listeners are bound (the kernel queues early connections)
     3  the metadata log: replayed, led
     4  the partitions' logs: opened, recovered
     5  this broker registers: its partitions are led
@@ -9,15 +9,15 @@
     7  connections are accepted
     8  background tasks
 
-The stop goes the same way back: background tasks end, connections are closed, groups answer NOT_COORDINATOR,
-the broker is fenced, the metadata log closed, then the listeners; the logs are flushed and closed, and the
-clean-shutdown mark is the last thing that is written.
+The stop is in reverse order: background tasks end, connections are closed, groups answer NOT_COORDINATOR, the
+broker is fenced, the metadata log is closed, then the listeners; the logs are flushed and closed, and the
+clean-shutdown file is written last.
 
-One of several workers is given a `Place`: directories and listeners are there already, and only its own
-partitions and groups are opened. Worker 0 leads the metadata log and registers the broker; the others follow
-it (server.metadata_feed). Connections are accepted once all have met (`join`, on the running loop).
+One of several workers gets a `Place`: directories and listeners exist already, and it opens only its own
+partitions and groups. Worker 0 leads the metadata log and registers the broker; the others follow it
+(server.metadata_feed). Connections are accepted once all are connected (`join`, on the running loop).
 
-Beware: a start that fails half-way stops what it started and leaves no clean-shutdown mark.
+Beware: a start that fails half-way stops what it started and writes no clean-shutdown file.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
-"""What an append says of transactions, and the answer that its coordinator must be asked first.
+"""How an append relates to transactions, and the exception for an append whose coordinator must be asked
+first.
 
-The first batch of a transaction in a partition is refused with NeedTransaction, which has a guard. Who
-appends asks the transaction's coordinator, and appends again with that guard (_native/log/guards.pyx)."""
+The first batch of a transaction in a partition is refused with NeedTransaction, which has a guard. The caller
+asks the transaction's coordinator, and appends again with that guard (_native/log/guards.pyx)."""
 
 from enum import IntEnum
 from typing import Final

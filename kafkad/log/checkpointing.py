@@ -1,8 +1,8 @@
-"""When the checkpoint files of the data directories are written, and what follows when that fails.
+"""When the checkpoint files of the data directories are written, and what happens if that fails.
 
-The files themselves are `Directory`'s. From time to time, and when the log cleaner or DeleteRecords need it,
-they are written in a thread; at a clean stop at once. A directory whose disk fails goes offline; after a
-shortage (a full disk) the next checkpoint tries again."""
+`Directory` has the files themselves. They are written in a thread, periodically and when the log cleaner or
+DeleteRecords need it; at a clean stop they are written at once. A directory whose disk fails goes offline;
+after a shortage (a full disk) the next checkpoint tries again."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
-"""Small files that must be whole: checkpoints, partition.metadata, meta.properties.
+"""Small files that are replaced atomically: checkpoints, partition.metadata, meta.properties.
 
-They are written beside, fsynced, renamed over and the directory fsynced, as Kafka does. A checkpoint is text:
-a version line, a count line, then one entry a line. Reading one that is damaged is never fatal: it raises
-Malformed, and the caller goes on without it, with one line in the log."""
+A new file is written beside the old one, fsynced and renamed over it, and the directory is fsynced, as in
+Kafka. A checkpoint is text: a version line, a count line, then one entry per line. A damaged file is never
+fatal: reading it raises Malformed, and the caller continues without it, with one line in the log."""
 
 import base64
 import binascii

@@ -1,19 +1,19 @@
-"""The clean-shutdown mark of a data directory, and when a start does not believe it.
+"""The clean-shutdown file of a data directory, and when a start does not trust it.
 
     <dir>/.kafka_cleanshutdown      {"version":0,"brokerEpoch":17} (Kafka: CleanShutdownFileHandler, KIP-966)
 
-It is written last at a stop, when all else is on the disk, and removed first at a start, before any file is
-changed. So one that is there says that every file is whole, also after any kill or loss of power, and also in
-a directory that was away (not mounted, not in log.dirs) while the others were served.
+It is written last at a stop, when everything else is on disk, and removed first at a start, before any file
+is changed. So its presence means that every file is whole. This holds after a kill or loss of power, and also
+for a directory that was away (not mounted, not in log.dirs) while the others were served.
 
-Only a copy can lie: a backup that was copied while the broker was started or stopped, old files put beside a
-newer mark, or a newer log beside an old mark. Kafka trusts it all the same. We ask for two more signs, of
-each log, which cost nothing because a start looks at both anyway:
+It can be wrong only in a copy: a backup taken while the broker started or stopped, old files put beside a
+newer clean-shutdown file, or a newer log beside an old one. Kafka trusts it nevertheless. We require two more
+signs for each log, which cost nothing because a start reads both anyway:
 
-    no segment was written after the mark
-    the log ends where the recovery point, checkpointed at the same stop, says that it ends
+    no segment was written after the clean-shutdown file
+    the log ends at the recovery point, which was checkpointed at the same stop
 
-A log that has them not is checked as after a kill."""
+A log without these signs is checked as after a kill."""
 
 import json
 import os

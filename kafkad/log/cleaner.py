@@ -1,19 +1,19 @@
 """One cleaning of one compacted log, on its files (Kafka's Cleaner).
 
-    clean(job, swap)          reads the dirty part, writes each group of segments anew, hands it to `swap`
+    clean(job, swap)          reads the dirty part, rewrites each group of segments, gives it to `swap`
     announce_swap, swap_in    what `swap` does: the two halves of an exchange of files
 
 A group is written as `<first base>.log.cleaned` with its indexes, and synced. `announce_swap` renames these
-to `.swap` and syncs the directory: from then on the next start ends the exchange, whatever happens. `swap_in`
-renames the old files away and the new ones into their places; it only renames, so an owner may do it in a
+to `.swap` and syncs the directory: from then on the next start completes the exchange, whatever happens.
+`swap_in` renames the old files away and the new ones into place. It only renames, so an owner may do it in a
 turn of its loop.
 
 Beware:
-- Old files go from the oldest on. A tombstone that went before the records that it deletes would bring them
-  back.
+- Old files are removed from the oldest on. If a tombstone were removed before the records that it deletes,
+  they would come back.
 - Old files are renamed, not unlinked: readers have them open, or are about to open them.
-- `clean` runs in a thread. It is told all that it needs beforehand, but `last_records`, which it asks for
-  each group."""
+- `clean` runs in a thread. It gets everything it needs beforehand, except `last_records`, which it requests
+  for each group."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence

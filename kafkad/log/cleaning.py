@@ -1,17 +1,18 @@
 """The log cleaner of a worker: compacted logs are cleaned while they are served (Kafka's LogCleaner).
 
     the loop    every log.cleaner.backoff.ms: chooses the dirtiest log (cleaning_choice), takes a permit
-    a thread    writes the recovery point, reads the dirty part, writes each group of segments anew (cleaner)
+    a thread    writes the recovery point, reads the dirty part, rewrites each group of segments (cleaner)
     the loop    announces a group, and exchanges it once the thread has synced the names (exchange)
-    a thread    writes the checkpoint of what is clean now
+    a thread    writes the checkpoint of the cleaned offsets
 
-There is one thread for each cleaning, and none in between: its map of keys is memory of this time only. The
-work is done without the GIL, in pieces of 1 MiB; between two of them the thread waits where
-log.cleaner.io.max.bytes.per.second asks for it, and ends when the broker stops or the log went.
+There is one thread for each cleaning, and none in between: its map of keys takes memory only during the
+cleaning. The work is done without the GIL, in pieces of 1 MiB. Between two pieces the thread sleeps if
+log.cleaner.io.max.bytes.per.second requires it, and it ends if the broker stops or the log is gone.
 
-A log whose batches cannot be read is not tried again before the next start. A full disk is: at the next turn.
+A log whose batches cannot be read is not tried again before the next start. After a full disk, the next turn
+tries again.
 
-Beware: a thread touches neither log nor partition. What it must know of them it asks on the loop."""
+Beware: the thread accesses neither log nor partition. It requests what it needs of them from the loop."""
 
 import logging
 import os

@@ -2,13 +2,13 @@
 
     clean     below the offset that the last cleaning reached (cleaner-offset-checkpoint)
     dirty     from there on, in segments that end below the last stable offset and the recovery point, are not
-              active, and hold no record that is younger than min.compaction.lag.ms
+              active, and have no record younger than min.compaction.lag.ms
 
-A log is cleaned when the dirty part is more than min.cleanable.dirty.ratio of both, or when its oldest dirty
-segment is older than max.compaction.lag.ms. The dirtiest log is the first.
+A log is cleaned if the dirty part is more than min.cleanable.dirty.ratio of both parts, or if its oldest
+dirty segment is older than max.compaction.lag.ms. The dirtiest log comes first.
 
-The bound by the recovery point is ours: what recovery walks after a kill was never cleaned, so a gap that it
-finds there is no cleaner's."""
+Kafka does not have the bound by the recovery point. With it, recovery after a kill walks only segments that
+were never cleaned, so a gap that it finds there does not come from the cleaner."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final

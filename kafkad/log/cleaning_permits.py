@@ -1,7 +1,7 @@
-"""Who may clean: log.cleaner.threads is a number of the whole broker, not of each worker.
+"""Permits for cleaning: log.cleaner.threads limits the whole broker, not each worker.
 
-A permit is one byte of a file that all workers share, locked. The lock goes with its process, so a worker
-that is killed gives its permits back."""
+A permit is one locked byte of a file that all workers share. The lock ends with its process, so a killed
+worker returns its permits."""
 
 import fcntl
 import os

@@ -1,17 +1,17 @@
 """Closing many logs at once.
 
-A log with fresh data has eight files and directories to sync. One after the other, each fsync waits for a
-commit of its own of the file system's journal; those of several threads share commits. Logs are closed in
+A log with fresh data has eight files and directories to sync. One after the other, each fsync waits for its
+own commit of the file system's journal; the fsyncs of several threads share commits. Logs are closed in
 groups:
 
-    on the loop   close the files, write the snapshot, take what is to be synced (Log.begin_close)
-    in THREADS    sync it; this touches neither log nor partition
-    on the loop   note what is flushed now (Log.end_close)
+    on the loop   close the files, write the snapshot, collect what must be synced (Log.begin_close)
+    in THREADS    sync it; this accesses neither log nor partition
+    on the loop   record what is flushed now (Log.end_close)
 
 The data directory, which fresh logs have in common, is synced once.
 
-A disk that does not answer must not keep the logs on other disks from being closed: when no fsync of a group
-has ended for STALLED_S, its logs and those that follow in this directory are given up. They are recovered at
+A disk that does not answer must not keep the logs on other disks from being closed. If no fsync of a group
+has ended for STALLED_S, its logs and the remaining ones in this directory are given up: they are recovered at
 the next start, as after a kill."""
 
 import itertools

@@ -1,19 +1,19 @@
 """One data directory, and its checkpoint files.
 
-The checkpoints are what the open logs say, and what the files said before of partitions that are not open:
-another worker's, and those that could not be loaded. With several workers each write is read, merged and
-written under flock of the directory, so that two workers that write at once, or one that is killed in the
-middle, lose no entry:
+The checkpoints combine the values of the open logs with the previous values of partitions that are not open:
+another worker's, and those that could not be loaded. With several workers each write reads, merges and writes
+under flock of the directory, so that no entry is lost if two workers write at once, or one is killed in
+between:
 
-    an entry of a partition that this worker has open     is what this worker says
-    any other                                             stays as it was found
+    an entry of a partition that this worker has open     gets this worker's value
+    any other                                             stays unchanged
     one of a partition that has no directory here         is dropped, by worker 0
 
-What a worker must tell the supervisor, or the worker that takes its place, stands in memory that all of them
-share (`Told`): a directory that failed is not touched again, by nobody, until the broker is restarted.
+Information for the supervisor, or for a worker's successor, is in memory that all of them share (`Told`): no
+process uses a failed directory again until the broker is restarted.
 
-Beware: flock belongs to an open file, so each write opens the directory anew; one that was inherited through
-fork would exclude nobody."""
+Beware: flock belongs to an open file, so each write opens the directory again; an fd inherited through fork
+would exclude nobody."""
 
 import fcntl
 import mmap

@@ -1,7 +1,7 @@
-"""The lock of a data directory: no two brokers, JVM brokers included, serve one directory.
+"""The lock of a data directory: two brokers, including JVM brokers, never serve the same directory.
 
-Beware: F_OFD_SETLK, not flock (Java's POSIX lock would not see it) and not a POSIX lock (it would go with any
-other descriptor of the file that this process closes)."""
+Beware: use F_OFD_SETLK, not flock (Java's POSIX lock would not conflict with it) and not a POSIX lock
+(closing any other descriptor of the file in this process would release it)."""
 
 import errno
 import fcntl

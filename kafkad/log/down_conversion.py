@@ -1,11 +1,11 @@
-"""What a Fetch v0 to v3 is sent: batches v2 of a log as messages of magic 0 or 1.
+"""Conversion for Fetch v0 to v3: v2 batches of a log become messages of magic 0 or 1.
 
-Kafka announces the size of what is stored, converts while it sends, and fills up with a message that is cut.
+Kafka announces the size of the stored data, converts while it sends, and fills up with a truncated message.
 Here an answer is converted before it is sent, and is small: ANSWER_BYTES over all partitions. Clients ask for
-the rest with their next Fetch. So a size is exact, and memory does not depend on what clients ask for.
+the rest with their next Fetch. So the size is exact, and memory does not depend on what clients ask for.
 
 The work is done in steps: the event loop makes the first ones, threads the rest
-(`_native/serving/unpacking`). It reads the files itself, since a thread may wait for the disk."""
+(`_native/serving/unpacking`). This module reads the files itself, because a thread may wait for the disk."""
 
 import os
 from collections.abc import Generator

@@ -1,11 +1,11 @@
-"""The exchange of closed segments for one that the cleaner wrote, in a log that serves clients meanwhile.
+"""Exchanging closed segments for one that the cleaner wrote, in a log that serves clients meanwhile.
 
-    a thread    `cleaner.announce_swap`: from here on a start after a kill ends the exchange
-    the loop    `exchange`: the old files leave their names, the new ones take them
+    a thread    `cleaner.announce_swap`: from here on a start after a kill completes the exchange
+    the loop    `exchange`: renames the old files away and the new ones into place
     a thread    syncs the directory
     the loop    `remove_old`, after file.delete.delay.ms: a reader may be about to open one
 
-Only the second step is seen by readers (_native/log/exchange). It is some renames."""
+Readers see only the second step (_native/log/exchange). It consists of a few renames."""
 
 import os
 

@@ -1,8 +1,9 @@
-"""Names of Kafka's files and directories, and back (LogFileUtils, LocalLog.parseTopicPartitionName).
+"""Builds and parses the names of Kafka's files and directories (LogFileUtils,
+LocalLog.parseTopicPartitionName).
 
-A segment's files carry its base offset in 20 digits; a partition's directory is `<topic>-<partition>`, and
-`<topic>-<partition>.<32 hex>-delete` (or -stray, -future) once it has left; the topic is cut so that 255
-bytes hold."""
+The names of a segment's files have its base offset in 20 digits. A partition's directory is
+`<topic>-<partition>`, and `<topic>-<partition>.<32 hex>-delete` (or -stray, -future) once it is out of use;
+the topic is cut so that the name fits in 255 bytes."""
 
 import os
 import re

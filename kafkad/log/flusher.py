@@ -1,20 +1,19 @@
-"""The flush policy of one log: what is not on the disk yet, and when it gets there.
+"""The flush policy of one log: what is not on disk yet, and when it is flushed.
 
-With flush.messages = M an append that would leave M messages unflushed is written, but HW, and with it the
-ack and visibility, stays behind until an fdatasync that began after it; all appends that come meanwhile share
-the next one. The plain case, one fdatasync of the active segment, is `_native/log/group_commit`'s, which the
-native append asks by itself. Here is the rest, in a thread of the scheduler: several segments after a roll,
+With flush.messages = M, an append that would leave M messages unflushed is written, but HW, and with it the
+ack and visibility, waits for an fdatasync that began after the append. All appends in the meantime share the
+next one. `_native/log/group_commit` does the plain case, one fdatasync of the active segment, directly for
+the native append. This module does the rest, in a thread of the scheduler: several segments after a roll,
 small files and directory entries, and logs without a group commit.
 
-A failed fsync takes the log directory offline and is never tried again: the kernel may have dropped the pages
-(the fsyncgate of 2018). A file that cannot be opened (no descriptor, no memory) or written anew (a full disk)
-is no failed fsync: the flush is tried again, later and later, and acks wait for it.
+A failed fsync takes the log directory offline and is never retried: the kernel may have dropped the pages
+(the fsyncgate of 2018). A file that cannot be opened (no descriptor, no memory) or rewritten (a full disk) is
+not a failed fsync: the flush is retried with a growing delay, and acks wait for it.
 
-Beside the segments there are small files and directory entries to sync: whoever makes one notes it here
-(`paths`, `directories`), and the next flush takes it along, before it counts for anything that was appended
-after the note.
+Small files and directory entries must be synced, too. The code that creates one notes it here (`paths`,
+`directories`), and the next flush includes it, before that flush counts for anything appended after the note.
 
-Beware: the work itself runs in a thread, with file references and paths; it touches neither log nor
+Beware: the flush itself runs in a thread, with file references and paths; it accesses neither log nor
 partition."""
 
 import errno

@@ -1,11 +1,12 @@
-"""Data directories before the first start: who this node is, and what its cluster begins with.
+"""Formats data directories before the first start: the identity of the node, and the initial state of its
+cluster.
 
     <metadata directory>/bootstrap.checkpoint                 the feature levels of a fresh cluster
-    <metadata directory>/__cluster_metadata-0/0…0.checkpoint  the first voters, where the log names them
-    <directory>/meta.properties                               written last: it says that all is there
+    <metadata directory>/__cluster_metadata-0/0…0.checkpoint  the first voters, if the log names them
+    <directory>/meta.properties                               written last: everything else is there
 
-What stands in the first two is given as bytes. A directory that has a meta.properties is never written to
-(Kafka: Formatter, MetaPropertiesEnsemble)."""
+The caller passes the contents of the first two as bytes. A directory that has a meta.properties is never
+written to (Kafka: Formatter, MetaPropertiesEnsemble)."""
 
 import os
 from collections.abc import Sequence

@@ -1,13 +1,13 @@
-"""Identity of the data directories: meta.properties, and what a start concludes when one is missing.
+"""Identity of the data directories: meta.properties, and what a start does if one is missing.
 
     meta.properties   version=1, cluster.id and node.id (the same in all directories), directory.id (one each)
 
-A directory without meta.properties is formatted only if nothing in it and in the others says that this broker
-had data there. The metadata directory decides about all others, so a start is refused when it is damaged,
-unformatted or has lost its metadata log: a new, empty log would declare every partition a stray. Another
-directory that is damaged goes offline, and is complete again after it was repaired.
+A directory without meta.properties is formatted only if neither it nor the others show that this broker had
+data there. The metadata directory decides about all others, so the start is refused if it is damaged,
+unformatted or has lost its metadata log: with a new, empty log every partition would become a stray. Another
+directory that is damaged goes offline, and is complete again after a repair.
 
-`identify` reads everything before it writes the first byte: a refused start leaves all files as they were
+`identify` reads everything before it writes the first byte: a refused start leaves all files unchanged
 (Kafka: MetaPropertiesEnsemble, KafkaRaftServer.initializeLogDirs)."""
 
 import logging

@@ -1,9 +1,9 @@
-"""Where each leader epoch begins (Kafka's LeaderEpochFileCache), kept in `leader-epoch-checkpoint`.
+"""Where each leader epoch begins (Kafka's LeaderEpochFileCache), stored in `leader-epoch-checkpoint`.
 
-Entries ascend in epoch and in start offset. A follower finds with them where its log and the leader's part
-(KIP-101, KIP-279). The file is written when the entries change, and fsynced with the next flush of the log:
-what is not on the disk yet is found again in the batches beyond the recovery point, which carry their
-epoch. So a full disk is no reason to refuse a change: the next flush writes the file (`unwritten`)."""
+Entries ascend in epoch and in start offset. A follower uses them to find where its log and the leader's
+diverge (KIP-101, KIP-279). The file is written when the entries change, and fsynced with the next flush of
+the log. Entries that are not on disk yet can be found in the batches beyond the recovery point, which carry
+their epoch. So a full disk is no reason to refuse a change: the next flush writes the file (`unwritten`)."""
 
 import os
 from functools import lru_cache

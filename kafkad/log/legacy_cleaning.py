@@ -1,15 +1,15 @@
-"""Messages of magic 0 and 1 on their way through the log cleaner: as batches of magic 2, which it knows.
+"""Messages of magic 0 and 1 in the log cleaner: they are converted to batches of magic 2, which it can clean.
 
-    run_of(data, position)   the messages there that become one batch, and the position behind them
-    as_batch(messages)       that batch; without the records that `keep` does not want
+    run_of(data, position)   the messages there that become one batch, and the position after them
+    as_batch(messages)       that batch; without the records that `keep` rejects
 
-Kafka's cleaner writes what it keeps as magic 2, too: a wrapper becomes a batch with its codec, offsets and
-timestamps stay, and what has no timestamp gets -1 as its CreateTime. It makes a batch of each message that is
-not wrapped; here up to RUN neighbours share one, because a header of 61 bytes each could let a segment grow
-beyond what an index can say.
+Kafka's cleaner writes magic 2, too: a wrapper message becomes a batch with its codec, offsets and timestamps
+stay, and a message without timestamp gets CreateTime -1. Kafka makes a batch of each message that is not
+wrapped. Here up to RUN neighbours share one, because a header of 61 bytes for each could make a segment
+larger than an index can address.
 
-Beware: a log is converted once, when it is cleaned for the first time. This is Python with objects, but for
-one batch at a time."""
+Beware: a log is converted once, at its first cleaning. This is Python with objects, but only for one batch at
+a time."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise

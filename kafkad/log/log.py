@@ -1,12 +1,12 @@
 """One partition's log: Kafka's UnifiedLog over the native hot path.
 
-The native `Partition` appends and reads; what is rare is decided here and in the modules that this one
-calls: `opening`, `rolling`, `truncation`, `segment_deletion` (retention), `timestamps` (searches by time)
-and `flusher` (what is on the disk). When the native append answers NEED_PYTHON, `append_client` does what
-is missing and appends again, so that each rule stands once.
+The native `Partition` appends and reads. Rare cases are handled here and in the modules that this one calls:
+`opening`, `rolling`, `truncation`, `segment_deletion` (retention), `timestamps` (searches by time) and
+`flusher` (what is on disk). When the native append returns NEED_PYTHON, `append_client` does what is missing
+and appends again, so that each rule is implemented once.
 
-Beware: one thread owns a log, the worker's loop. Only what `Scheduler.run_in_thread` is given runs elsewhere;
-it gets file references and paths, never the log."""
+Beware: one thread owns a log, the worker's loop. Only functions passed to `Scheduler.run_in_thread` run
+elsewhere; they get file references and paths, never the log."""
 
 import errno
 import logging

@@ -1,17 +1,18 @@
 """The data directories of a broker, and all logs in them (Kafka's LogManager).
 
-    <dir>/.lock                     held while we live, against JVM brokers too
+    <dir>/.lock                     held while the broker runs; it also excludes JVM brokers
           meta.properties           cluster id, node id, and the directory's own id
-          .kafka_cleanshutdown      was there: every file is trusted. Removed as soon as it is read
+          .kafka_cleanshutdown      if present: every file is trusted. Removed as soon as it is read
           *-checkpoint              recovery points, log starts, high watermarks of its partitions
-          <topic>-<partition>/      one log; -delete, -stray and -future are on their way out
+          <topic>-<partition>/      one log; -delete, -stray and -future are out of use
 
-A directory that fails goes offline with its logs, the others serve on. A new partition goes where the fewest
-are. A partition that the metadata does not know is a stray: renamed, kept for the operator.
+A directory that fails goes offline with its logs; the others continue to be served. A new partition is
+created in the directory with the fewest partitions. A partition that the metadata does not know is a stray:
+it is renamed and kept for the operator.
 
-Several workers share the directories. The supervisor opens them (`open`) and marks them in the end
-(`finish`); a worker that was forked says so (`enter`), loads the logs that it owns, and closes those.
-Worker 0 sees to what belongs to nobody."""
+Several workers share the directories. The supervisor opens them (`open`) and writes the clean-shutdown files
+at the end (`finish`). A forked worker calls `enter`, loads the logs that it owns, and closes those. Worker 0
+handles everything that no worker owns."""
 
 import errno
 import gc

@@ -1,14 +1,14 @@
-"""The log starts that DeleteRecords moved, in the checkpoint file before any client is answered.
+"""The log starts that DeleteRecords moved: they are in the checkpoint file before any client is answered.
 
-DeleteRecords moves log starts in memory, as many as its request names, and then asks once for each directory
-that they are kept. One write, off the loop, covers all moves before it began; moves that come meanwhile share
-the next. So a request costs one write of the file, not one for each partition.
+DeleteRecords moves log starts in memory, as many as its request names, and then asks once per directory to
+save them. One write, off the loop, covers all moves before it began; later moves share the next one. So a
+request costs one write of the file, not one per partition.
 
-A kill does not bring deleted records back. Power loss may, until the next checkpoint, unless the topic asks
-for flushes (flush.messages): then the name of the new file is synced before the answer, too. Retention of
-such a topic asks here as well, before it moves the log start (`segment_deletion`).
+Deleted records do not come back after a kill. They may after a power loss, until the next checkpoint, unless
+the topic is configured to flush (flush.messages): then the name of the new file is synced before the answer,
+too. Retention of such a topic also saves its log start here before it moves it (`segment_deletion`).
 
-Beware: the write runs in a thread, the rest on the loop. A log may be deleted, and its name used again,
+Beware: the write runs in a thread, everything else on the loop. A log may be deleted, and its name reused,
 before the thread writes: `Directory.write_log_starts` compares the logs themselves."""
 
 import errno

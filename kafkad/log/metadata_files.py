@@ -1,11 +1,11 @@
 """The files beside the metadata log: snapshots, the election state, the bootstrap records.
 
-    <metadata.log.dir>/bootstrap.checkpoint                              what a fresh cluster starts with
+    <metadata.log.dir>/bootstrap.checkpoint                              the first records of a fresh cluster
     <metadata.log.dir>/__cluster_metadata-0/quorum-state                 the newest election, one line of JSON
     <metadata.log.dir>/__cluster_metadata-0/<offset>-<epoch>.checkpoint  a snapshot: all metadata below offset
 
-Each is written to another name, fsynced, renamed, and its directory fsynced: it is there whole or not at all.
-Only bytes here; what they mean stands in kafkad.raft.
+Each is written under another name, fsynced and renamed, and its directory is fsynced: it exists whole or not
+at all. This module handles bytes only; kafkad.raft knows their meaning.
 """
 
 import contextlib

@@ -1,16 +1,15 @@
-"""The next segment of one log, made ahead: its files are there, without a name, before one is full.
+"""The next segment of one log, created ahead: its files exist, without a name, before the active one is full.
 
-A roll creates three files, stretches two of them and maps them; on a disk that is busy with fsyncs each of
-these may wait for the file system's journal, and with it the loop and all its clients. So a log that is
-written fast, whose active segment got from a half to three quarters in less than a minute, has them made in
-a thread (`_native/log/next_segment`, O_TMPFILE), and the roll gives them their names. Whatever fails here
-only means that the roll makes its files itself: where O_TMPFILE is not known, where the disk is full, where
-the roll came first. Files that come too late for one roll are there for the next.
+A roll creates three files, stretches two of them and maps them. On a disk that is busy with fsyncs each of
+these may wait for the file system's journal, and the loop and all its clients would wait, too. So if a log is
+written fast (its active segment went from half to three quarters full in less than a minute), a thread
+creates the files (`_native/log/next_segment`, O_TMPFILE), and the roll only names them. If that fails, the
+roll creates its files itself: without O_TMPFILE support, on a full disk, or if the roll came first. Files
+that are late for one roll are used for the next.
 
-Three descriptors and two mappings are what it costs; a log that has not rolled for two sweeps gives them
-back.
+The cost is three descriptors and two mappings; a log that has not rolled for two sweeps releases them.
 
-Beware: the thread makes the files, all else here is the loop's."""
+Beware: the thread creates the files; everything else here belongs to the loop."""
 
 import logging
 from typing import Final

@@ -1,7 +1,6 @@
-"""`<base offset>.index`, for people and tools: where batches stand. The broker's own look-ups are
-`_native/log/index`.
+"""`<base offset>.index`, for people and tools: where batches are. The broker itself uses `_native/log/index`.
 
-8 bytes an entry: relative offset i32, position i32. An entry says that the batch which ends with the offset
+An entry has 8 bytes: relative offset i32, position i32. It means that the batch which ends with the offset
 begins at the position. A file that was not closed ends in zeros (it is stretched to segment.index.bytes while
 active)."""
 

@@ -1,10 +1,10 @@
-"""How a log is opened: what its last owner left is looked at first, then its files are loaded.
+"""How a log is opened: first a survey of what its last owner left, then its files are loaded.
 
-    Kept      what the checkpoints say, or the shared row of an owner that has just died
-    survey    lists the directory; reads the topic id and the leader epochs kept there
-    load      reads the segments (recovery.py); its findings go into the partition's row and to the flusher
+    Kept      the values in the checkpoints, or in the shared row of an owner that has just died
+    survey    lists the directory; reads the topic id and the leader epochs stored there
+    load      reads the segments (recovery.py); the results go to the partition's row and to the flusher
 
-`Log.open` makes the `Log` between the last two, because a disk that fails during recovery calls it."""
+`Log.open` creates the `Log` between the last two, because a disk that fails during recovery calls it."""
 
 import logging
 import os

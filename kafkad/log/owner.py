@@ -1,4 +1,5 @@
-"""What the parts of a log (flushes, the next segment, deletion) need of the log: `log.Log` is one."""
+"""What the parts of a log (flushes, the next segment, deletion) need from the log: `log.Log` implements
+it."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol

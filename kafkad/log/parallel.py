@@ -1,7 +1,7 @@
-"""Independent jobs in several threads, of which the calling one is the first.
+"""Independent jobs in several threads, including the calling thread.
 
-Starts and stops use it. When the system refuses a thread, the threads that there are do the work; the calling
-thread alone is enough."""
+Starts and stops use it. If the system refuses a thread, the existing threads do the work; the calling thread
+alone is enough."""
 
 import itertools
 import threading

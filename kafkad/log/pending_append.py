@@ -1,14 +1,14 @@
-"""A client's batch that is not appended in one turn of the loop: it is unpacked, rebuilt or only large.
+"""A client's batch that is not appended in one turn of the loop: it is decompressed, rebuilt or just large.
 
-A thread makes the steps (`_native/serving/unpacking`), and the loop appends the batch in `finish`, under what
-the log is then. Writing is the last thing that takes time: 40 MB take 20 ms of the loop, and 100 ms where the
-system has to find the memory first. So a thread writes a batch of AHEAD_BYTES or more, into a segment file
-that has no name yet. `finish` stamps in the offset and the leader epoch, which the CRC does not cover, and
-the file becomes the next segment; or the active one's, where that is empty. Other producers append to the
-partition meanwhile. If there can be no such file, or it cannot be written, the loop writes the batch: what
-is wrong with the disk is then told as always.
+A thread makes the steps (`_native/serving/unpacking`), and the loop appends the batch in `finish`, under the
+state of the log at that time. Then only the write takes long: 40 MB take 20 ms of the loop, and 100 ms if the
+system has to find the memory first. So a thread writes a batch of AHEAD_BYTES or more into a segment file
+that has no name yet. `finish` writes the offset and the leader epoch into it, which the CRC does not cover,
+and the file becomes the next segment, or replaces the active one if that is empty. Other producers append to
+the partition meanwhile. If there is no such file, or it cannot be written, the loop writes the batch, and
+reports a disk error as usual.
 
-Beware: a segment begins with each batch of that size, so the size is far above what clients send."""
+Beware: a segment begins with each batch of that size, so AHEAD_BYTES is far above what clients send."""
 
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple

@@ -1,14 +1,14 @@
-"""Producer snapshots: the producer table of a partition as of an offset, in Kafka's format
+"""Producer snapshots: the producer table of a partition at an offset, in Kafka's format
 (ProducerStateManager).
 
 `<offset>.snapshot`: version i16 = 1 | CRC-32C u32 of what follows | count i32 | entries of 46 bytes: producer
 id i64, epoch i16, last sequence i32, last offset i64, offset delta i32, timestamp i64, coordinator epoch i32,
-first offset of the open transaction i64 (-1: none). One is taken at every roll, with the new segment's base
-offset, and at a clean close; replaying the log from one gives the table at any later offset.
+first offset of the open transaction i64 (-1: none). One is written at every roll, with the new segment's base
+offset, and at a clean close. Replaying the log from a snapshot gives the table at any later offset.
 
 Beware: producers expire by wall clock minus their last record's timestamp, also while loading; `now_ms` is an
-argument. A snapshot keeps only the last batch of a producer, so right after a restart only that one is known
-as a duplicate."""
+argument. A snapshot has only the last batch of a producer, so right after a restart only that one is
+recognised as a duplicate."""
 
 import os
 import struct

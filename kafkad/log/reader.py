@@ -1,8 +1,9 @@
-"""What a worker reads of a log that another worker owns: the rare reads, which leave the native path.
+"""How a worker reads a log that another worker owns: the rare reads, which the native path does not do.
 
-The native reader (`_native/log/partition_reader`) has the owner's directory and a copy of its row. Here is
-what Fetch asks Python for, and what ListOffsets asks of the row. Nothing is written, and nothing is kept but
-what the row says is still so: the owner may have rolled or deleted since."""
+The native reader (`_native/log/partition_reader`) has the owner's directory and a copy of its row. This
+module has the reads that Fetch delegates to Python, and those of ListOffsets from the row. Nothing is
+written, and nothing is cached unless the row shows that it is still valid: the owner may have rolled or
+deleted since."""
 
 from typing import TYPE_CHECKING
 

@@ -1,14 +1,14 @@
 """Loading a partition's directory: what to trust, what to scan, what to cut (Kafka's LogLoader).
 
-    .deleted, .cleaned  removed          .swap  renamed into place, after what it replaces is removed
-    clean mark          sizes and names are believed; only the end of the active segment is walked
-    no clean mark       from the segment of the recovery point on, every batch is checked; at the first bad
-                        one the log is cut, later segments go, indexes and producers are rebuilt
-    a row in memory     its owner died, the machine did not: what lies below LEO is whole. The headers of the
-                        active segment are walked up to LEO, what lies beyond (nobody has seen it) is cut. A
-                        log that was at rest, its indexes closed, is taken as it is
+    .deleted, .cleaned  removed          .swap  renamed into place, after the files it replaces are removed
+    clean shutdown      sizes and names are trusted; only the end of the active segment is walked
+    unclean shutdown    from the segment of the recovery point on, every batch is checked; at the first bad
+                        one the log is cut, later segments are removed, indexes and producers are rebuilt
+    a row in memory     its owner died, the machine did not: everything below LEO is whole. The headers of the
+                        active segment are walked up to LEO, and the rest, which no client has seen, is cut. A
+                        log that was idle, with its indexes closed, is taken as it is
 
-Damaged small files (index, snapshot, checkpoint) are rebuilt or done without, with one line in the log.
+Damaged small files (index, snapshot, checkpoint) are rebuilt or ignored, with one line in the log.
 
 Beware: all of it runs in a loader's thread, before the partition has an owner loop."""
 

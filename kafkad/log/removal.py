@@ -1,9 +1,9 @@
-"""Files and directories on their way out: removed after a delay, off the loop, one after the other.
+"""Removal of files and directories: after a delay, off the loop, one after the other.
 
 Deleting a topic of a thousand partitions removes a thousand directories at the same moment. One thread does
-it, in a lane of its own (`Scheduler.run_in_thread`), so nobody waits for it but other removals; and it syncs
-the data directory once, when no more of them are due. (A removal that power loss takes back is done again by
-the next start: the names say what is to go.)"""
+it, in a lane of its own (`Scheduler.run_in_thread`), so only other removals wait for it. It syncs the data
+directory once, when no more removals are due. (A removal that power loss undoes is repeated at the next
+start: the names show what must be removed.)"""
 
 import logging
 import os

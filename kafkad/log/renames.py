@@ -1,8 +1,8 @@
-"""Partition directories that were renamed, for deletion or as strays, until the disk holds the new names.
+"""Partition directories that were renamed, for deletion or as strays, until the new names are on disk.
 
 A change of metadata renames many; each data directory is synced once for all of them. The same job drops the
-offsets of deleted partitions from the checkpoint files: a new partition of that name must not take them over.
-Both need fsyncs, so they run off the loop."""
+offsets of deleted partitions from the checkpoint files, because a new partition of that name must not inherit
+them. Both need fsyncs, so they run off the loop."""
 
 import logging
 from collections.abc import Callable

@@ -1,12 +1,12 @@
-"""Which of the oldest segments may go (UnifiedLog.deleteOldSegments): by log start, by size, by age.
+"""Which of the oldest segments may be deleted (UnifiedLog.deleteOldSegments): by log start, by size, by age.
 
     log start   all its offsets are below the log start offset (DeleteRecords)
-    size        what remains after it is still at least retention.bytes
+    size        without it, at least retention.bytes remain
     age         its largest record timestamp is older than retention.ms, whatever the order of timestamps
 
-Segments go from the oldest on, never past the high watermark. The active one goes too when nothing is kept of
-it, once a new one has been rolled; an empty active one stays. Only log start applies without `delete` in
-cleanup.policy."""
+Segments are deleted from the oldest on, never beyond the high watermark. If nothing of the active segment is
+kept, it is deleted too, after a roll; an empty active one stays. Without `delete` in cleanup.policy only the
+log start applies."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Rolling a log: the new active segment's files are made now, were made ahead, or hold a batch already.
+"""Rolling a log: the new active segment's files are created now, were created ahead, or already have a batch.
 
-The files come first, then the partition goes over to them. When the disk refuses, they are removed and the
-old segment goes on. The next flush syncs the names of the new files and the indexes of the old segment: no
+The files come first, then the partition switches to them. If the disk refuses, they are removed and the old
+segment stays active. The next flush syncs the names of the new files and the indexes of the old segment: no
 append to the new segment is acknowledged as durable before."""
 
 import logging

@@ -1,6 +1,6 @@
-"""Runs of a leader's batches, where their native append (_native/log/partition_runs) needs Python.
+"""Runs of batches from a leader, when their native append (_native/log/partition_runs) needs Python.
 
-The fetcher of replicas calls `go_on` when a run has stopped; `append_run` is the whole loop, for what is in
+The replica fetcher calls `go_on` when a run has stopped. `append_run` is the whole loop, for data that is in
 memory already."""
 
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol

@@ -1,5 +1,5 @@
-"""Time and threads, as the log asks for them. They are an argument: the server's is asyncio's loop, a test's
-stands still until it is moved."""
+"""Time and threads, as the log needs them. They are arguments: the server passes asyncio's loop, a test
+passes a clock that it moves itself."""
 
 from collections.abc import Callable
 from typing import Literal, Protocol

@@ -1,11 +1,11 @@
 """Deletion of a log's oldest segments: by retention, and below the log start that DeleteRecords moved.
 
-The segments leave the log and their files are renamed on the loop, a few segments in each step; the files are
-unlinked later, in a thread.
+The segments are dropped from the log and their files are renamed on the loop, a few segments in each step. A
+thread unlinks the files later.
 
-A topic that asks for flushes (flush.messages) also asks that the log start never goes back, not even when the
-power goes. So its new log start is in the checkpoint file, synced, before any client sees it and before any
-file is renamed. A thread writes it (`log_starts`); the deletion goes on when it is there.
+If a topic is configured to flush (flush.messages), its log start must never go back either, not even after a
+power loss. So its new log start is in the checkpoint file, synced, before any client sees it and before any
+file is renamed. A thread writes it (`log_starts`), and then the deletion continues.
 
 Beware: between two steps the log may be closed, deleted or truncated."""
 

@@ -1,12 +1,12 @@
-"""What a shortage (a full disk, no descriptor, no memory, no thread) leaves in the broker's log.
+"""How shortages (a full disk, no descriptor, no memory, no thread) are logged.
 
-A shortage costs one request and is over when there is room again, so nothing stops and every client tries
-again, thousands of times a second. The operator gets one ERROR line with the directory, the partition and the
-errno, then one each half a minute which counts the failures since:
+A shortage fails one request and ends when there is room again, so nothing stops and every client tries again,
+thousands of times per second. The operator gets one ERROR line with the directory, the partition and the
+errno, then one per half minute with the number of failures since:
 
     t-3 in /data/d1: a request failed: [Errno 28] appending: No space left on device (ENOSPC)
 
-Beware: one process has one table of what it logged; failures are reported on the loop and in threads."""
+Beware: a process has one table of what it logged; failures are reported on the loop and in threads."""
 
 import errno
 import logging

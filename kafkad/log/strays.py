@@ -1,13 +1,13 @@
 """Strays: partition directories that the metadata does not know.
 
-A stray is renamed to `<topic>-<partition>.<32 hex>-stray` and kept for the operator, as Kafka does it. It may
-belong to a topic that a newer copy of the metadata knows: where the metadata log of yesterday was served for
-a day, the partitions made since became strays. So a stray gets its name back at a start whose metadata has
-its topic id and index, unless the partition is there.
+A stray is renamed to `<topic>-<partition>.<32 hex>-stray` and kept for the operator, as in Kafka. It may
+belong to a topic that a newer copy of the metadata knows: if yesterday's metadata log was served for a day,
+the partitions created since then became strays. So a start whose metadata has the topic id and index of a
+stray restores its name, unless the partition exists.
 
-The checkpoint files name a partition by topic and index, which another one may have by then. So a stray takes
-its entries along, in a file of its own, and gets them back with its name: without its log start the records
-that were deleted from it would come back."""
+The checkpoint files name a partition by topic and index, which may belong to another partition by then. So
+the entries of a stray are saved in a file of its own, and restored with its name: without its log start, the
+records that were deleted from it would come back."""
 
 import logging
 import os

@@ -1,9 +1,9 @@
-"""`<base offset>.timeindex`, for people and tools: which offset is how old. The broker's own look-ups are
+"""`<base offset>.timeindex`, for people and tools: the age of offsets. The broker itself uses
 `_native/log/index`.
 
-12 bytes an entry: timestamp i64, relative offset i32. An entry says that no record up to the offset is
-younger than the timestamp. A file that was not closed ends in zeros (it is stretched to segment.index.bytes
-while active)."""
+An entry has 12 bytes: timestamp i64, relative offset i32. It means that no record up to the offset is younger
+than the timestamp. A file that was not closed ends in zeros (it is stretched to segment.index.bytes while
+active)."""
 
 import struct
 

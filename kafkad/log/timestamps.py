@@ -1,8 +1,8 @@
 """Searches of a log by record timestamp, for ListOffsets.
 
-Each step of a search looks at one segment's largest timestamp, or reads one batch. It is a generator, so that
-a worker can serve others between two steps. The log may change there: when segments were deleted or cleaned,
-the search begins again; when the log was closed, it raises NOT_LEADER_OR_FOLLOWER."""
+Each step of a search reads one segment's largest timestamp, or one batch. The search is a generator, so that
+a worker can serve others between two steps. The log may change in between: after segments were deleted or
+cleaned, the search begins again; if the log was closed, it raises NOT_LEADER_OR_FOLLOWER."""
 
 import struct
 from collections.abc import Callable, Generator

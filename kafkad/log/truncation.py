@@ -1,12 +1,12 @@
-"""Truncation of a log: its end moves back, or everything goes and the log starts anew at another offset.
+"""Truncation of a log: its end moves back, or everything is removed and the log restarts at another offset.
 
-Followers truncate to what the leader has; a metadata log starts anew above a snapshot. The segments leave
-memory first, then their files are removed, then the leader epochs and the producers follow. When the disk
-fails in between, files and memory may differ: the log serves nothing until the next start (`half_done`).
+Followers truncate to the leader's log; a metadata log restarts after a snapshot. The segments are dropped
+from memory first, then their files are removed, then the leader epochs and the producers are adjusted. If the
+disk fails in between, files and memory may differ: the log serves nothing until the next start (`half_done`).
 
-What is cut may be on its way to a client: a leader sends its followers what lies above HW, straight from the
-file, and may be a follower itself before all of it has left. Such a segment gets a new file with the bytes
-that stay, and the old one lives on, without a name, until nobody sends it (`_cut`)."""
+Data that is cut may be on its way to a client: a leader sends data above HW to its followers, directly from
+the file, and may become a follower before all of it has been sent. Such a segment gets a new file with the
+bytes that stay, and the old file stays open, without a name, until it has been sent (`_cut`)."""
 
 import errno
 import logging

@@ -1,8 +1,9 @@
-"""The index of aborted transactions: `<base offset>.txnindex`, made with the first abort (Kafka's
+"""The index of aborted transactions: `<base offset>.txnindex`, created with the first abort (Kafka's
 TransactionIndex).
 
-34 bytes an entry: version i16 = 0, producer id, first offset, last offset (of the marker), last stable offset
-at that time, i64 each. A consumer that reads committed data skips what the entries say about its range."""
+An entry has 34 bytes: version i16 = 0, then producer id, first offset, last offset (of the marker) and last
+stable offset at that time, i64 each. A consumer that reads committed data skips the records of the entries
+for its range."""
 
 import struct
 from typing import NamedTuple

@@ -1,7 +1,7 @@
-"""Logs that a shortage (of descriptors, memory, room) kept from being loaded at the start.
+"""Logs that could not be loaded at the start because of a shortage (of descriptors, memory, disk space).
 
-Whoever needs such a log asks for it again and again. Loading may have to check gigabytes, so each try runs in
-a thread, and its result is there at the next request."""
+Requests for such a log come again and again. Loading may have to check gigabytes, so each try runs in a
+thread, and its result is available to a later request."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

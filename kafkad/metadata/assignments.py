@@ -1,14 +1,14 @@
-"""Assignments: what the metadata asks of this broker, partition by partition.
+"""Assignments: what the metadata requires of this broker, partition by partition.
 
     of_image    at the start: every partition that has a replica here
-    of_delta    after a change: what is to be deleted first, then the partitions whose epoch differs
+    of_delta    after a change: first the partitions to delete, then those whose epoch differs
 
-The role follows from the state: the broker that is `state.leader` leads, every other replica follows, also
-while nobody leads (Kafka: TopicDelta.localChanges). A partition's epoch rises with every change of it, so an
-equal epoch means that there is nothing to do.
+The role follows from the state: the broker that is `state.leader` leads, every other replica follows, even
+while there is no leader (Kafka: TopicDelta.localChanges). A partition's epoch rises with each of its changes,
+so an equal epoch means that there is nothing to do.
 
-Both are iterators, so that a change of 10,000 partitions is no step of 10,000 partitions; None is a step
-that found nothing for this broker.
+Both are iterators, so that a change of 10,000 partitions can be interrupted; None is a step that found
+nothing for this broker.
 
 Use: replication/partitions."""
 

@@ -1,15 +1,14 @@
-"""Features: the levels that a cluster has agreed on, and the range that this broker can do (KIP-584).
+"""Features: the levels that a cluster has agreed on, and the range that this broker supports (KIP-584).
 
-One row a feature of Kafka 4.3.1. `metadata.version` decides in which versions metadata records
-are written; the others switch protocols on (KIP-848 groups, KIP-890 transactions, KIP-966 eligible leader
-replicas, ...). `kraft.version` is not part of the image: it stands in control records of the metadata log
-(KIP-853).
+There is one row per feature of Kafka 4.3.1. `metadata.version` decides in which versions metadata records are
+written. The others enable protocols (KIP-848 groups, KIP-890 transactions, KIP-966 eligible leader replicas,
+...). `kraft.version` is not part of the image: it is stored in control records of the metadata log (KIP-853).
 
 A level may be known without being served. A log in which a JVM broker, or an older kafkad, has finalized
-`group.version` 1 opens, and keeps its record, so a JVM can open it again; but clients hear only of levels
-that are served (`advertised`, `finalized`), since they switch protocols by them.
+`group.version` 1 can be opened, and keeps its record, so that a JVM can open it again. But clients see only
+levels that are served (`advertised`, `finalized`), because they enable protocols by them.
 
-Beware: a cluster that has finalized a level we do not know must not be served; `unsupported` says so.
+Beware: a cluster that has finalized an unknown level must not be served; `unsupported` checks that.
 """
 
 from typing import Final, NamedTuple

@@ -1,13 +1,15 @@
-"""The image: everything the metadata log says, as of one offset.
+"""The image: the contents of the metadata log up to one offset.
 
-An image never changes. `apply` gives a new one that shares every part which no record touched (copy on write,
-a part being a dict): creating one topic among 10,000 copies two dicts of pointers, some hundred microseconds.
-So a handler takes `services.metadata.image` once and sees one consistent cluster for as long as it likes.
+An image never changes. `apply` returns a new one that shares every part which no record changed (copy on
+write, where a part is a dict): creating one topic among 10,000 copies two dicts of pointers, which takes some
+hundred microseconds. So a handler reads `services.metadata.image` once and sees one consistent cluster until
+it is done.
 
-What this broker does not use yet (ACLs, SCRAM credentials, quotas, delegation tokens) is kept as the messages
-it came in, and records of an unknown type as their bytes: `records()` writes all of it into our snapshots.
+Parts that this broker does not use yet (ACLs, SCRAM credentials, quotas, delegation tokens) are kept as the
+messages in which they came, and records of an unknown type as their bytes: `records()` writes all of it to
+our snapshots.
 
-Beware: the dicts of an image are shared with its descendants. Nobody writes into them.
+Beware: the dicts of an image are shared with its descendants. Never write to them.
 """
 
 import marshal

@@ -1,10 +1,10 @@
-"""Placement: which brokers a new partition's replicas go to (Kafka: StripedReplicaPlacer).
+"""Placement: which brokers get a new partition's replicas (Kafka: StripedReplicaPlacer).
 
-Racks in turn, and brokers in turn within a rack, each round starting one further than the last, from a random
-start: so leaders and replicas spread evenly over racks first and brokers second. Brokers that are up come
-before those that are fenced, and the first replica, the leader to be, is always one that is up.
+Racks take turns, and brokers take turns within a rack. Each round starts one further than the last, from a
+random start, so leaders and replicas spread evenly over racks first and brokers second. Active brokers come
+before fenced ones, and the first replica, the future leader, is always on an active broker.
 
-The random numbers come in as an argument; a seed gives the same placement again.
+The random numbers are an argument; the same seed gives the same placement.
 """
 
 from collections.abc import Iterable

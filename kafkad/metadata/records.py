@@ -1,15 +1,14 @@
-"""Metadata records: how one record of the cluster's metadata stands in a log batch or a snapshot.
+"""Metadata records: the format of one record of the cluster's metadata in a log batch or a snapshot.
 
     value = uvarint frame version (1) | uvarint record type | uvarint record version | body
 
 (Kafka: MetadataRecordSerde.)
 
-A record whose type is not known here is not an error: it becomes an `UnknownRecord`, kept byte for byte, so
-that a snapshot written by us holds it still. A version that is not known is one: its meaning for us would be
-a guess.
+A record of an unknown type is not an error: it becomes an `UnknownRecord`, kept byte for byte, so that our
+snapshots still contain it. An unknown version is an error, because its meaning would be a guess.
 
-Which version of a record is written follows from the finalized metadata.version (Kafka: MetadataVersion), so
-that every broker the cluster may still have can read it.
+The finalized metadata.version decides which version of a record is written (Kafka: MetadataVersion), so that
+every broker the cluster may still have can read it.
 """
 
 from dataclasses import dataclass

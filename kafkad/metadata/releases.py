@@ -1,7 +1,7 @@
-"""Kafka's releases: which metadata.version each has, and the features that a cluster of it begins with.
+"""Kafka's releases: which metadata.version each has, and the features with which its clusters begin.
 
-A level of metadata.version has a name of its own: 4.0-IV1 is 23. A release's name alone means its last one.
-(Kafka: MetadataVersion, and the default levels of each Feature.)"""
+A level of metadata.version has a name: 4.0-IV1 is 23. A release's name alone means its last level. (Kafka:
+MetadataVersion, and the default levels of each Feature.)"""
 
 from typing import Final
 

@@ -1,19 +1,18 @@
-"""Replay: metadata records turned into the next image.
+"""Replay: turns metadata records into the next image.
 
-`Replay` takes one image and any number of records, and copies a part of the image when the first record
-touches it. `Loader` stands above it and knows batches and metadata transactions (KIP-868): what lies between
-BeginTransaction and EndTransaction takes effect at the end, or not at all.
+`Replay` takes one image and any number of records, and copies a part of the image when a record first changes
+it. `Loader` uses it, and handles batches and metadata transactions (KIP-868): records between
+BeginTransaction and EndTransaction take effect at the end, or not at all.
 
-Rule: a record that cannot follow the image (a change of a partition that is not there, of a broker in another
-epoch) raises ReplayError. The controller that wrote the log looked at the same image, so such a record comes
-from a faulty controller, or from a log and a snapshot that do not belong together.
+Rule: a record that contradicts the image (a change of a partition that does not exist, or of a broker in
+another epoch) raises ReplayError. The controller that wrote the log used the same image, so such a record
+comes from a faulty controller, or from a log and a snapshot that do not belong together.
 
-A controller appends no such record. A start that finds one in the log leaves it out if it is Superfluous:
-what it asks for is so already, or is about something that is gone, so the image without it hides no
-partition. It does not leave out the others: a partition of a topic that is not known would be a stray
-directory, out of the way of its clients. (Kafka: a broker logs the record and goes on without it; a node that
-is a controller as well ends, and ends again at each start. MetadataBatchLoader,
-SharedServer.metadataLoaderFaultHandler.)
+A controller appends no such record. A start that finds one in the log skips it if it is Superfluous: what it
+requests is so already, or concerns something that is gone, so the image without it hides no partition. Others
+are not skipped: a partition of an unknown topic would become a stray directory, which its clients could not
+reach. (Kafka: a broker logs the record and skips it; a node that is a controller as well ends, and ends again
+at each start. MetadataBatchLoader, SharedServer.metadataLoaderFaultHandler.)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,5 +1,5 @@
-"""Kafka's uuids: 16 bytes, shown as 22 characters of base64url, made from random numbers that come in as an
-argument."""
+"""Kafka's uuids: 16 bytes, shown as 22 characters of base64url, made from random numbers that the caller
+passes."""
 
 import base64
 from typing import Any

@@ -1,11 +1,12 @@
-"""What each API needs, where an authorizer decides (Kafka: KafkaApis, ControllerApis, AuthHelper).
+"""The rights that each API requires, if there is an authorizer (Kafka: KafkaApis, ControllerApis,
+AuthHelper).
 
-    whole   what the whole request needs; what it lacks first is the error of all of it
-    each    what each element of an array of the request needs; the others are served
-    custom  a function of server/guard: what is allowed depends on more than that
+    whole   required for the whole request; the first missing right is the error of all of it
+    each    required for each element of an array of the request; the other elements are served
+    custom  a function of server/guard: the rights depend on more than that
 
-An API that is not in this table is refused to everybody but super users. Produce and Fetch are not here: they
-decide natively."""
+An API that is not in this table is refused to all clients except super users. Produce and Fetch are not here:
+they check natively."""
 
 from typing import Final, NamedTuple
 

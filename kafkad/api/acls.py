@@ -2,7 +2,7 @@
 v3 users as resources.
 
 Without an authorizer each answers SECURITY_DISABLED. A request with the number 0 (UNKNOWN) for a kind,
-pattern, operation or permission is none that a client of Kafka can make: its connection is closed."""
+pattern, operation or permission closes its connection: no Kafka client sends it."""
 
 from collections.abc import Generator, Iterable
 from typing import Any

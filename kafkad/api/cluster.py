@@ -1,9 +1,8 @@
 """DescribeCluster (key 60), v0-2.   v1 endpoint types, brokers or controllers (KIP-919). v2 fenced brokers
 (KIP-1073).
 
-Brokers are told by the address of the listener that the request came in on. Controllers are asked on a
-controller's listener only: MISMATCHED_ENDPOINT_TYPE here.
-Not yet: authorization.
+The answer has the brokers' addresses on the listener of the request. Controllers can be listed on a
+controller's listener only: here the answer is MISMATCHED_ENDPOINT_TYPE. Not yet: authorization.
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
-"""What a handler is given: the request's surroundings, and the broker's services.
+"""What a handler gets: the request's context, and the broker's services.
 
-A handler is `def handler(services, context, request)` and answers a response message, its frame, a
-SharedAnswer, or an awaitable of one of them. One whose work grows with its request is a generator that yields
-often and returns any of these (server/turns); an awaitable may end in such a generator, too. It reads what it
-needs off `services` and keeps nothing between requests.
+A handler is `def handler(services, context, request)` and returns a response message, its frame, a
+SharedAnswer, or an awaitable of one of them. If its work grows with its request, it is a generator that
+yields often and returns any of these (server/turns); an awaitable may also end in such a generator. It reads
+what it needs from `services` and keeps nothing between requests.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,11 @@
 """FindCoordinator (key 10), v0-6.   v1 key type and message. v3 flexible. v4 several keys.
 v5 transaction errors. v6 share groups (KIP-932).
 
-A group's coordinator is the leader of its partition of `__consumer_offsets`, that of a transactional id the
-leader of its partition of `__transaction_state`. The topic is made when the first client asks; if that does
-not succeed the client is told COORDINATOR_NOT_AVAILABLE and asks again. While the broker has no coordinator
-of transactions it names itself for a transactional id, and then refuses the transaction with a reason.
-Not yet: share groups (INVALID_REQUEST), authorization."""
+The coordinator of a group is the leader of its partition of `__consumer_offsets`, that of a transactional id
+the leader of its partition of `__transaction_state`. The topic is created when the first client asks; if that
+fails, the client gets COORDINATOR_NOT_AVAILABLE and asks again. While the broker has no transaction
+coordinator it names itself for a transactional id, and then refuses the transaction with a reason. Not yet:
+share groups (INVALID_REQUEST), authorization."""
 
 import inspect
 import logging

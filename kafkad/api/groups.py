@@ -1,7 +1,7 @@
 """Membership of classic groups, and their administration.
 
 JoinGroup (key 11), v0-9.   v1 rebalance timeout. v4 member id required (KIP-394). v5 static members
-  (KIP-345). v6 flexible. v7 protocol type told. v8 reason. v9 skip assignment.
+  (KIP-345). v6 flexible. v7 protocol type returned. v8 reason. v9 skip assignment.
 Heartbeat (key 12), v0-4.   v3 static members. v4 flexible.
 LeaveGroup (key 13), v0-5.   v3 several members. v4 flexible. v5 reason.
 SyncGroup (key 14), v0-5.   v3 static members. v4 flexible. v5 protocol type and name are mandatory (KIP-559).
@@ -10,8 +10,8 @@ ListGroups (key 16), v0-5.   v3 flexible. v4 by state. v5 by type.
 DeleteGroups (key 42), v0-2.   v2 flexible.
 
 A JoinGroup may be held for minutes: its answer is a future, and only its own connection waits. When a
-connection closes nothing happens to its member until the session ends, as in Kafka. Not yet: consumer
-(KIP-848), share and streams groups; authorization."""
+connection closes, its member stays until the session ends, as in Kafka. Not yet: consumer (KIP-848), share
+and streams groups; authorization."""
 
 import asyncio
 from collections.abc import Callable, Generator

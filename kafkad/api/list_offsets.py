@@ -2,11 +2,11 @@
 level. v4 leader epochs. v6 flexible. v7 max timestamp (KIP-734). v8 earliest local (KIP-405). v9 last tiered
 (KIP-1005). v10 timeout. v11 earliest pending upload (KIP-1023).
 
-Latest is the high watermark, or the last stable offset under read_committed (of followers: the log's end);
-all stand in memory, and so does the log start: Spark asks thousands of times a second. With several workers
-they stand in the shared row, and any worker answers (`in_rows`); timestamps are the owner's, and so is all
-of v0. A timestamp is looked up through the time index and is exact inside its batch. Nothing is tiered yet:
-earliest local is earliest, last tiered is -1.
+Latest is the high watermark, or the last stable offset under read_committed (for followers: the log's end).
+These and the log start are in memory, because Spark asks thousands of times per second. With several workers
+they are in the shared row, and any worker answers (`in_rows`); the owner answers timestamps, and all of v0. A
+timestamp is looked up through the time index, and the result is exact within its batch. Nothing is tiered
+yet: earliest local is earliest, last tiered is -1.
 """
 
 from collections.abc import Generator

@@ -1,9 +1,9 @@
 """WriteTxnMarkers (key 27), v0-2: a transaction coordinator ends transactions in partitions.
 
 Clients send it, too: `kafka-transactions.sh abort` ends a transaction that its coordinator has forgotten. v2
-tells the transaction.version under which the marker was written (KIP-1228); v0 and v1 mean the older rule.
+has the transaction.version under which the marker was written (KIP-1228); v0 and v1 mean the older rule.
 
-The answer waits until the high watermark has passed each marker, as acks=all.
+The answer waits until the high watermark has passed each marker, like acks=all.
 """
 
 import asyncio

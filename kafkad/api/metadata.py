@@ -1,13 +1,12 @@
 """Metadata (key 3), v0-13.   v0 no topics means all. v1 null means all. v4 auto-create by request.
     v5 offline replicas. v7 leader epochs. v8 authorized operations. v9 flexible. v10 topic ids.
-    v11 no cluster operations. v12 asked for by id. v13 an error code of its own.
+    v11 no cluster operations. v12 topics by id. v13 an error code for the whole request.
 DescribeTopicPartitions (key 75), v0.  Topics by name, a page of partitions at a time, ELR (KIP-966).
 
-A broker is told by the address of the listener that the request came in on; one that does not have this
-listener is not told at all. A topic that is not there is made if request and auto.create.topics.enable allow
-it, and told at once: Kafka answers UNKNOWN_TOPIC_OR_PARTITION once more, since its controller works
-elsewhere.
-Where an authorizer decides, `permitted` answers whoever is no super user (server/guard).
+The answer has the brokers' addresses on the listener of the request; brokers without that listener are left
+out. A missing topic is created if the request and auto.create.topics.enable allow it, and returned at once.
+(Kafka first answers UNKNOWN_TOPIC_OR_PARTITION, because its controller works elsewhere.) If there is an
+authorizer, `permitted` answers all clients except super users (server/guard).
 """
 
 import heapq

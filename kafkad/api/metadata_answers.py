@@ -1,20 +1,21 @@
 """Answers of Metadata, encoded once.
 
-An image does not change, and neither does a topic in it. So the encoded part of a topic is kept by topic,
-version and listener, and stitched into answers:
+An image does not change, and neither does a topic in it. So the encoded part of a topic is cached by topic,
+version and listener, and assembled into answers:
 
     correlation id | head: brokers, cluster id, controller | count of topics | topic, topic, ... | tail
 
-A new image keeps the parts of the topics that it shares with the one before; when brokers change, everything
-goes. The answer about all topics is kept whole while the image stands, in memory that all connections share
-(`SharedAnswer`), so many clients that poll it cost neither work nor memory each.
+A new image keeps the parts of the topics that it shares with the one before; a change of the brokers drops
+everything. The answer about all topics is cached whole while the image is current, in memory that all
+connections share (`SharedAnswer`), so many clients that poll it cost neither work nor memory each.
 
-Memory: parts and whole answers for KEPT combinations of version, listener and flags, the last ones used.
-A shared answer stays until its slowest client has read it, and counts against nobody's memory. Clients that
-change topics, ask and do not read would add one for each image, so beyond SHARED_MAX each connection gets a
-copy, which counts as its own.
+Memory: parts and whole answers are kept for the KEPT most recently used combinations of version, listener and
+flags. A shared answer stays until its slowest client has read it, and counts against no connection's memory.
+Clients that change topics, ask and do not read would add one for each image, so beyond SHARED_MAX each
+connection gets a copy, which counts as its own.
 
-`Kind` says what a kind of answer depends on; how messages are made of an image is the caller's (`Tell`)."""
+`Kind` has everything on which an answer depends. The caller provides the encoding of an image as messages
+(`Tell`)."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable

@@ -3,16 +3,15 @@
 OffsetCommit (key 8), v0-10.   v0 without a member. v1 commit timestamp. v2-4 retention time. v3 throttle.
   v6 leader epoch. v7 static members. v8 flexible. v9 group not found. v10 topic ids. Topics and partitions
   have to exist.
-OffsetFetch (key 9), v0-10.   v0 an error where nothing is committed. v1 errors per partition only. v2 null
+OffsetFetch (key 9), v0-10.   v0 an error if nothing is committed. v1 errors per partition only. v2 null
   topics mean all. v3 throttle. v5 leader epoch. v6 flexible. v7 require stable. v8 several groups. v9 member
   epoch (of consumer groups; ignored). v10 topic ids.
-OffsetDelete (key 47), v0.   Not of topics that the group is subscribed to (KIP-496).
+OffsetDelete (key 47), v0.   Not for topics that the group is subscribed to (KIP-496).
 
 An unknown group has committed nothing: offset -1 for each partition, and no error.
-v0 is that of Kafka 0.8.1, which kept offsets in ZooKeeper. Here it commits like a consumer without a group,
-and reads what later versions committed. Such a client looks for no coordinator, so its commit creates
-`__consumer_offsets`.
-Not yet: TxnOffsetCommit, consumer groups, authorization."""
+v0 is that of Kafka 0.8.1, which stored offsets in ZooKeeper. Here it commits like a consumer without a group,
+and reads what later versions committed. Such a client does not look for a coordinator, so its commit creates
+`__consumer_offsets`. Not yet: TxnOffsetCommit, consumer groups, authorization."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Generator

@@ -1,4 +1,4 @@
-"""What is asked of partitions beside Produce, Fetch and ListOffsets.
+"""Requests about partitions, other than Produce, Fetch and ListOffsets.
 
 DeleteRecords (key 21), v0-2.   OffsetForLeaderEpoch (key 23), v0-4.   DescribeProducers (key 61), v0.
 """

@@ -1,10 +1,10 @@
 """InitProducerId (key 22), v0-5.   v2 flexible. v3 an old id and epoch may be named (KIP-360). v4
 PRODUCER_FENCED.
 
-A transactional id is its coordinator's (coordinator/transactions). A producer without one always gets a new
-id in epoch 0, also when it names an old one: a producer that must begin a new epoch raises it by itself and
-asks only once epochs have run out. Naming one of id and epoch without the other is INVALID_REQUEST.
-While the broker has no coordinator of transactions a transactional id is INVALID_REQUEST.
+The coordinator handles transactional ids (coordinator/transactions). A producer without one always gets a new
+id with epoch 0, also if it names an old one: a producer that must begin a new epoch increments it itself, and
+asks only when epochs have run out. Naming only one of id and epoch is INVALID_REQUEST. While the broker has
+no transaction coordinator, a transactional id is INVALID_REQUEST.
 """
 
 import inspect

@@ -1,7 +1,8 @@
 """DescribeClientQuotas (key 48) and AlterClientQuotas (key 49), v0-v1 (KIP-546). v1 flexible.
 
-A filter names a value, the default, or anything of a type; `strict` means that an entity has no other part.
-What is described is what the metadata holds, also quotas that a JVM Kafka has written (ClientQuotasImage)."""
+A filter matches a value, the default, or any entity of a type; with `strict` an entity must have no other
+part. The answer has what the metadata has, including quotas that a JVM Kafka has written
+(ClientQuotasImage)."""
 
 from collections.abc import Generator
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""SaslHandshake (key 17), v0-1, and SaslAuthenticate (key 36), v0-2, of a client that has no need of them:
+"""SaslHandshake (key 17), v0-1, and SaslAuthenticate (key 36), v0-2, from a client that does not need them:
 its listener has no SASL, or it is authenticated and its session does not end. `server.authentication` serves
 all others."""
 

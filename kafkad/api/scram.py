@@ -1,5 +1,5 @@
-"""DescribeUserScramCredentials (key 50) and AlterUserScramCredentials (key 51), v0 (KIP-554). Salts and keys
-are never told."""
+"""DescribeUserScramCredentials (key 50) and AlterUserScramCredentials (key 51), v0 (KIP-554). Answers never
+have salts or keys."""
 
 from collections import Counter
 from typing import Any

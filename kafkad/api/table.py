@@ -1,14 +1,14 @@
-"""THE table: every API that the broker serves, with its versions and the function that answers it.
+"""THE table: every API that the broker serves, with its versions and its handler.
 
-ApiVersions tells exactly this table. Versions run from the lowest that Kafka 3.9 served (0) to the highest
-stable one of Kafka 4.3; a row is here only when all of its versions work.
+ApiVersions lists exactly this table. Versions run from the lowest that Kafka 3.9 served (0) to the highest
+stable one of Kafka 4.3. A row is here only if all of its versions work.
 
 `native` rows are parsed and answered by `_native.serving.reactor`; they have no function here.
 
-`route` says whose state an answer needs, where a broker has several workers (server/routing.py). LOCAL: every
-worker has it. CONTROLLER: worker 0 writes the metadata. GROUP: who owns the group's partition of
-`__consumer_offsets`. TRANSACTION: who owns the transactional id's partition of `__transaction_state`.
-PARTITIONS: who owns each partition. EVERY: each worker has a part of it.
+`route` names the state that an answer needs, if a broker has several workers (server/routing.py). LOCAL:
+every worker has it. CONTROLLER: worker 0 writes the metadata. GROUP: the owner of the group's partition of
+`__consumer_offsets`. TRANSACTION: the owner of the transactional id's partition of `__transaction_state`.
+PARTITIONS: the owner of each partition. EVERY: each worker has a part of it.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """CreateDelegationToken (key 38), v0-3, RenewDelegationToken (39), ExpireDelegationToken (40), v0-2, and
 DescribeDelegationToken (41), v0-3.   v2 flexible. v3 another owner than the requester (KIP-373).
 
-A client must prove who it is, and not by a token: else DELEGATION_TOKEN_REQUEST_NOT_ALLOWED. HMACs are in
-answers only, and never in the log."""
+A client must be authenticated, and not by a token: otherwise DELEGATION_TOKEN_REQUEST_NOT_ALLOWED. HMACs are
+only in answers, never in the log."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""Transactions, as their coordinator decides them (coordinator/transactions).
+"""Transactions, as decided by their coordinator (coordinator/transactions).
 
 AddPartitionsToTxn (key 24), v0-5.   v2 PRODUCER_FENCED. v3 flexible. v4 several transactions, from brokers,
-  and questions whether a partition is in one. v5 for clients of transaction.version 2.
+  and checks whether a partition is in one. v5 for clients of transaction.version 2.
 AddOffsetsToTxn (key 25), v0-4.   v2 PRODUCER_FENCED. v3 flexible.
 EndTxn (key 26), v0-5.   v2 PRODUCER_FENCED. v3 flexible. v5 producer id and epoch of the next transaction
   (KIP-890).
@@ -10,7 +10,8 @@ TxnOffsetCommit (key 28), v0-5.   v2 leader epochs. v3 flexible; group metadata 
 DescribeTransactions (key 65), v0.
 ListTransactions (key 66), v0-2.   v1 by duration. v2 by a regular expression, which needs google-re2.
 
-A partition that does not exist fails all of its transaction: the others are OPERATION_NOT_ATTEMPTED.
+A partition that does not exist fails the whole request of its transaction: the others get
+OPERATION_NOT_ATTEMPTED.
 """
 
 import logging

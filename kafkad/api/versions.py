@@ -1,9 +1,10 @@
 """ApiVersions (key 18), v0-4.   v3 flexible, client software, features (KIP-511, KIP-584). v4 features from
 level 0.
 
-What is told is the API table, and the features: what this broker can do, and what the cluster has finalized.
-Its response header never has tags, since the client does not know yet what the broker speaks. A request of an
-unknown version is answered by `unsupported`: v0, its body unread (KIP-511).
+The answer has the API table, and the features: those that this broker supports, and those that the cluster
+has finalized. Its response header never has tags, because the client does not know yet which versions the
+broker supports. `unsupported` answers a request of an unknown version: v0, without reading its body
+(KIP-511).
 """
 
 import re

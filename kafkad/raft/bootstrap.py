@@ -1,11 +1,11 @@
-"""What `kafka-storage format` leaves in a metadata directory, made by `kafkad format`, and at the first start
-of a broker that is alone.
+"""The files that `kafka-storage format` creates in a metadata directory, created by `kafkad format`, and at
+the first start of a single broker.
 
     bootstrap.checkpoint                      the feature levels that the first leader will write to the log
     __cluster_metadata-0/0…0-0…0.checkpoint   only with kraft.version 1: the first set of voters
 
-kraft.version is 0 where controller.quorum.voters names the voters, and 1 where it does not, as
-`kafka-storage format --standalone` does it (Kafka: Formatter).
+kraft.version is 0 if controller.quorum.voters names the voters, otherwise 1, as with
+`kafka-storage format --standalone` (Kafka: Formatter).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,8 @@
-"""Control records: what the quorum itself writes between the metadata records.
+"""Control records: the records that the quorum itself writes between the metadata records.
 
     LeaderChange   first record of each leader epoch                                   (log)
-    KRaftVersion   kraft.version: 1 when the voters stand in the log (KIP-853)          (log, snapshot)
-    Voters         who votes, by id and directory id, and where they listen             (log, snapshot)
+    KRaftVersion   kraft.version: 1 if the voters are in the log (KIP-853)              (log, snapshot)
+    Voters         the voters, by id and directory id, and their listeners              (log, snapshot)
     SnapshotHeader, SnapshotFooter   first and last record of a snapshot                (snapshot)
 
 Key: int16 version (0), int16 type. Value: the message, at version 0; it repeats its version inside.

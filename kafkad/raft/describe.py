@@ -1,6 +1,6 @@
-"""DescribeQuorum: who leads the metadata quorum, and how far everybody has its log (KIP-595, KIP-836).
+"""DescribeQuorum: the leader of the metadata quorum, and how far each node has its log (KIP-595, KIP-836).
 
-The leader alone can tell. Kafka: LeaderState.describeQuorum, DescribeQuorumResponse. Pure."""
+Only the leader can answer. Kafka: LeaderState.describeQuorum, DescribeQuorumResponse. Pure."""
 
 from typing import Any
 

@@ -1,14 +1,14 @@
-"""The rules of elections: who may be given a vote, how votes are counted, how long anybody waits.
+"""The rules of elections: when to grant a vote, how to count votes, how long to wait.
 
     role          what it means                                              becomes
-    unattached    no leader is known in this epoch                           prospective, when it has waited
+    unattached    no leader is known in this epoch                           prospective, after its timeout
     prospective   asks whether it would win, in the same epoch (KIP-996)     candidate, follower or unattached
     candidate     has voted for itself in a new epoch                        leader, or prospective again
     leader        has the votes of a majority                                resigned, when it hears too few
     resigned      was the leader of this epoch                               unattached in the next epoch
     follower      fetches from the leader                                    prospective, when that is silent
 
-An epoch that is higher than ours ends every role: we are unattached in it, or follow its leader.
+An epoch higher than ours ends every role: the node becomes unattached in it, or follows its leader.
 Kafka: QuorumState, EpochElection, NomineeState. Pure."""
 
 from collections.abc import Iterable

@@ -1,11 +1,11 @@
-"""What a leader of the quorum knows of the others: how far each has the log, and when it last asked.
+"""What a leader of the quorum knows of the other nodes: how far each has the log, and when it last fetched.
 
-    fetched            a Fetch from an offset: all below it is on that voter's disk
-    high_watermark     what a majority has, once a record of this epoch is among it (Raft, 5.4.2)
-    quorum_deadline    when the leader has to resign, if no majority asks before
-    silent             voters that have not asked for half a fetch time-out: they are told who leads
-    successors         the voters, best first, for when the leader goes
-    change_voters      one came, or one went: what it is known to have stays known
+    fetched            a Fetch from an offset: everything below it is on that voter's disk
+    high_watermark     what a majority has, once that includes a record of this epoch (Raft, 5.4.2)
+    quorum_deadline    when the leader must resign, unless a majority fetches before
+    silent             voters that have not fetched for half a fetch timeout: they are told the leader
+    successors         the voters, best first, for when the leader leaves
+    change_voters      a voter was added or removed: what is known of the others stays
 
 Kafka: LeaderState. Pure: time is an argument."""
 

@@ -1,10 +1,10 @@
-"""A replica of the metadata log: what a voter and an observer do alike.
+"""A replica of the metadata log: the common part of a voter and an observer.
 
-    load        the newest whole snapshot gives the image that the log's batches follow
-    replay      one batch of the log into the Loader; what the quorum says of itself on the way
-    snapshot    after enough new bytes, or an hour; the log below the oldest snapshot kept may then go
+    load        the newest whole snapshot gives the image to which the log's batches are applied
+    replay      applies one batch of the log to the Loader, and notes the quorum's own records in it
+    snapshot    after enough new bytes, or an hour; then the log below the oldest kept snapshot may be deleted
 
-Use: single_voter and observer, which say when a batch is committed.
+Use: single_voter and observer, which know when a batch is committed.
 
 Beware: `write_snapshot` may run in another thread; it reads an image, which never changes, and writes one
 file."""

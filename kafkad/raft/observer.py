@@ -1,22 +1,22 @@
-"""A broker's copy of a metadata log that others lead: KRaft's observer, which follows and never votes.
+"""A broker's copy of a metadata log that other nodes lead: KRaft's observer, which follows and never votes.
 
     request     Fetch from the end of our log, or the next piece of a snapshot (FetchSnapshot)
-    answered    append what the leader sent; truncate where it says that the logs part; take its snapshot
-                where it no longer has the log; remember who leads
+    answered    append what the leader sent; truncate if the logs diverge; fetch the leader's snapshot if it
+                no longer has that part of the log; remember the leader
     apply       batches below the leader's high watermark become the next `image`, step by step
 
-    leader says                         we do
-    records                             append them, high watermark = min(end, told)
+    the leader sends                    we do
+    records                             append them, high watermark = min(end, the leader's)
     diverging epoch (epoch, end)        truncate to what both logs share
     snapshot id                         fetch it in pieces, log empty from its end on, image from it
     another leader or epoch             quorum-state first, then fetch there
 
-No I/O of its own: the log, the files and the clock are arguments, and whoever drives it (server's
+It does no I/O itself: the log, the files and the clock are arguments, and the caller (server's
 metadata_client) sends the requests. (Kafka: KafkaRaftClient as FollowerState of an observer.)
 
 Rule: only what a leader called committed reaches `image`. After a start that is the newest snapshot alone,
-until a leader speaks.
-Rule: an answer counts for the request it belongs to; one of an older epoch is ignored."""
+until a leader answers. Rule: an answer counts for the request it belongs to; one of an older epoch is
+ignored."""
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping

@@ -1,18 +1,19 @@
-"""The metadata log as the active controller of a quorum writes it: over a RaftNode what SingleVoter is alone.
+"""The metadata log as the active controller of a quorum writes it: the counterpart of SingleVoter, over a
+RaftNode.
 
     standby    `term` is None; `head` raises NOT_CONTROLLER. `image` follows what is committed, as everywhere
-    active     all of the log up to our LeaderChange is committed and applied: `head` begins as `image`, the
+    active     the whole log up to our LeaderChange is committed and applied: `head` begins as `image`, the
                first leader of an empty log writes the bootstrap records, and an open metadata transaction of
-               the leader before is aborted
-    append     records → one batch → `head`, the image that the next records follow; `image` has them when a
-               majority has them on its disks
-    lost       whoever waits for a commit is told NOT_CONTROLLER: the change may or may not be there
+               the previous leader is aborted
+    append     records → one batch → `head`, the image that the next records follow; `image` gets them when a
+               majority has them on disk
+    lost       callers that wait for a commit get NOT_CONTROLLER: the change may or may not have been made
 
 The node applies the committed log by itself, so `head` and `image` are equal at equal offsets, and dropping
-`head` is all that it takes to go back.
+`head` is enough to go back.
 
-Rule: a record that cannot follow `head` never reaches the log.
-Rule: whoever appends in steps stops at the first step in another term."""
+Rule: a record that contradicts `head` never reaches the log.
+Rule: code that appends in steps stops at the first step in another term."""
 
 import logging
 from collections import deque

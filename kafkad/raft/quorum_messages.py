@@ -1,8 +1,8 @@
-"""The requests and responses of a quorum, each about the one partition of the metadata log.
+"""The requests and responses of a quorum, each about the single partition of the metadata log.
 
-    asked(request)     its one partition, or None: the request is about something else
-    told(response)     the same of a response
-    answer(...)        a response that says who leads, with where that leader listens
+    asked(request)     its partition, or None: the request is about something else
+    told(response)     the same for a response
+    answer(...)        a response that names the leader and its address
 
 Kafka: RaftUtil. Pure."""
 

@@ -1,15 +1,15 @@
 """Changes of the voters of a running quorum, as its leader makes them, one at a time (KIP-853).
 
     AddRaftVoter      ApiVersions to the new voter; wait until it has the log; VotersRecord; its commit
-    RemoveRaftVoter   VotersRecord; its commit. A leader that is no voter any more then resigns
-    UpdateRaftVoter   a voter listens elsewhere: VotersRecord, answered at once
+    RemoveRaftVoter   VotersRecord; its commit. A leader that is no longer a voter then resigns
+    UpdateRaftVoter   a voter has a new address: VotersRecord, answered at once
 
-A change begins only when a record of the leader's own epoch is committed, and the VotersRecord before it too:
-then any majority of the old set and any of the new one have a node in common. The new set counts as soon as
-it is appended, also for its own commit.
+A change begins only when a record of the leader's own epoch is committed, and the previous VotersRecord, too:
+then any majority of the old set and any majority of the new one have a node in common. The new set counts as
+soon as it is appended, also for its own commit.
 
-What cannot be done now is answered REQUEST_TIMED_OUT, as Kafka does: it may be asked again. A change whose
-time is over after it was appended may still be committed.
+A change that cannot be made now is answered REQUEST_TIMED_OUT, as in Kafka: the client may retry. A change
+that times out after it was appended may still be committed.
 
 Kafka: AddVoterHandler, RemoveVoterHandler, UpdateVoterHandler. Pure."""
 

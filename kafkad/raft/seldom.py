@@ -1,5 +1,5 @@
-"""What is logged once, and while it goes on only from time to time: a node that waits for its quorum, a
-broker whose heartbeats are refused. Nothing here reads a clock.
+"""Log messages for conditions that go on: logged once, then only from time to time. For example a node that
+waits for its quorum, or a broker whose heartbeats are refused. Nothing here reads a clock.
 
 Use: raft/node, server/broker_lifecycle."""
 

@@ -1,22 +1,21 @@
-"""A quorum of one: the metadata log written as Kafka's own single voter writes it.
+"""A quorum of one: the metadata log, written as Kafka's own single voter writes it.
 
-    open      newest whole snapshot, then the log above it, give the image
+    open      the newest whole snapshot, and the log after it, give the image
     lead      a new epoch: quorum-state first, then LeaderChange as the epoch's first record, fsynced
     append    records → one batch → `head`: the image that the next records follow
-    commit    a flush in another thread, which all appends share that came before it; then `image` follows
-    `head`,
-              batch by batch: we are the majority
+    commit    a flush in another thread, shared by all earlier appends; then `image` follows `head`, batch by
+              batch: this node is the majority
     snapshot  as every replica of the log makes them (metadata_replica)
 
-The log, the files beside it and the clock are arguments; nothing here does I/O of its own, so a cluster can
-run in one process from one seed.
+The log, the files beside it and the clock are arguments; nothing here does I/O itself, so a cluster can run
+in one process from one seed.
 
-Rule: records are replayed before they are written. One that cannot follow `head` never reaches the log.
-Rule: an append that fails leaves the log as it was. One that succeeded is committed later: a flush that lacks
-a descriptor or room is tried again until it works (log.flusher), and appends wait for it.
-Rule: an fsync that fails is never tried again, since the kernel may have dropped the pages. The directory is
-offline then, nothing is appended any more, and only the next start can tell which of the last appends are on
-the disk."""
+Rule: records are replayed before they are written. A record that contradicts `head` never reaches the log.
+Rule: a failed append leaves the log unchanged. A successful one is committed later: a flush that lacks a
+descriptor or disk space is retried until it works (log.flusher), and appends wait for it.
+Rule: a failed fsync is never retried, because the kernel may have dropped the pages. Then the directory is
+offline, nothing is appended any more, and only the next start can find out which of the last appends are on
+disk."""
 
 import logging
 from collections import deque

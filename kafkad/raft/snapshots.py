@@ -5,7 +5,7 @@
     control batch   SnapshotFooter
 
 Offsets count up from 0 in the file. All batches carry the epoch of the snapshot's name.
-`bootstrap.checkpoint`, with the records a fresh cluster starts with, has the same format (Kafka:
+`bootstrap.checkpoint`, with the initial records of a fresh cluster, has the same format (Kafka:
 BatchFileWriter), in epoch 0.
 
 A snapshot is used whole or not at all: a missing footer, a wrong CRC or a record that does not parse makes it

@@ -1,11 +1,11 @@
-"""The voters as the log says them, by offset: a set counts from when it stands in the log, committed or not.
+"""The voter sets in the log, by offset: a set counts from the moment it is in the log, committed or not.
 
-    begin      with what a snapshot says
-    note       a batch that was appended: is there a VotersRecord or a KRaftVersionRecord in it?
-    truncate   the log was cut: the set of before counts again
-    forget     what was before a committed set
+    begin      with the set in a snapshot
+    note       a batch that was appended: does it have a VotersRecord or a KRaftVersionRecord?
+    truncate   the log was cut: the previous set counts again
+    forget     sets before a committed one
 
-Voters are known by id and directory id together (KIP-853). Kafka: VoterSetHistory, VoterSet. Pure."""
+Voters are identified by id and directory id together (KIP-853). Kafka: VoterSetHistory, VoterSet. Pure."""
 
 from typing import Any, NamedTuple
 

@@ -35,7 +35,7 @@ class AlterPartitions:
         broker_id: int,
         epoch: Callable[[], int],
     ) -> None:
-        """`ask`: ControllerChannel.ask; `run` begins a task; `epoch` answers this broker's."""
+        """`ask`: ControllerChannel.ask; `run` starts a task; `epoch` returns this broker's epoch."""
         self._ask = ask
         self._run = run
         self._broker_id = broker_id
@@ -44,8 +44,8 @@ class AlterPartitions:
         self._sending = self._troubled = False
 
     def send(self, topic_id: bytes, index: int, proposal: Proposal, done: Done) -> None:
-        """`done` is called once, unless another proposal for the partition comes before this one is sent:
-        the metadata has changed since, so nobody wants to know of it."""
+        """Propose an ISR. `done` is called once, unless another proposal for the partition replaces this one
+        before it is sent: then the metadata has changed, and the result does not matter."""
         self._waiting[topic_id, index] = proposal, done
         if not self._sending:
             self._sending = True
@@ -64,7 +64,7 @@ class AlterPartitions:
             self._sending = False
 
     async def _send(self, sent: dict[Key, tuple[Proposal, Done]]) -> list[Key]:
-        """Those that are to be sent again."""
+        """Send proposals. Return those that must be sent again."""
         try:
             response = await self._ask(self._request(sent), lowest=3)
             if response.error_code:

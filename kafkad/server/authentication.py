@@ -34,11 +34,11 @@ PHASE_HANDSHAKE: Final = 0
 PHASE_AUTHENTICATING: Final = 1
 PHASE_READY: Final = 2
 STORE_BYTES_MAX: Final = 4 << 20
-REAUTH_MIN_MS: Final = 1_000  # a connection may not authenticate anew more often
+REAUTH_MIN_MS: Final = 1_000  # a connection may not re-authenticate more often
 
 
 class Session:
-    """What a connection of a SASL listener has in `Connection.state`."""
+    """The `Connection.state` of a connection on a SASL listener."""
 
     __slots__ = ("authenticator", "by_token", "reauth_ms", "working")
 
@@ -50,8 +50,8 @@ class Session:
 
 
 def read_bytes(path: str) -> bytes:
-    """Of a store, which is a file: whatever else the path names (a pipe, say) must not hold the loop. Raises
-    OSError."""
+    """Read a store, which must be a file: anything else that the path names (a pipe, for example) must not
+    block the loop. Raises OSError."""
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(file)
@@ -65,14 +65,14 @@ def read_bytes(path: str) -> bytes:
 
 
 class CertificateNames:
-    """The principal of a client with a certificate that was verified. Where SASL follows, that names it."""
+    """Sets the principal of a client from its verified certificate. With SASL, SASL sets it instead."""
 
     def __init__(self, config: Any, endpoints: Iterable[Any] | None = None) -> None:
         """`endpoints`: other ones than those that serve clients."""
         self._rules = principal_rules(config, endpoints)
 
     def __call__(self, connection: Any, certificate: bytes) -> None:
-        """Raises ValueError if the client has no name by the rules; then the connection is closed."""
+        """Raise ValueError if the rules give the client no name; then the connection is closed."""
         if connection.phase == PHASE_READY:
             name = self._rules[connection.listener].name_of(subject_of(certificate))
             connection.principal = f"User:{name}"
@@ -135,7 +135,7 @@ class Authentication:
         return Jwks(tokens.expected, lambda: keys.current, keys.missing)
 
     def _tokens(self) -> Mapping[str, Any]:
-        """Those that are known; none while delegation tokens are off."""
+        """The known delegation tokens; empty while delegation tokens are off."""
         if not self._services.static_config.delegation_token_secret_key:
             return {}
         return self._services.metadata.image.delegation_tokens
@@ -148,8 +148,8 @@ class Authentication:
         return Credential(salt, stored, server, record.iterations)
 
     def takes(self, connection: Any, frame: bytes) -> bool:
-        """Whether a frame is not a request of an authenticated client. A SaslHandshake of one begins anew, if
-        its session ends at all."""
+        """Return whether the frame belongs to authentication. A SaslHandshake of an authenticated client
+        begins it again, if its session ends at all."""
         if connection.phase != PHASE_READY:
             return True
         if int.from_bytes(frame[:2], "big", signed=True) != SASL_HANDSHAKE:

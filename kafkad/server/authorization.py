@@ -22,7 +22,7 @@ LOOKED_AT_A_STEP: Final = 1_000
 
 
 def authorizer_of(config: Any, image: MetadataImage, clock: Clock) -> Authorizer | None:
-    """None where `config` (BrokerConfig) names no authorizer. Raises ConfigError."""
+    """Return None if `config` (BrokerConfig) names no authorizer. Raises ConfigError."""
     settings = authorizer_settings(config)
     if settings is None:
         return None
@@ -34,7 +34,7 @@ def authorizer_of(config: Any, image: MetadataImage, clock: Clock) -> Authorizer
 def follow_acls(
     authorizer: Authorizer, changed: Iterable[bytes], before: Mapping[bytes, Any], after: Mapping[bytes, Any]
 ) -> Steps:
-    """Apply what differs between two images' ACLs. `changed`: their ids."""
+    """Apply the differences between two images' ACLs. `changed`: the ids of the changed ACLs."""
     added: list[Acl] = []
     removed: list[Acl] = []
     for number, acl_id in enumerate(changed, 1):

@@ -19,7 +19,7 @@ FIRST_DELAY_MS = 30_000  # Kafka's LogManager.initialTaskDelayMs: let a start se
 
 class Task(NamedTuple):
     name: str
-    period_ms: Callable[[], int]  # read anew each time: the key may be dynamic
+    period_ms: Callable[[], int]  # read each time: the key may be dynamic
     run: Callable[[], Any]
 
 
@@ -67,7 +67,7 @@ class Background:
             self._ended(task, None)
 
     def _settled(self, task: Task, running: "asyncio.Future[Any]") -> None:
-        if not running.cancelled():  # else the loop ends, and nothing runs again
+        if not running.cancelled():  # otherwise the loop ends, and nothing runs again
             self._ended(task, running.exception())
 
     def _ended(self, task: Task, trouble: BaseException | None) -> None:

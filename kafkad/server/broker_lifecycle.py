@@ -33,13 +33,13 @@ from kafkad.raft.seldom import Seldom
 logger = logging.getLogger("kafkad")
 
 OLDEST_REGISTRATION: Final = 4  # features may begin at level 0
-SOON_S: Final = 0.01  # until the next heartbeat of a broker that starts
+SOON_S: Final = 0.01  # until the next heartbeat, while the broker starts
 HINTS: Final = {
     errors.DUPLICATE_BROKER_REGISTRATION: ": another broker with this node.id is running, or has been within"
     " broker.session.timeout.ms",
     errors.UNSUPPORTED_VERSION: ": the cluster has a feature level that this release does not support",
 }
-LEAVING_SOON_S: Final = 0.05  # and of one that has just asked to go
+LEAVING_SOON_S: Final = 0.05  # the same, after the broker has asked to leave
 
 
 class State(Enum):
@@ -51,11 +51,11 @@ class State(Enum):
 
 
 class NotRegistered(Exception):
-    """The controllers did not take the broker within initial.broker.registration.timeout.ms."""
+    """The controllers did not register the broker within initial.broker.registration.timeout.ms."""
 
 
 class BrokerLifecycle:
-    """`run` until the broker is gone. `epoch` is the broker's, -1 until it is registered."""
+    """`run` ends when the broker is gone. `epoch` is the broker's epoch, -1 until it is registered."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class BrokerLifecycle:
         session_timeout_ms: int = 9000,
         initial_timeout_ms: int = 60_000,
     ) -> None:
-        """`ask` is ControllerChannel.ask; `image` answers what is applied here."""
+        """`ask`: ControllerChannel.ask; `image` returns the image that is applied here."""
         self.state = State.STARTING
         self.epoch = NO_EPOCH
-        self.heartbeats = 0  # that a controller has taken
+        self.heartbeats = 0  # that a controller accepted
         self.caught_up = asyncio.Event()
         self.unfenced = asyncio.Event()
         self.gone = asyncio.Event()
@@ -83,25 +83,25 @@ class BrokerLifecycle:
         self._timeout_s = session_timeout_ms / 1000
         self._initial_timeout_s = initial_timeout_ms / 1000
         self._ready = False
-        self._asked_to_leave = False  # a heartbeat has said so
+        self._asked_to_leave = False  # a heartbeat has requested it
         self._offline: set[bytes] = set()
         self._changed = asyncio.Event()
         self._seldom = Seldom()
 
-    # -- what the broker says ------------------------------------------------------------------------------
+    # -- state that the broker reports ---------------------------------------------------------------------
 
     def ready_to_unfence(self) -> None:
-        """Logs are loaded: it may lead."""
+        """Logs are loaded: the broker may lead."""
         self._ready = True
         self._changed.set()
 
     def directories_offline(self, directories: Iterable[bytes]) -> None:
-        """Log directories that have failed, by directory.id; partitions there get other leaders."""
+        """Log directories that have failed, by directory.id; their partitions get other leaders."""
         self._offline.update(directories)
         self._changed.set()
 
     def begin_shutdown(self) -> None:
-        """Ask the controller to move leaders away; a broker that does not run yet is gone at once."""
+        """Ask the controller to move leaders away. A broker that is not running yet is gone at once."""
         if self.state is State.RUNNING:
             logger.info("broker %d asks the controller to let it go", self._registration.broker_id)
             self.state = State.LEAVING
@@ -110,8 +110,8 @@ class BrokerLifecycle:
         self._changed.set()
 
     def resume(self, epoch: int, *, fenced: bool) -> None:
-        """Before `run`: the broker is registered. The process that did it has died, others of the broker have
-        lived on, and so has the session, or it has ended meanwhile."""
+        """Call before `run`, if the broker is registered: the process that registered it has died, and other
+        workers of the broker kept running. Its session may have ended meanwhile."""
         logger.info("broker %d goes on in epoch %d", self._registration.broker_id, epoch)
         self.epoch, self._ready = epoch, not fenced
         self.state = State.RECOVERY if fenced else State.RUNNING
@@ -119,10 +119,10 @@ class BrokerLifecycle:
         if not fenced:
             self.unfenced.set()
 
-    # -- what it asks --------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Raises NotRegistered."""
+        """Register and send heartbeats until the broker is gone. Raises NotRegistered."""
         if self.epoch == NO_EPOCH:
             await self._register()
         while self.state is not State.GONE:
@@ -184,7 +184,7 @@ class BrokerLifecycle:
         )
 
     async def _beat(self) -> float:
-        """One heartbeat; seconds until the next."""
+        """Send one heartbeat; return the seconds until the next."""
         leaving, image = self.state is State.LEAVING, self._image()
         request = messages.BrokerHeartbeatRequest(
             broker_id=self._registration.broker_id,
@@ -209,7 +209,7 @@ class BrokerLifecycle:
         return self._heard(response, leaving)
 
     def _no_heartbeat(self, trouble: str) -> None:
-        """As many come as heartbeats, for as long as it lasts."""
+        """Log a failed heartbeat, from time to time while it lasts."""
         if self._seldom.due(trouble, int(asyncio.get_running_loop().time() * 1000)):
             logger.warning("broker %d %s", self._registration.broker_id, trouble)
 

@@ -24,7 +24,7 @@ logger = logging.getLogger("kafkad")
 
 
 class Changes:
-    """The changes of one worker. `fatal` is told when one cannot be applied."""
+    """The changes of one worker. `fatal` gets the exception if one cannot be applied."""
 
     def __init__(
         self, turns: Turns, loop: asyncio.AbstractEventLoop, fatal: Callable[[BaseException], None]
@@ -40,7 +40,7 @@ class Changes:
         self._at_once = False
 
     def put(self, offset: int, steps: Steps) -> None:
-        """Apply a change, which brings the metadata to `offset`, after those before it."""
+        """Apply a change, which brings the metadata to `offset`, after all earlier changes."""
         self._pending.append((offset, steps))
         if self._at_once or not self._loop.is_running():
             self.drain()
@@ -48,8 +48,9 @@ class Changes:
             self._next()
 
     def drain(self, *, for_good: bool = False) -> None:
-        """Do all that is pending now, without turns. `for_good`: from now on nothing waits for a turn. What
-        the work returns to be awaited is not waited for: only a clean stop needs it, and syncs by itself."""
+        """Do all pending work now, without turns. `for_good`: from now on do later work at once, too.
+        Awaitables that the work returns are not awaited: only a clean stop needs them, and it syncs by
+        itself."""
         self._at_once = self._at_once or for_good
         while self._current is not None or self._pending:
             self._current = self._current or self._pending.popleft()
@@ -58,7 +59,7 @@ class Changes:
             self._end(offset)
 
     async def wait(self, offset: int) -> None:
-        """Until the change that brings the metadata to `offset` is applied here."""
+        """Wait until the change that brings the metadata to `offset` is applied here."""
         if offset > self.applied:
             future = self._loop.create_future()
             self._waiting.append((offset, future))
@@ -84,7 +85,7 @@ class Changes:
             trouble = task.exception()
             assert trouble is not None
             self._failed(trouble)
-        elif self._current is current:  # else it was drained meanwhile
+        elif self._current is current:  # otherwise it was drained meanwhile
             self._end(current[0])
             self._next()
 

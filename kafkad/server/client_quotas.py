@@ -22,13 +22,13 @@ TELL_S: Final = 60.0
 
 
 def quota_table(config: Any, workers: int) -> QuotaTable:
-    """Of `workers` of one broker: made before they are forked. `config` is BrokerConfig."""
+    """Create the table for `workers` of one broker, before the fork. `config` is BrokerConfig."""
     return QuotaTable(workers, config.quota_window_num, config.quota_window_size_seconds)
 
 
 class FollowedQuotas:
-    """`changed(kinds)` is called when quotas have changed: a bit for each kind of which there are some.
-    `rates` has the limits of addresses."""
+    """`changed(kinds)` is called after a change of quotas: a bit for each kind that has any. `rates` has the
+    limits of addresses."""
 
     def __init__(
         self, table: QuotaTable, changed: Callable[[int], None], rates: ConnectionRates | None = None
@@ -40,7 +40,7 @@ class FollowedQuotas:
         self._told_s = -TELL_S
 
     def follow(self, keys: Iterable[Any], after: Mapping[Any, Any]) -> Steps:
-        """Apply what an image has (`image.client_quotas`) for these keys of it."""
+        """Apply the quotas of an image (`image.client_quotas`) for these of its keys."""
         kinds: set[Kind | None] = set()
         addresses = False
         for number, (entity, key) in enumerate(keys, 1):
@@ -59,7 +59,7 @@ class FollowedQuotas:
             self._changed(sum(1 << kind for kind in COUNTED if self.quotas.has(kind)))
 
     def resolve(self, kind: int, principal: str, client_id: str) -> tuple[int, float] | None:
-        """The key of the bucket that a client counts in, and its limit a second; None: it has none."""
+        """Return the key of the bucket in which a client counts, and its limit per second; None: no limit."""
         user = principal.partition(":")[2]
         bucket = self.quotas.bucket(Kind(kind), user, client_id)
         if bucket is None:

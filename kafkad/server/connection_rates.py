@@ -34,7 +34,7 @@ def _now_ms() -> int:
 
 
 class ConnectionRates:
-    """`changed(rates)` is called with None when no limit is left."""
+    """`changed(rates)` is called, with None if no limit is left."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ConnectionRates:
         self._now_ms = now_ms
         self._broker = UNLIMITED
         self._listeners: dict[str, int] = {}
-        self._protected = ""  # the listener of the brokers; "": it is the only one
+        self._protected = ""  # the inter-broker listener; "": it is the only listener
         self._hosts: dict[bytes, float] = {}
         self._host_default: float = UNLIMITED
 
@@ -64,13 +64,13 @@ class ConnectionRates:
             self.tell()
 
     def set_host(self, address: str | None, limit: float | None) -> None:
-        """Of one address, or of all others (None). No limit: it is removed. `tell` makes it known."""
+        """Set the limit of one address, or the default (None). No limit: remove it. `tell` applies it."""
         if address is None:
             self._host_default = UNLIMITED if limit is None else limit
             return
         try:
             host = packed(address)
-        except ValueError:  # JVM Kafka takes names, too; to look one up would hold up the loop
+        except ValueError:  # JVM Kafka accepts names, too; a look-up would block the loop
             logger.warning("%s of %s is not enforced: it is not a numeric address", QUOTA, address)
             return
         if limit is None:
@@ -82,10 +82,11 @@ class ConnectionRates:
         limits = [self._broker, self._host_default, *self._listeners.values(), *self._hosts.values()]
         self._changed(self if any(limit < UNLIMITED for limit in limits) else None)
 
-    # -- what the acceptor asks
+    # -- called by the acceptor
 
     def enter(self, listener: str) -> int:
-        """Count one connection of a listener. Not 0: it is not counted, and waits so many milliseconds."""
+        """Count one connection of a listener. If not 0, it is not counted, and waits that many
+        milliseconds."""
         places = self._places(listener)
         waits = [self._record(place, 1, limit) for place, limit in places.items()]
         if any(waits):
@@ -93,12 +94,12 @@ class ConnectionRates:
         return max(waits, default=0)
 
     def leave(self, listener: str) -> None:
-        """None came, or it is not let in."""
+        """Undo `enter`: no connection came, or it was refused."""
         for place, limit in self._places(listener).items():
             self._record(place, -1, limit)
 
     def hold(self, host: bytes) -> int:
-        """Count a connection from an address. Not 0: it is kept for so many milliseconds, then closed."""
+        """Count a connection from an address. If not 0, hold it for that many milliseconds, then close it."""
         limit = self._hosts.get(host, self._host_default)
         if limit >= UNLIMITED:
             return 0
@@ -108,7 +109,7 @@ class ConnectionRates:
         return wait_ms
 
     def _places(self, listener: str) -> Mapping[bytes, float]:
-        """Where a connection of a listener counts, and the limits there."""
+        """Return where a connection of a listener is counted, with the limit of each."""
         places: dict[bytes, float] = {}
         if self._broker < UNLIMITED and listener != self._protected:
             places[b"broker"] = self._broker

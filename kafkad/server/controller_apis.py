@@ -39,7 +39,7 @@ API_VERSIONS: Final = 18
 
 @dataclass(slots=True)
 class ControllerServices(Services):
-    """What the handlers of a controller's listener are given beside."""
+    """Additional services for the handlers of a controller's listener."""
 
     quorum: Any = None  # server.quorum_node.QuorumNode
     early_fencing: Any = None  # server.early_fencing.EarlyFencing
@@ -47,16 +47,16 @@ class ControllerServices(Services):
 
 
 class Applied:
-    """Nobody else has to know of a change before it is answered: brokers hear of it as it is committed."""
+    """A change is answered without waiting for other workers: brokers learn of it when it is committed."""
 
     applied = 1 << 62
 
     async def wait(self, offset: int) -> None:
-        """At once."""
+        """Return at once."""
 
 
 class MemberAnswers(AnsweringController):
-    """A QuorumController as handlers see it: answers when they are committed."""
+    """A QuorumController for the handlers: it answers when changes are committed."""
 
     def _answer(self, steps: Steps, *arguments: Any, **options: Any) -> Any:
         return super()._answer(self._controller.in_term(steps), *arguments, **options)
@@ -100,7 +100,7 @@ class MemberAnswers(AnsweringController):
         return bool(self._controller.is_active)
 
     def by_the_clock(self, steps: Steps) -> Any:
-        """Work that no client waits for; its result when it is appended."""
+        """Run work that no client waits for; its result is available when it is appended."""
         return self._serial.run(self._controller.in_term(steps))
 
 
@@ -250,7 +250,7 @@ FORWARDED: Final = frozenset(
 
 
 class ControllerDispatcher(Dispatcher):
-    """`answer` gives the frame that answers a frame; None: the connection was closed, with a reason."""
+    """`answer` returns the frame that answers a frame; None: the connection was closed, with a reason."""
 
     async def answer(self, connection: Any, frame: bytes) -> bytes | None:
         try:
@@ -346,7 +346,7 @@ class ControllerDispatcher(Dispatcher):
         return messages.EnvelopeResponse(response_data=answer)
 
     async def _inside(self, connection: Any, request: Any) -> bytes:
-        """The answer of the request inside, from its header on. Raises KafkaError: that of the Envelope."""
+        """Return the answer of the inner request, from its header on. Raises KafkaError for the Envelope."""
         frame = bytes(request.request_data)
         principal, host = _principal(request.request_principal), _host(request.client_host_address)
         key = int.from_bytes(frame[0:2], "big", signed=True)
@@ -379,7 +379,7 @@ class ControllerDispatcher(Dispatcher):
 
 
 def says(message: Any, code: int) -> bool:
-    """Whether any error code of a response is this one."""
+    """Return whether a response has this error code anywhere."""
     for field in message.SPEC.fields:
         value = getattr(message, field.name)
         if field.name == "error_code" and value == code:
@@ -392,7 +392,7 @@ def says(message: Any, code: int) -> bool:
 
 
 def _principal(content: bytes | None) -> str:
-    """As DefaultKafkaPrincipalBuilder writes it. Raises KafkaError."""
+    """Parse a principal as DefaultKafkaPrincipalBuilder writes it. Raises KafkaError."""
     try:
         version = int.from_bytes((content or b"")[:2], "big", signed=True)
         if version != 0:

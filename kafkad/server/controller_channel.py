@@ -37,7 +37,7 @@ class ControllerChannel:
         self._connecting = asyncio.Lock()
 
     async def ask(self, request: Any, *, timeout_s: float | None = None, lowest: int = 0) -> Any:
-        """The active controller's answer. Raises Unreachable when there is none in time; KafkaError
+        """Return the active controller's answer. Raises Unreachable if there is none in time; KafkaError
         UNSUPPORTED_VERSION."""
         clock = asyncio.get_running_loop().time
         end = clock() + (self._timeout_s if timeout_s is None else timeout_s)

@@ -26,18 +26,18 @@ from kafkad.server.turns import Steps, Turns
 
 logger = logging.getLogger("kafkad")
 
-TIMEOUT_S = 30.0  # for requests that name none: Kafka's request.timeout.ms
-IN_PASSING_S = 5.0  # for topics and producer ids of which the client does not know that they are a change
+TIMEOUT_S = 30.0  # for requests without a timeout: Kafka's request.timeout.ms
+IN_PASSING_S = 5.0  # for topics and producer ids, which the client does not request explicitly
 RETRY_S = 5.0  # after directories could not be assigned
 
 
 def timeout_of(request: Any) -> float:
-    """In seconds."""
+    """Return seconds."""
     return request.timeout_ms / 1000 if request.timeout_ms > 0 else TIMEOUT_S
 
 
 class Job:
-    """Work of the queue; `future` is made when somebody has to wait for it."""
+    """Work of the queue. `future` is created if a caller has to wait for it."""
 
     __slots__ = ("done", "future", "steps", "trouble", "value")
 
@@ -66,7 +66,7 @@ class Job:
 
 
 class Serial:
-    """Pieces of work, one after the other, in turns. Work that is short has its result at once."""
+    """Pieces of work, one after the other, in turns. The result of short work is available at once."""
 
     def __init__(self, turns: Turns, loop: asyncio.AbstractEventLoop) -> None:
         self._turns = turns
@@ -93,7 +93,7 @@ class Serial:
         return job.value
 
     def drain(self) -> None:
-        """Do everything that is queued, now."""
+        """Do all queued work now."""
         for _ in self._pump():
             pass
 
@@ -117,13 +117,13 @@ class Serial:
 
 
 async def awaited(result: Any) -> Any:
-    """The value of what may be there already."""
+    """Return the value of a result that may be available already."""
     return await result if inspect.isawaitable(result) else result
 
 
 class AnsweringController:
-    """What the handlers see as the controller. Each method gives the answer where nothing has to be waited
-    for, else an awaitable of it."""
+    """The controller for the handlers. Each method returns the answer if nothing has to be waited for,
+    otherwise an awaitable of it."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class AnsweringController:
         return self._answer(steps, lambda answer: answer.results, timeout_of(request))
 
     def auto_create(self, names: Iterable[str]) -> Any:
-        """dict[str, KafkaError | None]: the trouble with each topic that was not there."""
+        """Return dict[str, KafkaError | None]: the error for each topic that did not exist."""
         steps = self._controller.auto_create(names)
         return self._answer(steps, timeout_s=IN_PASSING_S, late=errors.LEADER_NOT_AVAILABLE)
 
@@ -192,14 +192,14 @@ class AnsweringController:
         return self._answer(steps, lambda answer: answer.filter_results)
 
     def allocate_producer_ids(self) -> Any:
-        """(first, count). No other worker has to know. Raises KafkaError."""
+        """Return (first, count). No other worker has to know. Raises KafkaError."""
         steps = self._controller.allocate_producer_ids()
-        late = errors.COORDINATOR_LOAD_IN_PROGRESS  # as Kafka's, which clients try again
+        late = errors.COORDINATOR_LOAD_IN_PROGRESS  # as in Kafka: clients retry
         return self._answer(steps, timeout_s=IN_PASSING_S, late=late, applied=False)
 
     def assign_directories(self, placed: dict[tuple[bytes, int], bytes]) -> None:
-        """Assign directories, and try again after a KafkaError: no client waits for it. Any other error is
-        our own, and goes to the loop, which ends the worker."""
+        """Assign directories, and retry after a KafkaError: no client waits for it. Any other error is a bug,
+        and goes to the loop, which ends the worker."""
 
         def again(trouble: KafkaError) -> None:
             logger.warning("log directories could not be assigned, will try again: %s", trouble)
@@ -223,8 +223,8 @@ class AnsweringController:
             asyncio.ensure_future(result).add_done_callback(ended)
 
     def drain(self) -> None:
-        """Append what is queued, now, and wait for the disk: the first thing that a stop does. Raises
-        KafkaError, OSError."""
+        """Append all queued work now, and wait for the disk: the first step of a stop. Raises KafkaError,
+        OSError."""
         self._serial.drain()
         self._controller.settle()
 
@@ -239,8 +239,8 @@ class AnsweringController:
         late: int = errors.REQUEST_TIMED_OUT,
         applied: bool = True,
     ) -> Any:
-        """`results` are those parts of the answer that have an error code each. `late`: the code after
-        `timeout_s`. `applied`: every worker has to know."""
+        """`results`: the parts of the answer that have an error code each. `late`: the code after
+        `timeout_s`. `applied`: whether every worker has to know before the answer."""
         planned = self._serial.run(self._planned(steps))
         if not inspect.isawaitable(planned):
             answer, offset, appended = planned
@@ -251,7 +251,7 @@ class AnsweringController:
         return self._later(planned, results, timeout_s, late, applied)
 
     def _planned(self, steps: Steps) -> Steps:
-        """(answer, offset of what it rests on, whether it has appended that itself)"""
+        """Return (answer, offset that the answer depends on, whether these steps appended it)."""
         before = self._controller.head.offset
         answer = yield from steps
         offset = self._controller.head.offset
@@ -272,7 +272,7 @@ class AnsweringController:
             if results is not None:
                 refuse(results(answer), trouble)
                 return answer
-            if isinstance(answer, dict):  # the trouble by name
+            if isinstance(answer, dict):  # errors by name
                 return {name: before or trouble for name, before in answer.items()}
             raise
         if applied and appended:
@@ -280,7 +280,7 @@ class AnsweringController:
         return answer
 
     async def _committed(self, offset: int, timeout_s: float, late: int) -> None:
-        """Raises KafkaError."""
+        """Wait for the commit of `offset`. Raises KafkaError."""
         future: asyncio.Future[None] = self._loop.create_future()
 
         def committed(trouble: KafkaError | None) -> None:

@@ -25,21 +25,21 @@ from kafkad.protocol.errors import KafkaError
 
 logger = logging.getLogger("kafkad")
 
-ASSIGNMENTS_MAX: Final = 2250  # of one request; Kafka: AssignReplicasToDirsRequest
-IN_PASSING_MS: Final = 5_000  # as Kafka's AutoTopicCreationManager waits at most: its request.timeout.ms
+ASSIGNMENTS_MAX: Final = 2250  # per request; Kafka: AssignReplicasToDirsRequest
+IN_PASSING_MS: Final = 5_000  # the longest wait of Kafka's AutoTopicCreationManager: its request.timeout.ms
 
 Placed = Mapping[tuple[bytes, int], bytes]  # directory.id by (topic id, partition index)
 
 
 def principal_bytes(principal: str) -> bytes:
-    """`User:name` as Kafka's DefaultKafkaPrincipalBuilder serializes it: the version, then the message."""
+    """Serialize `User:name` as Kafka's DefaultKafkaPrincipalBuilder does: the version, then the message."""
     kind, _, name = principal.partition(":")
     data = messages.DefaultPrincipalData(type=kind, name=name, token_authenticated=False)
     return b"\0\0" + codec.encode(data, 0)
 
 
 class ControllerRequests:
-    """`epoch` answers the broker's epoch, `image` what is applied here."""
+    """`epoch` returns the broker's epoch, `image` the image that is applied here."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class ControllerRequests:
     async def forward(
         self, frame: bytes, principal: str, client_host: str, *, timeout_s: float | None = None
     ) -> bytes:
-        """`frame`: a request from its header on; its answer from its header on. Raises KafkaError:
-        REQUEST_TIMED_OUT without a controller, UNSUPPORTED_VERSION where the controller cannot read the
-        request (the client's connection is then closed), else UNKNOWN_SERVER_ERROR."""
+        """Forward `frame`, a request from its header on, and return the answer from its header on. Raises
+        KafkaError: REQUEST_TIMED_OUT without a controller, UNSUPPORTED_VERSION if the controller cannot parse
+        the request (the client's connection is then closed), otherwise UNKNOWN_SERVER_ERROR."""
         request = messages.EnvelopeRequest(
             request_data=frame,
             request_principal=principal_bytes(principal),
@@ -80,7 +80,7 @@ class ControllerRequests:
     async def create_topics_in_passing(
         self, names: Iterable[str], config: Any
     ) -> dict[str, KafkaError | None]:
-        """The trouble with each topic that was not there, or None. `config` is BrokerConfig."""
+        """Return the error, or None, for each topic that did not exist. `config` is BrokerConfig."""
         image = self._image()
         wanted = [auto_created(image, config, name) for name in names if name not in image.topics]
         if not wanted:
@@ -95,7 +95,7 @@ class ControllerRequests:
         }
 
     async def allocate_producer_ids(self) -> tuple[int, int]:
-        """(first, count)"""
+        """Return (first, count)."""
         request = messages.AllocateProducerIdsRequest(broker_id=self._broker_id, broker_epoch=self._epoch())
         try:
             response = await self._answer(request, None)
@@ -108,7 +108,8 @@ class ControllerRequests:
         return response.producer_id_start, response.producer_id_len
 
     async def assign_directories(self, placed: Placed) -> dict[tuple[bytes, int], KafkaError]:
-        """Those that the controller did not take, and why; a partition that is gone is one of them."""
+        """Return the partitions that the controller refused, with the reason. It refuses deleted ones,
+        too."""
         refused: dict[tuple[bytes, int], KafkaError] = {}
         rest = iter(placed.items())
         while some := dict(islice(rest, ASSIGNMENTS_MAX)):
@@ -152,7 +153,7 @@ class ControllerRequests:
         )
 
     async def _answer(self, request: Any, timeout_s: float | None) -> Any:
-        """Raises KafkaError."""
+        """Send a request. Raises KafkaError."""
         try:
             return await self._ask(request, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
         except Unreachable as trouble:
@@ -160,6 +161,6 @@ class ControllerRequests:
 
 
 def _try_again(trouble: KafkaError) -> KafkaError:
-    """As Kafka's RPCProducerIdManager: clients try InitProducerId again."""
+    """Translate an error as Kafka's RPCProducerIdManager does: clients retry InitProducerId."""
     logger.warning("no producer ids could be had from the controller: %s", trouble)
     return KafkaError(errors.COORDINATOR_LOAD_IN_PROGRESS, trouble.message)

@@ -21,14 +21,14 @@ logger = logging.getLogger(__name__)
 
 
 class CoordinatorMoves:
-    """Told of each role by Partitions.on_role, before `on_led`, and of each partition that is dropped."""
+    """Partitions.on_role calls it for each role, before `on_led`, and for each partition that is dropped."""
 
     def __init__(self) -> None:
         self._coordinators: Mapping[str, Any] = {}
 
     def begin(self, coordinators: Mapping[str, Any], partitions: Iterable[Log]) -> None:
         """`coordinators` by the name of their topic: each has `shards`, `storage`, `lead` and `unload`.
-        `partitions`: those that have a role already."""
+        `partitions`: those that already have a role."""
         self._coordinators = coordinators
         for log in partitions:
             self.on_role(log)

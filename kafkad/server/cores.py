@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """At least 1. `root`: where proc and sys are."""
+    """Return at least 1. `root`: the directory that contains proc and sys."""
     cores = len(os.sched_getaffinity(0))
     for cpus in _quotas(root):
         cores = min(cores, max(1, -int(-cpus // 1)))
@@ -17,7 +17,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> list[float]:
-    """CPUs' worth of time that each of our groups may use, where it is limited."""
+    """Return the CPU quota of each of our control groups that has one."""
     try:
         rows = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -31,14 +31,14 @@ def _quotas(root: Path) -> list[float]:
             mount, read = root / "sys/fs/cgroup" / controllers, _quota_of_v1
         else:
             continue
-        group = Path(path.lstrip("/"))  # in a container it may be the host's: then only the mount is there
+        group = Path(path.lstrip("/"))  # in a container it may be the host's: then only the mount exists
         groups = [each for each in [group, *group.parents] if ".." not in each.parts]
         found += [cpus for each in groups if (cpus := read(mount / each)) is not None]
     return found
 
 
 def _quota(group: Path) -> float | None:
-    """cpu.max: "max 100000" or "150000 100000"."""
+    """Parse cpu.max: "max 100000" or "150000 100000"."""
     try:
         quota, period = (group / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)

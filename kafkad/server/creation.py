@@ -14,7 +14,7 @@ from typing import Any
 from kafkad.protocol.errors import KafkaError
 
 LINE = 500
-NAMED = 10  # names in a line of the broker's log
+NAMED = 10  # names in a log line
 
 Troubles = dict[str, KafkaError | None]
 
@@ -46,7 +46,7 @@ def encode_troubles(troubles: Mapping[str, KafkaError | None]) -> Generator[None
 
 def decode_troubles(payload: bytes) -> Generator[None, None, Troubles]:
     troubles: Troubles = {}
-    known: dict[Any, KafkaError] = {}  # most topics have the same trouble
+    known: dict[Any, KafkaError] = {}  # most topics have the same error
     for line in payload.splitlines():
         for name, told in json.loads(line).items():
             if told is None:
@@ -62,6 +62,6 @@ def decode_troubles(payload: bytes) -> Generator[None, None, Troubles]:
 
 
 def some_of(names: list[str]) -> str:
-    """The names for a line of the log."""
+    """Return the names for a log line."""
     more = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")

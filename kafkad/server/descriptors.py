@@ -13,14 +13,14 @@ ROOM = 1 << 15  # descriptors: 256 KB of the kernel's memory
 
 
 def make_room(room: int = ROOM) -> None:
-    """At most as many as the process may open."""
+    """Make room for `room` descriptors, at most as many as the process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = (room if soft == resource.RLIM_INFINITY else min(room, soft)) - 1
     read, write = os.pipe()
     try:
         os.close(fcntl.fcntl(read, fcntl.F_DUPFD_CLOEXEC, highest))
     except OSError:
-        pass  # no memory, or it is in use: the table grows when it must
+        pass  # no memory, or not permitted: the table grows when necessary
     finally:
         os.close(read)
         os.close(write)

@@ -43,8 +43,8 @@ from kafkad.server.turns import Steps, Turns
 logger = logging.getLogger(__name__)
 
 API_VERSIONS = 18
-# Frames of wide requests that are served at the same time; a larger one is served alone. Their objects and
-# those of the answers take 20 to 100 times as much.
+# Frames of wide requests that are served at the same time; a larger one is served alone. The objects of the
+# requests and answers take 20 to 100 times as much.
 WIDE_BYTES_MAX = 4 << 20
 
 
@@ -69,7 +69,7 @@ class Dispatcher:
         authentication: Authentication | None = None,
     ) -> None:
         self.services = services
-        self.authentication = authentication  # None: no listener asks for it
+        self.authentication = authentication  # None: no listener requires it
         self.table = table
         self.fatal = fatal
         self.turns = turns
@@ -151,7 +151,7 @@ class Dispatcher:
                 self._begin(wide.connection, self._serve_in_steps(wide))
 
     def _serve_in_steps(self, wide: "_Wide") -> Steps:
-        """What `_dispatch` does with a small request. Returns an awaitable if the answer has to wait."""
+        """Do what `_dispatch` does for a small request. Return an awaitable if the answer has to wait."""
         api, connection, request_id, frame = wide
         size = len(frame)
         stays = False
@@ -180,7 +180,7 @@ class Dispatcher:
                 self._leave(size)
 
     def _begin(self, connection: Any, steps: Steps) -> None:
-        """Run `steps`, which serve a request of `connection` to its end."""
+        """Run `steps`, which serve a request of `connection` completely."""
         ending = self._run(connection, steps)
         if inspect.isawaitable(ending):
             self._keep(self._guarded(connection, ending))
@@ -191,7 +191,7 @@ class Dispatcher:
         task.add_done_callback(self._tasks.discard)
 
     def _run(self, connection: Any, steps: Steps) -> Any:
-        """In turns. If a quota asks for it, the connection's client pays for the time that they take."""
+        """Run steps in turns. If there is a quota of request time, their time is charged to the client."""
         return self.turns.run(timed(connection, steps) if is_timed(connection) else steps)
 
     async def _guarded(self, connection: Any, ending: Awaitable[None]) -> None:
@@ -204,7 +204,8 @@ class Dispatcher:
             raise
 
     def _execute(self, api: Api, context: RequestContext, request: Any) -> Any:
-        """The handler's response or an awaitable of it, all trouble told in it; None: it has no place."""
+        """Return the handler's response or an awaitable of it. Exceptions become an error response, or None
+        if the response has no field for an error."""
         try:
             answer = self._handled(api, context, request)
             while isinstance(answer, Generator):
@@ -214,7 +215,7 @@ class Dispatcher:
         return self._settled(api, context, request, answer) if inspect.isawaitable(answer) else answer
 
     def _handled(self, api: Api, context: RequestContext, request: Any) -> Any:
-        """What the handler returns; where there is an authorizer, steps that ask it first."""
+        """Return the handler's result; with an authorizer, steps that ask it first."""
         assert api.handler is not None
         authorizer = self.services.authorizer
         if authorizer is None or context.principal == OURSELVES:
@@ -231,7 +232,7 @@ class Dispatcher:
         return finish(gate, served)
 
     def _executed_in_steps(self, api: Api, context: RequestContext, request: Any) -> Steps:
-        """What `_execute` answers."""
+        """Do `_execute` in steps."""
         try:
             answer = self._handled(api, context, request)
             while isinstance(answer, Generator):
@@ -256,7 +257,8 @@ class Dispatcher:
             return await refused if inspect.isawaitable(refused) else refused
 
     def _routed(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
-        """None: the request is ours. Else an awaitable of its response, as a message or its frame."""
+        """Return None if this worker serves it, otherwise an awaitable of its response, a message or a
+        frame."""
         assert self.router is not None
         try:
             answer = yield from self.router.route(api, context, request, frame)
@@ -284,7 +286,7 @@ class Dispatcher:
                 self._leave(size)
 
     def _failed(self, api: Api, context: RequestContext, request: Any, trouble: Exception) -> Steps:
-        """Log it. The response that says so, or None, in steps."""
+        """Log the exception. Return, in steps, an error response or None."""
         if isinstance(trouble, AssertionError):
             self.fatal(trouble)
         if isinstance(trouble, Meaningless):
@@ -304,16 +306,16 @@ class Dispatcher:
             self._begin(context.connection, self._respond_in_steps(context, request_id, [response], []))
 
     def _answered(self, context: RequestContext, request_id: int, response: Any | None) -> bool:
-        """Answer, unless the response is so wide that it has to be encoded in steps."""
+        """Answer, unless the response is so wide that it must be encoded in steps. Return whether it did."""
         if response is None:
             context.connection.close("the request failed, and its response has no place to say so")
             return True
         pause_ms, said_ms = pause_of(context, response)
         if pause_ms:
-            pause(context.connection, pause_ms)  # as its answer says, which leaves at once
+            pause(context.connection, pause_ms)  # as the answer says, which is sent at once
             if pause_ms != said_ms:
                 response = with_pause(context, response, pause_ms)
-        if isinstance(response, bytes):  # another worker encoded it, or an earlier request
+        if isinstance(response, bytes):  # encoded by another worker, or for an earlier request
             context.connection.respond(request_id, response)
             return True
         if isinstance(response, SharedAnswer):
@@ -332,7 +334,7 @@ class Dispatcher:
     def _respond_in_steps(
         self, context: RequestContext, request_id: int, answer: list[Any], held: list[Any]
     ) -> Steps:
-        """Answer, then free the answer and what is `held`. Both are lists, which are emptied."""
+        """Answer, then free the answer and `held`. Both are lists, which are emptied."""
         (response,) = answer
         if not self._answered(context, request_id, response):
             try:
@@ -357,7 +359,7 @@ class Dispatcher:
         context.connection.close("the response could not be encoded")
 
     def _refuse_api_versions(self, connection: Any, request_id: int, frame: bytes, api: Api) -> None:
-        """The header of an ApiVersions of unknown version is read as v2; its body is not read at all."""
+        """Answer an ApiVersions of unknown version: its header is read as v2, its body is not read at all."""
         try:
             header, _ = codec.decode_request_header(frame, 2)
         except Malformed as lie:
@@ -369,7 +371,7 @@ class Dispatcher:
 
 
 def _no_response() -> Steps:
-    """The connection is closed instead."""
+    """Return None: the connection is closed instead."""
     return None
     yield
 

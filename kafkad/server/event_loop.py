@@ -46,11 +46,11 @@ class EventLoop(asyncio.SelectorEventLoop):
         self._sleep.reactor = reactor
 
     def leave(self) -> None:
-        """Before the reactor is closed."""
+        """Stop sleeping in the reactor, before it is closed."""
         self._sleep.reactor = None
 
     def run_forever(self) -> None:
-        """A signal wakes it, and its handler runs."""
+        """Run the loop; a signal wakes it, and its handler runs."""
         before = signal.set_wakeup_fd(self._csock.fileno(), warn_on_full_buffer=False)  # type: ignore[attr-defined]
         try:
             super().run_forever()

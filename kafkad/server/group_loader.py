@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 CHUNK = 1 << 20
 READ_AT_ONCE = 32 << 20
-AT_ONCE = 1 << 20  # bytes in all that are loaded in one turn of the loop: about 15 ms
-RETRY_MS = 1_000  # after the first failure; twice as long after each further one
+AT_ONCE = 1 << 20  # bytes loaded in one turn of the loop, over all partitions: about 15 ms
+RETRY_MS = 1_000  # after the first failure; doubled after each further one
 RETRY_MS_MAX = 30_000
-TAIL_TOLD_MS = 10_000  # between two lines of the log about a partition that waits for its followers
+TAIL_TOLD_MS = 10_000  # between two log lines about a partition that waits for its followers
 
 
 class SegmentFiles:
@@ -47,14 +47,14 @@ class SegmentFiles:
         self._at = 0  # number of the segment
         self._position = 0
         self.size = sum(size for _, size in self._segments)
-        self.failures = 0  # since something was read
+        self.failures = 0  # since the last successful read
 
     @property
     def ended(self) -> bool:
         return self._at == len(self._segments)
 
     def feed(self, replay: Replay, limit: int) -> None:
-        """Feed about `limit` bytes. Raises Malformed, and OSError; then it may be called again."""
+        """Feed about `limit` bytes. Raises Malformed, or OSError; then it may be called again."""
         while limit > 0 and not self.ended:
             limit -= self._feed_segment(replay, limit)
 
@@ -89,8 +89,8 @@ class SegmentFiles:
             wanted = needed
 
     def skip_deleted(self) -> bool:
-        """On the loop, after a file was not found: go on behind the segments that the log has deleted. False
-        if it has deleted none."""
+        """Call on the loop after a file was not found: continue after the segments that the log has deleted.
+        Return False if it has deleted none."""
         first = self._log.native.first_base_offset
         skipped = self._at
         while not self.ended and self._segments[self._at][0] < first:
@@ -100,7 +100,7 @@ class SegmentFiles:
 
 
 class TailWatch:
-    """Tells every TAIL_TOLD_MS of a partition that waits for its followers."""
+    """Logs a partition that waits for its followers, every TAIL_TOLD_MS."""
 
     def __init__(self, scheduler: Any, topic: str, shard: Shard, log: Any) -> None:
         self._scheduler = scheduler
@@ -122,15 +122,15 @@ class TailWatch:
 
 
 class GroupLoader:
-    """One a worker: `load` what it leads, whenever that comes."""
+    """One per worker: call `load` for each partition that it begins to lead."""
 
     def __init__(self, groups: Any, partitions: Any, scheduler: Any, topic: str = OFFSETS_TOPIC) -> None:
-        """groups: the coordinator, of groups or of transactions, and `topic` is what it reads."""
+        """`groups`: the coordinator of groups or of transactions; `topic` is the topic that it reads."""
         self._topic = topic
         self._groups = groups
         self._partitions = partitions
         self._scheduler = scheduler
-        self._queue: deque[tuple[Shard, SegmentFiles]] = deque()  # the first is being loaded
+        self._queue: deque[tuple[Shard, SegmentFiles]] = deque()  # the first one is being loaded
         self._room = AT_ONCE
         self._gc_held = False
 
@@ -142,8 +142,8 @@ class GroupLoader:
         self._load_when_committed(self._groups.begin_load(index), log)
 
     def _load_when_committed(self, shard: Shard, log: Any) -> None:
-        """Above the high watermark is what another leader may not have. Without followers, only the flush
-        policy keeps it back."""
+        """Load once the log is committed to its end: another leader may not have the records above the high
+        watermark. Without followers, only the flush policy holds it back."""
         if log.native.follows_end or log.high_watermark >= log.end_offset:
             self._begin(shard, log)
             return
@@ -161,7 +161,7 @@ class GroupLoader:
             return
         if trouble is None:
             self._load_when_committed(shard, log)
-        else:  # it is not led any more, or its disk is broken
+        else:  # it is not led any more, or its disk has failed
             self._groups.unload(shard.index)
 
     def _begin(self, shard: Shard, log: Any) -> None:
@@ -177,7 +177,7 @@ class GroupLoader:
             self._scheduler.call_later(0, self._read)
 
     def _put_aside(self, shard: Shard, files: SegmentFiles, trouble: BaseException) -> None:
-        """Queue it again later; what is queued behind it is loaded first."""
+        """Queue it again later; the partitions behind it are loaded first."""
         if shard.closed:
             return
         delay_ms = min(RETRY_MS << min(files.failures, 10), RETRY_MS_MAX)
@@ -204,14 +204,14 @@ class GroupLoader:
     def _make_room(self) -> None:
         self._room = AT_ONCE
 
-    # -- what takes longer ---------------------------------------------------------------------------------
+    # -- longer work ---------------------------------------------------------------------------------------
 
     def _read(self) -> None:
         shard, files = self._queue[0]
         if shard.closed:
             self._go_on()
             return
-        if gc.isenabled():  # the new objects all stay: to look through them again and again takes long
+        if gc.isenabled():  # the new objects all stay: repeated collections would take long
             self._gc_held = True
             gc.disable()
         self._scheduler.run_in_thread(lambda: files.feed(shard.replay, READ_AT_ONCE), self._have_read)
@@ -219,7 +219,7 @@ class GroupLoader:
     def _have_read(self, trouble: BaseException | None) -> None:
         shard, files = self._queue[0]
         if shard.closed and isinstance(trouble, (Malformed, OSError, MemoryError)):
-            self._go_on()  # a follower's log may be cut while we read
+            self._go_on()  # a follower's log may be cut while it is read
         elif isinstance(trouble, Malformed):
             self._groups.refuse_load(shard, trouble)
             self._go_on()
@@ -237,7 +237,7 @@ class GroupLoader:
             self._read()
 
     def _go_on(self, *, loaded: bool = True) -> None:
-        """The first partition in the queue is done with, or put aside."""
+        """The first partition in the queue is done, or put aside."""
         self._queue.popleft()
         if self._gc_held:
             self._gc_held = False

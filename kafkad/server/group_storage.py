@@ -10,14 +10,14 @@ NO_SEQUENCE = -1
 
 
 class GroupStorage(TopicStorage):
-    """What `coordinator.GroupCoordinator` writes to."""
+    """The storage of `coordinator.GroupCoordinator`."""
 
     def __init__(self, config: Any, partitions: Any, metadata: Any, clock: Any, scheduler: Any) -> None:
         super().__init__(OFFSETS_TOPIC, partitions, metadata, clock, scheduler)
         self.timeout_ms = config.offsets_commit_timeout_ms
 
     def topic_id(self, topic: str) -> bytes | None:
-        """Of a topic that exists. The image was caught up before any group was loaded."""
+        """Return the id of an existing topic. The image was caught up before any group was loaded."""
         known = self.metadata.image.topics.get(topic)
         return None if known is None else known.topic_id
 
@@ -40,7 +40,7 @@ class GroupStorage(TopicStorage):
     def append_marker(
         self, partition: int, of: tuple[int, int, int], *, commit: bool, version: int, callback: Appended
     ) -> None:
-        """As `append`, of the marker that ends a transaction."""
+        """Append the marker that ends a transaction, like `append`."""
         self.write(
             partition,
             lambda log: log.append_marker(*of, commit=commit, version=version, now_ms=self.clock.now_ms()),

@@ -24,7 +24,7 @@ from kafkad.security.delegation import Principal, concerns
 from kafkad.server.refusal import refusal
 from kafkad.server.turns import Steps
 
-AT_ONCE: Final = 64  # elements of one step
+AT_ONCE: Final = 64  # elements per step
 NO_ID: Final = bytes(16)
 METADATA_TOPIC: Final = "__cluster_metadata"
 CONFIG_KINDS: Final = {
@@ -38,7 +38,7 @@ After = Callable[[Any], Steps]
 
 
 class Gate:
-    """`after`: steps that finish the response, given it. `refused`: the response, if all is refused."""
+    """`after`: steps that take the response and complete it. `refused`: the response if all is refused."""
 
     __slots__ = ("after", "context", "name", "refused", "request", "serve", "services", "subject")
 
@@ -52,7 +52,7 @@ class Gate:
         self.name = name  # of the API
         self.after: list[After] = []
         self.refused: Any = None
-        self.serve: Callable[[], Any] | None = None  # in place of the handler
+        self.serve: Callable[[], Any] | None = None  # called instead of the handler
 
     def may(self, operation: Operation, kind: Kind, name: str, *, told: bool = True) -> bool:
         return self.subject.may(operation, kind, name, self.name, told=told)
@@ -61,7 +61,7 @@ class Gate:
         return self.subject.may_cluster(operation, self.name, told=told)
 
     def refuse(self, code: int) -> Steps:
-        """The whole request."""
+        """Refuse the whole request."""
         self.refused = yield from refusal(
             self.context.api_key, self.context.version, self.request, code, MESSAGES[code]
         )
@@ -72,7 +72,8 @@ class Gate:
         name_of: Callable[[Any], str | None],
         allows: Callable[[str], bool],
     ) -> Generator[None, None, list[Any]]:
-        """Leave in the request what is allowed; what is not. None for a name is the handler's."""
+        """Keep the allowed elements in the request; return the others. The handler checks elements whose name
+        is None."""
         allowed: list[Any] = []
         denied: list[Any] = []
         known: dict[str, bool] = {}
@@ -93,7 +94,7 @@ class Gate:
     def deny(
         self, array: str, denied: list[Any], code: int, answers: str, message: str | None = None
     ) -> None:
-        """These elements of the request are answered with an error, after those that are served."""
+        """Answer these elements of the request with an error, after those that are served."""
         if not denied:
             return
 
@@ -107,7 +108,7 @@ class Gate:
         self.after.append(after)
 
     def topic_name(self, element: Any, field: str = "name") -> str | None:
-        """Of an element that names its topic by name or by id; None: nothing has this id."""
+        """Return the topic of an element, given by name or by id; None: no topic has this id."""
         name, topic_id = getattr(element, field), getattr(element, "topic_id", NO_ID)
         if name or topic_id == NO_ID:
             return str(name or "")
@@ -118,7 +119,7 @@ class Gate:
 def admit(
     subject: Subject, services: Services, context: RequestContext, request: Any, name: str
 ) -> Generator[None, None, Gate]:
-    """Decide, in steps; the request may have lost elements then."""
+    """Check a request, in steps. Elements may be removed from it."""
     gate = Gate(subject, services, context, request, name)
     access = (AT_CONTROLLERS if services.is_controller else ACCESS).get(context.api_key)
     if access is None:
@@ -138,7 +139,7 @@ def admit(
 
 
 def finish(gate: Gate, answer: Any) -> Any:
-    """The handler's answer, made whole: as it is, steps that return it, or an awaitable of it."""
+    """Complete the handler's answer: return it as it is, steps that return it, or an awaitable of it."""
     if not gate.after:
         return answer
     if inspect.isawaitable(answer):
@@ -170,7 +171,7 @@ def _has(gate: Gate, whole: Whole) -> bool:
 
 
 def _bare(gate: Gate) -> None:
-    """Kafka's answer has the error alone."""
+    """Keep only the error, as in Kafka's answer."""
     if type(gate.refused) is messages.OffsetDeleteResponse:
         gate.refused.topics = []
     elif type(gate.refused) is messages.LeaveGroupResponse:
@@ -217,7 +218,7 @@ def _describe_topic_partitions(gate: Gate) -> Steps:
             if name >= first:
                 refused.append(Topic(error_code=errors.TOPIC_AUTHORIZATION_FAILED, name=name))
             yield
-    if denied and not allowed:  # no topics would be all of them
+    if denied and not allowed:  # without topics the request would mean all of them
         gate.refused = messages.DescribeTopicPartitionsResponse(topics=refused)
         return
     if denied:
@@ -234,8 +235,7 @@ def _describe_topic_partitions(gate: Gate) -> Steps:
 
 
 def _create_topics(gate: Gate) -> Steps:
-    """CREATE on the cluster allows every topic. Names that are there twice are refused as such, by the
-    handler."""
+    """Check CREATE: on the cluster it allows every topic. The handler refuses repeated names."""
     request = gate.request
     if not gate.may_cluster(Operation.CREATE, told=False):
         seen: dict[str, int] = {}
@@ -265,8 +265,8 @@ def _create_topics(gate: Gate) -> Steps:
 
 
 def _delete_topics(gate: Gate) -> Steps:
-    """DELETE on the cluster allows every topic. A topic that is asked for by its id is not named to one who
-    may not describe it."""
+    """Check DELETE: on the cluster it allows every topic. If a topic is requested by id, its name is not
+    shown to a client that may not describe it."""
     if gate.may_cluster(Operation.DELETE, told=False):
         return
     array = "topics" if gate.context.version >= 6 else "topic_names"
@@ -341,7 +341,7 @@ def _offset_fetch(gate: Gate) -> Steps:
 
 
 def _hidden_topics(gate: Gate, group: Any) -> Generator[None, None, list[Any]]:
-    """Take out of a group's question what may not be described; a question for everything stays."""
+    """Remove topics that may not be described from a group's request; a request for all topics stays."""
     allowed: list[Any] = []
     hidden: list[Any] = []
     for number, topic in enumerate(group.topics or (), 1):
@@ -389,7 +389,7 @@ def _hide(gate: Gate, answer: Any, group: Any, hidden: list[Any], cls: Any) -> S
 def _find_coordinator(gate: Gate) -> Steps:
     request = gate.request
     kind = {0: Kind.GROUP, 1: Kind.TRANSACTIONAL_ID}.get(request.key_type)
-    if kind is None:  # nothing has keys of another type yet
+    if kind is None:  # other types have no keys yet
         return
     code = CODES[kind]
     if gate.context.version < 4:
@@ -411,7 +411,7 @@ def _find_coordinator(gate: Gate) -> Steps:
 
 
 def _sync_group(gate: Gate) -> Steps:
-    """From v5 on a request without a protocol is refused as such, before the group is looked at."""
+    """Check a SyncGroup. From v5 on, one without a protocol is refused before the group is checked."""
     request = gate.request
     named = request.protocol_type is not None and request.protocol_name is not None
     if (gate.context.version < 5 or named) and not gate.may(Operation.READ, Kind.GROUP, request.group_id):
@@ -436,7 +436,7 @@ def _list_groups(gate: Gate) -> Steps:
 
 
 def _listed(gate: Gate, array: str, kind: Kind, name_of: Callable[[Any], str]) -> Steps:
-    """Show what may be described; the cluster's DESCRIBE shows all groups."""
+    """Keep only what may be described; DESCRIBE on the cluster shows all groups."""
     if kind is Kind.GROUP and gate.may_cluster(Operation.DESCRIBE, told=False):
         return
 
@@ -474,7 +474,7 @@ def _init_producer_id(gate: Gate) -> Steps:
 
 
 def _add_partitions_to_txn(gate: Gate) -> Steps:
-    """From v4 on brokers ask. Before, one partition that is refused keeps the others from being tried."""
+    """Check partitions. From v4 on brokers send this. Below, one refused partition prevents the others."""
     request = gate.request
     Response = messages.AddPartitionsToTxnResponse
     if gate.context.version >= 4:
@@ -542,7 +542,7 @@ def _list_transactions(gate: Gate) -> Steps:
 
 
 def _create_delegation_token(gate: Gate) -> Steps:
-    """Of another owner than the requester (KIP-373)."""
+    """Check a token for another owner than the requester (KIP-373)."""
     requester = Principal.of(gate.context.principal)
     owner = owner_of(requester, gate.request)
     if (
@@ -557,7 +557,7 @@ def _create_delegation_token(gate: Gate) -> Steps:
 
 
 def _describe_delegation_token(gate: Gate) -> Steps:
-    """Owners, requesters and renewers see their tokens; others with a right to the token, or to its owner."""
+    """Owners, requesters and renewers see their tokens; others need a right to the token, or to its owner."""
     records = gate.services.metadata.image.delegation_tokens
 
     def after(response: Any) -> Steps:
@@ -604,7 +604,7 @@ def _alter_configs(gate: Gate) -> Steps:
 
 
 def _configs(gate: Gate, operation: Operation) -> Steps:
-    """By kind of resource; one of an unknown kind is the handler's to refuse."""
+    """Check by kind of resource; the handler refuses unknown kinds."""
     answers = "results" if operation is Operation.DESCRIBE_CONFIGS else "responses"
     allowed: list[Any] = []
     denied: dict[int, list[Any]] = {}

@@ -7,15 +7,15 @@ runs of a background task. A trim takes a few microseconds if nothing was freed,
 from collections.abc import Callable
 
 LOOK_MS = 15_000
-LOOKS = 8  # two minutes: Kafka's default of file.delete.delay.ms, and as long again
+LOOKS = 8  # two minutes: twice Kafka's default of file.delete.delay.ms
 
 
 class HeapTrims:
-    """`trim` gives back what is free now, or soon."""
+    """`trim` returns memory that is free now, or will be soon."""
 
     def __init__(self, trim: Callable[[], object]) -> None:
         self._trim = trim
-        self._left = 0  # looks that trim
+        self._left = 0  # remaining background runs that trim
 
     def work_ended(self) -> None:
         self._left = LOOKS

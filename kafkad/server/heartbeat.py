@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-HANG_S = 30.0  # a loop that stands for so long serves nobody; every wait of its own is shorter by far
+HANG_S = 30.0  # a loop that hangs for so long serves nobody; each of its own waits is far shorter
 BEAT_S = 1.0
 LOOKS = 10
 SLOW = 10
-SUSPECT = 2  # after so many looks it is given nothing new
-EXCUSED = "Dt"  # states in /proc: an uninterruptible wait; traced
+SUSPECT = 2  # after this many checks it gets no new connections
+EXCUSED = "Dt"  # states in /proc: uninterruptible wait; traced
 
 
 class Vitals(NamedTuple):
@@ -35,17 +35,17 @@ class Heartbeats:
         self.beat_s = min(BEAT_S, limit_s / 5)
         self.look_s = limit_s / LOOKS
         self._beats = memoryview(mmap.mmap(-1, 8 * count)).cast("Q")
-        # the supervisor's, by worker
-        self._seen = [0] * count  # beats at the last look
-        self._silent = [0] * count  # looks since the last beat,
-        self._still = [0] * count  # and those of them that found nothing at all
+        # the supervisor's state, by worker
+        self._seen = [0] * count  # beats at the last check
+        self._silent = [0] * count  # checks since the last beat
+        self._still = [0] * count  # those of them that found no activity at all
         self._io: list[str | None] = [None] * count
 
     def beat(self, k: int) -> None:
         self._beats[k] += 1
 
     def begin(self, k: int) -> None:
-        """A new life, or one that is not looked at: its silence until now is not counted."""
+        """A worker starts, or is not checked: its silence so far does not count."""
         self._silent[k] = self._still[k] = 0
         self._io[k] = None
 

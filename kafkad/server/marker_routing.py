@@ -6,11 +6,11 @@ from typing import Any
 from kafkad.protocol import messages
 from kafkad.server.turns import Steps
 
-LOOKED_AT = 64  # partitions of one step
+LOOKED_AT = 64  # partitions per step
 
 
 def split_markers(request: Any, owner_of: Callable[[str, int], int]) -> Generator[None, None, dict[int, Any]]:
-    """By worker what is asked of it, in the order of the request."""
+    """Return the part of the request for each worker, in the order of the request."""
     parts: dict[int, Any] = {}
     ask = messages.WriteTxnMarkersRequest
     count = 0
@@ -37,7 +37,7 @@ def split_markers(request: Any, owner_of: Callable[[str, int], int]) -> Generato
 
 
 def merge_markers(responses: Iterable[Any]) -> Steps:
-    """Each producer once, and of it each topic once, as one worker would answer."""
+    """Merge answers: each producer once, and each of its topics once, as one worker would answer."""
     merged = messages.WriteTxnMarkersResponse()
     producers: dict[int, Any] = {}
     topics: dict[tuple[int, str], Any] = {}

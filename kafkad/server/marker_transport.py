@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 WRITE_TXN_MARKERS, VERSION = 27, 2
 US = "kafkad-transactions"  # the client id of these requests
 TURN_S = 0.005  # of the loop, for the markers of one transaction
-MANY = 500  # partitions: to decide about so many has taken the present turn
+MANY = 500  # partitions: collecting this many has used up the current turn
 
 Request = messages.WriteTxnMarkersRequest
 
 
 class Pending:
-    """One call of `write_markers`: the answers so far."""
+    """One call of `write_markers`, with the answers so far."""
 
     __slots__ = ("codes", "done", "missing")
 
@@ -59,7 +59,7 @@ class MarkerTransport:
     def __init__(self, services: Services, loop: asyncio.AbstractEventLoop) -> None:
         self._services = services
         self._loop = loop
-        self._shares: dict[int, list[Share]] = {}  # by worker, of this turn
+        self._shares: dict[int, list[Share]] = {}  # by worker, for this turn
 
     def exists(self, partition: TopicPartition) -> bool:
         topic, index = partition
@@ -102,8 +102,9 @@ class MarkerTransport:
             sent.add_done_callback(_raise)
 
     async def _send_all(self, worker: int, shares: list[Share]) -> None:
-        """An answer names producers, so each is in a request once. What is left waits for the answer: the
-        worker writes in turns, and a producer's markers must not overtake each other."""
+        """Send requests, with each producer once, because an answer identifies them by producer. The rest
+        waits for the answer: the worker writes in turns, and a producer's markers must not overtake each
+        other."""
         while shares:
             once = {share[0].producer_id: share for share in reversed(shares)}
             shares = [share for share in shares if once[share[0].producer_id] is not share]
@@ -134,7 +135,7 @@ def _raise(sent: "asyncio.Task[None]") -> None:
 
 
 def codes_of(response: Any) -> dict[tuple[int, TopicPartition], int]:
-    """Of WriteTxnMarkers: by producer id and partition."""
+    """Return the codes of a WriteTxnMarkers response, by producer id and partition."""
     return {
         (marker.producer_id, (topic.name, each.partition_index)): each.error_code
         for marker in response.markers
@@ -144,7 +145,7 @@ def codes_of(response: Any) -> dict[tuple[int, TopicPartition], int]:
 
 
 def entry_of(marker: Marker, partitions: Iterable[TopicPartition]) -> Any:
-    """A marker as the request has it."""
+    """Return a marker in the form of the request."""
     topics: dict[str, Any] = {}
     for name, index in partitions:
         if name not in topics:

@@ -21,13 +21,13 @@ from kafkad.server.metadata_feed import LEADER
 from kafkad.server.peers import PeerLost, Peers, PeerTrouble
 
 CONTROLLER_ASKED, DEPARTED = 120, 121  # kinds between peers
-PATIENCE_S: Final = 5.0  # for worker 0 to come back
-TIMEOUT_S: Final = 35.0  # of its answer: it has 30 s itself
+PATIENCE_S: Final = 5.0  # how long to wait for worker 0 to come back
+TIMEOUT_S: Final = 35.0  # for worker 0's answer: it has 30 s itself
 LOWEST: Final = struct.Struct("<h")
 
 
 def ask_by_worker_0(peers: Peers | None) -> Callable[..., Any]:
-    """As ControllerChannel.ask."""
+    """Return a function like ControllerChannel.ask."""
     assert peers is not None
 
     async def ask(request: Any, *, lowest: int = 0) -> Any:
@@ -44,7 +44,7 @@ def ask_by_worker_0(peers: Peers | None) -> Callable[..., Any]:
 
 
 class ControllerOfOthers:
-    """Worker 0's side of it."""
+    """Worker 0's side of CONTROLLER_ASKED."""
 
     def __init__(self, peers: Peers | None, channel: ControllerChannel) -> None:
         assert peers is not None
@@ -60,7 +60,7 @@ class ControllerOfOthers:
         return task
 
     def _give_up(self, k: int) -> None:
-        """A worker has died: what it asked must not reach the controller after what its successor asks."""
+        """A worker has died: its requests must not reach the controller after those of its successor."""
         for task in self._asking.pop(k, ()):
             task.cancel()
 
@@ -75,7 +75,8 @@ class ControllerOfOthers:
 
 
 class Departure:
-    """The first part of a stop: all serve until worker 0 has been let go, or is not there."""
+    """The first part of a stop: all workers serve until the controllers have released worker 0, or it is
+    gone."""
 
     def __init__(self, peers: Peers | None) -> None:
         assert peers is not None
@@ -86,7 +87,7 @@ class Departure:
         self._waits = False
 
     def tell(self) -> None:
-        """By worker 0."""
+        """Called by worker 0."""
         for k in self._peers.up:
             self._peers.tell(k, DEPARTED)
 

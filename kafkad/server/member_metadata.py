@@ -26,7 +26,7 @@ Run = Callable[[Coroutine[Any, Any, None]], Any]
 
 class FollowedMetadata:
     def __init__(self, worker: Any) -> None:
-        """Opens the metadata log. Raises UnusableMetadata, DirectoryTrouble."""
+        """Open the metadata log. Raises UnusableMetadata, DirectoryTrouble."""
         config = worker.config
         directory = config.metadata_log_dir or config.log_dirs[0]
         voters = static_voters(config.controller_quorum_voters)
@@ -65,11 +65,11 @@ class FollowedMetadata:
 
 
 class ControllerHalf(ControllerNode):
-    """A ControllerNode with the directories, the threads and the turns of a broker, which also makes the
+    """A ControllerNode with the directories, the threads and the turns of a broker. The broker also makes the
     snapshots."""
 
     def __init__(self, worker: Any) -> None:
-        """Opens the metadata log and listens. Raises UnusableMetadata, DirectoryTrouble, ListenError."""
+        """Open the metadata log and listen. Raises UnusableMetadata, DirectoryTrouble, ListenError."""
         super().__init__(worker.config, worker.loop, worker.fatal)
         self.scheduler = worker.scheduler
         self.turns = worker.turns
@@ -91,7 +91,7 @@ class ControllerHalf(ControllerNode):
         self.quorum.on_change = on_change
 
     async def _look_around(self) -> None:
-        """The broker makes snapshots."""
+        """Do nothing: the broker makes snapshots."""
 
     @property
     def replica(self) -> Observer:
@@ -99,18 +99,18 @@ class ControllerHalf(ControllerNode):
 
     @property
     def leader(self) -> Leader | None:
-        """Not the one of before, while an election is under way."""
+        """The leader, but not the previous one during an election."""
         return self.node.leader if self.node.role in (Role.LEADER, Role.FOLLOWER) else None
 
     async def until(self, condition: Callable[[Observer], bool]) -> None:
-        """Wait until the node is so."""
+        """Wait until the condition holds for the node."""
         while not condition(self.node):
             self._something.clear()
             await self._something.wait()
 
     def begin(self, run: Run) -> None:
-        """It runs already."""
+        """Do nothing: the node is running already."""
 
     def close(self) -> None:
-        """Resigns first, so that the others need not wait for a time-out."""
+        """Resign first, so that the others need not wait for a timeout."""
         self.stop()

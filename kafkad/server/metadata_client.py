@@ -29,7 +29,8 @@ Address = tuple[str, int]
 
 
 class MetadataClient:
-    """`run` until it is cancelled. `observer.leader` is the active controller, for ControllerChannel."""
+    """Call `run`, and cancel it to stop. `observer.leader` is the active controller, for
+    ControllerChannel."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class MetadataClient:
         return self._observer.leader
 
     async def run(self) -> None:
-        """Raises UnusableMetadata and KafkaError(KAFKA_STORAGE_ERROR): the directory is of no use."""
+        """Raise UnusableMetadata or KafkaError(KAFKA_STORAGE_ERROR) if the directory cannot be used."""
         backoff_ms = self._backoff_ms_min
         try:
             while True:
@@ -76,7 +77,7 @@ class MetadataClient:
             self._hang_up()
 
     async def until(self, condition: Callable[[Observer], bool]) -> None:
-        """Wait until the observer is so."""
+        """Wait until the condition holds for the observer."""
         while not condition(self._observer):
             self._changed.clear()
             await self._changed.wait()

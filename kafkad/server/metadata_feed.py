@@ -43,18 +43,18 @@ from kafkad.server.turns import Steps, Turns
 
 logger = logging.getLogger("kafkad")
 
-# Kinds of what workers say to one another; api.routing has its own.
+# Kinds of messages between workers; server.routing has its own.
 IMAGE, FOLLOW, CHANGE, ANNOUNCE, WITHDRAW, APPLIED, COMPLETE, CREATE, PLACED, OFFLINE, IDS = range(100, 111)
 
 LEADER = 0  # the worker that writes metadata
 SETTLE_S = 5.0  # how long a change waits for the other workers
 CREATE_TIMEOUT_S = 15.0
-KEPT_BYTES = 4 << 20  # of changes, for those who connect again
+KEPT_BYTES = 4 << 20  # of changes, kept for workers that reconnect
 ANNOUNCED_AT_ONCE = 2000  # partitions in one message
 
-RECORDS_A_STEP = 50  # that are decoded or applied before others may run
+RECORDS_A_STEP = 50  # records decoded or applied before others may run
 
-FROM_NOTHING = -2  # the whole image; an empty one has offset -1
+FROM_NOTHING = -2  # previous offset of a whole image; an empty image has offset -1
 # previous offset, offset, epoch, timestamp, kraft version, count of records, bytes of packed topics
 CHANGE_HEADER = struct.Struct("<qqiqhII")
 SIZE = struct.Struct("<I")
@@ -62,15 +62,15 @@ OFFSET = struct.Struct("<q")
 
 
 class FirstImage:
-    """The image with which all workers of a starting broker begin: written once by worker 0, read by whoever
-    waits. Made before the fork. Nobody has to be alive for anybody else to read or write it."""
+    """The image with which all workers of a starting broker begin: worker 0 writes it once, the others read
+    it. It is created before the fork. Reading and writing do not need any other worker to be alive."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("kafkad-metadata", os.MFD_CLOEXEC)
-        self._there = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # set for good; never read
+        self._there = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # set for ever; never read
 
     def publish(self, change: bytes) -> None:
-        """By worker 0, and by its successor if it died before it came to that."""
+        """Publish it: called by worker 0, or by its successor if it died before."""
         if self._is_there(0):
             return
         os.ftruncate(self._file, 0)
@@ -92,17 +92,17 @@ class FirstImage:
 
 
 class Change(NamedTuple):
-    previous: int  # the offset that it follows
+    previous: int  # the offset before it
     offset: int
     epoch: int
     timestamp_ms: int
     kraft_version: int
     records: list[Any]
-    topics: bytes | memoryview  # packed, of a whole image
+    topics: bytes | memoryview  # packed; only with a whole image
 
 
 def encode_change(previous: int, image: MetadataImage, values: Sequence[bytes], topics: bytes = b"") -> bytes:
-    """`values`, which are encoded records, led from the image at `previous` to this one."""
+    """Encode a change: `values`, encoded records, lead from the image at `previous` to this one."""
     header = CHANGE_HEADER.pack(
         previous,
         image.offset,
@@ -132,7 +132,7 @@ def decode_change(content: bytes | memoryview) -> Change:
 
 
 def decode_steps(content: bytes | memoryview) -> Generator[None, None, Change]:
-    """`decode_change`, a few records a step."""
+    """Do `decode_change`, a few records per step."""
     header = CHANGE_HEADER.unpack_from(content)
     previous, offset, epoch, timestamp_ms, kraft_version, count, topics_size = header
     view, position, records = memoryview(content), CHANGE_HEADER.size, []
@@ -148,7 +148,7 @@ def decode_steps(content: bytes | memoryview) -> Generator[None, None, Change]:
 
 
 def image_of(change: Change, empty: MetadataImage) -> MetadataImage:
-    """The whole image that `encode_image` has sent; `empty` knows cluster id and controller."""
+    """Return the whole image that `encode_image` sent; `empty` has cluster id and controller."""
     assert change.previous == FROM_NOTHING
     image, _ = apply_change(change, empty)
     image.unpack_topics(change.topics)
@@ -165,7 +165,7 @@ def apply_change(change: Change, image: MetadataImage) -> tuple[MetadataImage, D
 def apply_steps(
     change: Change, image: MetadataImage, left_out: Callable[[ReplayError], None] | None = None
 ) -> Generator[None, None, tuple[MetadataImage, Delta]]:
-    """`apply_change`, a few records a step."""
+    """Do `apply_change`, a few records per step."""
     replay = Replay(image, left_out)
     for number, record in enumerate(change.records):
         replay.apply(record)
@@ -175,7 +175,7 @@ def apply_steps(
 
 
 def difference(old: MetadataImage, new: MetadataImage) -> Delta:
-    """What leads from one image to another, where the records in between are not known."""
+    """Return the difference between two images if the records in between are not known."""
     delta = Delta()
     for topic in old.topics.values():
         if topic.topic_id not in new.topics_by_id:
@@ -207,8 +207,8 @@ def _differing(old: dict[Any, Any], new: dict[Any, Any]) -> set[Any]:
 
 
 class Feed:
-    """One worker's part in it. `metadata.image` is what it has; `on_change(delta, image)` applies a change to
-    this worker, sets `metadata.image`, and is only for what comes from worker 0."""
+    """One worker's part in the feed. `metadata.image` is its image. `on_change(delta, image)` applies a
+    change to this worker and sets `metadata.image`; it is called only for changes from worker 0."""
 
     def __init__(
         self,
@@ -220,24 +220,24 @@ class Feed:
         applied: Callable[[], int] | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """`applied`: the offset up to which `on_change` has done its work; None: it is done when it returns.
-        Call `tell_applied` when that offset has moved. `turns` run what is long."""
+        """`applied`: the offset up to which `on_change` has done its work; None: the work is done when it
+        returns. Call `tell_applied` when that offset has moved. `turns` runs long work."""
         self.peers = peers
         self.metadata = metadata
         self.partitions = partitions
         self._loop = loop
         self._on_change = on_change
-        self._changes = Serial(turns or Turns(loop), loop)  # changes from worker 0, in their order
+        self._changes = Serial(turns or Turns(loop), loop)  # changes from worker 0, in order
         self._applied_here = applied if applied is not None else lambda: self.offset
-        self._applied: dict[int, int] = {}  # by each worker that is up, as it has told us
-        self._completed: dict[int, int] = {}  # worker 0: as told by each that is up
+        self._applied: dict[int, int] = {}  # as reported by each worker that is up
+        self._completed: dict[int, int] = {}  # worker 0: as reported by each worker that is up
         self._told_complete = -1
         self._kept: deque[tuple[int, bytes]] = deque()  # worker 0: (previous offset, change)
         self._kept_bytes = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # for an offset to be complete
-        self._opened: list[tuple[Any, ...]] = []  # to be announced
+        self._opened: list[tuple[Any, ...]] = []  # not announced yet
         self._following = False
-        self._followed = asyncio.Event()  # we have had what worker 0 had when we asked
+        self._followed = asyncio.Event()  # we have what worker 0 had when we asked
         self._closed = False
         self.left_out: Callable[[ReplayError], None] | None = None  # as metadata.replay.Loader's
         self.on_fatal: Callable[[BaseException], None] = _raise
@@ -275,7 +275,7 @@ class Feed:
     # -- worker 0 ------------------------------------------------------------------------------------------
 
     def committed(self, values: Sequence[bytes], previous: int, image: MetadataImage) -> None:
-        """By worker 0, once the change is on disk and applied here. `values` are its encoded records."""
+        """Called by worker 0, once the change is on disk and applied here. `values`: its encoded records."""
         assert self.leads
         change = encode_change(previous, image, values)
         self._kept.append((previous, change))
@@ -287,7 +287,7 @@ class Feed:
         self.tell_applied()
 
     def replaced(self) -> None:
-        """By worker 0: its image is another, and nobody knows the records in between."""
+        """Called by worker 0: its image was replaced, and the records in between are not known."""
         assert self.leads
         self._kept.clear()
         self._kept_bytes = 0
@@ -297,7 +297,7 @@ class Feed:
         self.tell_applied()
 
     def _follow_from(self, sender: int, payload: bytes) -> bytes:
-        """What a worker lacks that is at an offset."""
+        """Return what a worker at an offset lacks."""
         (offset,) = OFFSET.unpack(payload)
         if offset == self.offset:
             changes = []
@@ -311,7 +311,7 @@ class Feed:
         (self._completed[sender],) = OFFSET.unpack(payload)
         self._settle()
 
-    # -- the others ----------------------------------------------------------------------------------------
+    # -- the other workers ---------------------------------------------------------------------------------
 
     def _ask_to_follow(self) -> None:
         if self._following or self._closed:
@@ -341,7 +341,7 @@ class Feed:
         yield
 
     def _take(self, content: bytes | memoryview) -> None:
-        """A change from worker 0, after those before it."""
+        """Take a change from worker 0, after all earlier changes."""
         assert not self.leads
         self._run(self._take_steps(content))
 
@@ -371,7 +371,7 @@ class Feed:
         assert self.metadata.image is image
         self.tell_applied()
 
-    # -- between all ---------------------------------------------------------------------------------------
+    # -- between all workers -------------------------------------------------------------------------------
 
     def _up(self, k: int) -> None:
         self._applied[k] = -1
@@ -397,7 +397,7 @@ class Feed:
 
     def _announce_soon(self, announcement: tuple[Any, ...]) -> None:
         if not self._opened:
-            self._loop.call_soon(self._announce_opened)  # it need not be a change that has opened it
+            self._loop.call_soon(self._announce_opened)  # not only changes open partitions
         self._opened.append(announcement)
 
     def _log_dropped(self, topic: str, index: int, topic_id: bytes) -> None:
@@ -411,7 +411,7 @@ class Feed:
             self._announce(k, opened)
 
     def tell_applied(self) -> None:
-        """Tell the others what this worker has opened, and up to which offset that is all of it."""
+        """Announce what this worker has opened, and up to which offset that is everything."""
         self._announce_opened()
         for k in self.peers.up:
             self.peers.tell(k, APPLIED, OFFSET.pack(self._applied_here()))
@@ -437,7 +437,7 @@ class Feed:
     # -- completeness --------------------------------------------------------------------------------------
 
     def is_complete(self, offset: int) -> bool:
-        """Whether `complete` has nothing to wait for."""
+        """Return whether `complete` would not wait."""
         complete = self._complete_here()
         return offset <= (min([complete, *self._completed.values()]) if self.leads else complete)
 
@@ -445,7 +445,7 @@ class Feed:
         return min([self._applied_here(), *self._applied.values()])
 
     def _settle(self) -> None:
-        """Something has moved: who waits for it?"""
+        """An offset has moved: resume the waiters that it completes."""
         complete = self._complete_here()
         if not self.leads:
             if complete != self._told_complete and self.peers.tell(LEADER, COMPLETE, OFFSET.pack(complete)):
@@ -461,7 +461,7 @@ class Feed:
         self._waiting = still
 
     async def complete(self, offset: int, timeout_s: float | None) -> bool:
-        """Until this worker (worker 0: every worker) is complete at `offset`; False: not in time."""
+        """Wait until this worker (worker 0: every worker) is complete at `offset`. False: not in time."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append((offset, future))
         self._settle()
@@ -473,10 +473,10 @@ class Feed:
         return True
 
     async def settled(self, offset: int) -> None:
-        """Until all workers are complete at `offset`, or have had their time."""
+        """Wait until all workers are complete at `offset`, or SETTLE_S is over."""
         while not await self.complete(offset, SETTLE_S):
             if self._applied_here() < offset:
-                continue  # a long change: this worker is still at it
+                continue  # a long change: this worker is still applying it
             logger.warning(
                 "metadata offset %d is not known to all workers after %g s: applied %s, complete %s",
                 offset,
@@ -487,8 +487,8 @@ class Feed:
             break
 
     async def join(self, *, timeout_s: float | None) -> None:
-        """Until all other workers are up, we have what worker 0 has, and know what the others have opened;
-        or, of those who are not there, until `timeout_s` is over."""
+        """Wait until all other workers are up, this one has what worker 0 has, and knows what the others have
+        opened; or until `timeout_s` is over, for workers that are not up."""
         ups = [self.peers.wait_up(k) for k in range(self.peers.count) if k != self.peers.me]
         try:
             await asyncio.wait_for(asyncio.gather(*ups), timeout_s)
@@ -513,7 +513,7 @@ def _not_opened(topic: str, index: int, topic_id: bytes) -> tuple[Any, ...]:
 
 
 class LeadingController(AnsweringController):
-    """The controller of worker 0 when it is not alone: a change is answered when all workers know it."""
+    """The controller of worker 0 with other workers: a change is answered when all workers know it."""
 
     def __init__(self, controller: Any, turns: Turns, loop: asyncio.AbstractEventLoop, feed: Feed) -> None:
         super().__init__(controller, turns, loop)
@@ -561,9 +561,8 @@ class ForOthers:
 
 
 class RemoteController:
-    """What a worker other than 0 asks of the controller by itself; requests of clients go there as they
-    are.
-    """
+    """The controller, for the own requests of a worker other than 0. Requests of clients are forwarded
+    unchanged."""
 
     def __init__(self, peers: Peers, turns: Turns) -> None:
         self._peers = peers
@@ -572,14 +571,14 @@ class RemoteController:
         peers.on_up(self._up)
 
     def _up(self, k: int) -> None:
-        if k == LEADER and self._placed:  # the one before may have died over it
+        if k == LEADER and self._placed:  # the previous one may have died before it assigned them
             self.assign_directories(self._placed)
 
     def update_config(self, config: Any) -> None:
-        """Its own worker sees to that."""
+        """Do nothing: worker 0 does it."""
 
     async def auto_create(self, names: Iterable[str]) -> dict[str, KafkaError | None]:
-        """As Controller.auto_create; where its fate is not known a client is told to try again."""
+        """Do Controller.auto_create. If the outcome is unknown, the error is retriable."""
         wanted = list(names)
         asked = await awaited(self._turns.run(creation.encode_names(wanted)))
         try:
@@ -591,7 +590,7 @@ class RemoteController:
         return troubles
 
     async def allocate_producer_ids(self) -> tuple[int, int]:
-        """As Controller.allocate_producer_ids. A block whose fate is not known is nobody's."""
+        """Do Controller.allocate_producer_ids. A block whose outcome is unknown is never used."""
         try:
             answer = await self._peers.call(LEADER, IDS, b"", timeout_s=CREATE_TIMEOUT_S)
         except (PeerLost, PeerTrouble, TimeoutError) as trouble:

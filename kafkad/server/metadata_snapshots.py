@@ -10,7 +10,7 @@ logger = logging.getLogger("kafkad")
 
 
 class MetadataSnapshots:
-    """`make_if_due` from time to time; `close` waits for the one under way."""
+    """Call `make_if_due` periodically; `close` waits for a snapshot that is being written."""
 
     def __init__(self, raft: Any, scheduler: Any) -> None:
         self._raft = raft
@@ -19,7 +19,7 @@ class MetadataSnapshots:
         self._idle.set()
 
     def make_if_due(self) -> bool:
-        """Begin to write a snapshot, unless one is under way or none is due."""
+        """Begin to write a snapshot, unless one is being written or none is due."""
         image = self._raft.snapshot_due() if self._idle.is_set() else None
         if image is None:
             return False
